@@ -1,0 +1,263 @@
+//! Counted, aligned buffers: payloads travel as handles and are not copied.
+//!
+//! ```text
+//!   BufferPool ──take──▶ BufferMut (one owner, writable) ──freeze──▶ Buffer (many, read-only slices)
+//!       ▲                                                              │
+//!       └───────────────── the last handle goes: the memory returns ◀──┘
+//! ```
+//!
+//! Invariants
+//!   1. Every buffer starts at a multiple of [`ALIGNMENT`] in memory and has a whole number of it
+//!      as capacity, so that it can be read and written with O_DIRECT.
+//!   2. Bytes of a frozen buffer never change.
+//!   3. The memory of a buffer does not move from `take` until its last handle is gone: the kernel
+//!      may hold its address.
+//!
+//! Handles are not `Send`: a pool belongs to one thread, as its reactor does.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::rc::{Rc, Weak};
+
+/// Alignment in memory, in bytes: the largest logical block size of a disk.
+pub const ALIGNMENT: usize = 4096;
+
+/// Size classes are powers of two from 4 KiB to 4 MiB; a larger buffer is not kept.
+const CLASS_COUNT: usize = 11;
+
+/// At most this many bytes of free buffers are kept by one pool.
+const FREE_BYTES_MAX: usize = 64 << 20;
+
+/// Gives out buffers and takes them back. Cloning gives another handle of the same pool.
+#[derive(Clone, Default)]
+pub struct BufferPool {
+    shared: Rc<RefCell<Shared>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    free: [Vec<Memory>; CLASS_COUNT],
+    free_bytes: usize,
+}
+
+/// Aligned bytes inside a plain allocation that is a little larger.
+struct Memory {
+    bytes: Box<[u8]>,
+    start: usize,
+    capacity: usize,
+}
+
+impl Memory {
+    fn new(capacity: usize) -> Memory {
+        let bytes = vec![0; capacity + ALIGNMENT].into_boxed_slice();
+        let start = bytes.as_ptr().align_offset(ALIGNMENT);
+        assert!(start < ALIGNMENT);
+        Memory { bytes, start, capacity }
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.capacity]
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.capacity]
+    }
+}
+
+/// Memory that goes back to its pool when dropped.
+struct Pooled {
+    memory: Option<Memory>,
+    pool: Weak<RefCell<Shared>>,
+}
+
+impl Pooled {
+    fn memory(&self) -> &Memory {
+        self.memory.as_ref().expect("taken only in drop")
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let memory = self.memory.take().expect("dropped once");
+        let Some(pool) = self.pool.upgrade() else { return };
+        let mut shared = pool.borrow_mut();
+        let Some(class) = class_of(memory.capacity) else { return };
+        if shared.free_bytes + memory.capacity <= FREE_BYTES_MAX {
+            shared.free_bytes += memory.capacity;
+            shared.free[class].push(memory);
+        }
+    }
+}
+
+/// The class whose buffers have exactly `capacity` bytes, or `None` where that is no class.
+fn class_of(capacity: usize) -> Option<usize> {
+    let class = (capacity / ALIGNMENT).checked_ilog2()? as usize;
+    (class < CLASS_COUNT && capacity == ALIGNMENT << class).then_some(class)
+}
+
+impl BufferPool {
+    /// A buffer of `size` bytes with unspecified content (zeros, or what an earlier use left).
+    pub fn take(&self, size: usize) -> BufferMut {
+        let capacity = size.max(ALIGNMENT).next_power_of_two();
+        let kept = class_of(capacity).and_then(|class| {
+            let mut shared = self.shared.borrow_mut();
+            let memory = shared.free[class].pop()?;
+            shared.free_bytes -= memory.capacity;
+            Some(memory)
+        });
+        let memory = kept.unwrap_or_else(|| Memory::new(capacity));
+        let pooled = Pooled { memory: Some(memory), pool: Rc::downgrade(&self.shared) };
+        BufferMut { pooled, size }
+    }
+
+    /// A buffer of `size` zeros.
+    pub fn take_zeroed(&self, size: usize) -> BufferMut {
+        let mut buffer = self.take(size);
+        buffer.fill(0);
+        buffer
+    }
+
+    /// A buffer with a copy of `bytes`.
+    pub fn copy_of(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.take(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer.freeze()
+    }
+}
+
+/// A buffer with one owner, who may write into it.
+pub struct BufferMut {
+    pooled: Pooled,
+    size: usize,
+}
+
+impl BufferMut {
+    /// Makes it read-only and shareable.
+    pub fn freeze(self) -> Buffer {
+        let range = 0..self.size;
+        Buffer { pooled: Rc::new(self.pooled), range }
+    }
+
+    /// Shortens it to its first `size` bytes. Requires: `size` is not above its size.
+    pub fn truncate(&mut self, size: usize) {
+        assert!(size <= self.size);
+        self.size = size;
+    }
+}
+
+impl Deref for BufferMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.pooled.memory().as_slice()[..self.size]
+    }
+}
+
+impl DerefMut for BufferMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let size = self.size;
+        let memory = self.pooled.memory.as_mut().expect("taken only in drop");
+        &mut memory.as_mut_slice()[..size]
+    }
+}
+
+impl fmt::Debug for BufferMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferMut({} bytes)", self.size)
+    }
+}
+
+/// A read-only slice of a counted buffer; cloning and slicing share the memory.
+#[derive(Clone)]
+pub struct Buffer {
+    pooled: Rc<Pooled>,
+    range: Range<usize>,
+}
+
+impl Buffer {
+    /// A part of it. Requires: `range` lies within it.
+    pub fn slice(&self, range: Range<usize>) -> Buffer {
+        assert!(range.start <= range.end);
+        assert!(range.end <= self.len());
+        let start = self.range.start + range.start;
+        let end = self.range.start + range.end;
+        Buffer { pooled: self.pooled.clone(), range: start..end }
+    }
+
+    /// Whether its first byte lies at a multiple of `alignment` in memory.
+    pub fn is_aligned_to(&self, alignment: usize) -> bool {
+        self.range.start.is_multiple_of(alignment)
+    }
+
+    /// The buffer writable again, if this is its only handle and covers it from the start.
+    pub fn try_unfreeze(self) -> Result<BufferMut, Buffer> {
+        if self.range.start != 0 {
+            return Err(self);
+        }
+        let Buffer { pooled, range } = self;
+        match Rc::try_unwrap(pooled) {
+            Ok(pooled) => Ok(BufferMut { pooled, size: range.end }),
+            Err(pooled) => Err(Buffer { pooled, range }),
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.pooled.memory().as_slice()[self.range.clone()]
+    }
+}
+
+impl PartialEq for Buffer {
+    fn eq(&self, other: &Buffer) -> bool {
+        self[..] == other[..]
+    }
+}
+
+impl Eq for Buffer {}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_reused() {
+        let pool = BufferPool::default();
+        let buffer = pool.take(5000);
+        let address = buffer.as_ptr();
+        assert_eq!(address as usize % ALIGNMENT, 0);
+        assert_eq!(buffer.len(), 5000);
+        let frozen = buffer.freeze();
+        let slice = frozen.slice(4096..5000);
+        drop(frozen);
+        assert_eq!(pool.shared.borrow().free_bytes, 0);
+        drop(slice);
+        assert_eq!(pool.shared.borrow().free_bytes, 8192);
+        assert_eq!(pool.take(8192).as_ptr(), address);
+    }
+
+    #[test]
+    fn a_shared_buffer_stays_frozen() {
+        let pool = BufferPool::default();
+        let buffer = pool.copy_of(b"stone");
+        let other = buffer.clone();
+        let buffer = buffer.try_unfreeze().expect_err("two handles");
+        drop(other);
+        let mut buffer = buffer.try_unfreeze().expect("one handle");
+        buffer[0] = b'S';
+        assert_eq!(&buffer.freeze()[..], b"Stone");
+    }
+
+    #[test]
+    fn handles_outlive_their_pool() {
+        let buffer = BufferPool::default().copy_of(&[9; 10]);
+        assert_eq!(&buffer[..], &[9; 10]);
+    }
+}

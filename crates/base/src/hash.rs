@@ -1,0 +1,76 @@
+//! The frozen hash that maps a stripe to its PG.
+//!
+//! It is part of the disk format and of the protocol: index order, PG ranges and routing all
+//! follow from it. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014),
+//! applied twice.
+
+use crate::ids::{ImageId, StripeIndex};
+
+/// Most PGs a pool may have: 2^16. The PG is the top bits of a 32-bit hash.
+pub const PG_COUNT_MAX: u32 = 1 << 16;
+
+/// Hash of one stripe of an image whose seed is `seed`. Frozen: see the golden values in the test.
+pub const fn stripe_hash(seed: ImageId, stripe: StripeIndex) -> u32 {
+    let key = ((seed.get() as u64) << 32) | stripe.get() as u64;
+    (mix(mix(key)) >> 32) as u32
+}
+
+/// The PG number of a hash. Requires: `pg_count` is a power of two up to [`PG_COUNT_MAX`].
+pub const fn pg_of_hash(hash: u32, pg_count: u32) -> u32 {
+    assert!(pg_count.is_power_of_two());
+    assert!(pg_count <= PG_COUNT_MAX);
+    // A shift by 32 is no shift at all; 64-bit arithmetic makes one PG plain.
+    ((hash as u64 * pg_count as u64) >> 32) as u32
+}
+
+/// The hashes of one PG, both ends included.
+pub const fn hash_range_of_pg(number: u32, pg_count: u32) -> (u32, u32) {
+    assert!(number < pg_count);
+    assert!(pg_count.is_power_of_two());
+    let width = (1u64 << 32) / pg_count as u64;
+    let first = number as u64 * width;
+    (first as u32, (first + width - 1) as u32)
+}
+
+const fn mix(input: u64) -> u64 {
+    let mut z = input.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_is_frozen() {
+        let seed = ImageId::FIRST;
+        let golden: Vec<u32> =
+            (0..4).map(|stripe| stripe_hash(seed, StripeIndex::new(stripe))).collect();
+        assert_eq!(golden, GOLDEN);
+    }
+    const GOLDEN: [u32; 4] = [3_220_505_974, 2_072_392_704, 1_440_198_900, 3_786_498_298];
+
+    #[test]
+    fn ranges_and_pgs_agree() {
+        for count in [1, 2, 16, PG_COUNT_MAX] {
+            for number in [0, count / 2, count - 1] {
+                let (first, last) = hash_range_of_pg(number, count);
+                assert_eq!(pg_of_hash(first, count), number);
+                assert_eq!(pg_of_hash(last, count), number);
+            }
+        }
+        assert_eq!(hash_range_of_pg(0, 1), (0, u32::MAX));
+    }
+
+    #[test]
+    fn stripes_spread_evenly() {
+        let mut counts = [0u32; 16];
+        for stripe in 0..16_000 {
+            let hash = stripe_hash(ImageId::FIRST, StripeIndex::new(stripe));
+            counts[pg_of_hash(hash, 16) as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
+    }
+}

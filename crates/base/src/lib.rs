@@ -1,0 +1,21 @@
+//! Words that every crate shares: ids, sizes, time, checksums, buffers, histograms.
+//!
+//! Nothing here opens a file, reads a clock or draws a random number. The only dependency computes
+//! CRC-32C; its bytes are frozen by a test.
+
+pub mod buffer;
+pub mod checksum;
+pub mod hash;
+pub mod histogram;
+pub mod ids;
+pub mod size;
+pub mod time;
+
+pub use buffer::{Buffer, BufferMut, BufferPool};
+pub use checksum::{Checksum, crc32c};
+pub use ids::{
+    ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
+    PoolId, SessionId, StripeIndex, Version,
+};
+pub use size::{BlockSize, GIB, KIB, MIB, TIB, UNIT_SIZE};
+pub use time::{Duration, Time};

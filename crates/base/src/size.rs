@@ -1,0 +1,161 @@
+//! Sizes in bytes: constants, the block size type, and the text form people type (`10GiB`).
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::ids::ParseIdError;
+
+/// 2^10 bytes.
+pub const KIB: u64 = 1 << 10;
+/// 2^20 bytes.
+pub const MIB: u64 = 1 << 20;
+/// 2^30 bytes.
+pub const GIB: u64 = 1 << 30;
+/// 2^40 bytes.
+pub const TIB: u64 = 1 << 40;
+
+/// The unit of allocation maps, checksums and atomic writes: 4 KiB.
+/// (A *sector* is the device's logical block, 512 or 4096 bytes.)
+pub const UNIT_SIZE: u64 = 4 * KIB;
+
+/// Size of a block: a power of two from 16 KiB to 1 MiB.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockSize {
+    shift: u8,
+}
+
+impl BlockSize {
+    /// Smallest block.
+    pub const MIN: BlockSize = BlockSize { shift: 14 };
+    /// Largest block.
+    pub const MAX: BlockSize = BlockSize { shift: 20 };
+    /// 128 KiB.
+    pub const DEFAULT: BlockSize = BlockSize { shift: 17 };
+
+    /// `None` unless `bytes` is a power of two from 16 KiB to 1 MiB.
+    pub const fn new(bytes: u64) -> Option<BlockSize> {
+        if !bytes.is_power_of_two() {
+            return None;
+        }
+        BlockSize::from_shift(bytes.trailing_zeros() as u8)
+    }
+
+    /// `None` unless `shift` is 14 to 20.
+    pub const fn from_shift(shift: u8) -> Option<BlockSize> {
+        if shift < BlockSize::MIN.shift || shift > BlockSize::MAX.shift {
+            return None;
+        }
+        Some(BlockSize { shift })
+    }
+
+    /// Its size in bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << self.shift
+    }
+
+    /// log2 of its size.
+    pub const fn shift(self) -> u8 {
+        self.shift
+    }
+
+    /// Number of 4 KiB units in it: 4 to 256.
+    pub const fn unit_count(self) -> u32 {
+        1 << (self.shift - 12)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for BlockSize {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(self.bytes())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for BlockSize {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<BlockSize, D::Error> {
+        let bytes = <u64 as serde::Deserialize>::deserialize(from)?;
+        BlockSize::new(bytes).ok_or_else(|| {
+            serde::de::Error::custom("a block size is a power of two from 16 KiB to 1 MiB")
+        })
+    }
+}
+
+impl fmt::Display for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Size(self.bytes()))
+    }
+}
+
+impl fmt::Debug for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockSize({self})")
+    }
+}
+
+/// A size in bytes with the text form `10GiB`; digits alone are bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, name) in [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")] {
+            if self.0 >= unit && self.0.is_multiple_of(unit) {
+                return write!(f, "{}{name}", self.0 / unit);
+            }
+        }
+        for (unit, name) in [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")] {
+            if self.0 >= unit {
+                return write!(f, "{:.1}{name}", self.0 as f64 / unit as f64);
+            }
+        }
+        write!(f, "{}B", self.0)
+    }
+}
+
+impl FromStr for Size {
+    type Err = ParseIdError;
+    fn from_str(text: &str) -> Result<Size, ParseIdError> {
+        let wrong =
+            || ParseIdError(format!("{text:?} is no size: write a number and a unit, as in 10GiB"));
+        let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (digits, unit) = text.split_at(digits_end);
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        let unit = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => KIB,
+            "m" | "mib" => MIB,
+            "g" | "gib" => GIB,
+            "t" | "tib" => TIB,
+            _ => return Err(wrong()),
+        };
+        number.checked_mul(unit).map(Size).ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_printed() {
+        assert_eq!("10GiB".parse(), Ok(Size(10 * GIB)));
+        assert_eq!("4k".parse(), Ok(Size(4096)));
+        assert_eq!("512".parse(), Ok(Size(512)));
+        assert_eq!(Size(10 * GIB).to_string(), "10GiB");
+        assert_eq!(Size(1536).to_string(), "1.5KiB");
+        assert!("GiB".parse::<Size>().is_err());
+        assert!("10 parsecs".parse::<Size>().is_err());
+        assert!("99999999999999999999".parse::<Size>().is_err());
+        assert!("99999999999TiB".parse::<Size>().is_err());
+    }
+
+    #[test]
+    fn block_sizes_are_powers_of_two_in_range() {
+        assert_eq!(BlockSize::new(128 * KIB), Some(BlockSize::DEFAULT));
+        assert_eq!(BlockSize::DEFAULT.unit_count(), 32);
+        for wrong in [0, 1, 8 * KIB, 24 * KIB, 2 * MIB, u64::MAX] {
+            assert_eq!(BlockSize::new(wrong), None);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Time as logic sees it: nanoseconds on a clock that never goes back and counts suspend.
+//! Who applies an event reads the clock; logic only compares and adds.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+
+/// A moment, in nanoseconds since an arbitrary start that is the same for one process's life.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(u64);
+
+/// A span, in nanoseconds.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Duration(u64);
+
+impl Time {
+    /// The start of the clock.
+    pub const ZERO: Time = Time(0);
+
+    /// A moment `nanoseconds` after the start of the clock.
+    pub const fn from_nanos(nanoseconds: u64) -> Time {
+        Time(nanoseconds)
+    }
+
+    /// Nanoseconds since the start of the clock.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The span since `earlier`; zero if that is later.
+    pub const fn since(self, earlier: Time) -> Duration {
+        Duration(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Duration {
+    /// No time.
+    pub const ZERO: Duration = Duration(0);
+
+    /// A span of nanoseconds.
+    pub const fn from_nanos(nanoseconds: u64) -> Duration {
+        Duration(nanoseconds)
+    }
+
+    /// A span of microseconds.
+    pub const fn from_micros(microseconds: u64) -> Duration {
+        Duration(microseconds * 1_000)
+    }
+
+    /// A span of milliseconds.
+    pub const fn from_millis(milliseconds: u64) -> Duration {
+        Duration(milliseconds * 1_000_000)
+    }
+
+    /// A span of seconds.
+    pub const fn from_secs(seconds: u64) -> Duration {
+        Duration(seconds * 1_000_000_000)
+    }
+
+    /// In nanoseconds.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// In whole milliseconds.
+    pub const fn as_millis(self) -> u64 {
+        self.0 / 1_000_000
+    }
+
+    /// In seconds.
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+
+    /// Twice the span, at most `max`: the next delay of a retry.
+    pub fn doubled_up_to(self, max: Duration) -> Duration {
+        Duration(self.0.saturating_mul(2)).min(max)
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Time;
+    fn add(self, span: Duration) -> Time {
+        Time(self.0.saturating_add(span.0))
+    }
+}
+
+impl Sub<Time> for Time {
+    type Output = Duration;
+    fn sub(self, earlier: Time) -> Duration {
+        self.since(earlier)
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6}s", self.0 as f64 / 1e9)
+    }
+}
+
+impl fmt::Debug for Duration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6}s", self.0 as f64 / 1e9)
+    }
+}

@@ -1,0 +1,11 @@
+//! The cluster: its map, the keys in the state store, the messages to and from monitors, and the
+//! monitor's logic.
+//!
+//! ```text
+//!   operator ──Command──▶ Monitor ──Transaction──▶ state store (JSON keys)
+//!   OSD ──boot, report──▶    │
+//!   client ──session────▶    └──MapDelta──▶ OSDs, clients
+//! ```
+
+pub mod map;
+pub mod message;

@@ -1,0 +1,208 @@
+//! The cluster map: what OSDs and clients know of the cluster, and how they advance by deltas.
+//!
+//! Invariants
+//!   1. A pool's revision grows by one with each change of that pool's map; the whole map of a
+//!      pool is a function of its revision.
+//!   2. A receiver applies whole deltas in order; one that does not fit asks for a snapshot.
+//!   3. An OSD table entry is replaced only by one with a higher `revision`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{
+    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId,
+};
+use format::wire::PgEntry;
+use serde::{Deserialize, Serialize};
+
+/// Everything a member or client knows of the cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ClusterMap {
+    /// Where to find OSDs.
+    pub osds: BTreeMap<OsdId, OsdInfo>,
+    /// One map a pool.
+    pub pools: BTreeMap<PoolId, PoolMap>,
+}
+
+/// What everyone knows of an OSD.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OsdInfo {
+    /// Which.
+    pub id: OsdId,
+    /// Grows with each change of this entry.
+    pub revision: u64,
+    /// Where it listens; `tcp:HOST:PORT` or `unix:PATH`; several for several networks.
+    pub addresses: Vec<String>,
+    /// The newest run of its process.
+    pub incarnation: Incarnation,
+    /// Whether its process is connected to the monitor.
+    pub up: bool,
+    /// Whether the planner gives it PGs.
+    #[serde(rename = "in")]
+    pub in_cluster: bool,
+}
+
+/// A pool: redundancy and placement rules.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its id; never reused.
+    pub id: PoolId,
+    /// Its name, unique in the cluster.
+    pub name: String,
+    /// Number of copies.
+    pub replicas: u32,
+    /// Fewest members that may acknowledge a write.
+    pub min_size: u32,
+    /// Number of PGs: a power of two.
+    pub pg_count: u32,
+    /// What copies must not share.
+    pub failure_domain: FailureDomain,
+    /// Unit of replication; frozen for the pool's life.
+    pub block_size: BlockSize,
+}
+
+/// What copies of a block must not share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FailureDomain {
+    /// A host.
+    Host,
+    /// An OSD.
+    Osd,
+}
+
+/// One pool's map at one revision.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolMap {
+    /// Its rules.
+    pub pool: Pool,
+    /// One more with each change of this map.
+    pub revision: MapRevision,
+    /// One entry a PG, by number.
+    pub pgs: Vec<PgEntry>,
+    /// Sessions that are refused for ever.
+    pub fences: BTreeSet<SessionId>,
+}
+
+/// A change of the map: everything in it happened, nothing before it is missing.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MapDelta {
+    /// Changed OSD entries, whole.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub osds: Vec<OsdInfo>,
+    /// Changed pools.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PoolDelta>,
+    /// Removed pools.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_pools: Vec<PoolId>,
+}
+
+/// A change of one pool's map.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PoolDelta {
+    /// The revision it follows; 0: a snapshot, which follows none.
+    pub since: MapRevision,
+    /// The revision it leads to.
+    pub revision: MapRevision,
+    /// The pool's rules, whole.
+    pub pool: Pool,
+    /// Changed entries; in a snapshot all of them.
+    pub pgs: Vec<PgEntry>,
+    /// Added fences; in a snapshot all of them.
+    pub fences: Vec<SessionId>,
+}
+
+/// A delta does not follow what the receiver has: it must ask for a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MapGap {
+    /// Of which pool.
+    pub pool: PoolId,
+}
+
+/// An image as its clients know it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageInfo {
+    /// Its id; never reused.
+    pub id: ImageId,
+    /// Its name.
+    pub name: String,
+    /// The pool its blocks lie in.
+    pub pool: PoolId,
+    /// In bytes; a multiple of 4 KiB.
+    pub size: u64,
+    /// Seed of the hash of its stripes.
+    pub seed: ImageId,
+    /// Older layers, newest first.
+    #[serde(default)]
+    pub parents: Vec<ImageId>,
+}
+
+impl ClusterMap {
+    /// The entry of a PG, if its pool is known.
+    pub fn pg(&self, pg: PgId) -> Option<&PgEntry> {
+        self.pools.get(&pg.pool)?.pgs.get(pg.number as usize)
+    }
+
+    /// Applies a delta; what does not follow is left out and named.
+    pub fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
+        for osd in delta.osds {
+            if self.osds.get(&osd.id).is_none_or(|known| known.revision < osd.revision) {
+                self.osds.insert(osd.id, osd);
+            }
+        }
+        for pool in delta.removed_pools {
+            self.pools.remove(&pool);
+        }
+        let mut result = Ok(());
+        for change in delta.pools {
+            if let Err(gap) = self.apply_pool(change) {
+                result = Err(gap);
+            }
+        }
+        result
+    }
+
+    fn apply_pool(&mut self, delta: PoolDelta) -> Result<(), MapGap> {
+        let id = delta.pool.id;
+        let known = self.pools.get(&id).map_or(MapRevision::ZERO, |map| map.revision);
+        if delta.revision <= known {
+            return Ok(());
+        }
+        if delta.since == MapRevision::ZERO {
+            if delta.pgs.len() != delta.pool.pg_count as usize {
+                return Err(MapGap { pool: id });
+            }
+            let map = PoolMap {
+                pool: delta.pool,
+                revision: delta.revision,
+                pgs: delta.pgs,
+                fences: delta.fences.into_iter().collect(),
+            };
+            self.pools.insert(id, map);
+            return Ok(());
+        }
+        let Some(map) = self.pools.get_mut(&id).filter(|map| map.revision == delta.since) else {
+            return Err(MapGap { pool: id });
+        };
+        if delta.pgs.iter().any(|entry| entry.pg.number as usize >= map.pgs.len()) {
+            return Err(MapGap { pool: id });
+        }
+        map.pool = delta.pool;
+        map.revision = delta.revision;
+        for entry in delta.pgs {
+            let slot = entry.pg.number as usize;
+            map.pgs[slot] = entry;
+        }
+        map.fences.extend(delta.fences);
+        Ok(())
+    }
+}
+
+/// The cluster's identity and how to reach its monitors: `cluster.toml`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClusterFile {
+    /// Which cluster.
+    pub cluster: ClusterId,
+    /// Addresses of the monitors.
+    pub monitors: Vec<String>,
+}

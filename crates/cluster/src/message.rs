@@ -1,0 +1,250 @@
+//! Control messages: JSON text inside `format::wire::Message::Control`.
+//!
+//! Unknown fields are ignored, so that a newer peer may say more.
+
+use std::collections::BTreeMap;
+
+use base::{BlockSize, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId};
+use serde::{Deserialize, Serialize};
+
+use crate::map::{FailureDomain, ImageInfo, MapDelta};
+
+/// From an OSD, a client or a command to a monitor.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToMonitor {
+    /// Send me the map now and every change from now on. Also sent again after a gap.
+    Subscribe {
+        /// Revisions already known, by pool; none for a first map.
+        have: BTreeMap<PoolId, MapRevision>,
+    },
+    /// An OSD's process started and has opened its store.
+    OsdBoot {
+        /// Which OSD; written in its superblock.
+        osd: OsdId,
+        /// Identity of the store, 32 hexadecimal digits: another store may not come as this OSD.
+        store: String,
+        /// Where it listens.
+        addresses: Vec<String>,
+        /// Its process id.
+        pid: u32,
+        /// The directory or device, for people.
+        path: String,
+        /// Name of its host, for placement.
+        host: String,
+    },
+    /// An OSD's state, sent about once a second.
+    OsdReport(OsdReport),
+    /// The OSD has applied these map revisions: older ones are refused by it from now on.
+    OsdSaw {
+        /// By pool.
+        revisions: BTreeMap<PoolId, MapRevision>,
+    },
+    /// Attach an image.
+    OpenSession {
+        /// Names the answer.
+        request: u64,
+        /// The image's name.
+        image: String,
+        /// Whether it will only read.
+        read_only: bool,
+        /// What attaches, for people: `nbd`, `bench`.
+        client: String,
+    },
+    /// A session goes on over this new connection.
+    ResumeSession {
+        /// Which.
+        session: SessionId,
+    },
+    /// The image is detached: all its requests have been answered.
+    CloseSession {
+        /// Which.
+        session: SessionId,
+    },
+    /// An operator's command.
+    Command {
+        /// Names the answer.
+        request: u64,
+        /// What.
+        command: Command,
+    },
+}
+
+/// From a monitor.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromMonitor {
+    /// A change of the map, or a snapshot.
+    Map(MapDelta),
+    /// The OSD is in; its run has this number. The map follows.
+    OsdBooted {
+        /// Never used before by this OSD.
+        incarnation: Incarnation,
+    },
+    /// The OSD may not join; trying again will not help.
+    OsdRefused {
+        /// Why, and what to do.
+        error: Failure,
+    },
+    /// An image is attached.
+    SessionOpened {
+        /// As asked.
+        request: u64,
+        /// The new session.
+        session: SessionId,
+        /// What it is attached to.
+        image: ImageInfo,
+    },
+    /// A session could not be opened.
+    SessionRefused {
+        /// As asked.
+        request: u64,
+        /// Why.
+        error: Failure,
+    },
+    /// The session is over (gone for too long, or fenced): attach anew.
+    SessionEnded {
+        /// Which.
+        session: SessionId,
+    },
+    /// The answer to a command.
+    Answer {
+        /// As asked.
+        request: u64,
+        /// The command's JSON result.
+        result: Result<serde_json::Value, Failure>,
+    },
+}
+
+/// Why something was refused, for programs (`code`) and people.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// Stable name of the case: `not_found`, `exists`, `busy`, `invalid`, `cannot_place`, ...
+    pub code: String,
+    /// What happened, and where.
+    pub message: String,
+    /// What to do.
+    pub hint: String,
+}
+
+/// State of an OSD as it reports it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct OsdReport {
+    /// Size of its data area in bytes.
+    pub size_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Whether it refuses writes for want of space.
+    pub full: bool,
+    /// Whether recovery found damage that is not settled yet.
+    pub suspect: bool,
+    /// `fsync` or `immediate`.
+    pub commit: String,
+    /// Whether O_DIRECT was refused and the store is buffered.
+    pub buffered: bool,
+    /// PGs it leads and serves.
+    pub active: Vec<PgId>,
+    /// PGs it leads and cannot serve, with the reason.
+    pub incomplete: Vec<(PgId, String)>,
+    /// Units found damaged and not rewritten since.
+    pub damaged_units: u64,
+}
+
+/// Operator's commands that the monitor carries out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum Command {
+    /// Make a pool.
+    PoolCreate {
+        /// Its name.
+        pool: String,
+        /// Number of copies; `None`: 2 (1 until replication exists).
+        replicas: Option<u32>,
+        /// Fewest members for a write; `None`: 2, or 1 of one or two copies.
+        min_size: Option<u32>,
+        /// Number of PGs; `None`: by the number of OSDs.
+        pg_count: Option<u32>,
+        /// `None`: host.
+        failure_domain: Option<FailureDomain>,
+        /// `None`: 128 KiB.
+        block_size: Option<BlockSize>,
+    },
+    /// All pools.
+    PoolList,
+    /// Make a volume.
+    VolumeCreate {
+        /// Its name.
+        volume: String,
+        /// In bytes.
+        size: u64,
+        /// `None`: the only pool.
+        pool: Option<String>,
+    },
+    /// All volumes.
+    VolumeList,
+    /// One volume.
+    VolumeInfo {
+        /// Its name.
+        volume: String,
+    },
+    /// Change a volume's size.
+    VolumeResize {
+        /// Its name.
+        volume: String,
+        /// New size in bytes.
+        size: u64,
+        /// Must be said to make it smaller.
+        shrink: bool,
+    },
+    /// Remove a volume.
+    VolumeRemove {
+        /// Its name.
+        volume: String,
+    },
+    /// Give a new OSD its id.
+    OsdCreate {
+        /// Identity of its store, 32 hexadecimal digits.
+        store: String,
+    },
+    /// The rows of `status.osds`.
+    OsdList,
+    /// All PGs.
+    PgList {
+        /// Only of this pool.
+        pool: Option<String>,
+    },
+    /// One PG.
+    PgDescribe {
+        /// Which.
+        pg: PgId,
+    },
+    /// Accept the loss of what an incomplete PG had.
+    PgGiveUp {
+        /// Which.
+        pg: PgId,
+    },
+    /// The whole state of the cluster, as `status --json`.
+    Status,
+    /// Keys and values of the state store.
+    StateList {
+        /// Only keys that begin so.
+        prefix: String,
+    },
+    /// One key of the state store.
+    StateGet {
+        /// Which.
+        key: String,
+    },
+    /// All settings.
+    ConfigList,
+    /// One setting.
+    ConfigGet {
+        /// Its name.
+        setting: String,
+    },
+    /// Progress of the recorded tasks of an image (removal, shrink).
+    TaskList {
+        /// Only of this image.
+        image: Option<ImageId>,
+    },
+}

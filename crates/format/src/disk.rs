@@ -1,0 +1,1 @@
+//! Layouts of a store on its device. See `docs/internals/disk.md`.

@@ -1,0 +1,9 @@
+//! Bytes on disk and on the wire: layouts, versions, golden files; and the shapes of the doors
+//! through which logic meets disks and connections.
+//!
+//! `docs/internals/disk.md` and `docs/internals/wire.md` tell the layouts; a commit that changes
+//! a golden file starts with `format:`.
+
+pub mod disk;
+pub mod door;
+pub mod wire;

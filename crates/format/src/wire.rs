@@ -1,0 +1,235 @@
+//! Messages between the processes of a cluster. See `docs/internals/wire.md`.
+//!
+//! ```text
+//!   client ──Request──▶ OSD      one stripe at a time, named by session and sequence
+//!          ◀──Reply───           outcome, or a refusal that carries what the client must learn
+//!   anyone ──Control──▶ monitor  JSON text; its types live in `cluster::message`
+//! ```
+//!
+//! Invariants
+//!   1. A payload is covered by the checksum of each of its 4 KiB units; header and body by their own.
+//!   2. A receiver allocates nothing before it has checked the lengths against the limits here.
+
+mod codec;
+
+use base::{
+    Buffer, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,
+    StripeIndex, Version,
+};
+
+pub use codec::{DecodeError, FRAME_HEADER_SIZE, FrameHeader, decode, decode_header, encode};
+
+/// Longest payload of a frame, in bytes.
+pub const PAYLOAD_SIZE_MAX: u32 = 4 << 20;
+/// Longest body of a data message, in bytes.
+pub const BODY_SIZE_MAX: u32 = 64 << 10;
+/// Longest text of a control message, in bytes.
+pub const CONTROL_SIZE_MAX: u32 = 4 << 20;
+/// Most layers a read names.
+pub const CHAIN_LENGTH_MAX: usize = 32;
+/// Protocol versions this program speaks, both ends included.
+pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u16> = 1..=1;
+
+/// One message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// A client asks an OSD.
+    Request(Request),
+    /// An OSD answers.
+    Reply(Reply),
+    /// JSON text to or from a monitor; see `cluster::message`.
+    Control(String),
+}
+
+/// What a client asks of the primary of a PG. All of it concerns one stripe or one PG.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Who asks. `SessionId::ZERO` only for operations that need none (monitor's tasks).
+    pub session: SessionId,
+    /// Grows with each request of a session on one connection; names the reply.
+    pub sequence: u64,
+    /// The PG it is for.
+    pub pg: PgId,
+    /// The PG's epoch the sender acts on.
+    pub epoch: Epoch,
+    /// The pool's map revision the sender acts on.
+    pub revision: MapRevision,
+    /// What to do.
+    pub op: Op,
+}
+
+/// The place of a request: one stripe of one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The layer written, or the newest layer read.
+    pub image: ImageId,
+    /// Seed of the stripe's hash: the id of the image the chain began with.
+    pub seed: ImageId,
+    /// Which block of the image.
+    pub stripe: StripeIndex,
+}
+
+/// Operations of block pools. Offsets and lengths are bytes within the stripe, multiples of 4 KiB.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Read a range.
+    Read {
+        /// Where.
+        place: Place,
+        /// From, in bytes within the stripe.
+        offset: u32,
+        /// How much, in bytes.
+        length: u32,
+        /// Older layers to look into where newer ones have nothing, newest first.
+        parents: Vec<ImageId>,
+    },
+    /// Write a range.
+    Write {
+        /// Where.
+        place: Place,
+        /// From, in bytes within the stripe.
+        offset: u32,
+        /// One for each 4 KiB of data.
+        checksums: Vec<Checksum>,
+        /// The data; as many bytes as are written.
+        data: Buffer,
+        /// Only if the block's version is this (compare-and-set); `ZERO`: only if never written.
+        expected: Option<Version>,
+    },
+    /// Make a range read as zeros and give its space back (discard and write-zeroes).
+    Zero {
+        /// Where.
+        place: Place,
+        /// From, in bytes within the stripe.
+        offset: u32,
+        /// How much, in bytes.
+        length: u32,
+    },
+    /// Which 4 KiB units of the stripe are written.
+    Extents {
+        /// Where.
+        place: Place,
+        /// Older layers, newest first.
+        parents: Vec<ImageId>,
+    },
+    /// Make durable all that was acknowledged in the PG.
+    Sync,
+    /// Delete an image's blocks in the PG from stripe `from` on; answered in portions.
+    DeleteRange {
+        /// The layer.
+        image: ImageId,
+        /// The first stripe to delete.
+        from: StripeIndex,
+    },
+}
+
+/// An OSD's answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reply {
+    /// As asked.
+    pub session: SessionId,
+    /// As asked.
+    pub sequence: u64,
+    /// The answer.
+    pub outcome: Result<Outcome, Refusal>,
+}
+
+/// What was done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// A read.
+    Read {
+        /// Version of the newest layer's block; `ZERO` if it was never written.
+        version: Version,
+        /// One for each 4 KiB of data. Empty: the whole range reads as zeros, and no data is sent.
+        checksums: Vec<Checksum>,
+        /// The range's bytes, or nothing where all of it is zeros.
+        data: Buffer,
+    },
+    /// A write or zero.
+    Written {
+        /// The version it got.
+        version: Version,
+        /// Whether it is durable on all members; if not, a later `Sync` makes it so.
+        durable: bool,
+    },
+    /// The stripe's allocation: bit `i` of word `i / 64` is set where unit `i` is written.
+    Extents {
+        /// One bit for each unit of the block.
+        bitmap: Vec<u64>,
+    },
+    /// A sync.
+    Synced,
+    /// A portion of a deletion.
+    Deleted {
+        /// Blocks deleted by this portion.
+        count: u32,
+        /// Whether the image has no further block from that stripe on in the PG.
+        complete: bool,
+    },
+}
+
+/// The newest entry of a PG: the memory and the lock of its acting set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct PgEntry {
+    /// The PG.
+    pub pg: PgId,
+    /// One more with each activation.
+    pub epoch: Epoch,
+    /// The pool's map revision that brought this entry.
+    pub revision: MapRevision,
+    /// Who serves it. `None`: no member is up.
+    pub primary: Option<OsdId>,
+    /// The members that hold every acknowledged write, with the run each was in.
+    pub acting: Vec<Member>,
+    /// Members being filled.
+    pub learners: Vec<Member>,
+}
+
+/// A member of a PG.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Member {
+    /// Which OSD.
+    pub osd: OsdId,
+    /// In which run of its process.
+    pub incarnation: Incarnation,
+}
+
+/// Why a request was not done. Nothing of it happened, except where said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The sender acts on another epoch, or this OSD is not the primary. The refuser's entry,
+    /// if it has one; the sender takes it only if its epoch is higher.
+    Stale(Option<PgEntry>),
+    /// The session is fenced, or unknown to this OSD's map: it is over.
+    Fenced,
+    /// The block's version is another one.
+    CompareFailed {
+        /// The block's version.
+        version: Version,
+    },
+    /// No space left.
+    Full,
+    /// Stored bytes are damaged and no other copy is left: these units of the stripe (bit `i` of
+    /// word `i / 64`) cannot be read until they are rewritten or discarded.
+    Damaged {
+        /// One bit for each unit of the block.
+        units: Vec<u64>,
+    },
+    /// The PG waits for members, or for the operator.
+    Incomplete {
+        /// For whom or what, for people.
+        why: String,
+    },
+    /// A queue is full; try again later.
+    Busy,
+    /// The request breaks a rule: ours is the bug.
+    Invalid {
+        /// Which rule.
+        why: String,
+    },
+    /// The data does not match its checksums: damaged on the way.
+    Corrupted,
+}

@@ -1,0 +1,174 @@
+//! Client core: cuts requests at stripe edges, routes each part to the primary of its PG, and
+//! retries until it is done. A value: events in, effects out.
+
+use base::{Buffer, Duration, SessionId};
+use cluster::map::ImageInfo;
+use cluster::message::Failure;
+use format::door::{NetEffect, NetEvent};
+
+/// Names an open volume within one [`ClientCore`]; chosen by the user, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct VolumeHandle(pub u64);
+
+/// Names a request of the user; never reused while it is open.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RequestId(pub u64);
+
+/// What the client core is told.
+#[derive(Debug)]
+pub enum Event {
+    /// From the network.
+    Net(NetEvent),
+    /// Attach a volume.
+    Open {
+        /// Its name from now on.
+        volume: VolumeHandle,
+        /// The volume's name.
+        name: String,
+        /// Whether it will only be read.
+        read_only: bool,
+    },
+    /// Detach a volume; its open requests are finished first.
+    Close {
+        /// Which.
+        volume: VolumeHandle,
+    },
+    /// Read, write and so on.
+    Request {
+        /// Names the answer.
+        id: RequestId,
+        /// Of which volume.
+        volume: VolumeHandle,
+        /// What.
+        operation: Operation,
+    },
+    /// The deadline of [`ClientCore::deadline`] came.
+    Tick,
+}
+
+/// What a user asks of a volume. Any byte offset and length within the volume.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Read a range.
+    Read {
+        /// In bytes.
+        offset: u64,
+        /// In bytes; at least 1.
+        length: u64,
+    },
+    /// Write; pieces narrower than 4 KiB are completed atomically.
+    Write {
+        /// In bytes.
+        offset: u64,
+        /// At least 1 byte.
+        data: Buffer,
+    },
+    /// Make a range read as zeros and give its space back (discard, write-zeroes).
+    Zero {
+        /// In bytes.
+        offset: u64,
+        /// In bytes; at least 1.
+        length: u64,
+    },
+    /// Everything acknowledged before is durable when this is done.
+    Flush,
+    /// Which parts of a range hold data.
+    Extents {
+        /// In bytes.
+        offset: u64,
+        /// In bytes; at least 1.
+        length: u64,
+    },
+}
+
+/// What the client core asks and answers.
+#[derive(Debug)]
+pub enum Effect {
+    /// Ask the network.
+    Net(NetEffect),
+    /// A volume is attached.
+    Opened {
+        /// As asked.
+        volume: VolumeHandle,
+        /// Its session and image, or why not.
+        result: Result<Attached, Failure>,
+    },
+    /// A volume is detached.
+    Closed {
+        /// As asked.
+        volume: VolumeHandle,
+    },
+    /// A request ended.
+    Done {
+        /// As asked.
+        id: RequestId,
+        /// The answer.
+        result: Result<Answer, VolumeError>,
+    },
+}
+
+/// An attached volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Attached {
+    /// Its session.
+    pub session: SessionId,
+    /// What it is.
+    pub image: ImageInfo,
+}
+
+/// What a request found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The range in order.
+    Data(Vec<Piece>),
+    /// A write, zero or flush.
+    Done,
+    /// The range in order, neighbours differ.
+    Extents(Vec<Extent>),
+}
+
+/// A part of what was read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Piece {
+    /// Bytes.
+    Data(Buffer),
+    /// So many zeros.
+    Zeros(u64),
+}
+
+/// A part of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// In bytes.
+    pub length: u64,
+    /// Whether it holds data; if not, it reads as zeros and takes no space.
+    pub allocated: bool,
+}
+
+/// Why a request was not done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum VolumeError {
+    /// No space left in the pool (ENOSPC).
+    Full,
+    /// The range holds damaged bytes and no other copy is left (EIO).
+    Damaged,
+    /// The volume was attached read-only (EPERM).
+    ReadOnly,
+    /// Outside the volume, or no bytes at all (EINVAL).
+    OutOfRange,
+    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN).
+    Ended,
+    /// Not done within the time the user set (ETIMEDOUT); it may still happen.
+    TimedOut,
+}
+
+/// Settings of a client core.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Addresses of the monitors.
+    pub monitors: Vec<String>,
+    /// What attaches, for people: `nbd`, `bench`.
+    pub client: String,
+    /// How long network and PG faults are retried; `None`: for ever.
+    pub retry_for: Option<Duration>,
+}
