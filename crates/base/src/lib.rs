@@ -8,6 +8,7 @@ pub mod checksum;
 pub mod hash;
 pub mod histogram;
 pub mod ids;
+pub mod planted;
 pub mod size;
 pub mod time;
 

@@ -1,0 +1,71 @@
+//! Bugs planted on purpose, to show that the simulator finds them. See `docs/proof.md`.
+//!
+//! Without the feature `planted`, which only a build of `sim` turns on, `on` is constantly false
+//! and the branches are compiled away.
+
+/// A bug that can be switched on. Each stands at one place in the code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// Store: a write is answered before it is durable.
+    AckBeforeFlush,
+    /// Store: entries that recovery cut or dropped are replayed by the next recovery.
+    TailReplayedTwice,
+    /// Store: data read from the disk is not compared with its checksums.
+    ChecksumNotCompared,
+    /// Store: recovery accepts an entry without verifying its out-of-line data.
+    StaleDataAccepted,
+    /// Store: a replaced block is allocated again before the next durable checkpoint.
+    FreedBlockReusedEarly,
+    /// Store: the journal is trimmed before the checkpoint that replaces it is durable.
+    TrimBeforeCheckpoint,
+    /// Store: the data of a large write is not waited for before its answer.
+    LargeDataNotAwaited,
+    /// Node: a request that came twice is executed twice, also after its answer.
+    DuplicateExecuted,
+    /// Node: a fenced session's requests are executed.
+    FenceIgnored,
+    /// Node: requests of another epoch are executed.
+    EpochNotCompared,
+    /// Volume: a write cut at a stripe edge is answered when its first part is done.
+    PartAnsweredForWhole,
+}
+
+impl Bug {
+    /// All of them, with the names `sim` takes.
+    pub const ALL: [(&'static str, Bug); 11] = [
+        ("ack-before-flush", Bug::AckBeforeFlush),
+        ("tail-replayed-twice", Bug::TailReplayedTwice),
+        ("checksum-not-compared", Bug::ChecksumNotCompared),
+        ("stale-data-accepted", Bug::StaleDataAccepted),
+        ("freed-block-reused-early", Bug::FreedBlockReusedEarly),
+        ("trim-before-checkpoint", Bug::TrimBeforeCheckpoint),
+        ("large-data-not-awaited", Bug::LargeDataNotAwaited),
+        ("duplicate-executed", Bug::DuplicateExecuted),
+        ("fence-ignored", Bug::FenceIgnored),
+        ("epoch-not-compared", Bug::EpochNotCompared),
+        ("part-answered-for-whole", Bug::PartAnsweredForWhole),
+    ];
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Switches a bug on, or all off, on this thread.
+#[cfg(feature = "planted")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.with(|planted| planted.set(bug));
+}
+
+/// Whether the bug is switched on.
+#[cfg(feature = "planted")]
+pub fn on(bug: Bug) -> bool {
+    PLANTED.with(|planted| planted.get()) == Some(bug)
+}
+
+/// Whether the bug is switched on: never, in this build.
+#[cfg(not(feature = "planted"))]
+pub const fn on(_bug: Bug) -> bool {
+    false
+}
