@@ -1,11 +1,48 @@
-//! Frames to bytes and back.
+//! Frames to bytes and back. `docs/internals/wire.md` has the tables.
+//!
+//! ```text
+//!   header (32 bytes) | body | payload
+//!   offset  size  field
+//!        0     4  checksum of bytes 4..32
+//!        4     4  magic
+//!        8     2  kind
+//!       10     2  flags (0)
+//!       12     4  body length
+//!       16     4  payload length
+//!       20     4  checksum of the body
+//!       24     8  zero
+//! ```
+//!
+//! Invariants
+//!   1. A message has exactly one encoding: what decodes, encodes to the same bytes.
+//!   2. `decode` allocates only what lengths checked against the limits allow.
 
-use base::{Buffer, BufferPool};
+use base::{
+    BlockSize, Buffer, BufferPool, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId,
+    PoolId, SessionId, StripeIndex, UNIT_SIZE, Version, crc32c,
+};
 
-use super::Message;
+use super::{
+    BODY_SIZE_MAX, CHAIN_LENGTH_MAX, CONTROL_SIZE_MAX, Member, Message, Op, Outcome,
+    PAYLOAD_SIZE_MAX, PgEntry, Place, Refusal, Reply, Request,
+};
 
 /// Size of a frame's header in bytes.
 pub const FRAME_HEADER_SIZE: usize = 32;
+
+/// First field after the header's checksum: `ASHM` in ASCII.
+const MAGIC: u32 = u32::from_le_bytes(*b"ASHM");
+
+const KIND_REQUEST: u16 = 1;
+const KIND_REPLY: u16 = 2;
+const KIND_CONTROL: u16 = 3;
+
+/// Most members, and most learners, of a PG entry on the wire.
+const MEMBER_COUNT_MAX: usize = 64;
+/// Most words of a unit bitmap: those of the largest block.
+const BITMAP_WORDS_MAX: usize = BlockSize::MAX.unit_count() as usize / 64;
+/// Longest text for people in a refusal, in bytes; what is longer is cut.
+const TEXT_SIZE_MAX: usize = 4096;
 
 /// The lengths a frame's header announces, checked against the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,24 +61,583 @@ pub struct FrameHeader {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DecodeError(pub String);
 
-/// The header and body of a message, appended to `bytes`; the payload, if any, follows on the
-/// wire as it is.
-pub fn encode(_message: &Message, _bytes: &mut Vec<u8>) -> Option<Buffer> {
-    None
+impl std::fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
-/// Checks a header.
-pub fn decode_header(_bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, DecodeError> {
-    Err(DecodeError(String::new()))
+impl std::error::Error for DecodeError {}
+
+fn wrong<T>(what: impl Into<String>) -> Result<T, DecodeError> {
+    Err(DecodeError(what.into()))
+}
+
+/// The header and body of a message, appended to `bytes`; the payload, if any, follows on the
+/// wire as it is. Allocates only where `bytes` must grow.
+///
+/// Requires: lengths within the limits of this module, and one checksum for each 4 KiB of data.
+pub fn encode(message: &Message, bytes: &mut Vec<u8>) -> Option<Buffer> {
+    let start = bytes.len();
+    bytes.extend_from_slice(&[0; FRAME_HEADER_SIZE]);
+    let (kind, body_max, payload) = match message {
+        Message::Request(request) => {
+            encode_request(request, bytes);
+            (KIND_REQUEST, BODY_SIZE_MAX, request_data(request))
+        }
+        Message::Reply(reply) => {
+            encode_reply(reply, bytes);
+            (KIND_REPLY, BODY_SIZE_MAX, reply_data(reply))
+        }
+        Message::Control(text) => {
+            bytes.extend_from_slice(text.as_bytes());
+            (KIND_CONTROL, CONTROL_SIZE_MAX, None)
+        }
+    };
+    let (header, body) = bytes[start..].split_at_mut(FRAME_HEADER_SIZE);
+    let payload_length = payload.as_ref().map_or(0, |payload| payload.len());
+    assert!(body.len() <= body_max as usize);
+    assert!(payload_length <= PAYLOAD_SIZE_MAX as usize);
+    header[4..8].copy_from_slice(&MAGIC.to_le_bytes());
+    header[8..10].copy_from_slice(&kind.to_le_bytes());
+    header[12..16].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    header[16..20].copy_from_slice(&(payload_length as u32).to_le_bytes());
+    header[20..24].copy_from_slice(&crc32c(body).get().to_le_bytes());
+    let checksum = crc32c(&header[4..]).get();
+    header[..4].copy_from_slice(&checksum.to_le_bytes());
+    payload
+}
+
+/// Checks a header: its checksum, and every length against its limit.
+pub fn decode_header(bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, DecodeError> {
+    let mut reader = Reader { bytes };
+    let checksum = reader.u32()?;
+    if checksum != crc32c(&bytes[4..]).get() {
+        return wrong("the checksum of a frame's header does not match");
+    }
+    if reader.u32()? != MAGIC {
+        return wrong("a frame does not begin with the magic of this protocol");
+    }
+    let kind = reader.u16()?;
+    let flags = reader.u16()?;
+    let header = FrameHeader {
+        kind,
+        body_length: reader.u32()?,
+        payload_length: reader.u32()?,
+        body_checksum: reader.u32()?,
+    };
+    if flags != 0 || reader.u64()? != 0 {
+        return wrong("a frame's header has bits set that this version does not know");
+    }
+    let (body_max, payload_max) = match kind {
+        KIND_REQUEST | KIND_REPLY => (BODY_SIZE_MAX, PAYLOAD_SIZE_MAX),
+        KIND_CONTROL => (CONTROL_SIZE_MAX, 0),
+        _ => return wrong(format!("a frame is of kind {kind}, which this version does not know")),
+    };
+    if header.body_length > body_max {
+        return wrong(format!("a frame announces a body of {} bytes", header.body_length));
+    }
+    if header.payload_length > payload_max
+        || !header.payload_length.is_multiple_of(UNIT_SIZE as u32)
+    {
+        return wrong(format!("a frame announces a payload of {} bytes", header.payload_length));
+    }
+    Ok(header)
 }
 
 /// The message of a header, body and payload. The payload is not checked here: who uses data
 /// compares its checksums.
+///
+/// Requires: body and payload have the header's lengths (`None` for no payload).
 pub fn decode(
-    _header: &FrameHeader,
-    _body: &[u8],
-    _payload: Option<Buffer>,
-    _pool: &BufferPool,
+    header: &FrameHeader,
+    body: &[u8],
+    payload: Option<Buffer>,
+    pool: &BufferPool,
 ) -> Result<Message, DecodeError> {
-    Err(DecodeError(String::new()))
+    assert!(body.len() == header.body_length as usize);
+    assert!(payload.as_ref().map_or(0, |payload| payload.len()) == header.payload_length as usize);
+    if crc32c(body).get() != header.body_checksum {
+        return wrong("the checksum of a frame's body does not match");
+    }
+    let mut reader = Reader { bytes: body };
+    let mut payload = payload.filter(|payload| !payload.is_empty());
+    let message = match header.kind {
+        KIND_REQUEST => Message::Request(decode_request(&mut reader, &mut payload)?),
+        KIND_REPLY => Message::Reply(decode_reply(&mut reader, &mut payload, pool)?),
+        KIND_CONTROL => Message::Control(reader.text(body.len())?),
+        kind => {
+            return wrong(format!("a frame is of kind {kind}, which this version does not know"));
+        }
+    };
+    if !reader.bytes.is_empty() {
+        return wrong("a frame's body is longer than its message");
+    }
+    if payload.is_some() {
+        return wrong("a message that carries no data came with a payload");
+    }
+    Ok(message)
+}
+
+// ---- requests -------------------------------------------------------------------------------
+
+const OP_READ: u8 = 1;
+const OP_WRITE: u8 = 2;
+const OP_ZERO: u8 = 3;
+const OP_EXTENTS: u8 = 4;
+const OP_SYNC: u8 = 5;
+const OP_DELETE_RANGE: u8 = 6;
+
+fn request_data(request: &Request) -> Option<Buffer> {
+    match &request.op {
+        Op::Write { data, .. } => Some(data.clone()),
+        _ => None,
+    }
+}
+
+fn encode_request(request: &Request, bytes: &mut Vec<u8>) {
+    put_u64(bytes, request.session.get());
+    put_u64(bytes, request.sequence);
+    put_u64(bytes, request.revision.get());
+    put_pg(bytes, request.pg);
+    put_u32(bytes, request.epoch.get());
+    match &request.op {
+        Op::Read { place, offset, length, parents } => {
+            bytes.push(OP_READ);
+            put_place(bytes, place);
+            put_u32(bytes, *offset);
+            put_u32(bytes, *length);
+            put_chain(bytes, parents);
+        }
+        Op::Write { place, offset, checksums, data, expected } => {
+            assert!(data.len() == checksums.len() * UNIT_SIZE as usize);
+            bytes.push(OP_WRITE);
+            put_place(bytes, place);
+            put_u32(bytes, *offset);
+            match expected {
+                None => bytes.push(0),
+                Some(version) => {
+                    bytes.push(1);
+                    put_version(bytes, *version);
+                }
+            }
+            put_checksums(bytes, checksums);
+        }
+        Op::Zero { place, offset, length } => {
+            bytes.push(OP_ZERO);
+            put_place(bytes, place);
+            put_u32(bytes, *offset);
+            put_u32(bytes, *length);
+        }
+        Op::Extents { place, parents } => {
+            bytes.push(OP_EXTENTS);
+            put_place(bytes, place);
+            put_chain(bytes, parents);
+        }
+        Op::Sync => bytes.push(OP_SYNC),
+        Op::DeleteRange { image, from } => {
+            bytes.push(OP_DELETE_RANGE);
+            put_u32(bytes, image.get());
+            put_u32(bytes, from.get());
+        }
+    }
+}
+
+fn decode_request(
+    reader: &mut Reader<'_>,
+    payload: &mut Option<Buffer>,
+) -> Result<Request, DecodeError> {
+    let session = SessionId::new(reader.u64()?);
+    let sequence = reader.u64()?;
+    let revision = MapRevision::new(reader.u64()?);
+    let pg = reader.pg()?;
+    let epoch = Epoch::new(reader.u32()?);
+    let op = match reader.u8()? {
+        OP_READ => {
+            let (place, (offset, length)) = (reader.place()?, reader.range()?);
+            Op::Read { place, offset, length, parents: reader.chain()? }
+        }
+        OP_WRITE => decode_write(reader, payload)?,
+        OP_ZERO => {
+            let (place, (offset, length)) = (reader.place()?, reader.range()?);
+            Op::Zero { place, offset, length }
+        }
+        OP_EXTENTS => Op::Extents { place: reader.place()?, parents: reader.chain()? },
+        OP_SYNC => Op::Sync,
+        OP_DELETE_RANGE => {
+            Op::DeleteRange { image: reader.image()?, from: StripeIndex::new(reader.u32()?) }
+        }
+        tag => {
+            return wrong(format!(
+                "a request has operation {tag}, which this version does not know"
+            ));
+        }
+    };
+    Ok(Request { session, sequence, pg, epoch, revision, op })
+}
+
+fn decode_write(reader: &mut Reader<'_>, payload: &mut Option<Buffer>) -> Result<Op, DecodeError> {
+    let place = reader.place()?;
+    let offset = reader.u32()?;
+    let expected = match reader.u8()? {
+        0 => None,
+        1 => Some(reader.version()?),
+        tag => return wrong(format!("a write's compare-and-set is {tag}, not 0 or 1")),
+    };
+    let Some(data) = payload.take() else { return wrong("a write came without data") };
+    check_range(offset, data.len() as u32)?;
+    let checksums = reader.checksums(data.len())?;
+    Ok(Op::Write { place, offset, checksums, data, expected })
+}
+
+// ---- replies --------------------------------------------------------------------------------
+
+const OUTCOME_READ: u8 = 1;
+const OUTCOME_WRITTEN: u8 = 2;
+const OUTCOME_EXTENTS: u8 = 3;
+const OUTCOME_SYNCED: u8 = 4;
+const OUTCOME_DELETED: u8 = 5;
+const REFUSAL_STALE: u8 = 128;
+const REFUSAL_FENCED: u8 = 129;
+const REFUSAL_COMPARE_FAILED: u8 = 130;
+const REFUSAL_FULL: u8 = 131;
+const REFUSAL_DAMAGED: u8 = 132;
+const REFUSAL_INCOMPLETE: u8 = 133;
+const REFUSAL_BUSY: u8 = 134;
+const REFUSAL_INVALID: u8 = 135;
+const REFUSAL_CORRUPTED: u8 = 136;
+
+fn reply_data(reply: &Reply) -> Option<Buffer> {
+    match &reply.outcome {
+        Ok(Outcome::Read { data, .. }) if !data.is_empty() => Some(data.clone()),
+        _ => None,
+    }
+}
+
+fn encode_reply(reply: &Reply, bytes: &mut Vec<u8>) {
+    put_u64(bytes, reply.session.get());
+    put_u64(bytes, reply.sequence);
+    match &reply.outcome {
+        Ok(outcome) => encode_outcome(outcome, bytes),
+        Err(refusal) => encode_refusal(refusal, bytes),
+    }
+}
+
+fn encode_outcome(outcome: &Outcome, bytes: &mut Vec<u8>) {
+    match outcome {
+        Outcome::Read { version, checksums, data } => {
+            assert!(data.len() == checksums.len() * UNIT_SIZE as usize);
+            bytes.push(OUTCOME_READ);
+            put_version(bytes, *version);
+            put_checksums(bytes, checksums);
+        }
+        Outcome::Written { version, durable } => {
+            bytes.push(OUTCOME_WRITTEN);
+            put_version(bytes, *version);
+            bytes.push(u8::from(*durable));
+        }
+        Outcome::Extents { bitmap } => {
+            bytes.push(OUTCOME_EXTENTS);
+            put_bitmap(bytes, bitmap);
+        }
+        Outcome::Synced => bytes.push(OUTCOME_SYNCED),
+        Outcome::Deleted { count, complete } => {
+            bytes.push(OUTCOME_DELETED);
+            put_u32(bytes, *count);
+            bytes.push(u8::from(*complete));
+        }
+    }
+}
+
+fn encode_refusal(refusal: &Refusal, bytes: &mut Vec<u8>) {
+    match refusal {
+        Refusal::Stale(entry) => {
+            bytes.push(REFUSAL_STALE);
+            bytes.push(u8::from(entry.is_some()));
+            if let Some(entry) = entry {
+                put_entry(bytes, entry);
+            }
+        }
+        Refusal::Fenced => bytes.push(REFUSAL_FENCED),
+        Refusal::CompareFailed { version } => {
+            bytes.push(REFUSAL_COMPARE_FAILED);
+            put_version(bytes, *version);
+        }
+        Refusal::Full => bytes.push(REFUSAL_FULL),
+        Refusal::Damaged { units } => {
+            bytes.push(REFUSAL_DAMAGED);
+            put_bitmap(bytes, units);
+        }
+        Refusal::Incomplete { why } => {
+            bytes.push(REFUSAL_INCOMPLETE);
+            put_text(bytes, why);
+        }
+        Refusal::Busy => bytes.push(REFUSAL_BUSY),
+        Refusal::Invalid { why } => {
+            bytes.push(REFUSAL_INVALID);
+            put_text(bytes, why);
+        }
+        Refusal::Corrupted => bytes.push(REFUSAL_CORRUPTED),
+    }
+}
+
+fn decode_reply(
+    reader: &mut Reader<'_>,
+    payload: &mut Option<Buffer>,
+    pool: &BufferPool,
+) -> Result<Reply, DecodeError> {
+    let session = SessionId::new(reader.u64()?);
+    let sequence = reader.u64()?;
+    let outcome = match reader.u8()? {
+        OUTCOME_READ => {
+            let version = reader.version()?;
+            let data = payload.take().unwrap_or_else(|| pool.take(0).freeze());
+            let checksums = reader.checksums(data.len())?;
+            Ok(Outcome::Read { version, checksums, data })
+        }
+        OUTCOME_WRITTEN => {
+            Ok(Outcome::Written { version: reader.version()?, durable: reader.bool()? })
+        }
+        OUTCOME_EXTENTS => Ok(Outcome::Extents { bitmap: reader.bitmap()? }),
+        OUTCOME_SYNCED => Ok(Outcome::Synced),
+        OUTCOME_DELETED => Ok(Outcome::Deleted { count: reader.u32()?, complete: reader.bool()? }),
+        tag => Err(decode_refusal(tag, reader)?),
+    };
+    Ok(Reply { session, sequence, outcome })
+}
+
+fn decode_refusal(tag: u8, reader: &mut Reader<'_>) -> Result<Refusal, DecodeError> {
+    Ok(match tag {
+        REFUSAL_STALE if reader.bool()? => Refusal::Stale(Some(reader.entry()?)),
+        REFUSAL_STALE => Refusal::Stale(None),
+        REFUSAL_FENCED => Refusal::Fenced,
+        REFUSAL_COMPARE_FAILED => Refusal::CompareFailed { version: reader.version()? },
+        REFUSAL_FULL => Refusal::Full,
+        REFUSAL_DAMAGED => Refusal::Damaged { units: reader.bitmap()? },
+        REFUSAL_INCOMPLETE => Refusal::Incomplete { why: reader.counted_text()? },
+        REFUSAL_BUSY => Refusal::Busy,
+        REFUSAL_INVALID => Refusal::Invalid { why: reader.counted_text()? },
+        REFUSAL_CORRUPTED => Refusal::Corrupted,
+        tag => {
+            return wrong(format!("a reply has outcome {tag}, which this version does not know"));
+        }
+    })
+}
+
+// ---- fields ---------------------------------------------------------------------------------
+
+fn put_u16(bytes: &mut Vec<u8>, value: u16) {
+    bytes.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_u32(bytes: &mut Vec<u8>, value: u32) {
+    bytes.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_u64(bytes: &mut Vec<u8>, value: u64) {
+    bytes.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_pg(bytes: &mut Vec<u8>, pg: PgId) {
+    put_u32(bytes, pg.pool.get());
+    put_u32(bytes, pg.number);
+}
+
+fn put_place(bytes: &mut Vec<u8>, place: &Place) {
+    put_u32(bytes, place.image.get());
+    put_u32(bytes, place.seed.get());
+    put_u32(bytes, place.stripe.get());
+}
+
+fn put_version(bytes: &mut Vec<u8>, version: Version) {
+    put_u32(bytes, version.epoch.get());
+    put_u64(bytes, version.counter);
+}
+
+fn put_chain(bytes: &mut Vec<u8>, parents: &[ImageId]) {
+    assert!(parents.len() <= CHAIN_LENGTH_MAX);
+    bytes.push(parents.len() as u8);
+    for parent in parents {
+        put_u32(bytes, parent.get());
+    }
+}
+
+/// Their count is not written: it follows from the payload's length.
+fn put_checksums(bytes: &mut Vec<u8>, checksums: &[Checksum]) {
+    for checksum in checksums {
+        put_u32(bytes, checksum.get());
+    }
+}
+
+fn put_bitmap(bytes: &mut Vec<u8>, words: &[u64]) {
+    assert!(words.len() <= BITMAP_WORDS_MAX);
+    bytes.push(words.len() as u8);
+    for word in words {
+        put_u64(bytes, *word);
+    }
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    let text = &text[..text.floor_char_boundary(TEXT_SIZE_MAX)];
+    put_u16(bytes, text.len() as u16);
+    bytes.extend_from_slice(text.as_bytes());
+}
+
+fn put_entry(bytes: &mut Vec<u8>, entry: &PgEntry) {
+    put_pg(bytes, entry.pg);
+    put_u32(bytes, entry.epoch.get());
+    put_u64(bytes, entry.revision.get());
+    put_u32(bytes, entry.primary.map_or(0, OsdId::get));
+    for members in [&entry.acting, &entry.learners] {
+        assert!(members.len() <= MEMBER_COUNT_MAX);
+        bytes.push(members.len() as u8);
+        for member in members {
+            put_u32(bytes, member.osd.get());
+            put_u64(bytes, member.incarnation.get());
+        }
+    }
+}
+
+/// A range within a stripe: whole units, not empty, not beyond the largest block.
+fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
+    let unit = UNIT_SIZE as u32;
+    let end = u64::from(offset) + u64::from(length);
+    if !offset.is_multiple_of(unit) || !length.is_multiple_of(unit) || length == 0 {
+        return wrong(format!("a range of {length} bytes at {offset} is not whole 4 KiB units"));
+    }
+    if end > BlockSize::MAX.bytes() {
+        return wrong(format!("a range of {length} bytes at {offset} ends beyond any block"));
+    }
+    Ok(())
+}
+
+/// What is left of a body.
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
+        let Some((taken, rest)) = self.bytes.split_at_checked(length) else {
+            return wrong("a frame's body ends within its message");
+        };
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        Ok(self.take(N)?.try_into().expect("take gives as many as asked"))
+    }
+
+    fn u8(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn u16(&mut self) -> Result<u16, DecodeError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    fn u32(&mut self) -> Result<u32, DecodeError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn bool(&mut self) -> Result<bool, DecodeError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => wrong(format!("a yes or no is {value}, not 0 or 1")),
+        }
+    }
+
+    fn pool(&mut self) -> Result<PoolId, DecodeError> {
+        PoolId::new(self.u32()?).ok_or_else(|| DecodeError("pool 0 names nothing".into()))
+    }
+
+    fn image(&mut self) -> Result<ImageId, DecodeError> {
+        ImageId::new(self.u32()?).ok_or_else(|| DecodeError("image 0 names nothing".into()))
+    }
+
+    fn osd(&mut self) -> Result<OsdId, DecodeError> {
+        OsdId::new(self.u32()?).ok_or_else(|| DecodeError("osd.0 names nothing".into()))
+    }
+
+    fn pg(&mut self) -> Result<PgId, DecodeError> {
+        Ok(PgId { pool: self.pool()?, number: self.u32()? })
+    }
+
+    fn place(&mut self) -> Result<Place, DecodeError> {
+        let (image, seed) = (self.image()?, self.image()?);
+        Ok(Place { image, seed, stripe: StripeIndex::new(self.u32()?) })
+    }
+
+    fn version(&mut self) -> Result<Version, DecodeError> {
+        Ok(Version { epoch: Epoch::new(self.u32()?), counter: self.u64()? })
+    }
+
+    fn range(&mut self) -> Result<(u32, u32), DecodeError> {
+        let (offset, length) = (self.u32()?, self.u32()?);
+        check_range(offset, length)?;
+        Ok((offset, length))
+    }
+
+    fn count(&mut self, max: usize, of: &str) -> Result<usize, DecodeError> {
+        let count = usize::from(self.u8()?);
+        if count > max {
+            return wrong(format!("{count} {of} are announced, at most {max} are allowed"));
+        }
+        Ok(count)
+    }
+
+    fn chain(&mut self) -> Result<Vec<ImageId>, DecodeError> {
+        let count = self.count(CHAIN_LENGTH_MAX, "layers")?;
+        (0..count).map(|_| self.image()).collect()
+    }
+
+    fn checksums(&mut self, data_length: usize) -> Result<Vec<Checksum>, DecodeError> {
+        let words = self.take(data_length / UNIT_SIZE as usize * 4)?;
+        let words = words.chunks_exact(4).map(|word| word.try_into().expect("chunks of 4"));
+        Ok(words.map(|word| Checksum::new(u32::from_le_bytes(word))).collect())
+    }
+
+    fn bitmap(&mut self) -> Result<Vec<u64>, DecodeError> {
+        let count = self.count(BITMAP_WORDS_MAX, "words of a bitmap")?;
+        (0..count).map(|_| self.u64()).collect()
+    }
+
+    fn members(&mut self) -> Result<Vec<Member>, DecodeError> {
+        let count = self.count(MEMBER_COUNT_MAX, "members")?;
+        let member =
+            |_| Ok(Member { osd: self.osd()?, incarnation: Incarnation::new(self.u64()?) });
+        (0..count).map(member).collect()
+    }
+
+    fn entry(&mut self) -> Result<PgEntry, DecodeError> {
+        Ok(PgEntry {
+            pg: self.pg()?,
+            epoch: Epoch::new(self.u32()?),
+            revision: MapRevision::new(self.u64()?),
+            primary: OsdId::new(self.u32()?),
+            acting: self.members()?,
+            learners: self.members()?,
+        })
+    }
+
+    fn counted_text(&mut self) -> Result<String, DecodeError> {
+        let length = usize::from(self.u16()?);
+        if length > TEXT_SIZE_MAX {
+            return wrong(format!("a text of {length} bytes is announced"));
+        }
+        self.text(length)
+    }
+
+    fn text(&mut self, length: usize) -> Result<String, DecodeError> {
+        match std::str::from_utf8(self.take(length)?) {
+            Ok(text) => Ok(text.to_string()),
+            Err(_) => wrong("a text is not UTF-8"),
+        }
+    }
 }
