@@ -9,3 +9,5 @@
 
 pub mod map;
 pub mod message;
+pub mod monitor;
+pub mod state;

@@ -1,6 +1,10 @@
 //! Control messages: JSON text inside `format::wire::Message::Control`.
 //!
 //! Unknown fields are ignored, so that a newer peer may say more.
+//!
+//! The monitor's own requests to OSDs (`Op::DeleteRange` and `Op::Zero` of recorded tasks) are data
+//! messages with `SessionId::ZERO`, sent over the connection that the OSD made to the monitor. Each
+//! names a map revision at or above the one that brought the task's fences.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +20,17 @@ pub enum ToMonitor {
     /// Send me the map now and every change from now on. Also sent again after a gap.
     Subscribe {
         /// Revisions already known, by pool; none for a first map.
+        #[serde(with = "by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
+    },
+    /// Who is at this connection, for `status`. OSDs are known from their boot.
+    Introduce {
+        /// What runs: `nbd`, `bench`.
+        role: String,
+        /// Its process id.
+        pid: u32,
+        /// Where it serves, if it does.
+        address: Option<String>,
     },
     /// An OSD's process started and has opened its store.
     OsdBoot {
@@ -38,6 +52,7 @@ pub enum ToMonitor {
     /// The OSD has applied these map revisions: older ones are refused by it from now on.
     OsdSaw {
         /// By pool.
+        #[serde(with = "by_pool")]
         revisions: BTreeMap<PoolId, MapRevision>,
     },
     /// Attach an image.
@@ -85,6 +100,12 @@ pub enum FromMonitor {
     OsdRefused {
         /// Why, and what to do.
         error: Failure,
+    },
+    /// The operator accepts what this incomplete PG lost (`pg give-up`): serve it with what is
+    /// there. The next report tells the result.
+    GiveUp {
+        /// Which; this OSD is its primary.
+        pg: PgId,
     },
     /// An image is attached.
     SessionOpened {
@@ -247,4 +268,74 @@ pub enum Command {
         /// Only of this image.
         image: Option<ImageId>,
     },
+}
+
+/// Revisions by pool as a list of pairs. (As an object its keys would be text, which a tagged enum
+/// does not read back as numbers.)
+mod by_pool {
+    use super::{BTreeMap, MapRevision, PoolId};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        revisions: &BTreeMap<PoolId, MapRevision>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        revisions.iter().collect::<Vec<_>>().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeMap<PoolId, MapRevision>, D::Error> {
+        Ok(Vec::<(PoolId, MapRevision)>::deserialize(from)?.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(message: ToMonitor) {
+        let text = serde_json::to_string(&message).unwrap();
+        assert_eq!(serde_json::from_str::<ToMonitor>(&text).unwrap(), message, "{text}");
+    }
+
+    #[test]
+    fn messages_are_read_back_as_written() {
+        let revisions = BTreeMap::from([(PoolId::FIRST, MapRevision::new(7))]);
+        round_trip(ToMonitor::Subscribe { have: revisions.clone() });
+        round_trip(ToMonitor::OsdSaw { revisions });
+        let pg = PgId { pool: PoolId::FIRST, number: 3 };
+        round_trip(ToMonitor::OsdReport(OsdReport {
+            active: vec![pg],
+            incomplete: vec![(pg, "why".into())],
+            ..OsdReport::default()
+        }));
+        let answer = FromMonitor::Answer {
+            request: 1,
+            result: Err(Failure { code: "x".into(), message: "y".into(), hint: "z".into() }),
+        };
+        let text = serde_json::to_string(&answer).unwrap();
+        assert_eq!(serde_json::from_str::<FromMonitor>(&text).unwrap(), answer, "{text}");
+        let command = Command::PoolCreate {
+            pool: "p".into(),
+            replicas: None,
+            min_size: None,
+            pg_count: Some(8),
+            failure_domain: Some(FailureDomain::Osd),
+            block_size: Some(BlockSize::DEFAULT),
+        };
+        round_trip(ToMonitor::Command { request: 2, command });
+        let text = serde_json::to_string(&FromMonitor::Map(MapDelta::default())).unwrap();
+        assert_eq!(
+            serde_json::from_str::<FromMonitor>(&text).unwrap(),
+            FromMonitor::Map(MapDelta::default())
+        );
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored() {
+        let text = r#"{"type":"close_session","session":5,"colour":"red"}"#;
+        let read: ToMonitor = serde_json::from_str(text).unwrap();
+        assert_eq!(read, ToMonitor::CloseSession { session: SessionId::new(5) });
+    }
 }
