@@ -3,20 +3,67 @@
 //! A [`Store`] is a value: events go in, effects come out; it opens no file and reads no clock.
 //! `docs/internals/disk.md` tells the bytes and the order of writes.
 
-use base::{BlockSize, Buffer, Checksum, ImageId, PgId, PoolId, StripeIndex, Version};
+mod check;
+mod create;
+mod store;
+
+use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
 use format::door::{DiskEffect, DiskEvent};
 
-/// Names a block; ordered so that a PG is one range at any power-of-two PG count.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct BlockKey {
-    /// The pool.
-    pub pool: PoolId,
-    /// `base::hash::stripe_hash` of (seed, stripe).
-    pub hash: u32,
-    /// The layer.
-    pub image: ImageId,
-    /// Which block of the image.
-    pub stripe: StripeIndex,
+pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
+pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
+pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
+pub use store::Store;
+
+/// Settings of the process; those frozen with the disk are in its superblock.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Bytes of memory for caches (checkpoint pages, recent journal data) and for what is changed
+    /// since the last checkpoint. The resident index comes on top.
+    pub memory_bytes: u64,
+    /// The journal is idle when nothing was written for so long.
+    pub idle_after: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { memory_bytes: 256 << 20, idle_after: Duration::from_millis(100) }
+    }
+}
+
+/// Who a store is; written in its superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// The store itself.
+    pub store: StoreId,
+    /// Its cluster.
+    pub cluster: ClusterId,
+    /// The OSD it belongs to.
+    pub osd: OsdId,
+}
+
+/// Space for data, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// The data area.
+    pub size_bytes: u64,
+    /// Blocks in use. Replaced and deleted blocks count as free at once.
+    pub used_bytes: u64,
+    /// What writes may still use: the rest without the reserve.
+    pub free_bytes: u64,
+    /// Writes that need space are refused.
+    pub full: bool,
+}
+
+/// What recovery found. For the log and for people.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct RecoveryReport {
+    /// Rows of the recovery table that applied, with how often: `('A', 120)`.
+    pub rows: Vec<(char, u64)>,
+    /// Journal read, in bytes.
+    pub journal_bytes: u64,
+    /// Blocks in the index, tombstones included.
+    pub blocks: u64,
 }
 
 /// Names a request to the store; chosen by the asker, not reused while it is open.
@@ -123,15 +170,6 @@ pub enum Request {
 
 /// Longest note, in bytes.
 pub const NOTE_SIZE_MAX: usize = 512 << 10;
-
-/// Names a note: small durable facts of the layers above.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum NoteKey {
-    /// The newest entry of a PG and its activation record.
-    Pg(PgId),
-    /// A copy of the cluster's state.
-    Cluster,
-}
 
 /// What a store answers and asks.
 #[derive(Debug)]
