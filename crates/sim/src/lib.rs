@@ -1,1 +1,13 @@
-//! Placeholder.
+//! Whole stores and clusters in one thread from one seed: faults and checkers.
+//!
+//! ```text
+//!   seed ─▶ Random ─▶ workload ─▶ the real store, node, monitor, client ─▶ model, checker
+//!                └──▶ faults ─▶ SimDisk, network, state store ──▲
+//! ```
+//!
+//! `docs/proof.md` tells what is simulated, within which limits, and what the checkers accept.
+
+pub mod disk;
+pub mod random;
+pub mod register;
+pub mod trace;

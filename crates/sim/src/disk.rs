@@ -1,0 +1,624 @@
+//! A simulated disk: what survives a crash is drawn at random within the promises of the door.
+//!
+//! ```text
+//!   submit ─▶ in flight ──complete──▶ cached (seen by reads, lost at will) ──flush──▶ medium
+//!                  └──────────────────── a durable write ────────────────────────────▶
+//! ```
+//!
+//! Invariants
+//!   1. The medium is what every crash leaves. `cached` lists completed writes in the order they
+//!      completed; a crash keeps any subset of their sectors, the last one kept wins.
+//!   2. An entry of `cached` that is `pinned` (flushed, or written durably over an older cached
+//!      one) is kept by every crash. The first entry is never pinned.
+//!   3. A sector is never torn; a longer write is, at any sector.
+
+use std::collections::BTreeMap;
+
+use base::{Buffer, BufferMut, BufferPool};
+use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
+
+use crate::random::{Chance, Random};
+
+const PAGE_SIZE: u64 = 4096;
+
+/// A disk: sparse, so that a large one costs only what is written.
+pub struct SimDisk {
+    sector_size: u64,
+    medium: Vec<Option<Box<[u8]>>>,
+    cached: Vec<Written>,
+    in_flight: BTreeMap<DiskOp, InFlight>,
+    completed_count: u64,
+}
+
+/// A completed write that is not, or not only, on the medium.
+struct Written {
+    offset: u64,
+    data: Data,
+    completed: u64,
+    pinned: bool,
+}
+
+enum Data {
+    Bytes(Vec<Buffer>),
+    Zeros(u64),
+}
+
+impl Data {
+    fn len(&self) -> u64 {
+        match self {
+            Data::Bytes(pieces) => pieces.iter().map(|piece| piece.len() as u64).sum(),
+            Data::Zeros(length) => *length,
+        }
+    }
+
+    /// Calls `each` with every sector: its position and its bytes (`None`: zeros).
+    fn for_sectors(&self, offset: u64, sector: u64, mut each: impl FnMut(u64, Option<&[u8]>)) {
+        match self {
+            Data::Zeros(length) => {
+                for at in (offset..offset + length).step_by(sector as usize) {
+                    each(at, None);
+                }
+            }
+            Data::Bytes(pieces) => {
+                let mut at = offset;
+                for piece in pieces {
+                    for bytes in piece.chunks_exact(sector as usize) {
+                        each(at, Some(bytes));
+                        at += sector;
+                    }
+                }
+            }
+        }
+    }
+}
+
+enum InFlight {
+    Read { offset: u64, buffer: BufferMut },
+    Write { offset: u64, data: Data, durable: bool },
+    Discard { offset: u64, length: u64 },
+    Flush { asked: u64 },
+}
+
+/// What a write does besides being done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteFault {
+    /// It is reported as done and never happens.
+    Lost,
+    /// It is reported as done and happens at this position instead.
+    Misdirected {
+        /// In bytes; a multiple of the sector size.
+        to: u64,
+    },
+}
+
+/// What a crash did to writes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct CrashReport {
+    /// Writes of which nothing is left.
+    pub lost: u64,
+    /// Writes of which some sectors are left.
+    pub torn: u64,
+    /// Writes that were not flushed, or not even done, and are left whole.
+    pub kept: u64,
+    /// Writes that are left although an earlier one is not.
+    pub reordered: u64,
+}
+
+/// What kind of crash it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Crash {
+    /// The power goes: every write that was not flushed may be lost.
+    Power,
+    /// The process dies: completed writes stay in the disk's cache, unflushed; only those in
+    /// flight may be lost.
+    Process,
+}
+
+impl SimDisk {
+    /// A disk of zeros. Requires: the size is a multiple of 4 KiB, the sector 512 or 4096 bytes.
+    pub fn new(size: u64, sector_size: u32) -> SimDisk {
+        assert!(size.is_multiple_of(PAGE_SIZE));
+        assert!(sector_size == 512 || sector_size == 4096);
+        SimDisk {
+            sector_size: u64::from(sector_size),
+            medium: (0..size / PAGE_SIZE).map(|_| None).collect(),
+            cached: Vec::new(),
+            in_flight: BTreeMap::new(),
+            completed_count: 0,
+        }
+    }
+
+    /// In bytes.
+    pub fn size(&self) -> u64 {
+        self.medium.len() as u64 * PAGE_SIZE
+    }
+
+    /// Takes an operation; it is done when [`SimDisk::complete`] is called.
+    pub fn submit(&mut self, effect: DiskEffect) -> DiskOp {
+        let (op, in_flight) = match effect {
+            DiskEffect::Read { op, offset, buffer } => {
+                self.check_range(offset, buffer.len() as u64);
+                (op, InFlight::Read { offset, buffer })
+            }
+            DiskEffect::Write { op, offset, buffers, durable } => {
+                let sector = self.sector_size as usize;
+                assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(sector)));
+                assert!(buffers.iter().all(|buffer| buffer.is_aligned_to(sector)));
+                let data = Data::Bytes(buffers);
+                self.check_range(offset, data.len());
+                (op, InFlight::Write { offset, data, durable })
+            }
+            DiskEffect::Flush { op } => (op, InFlight::Flush { asked: self.completed_count }),
+            DiskEffect::Discard { op, offset, length } => {
+                self.check_range(offset, length);
+                (op, InFlight::Discard { offset, length })
+            }
+        };
+        let replaced = self.in_flight.insert(op, in_flight);
+        assert!(replaced.is_none(), "{op:?} is used twice");
+        op
+    }
+
+    fn check_range(&self, offset: u64, length: u64) {
+        assert!(length > 0);
+        assert!(offset.is_multiple_of(self.sector_size));
+        assert!(length.is_multiple_of(self.sector_size));
+        assert!(offset + length <= self.size(), "{offset}+{length} is beyond the disk's end");
+    }
+
+    /// Ends an operation well, but for `fault` (writes only).
+    /// Requires: it was submitted, and no crash happened since.
+    pub fn complete(
+        &mut self,
+        op: DiskOp,
+        fault: Option<WriteFault>,
+        random: &mut Random,
+    ) -> DiskEvent {
+        match self.in_flight.remove(&op).expect("an operation ends once") {
+            InFlight::Read { offset, mut buffer } => {
+                self.read(offset, &mut buffer, random);
+                return DiskEvent::Read { op, buffer, result: Ok(()) };
+            }
+            InFlight::Write { offset, data, durable } => match fault {
+                None => self.written(offset, data, durable),
+                Some(WriteFault::Lost) => {}
+                Some(WriteFault::Misdirected { to }) => {
+                    self.check_range(to, data.len());
+                    self.written(to, data, durable);
+                }
+            },
+            // What a discarded range holds is unspecified: sometimes zeros, sometimes the old.
+            InFlight::Discard { offset, length } => {
+                if random.chance(Chance::percent(50)) {
+                    self.written(offset, Data::Zeros(length), false);
+                }
+            }
+            InFlight::Flush { asked } => {
+                for written in &mut self.cached {
+                    written.pinned |= written.completed <= asked;
+                }
+                self.settle();
+            }
+        }
+        DiskEvent::Done { op, result: Ok(()) }
+    }
+
+    /// Ends an operation with an error. A write may have happened in part, and what a failed
+    /// flush left in the cache may be lost by the next crash.
+    pub fn fail(&mut self, op: DiskOp, error: DiskError, random: &mut Random) -> DiskEvent {
+        match self.in_flight.remove(&op).expect("an operation ends once") {
+            InFlight::Read { buffer, .. } => {
+                return DiskEvent::Read { op, buffer, result: Err(error) };
+            }
+            InFlight::Write { offset, data, .. } => {
+                let kept = self.keep_some(offset, &data, random, &mut CrashReport::default());
+                self.settle_kept(Crash::Process, kept);
+            }
+            InFlight::Discard { .. } | InFlight::Flush { .. } => {}
+        }
+        DiskEvent::Done { op, result: Err(error) }
+    }
+
+    fn written(&mut self, offset: u64, data: Data, durable: bool) {
+        self.completed_count += 1;
+        let (start, end) = (offset, offset + data.len());
+        let covers_cached = self
+            .cached
+            .iter()
+            .any(|older| older.offset < end && start < older.offset + older.data.len());
+        if durable && !covers_cached {
+            self.put(offset, &data);
+        } else {
+            let completed = self.completed_count;
+            self.cached.push(Written { offset, data, completed, pinned: durable });
+        }
+    }
+
+    /// Moves pinned writes that nothing unpinned precedes to the medium.
+    fn settle(&mut self) {
+        let pinned = self.cached.iter().take_while(|written| written.pinned).count();
+        for written in self.cached.drain(..pinned).collect::<Vec<_>>() {
+            self.put(written.offset, &written.data);
+        }
+    }
+
+    fn put(&mut self, offset: u64, data: &Data) {
+        match data {
+            Data::Bytes(pieces) => {
+                let mut at = offset;
+                for piece in pieces {
+                    self.put_bytes(at, piece);
+                    at += piece.len() as u64;
+                }
+            }
+            Data::Zeros(_) => {
+                let medium = &mut self.medium;
+                data.for_sectors(offset, self.sector_size, |at, _| {
+                    if let Some(page) = &mut medium[(at / PAGE_SIZE) as usize] {
+                        let from = (at % PAGE_SIZE) as usize;
+                        page[from..from + self.sector_size as usize].fill(0);
+                    }
+                });
+            }
+        }
+    }
+
+    fn put_bytes(&mut self, offset: u64, mut bytes: &[u8]) {
+        let mut at = offset;
+        while !bytes.is_empty() {
+            let from = (at % PAGE_SIZE) as usize;
+            let length = bytes.len().min(PAGE_SIZE as usize - from);
+            let (now, later) = bytes.split_at(length);
+            let page = &mut self.medium[(at / PAGE_SIZE) as usize];
+            if page.is_some() || now.iter().any(|byte| *byte != 0) {
+                let page = page.get_or_insert_with(|| vec![0; PAGE_SIZE as usize].into());
+                page[from..from + length].copy_from_slice(now);
+            }
+            at += length as u64;
+            bytes = later;
+        }
+    }
+
+    /// What the disk returns now: the medium under everything cached. Where a write is in
+    /// flight, each sector is old or new.
+    fn read(&self, offset: u64, into: &mut [u8], random: &mut Random) {
+        self.read_cached(offset, into);
+        for in_flight in self.in_flight.values() {
+            if let InFlight::Write { offset: start, data, .. } = in_flight {
+                overlay(*start, data, self.sector_size, offset, into, |_| {
+                    random.chance(Chance::percent(50))
+                });
+            }
+        }
+    }
+
+    fn read_cached(&self, offset: u64, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let from = (at % PAGE_SIZE) as usize;
+            let length = (into.len() - done).min(PAGE_SIZE as usize - from);
+            match &self.medium[(at / PAGE_SIZE) as usize] {
+                Some(page) => {
+                    into[done..done + length].copy_from_slice(&page[from..from + length]);
+                }
+                None => into[done..done + length].fill(0),
+            }
+            done += length;
+        }
+        for written in &self.cached {
+            let (start, data) = (written.offset, &written.data);
+            overlay(start, data, self.sector_size, offset, into, |_| true);
+        }
+    }
+
+    /// The bytes at `offset` as a process sees them that starts now. For checks of the image:
+    /// nothing may be in flight.
+    pub fn peek(&self, offset: u64, into: &mut [u8]) {
+        assert!(self.in_flight.is_empty());
+        self.read_cached(offset, into);
+    }
+
+    /// Ends every operation in flight as a crash does. No event of it follows.
+    pub fn crash(&mut self, crash: Crash, random: &mut Random) -> CrashReport {
+        let mut report = CrashReport::default();
+        let mut in_flight: Vec<InFlight> =
+            std::mem::take(&mut self.in_flight).into_values().collect();
+        random.shuffle(&mut in_flight);
+        if crash == Crash::Power {
+            for written in std::mem::take(&mut self.cached) {
+                if written.pinned {
+                    self.put(written.offset, &written.data);
+                } else {
+                    let kept = self.keep_some(written.offset, &written.data, random, &mut report);
+                    self.settle_kept(crash, kept);
+                }
+            }
+        }
+        for operation in in_flight {
+            let (offset, data) = match operation {
+                InFlight::Write { offset, data, .. } => (offset, data),
+                InFlight::Discard { offset, length } => (offset, Data::Zeros(length)),
+                InFlight::Read { .. } | InFlight::Flush { .. } => continue,
+            };
+            let kept = self.keep_some(offset, &data, random, &mut report);
+            self.settle_kept(crash, kept);
+        }
+        report
+    }
+
+    /// Puts what a crash left where the next process finds it.
+    fn settle_kept(&mut self, crash: Crash, kept: Vec<(u64, Data)>) {
+        for (offset, data) in kept {
+            match crash {
+                Crash::Power => self.put(offset, &data),
+                Crash::Process => self.written(offset, data, false),
+            }
+        }
+    }
+
+    /// All, nothing, a first part, or any sectors of a write.
+    fn keep_some(
+        &self,
+        offset: u64,
+        data: &Data,
+        random: &mut Random,
+        report: &mut CrashReport,
+    ) -> Vec<(u64, Data)> {
+        let sector_count = data.len() / self.sector_size;
+        let mode = random.weighted(&[4, 4, 1, 2]);
+        let cut = random.below(sector_count + 1);
+        let pool = BufferPool::default();
+        let mut kept = Vec::new();
+        let mut index = 0;
+        data.for_sectors(offset, self.sector_size, |at, bytes| {
+            let keep = match mode {
+                0 => false,
+                1 => true,
+                2 => index < cut,
+                _ => random.chance(Chance::percent(50)),
+            };
+            index += 1;
+            if keep {
+                let zeros = Data::Zeros(self.sector_size);
+                let data = bytes.map_or(zeros, |bytes| Data::Bytes(vec![pool.copy_of(bytes)]));
+                kept.push((at, data));
+            }
+        });
+        match kept.len() as u64 {
+            0 => report.lost += 1,
+            count if count < sector_count => report.torn += 1,
+            _ => {
+                report.kept += 1;
+                report.reordered += u64::from(report.lost + report.torn > 0);
+            }
+        }
+        kept
+    }
+
+    /// Flips bits of one byte wherever it is, medium and cache. Requires: nothing is in flight.
+    pub fn rot(&mut self, offset: u64, mask: u8) {
+        assert!(mask != 0);
+        let start = offset - offset % self.sector_size;
+        let mut sector = vec![0; self.sector_size as usize];
+        self.read_cached(start, &mut sector);
+        sector[(offset - start) as usize] ^= mask;
+        let data = Data::Bytes(vec![BufferPool::default().copy_of(&sector)]);
+        self.written(start, data, true);
+    }
+
+    /// Pages of the disk that hold anything but zeros, as positions in bytes.
+    pub fn written_pages(&self) -> impl Iterator<Item = u64> + '_ {
+        self.medium
+            .iter()
+            .enumerate()
+            .filter(|(_, page)| page.is_some())
+            .map(|(index, _)| index as u64 * PAGE_SIZE)
+    }
+}
+
+/// Copies the sectors of a write that `choose` takes (by position) over what was read.
+fn overlay(
+    start: u64,
+    data: &Data,
+    sector: u64,
+    offset: u64,
+    into: &mut [u8],
+    mut choose: impl FnMut(u64) -> bool,
+) {
+    let end = offset + into.len() as u64;
+    if start >= end || start + data.len() <= offset {
+        return;
+    }
+    data.for_sectors(start, sector, |at, bytes| {
+        if at < offset || at >= end || !choose(at) {
+            return;
+        }
+        let from = (at - offset) as usize;
+        let target = &mut into[from..from + sector as usize];
+        match bytes {
+            Some(bytes) => target.copy_from_slice(bytes),
+            None => target.fill(0),
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Bench {
+        disk: SimDisk,
+        random: Random,
+        pool: BufferPool,
+        op_last: u64,
+    }
+
+    impl Bench {
+        fn new(seed: u64) -> Bench {
+            Bench {
+                disk: SimDisk::new(1 << 20, 512),
+                random: Random::new(seed, "disk"),
+                pool: BufferPool::default(),
+                op_last: 0,
+            }
+        }
+
+        fn op(&mut self) -> DiskOp {
+            self.op_last += 1;
+            DiskOp(self.op_last)
+        }
+
+        fn submit_write(&mut self, offset: u64, length: usize, byte: u8, durable: bool) -> DiskOp {
+            let op = self.op();
+            let buffers = vec![self.pool.copy_of(&vec![byte; length])];
+            self.disk.submit(DiskEffect::Write { op, offset, buffers, durable })
+        }
+
+        fn write(&mut self, offset: u64, length: usize, byte: u8, durable: bool) {
+            let op = self.submit_write(offset, length, byte, durable);
+            self.disk.complete(op, None, &mut self.random);
+        }
+
+        fn flush(&mut self) {
+            let op = self.op();
+            self.disk.submit(DiskEffect::Flush { op });
+            self.disk.complete(op, None, &mut self.random);
+        }
+
+        fn bytes(&mut self, offset: u64, length: usize) -> Vec<u8> {
+            let op = self.op();
+            let buffer = self.pool.take(length);
+            self.disk.submit(DiskEffect::Read { op, offset, buffer });
+            match self.disk.complete(op, None, &mut self.random) {
+                DiskEvent::Read { buffer, result: Ok(()), .. } => buffer.to_vec(),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn crash(&mut self, crash: Crash) -> CrashReport {
+            self.disk.crash(crash, &mut self.random)
+        }
+    }
+
+    #[test]
+    fn flushed_and_durable_writes_survive_every_crash() {
+        for seed in 0..200 {
+            let mut bench = Bench::new(seed);
+            bench.write(0, 4096, 1, false);
+            bench.write(8192, 4096, 2, true);
+            bench.flush();
+            bench.write(0, 512, 3, true);
+            bench.crash(Crash::Power);
+            assert_eq!(bench.bytes(0, 512), [3; 512]);
+            assert_eq!(bench.bytes(512, 3584), [1; 3584]);
+            assert_eq!(bench.bytes(8192, 4096), [2; 4096]);
+        }
+    }
+
+    #[test]
+    fn a_durable_write_over_a_cached_one_wins() {
+        for seed in 0..200 {
+            let mut bench = Bench::new(seed);
+            bench.write(0, 1024, 1, false);
+            bench.write(512, 1024, 2, true);
+            assert_eq!(bench.bytes(512, 1024), [2; 1024]);
+            bench.crash(Crash::Power);
+            assert_eq!(bench.bytes(512, 1024), [2; 1024]);
+        }
+    }
+
+    #[test]
+    fn a_flush_covers_what_was_done_before_it_was_asked() {
+        let (mut lost, mut kept) = (false, false);
+        for seed in 0..200 {
+            let mut bench = Bench::new(seed);
+            bench.write(0, 512, 1, false);
+            let op = bench.op();
+            bench.disk.submit(DiskEffect::Flush { op });
+            bench.write(512, 512, 2, false);
+            bench.disk.complete(op, None, &mut bench.random);
+            bench.crash(Crash::Power);
+            assert_eq!(bench.bytes(0, 512), [1; 512]);
+            match bench.bytes(512, 512)[0] {
+                0 => lost = true,
+                _ => kept = true,
+            }
+        }
+        assert!(lost);
+        assert!(kept);
+    }
+
+    #[test]
+    fn unflushed_writes_are_lost_torn_kept_and_reordered() {
+        let mut total = CrashReport::default();
+        for seed in 0..200 {
+            let mut bench = Bench::new(seed);
+            bench.write(0, 4096, 1, false);
+            bench.submit_write(4096, 4096, 2, true);
+            let report = bench.crash(Crash::Power);
+            total.lost += report.lost;
+            total.torn += report.torn;
+            total.kept += report.kept;
+            total.reordered += report.reordered;
+            let after = bench.bytes(0, 8192);
+            assert!(after[..4096].iter().all(|byte| *byte <= 1));
+            bench.crash(Crash::Power);
+            assert_eq!(bench.bytes(0, 8192), after, "what a crash left stays");
+        }
+        assert!(total.lost > 20);
+        assert!(total.torn > 20);
+        assert!(total.kept > 20);
+        assert!(total.reordered > 20);
+    }
+
+    #[test]
+    fn a_dead_process_loses_only_what_was_in_flight_until_the_power_goes() {
+        let mut lost_later = false;
+        for seed in 0..200 {
+            let mut bench = Bench::new(seed);
+            bench.write(0, 512, 1, false);
+            bench.crash(Crash::Process);
+            assert_eq!(bench.bytes(0, 512), [1; 512]);
+            bench.crash(Crash::Power);
+            lost_later |= bench.bytes(0, 512)[0] == 0;
+        }
+        assert!(lost_later);
+    }
+
+    #[test]
+    fn rot_changes_one_byte_and_stays() {
+        let mut bench = Bench::new(1);
+        bench.write(0, 1024, 1, false);
+        bench.disk.rot(700, 0x80);
+        let after = bench.bytes(0, 1024);
+        assert_eq!(after[700], 0x81);
+        assert_eq!(after.iter().filter(|byte| **byte != 1).count(), 1);
+    }
+
+    #[test]
+    fn lost_and_misdirected_writes_are_reported_as_done() {
+        let mut bench = Bench::new(1);
+        let op = bench.submit_write(0, 512, 1, true);
+        bench.disk.complete(op, Some(WriteFault::Lost), &mut bench.random);
+        let op = bench.submit_write(512, 512, 2, true);
+        let fault = WriteFault::Misdirected { to: 4096 };
+        bench.disk.complete(op, Some(fault), &mut bench.random);
+        assert_eq!(bench.bytes(0, 1024), [0; 1024]);
+        assert_eq!(bench.bytes(4096, 512), [2; 512]);
+    }
+
+    #[test]
+    fn a_failed_write_may_have_happened_in_part() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..100 {
+            let mut bench = Bench::new(seed);
+            let op = bench.submit_write(0, 1024, 1, true);
+            let error = DiskError::Io("simulated".into());
+            bench.disk.fail(op, error, &mut bench.random);
+            let bytes = bench.bytes(0, 1024);
+            seen.insert((bytes[0], bytes[512]));
+        }
+        assert_eq!(seen.len(), 4);
+    }
+}

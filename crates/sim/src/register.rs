@@ -1,0 +1,560 @@
+//! Linearizability of one register (a unit of a volume) from the history of its operations.
+//!
+//! Every written value is unique but for zero, which discards write. A moment is a number that
+//! grows with each event of the run; an operation takes effect between its `from` and `to`, and
+//! one that was never answered has no `to`: it may take effect at any time later, or never.
+//!
+//! A write that was sent again after a failure (`repeated`) may take effect more than once, but
+//! never after its answer; every other write takes effect once.
+//!
+//! ```text
+//!   write A  |-----|
+//!   read = A           |---|             A holds from A's end to the read's start:
+//!   write B      |--------------|        B's moment is before or after that zone,
+//!   write C          |-|                 C's would lie inside it: refused
+//! ```
+//!
+//! How: a value that is read after all moments at which it could have been written must have held
+//! in between: a *zone*. There is an order of all operations exactly if no two zones of different
+//! values touch and every other operation has a moment outside the zones of other values.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A point in the run; grows with each event.
+pub type Moment = u64;
+
+/// What a register holds: zero, or the number of the one write that wrote it.
+pub type Value = u64;
+
+/// No end: the operation was never answered.
+pub const NEVER: Moment = Moment::MAX;
+
+/// The history of one register, which held zero at first.
+#[derive(Clone, Default, Debug)]
+pub struct History {
+    writes: Vec<Write>,
+    reads: Vec<Read>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    value: Value,
+    from: Moment,
+    to: Moment,
+    repeated: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    value: Value,
+    from: Moment,
+    to: Moment,
+}
+
+/// Why there is no order of a history's operations.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Violation {
+    /// A value was read that nobody had written by then.
+    FromNowhere {
+        /// Which.
+        value: Value,
+        /// When the read was asked and answered.
+        read: (Moment, Moment),
+    },
+    /// Two values had to be held at the same time.
+    Overlap {
+        /// The value that was read late, and from when until when it had to be held.
+        held: (Value, Moment, Moment),
+        /// The other value, and likewise.
+        other: (Value, Moment, Moment),
+    },
+    /// An operation on another value lies wholly within the time a value had to be held.
+    Inside {
+        /// The value that was read late, and from when until when it had to be held.
+        held: (Value, Moment, Moment),
+        /// The value that was written or read within, and when.
+        other: (Value, Moment, Moment),
+    },
+    /// Zero was read when nothing but other values can have held.
+    NotZero {
+        /// When the read was asked and answered.
+        read: (Moment, Moment),
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::FromNowhere { value, read: (from, to) } => {
+                write!(f, "the read at {from}..{to} returned {value}, which nobody had written")
+            }
+            Violation::Overlap { held: (value, from, to), other: (other, start, end) } => write!(
+                f,
+                "{value} must have held during {from}..{to} and {other} during {start}..{end}"
+            ),
+            Violation::Inside { held: (value, from, to), other: (other, start, end) } => write!(
+                f,
+                "{value} must have held during {from}..{to}, yet {other} was written or read \
+                 wholly within, at {start}..{end}"
+            ),
+            Violation::NotZero { read: (from, to) } => {
+                write!(f, "the read at {from}..{to} returned zeros that nobody wrote in time")
+            }
+        }
+    }
+}
+
+/// From when until when a value must have held.
+#[derive(Clone, Copy, Debug)]
+struct Zone {
+    value: Value,
+    from: Moment,
+    to: Moment,
+}
+
+impl Zone {
+    fn triple(self) -> (Value, Moment, Moment) {
+        (self.value, self.from, self.to)
+    }
+}
+
+impl History {
+    /// A write, or a discard (value 0). `to` is [`NEVER`] if it was not answered; `repeated` if
+    /// it may have been sent more than once.
+    pub fn write(&mut self, value: Value, from: Moment, to: Moment, repeated: bool) {
+        assert!(from < to);
+        self.writes.push(Write { value, from, to, repeated });
+    }
+
+    /// An answered read.
+    pub fn read(&mut self, value: Value, from: Moment, to: Moment) {
+        assert!(from < to);
+        self.reads.push(Read { value, from, to });
+    }
+
+    /// Looks for an order of all operations. Takes O(n log n).
+    pub fn check(&self) -> Result<(), Violation> {
+        let mut clusters = self.clusters()?;
+        let zeros = clusters.remove(&0).expect("the register held zero at first");
+        let mut zones = Vec::new();
+        // (value, from, to): some moment in it, both ends included, is the value's.
+        let mut wants = Vec::new();
+        for (value, cluster) in &clusters {
+            cluster.demands(*value, &mut zones, &mut wants);
+        }
+        let zeros = Zeros::new(zeros, &mut zones, &mut wants);
+        let zones = Zones::new(zones)?;
+        for want in wants {
+            zones.allow(want)?;
+        }
+        zeros.check(&zones)
+    }
+
+    /// Operations by value, with the write of the first zero.
+    fn clusters(&self) -> Result<BTreeMap<Value, Cluster>, Violation> {
+        let mut clusters: BTreeMap<Value, Cluster> = BTreeMap::new();
+        let first = Write { value: 0, from: 0, to: 0, repeated: false };
+        for write in std::iter::once(first).chain(self.writes.iter().copied()) {
+            clusters.entry(write.value).or_default().writes.push(write);
+        }
+        for read in &self.reads {
+            let nowhere = Violation::FromNowhere { value: read.value, read: (read.from, read.to) };
+            let cluster = clusters.get_mut(&read.value).ok_or(nowhere.clone())?;
+            if cluster.writes.iter().all(|write| write.from > read.to) {
+                return Err(nowhere);
+            }
+            cluster.reads.push(*read);
+        }
+        Ok(clusters)
+    }
+}
+
+/// All operations of one value.
+#[derive(Default)]
+struct Cluster {
+    writes: Vec<Write>,
+    reads: Vec<Read>,
+}
+
+type Want = (Value, Moment, Moment);
+
+impl Cluster {
+    /// What a unique value demands. Requires: one write.
+    fn demands(&self, value: Value, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) {
+        assert_eq!(self.writes.len(), 1, "a value other than zero is written once");
+        let write = self.writes[0];
+        let last_from = self.reads.iter().map(|read| read.from).max();
+        if !write.repeated {
+            // It takes effect once: all its operations share one stretch of time.
+            let from = self.reads.iter().map(|read| read.to).fold(write.to, Moment::min);
+            let to = last_from.unwrap_or(0).max(write.from);
+            if from < to {
+                zones.push(Zone { value, from, to });
+            } else if write.to != NEVER || !self.reads.is_empty() {
+                wants.push((value, to, from));
+            }
+            return;
+        }
+        if let Some(to) = last_from.filter(|last| *last > write.to) {
+            zones.push(Zone { value, from: write.to, to });
+        }
+        if write.to != NEVER {
+            wants.push((value, write.from, write.to));
+        }
+        for read in &self.reads {
+            if read.from <= write.to {
+                wants.push((value, read.from.max(write.from), read.to.min(write.to)));
+            }
+        }
+    }
+}
+
+/// Zero, which many may write. Each read of it is explained by the write that demands least: any
+/// one at the same time, or else the last one before it.
+struct Zeros {
+    writes_by_end: Vec<Write>,
+    /// Reads that a write at the same time may explain.
+    reads: Vec<Read>,
+}
+
+impl Zeros {
+    /// Adds what zero demands, but for reads that have a choice.
+    fn new(cluster: Cluster, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) -> Zeros {
+        let Cluster { writes: mut writes_by_end, mut reads } = cluster;
+        writes_by_end.sort_unstable_by_key(|write| write.to);
+        let answered = writes_by_end.iter().filter(|write| write.to != NEVER && write.to != 0);
+        wants.extend(answered.map(|write| (0, write.from, write.to)));
+        reads.retain(|read| {
+            let ended = writes_by_end.partition_point(|write| write.to < read.from);
+            let choice = writes_by_end[ended..].iter().any(|write| write.from < read.to);
+            if !choice {
+                let last = writes_by_end[..ended].last().expect("zero was there at first");
+                zones.push(Zone { value: 0, from: last.to, to: read.from });
+            }
+            choice
+        });
+        Zeros { writes_by_end, reads }
+    }
+
+    fn check(&self, zones: &Zones) -> Result<(), Violation> {
+        for read in &self.reads {
+            let ended = self.writes_by_end.partition_point(|write| write.to < read.from);
+            let (before, meeting) = self.writes_by_end.split_at(ended);
+            let mut allowed = meeting
+                .iter()
+                .filter(|write| write.from < read.to)
+                .map(|write| zones.allow((0, read.from.max(write.from), read.to.min(write.to))));
+            let late = before.last().map(|last| Zone { value: 0, from: last.to, to: read.from });
+            if !allowed.any(|result| result.is_ok())
+                && !late.is_some_and(|zone| zones.allow_zone(zone))
+            {
+                return Err(Violation::NotZero { read: (read.from, read.to) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Zones in order of time; no two touch.
+struct Zones(Vec<Zone>);
+
+impl Zones {
+    fn new(mut zones: Vec<Zone>) -> Result<Zones, Violation> {
+        zones.sort_unstable_by_key(|zone| (zone.from, zone.to));
+        for pair in zones.windows(2) {
+            if pair[1].from < pair[0].to && pair[0].value != pair[1].value {
+                return Err(Violation::Overlap { held: pair[0].triple(), other: pair[1].triple() });
+            }
+        }
+        Ok(Zones(zones))
+    }
+
+    /// Refuses a stretch of time that lies wholly within the zone of another value.
+    fn allow(&self, want: Want) -> Result<(), Violation> {
+        let (value, from, to) = want;
+        let next = self.0.partition_point(|zone| zone.from <= from);
+        let Some(zone) = self.0[..next].last() else { return Ok(()) };
+        if zone.value != value && to <= zone.to {
+            return Err(Violation::Inside { held: zone.triple(), other: want });
+        }
+        Ok(())
+    }
+
+    /// Whether one more zone fits between the others.
+    fn allow_zone(&self, new: Zone) -> bool {
+        let next = self.0.partition_point(|zone| zone.from < new.to);
+        self.0[..next].last().is_none_or(|zone| zone.to <= new.from || zone.value == new.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::{Chance, Random};
+
+    #[test]
+    fn a_sequence_of_writes_and_reads_is_in_order() {
+        let mut history = History::default();
+        history.read(0, 1, 2);
+        history.write(7, 3, 4, false);
+        history.read(7, 5, 6);
+        history.write(0, 7, 8, false);
+        history.read(0, 9, 10);
+        assert_eq!(history.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_stale_read_is_found() {
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.write(8, 3, 4, false);
+        history.read(7, 5, 6);
+        assert!(matches!(history.check(), Err(Violation::Inside { held: (7, ..), .. })));
+    }
+
+    #[test]
+    fn a_lost_write_is_found() {
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.read(0, 3, 4);
+        assert!(matches!(history.check(), Err(Violation::Inside { held: (0, 0, 3), .. })));
+    }
+
+    #[test]
+    fn a_resurrected_value_is_found() {
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.write(0, 3, 4, false);
+        history.read(0, 5, 6);
+        history.read(7, 7, 8);
+        assert!(history.check().is_err());
+        // Also if nobody saw the discard.
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.write(0, 3, 4, false);
+        history.read(7, 7, 8);
+        assert!(history.check().is_err());
+    }
+
+    #[test]
+    fn a_value_from_nowhere_or_from_the_future_is_found() {
+        let mut history = History::default();
+        history.read(9, 1, 2);
+        assert!(matches!(history.check(), Err(Violation::FromNowhere { value: 9, .. })));
+        let mut history = History::default();
+        history.read(9, 1, 2);
+        history.write(9, 3, 4, false);
+        assert!(matches!(history.check(), Err(Violation::FromNowhere { value: 9, .. })));
+    }
+
+    #[test]
+    fn reads_that_go_back_are_found() {
+        // Both writes are still open: each order of them contradicts one pair of reads.
+        let mut history = History::default();
+        history.write(7, 1, 20, false);
+        history.write(8, 2, 21, false);
+        history.read(7, 3, 4);
+        history.read(8, 5, 6);
+        assert_eq!(history.check(), Ok(()));
+        history.read(7, 7, 8);
+        assert!(matches!(history.check(), Err(Violation::Inside { .. })));
+    }
+
+    #[test]
+    fn a_repeated_write_may_take_effect_twice_but_not_after_its_answer() {
+        let mut history = History::default();
+        history.write(7, 1, 20, true);
+        history.write(8, 2, 21, false);
+        history.read(7, 3, 4);
+        history.read(8, 5, 6);
+        history.read(7, 7, 8);
+        assert_eq!(history.check(), Ok(()));
+        history.read(8, 22, 23);
+        assert!(history.check().is_err(), "8 took effect once, before 7 did again");
+        let mut history = History::default();
+        history.write(7, 1, 4, true);
+        history.write(8, 5, 6, false);
+        history.read(8, 7, 8);
+        history.read(7, 9, 10);
+        assert!(matches!(
+            history.check(),
+            Err(Violation::Overlap { .. } | Violation::Inside { .. })
+        ));
+    }
+
+    #[test]
+    fn an_unanswered_write_may_happen_late_or_never() {
+        let mut history = History::default();
+        history.write(7, 1, NEVER, true);
+        history.write(8, 2, 3, false);
+        history.read(8, 4, 5);
+        assert_eq!(history.check(), Ok(()));
+        history.read(7, 6, 7);
+        assert_eq!(history.check(), Ok(()));
+        let mut history = History::default();
+        history.write(7, 1, NEVER, false);
+        history.read(7, 2, 3);
+        history.read(0, 4, 5);
+        assert!(history.check().is_err(), "once seen it stays");
+    }
+
+    #[test]
+    fn zeros_are_explained_by_any_discard() {
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.write(0, 3, 10, false);
+        history.read(0, 4, 5);
+        history.read(7, 6, 7);
+        assert!(history.check().is_err(), "7 was gone by 5");
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.write(0, 3, 4, false);
+        history.write(8, 5, 6, false);
+        history.write(0, 7, 8, false);
+        history.read(0, 9, 10);
+        assert_eq!(history.check(), Ok(()));
+        history.write(9, 11, 12, false);
+        history.read(0, 13, 14);
+        assert!(history.check().is_err());
+    }
+
+    /// Draws histories from a real register, so that an order exists.
+    fn real_history(random: &mut Random, length: usize) -> (History, Vec<Read>) {
+        let mut history = History::default();
+        let mut value = 0;
+        let mut open: Vec<(Value, Moment, bool, bool)> = Vec::new();
+        let mut reads: Vec<(Moment, Option<Value>)> = Vec::new();
+        let mut answered = Vec::new();
+        let mut moment = 0;
+        let mut value_last = 0;
+        for _ in 0..length {
+            moment += 1;
+            match random.below(7) {
+                0 => {
+                    let zero = random.chance(Chance::percent(20));
+                    value_last += 1;
+                    let new = if zero { 0 } else { value_last };
+                    open.push((new, moment, random.chance(Chance::percent(30)), false));
+                }
+                1 => reads.push((moment, None)),
+                2 if !open.is_empty() => {
+                    let write = random.index(open.len());
+                    let (new, _, repeated, done) = &mut open[write];
+                    if *repeated || !*done {
+                        value = *new;
+                        *done = true;
+                    }
+                }
+                3 if !reads.is_empty() => {
+                    let read = random.index(reads.len());
+                    reads[read].1 = Some(value);
+                }
+                4 if open.iter().any(|write| write.3) => {
+                    let write = open.iter().position(|write| write.3).expect("there is one");
+                    let (new, from, repeated, _) = open.remove(write);
+                    history.write(new, from, moment, repeated);
+                }
+                5 if reads.iter().any(|read| read.1.is_some()) => {
+                    let read = reads.iter().position(|read| read.1.is_some()).expect("is one");
+                    let (from, seen) = reads.remove(read);
+                    answered.push(Read { value: seen.expect("seen"), from, to: moment });
+                }
+                _ => {}
+            }
+        }
+        for (new, from, repeated, _) in open {
+            history.write(new, from, NEVER, repeated);
+        }
+        for read in &answered {
+            history.read(read.value, read.from, read.to);
+        }
+        (history, answered)
+    }
+
+    #[test]
+    fn histories_of_a_real_register_pass() {
+        for seed in 0..3000 {
+            let (history, _) = real_history(&mut Random::new(seed, "test"), 80);
+            assert_eq!(history.check(), Ok(()), "seed {seed}: {history:?}");
+        }
+    }
+
+    #[test]
+    fn a_changed_read_is_mostly_found() {
+        let mut found = 0;
+        let mut tried = 0;
+        for seed in 0..1000 {
+            let mut random = Random::new(seed, "test");
+            let (mut history, reads) = real_history(&mut random, 80);
+            if reads.len() < 4 {
+                continue;
+            }
+            let read = random.index(history.reads.len());
+            let other = history.writes[random.index(history.writes.len())].value;
+            if history.reads[read].value != other {
+                history.reads[read].value = other;
+                tried += 1;
+                found += u32::from(history.check().is_err());
+            }
+        }
+        assert!(tried > 500);
+        assert!(found * 3 > tried, "{found} of {tried}");
+    }
+
+    /// All orders of a small history, tried one by one.
+    fn by_brute_force(history: &History) -> bool {
+        fn go(history: &History, done: u32, value: Value) -> bool {
+            let writes = history.writes.len();
+            let count = writes + history.reads.len();
+            let ends = |index: usize| match index < writes {
+                true => history.writes[index].to,
+                false => history.reads[index - writes].to,
+            };
+            let left = |index: &usize| done & (1 << index) == 0;
+            if (0..count).filter(left).all(|index| ends(index) == NEVER) {
+                return true;
+            }
+            let first_end = (0..count).filter(left).map(ends).min().expect("one is left");
+            (0..count).filter(left).any(|index| {
+                let (from, new) = match index < writes {
+                    true => (history.writes[index].from, history.writes[index].value),
+                    false => {
+                        let read = history.reads[index - writes];
+                        if read.value != value {
+                            return false;
+                        }
+                        (read.from, value)
+                    }
+                };
+                from < first_end && go(history, done | (1 << index), new)
+            })
+        }
+        go(history, 0, 0)
+    }
+
+    #[test]
+    fn unique_values_are_judged_exactly_as_by_trying_all_orders() {
+        let (mut good, mut bad) = (0, 0);
+        for seed in 0..4000 {
+            let mut random = Random::new(seed, "test");
+            let mut moments: Vec<Moment> = (1..=16).collect();
+            random.shuffle(&mut moments);
+            let mut history = History::default();
+            for (index, pair) in moments.chunks_exact(2).enumerate() {
+                let (from, to) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+                if index < 4 {
+                    let to = if random.chance(Chance::percent(10)) { NEVER } else { to };
+                    history.write(index as u64 + 1, from, to, false);
+                } else {
+                    history.read(random.below(5), from, to);
+                }
+            }
+            let expected = by_brute_force(&history);
+            assert_eq!(history.check().is_ok(), expected, "seed {seed}: {history:?}");
+            if expected { good += 1 } else { bad += 1 }
+        }
+        assert!(good > 100);
+        assert!(bad > 100);
+    }
+}
