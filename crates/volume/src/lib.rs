@@ -1,5 +1,31 @@
 //! Client core: cuts requests at stripe edges, routes each part to the primary of its PG, and
 //! retries until it is done. A value: events in, effects out.
+//!
+//! ```text
+//!   Request ──cut──▶ parts ──order──▶ route ──▶ link of an OSD ──Op──▶
+//!      ▲                     (own writes         │
+//!      └── answer ◀── all parts done ◀── Reply ──┴── refusal, lost connection: route again
+//! ```
+//!
+//! Invariants
+//!   1. A request is answered once; a write only after every part of it was acknowledged.
+//!   2. Own writes that overlap reach the OSD one after the other, in the order they were asked.
+//!   3. A part is answered by a reply of the connection it was last sent on, or not at all.
+//!   4. What is in flight for a volume is bounded; the rest waits in the order it was asked.
+
+mod core;
+mod cut;
+mod link;
+mod monitor;
+mod part;
+mod reply;
+mod request;
+mod routes;
+#[cfg(test)]
+mod tests;
+mod timers;
+
+pub use crate::core::ClientCore;
 
 use base::{Buffer, Duration, SessionId};
 use cluster::map::ImageInfo;
@@ -160,7 +186,28 @@ pub enum VolumeError {
     Ended,
     /// Not done within the time the user set (ETIMEDOUT); it may still happen.
     TimedOut,
+    /// An OSD says the request breaks a rule: a bug of ours, reported in its words (EIO).
+    Invalid {
+        /// Which rule.
+        why: String,
+    },
 }
+
+impl std::fmt::Display for VolumeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            VolumeError::Full => f.write_str("no space left in the pool"),
+            VolumeError::Damaged => f.write_str("stored bytes are damaged and no copy is left"),
+            VolumeError::ReadOnly => f.write_str("the volume is attached read-only"),
+            VolumeError::OutOfRange => f.write_str("the range is empty or outside the volume"),
+            VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
+            VolumeError::TimedOut => f.write_str("not done in time; it may still happen"),
+            VolumeError::Invalid { why } => write!(f, "the OSD refused the request: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for VolumeError {}
 
 /// Settings of a client core.
 #[derive(Clone, PartialEq, Eq, Debug)]

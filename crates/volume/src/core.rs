@@ -1,0 +1,702 @@
+//! The client core itself: volumes, requests and their parts. Its other rooms: `monitor` (the map
+//! and sessions), `link` and `reply` (OSDs).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use base::hash::stripe_hash;
+use base::planted::{self, Bug};
+use base::{
+    Buffer, BufferPool, ConnectionId, ImageId, OsdId, PgId, SessionId, StripeIndex, Time,
+};
+use cluster::message::Failure;
+use format::door::{NetEffect, NetEvent};
+use slab::Slab;
+
+use crate::cut::{Piece, volume_size_max};
+use crate::link::{Link, LinkState};
+use crate::monitor::MonitorLink;
+use crate::part::{Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
+use crate::request::{Flush, Found, InOrder, Kind, Request, RequestKey, Slice};
+use crate::routes::{Routes, Target};
+use crate::timers::{Timer, Timers};
+use crate::{
+    Answer, Attached, Effect, Event, Operation, RequestId, Settings, VolumeError, VolumeHandle,
+};
+
+/// Most parts of one volume under way at a time.
+pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
+/// Most bytes of data of one volume under way at a time; one part may go beyond.
+pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
+
+/// The client core as a value.
+pub struct ClientCore {
+    pub(crate) settings: Settings,
+    pub(crate) pool: BufferPool,
+    pub(crate) monitor: MonitorLink,
+    pub(crate) routes: Routes,
+    pub(crate) links: BTreeMap<OsdId, Link>,
+    pub(crate) link_of: BTreeMap<ConnectionId, OsdId>,
+    pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
+    pub(crate) requests: Slab<Request>,
+    pub(crate) parts: Slab<Part>,
+    /// Own writes of a stripe that are not done, in the order they were asked.
+    pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
+    /// Parts in the stage `Unrouted`.
+    pub(crate) unrouted: Vec<PartKey>,
+    pub(crate) timers: Timers,
+    /// Volumes that may have room for more parts, or may have become idle.
+    touched: Vec<VolumeHandle>,
+    /// Sessions to be closed when a monitor is connected.
+    pub(crate) farewells: Vec<SessionId>,
+    last_connection: u64,
+    last_sequence: u64,
+    last_ask: u64,
+}
+
+/// A volume of the user.
+pub(crate) struct Volume {
+    pub(crate) name: String,
+    pub(crate) read_only: bool,
+    pub(crate) attachment: Attachment,
+    /// The user asked to detach it.
+    pub(crate) closing: bool,
+    /// When the user's patience with the attach ends.
+    pub(crate) open_deadline: Option<Time>,
+    /// Requests that are not cut to the end, in the order they were asked.
+    pub(crate) pending: VecDeque<RequestKey>,
+    pub(crate) request_count: usize,
+    part_count: usize,
+    byte_count: u64,
+    /// PGs with acknowledged writes that were not told durable, with the count of the last one.
+    pub(crate) undurable: BTreeMap<PgId, u64>,
+    /// Writes acknowledged and not told durable, ever.
+    pub(crate) undurable_count: u64,
+    /// Whether this session has synced every PG of the image.
+    synced_all: bool,
+}
+
+/// Top to bottom is the order in time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Attachment {
+    /// Waits for the monitor's answer to this ask.
+    Opening { ask: u64 },
+    /// Serves.
+    Open(Attached),
+    /// The session is over.
+    Ended,
+}
+
+impl Volume {
+    pub(crate) fn attached(&self) -> Option<&Attached> {
+        match &self.attachment {
+            Attachment::Open(attached) => Some(attached),
+            Attachment::Opening { .. } | Attachment::Ended => None,
+        }
+    }
+
+    fn has_room(&self, weight: u64) -> bool {
+        let fits = self.byte_count + weight <= BYTES_IN_FLIGHT_MAX;
+        self.part_count < PARTS_IN_FLIGHT_MAX && (fits || self.part_count == 0)
+    }
+}
+
+impl ClientCore {
+    /// A core with nothing attached. Requires: at least one monitor.
+    pub fn new(settings: Settings, pool: BufferPool) -> ClientCore {
+        assert!(!settings.monitors.is_empty());
+        ClientCore {
+            settings,
+            pool,
+            monitor: MonitorLink::new(),
+            routes: Routes::default(),
+            links: BTreeMap::new(),
+            link_of: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            requests: Slab::new(),
+            parts: Slab::new(),
+            stripes: BTreeMap::new(),
+            unrouted: Vec::new(),
+            timers: Timers::default(),
+            touched: Vec::new(),
+            farewells: Vec::new(),
+            last_connection: 0,
+            last_sequence: 0,
+            last_ask: 0,
+        }
+    }
+
+    /// When `Event::Tick` is wanted at the latest; `None`: not before another event.
+    pub fn deadline(&self) -> Option<Time> {
+        self.timers.deadline()
+    }
+
+    /// Takes one event and appends what follows from it.
+    pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Net(event) => self.apply_net(now, event, effects),
+            Event::Open { volume, name, read_only } => {
+                self.open(now, volume, name, read_only, effects);
+            }
+            Event::Close { volume } => self.close(volume, effects),
+            Event::Request { id, volume, operation } => {
+                self.request(now, id, volume, operation, effects);
+            }
+            Event::Tick => {
+                while let Some(timer) = self.timers.pop_due(now) {
+                    self.ring(now, timer, effects);
+                }
+            }
+        }
+        while let Some(volume) = self.touched.pop() {
+            self.admit(now, volume, effects);
+            self.finish_close(volume, effects);
+        }
+    }
+
+    fn apply_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
+        match event {
+            NetEvent::Accepted { connection, .. } => {
+                effects.push(Effect::Net(NetEffect::Close { connection }));
+            }
+            NetEvent::Connected { connection, peer } => {
+                if self.monitor.is(connection) {
+                    self.monitor_connected(now, connection, peer, effects);
+                } else {
+                    self.link_connected(now, connection, peer, effects);
+                }
+            }
+            NetEvent::Received { connection, message } => {
+                if self.monitor.is(connection) {
+                    self.monitor_received(now, message, effects);
+                } else {
+                    self.link_received(now, connection, message, effects);
+                }
+            }
+            NetEvent::Closed { connection, reason } => {
+                if self.monitor.is(connection) {
+                    self.monitor_lost(now, reason, effects);
+                } else if let Some(osd) = self.link_of.remove(&connection) {
+                    self.link_lost(now, osd, effects);
+                }
+            }
+        }
+    }
+
+    fn ring(&mut self, now: Time, timer: Timer, effects: &mut Vec<Effect>) {
+        match timer {
+            Timer::Monitor => self.connect_monitor(effects),
+            Timer::Link(osd) => self.connect_link(osd, effects),
+            Timer::Part(key) => {
+                assert!(matches!(self.parts[key].stage, Stage::Delayed { .. }));
+                self.parts[key].stage = Stage::Unrouted;
+                self.route(now, key, effects);
+            }
+            Timer::Request(key) => {
+                self.requests[key].deadline = None;
+                self.answer(key, Err(VolumeError::TimedOut), effects);
+                self.fail(now, key, VolumeError::TimedOut, effects);
+            }
+            Timer::Open(handle) => {
+                let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
+                volume.open_deadline = None;
+                let failure = Failure {
+                    code: "timed_out".to_string(),
+                    message: format!("no monitor answered in time about volume {}", volume.name),
+                    hint: "check that the cluster runs: ashlar status".to_string(),
+                };
+                self.opened(handle, Err(failure), effects);
+            }
+        }
+    }
+
+    // ---- volumes
+
+    fn open(
+        &mut self,
+        now: Time,
+        handle: VolumeHandle,
+        name: String,
+        read_only: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.last_ask += 1;
+        let open_deadline = self.settings.retry_for.map(|patience| now + patience);
+        if let Some(at) = open_deadline {
+            self.timers.arm(at, Timer::Open(handle));
+        }
+        let volume = Volume {
+            name,
+            read_only,
+            attachment: Attachment::Opening { ask: self.last_ask },
+            closing: false,
+            open_deadline,
+            pending: VecDeque::new(),
+            request_count: 0,
+            part_count: 0,
+            byte_count: 0,
+            undurable: BTreeMap::new(),
+            undurable_count: 0,
+            synced_all: false,
+        };
+        let before = self.volumes.insert(handle, volume);
+        assert!(before.is_none());
+        self.ask_open(handle, effects);
+    }
+
+    /// The attach ended, well or not.
+    pub(crate) fn opened(
+        &mut self,
+        handle: VolumeHandle,
+        result: Result<Attached, Failure>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let volume = self.volumes.get_mut(&handle).expect("only a known volume is opened");
+        assert!(matches!(volume.attachment, Attachment::Opening { .. }));
+        if let Some(at) = volume.open_deadline.take() {
+            self.timers.disarm(at, Timer::Open(handle));
+        }
+        match &result {
+            Ok(attached) => volume.attachment = Attachment::Open(attached.clone()),
+            Err(_) => {
+                self.volumes.remove(&handle);
+            }
+        }
+        effects.push(Effect::Opened { volume: handle, result });
+    }
+
+    fn close(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let Some(volume) = self.volumes.get_mut(&handle) else {
+            effects.push(Effect::Closed { volume: handle });
+            return;
+        };
+        volume.closing = true;
+        if let Attachment::Opening { .. } = volume.attachment {
+            let failure = Failure {
+                code: "closed".to_string(),
+                message: format!("volume {} was closed while it was opened", volume.name),
+                hint: String::new(),
+            };
+            self.opened(handle, Err(failure), effects);
+            effects.push(Effect::Closed { volume: handle });
+        }
+        self.touched.push(handle);
+    }
+
+    fn finish_close(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let Some(volume) = self.volumes.get(&handle) else { return };
+        if !volume.closing || volume.request_count > 0 {
+            return;
+        }
+        let volume = self.volumes.remove(&handle).expect("looked at just now");
+        assert!(volume.part_count == 0);
+        if let Some(attached) = volume.attached() {
+            self.close_session(attached.session, effects);
+        }
+        effects.push(Effect::Closed { volume: handle });
+    }
+
+    /// The session is over: every request of its volume ends, whatever becomes of it.
+    pub(crate) fn end_session(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let parts: Vec<PartKey> = self.parts_where(|part| part.volume == handle);
+        for key in parts {
+            self.detach(key);
+            self.parts.remove(key);
+        }
+        let first = (handle, StripeIndex::ZERO);
+        let last = (handle, StripeIndex::new(u32::MAX));
+        let stripes: Vec<_> = self.stripes.range(first..=last).map(|(place, _)| *place).collect();
+        for place in stripes {
+            self.stripes.remove(&place);
+        }
+        let of_volume = self.requests.iter().filter(|(_, request)| request.volume == handle);
+        let keys: Vec<RequestKey> = of_volume.map(|(key, _)| key).collect();
+        for key in keys {
+            self.answer(key, Err(VolumeError::Ended), effects);
+            self.forget_request(key);
+        }
+        let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
+        volume.attachment = Attachment::Ended;
+        volume.part_count = 0;
+        volume.byte_count = 0;
+        assert!(volume.request_count == 0);
+        assert!(volume.pending.is_empty());
+        self.touched.push(handle);
+    }
+
+    // ---- requests
+
+    fn request(
+        &mut self,
+        now: Time,
+        id: RequestId,
+        handle: VolumeHandle,
+        operation: Operation,
+        effects: &mut Vec<Effect>,
+    ) {
+        let kind = match self.check(handle, operation) {
+            Ok(Some(kind)) => kind,
+            Ok(None) => {
+                effects.push(Effect::Done { id, result: Ok(Answer::Done) });
+                return;
+            }
+            Err(error) => {
+                effects.push(Effect::Done { id, result: Err(error) });
+                return;
+            }
+        };
+        let deadline = self.settings.retry_for.map(|patience| now + patience);
+        let key = self.requests.insert(Request {
+            id,
+            volume: handle,
+            kind,
+            part_count: 0,
+            parts_open: 0,
+            failure: None,
+            answered: false,
+            deadline,
+        });
+        if let Some(at) = deadline {
+            self.timers.arm(at, Timer::Request(key));
+        }
+        let volume = self.volumes.get_mut(&handle).expect("checked above");
+        volume.request_count += 1;
+        volume.pending.push_back(key);
+        self.touched.push(handle);
+    }
+
+    /// What is to be done; `None`: nothing, it is done already.
+    fn check(
+        &self,
+        handle: VolumeHandle,
+        operation: Operation,
+    ) -> Result<Option<Kind>, VolumeError> {
+        let volume = self.volumes.get(&handle).filter(|volume| !volume.closing);
+        let (volume, attached) = volume
+            .and_then(|volume| Some((volume, volume.attached()?)))
+            .ok_or(VolumeError::Ended)?;
+        let size = attached.image.size;
+        let range = |offset: u64, length: u64| -> Result<Range<u64>, VolumeError> {
+            let end = offset.checked_add(length).filter(|end| *end <= size && length > 0);
+            Ok(offset..end.ok_or(VolumeError::OutOfRange)?)
+        };
+        let writable =
+            || if volume.read_only { Err(VolumeError::ReadOnly) } else { Ok(()) };
+        Ok(Some(match operation {
+            Operation::Read { offset, length } => {
+                Kind::Read { rest: range(offset, length)?, found: InOrder::default() }
+            }
+            Operation::Extents { offset, length } => {
+                Kind::Extents { rest: range(offset, length)?, found: InOrder::default() }
+            }
+            Operation::Write { offset, data } => {
+                writable()?;
+                Kind::Write { rest: range(offset, data.len() as u64)?, data }
+            }
+            Operation::Zero { offset, length } => {
+                writable()?;
+                Kind::Zero { rest: range(offset, length)? }
+            }
+            Operation::Flush => {
+                let durable = volume.synced_all && volume.undurable.is_empty();
+                if durable || volume.read_only {
+                    return Ok(None);
+                }
+                Kind::Flush(Flush::Undecided)
+            }
+        }))
+    }
+
+    /// Cuts parts of waiting requests while the volume has room for them.
+    pub(crate) fn admit(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        loop {
+            let Some(volume) = self.volumes.get_mut(&handle) else { return };
+            let Some(&key) = volume.pending.front() else { return };
+            let Attachment::Open(attached) = &volume.attachment else { return };
+            let Some(block_size) = self.routes.block_size(attached.image.pool) else { return };
+            if attached.image.size > volume_size_max(block_size) {
+                self.fail(now, key, VolumeError::OutOfRange, effects);
+                continue;
+            }
+            let request = &mut self.requests[key];
+            if let Kind::Flush(flush @ Flush::Undecided) = &mut request.kind {
+                let first = !volume.synced_all;
+                let pgs = if first {
+                    let all = self.routes.pgs_of(&attached.image).expect("the pool is known");
+                    all.into_iter().collect()
+                } else {
+                    volume.undurable.keys().map(|pg| pg.number).collect()
+                };
+                *flush = Flush::Rest { pgs, first };
+            }
+            if request.is_cut() || request.failure.is_some() {
+                volume.pending.pop_front();
+                self.finish_request(key, effects);
+                continue;
+            }
+            let weight = request.next_weight(block_size);
+            if !volume.has_room(weight) {
+                return;
+            }
+            volume.part_count += 1;
+            volume.byte_count += weight;
+            let image = &attached.image;
+            let (pool, seed) = (image.pool, image.seed);
+            let index = request.part_count;
+            let slice = request.cut(block_size);
+            if request.is_cut() {
+                volume.pending.pop_front();
+            }
+            let (stripe, target, work) = work_of(slice, seed);
+            let part = self.parts.insert(Part {
+                request: key,
+                volume: handle,
+                index,
+                pool,
+                target,
+                stripe,
+                work,
+                stage: Stage::Held,
+                delay: RETRY_DELAY_MIN,
+                mismatch_count: 0,
+                weight,
+            });
+            self.enter_stripe(now, part, effects);
+        }
+    }
+
+    /// Remembers the first error of a request; what is not sent of it is dropped.
+    pub(crate) fn fail(
+        &mut self,
+        now: Time,
+        key: RequestKey,
+        error: VolumeError,
+        effects: &mut Vec<Effect>,
+    ) {
+        let request = &mut self.requests[key];
+        if request.failure.is_none() {
+            request.failure = Some(error);
+        }
+        if request.parts_open == 0 {
+            self.finish_request(key, effects);
+            return;
+        }
+        let unsent = self
+            .parts_where(|part| part.request == key && !matches!(part.stage, Stage::Sent { .. }));
+        for part in unsent {
+            // The end of one lets the next of the same stripe go, which ends it too.
+            if self.parts.contains(part) {
+                self.end_part(now, part, Found::Nothing, effects);
+            }
+        }
+    }
+
+    /// Ends the request if nothing of it is left to do.
+    fn finish_request(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
+        let request = &mut self.requests[key];
+        if !request.is_over() {
+            return;
+        }
+        let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
+        if let Kind::Flush(Flush::Rest { first: true, .. }) = request.kind
+            && request.failure.is_none()
+        {
+            volume.synced_all = true;
+        }
+        let result = request.take_result();
+        self.answer(key, result, effects);
+        self.forget_request(key);
+    }
+
+    fn answer(
+        &mut self,
+        key: RequestKey,
+        result: Result<Answer, VolumeError>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let request = &mut self.requests[key];
+        if !request.answered {
+            request.answered = true;
+            effects.push(Effect::Done { id: request.id, result });
+        }
+    }
+
+    fn forget_request(&mut self, key: RequestKey) {
+        let request = self.requests.remove(key);
+        assert!(request.answered);
+        if let Some(at) = request.deadline {
+            self.timers.disarm(at, Timer::Request(key));
+        }
+        let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
+        if !request.is_cut() {
+            volume.pending.retain(|pending| *pending != key);
+        }
+        volume.request_count -= 1;
+        self.touched.push(request.volume);
+    }
+
+    // ---- parts
+
+    /// A new part takes its turn among the own writes of its stripe.
+    fn enter_stripe(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let part = &self.parts[key];
+        if part.changes_stripe() {
+            let queue = self.stripes.entry((part.volume, part.stripe)).or_default();
+            let held = queue.iter().any(|earlier| part.conflicts(&self.parts[*earlier]));
+            queue.push(key);
+            if held {
+                assert!(part.stage == Stage::Held);
+                return;
+            }
+        }
+        self.route(now, key, effects);
+    }
+
+    /// A write is done: those that it held go on.
+    fn leave_stripe(
+        &mut self,
+        now: Time,
+        place: (VolumeHandle, StripeIndex),
+        key: PartKey,
+        effects: &mut Vec<Effect>,
+    ) {
+        let queue = self.stripes.get_mut(&place).expect("it entered");
+        let turn = queue.iter().position(|other| *other == key).expect("it entered");
+        queue.remove(turn);
+        if queue.is_empty() {
+            self.stripes.remove(&place);
+            return;
+        }
+        let parts = &self.parts;
+        let is_free = |turn: usize| {
+            let part = &parts[queue[turn]];
+            part.stage == Stage::Held
+                && !queue[..turn].iter().any(|earlier| part.conflicts(&parts[*earlier]))
+        };
+        let free: Vec<PartKey> =
+            (turn..queue.len()).filter(|turn| is_free(*turn)).map(|turn| queue[turn]).collect();
+        for key in &free {
+            self.parts[*key].stage = Stage::Unrouted;
+        }
+        for key in free {
+            self.route(now, key, effects);
+        }
+    }
+
+    /// Sends a part to where it belongs now, or lets it wait for the way to there.
+    /// Requires: it stands in no list of its stage.
+    pub(crate) fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let part = &mut self.parts[key];
+        if self.requests[part.request].failure.is_some() {
+            self.end_part(now, key, Found::Nothing, effects);
+            return;
+        }
+        let Some(route) = self.routes.find(part.pool, part.target) else {
+            part.stage = Stage::Unrouted;
+            self.unrouted.push(key);
+            return;
+        };
+        let link = self.links.entry(route.osd).or_insert_with(Link::new);
+        if let LinkState::Open { connection, .. } = link.state {
+            self.send(key, route, connection, effects);
+            return;
+        }
+        part.stage = Stage::Connecting(route.osd);
+        link.waiting.push(key);
+        if link.state == LinkState::Idle {
+            self.connect_link(route.osd, effects);
+        }
+    }
+
+    /// A part is over, well or not. Requires: the stage is what it was last given.
+    pub(crate) fn end_part(
+        &mut self,
+        now: Time,
+        key: PartKey,
+        found: Found,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.detach(key);
+        let part = self.parts.remove(key);
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        volume.part_count -= 1;
+        volume.byte_count -= part.weight;
+        self.touched.push(part.volume);
+        let request = &mut self.requests[part.request];
+        request.parts_open -= 1;
+        if request.failure.is_none() {
+            request.put(part.index, found);
+            if planted::on(Bug::PartAnsweredForWhole) && matches!(request.kind, Kind::Write { .. })
+            {
+                self.answer(part.request, Ok(Answer::Done), effects);
+            }
+        }
+        self.finish_request(part.request, effects);
+        if part.changes_stripe() {
+            self.leave_stripe(now, (part.volume, part.stripe), key, effects);
+        }
+    }
+
+    /// Takes a part out of the list that its stage stands for.
+    pub(crate) fn detach(&mut self, key: PartKey) {
+        match self.parts[key].stage {
+            Stage::Held => {}
+            Stage::Unrouted => self.unrouted.retain(|other| *other != key),
+            Stage::Connecting(osd) => {
+                let link = self.links.get_mut(&osd).expect("made when the part came");
+                link.waiting.retain(|other| *other != key);
+            }
+            Stage::Sent { osd, sequence, .. } => {
+                let link = self.links.get_mut(&osd).expect("made when the part came");
+                link.forget(sequence);
+            }
+            Stage::Delayed { until, .. } => self.timers.disarm(until, Timer::Part(key)),
+        }
+        self.parts[key].stage = Stage::Held;
+    }
+
+    /// Everything may have room or be idle: looked at before `apply` returns.
+    pub(crate) fn touch_all(&mut self) {
+        self.touched.extend(self.volumes.keys().copied());
+    }
+
+    pub(crate) fn parts_where(&self, wanted: impl Fn(&Part) -> bool) -> Vec<PartKey> {
+        self.parts.iter().filter(|(_, part)| wanted(part)).map(|(key, _)| key).collect()
+    }
+
+    // ---- names
+
+    /// A new connection; even, as the door asks.
+    pub(crate) fn next_connection(&mut self) -> ConnectionId {
+        self.last_connection += 2;
+        ConnectionId::new(self.last_connection)
+    }
+
+    /// Grows with each request of any session, and so of each.
+    pub(crate) fn next_sequence(&mut self) -> u64 {
+        self.last_sequence += 1;
+        self.last_sequence
+    }
+}
+
+/// Where a slice goes and what is done there.
+fn work_of(slice: Slice, seed: ImageId) -> (StripeIndex, Target, Work) {
+    let (piece, work) = match slice {
+        Slice::Sync(number) => {
+            return (StripeIndex::ZERO, Target::Pg(number), Work::Sync { covers: 0 });
+        }
+        Slice::Read(piece) => (piece.clone(), Work::Read { range: piece.range }),
+        Slice::Extents(piece) => (piece.clone(), Work::Extents { range: piece.range }),
+        Slice::Write(piece, bytes) if piece.whole => {
+            (piece.clone(), Work::write(piece.range, bytes))
+        }
+        Slice::Zero(piece) if piece.whole => (piece.clone(), Work::Zero { range: piece.range }),
+        Slice::Write(piece, bytes) => (piece.clone(), patch(piece, Some(bytes))),
+        Slice::Zero(piece) => (piece.clone(), patch(piece, None)),
+    };
+    (piece.stripe, Target::Stripe(stripe_hash(seed, piece.stripe)), work)
+}
+
+fn patch(piece: Piece, bytes: Option<Buffer>) -> Work {
+    Work::Patch(Patch { range: piece.range, bytes, step: PatchStep::Read })
+}

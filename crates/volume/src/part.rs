@@ -1,0 +1,187 @@
+//! One part of a request: what one OSD is asked with one operation, and where it stands.
+
+use std::ops::Range;
+
+use base::checksum::checksum_units;
+use base::{Buffer, Checksum, Duration, Epoch, OsdId, PgId, PoolId, StripeIndex, Time, Version};
+use cluster::map::ImageInfo;
+use format::wire::{Op, Place};
+
+use crate::VolumeHandle;
+use crate::cut::units_around;
+use crate::request::RequestKey;
+use crate::routes::Target;
+
+/// Place of a part in the core's table; used again after the part is gone.
+pub(crate) type PartKey = usize;
+
+/// First delay before a refused part is sent again.
+pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
+/// Longest delay before a refused part is sent again.
+pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
+/// After so many answers that do not match their checksums a read is given up as damaged.
+pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
+
+/// A part that is not done.
+pub(crate) struct Part {
+    pub(crate) request: RequestKey,
+    pub(crate) volume: VolumeHandle,
+    /// Its place in the request, from 0.
+    pub(crate) index: u32,
+    pub(crate) pool: PoolId,
+    pub(crate) target: Target,
+    /// Stripe 0 for a sync, which has none.
+    pub(crate) stripe: StripeIndex,
+    pub(crate) work: Work,
+    pub(crate) stage: Stage,
+    /// The last delay; the next one is twice as long.
+    pub(crate) delay: Duration,
+    /// Answers that did not match their checksums.
+    pub(crate) mismatch_count: u32,
+    /// Bytes it counts for in the volume's bound.
+    pub(crate) weight: u64,
+}
+
+/// What a part does. Ranges are bytes within the stripe.
+pub(crate) enum Work {
+    /// Any range; whole units are asked for.
+    Read { range: Range<u32> },
+    /// Whole units.
+    Write { range: Range<u32>, data: Buffer, checksums: Vec<Checksum> },
+    /// Whole units.
+    Zero { range: Range<u32> },
+    /// Bytes within one unit.
+    Patch(Patch),
+    /// Any range.
+    Extents { range: Range<u32> },
+    /// A whole PG.
+    Sync {
+        /// The volume's count of acknowledgements when it was sent: it covers those.
+        covers: u64,
+    },
+}
+
+/// Changes a part of one unit, by compare-and-set on the block's version.
+pub(crate) struct Patch {
+    pub(crate) range: Range<u32>,
+    /// The new bytes; `None`: zeros.
+    pub(crate) bytes: Option<Buffer>,
+    pub(crate) step: PatchStep,
+}
+
+/// Top to bottom is the order in time; a failed comparison goes back to the start.
+pub(crate) enum PatchStep {
+    /// Waits for the unit as it is.
+    Read,
+    /// Waits until the patched unit is written, if the block is still at `expected`.
+    Write { expected: Version, data: Buffer, checksums: Vec<Checksum> },
+}
+
+/// Where a part stands. Top to bottom is the order in time; a refusal or a lost connection goes
+/// back to `Unrouted` or `Delayed`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// Waits for earlier own writes of its stripe.
+    Held,
+    /// Waits for the map to name the PG's primary.
+    Unrouted,
+    /// Waits for a connection to this OSD.
+    Connecting(OsdId),
+    /// Waits for the reply to this sequence.
+    Sent { osd: OsdId, pg: PgId, epoch: Epoch, sequence: u64 },
+    /// Was refused; waits for this moment, or for a newer entry of its PG.
+    Delayed { until: Time, pg: PgId, epoch: Epoch },
+}
+
+impl Part {
+    /// Whether it changes its stripe and so has its turn among the stripe's own writes.
+    pub(crate) fn changes_stripe(&self) -> bool {
+        matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
+    }
+
+    /// Whether this write must not be under way together with `other`, of the same stripe.
+    pub(crate) fn conflicts(&self, other: &Part) -> bool {
+        assert!(self.changes_stripe());
+        assert!(other.changes_stripe());
+        let (mine, theirs) = (self.work.range(), other.work.range());
+        // Any other write of the block changes its version, and the comparison would fail.
+        self.is_patch()
+            || other.is_patch()
+            || (mine.start < theirs.end && theirs.start < mine.end)
+    }
+
+    fn is_patch(&self) -> bool {
+        matches!(self.work, Work::Patch(_))
+    }
+
+    /// The delay before the next try; each is twice the one before.
+    pub(crate) fn next_delay(&mut self) -> Duration {
+        let delay = self.delay;
+        self.delay = delay.doubled_up_to(RETRY_DELAY_MAX);
+        delay
+    }
+
+    /// What the OSD is asked now.
+    pub(crate) fn op(&self, image: &ImageInfo) -> Op {
+        let place = Place { image: image.id, seed: image.seed, stripe: self.stripe };
+        let parents = || image.parents.clone();
+        match &self.work {
+            Work::Read { range } => read_units(place, range, parents()),
+            Work::Write { range, data, checksums } => Op::Write {
+                place,
+                offset: range.start,
+                checksums: checksums.clone(),
+                data: data.clone(),
+                expected: None,
+            },
+            Work::Zero { range } => {
+                Op::Zero { place, offset: range.start, length: range.end - range.start }
+            }
+            Work::Patch(patch) => match &patch.step {
+                PatchStep::Read => read_units(place, &patch.range, parents()),
+                PatchStep::Write { expected, data, checksums } => Op::Write {
+                    place,
+                    offset: units_around(&patch.range).start,
+                    checksums: checksums.clone(),
+                    data: data.clone(),
+                    expected: Some(*expected),
+                },
+            },
+            Work::Extents { .. } => Op::Extents { place, parents: parents() },
+            Work::Sync { .. } => Op::Sync,
+        }
+    }
+}
+
+impl Work {
+    /// A write of whole units, with its checksums.
+    pub(crate) fn write(range: Range<u32>, data: Buffer) -> Work {
+        assert!(data.len() == range.len());
+        let checksums = checksums_of(&data);
+        Work::Write { range, data, checksums }
+    }
+
+    /// Bytes within the stripe; empty for a sync.
+    pub(crate) fn range(&self) -> Range<u32> {
+        match self {
+            Work::Read { range }
+            | Work::Write { range, .. }
+            | Work::Zero { range }
+            | Work::Extents { range } => range.clone(),
+            Work::Patch(patch) => patch.range.clone(),
+            Work::Sync { .. } => 0..0,
+        }
+    }
+}
+
+/// One checksum for each unit.
+pub(crate) fn checksums_of(data: &[u8]) -> Vec<Checksum> {
+    let mut checksums = Vec::with_capacity(data.len() / base::UNIT_SIZE as usize);
+    checksum_units(data, &mut checksums);
+    checksums
+}
+
+fn read_units(place: Place, range: &Range<u32>, parents: Vec<base::ImageId>) -> Op {
+    let units = units_around(range);
+    Op::Read { place, offset: units.start, length: units.end - units.start, parents }
+}

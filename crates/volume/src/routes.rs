@@ -1,0 +1,114 @@
+//! Where a part goes: the map, and entries that OSDs told us before the map did.
+//!
+//! Invariants
+//!   1. A told entry is kept only while its epoch is higher than the map's.
+//!   2. The revision a request names is the map's, whatever entries were told: a told entry says
+//!      nothing about fences and other PGs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::hash::{pg_of_hash, stripe_hash};
+use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId, SessionId, StripeIndex};
+use cluster::map::{ClusterMap, ImageInfo, MapDelta, MapGap, OsdInfo, PoolMap};
+use format::wire::PgEntry;
+
+/// What a part is for: it stays when the map changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Target {
+    /// A stripe, by its hash.
+    Stripe(u32),
+    /// A whole PG, by its number.
+    Pg(u32),
+}
+
+/// The way to the primary of a PG, as of now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Route {
+    pub(crate) pg: PgId,
+    pub(crate) osd: OsdId,
+    pub(crate) epoch: Epoch,
+    pub(crate) revision: MapRevision,
+}
+
+/// The map and what was told besides.
+#[derive(Default)]
+pub(crate) struct Routes {
+    map: ClusterMap,
+    told: BTreeMap<PgId, PgEntry>,
+}
+
+impl Routes {
+    /// The way to `target`; `None` while the map names no primary for it.
+    pub(crate) fn find(&self, pool: PoolId, target: Target) -> Option<Route> {
+        let map = self.map.pools.get(&pool)?;
+        let pg = pg_of(map, target);
+        let entry = self.entry(map, pg)?;
+        let osd = entry.primary.filter(|osd| self.map.osds.contains_key(osd))?;
+        Some(Route { pg, osd, epoch: entry.epoch, revision: map.revision })
+    }
+
+    /// The epoch of a PG's newest known entry.
+    pub(crate) fn epoch(&self, pg: PgId) -> Option<Epoch> {
+        let map = self.map.pools.get(&pg.pool)?;
+        self.entry(map, pg).map(|entry| entry.epoch)
+    }
+
+    fn entry<'a>(&'a self, map: &'a PoolMap, pg: PgId) -> Option<&'a PgEntry> {
+        let known = map.pgs.get(pg.number as usize)?;
+        Some(self.told.get(&pg).filter(|told| told.epoch > known.epoch).unwrap_or(known))
+    }
+
+    /// Takes a refuser's entry if its epoch is higher than what is known; says whether it was.
+    pub(crate) fn learn(&mut self, entry: PgEntry) -> bool {
+        let newer = self.epoch(entry.pg).is_some_and(|known| known < entry.epoch);
+        if newer {
+            self.told.insert(entry.pg, entry);
+        }
+        newer
+    }
+
+    /// Applies a change of the map; told entries that the map has caught up with go.
+    pub(crate) fn apply(&mut self, delta: MapDelta) -> Result<(), MapGap> {
+        let result = self.map.apply(delta);
+        let map = &self.map;
+        self.told.retain(|pg, told| map.pg(*pg).is_some_and(|known| known.epoch < told.epoch));
+        result
+    }
+
+    /// The revisions known, by pool.
+    pub(crate) fn revisions(&self) -> BTreeMap<PoolId, MapRevision> {
+        self.map.pools.iter().map(|(id, map)| (*id, map.revision)).collect()
+    }
+
+    pub(crate) fn block_size(&self, pool: PoolId) -> Option<BlockSize> {
+        self.map.pools.get(&pool).map(|map| map.pool.block_size)
+    }
+
+    pub(crate) fn osd(&self, osd: OsdId) -> Option<&OsdInfo> {
+        self.map.osds.get(&osd)
+    }
+
+    pub(crate) fn is_fenced(&self, pool: PoolId, session: SessionId) -> bool {
+        self.map.pools.get(&pool).is_some_and(|map| map.fences.contains(&session))
+    }
+
+    /// The numbers of all PGs that may hold a block of the image; `None` without a map.
+    pub(crate) fn pgs_of(&self, image: &ImageInfo) -> Option<BTreeSet<u32>> {
+        let map = self.map.pools.get(&image.pool)?;
+        let pg_count = map.pool.pg_count;
+        let stripe_count = image.size.div_ceil(map.pool.block_size.bytes());
+        if stripe_count >= u64::from(pg_count) * 4 {
+            return Some((0..pg_count).collect());
+        }
+        let pg = |stripe| pg_of_hash(stripe_hash(image.seed, StripeIndex::new(stripe)), pg_count);
+        Some((0..stripe_count as u32).map(pg).collect())
+    }
+}
+
+fn pg_of(map: &PoolMap, target: Target) -> PgId {
+    let number = match target {
+        Target::Stripe(hash) => pg_of_hash(hash, map.pool.pg_count),
+        Target::Pg(number) => number,
+    };
+    PgId { pool: map.pool.id, number }
+}
