@@ -1,0 +1,179 @@
+//! Reading a chain of layers: of each 4 KiB unit, the newest layer that has it wins.
+//!
+//! ```text
+//!   unit          0 1 2 3 4 5
+//!   newest layer  . A . . A .
+//!   parent        B B B . . .        parts: parent 0..1, newest 1..2, parent 2..3, newest 4..5
+//! ```
+//!
+//! A damaged unit belongs to its layer: it is never answered from an older one.
+
+use std::ops::Range;
+
+use base::{Buffer, BufferPool, Checksum, ImageId, UNIT_SIZE, Version};
+use format::wire::Refusal;
+
+use super::has_unit;
+use super::write::merge_bitmaps;
+
+/// What is known of a chain, and what of it has been read.
+pub struct Chain {
+    layers: Vec<Layer>,
+    /// The range wanted, in units.
+    units: Range<u32>,
+    parts: Vec<Part>,
+    /// Answers of the store that are still to come.
+    missing: usize,
+    refusal: Option<Refusal>,
+}
+
+struct Layer {
+    image: ImageId,
+    version: Version,
+    /// Units that it holds, damaged ones among them.
+    held: Vec<u64>,
+}
+
+/// Neighbouring units of one layer.
+struct Part {
+    layer: usize,
+    units: Range<u32>,
+    checksums: Vec<Checksum>,
+    /// Empty while it is not read, or where all of it is zeros.
+    data: Option<Buffer>,
+}
+
+impl Chain {
+    /// Nothing is known yet. `layers` newest first.
+    pub fn new(layers: Vec<ImageId>) -> Chain {
+        assert!(!layers.is_empty());
+        let missing = layers.len();
+        let layers = layers
+            .into_iter()
+            .map(|image| Layer { image, version: Version::ZERO, held: Vec::new() })
+            .collect();
+        Chain { layers, units: 0..0, parts: Vec::new(), missing, refusal: None }
+    }
+
+    /// Version of the newest layer's block.
+    pub fn version(&self) -> Version {
+        self.layers[0].version
+    }
+
+    /// The allocation of a layer; true when all layers are known.
+    pub fn know(
+        &mut self,
+        layer: usize,
+        version: Version,
+        mut written: Vec<u64>,
+        damaged: &[u64],
+    ) -> bool {
+        merge_bitmaps(&mut written, damaged);
+        self.layers[layer].version = version;
+        self.layers[layer].held = written;
+        self.answered()
+    }
+
+    /// An answer was an error; true when no answer is missing any more.
+    pub fn fail(&mut self, refusal: Refusal) -> bool {
+        self.refusal = Some(refusal);
+        self.answered()
+    }
+
+    /// A part holds damaged units; true when no answer is missing any more.
+    pub fn damaged(&mut self, units: &[u64], unit_count: u32) -> bool {
+        match &mut self.refusal {
+            Some(Refusal::Damaged { units: known }) => merge_bitmaps(known, units),
+            Some(_) => {}
+            None => {
+                let mut known = vec![0; unit_count.div_ceil(64) as usize];
+                merge_bitmaps(&mut known, units);
+                self.refusal = Some(Refusal::Damaged { units: known });
+            }
+        }
+        self.answered()
+    }
+
+    /// A part was read; true when no answer is missing any more.
+    pub fn fetched(&mut self, part: usize, checksums: Vec<Checksum>, data: Buffer) -> bool {
+        let part = &mut self.parts[part];
+        let size = (part.units.end - part.units.start) as usize * UNIT_SIZE as usize;
+        assert!(data.is_empty() || data.len() == size);
+        part.checksums = checksums;
+        part.data = Some(data);
+        self.answered()
+    }
+
+    fn answered(&mut self) -> bool {
+        self.missing -= 1;
+        self.missing == 0
+    }
+
+    /// Why the read cannot be answered, if so.
+    pub fn take_refusal(&mut self) -> Option<Refusal> {
+        self.refusal.take()
+    }
+
+    /// One bit for each unit of the block that any layer holds.
+    pub fn allocation(&self, unit_count: u32) -> Vec<u64> {
+        let mut bitmap = vec![0; unit_count.div_ceil(64) as usize];
+        for layer in &self.layers {
+            merge_bitmaps(&mut bitmap, &layer.held);
+        }
+        bitmap
+    }
+
+    /// Decides which layer each unit is read from.
+    pub fn plan(&mut self, units: Range<u32>) {
+        assert!(self.missing == 0);
+        for unit in units.clone() {
+            let Some(layer) = self.layers.iter().position(|layer| has_unit(&layer.held, unit))
+            else {
+                continue;
+            };
+            match self.parts.last_mut() {
+                Some(part) if part.layer == layer && part.units.end == unit => part.units.end += 1,
+                _ => self.parts.push(Part {
+                    layer,
+                    units: unit..unit + 1,
+                    checksums: Vec::new(),
+                    data: None,
+                }),
+            }
+        }
+        self.units = units;
+        self.missing = self.parts.len();
+    }
+
+    pub fn part_count(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Layer and units of a part.
+    pub fn part(&self, part: usize) -> (ImageId, Range<u32>) {
+        let part = &self.parts[part];
+        (self.layers[part.layer].image, part.units.clone())
+    }
+
+    /// The range's checksums and bytes, holes filled with zeros.
+    pub fn assemble(&mut self, buffers: &BufferPool) -> (Vec<Checksum>, Buffer) {
+        assert!(self.missing == 0);
+        if let [part] = &mut self.parts[..]
+            && part.units == self.units
+        {
+            let data = part.data.take().expect("all parts were read");
+            return (std::mem::take(&mut part.checksums), data);
+        }
+        let unit_count = (self.units.end - self.units.start) as usize;
+        let mut checksums = vec![Checksum::ZERO_UNIT; unit_count];
+        let mut bytes = buffers.take_zeroed(unit_count * UNIT_SIZE as usize);
+        for part in &self.parts {
+            let data = part.data.as_ref().expect("all parts were read");
+            let first = (part.units.start - self.units.start) as usize;
+            let start = first * UNIT_SIZE as usize;
+            bytes[start..start + data.len()].copy_from_slice(data);
+            checksums[first..first + part.checksums.len()].copy_from_slice(&part.checksums);
+        }
+        (checksums, bytes.freeze())
+    }
+}

@@ -1,0 +1,252 @@
+//! Reads of data and allocation, over one layer or a chain of them.
+
+use std::ops::Range;
+
+use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
+use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use format::wire::{Outcome, Refusal};
+
+use super::chain::Chain;
+use super::write::Follower;
+use super::{Action, Call, Pg, Ticket, refusal_of, units_of};
+
+/// One read.
+pub struct Read {
+    pub ticket: Ticket,
+    /// The newest layer's block.
+    key: BlockKey,
+    /// Older layers, newest first.
+    parents: Vec<ImageId>,
+    wants: Wants,
+    /// Its place in the order of all writes of the PG: it follows the older ones of its units.
+    order: u64,
+    stage: ReadStage,
+}
+
+/// What a read asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wants {
+    /// Bytes of a range.
+    Data { offset: u32, length: u32 },
+    /// Which units of the whole block are written.
+    Allocation,
+}
+
+/// How far a read has come. Top to bottom is the order in time.
+enum ReadStage {
+    /// Waits behind a write of its units in one of its layers.
+    Waiting,
+    /// Waits for the allocation of every layer.
+    Examine(Box<Chain>),
+    /// Waits for data of several parts.
+    FetchParts(Box<Chain>),
+    /// Waits for data of the only layer.
+    Fetch,
+}
+
+impl Pg {
+    pub(crate) fn read(
+        &mut self,
+        ticket: Ticket,
+        key: BlockKey,
+        parents: Vec<ImageId>,
+        wants: Wants,
+        actions: &mut Vec<Action>,
+    ) {
+        let order = self.queued_next;
+        let stage = ReadStage::Waiting;
+        let slot = self.reads.insert(Read { ticket, key, parents, wants, order, stage });
+        self.start_read(slot, actions);
+    }
+
+    /// Starts a read, or lets it wait for the end of one write before it.
+    pub(crate) fn start_read(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let read = &self.reads[slot];
+        assert!(matches!(read.stage, ReadStage::Waiting));
+        if let Some(write) = self.write_before_read(read) {
+            self.writes[write].followers.push(Follower::Read(slot));
+            return;
+        }
+        match (read.wants, read.parents.is_empty()) {
+            (Wants::Data { offset, length }, true) => {
+                let request = StoreRequest::Read { key: read.key, offset, length };
+                self.reads[slot].stage = ReadStage::Fetch;
+                self.call(Call::Fetch(slot), request, actions);
+            }
+            _ => self.examine_layers(slot, actions),
+        }
+    }
+
+    fn write_before_read(&self, read: &Read) -> Option<usize> {
+        let units = self.units_read(read);
+        let layers = std::iter::once(&read.key.image).chain(&read.parents);
+        layers.into_iter().find_map(|image| {
+            let key = BlockKey { image: *image, ..read.key };
+            self.write_before(key, &units, read.order)
+        })
+    }
+
+    fn units_read(&self, read: &Read) -> Range<u32> {
+        match read.wants {
+            Wants::Data { offset, length } => {
+                let (first, end) = units_of(offset, length);
+                first..end
+            }
+            Wants::Allocation => 0..self.shape.block_size.unit_count(),
+        }
+    }
+
+    fn examine_layers(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let read = &mut self.reads[slot];
+        let newest = read.key;
+        let mut layers = vec![newest.image];
+        layers.append(&mut read.parents);
+        let chain = Chain::new(layers.clone());
+        read.stage = ReadStage::Examine(Box::new(chain));
+        for (layer, image) in layers.into_iter().enumerate() {
+            let request = StoreRequest::Extents { key: BlockKey { image, ..newest } };
+            self.call(Call::Layer { read: slot, layer }, request, actions);
+        }
+    }
+
+    /// The store told the allocation of one layer.
+    pub(crate) fn layer_known(
+        &mut self,
+        slot: usize,
+        layer: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let ReadStage::Examine(chain) = &mut self.reads[slot].stage else {
+            unreachable!("the chain is being examined");
+        };
+        let all_known = match result {
+            Ok(Answer::Extents { version, written, damaged }) => {
+                chain.know(layer, version, written, &damaged)
+            }
+            Ok(_) => unreachable!("the store answers extents with extents"),
+            Err(error) => chain.fail(refusal_of(error)),
+        };
+        if all_known {
+            self.fetch_parts(slot, actions);
+        }
+    }
+
+    /// All layers are known: asks for the data of each part, or answers.
+    fn fetch_parts(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let units = self.units_read(&self.reads[slot]);
+        let unit_count = self.shape.block_size.unit_count();
+        let read = &mut self.reads[slot];
+        let ReadStage::Examine(mut chain) = std::mem::replace(&mut read.stage, ReadStage::Fetch)
+        else {
+            unreachable!("the chain is being examined");
+        };
+        if let Some(refusal) = chain.take_refusal() {
+            return self.end_read(slot, Err(refusal), actions);
+        }
+        if read.wants == Wants::Allocation {
+            let bitmap = chain.allocation(unit_count);
+            return self.end_read(slot, Ok(Outcome::Extents { bitmap }), actions);
+        }
+        chain.plan(units);
+        if chain.part_count() == 0 {
+            let outcome = read_outcome(chain.version(), Vec::new(), self.buffers.take(0).freeze());
+            return self.end_read(slot, outcome, actions);
+        }
+        let newest = read.key;
+        for part in 0..chain.part_count() {
+            let (image, units) = chain.part(part);
+            let request = StoreRequest::Read {
+                key: BlockKey { image, ..newest },
+                offset: units.start * UNIT_SIZE as u32,
+                length: (units.end - units.start) * UNIT_SIZE as u32,
+            };
+            self.call(Call::Part { read: slot, part }, request, actions);
+        }
+        self.reads[slot].stage = ReadStage::FetchParts(chain);
+    }
+
+    /// The store read one part of a chain.
+    pub(crate) fn part_fetched(
+        &mut self,
+        slot: usize,
+        part: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let unit_count = self.shape.block_size.unit_count();
+        let ReadStage::FetchParts(chain) = &mut self.reads[slot].stage else {
+            unreachable!("its parts are being fetched");
+        };
+        let all_fetched = match result {
+            Ok(Answer::Read { checksums, data, .. }) => chain.fetched(part, checksums, data),
+            Ok(_) => unreachable!("the store answers a read with a read"),
+            Err(StoreError::Damaged { units }) => chain.damaged(&units, unit_count),
+            Err(error) => chain.fail(refusal_of(error)),
+        };
+        if !all_fetched {
+            return;
+        }
+        let outcome = match chain.take_refusal() {
+            Some(refusal) => Err(refusal),
+            None => {
+                let (checksums, data) = chain.assemble(&self.buffers);
+                read_outcome(chain.version(), checksums, data)
+            }
+        };
+        self.end_read(slot, outcome, actions);
+    }
+
+    /// The store read the only layer.
+    pub(crate) fn fetched(
+        &mut self,
+        slot: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let outcome = match result {
+            Ok(Answer::Read { version, checksums, data }) => read_outcome(version, checksums, data),
+            Ok(_) => unreachable!("the store answers a read with a read"),
+            Err(error) => Err(refusal_of(error)),
+        };
+        self.end_read(slot, outcome, actions);
+    }
+
+    fn end_read(
+        &mut self,
+        slot: usize,
+        outcome: Result<Outcome, Refusal>,
+        actions: &mut Vec<Action>,
+    ) {
+        let ticket = self.reads.remove(slot).ticket;
+        actions.push(Action::Reply { ticket, outcome });
+    }
+
+    pub(crate) fn refuse_waiting_reads(
+        &mut self,
+        judge: &mut impl FnMut(Ticket) -> Option<Refusal>,
+        actions: &mut Vec<Action>,
+    ) {
+        let mut refused = Vec::new();
+        for (slot, read) in &self.reads {
+            if matches!(read.stage, ReadStage::Waiting)
+                && let Some(refusal) = judge(read.ticket)
+            {
+                refused.push((slot, refusal));
+            }
+        }
+        for (slot, refusal) in refused {
+            self.forget_follower(Follower::Read(slot));
+            self.end_read(slot, Err(refusal), actions);
+        }
+    }
+}
+
+fn read_outcome(
+    version: Version,
+    checksums: Vec<Checksum>,
+    data: Buffer,
+) -> Result<Outcome, Refusal> {
+    assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
+    Ok(Outcome::Read { version, checksums, data })
+}
