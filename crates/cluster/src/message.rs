@@ -46,6 +46,9 @@ pub enum ToMonitor {
         path: String,
         /// Name of its host, for placement.
         host: String,
+        /// `Some`: the same run goes on over a new connection, no epoch ends. `None`: a new run.
+        #[serde(default)]
+        incarnation: Option<Incarnation>,
     },
     /// An OSD's state, sent about once a second.
     OsdReport(OsdReport),
