@@ -6,9 +6,7 @@ use std::ops::Range;
 
 use base::hash::stripe_hash;
 use base::planted::{self, Bug};
-use base::{
-    Buffer, BufferPool, ConnectionId, ImageId, OsdId, PgId, SessionId, StripeIndex, Time,
-};
+use base::{Buffer, BufferPool, ConnectionId, ImageId, OsdId, PgId, SessionId, StripeIndex, Time};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 use slab::Slab;
@@ -380,8 +378,7 @@ impl ClientCore {
             let end = offset.checked_add(length).filter(|end| *end <= size && length > 0);
             Ok(offset..end.ok_or(VolumeError::OutOfRange)?)
         };
-        let writable =
-            || if volume.read_only { Err(VolumeError::ReadOnly) } else { Ok(()) };
+        let writable = || if volume.read_only { Err(VolumeError::ReadOnly) } else { Ok(()) };
         Ok(Some(match operation {
             Operation::Read { offset, length } => {
                 Kind::Read { rest: range(offset, length)?, found: InOrder::default() }

@@ -103,7 +103,10 @@ mod tests {
     fn a_write_within_one_unit_is_one_piece() {
         assert_eq!(cut_all(Cut::Units, 4_097..4_098), [(0, 4_097..4_098, false)]);
         assert_eq!(cut_all(Cut::Units, 4_096..8_192), [(0, 4_096..8_192, true)]);
-        assert_eq!(cut_all(Cut::Units, 8_191..8_193), [(0, 8_191..8_192, false), (0, 8_192..8_193, false)]);
+        assert_eq!(
+            cut_all(Cut::Units, 8_191..8_193),
+            [(0, 8_191..8_192, false), (0, 8_192..8_193, false)]
+        );
     }
 
     #[test]

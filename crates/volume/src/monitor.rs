@@ -157,12 +157,7 @@ impl ClientCore {
     }
 
     /// Closes the connection from our side and goes on to the next monitor.
-    fn leave_monitor(
-        &mut self,
-        now: Time,
-        connection: ConnectionId,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn leave_monitor(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
         self.monitor_lost(now, CloseReason::Reset, effects);
     }
@@ -199,14 +194,12 @@ impl ClientCore {
                 self.end_fenced(effects);
                 self.map_changed(now, effects);
             }
-            FromMonitor::SessionOpened { request, session, image } => {
-                match self.opening(request) {
-                    Some(handle) => {
-                        self.opened(handle, Ok(Attached { session, image }), effects);
-                    }
-                    None => self.close_session(session, effects),
+            FromMonitor::SessionOpened { request, session, image } => match self.opening(request) {
+                Some(handle) => {
+                    self.opened(handle, Ok(Attached { session, image }), effects);
                 }
-            }
+                None => self.close_session(session, effects),
+            },
             FromMonitor::SessionRefused { request, error } => {
                 if let Some(handle) = self.opening(request) {
                     self.opened(handle, Err(error), effects);
@@ -223,9 +216,8 @@ impl ClientCore {
     }
 
     fn end_fenced(&mut self, effects: &mut Vec<Effect>) {
-        let fenced = |attached: &Attached| {
-            self.routes.is_fenced(attached.image.pool, attached.session)
-        };
+        let fenced =
+            |attached: &Attached| self.routes.is_fenced(attached.image.pool, attached.session);
         let attached = self.volumes.iter().filter_map(|(handle, volume)| {
             volume.attached().filter(|attached| fenced(attached)).map(|_| *handle)
         });

@@ -105,9 +105,7 @@ impl Part {
         assert!(other.changes_stripe());
         let (mine, theirs) = (self.work.range(), other.work.range());
         // Any other write of the block changes its version, and the comparison would fail.
-        self.is_patch()
-            || other.is_patch()
-            || (mine.start < theirs.end && theirs.start < mine.end)
+        self.is_patch() || other.is_patch() || (mine.start < theirs.end && theirs.start < mine.end)
     }
 
     fn is_patch(&self) -> bool {

@@ -1,7 +1,9 @@
 //! OSDs: connecting to them, sending parts, and what their replies and refusals lead to.
 
 use base::checksum::first_mismatch;
-use base::{Buffer, BufferPool, Checksum, ConnectionId, Incarnation, OsdId, Time, UNIT_SIZE, Version};
+use base::{
+    Buffer, BufferPool, Checksum, ConnectionId, Incarnation, OsdId, Time, UNIT_SIZE, Version,
+};
 use format::door::{NetEffect, Peer, Role};
 use format::wire::{Message, Outcome, Refusal, Reply, Request};
 
@@ -124,9 +126,7 @@ impl ClientCore {
                 let is_newer = routes.epoch(pg).is_some_and(|known| known > epoch);
                 is_newer && route.is_some_and(|route| route.osd != osd)
             }
-            Stage::Delayed { pg, epoch, .. } => {
-                routes.epoch(pg).is_some_and(|known| known > epoch)
-            }
+            Stage::Delayed { pg, epoch, .. } => routes.epoch(pg).is_some_and(|known| known > epoch),
             Stage::Unrouted | Stage::Connecting(_) => true,
             Stage::Held => false,
         });
@@ -188,8 +188,7 @@ impl ClientCore {
             revision: route.revision,
             op: part.op(&attached.image),
         };
-        part.stage =
-            Stage::Sent { osd: route.osd, pg: route.pg, epoch: route.epoch, sequence };
+        part.stage = Stage::Sent { osd: route.osd, pg: route.pg, epoch: route.epoch, sequence };
         let link = self.links.get_mut(&route.osd).expect("it is open");
         link.sent(sequence, key);
         let message = Message::Request(request);
@@ -411,7 +410,11 @@ fn verify(length: usize, checksums: &[Checksum], data: &Buffer) -> Verdict {
         return Verdict::Zeros;
     }
     let fits = data.len() == length && checksums.len() == length / UNIT_SIZE as usize;
-    if fits && first_mismatch(data, checksums).is_none() { Verdict::Data } else { Verdict::Mismatch }
+    if fits && first_mismatch(data, checksums).is_none() {
+        Verdict::Data
+    } else {
+        Verdict::Mismatch
+    }
 }
 
 /// The range's extents, from the stripe's bitmap of written units.

@@ -1,0 +1,237 @@
+//! Refusals, lost connections, damage and patience.
+
+use base::{Checksum, Duration};
+use format::wire::{Op, Outcome, Refusal};
+
+use super::world::{BLOCK, UNIT, VOLUME, World};
+use crate::part::MISMATCH_COUNT_MAX;
+use crate::{Answer, Event, Operation, VolumeError};
+
+impl World {
+    /// The OSD that the longest waiting request was sent to.
+    pub(super) fn asked_osd(&self) -> base::OsdId {
+        self.osds[&self.asked[0].0]
+    }
+}
+
+#[test]
+fn busy_and_incomplete_are_tried_again_after_growing_delays() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![1; UNIT]);
+    let mut delays = Vec::new();
+    for turn in 0..9 {
+        let refusal = match turn % 3 {
+            0 => Refusal::Busy,
+            1 => Refusal::Incomplete { why: "osd.3 is away".to_string() },
+            _ => Refusal::Corrupted,
+        };
+        world.refuse(refusal);
+        assert!(world.asked.is_empty());
+        delays.push(world.wait().as_millis());
+    }
+    assert_eq!(delays, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+}
+
+#[test]
+fn a_repeated_part_has_a_new_sequence() {
+    let mut world = World::attached();
+    world.write(0, &vec![1; UNIT]);
+    let first = world.refuse(Refusal::Busy);
+    world.wait();
+    let second = world.refuse(Refusal::Busy);
+    assert!(first.sequence < second.sequence);
+}
+
+#[test]
+fn full_and_invalid_and_damaged_end_the_request() {
+    let mut world = World::attached();
+    let why = "offset beyond the block".to_string();
+    for (refusal, error) in [
+        (Refusal::Full, VolumeError::Full),
+        (Refusal::Damaged { units: vec![1] }, VolumeError::Damaged),
+        (Refusal::Invalid { why: why.clone() }, VolumeError::Invalid { why }),
+    ] {
+        let id = world.write(0, &vec![1; UNIT]);
+        world.refuse(refusal);
+        assert_eq!(world.result(id), Err(error));
+    }
+}
+
+#[test]
+fn a_fenced_session_is_over() {
+    let mut world = World::attached();
+    let first = world.write(0, &vec![1; UNIT]);
+    let second = world.write(BLOCK, &vec![1; UNIT]);
+    world.refuse(Refusal::Fenced);
+    assert_eq!(world.result(first), Err(VolumeError::Ended));
+    assert_eq!(world.result(second), Err(VolumeError::Ended));
+}
+
+#[test]
+fn a_lost_connection_sends_its_parts_again() {
+    let mut world = World::attached();
+    let write = world.write(0, &vec![1; UNIT]);
+    let read = world.read(UNIT as u64, 1);
+    world.connect();
+    assert_eq!(world.asked.len(), 2);
+    world.break_osd(world.asked_osd());
+    assert!(world.asked.is_empty());
+    assert_eq!(world.wait(), Duration::from_millis(10));
+    world.serve();
+    assert_eq!(world.result(write), Ok(Answer::Done));
+    assert!(world.result(read).is_ok());
+}
+
+#[test]
+fn nobody_reconnects_without_need() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![1; UNIT]);
+    world.connect();
+    let osd = world.asked_osd();
+    world.finish(id).expect("written");
+    world.break_osd(osd);
+    assert_eq!(world.core.deadline(), None);
+    let id = world.write(0, &vec![1; UNIT]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+}
+
+#[test]
+fn a_late_reply_of_an_old_connection_is_ignored() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![1; UNIT]);
+    let old = world.next();
+    world.break_osd(world.osds[&old.0]);
+    let outcome = world.execute(&old.1.op);
+    world.reply(&old, outcome);
+    assert!(!world.done.contains_key(&id));
+    world.wait();
+    let new = world.next();
+    let stale = (new.0, old.1);
+    let outcome = world.execute(&stale.1.op);
+    world.reply(&stale, outcome);
+    assert!(!world.done.contains_key(&id), "an old sequence on the new connection");
+    world.asked.push_front(new);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+}
+
+#[test]
+fn a_narrow_write_repeated_after_it_happened_reads_again() {
+    let mut world = World::attached();
+    let id = world.write(10, &[9]);
+    world.serve_one();
+    let compare = world.next();
+    let outcome = world.execute(&compare.1.op);
+    assert!(outcome.is_ok());
+    world.break_osd(world.osds[&compare.0]);
+    world.wait();
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(9, 3), [0, 9, 0]);
+}
+
+#[test]
+fn a_narrow_write_next_to_damage_reports_it() {
+    let mut world = World::attached();
+    let id = world.write(10, &[9]);
+    let request = world.refuse(Refusal::Damaged { units: vec![1] });
+    assert!(matches!(request.op, Op::Read { .. }));
+    assert_eq!(world.result(id), Err(VolumeError::Damaged));
+}
+
+fn damaged_answer(world: &World) -> Result<Outcome, Refusal> {
+    Ok(Outcome::Read {
+        version: base::Version::ZERO,
+        checksums: vec![Checksum::ZERO_UNIT],
+        data: world.pool.copy_of(&[1; UNIT]),
+    })
+}
+
+#[test]
+fn data_that_does_not_match_is_read_again_and_never_returned() {
+    let mut world = World::attached();
+    let id = world.read(0, UNIT as u64);
+    for _ in 0..MISMATCH_COUNT_MAX - 1 {
+        let asked = world.next();
+        let answer = damaged_answer(&world);
+        world.reply(&asked, answer);
+        assert!(!world.done.contains_key(&id));
+        world.wait();
+    }
+    let asked = world.next();
+    let answer = damaged_answer(&world);
+    world.reply(&asked, answer);
+    assert_eq!(world.result(id), Err(VolumeError::Damaged));
+}
+
+#[test]
+fn an_answer_of_the_wrong_length_is_damage() {
+    let mut world = World::attached();
+    let id = world.read(0, 2 * UNIT as u64);
+    let asked = world.next();
+    let data = world.pool.take_zeroed(UNIT).freeze();
+    let checksums = vec![Checksum::ZERO_UNIT];
+    let version = base::Version::ZERO;
+    world.reply(&asked, Ok(Outcome::Read { version, checksums, data }));
+    assert!(!world.done.contains_key(&id));
+    world.wait();
+    assert!(world.finish(id).is_ok());
+}
+
+#[test]
+fn an_answer_to_another_operation_is_an_error() {
+    let mut world = World::attached();
+    let extents = world.ask(Operation::Extents { offset: 0, length: BLOCK });
+    let asked = world.next();
+    world.reply(&asked, Ok(Outcome::Extents { bitmap: Vec::new() }));
+    assert!(matches!(world.result(extents), Err(VolumeError::Invalid { .. })));
+    let read = world.read(0, 1);
+    let asked = world.next();
+    world.reply(&asked, Ok(Outcome::Synced));
+    assert!(matches!(world.result(read), Err(VolumeError::Invalid { .. })));
+}
+
+#[test]
+fn a_request_ends_when_patience_does_and_its_place_stays_taken_until_it_did() {
+    let mut world = World::attached_with(Some(Duration::from_secs(3)), false);
+    let first = world.write(0, &vec![1; UNIT]);
+    let sent = world.next();
+    world.wait();
+    assert_eq!(world.now.as_nanos(), 3_000_000_000);
+    assert_eq!(world.result(first), Err(VolumeError::TimedOut));
+    let second = world.write(0, &vec![2; UNIT]);
+    assert!(world.asked.is_empty(), "the first may still happen");
+    let outcome = world.execute(&sent.1.op);
+    world.reply(&sent, outcome);
+    assert_eq!(world.finish(second), Ok(Answer::Done));
+    assert_eq!(world.bytes(0, 1), [2]);
+    world.apply(Event::Close { volume: VOLUME });
+    assert_eq!(world.detached, [VOLUME]);
+    assert_eq!(world.core.deadline(), None);
+}
+
+#[test]
+fn a_timed_out_write_is_not_sent_again() {
+    let mut world = World::attached_with(Some(Duration::from_secs(3)), false);
+    let first = world.write(0, &vec![1; 2 * BLOCK as usize]);
+    world.connect();
+    let osd = world.asked_osd();
+    while world.core.deadline().is_some() {
+        world.wait();
+    }
+    assert_eq!(world.result(first), Err(VolumeError::TimedOut));
+    world.asked.clear();
+    world.break_osd(osd);
+    assert_eq!(world.core.deadline(), None);
+}
+
+#[test]
+fn a_failed_part_drops_those_that_were_not_sent() {
+    let mut world = World::attached();
+    // Two narrow edges in one stripe: the second is held by the first.
+    let id = world.write(10, &vec![1; UNIT]);
+    world.refuse(Refusal::Full);
+    assert_eq!(world.result(id), Err(VolumeError::Full));
+    assert!(world.asked.is_empty());
+    world.apply(Event::Close { volume: VOLUME });
+    assert_eq!(world.detached, [VOLUME]);
+}

@@ -1,0 +1,268 @@
+//! What requests do when nothing fails.
+
+use base::PgId;
+use format::wire::{Op, Outcome, Refusal};
+
+use super::world::{BLOCK, SIZE, UNIT, VOLUME, World};
+use crate::core::PARTS_IN_FLIGHT_MAX;
+use crate::{Answer, Event, Extent, Operation, Piece, VolumeError};
+
+#[test]
+fn what_was_written_is_read_across_blocks() {
+    let mut world = World::attached();
+    let bytes: Vec<u8> = (0..3 * BLOCK).map(|byte| (byte % 251) as u8).collect();
+    let id = world.write(BLOCK / 2 / 4096 * 4096, &bytes);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(BLOCK / 2, 3 * BLOCK), bytes);
+    assert_eq!(world.bytes(BLOCK / 2 + 5, 100), bytes[5..105]);
+}
+
+#[test]
+fn a_write_is_answered_when_all_its_parts_are() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![1; 2 * BLOCK as usize]);
+    world.serve_one();
+    assert!(!world.done.contains_key(&id));
+    world.serve_one();
+    assert_eq!(world.result(id), Ok(Answer::Done));
+}
+
+#[test]
+fn unwritten_ranges_are_one_piece_of_zeros() {
+    let mut world = World::attached();
+    let id = world.read(100, 5 * BLOCK);
+    assert_eq!(world.finish(id), Ok(Answer::Data(vec![Piece::Zeros(5 * BLOCK)])));
+}
+
+#[test]
+fn parts_answered_in_any_order_make_the_same_answer() {
+    let mut world = World::attached();
+    let bytes: Vec<u8> = (0..3 * BLOCK).map(|byte| (byte / BLOCK) as u8 + 1).collect();
+    let id = world.write(0, &bytes);
+    world.finish(id).expect("written");
+    let id = world.read(0, 3 * BLOCK);
+    world.asked.make_contiguous().reverse();
+    let Ok(Answer::Data(pieces)) = world.finish(id) else { panic!("no data") };
+    let firsts = pieces.iter().map(|piece| match piece {
+        Piece::Data(data) => data[0],
+        Piece::Zeros(_) => 0,
+    });
+    assert_eq!(firsts.collect::<Vec<_>>(), [1, 2, 3]);
+}
+
+#[test]
+fn a_narrow_write_keeps_its_neighbours() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![7; 2 * UNIT]);
+    world.finish(id).expect("written");
+    let id = world.write(UNIT as u64 - 3, &[1, 2, 3, 4, 5]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(UNIT as u64 - 5, 9), [7, 7, 1, 2, 3, 4, 5, 7, 7]);
+}
+
+#[test]
+fn a_narrow_write_to_nothing_is_surrounded_by_zeros() {
+    let mut world = World::attached();
+    let id = world.write(10, &[9]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(9, 3), [0, 9, 0]);
+}
+
+#[test]
+fn a_narrow_write_does_not_undo_what_another_client_wrote_meanwhile() {
+    let mut world = World::attached();
+    let id = world.write(10, &[9]);
+    world.serve_one();
+    world.write_from_elsewhere(0, 0, 5);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(9, 3), [5, 9, 5]);
+}
+
+#[test]
+fn own_writes_to_the_stripe_wait_while_a_narrow_write_compares() {
+    let mut world = World::attached();
+    let narrow = world.write(10, &[9]);
+    let whole = world.write(2 * UNIT as u64, &vec![3; UNIT]);
+    let elsewhere = world.write(BLOCK, &vec![4; UNIT]);
+    world.connect();
+    assert_eq!(world.asked.len(), 2);
+    world.serve_one();
+    world.serve_one();
+    assert!(world.done.contains_key(&elsewhere));
+    assert!(!world.done.contains_key(&whole));
+    world.serve_one();
+    assert!(world.done.contains_key(&narrow));
+    assert_eq!(world.finish(whole), Ok(Answer::Done));
+}
+
+#[test]
+fn overlapping_own_writes_go_one_after_the_other() {
+    let mut world = World::attached();
+    let first = world.write(0, &vec![1; 2 * UNIT]);
+    let second = world.write(UNIT as u64, &vec![2; 2 * UNIT]);
+    let beside = world.write(3 * UNIT as u64, &vec![3; UNIT]);
+    world.connect();
+    assert_eq!(world.asked.len(), 2, "the first and the one beside");
+    world.break_osd(world.asked_osd());
+    world.wait();
+    world.serve();
+    for id in [first, second, beside] {
+        assert_eq!(world.result(id), Ok(Answer::Done));
+    }
+    assert_eq!(world.bytes(UNIT as u64 - 1, 2), [1, 2]);
+}
+
+#[test]
+fn zeroing_frees_whole_units_and_clears_ragged_edges() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![7; 4 * UNIT]);
+    world.finish(id).expect("written");
+    let zero = Operation::Zero { offset: 100, length: 3 * UNIT as u64 };
+    let id = world.ask(zero);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    let bytes = world.bytes(0, 4 * UNIT as u64);
+    let zeros = bytes.iter().filter(|byte| **byte == 0).count();
+    assert_eq!((bytes[99], bytes[100], zeros), (7, 0, 3 * UNIT));
+    let id = world.ask(Operation::Extents { offset: 0, length: BLOCK });
+    let extents = vec![
+        Extent { length: UNIT as u64, allocated: true },
+        Extent { length: 2 * UNIT as u64, allocated: false },
+        Extent { length: UNIT as u64, allocated: true },
+    ];
+    assert_eq!(world.finish(id), Ok(Answer::Extents(extents)));
+}
+
+#[test]
+fn extents_of_the_whole_volume_are_merged_and_clipped() {
+    let mut world = World::attached();
+    let id = world.write(BLOCK, &vec![7; 2 * BLOCK as usize]);
+    world.finish(id).expect("written");
+    let id = world.ask(Operation::Extents { offset: 10, length: SIZE - 10 });
+    let extents = vec![
+        Extent { length: BLOCK - 10, allocated: false },
+        Extent { length: 2 * BLOCK, allocated: true },
+        Extent { length: SIZE - 3 * BLOCK, allocated: false },
+    ];
+    assert_eq!(world.finish(id), Ok(Answer::Extents(extents)));
+}
+
+#[test]
+fn the_first_flush_goes_to_every_pg_and_the_next_to_none() {
+    let mut world = World::attached();
+    let id = world.ask(Operation::Flush);
+    world.connect();
+    let mut pgs: Vec<PgId> = world.asked.iter().map(|(_, request)| request.pg).collect();
+    pgs.sort();
+    assert_eq!(pgs.iter().map(|pg| pg.number).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    let id = world.write(0, &vec![1; UNIT]);
+    world.finish(id).expect("written");
+    let id = world.ask(Operation::Flush);
+    assert_eq!(world.result(id), Ok(Answer::Done));
+}
+
+#[test]
+fn a_flush_syncs_the_pgs_with_undurable_writes_alone() {
+    let mut world = World::attached();
+    let id = world.ask(Operation::Flush);
+    world.finish(id).expect("flushed");
+    world.durable = false;
+    let id = world.write(0, &vec![1; UNIT]);
+    world.connect();
+    let written = world.asked[0].1.pg;
+    world.finish(id).expect("written");
+    let id = world.ask(Operation::Flush);
+    assert_eq!(world.asked.len(), 1);
+    assert_eq!((&world.asked[0].1.op, world.asked[0].1.pg), (&Op::Sync, written));
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    let id = world.ask(Operation::Flush);
+    assert_eq!(world.result(id), Ok(Answer::Done));
+}
+
+#[test]
+fn a_sync_does_not_cover_a_write_acknowledged_after_it_was_sent() {
+    let mut world = World::attached();
+    let id = world.ask(Operation::Flush);
+    world.finish(id).expect("flushed");
+    world.durable = false;
+    let id = world.write(0, &vec![1; UNIT]);
+    world.finish(id).expect("written");
+    let flush = world.ask(Operation::Flush);
+    let write = world.write(0, &vec![2; UNIT]);
+    let sync = world.next();
+    world.finish(write).expect("written");
+    world.reply(&sync, Ok(Outcome::Synced));
+    assert_eq!(world.result(flush), Ok(Answer::Done));
+    world.ask(Operation::Flush);
+    assert_eq!(world.asked.len(), 1, "the later write is not covered");
+}
+
+#[test]
+fn ranges_outside_the_volume_are_refused_at_once() {
+    let mut world = World::attached();
+    let wrong = [(SIZE, 1), (SIZE - 1, 2), (0, 0), (u64::MAX, 2), (1, u64::MAX)];
+    for (offset, length) in wrong {
+        for operation in [
+            Operation::Read { offset, length },
+            Operation::Zero { offset, length },
+            Operation::Extents { offset, length },
+        ] {
+            let id = world.ask(operation);
+            assert_eq!(world.result(id), Err(VolumeError::OutOfRange));
+        }
+    }
+    let id = world.write(0, &[]);
+    assert_eq!(world.result(id), Err(VolumeError::OutOfRange));
+    assert!(world.asked.is_empty());
+}
+
+#[test]
+fn a_read_only_volume_refuses_changes_and_serves_reads() {
+    let mut world = World::attached_with(None, true);
+    let id = world.write(0, &[1]);
+    assert_eq!(world.result(id), Err(VolumeError::ReadOnly));
+    let id = world.ask(Operation::Zero { offset: 0, length: 1 });
+    assert_eq!(world.result(id), Err(VolumeError::ReadOnly));
+    let id = world.ask(Operation::Flush);
+    assert_eq!(world.result(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(0, 2), [0, 0]);
+}
+
+#[test]
+fn what_is_in_flight_is_bounded_and_the_rest_follows_in_order() {
+    let mut world = World::attached();
+    let count = PARTS_IN_FLIGHT_MAX + 10;
+    let ids: Vec<_> = (0..count).map(|_| world.read(0, 1)).collect();
+    world.connect();
+    assert_eq!(world.asked.len(), PARTS_IN_FLIGHT_MAX);
+    world.serve_one();
+    assert_eq!(world.asked.len(), PARTS_IN_FLIGHT_MAX);
+    world.serve();
+    assert!(ids.iter().all(|id| world.done.contains_key(id)));
+}
+
+#[test]
+fn a_volume_is_detached_after_its_requests_ended() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![1; UNIT]);
+    world.apply(Event::Close { volume: VOLUME });
+    assert!(world.detached.is_empty());
+    let late = world.write(0, &vec![1; UNIT]);
+    assert_eq!(world.result(late), Err(VolumeError::Ended));
+    world.finish(id).expect("written");
+    assert_eq!(world.detached, [VOLUME]);
+    let last = world.told.pop_back().expect("told");
+    assert!(matches!(last, cluster::message::ToMonitor::CloseSession { .. }));
+    world.apply(Event::Close { volume: VOLUME });
+    assert_eq!(world.detached, [VOLUME, VOLUME]);
+}
+
+#[test]
+fn an_error_is_answered_after_what_was_sent_has_ended() {
+    let mut world = World::attached();
+    let id = world.write(0, &vec![1; 2 * BLOCK as usize]);
+    world.refuse(Refusal::Full);
+    assert!(!world.done.contains_key(&id));
+    world.serve_one();
+    assert_eq!(world.result(id), Err(VolumeError::Full));
+}

@@ -1,0 +1,434 @@
+//! A monitor and OSDs in memory: connections stand when the test says so, requests are answered,
+//! refused or lost as the test says, and bytes lie in a plain table.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::checksum::first_mismatch;
+use base::{
+    BlockSize, Buffer, BufferPool, ClusterId, ConnectionId, Duration, Epoch, ImageId, Incarnation,
+    KIB, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId, StripeIndex, Time, UNIT_SIZE,
+    Version,
+};
+use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
+use cluster::message::{Failure, FromMonitor, ToMonitor};
+use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::wire::{Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
+
+use crate::part::checksums_of;
+use crate::{
+    Answer, Attached, ClientCore, Effect, Event, Operation, Piece, RequestId, Settings,
+    VolumeError, VolumeHandle,
+};
+
+pub(super) const BLOCK: u64 = 16 * KIB;
+pub(super) const UNIT: usize = UNIT_SIZE as usize;
+pub(super) const VOLUME: VolumeHandle = VolumeHandle(1);
+pub(super) const SESSION: SessionId = SessionId::new(7);
+pub(super) const SIZE: u64 = 64 * BLOCK;
+
+pub(super) type Reached = Result<Answer, VolumeError>;
+
+#[derive(Default)]
+struct Block {
+    version: Version,
+    units: BTreeMap<u32, Vec<u8>>,
+}
+
+pub(super) struct World {
+    pub(super) now: Time,
+    pub(super) core: ClientCore,
+    pub(super) pool: BufferPool,
+    /// Asked connections that neither stand nor failed.
+    pub(super) connecting: VecDeque<(ConnectionId, String)>,
+    pub(super) monitor: Option<ConnectionId>,
+    pub(super) osds: BTreeMap<ConnectionId, OsdId>,
+    /// Closed by the core.
+    pub(super) closed: Vec<ConnectionId>,
+    /// What the monitor was told and the test has not looked at.
+    pub(super) told: VecDeque<ToMonitor>,
+    /// Requests that wait for an answer.
+    pub(super) asked: VecDeque<(ConnectionId, Request)>,
+    pub(super) opened: Vec<(VolumeHandle, Result<Attached, Failure>)>,
+    pub(super) detached: Vec<VolumeHandle>,
+    pub(super) done: BTreeMap<RequestId, Reached>,
+    /// What writes are told.
+    pub(super) durable: bool,
+    blocks: BTreeMap<(ImageId, StripeIndex), Block>,
+    counter: u64,
+    last_request: u64,
+}
+
+pub(super) fn osd(number: u32) -> OsdId {
+    OsdId::new(number).expect("not 0")
+}
+
+pub(super) fn pg(number: u32) -> PgId {
+    PgId { pool: PoolId::FIRST, number }
+}
+
+pub(super) fn entry(number: u32, epoch: u32, primary: u32) -> PgEntry {
+    let member = |osd| format::wire::Member { osd, incarnation: Incarnation::new(1) };
+    PgEntry {
+        pg: pg(number),
+        epoch: Epoch::new(epoch),
+        revision: MapRevision::new(1),
+        primary: OsdId::new(primary),
+        acting: OsdId::new(primary).map(member).into_iter().collect(),
+        learners: Vec::new(),
+    }
+}
+
+pub(super) fn osd_info(number: u32, revision: u64) -> OsdInfo {
+    OsdInfo {
+        id: osd(number),
+        revision,
+        addresses: vec![format!("tcp:osd{number}:{revision}")],
+        incarnation: Incarnation::new(revision),
+        up: true,
+        in_cluster: true,
+    }
+}
+
+pub(super) fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>) -> PoolDelta {
+    PoolDelta {
+        since: MapRevision::new(since),
+        revision: MapRevision::new(revision),
+        pool: Pool {
+            id: PoolId::FIRST,
+            name: "default".to_string(),
+            replicas: 1,
+            min_size: 1,
+            pg_count: 4,
+            failure_domain: FailureDomain::Osd,
+            block_size: BlockSize::new(BLOCK).expect("in range"),
+        },
+        pgs,
+        fences: Vec::new(),
+    }
+}
+
+pub(super) fn image() -> ImageInfo {
+    ImageInfo {
+        id: ImageId::FIRST,
+        name: "disk".to_string(),
+        pool: PoolId::FIRST,
+        size: SIZE,
+        seed: ImageId::FIRST,
+        parents: Vec::new(),
+    }
+}
+
+impl World {
+    pub(super) fn new(retry_for: Option<Duration>) -> World {
+        let settings = Settings {
+            monitors: vec!["tcp:mon1:1".to_string(), "tcp:mon2:1".to_string()],
+            client: "test".to_string(),
+            retry_for,
+        };
+        let pool = BufferPool::default();
+        World {
+            now: Time::ZERO,
+            core: ClientCore::new(settings, pool.clone()),
+            pool,
+            connecting: VecDeque::new(),
+            monitor: None,
+            osds: BTreeMap::new(),
+            closed: Vec::new(),
+            told: VecDeque::new(),
+            asked: VecDeque::new(),
+            opened: Vec::new(),
+            detached: Vec::new(),
+            done: BTreeMap::new(),
+            durable: true,
+            blocks: BTreeMap::new(),
+            counter: 0,
+            last_request: 0,
+        }
+    }
+
+    /// A world with one volume attached, the map known, and both OSDs connected. PG 0 and 2 lie
+    /// on osd.1, PG 1 and 3 on osd.2.
+    pub(super) fn attached() -> World {
+        World::attached_with(None, false)
+    }
+
+    pub(super) fn attached_with(retry_for: Option<Duration>, read_only: bool) -> World {
+        let mut world = World::new(retry_for);
+        world.open(read_only);
+        world.connect();
+        world.give_map();
+        world.accept_session();
+        assert!(matches!(world.opened[..], [(VOLUME, Ok(_))]));
+        world
+    }
+
+    pub(super) fn open(&mut self, read_only: bool) {
+        self.apply(Event::Open { volume: VOLUME, name: "disk".to_string(), read_only });
+    }
+
+    pub(super) fn give_map(&mut self) {
+        let pgs = (0..4).map(|number| entry(number, 1, 1 + number % 2)).collect();
+        self.say(FromMonitor::Map(MapDelta {
+            osds: vec![osd_info(1, 1), osd_info(2, 1)],
+            pools: vec![pool_delta(0, 1, pgs)],
+            removed_pools: Vec::new(),
+        }));
+    }
+
+    /// Answers the last ask for a session.
+    pub(super) fn accept_session(&mut self) {
+        let ask = self.told.iter().rev().find_map(|message| match message {
+            ToMonitor::OpenSession { request, .. } => Some(*request),
+            _ => None,
+        });
+        let request = ask.expect("a session was asked for");
+        self.say(FromMonitor::SessionOpened { request, session: SESSION, image: image() });
+    }
+
+    pub(super) fn apply(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.core.apply(self.now, event, &mut effects);
+        for effect in effects {
+            self.take(effect);
+        }
+    }
+
+    fn take(&mut self, effect: Effect) {
+        match effect {
+            Effect::Net(NetEffect::Connect { connection, address }) => {
+                self.connecting.push_back((connection, address));
+            }
+            Effect::Net(NetEffect::Send { connection, message }) => match message {
+                Message::Control(text) => {
+                    assert_eq!(Some(connection), self.monitor);
+                    self.told.push_back(serde_json::from_str(&text).expect("we wrote it"));
+                }
+                Message::Request(request) => self.asked.push_back((connection, request)),
+                Message::Reply(_) => panic!("clients do not reply"),
+            },
+            Effect::Net(NetEffect::Close { connection }) => {
+                self.asked.retain(|(on, _)| *on != connection);
+                self.closed.push(connection);
+            }
+            Effect::Opened { volume, result } => self.opened.push((volume, result)),
+            Effect::Closed { volume } => self.detached.push(volume),
+            Effect::Done { id, result } => {
+                let before = self.done.insert(id, result);
+                assert!(before.is_none(), "answered twice");
+            }
+        }
+    }
+
+    pub(super) fn net(&mut self, event: NetEvent) {
+        self.apply(Event::Net(event));
+    }
+
+    /// Every asked connection stands.
+    pub(super) fn connect(&mut self) {
+        while let Some((connection, address)) = self.connecting.pop_front() {
+            let role = if address.starts_with("tcp:mon") {
+                self.monitor = Some(connection);
+                Role::Monitor(MonitorId::FIRST)
+            } else {
+                let mut parts = address.strip_prefix("tcp:osd").expect("an OSD").split(':');
+                let mut number = || parts.next().expect("osdN:R").parse::<u32>().expect("N");
+                let (id, run) = (osd(number()), Incarnation::new(number().into()));
+                self.osds.insert(connection, id);
+                Role::Osd(id, run)
+            };
+            let peer = Peer { cluster: ClusterId::new(1), role };
+            self.net(NetEvent::Connected { connection, peer });
+        }
+    }
+
+    /// The first asked connection fails.
+    pub(super) fn refuse_connection(&mut self, reason: CloseReason) -> String {
+        let (connection, address) = self.connecting.pop_front().expect("one is asked");
+        self.net(NetEvent::Closed { connection, reason });
+        address
+    }
+
+    /// The connection to an OSD breaks; what was sent on it is lost.
+    pub(super) fn break_osd(&mut self, id: OsdId) {
+        let of_osd = self.osds.iter().filter(|(_, at)| **at == id);
+        let connection = of_osd.map(|(connection, _)| *connection).next_back().expect("connected");
+        self.asked.retain(|(on, _)| *on != connection);
+        self.net(NetEvent::Closed { connection, reason: CloseReason::Reset });
+    }
+
+    pub(super) fn break_monitor(&mut self) {
+        let connection = self.monitor.take().expect("connected");
+        self.net(NetEvent::Closed { connection, reason: CloseReason::Reset });
+    }
+
+    pub(super) fn say(&mut self, message: FromMonitor) {
+        let connection = self.monitor.expect("connected");
+        let text = serde_json::to_string(&message).expect("JSON");
+        self.net(NetEvent::Received { connection, message: Message::Control(text) });
+    }
+
+    /// Moves to the next deadline.
+    pub(super) fn wait(&mut self) -> Duration {
+        let deadline = self.core.deadline().expect("something is waited for");
+        let span = deadline - self.now;
+        self.now = self.now.max(deadline);
+        self.apply(Event::Tick);
+        span
+    }
+
+    pub(super) fn ask(&mut self, operation: Operation) -> RequestId {
+        self.last_request += 1;
+        let id = RequestId(self.last_request);
+        self.apply(Event::Request { id, volume: VOLUME, operation });
+        id
+    }
+
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> RequestId {
+        let data = self.pool.copy_of(bytes);
+        self.ask(Operation::Write { offset, data })
+    }
+
+    pub(super) fn read(&mut self, offset: u64, length: u64) -> RequestId {
+        self.ask(Operation::Read { offset, length })
+    }
+
+    /// The request that waits longest for an answer.
+    pub(super) fn next(&mut self) -> (ConnectionId, Request) {
+        self.connect();
+        self.asked.pop_front().expect("something is asked")
+    }
+
+    pub(super) fn reply(
+        &mut self,
+        to: &(ConnectionId, Request),
+        outcome: Result<Outcome, Refusal>,
+    ) {
+        let (connection, request) = to;
+        let reply = Reply { session: request.session, sequence: request.sequence, outcome };
+        self.net(NetEvent::Received { connection: *connection, message: Message::Reply(reply) });
+    }
+
+    /// Does what the longest waiting request asks.
+    pub(super) fn serve_one(&mut self) {
+        let asked = self.next();
+        let outcome = self.execute(&asked.1.op);
+        self.reply(&asked, outcome);
+    }
+
+    /// Does everything that is asked, until nothing is.
+    pub(super) fn serve(&mut self) {
+        self.connect();
+        while !self.asked.is_empty() {
+            self.serve_one();
+            self.connect();
+        }
+    }
+
+    /// Refuses the longest waiting request.
+    pub(super) fn refuse(&mut self, refusal: Refusal) -> Request {
+        let asked = self.next();
+        self.reply(&asked, Err(refusal));
+        asked.1
+    }
+
+    /// Answers, by serving, and gives the result of `id`.
+    pub(super) fn finish(&mut self, id: RequestId) -> Reached {
+        self.serve();
+        self.result(id)
+    }
+
+    pub(super) fn result(&mut self, id: RequestId) -> Reached {
+        self.done.remove(&id).expect("answered")
+    }
+
+    /// The bytes of a range, read through the core.
+    pub(super) fn bytes(&mut self, offset: u64, length: u64) -> Vec<u8> {
+        let id = self.read(offset, length);
+        let Ok(Answer::Data(pieces)) = self.finish(id) else { panic!("no data") };
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            match piece {
+                Piece::Data(data) => bytes.extend_from_slice(&data),
+                Piece::Zeros(length) => bytes.resize(bytes.len() + length as usize, 0),
+            }
+        }
+        assert_eq!(bytes.len() as u64, length);
+        bytes
+    }
+
+    pub(super) fn execute(&mut self, op: &Op) -> Result<Outcome, Refusal> {
+        match op {
+            Op::Read { place, offset, length, .. } => {
+                Ok(self.execute_read(place.image, place.stripe, *offset, *length))
+            }
+            Op::Write { place, offset, checksums, data, expected } => {
+                assert_eq!(first_mismatch(data, checksums), None);
+                let block = self.blocks.entry((place.image, place.stripe)).or_default();
+                if expected.is_some_and(|expected| expected != block.version) {
+                    return Err(Refusal::CompareFailed { version: block.version });
+                }
+                for (index, unit) in data.chunks_exact(UNIT).enumerate() {
+                    block.units.insert(offset / UNIT as u32 + index as u32, unit.to_vec());
+                }
+                Ok(self.written(place.image, place.stripe))
+            }
+            Op::Zero { place, offset, length } => {
+                assert!(offset.is_multiple_of(UNIT as u32));
+                assert!(length.is_multiple_of(UNIT as u32));
+                let units = offset / UNIT as u32..(offset + length) / UNIT as u32;
+                let block = self.blocks.entry((place.image, place.stripe)).or_default();
+                block.units.retain(|unit, _| !units.contains(unit));
+                Ok(self.written(place.image, place.stripe))
+            }
+            Op::Extents { place, .. } => {
+                let block = self.blocks.entry((place.image, place.stripe)).or_default();
+                let bits = block.units.keys().fold(0, |bits, unit| bits | 1 << unit);
+                Ok(Outcome::Extents { bitmap: vec![bits] })
+            }
+            Op::Sync => Ok(Outcome::Synced),
+            Op::DeleteRange { .. } => panic!("not of clients"),
+        }
+    }
+
+    /// Another client writes the unit meanwhile.
+    pub(super) fn write_from_elsewhere(&mut self, stripe: u32, unit: u32, byte: u8) {
+        let place = (ImageId::FIRST, StripeIndex::new(stripe));
+        self.blocks.entry(place).or_default().units.insert(unit, vec![byte; UNIT]);
+        self.written(place.0, place.1);
+    }
+
+    fn written(&mut self, image: ImageId, stripe: StripeIndex) -> Outcome {
+        self.counter += 1;
+        let version = Version { epoch: Epoch::new(1), counter: self.counter };
+        self.blocks.entry((image, stripe)).or_default().version = version;
+        Outcome::Written { version, durable: self.durable }
+    }
+
+    fn execute_read(
+        &mut self,
+        image: ImageId,
+        stripe: StripeIndex,
+        offset: u32,
+        length: u32,
+    ) -> Outcome {
+        let block = self.blocks.entry((image, stripe)).or_default();
+        let version = block.version;
+        let units = offset / UNIT as u32..(offset + length) / UNIT as u32;
+        if !units.clone().any(|unit| block.units.contains_key(&unit)) {
+            return Outcome::Read { version, checksums: Vec::new(), data: self.empty() };
+        }
+        let mut bytes = Vec::new();
+        for unit in units {
+            match block.units.get(&unit) {
+                Some(unit) => bytes.extend_from_slice(unit),
+                None => bytes.resize(bytes.len() + UNIT, 0),
+            }
+        }
+        let checksums = checksums_of(&bytes);
+        Outcome::Read { version, checksums, data: self.pool.copy_of(&bytes) }
+    }
+
+    fn empty(&self) -> Buffer {
+        self.pool.copy_of(&[])
+    }
+}
