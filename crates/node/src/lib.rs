@@ -1,8 +1,38 @@
 //! One OSD as one value: `Node::apply(now, event, &mut effects)` is the only door into it.
 //! Joins the block store, the PGs and the sessions.
+//!
+//! ```text
+//!              ┌──────────── Node ─────────────┐
+//!   Net ─────▶ │ sessions ─▶ requests ─▶ pg::Pg│ ─▶ Net (replies)
+//!              │    ▲            ▲        │    │
+//!   (monitor)  │   link ─▶ map ──┘        ▼    │
+//!   Disk ────▶ │               blockstore::Store│ ─▶ Disk
+//!              └───────────────────────────────┘
+//! ```
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `node.rs` | the value: events in, effects out, the life of the process |
+//! | `link.rs` | the connection to a monitor: which address, when, how far |
+//! | `hosting.rs` | what the map means for this OSD's PGs, reports |
+//! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
+//! | `requests.rs` | a request's way from its arrival to its reply |
+//! | `notes.rs` | the copy of the cluster's state in the store |
 
-use base::{ClusterId, OsdId};
+mod hosting;
+mod link;
+mod node;
+mod notes;
+mod requests;
+mod sessions;
+
+#[cfg(test)]
+mod tests;
+
+use base::{ClusterId, Duration, Incarnation, MIB, OsdId};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
+
+pub use node::Node;
 
 /// What a node is told.
 #[derive(Debug)]
@@ -24,8 +54,12 @@ pub enum Effect {
     Disk(DiskEffect),
     /// Ask the network.
     Net(NetEffect),
-    /// The store is recovered and the monitor has given an incarnation.
-    Joined,
+    /// The store is recovered and the monitor has given an incarnation: the handshake of later
+    /// connections names it.
+    Joined {
+        /// This run's number.
+        incarnation: Incarnation,
+    },
     /// The process ends. No effect follows.
     Stop(StopReason),
 }
@@ -60,4 +94,49 @@ pub struct Identity {
     pub path: String,
     /// Name of its host.
     pub host: String,
+}
+
+/// Settings of a node. The defaults are safe.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Settings of its store.
+    pub store: blockstore::Settings,
+    /// Whether O_DIRECT was refused and the store is buffered; for people.
+    pub buffered: bool,
+    /// Most unanswered requests of one connection; more are answered `Busy`.
+    pub connection_requests_max: usize,
+    /// Most unanswered requests; more are answered `Busy`.
+    pub requests_max: usize,
+    /// Most bytes that unanswered requests write or read; more are answered `Busy`.
+    pub request_bytes_max: u64,
+    /// Most sessions that are remembered.
+    pub sessions_max: usize,
+    /// How long a request waits for the map, an activation or an older connection of its session.
+    pub wait_max: Duration,
+    /// How often the OSD reports to the monitor.
+    pub report_every: Duration,
+    /// First and longest delay before the next monitor address is tried.
+    pub reconnect_min: Duration,
+    /// See `reconnect_min`.
+    pub reconnect_max: Duration,
+    /// How long a monitor may take to answer a boot.
+    pub boot_max: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            store: blockstore::Settings::default(),
+            buffered: false,
+            connection_requests_max: 1024,
+            requests_max: 16 * 1024,
+            request_bytes_max: 256 * MIB,
+            sessions_max: 64 * 1024,
+            wait_max: Duration::from_secs(5),
+            report_every: Duration::from_secs(1),
+            reconnect_min: Duration::from_millis(50),
+            reconnect_max: Duration::from_secs(2),
+            boot_max: Duration::from_secs(5),
+        }
+    }
 }

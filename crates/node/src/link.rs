@@ -1,0 +1,129 @@
+//! The connection to a monitor: one at a time, another address after each failure, with a delay
+//! that doubles up to a bound.
+//!
+//! While the link is down I/O goes on.
+
+use base::{ConnectionId, Duration, Time};
+
+/// The link and how far it has come.
+pub struct Link {
+    addresses: Vec<String>,
+    /// Which address is next.
+    next: usize,
+    delay_min: Duration,
+    delay_max: Duration,
+    delay: Duration,
+    /// The ids of our own connections are even.
+    connection_next: u64,
+    pub stage: LinkStage,
+}
+
+/// How far a link has come. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkStage {
+    /// The store is not open yet: nothing to join with.
+    Idle,
+    /// Waits for its time to try.
+    Down { until: Time },
+    /// Waits for the handshake.
+    Connecting { connection: ConnectionId, until: Time },
+    /// Waits for the answer to the boot.
+    Booting { connection: ConnectionId, until: Time },
+    /// The monitor knows this run.
+    Joined { connection: ConnectionId },
+}
+
+impl Link {
+    /// Requires: at least one address.
+    pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Link {
+        assert!(!addresses.is_empty());
+        Link {
+            addresses,
+            next: 0,
+            delay_min,
+            delay_max,
+            delay: delay_min,
+            connection_next: 2,
+            stage: LinkStage::Idle,
+        }
+    }
+
+    /// The connection, if there is one or one is being made.
+    pub fn connection(&self) -> Option<ConnectionId> {
+        match self.stage {
+            LinkStage::Idle | LinkStage::Down { .. } => None,
+            LinkStage::Connecting { connection, .. }
+            | LinkStage::Booting { connection, .. }
+            | LinkStage::Joined { connection } => Some(connection),
+        }
+    }
+
+    /// The connection, if the monitor knows this run.
+    pub fn joined(&self) -> Option<ConnectionId> {
+        match self.stage {
+            LinkStage::Joined { connection } => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// When something is to be done if nothing happens.
+    pub fn deadline(&self) -> Option<Time> {
+        match self.stage {
+            LinkStage::Idle | LinkStage::Joined { .. } => None,
+            LinkStage::Down { until }
+            | LinkStage::Connecting { until, .. }
+            | LinkStage::Booting { until, .. } => Some(until),
+        }
+    }
+
+    /// Names the next connection and its address.
+    pub fn connect(&mut self, until: Time) -> (ConnectionId, String) {
+        let connection = ConnectionId::new(self.connection_next);
+        self.connection_next += 2;
+        let address = self.addresses[self.next % self.addresses.len()].clone();
+        self.stage = LinkStage::Connecting { connection, until };
+        (connection, address)
+    }
+
+    /// The handshake passed and the boot is sent.
+    pub fn booting(&mut self, connection: ConnectionId, until: Time) {
+        self.stage = LinkStage::Booting { connection, until };
+    }
+
+    /// The monitor answered the boot.
+    pub fn join(&mut self, connection: ConnectionId) {
+        self.delay = self.delay_min;
+        self.stage = LinkStage::Joined { connection };
+    }
+
+    /// The connection is gone: the next address is tried after a delay.
+    pub fn lose(&mut self, now: Time) {
+        self.next = (self.next + 1) % self.addresses.len();
+        self.stage = LinkStage::Down { until: now + self.delay };
+        self.delay = self.delay.doubled_up_to(self.delay_max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_tries_another_address_later() {
+        let addresses = vec!["tcp:a:1".to_string(), "tcp:b:1".to_string()];
+        let (min, max) = (Duration::from_millis(50), Duration::from_millis(150));
+        let mut link = Link::new(addresses, min, max);
+        let mut now = Time::ZERO;
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let (connection, address) = link.connect(now);
+            assert!(connection.get().is_multiple_of(2));
+            link.lose(now);
+            let until = link.deadline().expect("it is down");
+            seen.push((address, until.since(now).as_millis()));
+            now = until;
+        }
+        let wanted = [("tcp:a:1", 50), ("tcp:b:1", 100), ("tcp:a:1", 150), ("tcp:b:1", 150)];
+        assert_eq!(seen, wanted.map(|(address, delay)| (address.to_string(), delay)));
+    }
+}

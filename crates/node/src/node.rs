@@ -1,0 +1,502 @@
+//! The node as a value: events in, effects out.
+//!
+//! After each event `settle` restores what always holds: the store's answers have reached their
+//! PGs, the PGs' actions are carried out, and what may go on has gone on.
+
+use std::collections::BTreeMap;
+
+use base::{BufferPool, ConnectionId, Incarnation, MapRevision, PgId, PoolId, Time};
+use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
+use cluster::map::ClusterMap;
+use cluster::message::{FromMonitor, ToMonitor};
+use format::door::{NetEffect, NetEvent, Peer, Role};
+use format::wire::Message;
+use pg::{Action, CallId, Listing, Pg};
+
+use crate::link::{Link, LinkStage};
+use crate::notes::ClusterNote;
+use crate::requests::Requests;
+use crate::sessions::Sessions;
+use crate::{Effect, Event, Identity, Settings, StopReason};
+
+/// One OSD.
+pub struct Node {
+    pub(crate) identity: Identity,
+    pub(crate) settings: Settings,
+    pub(crate) buffers: BufferPool,
+    pub(crate) phase: Phase,
+    pub(crate) store: Store,
+    store_effects: Vec<blockstore::Effect>,
+    store_effects_spare: Vec<blockstore::Effect>,
+    pub(crate) link: Link,
+    /// This run's number, once the monitor has given it.
+    pub(crate) incarnation: Option<Incarnation>,
+    pub(crate) map: ClusterMap,
+    /// Revisions that this OSD had seen before this run.
+    pub(crate) revisions_noted: BTreeMap<PoolId, MapRevision>,
+    /// Notes of PGs that cannot be read, and why.
+    pub(crate) damaged_notes: BTreeMap<PgId, String>,
+    pub(crate) sessions: Sessions,
+    pub(crate) requests: Requests,
+    /// PGs this OSD leads or has led in this run.
+    pub(crate) pgs: Vec<Pg>,
+    pub(crate) pg_slots: BTreeMap<PgId, usize>,
+    pub(crate) actions: Vec<Action>,
+    actions_spare: Vec<Action>,
+    report_at: Time,
+    /// Something that waiting requests may wait for has changed.
+    pub(crate) recheck: bool,
+    /// A PG was given up: it may be served now.
+    review_is_due: bool,
+    /// A request waits until the store is no longer congested.
+    pub(crate) waits_for_store: bool,
+    /// The applied revisions are to be told to the monitor.
+    pub(crate) saw_is_due: bool,
+    /// The map differs from the note in the store.
+    pub(crate) note_is_old: bool,
+    /// The note is on its way to the store's journal.
+    pub(crate) note_is_open: bool,
+}
+
+/// The life of a node. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Waits for the store's recovery.
+    Opening,
+    /// Serves.
+    Running,
+    /// Waits until what was started has ended.
+    Draining,
+    /// Waits for the store's last flush.
+    Syncing,
+    /// Takes no event any more.
+    Stopped,
+}
+
+/// The node's own requests to its store.
+const CALL_CLUSTER_NOTE: RequestId = RequestId(1);
+const CALL_LAST_SYNC: RequestId = RequestId(2);
+
+/// A PG's request to the store: which PG and which call.
+fn request_id(slot: usize, call: CallId) -> RequestId {
+    RequestId((slot as u64 + 1) << 32 | u64::from(call.0))
+}
+
+/// The inverse of [`request_id`]; `None` for the node's own requests.
+fn pg_call(id: RequestId) -> Option<(usize, CallId)> {
+    let slot = (id.0 >> 32).checked_sub(1)? as usize;
+    Some((slot, CallId(id.0 as u32)))
+}
+
+impl Node {
+    /// Begins a run: opens the store on a device of `device_size` bytes, then joins the cluster.
+    /// Ends with [`Effect::Stop`]. Requires: at least one monitor address.
+    pub fn new(
+        identity: Identity,
+        settings: Settings,
+        pool: BufferPool,
+        device_size: u64,
+        now: Time,
+        effects: &mut Vec<Effect>,
+    ) -> Node {
+        let mut store_effects = Vec::new();
+        let store =
+            Store::open(settings.store.clone(), pool.clone(), device_size, &mut store_effects);
+        let link =
+            Link::new(identity.monitors.clone(), settings.reconnect_min, settings.reconnect_max);
+        let mut node = Node {
+            identity,
+            settings,
+            buffers: pool,
+            phase: Phase::Opening,
+            store,
+            store_effects,
+            store_effects_spare: Vec::new(),
+            link,
+            incarnation: None,
+            map: ClusterMap::default(),
+            revisions_noted: BTreeMap::new(),
+            damaged_notes: BTreeMap::new(),
+            sessions: Sessions::default(),
+            requests: Requests::default(),
+            pgs: Vec::new(),
+            pg_slots: BTreeMap::new(),
+            actions: Vec::new(),
+            actions_spare: Vec::new(),
+            report_at: now,
+            recheck: false,
+            review_is_due: false,
+            waits_for_store: false,
+            saw_is_due: false,
+            note_is_old: false,
+            note_is_open: false,
+        };
+        node.settle(now, effects);
+        node
+    }
+
+    /// Takes one event.
+    pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Stopped {
+            return;
+        }
+        match event {
+            Event::Disk(event) => {
+                let event = blockstore::Event::Disk(event);
+                self.store.apply(now, event, &mut self.store_effects);
+            }
+            Event::Net(event) => self.net(now, event, effects),
+            Event::Tick => self.tick(now, effects),
+            Event::Shutdown => self.shut_down(effects),
+        }
+        self.settle(now, effects);
+    }
+
+    /// Hands what the turn's events wrote to the disk as one journal write. The owner calls it at
+    /// the end of each turn of its loop.
+    pub fn finish_turn(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Stopped {
+            return;
+        }
+        self.store.submit(&mut self.store_effects);
+        self.settle(now, effects);
+    }
+
+    /// When the node wants an [`Event::Tick`]; may change with every event.
+    pub fn deadline(&self) -> Option<Time> {
+        if self.phase == Phase::Stopped {
+            return None;
+        }
+        let report = (self.phase == Phase::Running).then_some(self.report_at);
+        let waiting = self.requests.deadline(self.settings.wait_max);
+        [self.store.deadline(), self.link.deadline(), report, waiting].into_iter().flatten().min()
+    }
+
+    /// What the store's recovery found.
+    pub fn recovery_report(&self) -> blockstore::RecoveryReport {
+        self.store.recovery_report()
+    }
+
+    /// The map as this OSD knows it.
+    pub fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+
+    /// How a PG is served here, if this OSD leads it or has led it in this run.
+    pub fn pg(&self, id: PgId) -> Option<&Pg> {
+        self.pg_slots.get(&id).map(|slot| &self.pgs[*slot])
+    }
+
+    fn net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
+        match event {
+            NetEvent::Accepted { connection, peer } => self.accepted(connection, peer, effects),
+            NetEvent::Connected { connection, peer } => {
+                self.connected(now, connection, peer, effects);
+            }
+            NetEvent::Received { connection, message } => match message {
+                Message::Request(request) => self.request_came(now, connection, request, effects),
+                Message::Control(text) if self.link.connection() == Some(connection) => {
+                    self.monitor_said(now, connection, &text, effects);
+                }
+                Message::Control(_) | Message::Reply(_) => {
+                    self.hang_up(now, connection, effects);
+                }
+            },
+            NetEvent::Closed { connection, .. } => self.closed(now, connection),
+        }
+    }
+
+    fn accepted(&mut self, connection: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
+        let is_ours = peer.cluster == self.identity.cluster;
+        let has_business = matches!(peer.role, Role::Client | Role::Monitor(_));
+        if is_ours && has_business && matches!(self.phase, Phase::Opening | Phase::Running) {
+            self.sessions.open(connection, peer);
+        } else {
+            effects.push(Effect::Net(NetEffect::Close { connection }));
+        }
+    }
+
+    fn connected(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        peer: Peer,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.link.connection() != Some(connection) {
+            return;
+        }
+        self.sessions.open(connection, peer);
+        let is_ours = peer.cluster == self.identity.cluster;
+        if !is_ours || !matches!(peer.role, Role::Monitor(_)) {
+            return self.hang_up(now, connection, effects);
+        }
+        self.link.booting(connection, now + self.settings.boot_max);
+        let boot = ToMonitor::OsdBoot {
+            osd: self.identity.osd,
+            store: self.identity.store.clone(),
+            addresses: self.identity.addresses.clone(),
+            pid: self.identity.pid,
+            path: self.identity.path.clone(),
+            host: self.identity.host.clone(),
+            incarnation: self.incarnation,
+        };
+        self.tell_monitor(&boot, effects);
+    }
+
+    /// Closes a connection; no event of it follows.
+    fn hang_up(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Net(NetEffect::Close { connection }));
+        self.closed(now, connection);
+    }
+
+    fn closed(&mut self, now: Time, connection: ConnectionId) {
+        self.drop_waiting_of(connection);
+        self.sessions.close(connection, now);
+        if self.link.connection() == Some(connection) {
+            self.link.lose(now);
+        }
+    }
+
+    fn monitor_said(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        text: &str,
+        effects: &mut Vec<Effect>,
+    ) {
+        // What a newer monitor says and we do not know is not for us.
+        let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
+        match message {
+            FromMonitor::OsdBooted { incarnation } => {
+                self.booted(now, connection, incarnation, effects);
+            }
+            FromMonitor::OsdRefused { error } => {
+                let why = format!("{}; {}", error.message, error.hint);
+                self.stop(StopReason::Refused(why), effects);
+            }
+            FromMonitor::Map(delta) => self.map_came(now, delta, effects),
+            FromMonitor::GiveUp { pg } => self.give_up(now, pg, effects),
+            // Answers to questions that an OSD does not ask.
+            FromMonitor::SessionOpened { .. }
+            | FromMonitor::SessionRefused { .. }
+            | FromMonitor::SessionEnded { .. }
+            | FromMonitor::Answer { .. } => {}
+        }
+    }
+
+    fn booted(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        incarnation: Incarnation,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.link.join(connection);
+        if self.incarnation != Some(incarnation) {
+            self.incarnation = Some(incarnation);
+            effects.push(Effect::Joined { incarnation });
+        }
+        self.subscribe(None, effects);
+        self.saw_is_due = true;
+        self.review_all(now, effects);
+        self.recheck = true;
+        self.report_at = now;
+    }
+
+    /// Says something to the monitor, if there is a connection; what is lost is said again after
+    /// the next one.
+    pub(crate) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
+        let connection = match self.link.stage {
+            LinkStage::Booting { connection, .. } | LinkStage::Joined { connection } => connection,
+            _ => return,
+        };
+        let text = serde_json::to_string(message).expect("plain data with text keys");
+        let message = Message::Control(text);
+        effects.push(Effect::Net(NetEffect::Send { connection, message }));
+    }
+
+    fn tick(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.store.deadline().is_some_and(|deadline| deadline <= now) {
+            self.store.apply(now, blockstore::Event::Tick, &mut self.store_effects);
+        }
+        if self.link.deadline().is_some_and(|deadline| deadline <= now) {
+            self.move_link(now, effects);
+        }
+        let oldest = self.requests.deadline(self.settings.wait_max);
+        if oldest.is_some_and(|deadline| deadline <= now) {
+            self.recheck = true;
+        }
+        if self.phase == Phase::Running && self.report_at <= now {
+            self.report_at = now + self.settings.report_every;
+            self.housekeep(now, effects);
+        }
+    }
+
+    /// The time that the link waited for has come.
+    fn move_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        match self.link.stage {
+            LinkStage::Idle | LinkStage::Joined { .. } => {}
+            LinkStage::Down { .. } => {
+                let (connection, address) = self.link.connect(now + self.settings.boot_max);
+                effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+            }
+            LinkStage::Connecting { connection, .. } | LinkStage::Booting { connection, .. } => {
+                self.hang_up(now, connection, effects);
+            }
+        }
+    }
+
+    fn shut_down(&mut self, effects: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Opening => self.stop(StopReason::Shutdown, effects),
+            Phase::Running => {
+                self.phase = Phase::Draining;
+                self.refuse_all_waiting(effects);
+            }
+            Phase::Draining | Phase::Syncing | Phase::Stopped => {}
+        }
+    }
+
+    pub(crate) fn stop(&mut self, reason: StopReason, effects: &mut Vec<Effect>) {
+        self.phase = Phase::Stopped;
+        effects.push(Effect::Stop(reason));
+    }
+
+    /// Restores what holds between events.
+    fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        loop {
+            self.take_store_effects(now, effects);
+            if self.phase == Phase::Stopped {
+                return;
+            }
+            if self.waits_for_store && !self.store.is_congested() {
+                self.waits_for_store = false;
+                self.recheck = true;
+            }
+            if self.phase == Phase::Draining && !self.requests.any_started() {
+                self.phase = Phase::Syncing;
+                self.ask_store(now, CALL_LAST_SYNC, StoreRequest::Sync);
+            }
+            if std::mem::take(&mut self.review_is_due) {
+                self.review_all(now, effects);
+            }
+            if std::mem::take(&mut self.recheck) {
+                self.judge_waiting(now, effects);
+            } else if self.store_effects.is_empty() {
+                break;
+            }
+        }
+        self.send_saw(effects);
+    }
+
+    fn take_store_effects(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        while !self.store_effects.is_empty() {
+            let spare = std::mem::take(&mut self.store_effects_spare);
+            let mut batch = std::mem::replace(&mut self.store_effects, spare);
+            for effect in batch.drain(..) {
+                if self.phase != Phase::Stopped {
+                    self.store_said(now, effect, effects);
+                }
+            }
+            self.store_effects_spare = batch;
+        }
+    }
+
+    fn store_said(&mut self, now: Time, effect: blockstore::Effect, effects: &mut Vec<Effect>) {
+        match effect {
+            blockstore::Effect::Disk(effect) => effects.push(Effect::Disk(effect)),
+            blockstore::Effect::Opened => self.store_opened(now, effects),
+            blockstore::Effect::Done { id, result } => match pg_call(id) {
+                Some((slot, call)) => {
+                    self.pgs[slot].store_done(call, result, &mut self.actions);
+                    self.carry_out(now, slot, effects);
+                }
+                None if id == CALL_LAST_SYNC => self.stop(StopReason::Shutdown, effects),
+                None => {
+                    assert!(id == CALL_CLUSTER_NOTE);
+                    self.note_is_open = false;
+                    self.note_is_old |= result.is_err();
+                }
+            },
+            blockstore::Effect::Stopped { reason } => {
+                self.stop(StopReason::Store(reason), effects);
+            }
+        }
+    }
+
+    /// The store is recovered: if it is the right one, the node joins.
+    fn store_opened(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        assert!(self.phase == Phase::Opening);
+        if let Err(reason) = self.check_store() {
+            return self.stop(StopReason::Store(reason), effects);
+        }
+        self.phase = Phase::Running;
+        self.report_at = now + self.settings.report_every;
+        self.link.stage = LinkStage::Down { until: now };
+        self.move_link(now, effects);
+    }
+
+    fn check_store(&mut self) -> Result<(), String> {
+        let found = self.store.identity();
+        let Identity { cluster, osd, store, path, .. } = &self.identity;
+        if found.cluster != *cluster {
+            let found = found.cluster;
+            return Err(format!("{path} belongs to cluster {found}, not to {cluster}"));
+        }
+        if found.osd != *osd || found.store.to_string() != *store {
+            let (other, id) = (found.osd, found.store);
+            return Err(format!("{path} is store {id} of {other}, not store {store} of {osd}"));
+        }
+        let Some(note) = self.store.note(NoteKey::Cluster) else { return Ok(()) };
+        let note = ClusterNote::decode(note)
+            .map_err(|why| format!("the note on the cluster in {path} cannot be read: {why}"))?;
+        self.revisions_noted = note.revisions();
+        Ok(())
+    }
+
+    pub(crate) fn keep_cluster_note(&mut self, now: Time, bytes: Vec<u8>) {
+        self.note_is_old = false;
+        self.note_is_open = true;
+        let request = StoreRequest::Note { key: NoteKey::Cluster, bytes };
+        self.ask_store(now, CALL_CLUSTER_NOTE, request);
+    }
+
+    fn ask_store(&mut self, now: Time, id: RequestId, request: StoreRequest) {
+        let event = blockstore::Event::Request { id, request };
+        self.store.apply(now, event, &mut self.store_effects);
+    }
+
+    /// Carries out what the PG in `slot` asks, in order. Follows each call into a PG.
+    pub(crate) fn carry_out(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
+        while !self.actions.is_empty() {
+            let spare = std::mem::take(&mut self.actions_spare);
+            let mut batch = std::mem::replace(&mut self.actions, spare);
+            for action in batch.drain(..) {
+                match action {
+                    Action::Store { call, request } => {
+                        self.ask_store(now, request_id(slot, call), request);
+                    }
+                    Action::List { call, listing } => {
+                        let keys = self.list(slot, &listing);
+                        self.pgs[slot].listed(call, keys, &mut self.actions);
+                    }
+                    Action::Reply { ticket, outcome } => self.answer(ticket, outcome, effects),
+                    Action::Activated => self.recheck = true,
+                    Action::Absolved => self.review_is_due = true,
+                }
+            }
+            self.actions_spare = batch;
+        }
+    }
+
+    fn list(&self, slot: usize, listing: &Listing) -> Vec<blockstore::BlockKey> {
+        let pool = self.pgs[slot].id().pool;
+        let (first, last) = listing.hashes;
+        let blocks = self.store.blocks(pool, first, last, listing.after);
+        let wanted = blocks.filter(|(key, _, is_tombstone)| {
+            key.image == listing.image && key.stripe >= listing.from && !is_tombstone
+        });
+        wanted.map(|(key, ..)| key).take(listing.count_max).collect()
+    }
+}

@@ -1,0 +1,79 @@
+//! The copy of the cluster's state that an OSD keeps in its store: by it a map that is older than
+//! what this OSD has seen (a state store restored from a backup) is recognised.
+//!
+//! PG entries are kept apart, one note a PG: see `pg::ActivationRecord`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{ClusterId, MapRevision, PoolId, SessionId};
+use blockstore::NOTE_SIZE_MAX;
+use cluster::map::{ClusterMap, OsdInfo, Pool};
+use serde::{Deserialize, Serialize};
+
+/// The note under `NoteKey::Cluster`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClusterNote {
+    /// Which cluster.
+    pub cluster: ClusterId,
+    /// All pools.
+    pub pools: Vec<PoolNote>,
+    /// All OSDs; left out where the note would grow too long.
+    #[serde(default)]
+    pub osds: Vec<OsdInfo>,
+}
+
+/// A pool without its entries.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PoolNote {
+    /// Its rules.
+    pub pool: Pool,
+    /// The revision seen.
+    pub revision: MapRevision,
+    /// Sessions that are refused for ever; left out where the note would grow too long.
+    #[serde(default)]
+    pub fences: BTreeSet<SessionId>,
+}
+
+impl ClusterNote {
+    /// What is worth keeping of a map.
+    pub fn of(cluster: ClusterId, map: &ClusterMap) -> ClusterNote {
+        let pools = map.pools.values().map(|known| PoolNote {
+            pool: known.pool.clone(),
+            revision: known.revision,
+            fences: known.fences.clone(),
+        });
+        ClusterNote { cluster, pools: pools.collect(), osds: map.osds.values().cloned().collect() }
+    }
+
+    /// The note's bytes, at most [`NOTE_SIZE_MAX`]: what is least needed is left out first.
+    pub fn encode(mut self) -> Vec<u8> {
+        let mut bytes = self.to_json();
+        if bytes.len() > NOTE_SIZE_MAX {
+            self.osds.clear();
+            bytes = self.to_json();
+        }
+        if bytes.len() > NOTE_SIZE_MAX {
+            self.pools.iter_mut().for_each(|pool| pool.fences.clear());
+            bytes = self.to_json();
+        }
+        while bytes.len() > NOTE_SIZE_MAX {
+            self.pools.pop().expect("an empty note is short");
+            bytes = self.to_json();
+        }
+        bytes
+    }
+
+    fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data with text keys")
+    }
+
+    /// Reads what [`ClusterNote::encode`] wrote; the error says what is wrong.
+    pub fn decode(bytes: &[u8]) -> Result<ClusterNote, String> {
+        serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
+
+    /// The revision of each pool.
+    pub fn revisions(&self) -> BTreeMap<PoolId, MapRevision> {
+        self.pools.iter().map(|pool| (pool.pool.id, pool.revision)).collect()
+    }
+}

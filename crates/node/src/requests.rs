@@ -1,0 +1,352 @@
+//! A request's way from its arrival to its reply.
+//!
+//! ```text
+//!   arrive ─▶ role, repeat, limits ─▶ judge ─▶ start ─▶ pg ─▶ reply
+//!                                      │  ▲
+//!                                      ▼  │ map, activation, older connection, space in the journal
+//!                                     waiting ──too long──▶ Busy
+//! ```
+//!
+//! Invariants
+//!   1. What waits is judged again, whole, each time something it may wait for has changed.
+//!   2. A request is answered at most once, and only over the connection it came on.
+
+use std::collections::VecDeque;
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, Epoch, MapRevision, PgId, SessionId, Time};
+use format::door::{NetEffect, Role};
+use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
+use pg::{Serving, Ticket};
+use slab::Slab;
+
+use crate::Effect;
+use crate::node::{Node, Phase};
+use crate::sessions::Arrival;
+
+/// Requests that have not been answered.
+#[derive(Default)]
+pub struct Requests {
+    /// In the order they came.
+    waiting: VecDeque<Waiting>,
+    started: Slab<Started>,
+    /// Bytes that all of them write or read.
+    bytes: u64,
+}
+
+struct Waiting {
+    connection: ConnectionId,
+    since: Time,
+    request: Request,
+}
+
+/// What a reply needs, and what a later judgement needs.
+#[derive(Clone, Copy)]
+struct Started {
+    connection: ConnectionId,
+    session: SessionId,
+    sequence: u64,
+    scope: Scope,
+    bytes: u64,
+}
+
+/// What a request is judged by.
+#[derive(Clone, Copy)]
+struct Scope {
+    session: SessionId,
+    pg: PgId,
+    epoch: Epoch,
+    revision: MapRevision,
+    writes_data: bool,
+}
+
+/// What is to be done with a request now.
+enum Verdict {
+    /// Hand it to the PG in this slot.
+    Serve(usize),
+    /// Judge it again later.
+    Wait,
+    /// It cannot be done so.
+    Refuse(Refusal),
+}
+
+impl Requests {
+    /// Number of requests that have not been answered.
+    fn count(&self) -> usize {
+        self.waiting.len() + self.started.len()
+    }
+
+    /// Whether any request has started and not ended.
+    pub fn any_started(&self) -> bool {
+        !self.started.is_empty()
+    }
+
+    /// When the oldest waiting request has waited `wait_max`.
+    pub fn deadline(&self, wait_max: base::Duration) -> Option<Time> {
+        self.waiting.front().map(|oldest| oldest.since + wait_max)
+    }
+}
+
+impl Scope {
+    fn of(request: &Request) -> Scope {
+        Scope {
+            session: request.session,
+            pg: request.pg,
+            epoch: request.epoch,
+            revision: request.revision,
+            writes_data: matches!(request.op, Op::Write { .. }),
+        }
+    }
+}
+
+/// Bytes that an operation holds in memory while it is open.
+fn size_of(op: &Op) -> u64 {
+    match op {
+        Op::Read { length, .. } => u64::from(*length),
+        Op::Write { data, .. } => data.len() as u64,
+        Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
+    }
+}
+
+/// Whether a peer of this role may ask this at all.
+fn may_ask(role: Role, request: &Request) -> bool {
+    match role {
+        Role::Client => {
+            request.session != SessionId::ZERO && !matches!(request.op, Op::DeleteRange { .. })
+        }
+        Role::Monitor(_) => {
+            request.session == SessionId::ZERO
+                && matches!(request.op, Op::DeleteRange { .. } | Op::Zero { .. })
+        }
+        Role::Osd(..) => false,
+    }
+}
+
+impl Node {
+    /// A request came.
+    pub(crate) fn request_came(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        request: Request,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(link) = self.sessions.connection(connection) else { return };
+        let (session, sequence) = (request.session, request.sequence);
+        if !may_ask(link.role, &request) {
+            let why = "this peer may not ask this".into();
+            let refusal = Err(Refusal::Invalid { why });
+            return reply(connection, session, sequence, refusal, effects);
+        }
+        let open_count = link.open_count;
+        match self.sessions.arrive(connection, session, sequence, self.settings.sessions_max) {
+            Arrival::New => {}
+            Arrival::Moved => self.drop_waiting(|waiting| {
+                waiting.request.session == session && waiting.connection != connection
+            }),
+            Arrival::Repeat => return,
+            Arrival::TooMany => {
+                return reply(connection, session, sequence, Err(Refusal::Busy), effects);
+            }
+        }
+        let bytes = size_of(&request.op);
+        if open_count >= self.settings.connection_requests_max
+            || self.requests.count() >= self.settings.requests_max
+            || self.requests.bytes + bytes > self.settings.request_bytes_max
+            || self.phase != Phase::Running
+        {
+            return reply(connection, session, sequence, Err(Refusal::Busy), effects);
+        }
+        self.requests.bytes += bytes;
+        if let Some(link) = self.sessions.connection(connection) {
+            link.open_count += 1;
+        }
+        self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
+    }
+
+    /// Serves, refuses or queues a request, as the map and its PG stand now.
+    fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
+        let Waiting { connection, since, request } = waiting;
+        match self.judge(&Scope::of(&request)) {
+            Verdict::Serve(slot) => self.start(now, slot, connection, request, effects),
+            Verdict::Wait if since + self.settings.wait_max > now => {
+                self.requests.waiting.push_back(Waiting { connection, since, request });
+            }
+            Verdict::Wait => self.refuse(connection, &request, Refusal::Busy, effects),
+            Verdict::Refuse(refusal) => self.refuse(connection, &request, refusal, effects),
+        }
+    }
+
+    /// Compares what a request acts on with what this OSD knows.
+    fn judge(&mut self, scope: &Scope) -> Verdict {
+        if let Some(verdict) = self.judge_by_map(scope) {
+            return verdict;
+        }
+        let Some(slot) = self.pg_slots.get(&scope.pg).copied() else {
+            return Verdict::Refuse(Refusal::Stale(None));
+        };
+        if self.sessions.must_wait(scope.session) {
+            return Verdict::Wait;
+        }
+        if scope.writes_data && self.store.is_congested() {
+            self.waits_for_store = true;
+            return Verdict::Wait;
+        }
+        match self.pgs[slot].serving() {
+            Serving::Active => Verdict::Serve(slot),
+            Serving::Draining { .. } | Serving::Journaling { .. } => Verdict::Wait,
+            Serving::Idle { why } => Verdict::Refuse(Refusal::Incomplete { why: why.clone() }),
+        }
+    }
+
+    /// What the map says against a request: revision, fence, epoch, primary.
+    fn judge_by_map(&self, scope: &Scope) -> Option<Verdict> {
+        let Some(known) = self.map.pools.get(&scope.pg.pool) else {
+            let may_come = scope.revision > MapRevision::ZERO;
+            let refusal = Verdict::Refuse(Refusal::Stale(None));
+            return Some(if may_come { Verdict::Wait } else { refusal });
+        };
+        if scope.revision > known.revision {
+            return Some(Verdict::Wait);
+        }
+        if known.fences.contains(&scope.session) && !planted::on(Bug::FenceIgnored) {
+            return Some(Verdict::Refuse(Refusal::Fenced));
+        }
+        let Some(entry) = known.pgs.get(scope.pg.number as usize) else {
+            let why = format!("{} is no PG of its pool", scope.pg);
+            return Some(Verdict::Refuse(Refusal::Invalid { why }));
+        };
+        let is_stale = entry.epoch != scope.epoch && !planted::on(Bug::EpochNotCompared);
+        if is_stale || entry.primary != Some(self.identity.osd) {
+            return Some(Verdict::Refuse(Refusal::Stale(Some(entry.clone()))));
+        }
+        None
+    }
+
+    fn start(
+        &mut self,
+        now: Time,
+        slot: usize,
+        connection: ConnectionId,
+        request: Request,
+        effects: &mut Vec<Effect>,
+    ) {
+        let scope = Scope::of(&request);
+        let Request { session, sequence, op, .. } = request;
+        let bytes = size_of(&op);
+        let started = Started { connection, session, sequence, scope, bytes };
+        let ticket = Ticket(self.requests.started.insert(started) as u32);
+        self.sessions.start(connection, session);
+        let full = scope.writes_data && self.store.space().full;
+        self.pgs[slot].execute(ticket, op, full, &mut self.actions);
+        self.carry_out(now, slot, effects);
+    }
+
+    /// A PG answered.
+    pub(crate) fn answer(
+        &mut self,
+        ticket: Ticket,
+        outcome: Result<Outcome, Refusal>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let started = self.requests.started.remove(ticket.0 as usize);
+        let Started { connection, session, sequence, bytes, .. } = started;
+        self.requests.bytes -= bytes;
+        if self.sessions.end(connection, session) {
+            self.recheck = true;
+        }
+        if let Some(link) = self.sessions.connection(connection) {
+            link.open_count -= 1;
+            reply(connection, session, sequence, outcome, effects);
+        }
+    }
+
+    /// Refuses a request that has not started.
+    fn refuse(
+        &mut self,
+        connection: ConnectionId,
+        request: &Request,
+        refusal: Refusal,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.requests.bytes -= size_of(&request.op);
+        if let Some(link) = self.sessions.connection(connection) {
+            link.open_count -= 1;
+            reply(connection, request.session, request.sequence, Err(refusal), effects);
+        }
+    }
+
+    /// Judges all that waits again: something that a request may wait for has changed.
+    pub(crate) fn judge_waiting(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for waiting in std::mem::take(&mut self.requests.waiting) {
+            self.judge_and_go(now, waiting, effects);
+        }
+    }
+
+    /// Judges what waits inside the PGs again: the map has changed.
+    pub(crate) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for slot in 0..self.pgs.len() {
+            if self.pgs[slot].open_count() == 0 {
+                continue;
+            }
+            let mut refused = Vec::new();
+            for (ticket, started) in &self.requests.started {
+                if let Some(Verdict::Refuse(refusal)) = self.judge_by_map(&started.scope) {
+                    refused.push((Ticket(ticket as u32), refusal));
+                }
+            }
+            let judge = |ticket: Ticket| {
+                let found = refused.binary_search_by_key(&ticket, |(refused, _)| *refused);
+                found.ok().map(|index| refused[index].1.clone())
+            };
+            self.pgs[slot].refuse_waiting(judge, &mut self.actions);
+            self.carry_out(now, slot, effects);
+        }
+    }
+
+    /// Whether a started request's session is fenced: until it has ended, this OSD has not done
+    /// with the session.
+    pub(crate) fn fenced_session_is_served(&self) -> bool {
+        self.requests.started.iter().any(|(_, started)| {
+            let pool = self.map.pools.get(&started.scope.pg.pool);
+            pool.is_some_and(|known| known.fences.contains(&started.session))
+        })
+    }
+
+    /// A connection is gone: what waits of it is dropped.
+    pub(crate) fn drop_waiting_of(&mut self, connection: ConnectionId) {
+        self.drop_waiting(|waiting| waiting.connection == connection);
+    }
+
+    fn drop_waiting(&mut self, is_dropped: impl Fn(&Waiting) -> bool) {
+        let Node { requests, sessions, .. } = self;
+        requests.waiting.retain(|waiting| {
+            if !is_dropped(waiting) {
+                return true;
+            }
+            requests.bytes -= size_of(&waiting.request.op);
+            if let Some(link) = sessions.connection(waiting.connection) {
+                link.open_count -= 1;
+            }
+            false
+        });
+    }
+
+    /// The process ends: what has not started is left to the next run.
+    pub(crate) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
+        for waiting in std::mem::take(&mut self.requests.waiting) {
+            self.refuse(waiting.connection, &waiting.request, Refusal::Busy, effects);
+        }
+    }
+}
+
+fn reply(
+    connection: ConnectionId,
+    session: SessionId,
+    sequence: u64,
+    outcome: Result<Outcome, Refusal>,
+    effects: &mut Vec<Effect>,
+) {
+    let message = Message::Reply(Reply { session, sequence, outcome });
+    effects.push(Effect::Net(NetEffect::Send { connection, message }));
+}

@@ -1,0 +1,172 @@
+//! Connections and sessions: who may speak, over which connection, and what is a repeat.
+//!
+//! Invariants
+//!   1. A session is bound to one connection. A request of it on a newer one moves the binding;
+//!      what comes on an older one after that is not executed.
+//!   2. The sequence of a session only grows, over all its connections: what is not above the
+//!      highest one seen is a repeat. A client gives a new sequence to each retry.
+//!   3. A session is remembered while one of its requests may still be on its way: long after its
+//!      connection is gone.
+
+use std::collections::BTreeMap;
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, Duration, SessionId, Time};
+use format::door::{Peer, Role};
+
+/// How long a session without a connection is remembered: longer than bytes of an old connection
+/// can lie in a kernel or a handshake.
+const REMEMBER: Duration = Duration::from_secs(60);
+
+/// All connections and sessions.
+#[derive(Default)]
+pub struct Sessions {
+    connections: BTreeMap<ConnectionId, Connection>,
+    sessions: BTreeMap<SessionId, Session>,
+    opened_count: u64,
+}
+
+/// One open connection.
+pub struct Connection {
+    pub role: Role,
+    /// Counts all connections of the process: a higher one was opened later.
+    age: u64,
+    /// The last sequence without a session: a monitor's tasks.
+    last_sequence: u64,
+    /// Requests that have not been answered.
+    pub open_count: usize,
+}
+
+/// One session.
+struct Session {
+    connection: ConnectionId,
+    age: u64,
+    last_sequence: u64,
+    /// Started requests that came over `connection`.
+    started: u32,
+    /// Started requests that came over older connections: they end before anything else starts.
+    started_before: u32,
+    /// Since when its connection is gone.
+    gone_since: Option<Time>,
+}
+
+/// What a request's session and sequence say about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arrival {
+    /// Goes on.
+    New,
+    /// Goes on; what waits of its session on other connections is to be dropped.
+    Moved,
+    /// It came before, or over a connection that its session has left: not executed.
+    Repeat,
+    /// Too many sessions.
+    TooMany,
+}
+
+impl Sessions {
+    /// A connection was opened, by either side.
+    pub fn open(&mut self, connection: ConnectionId, peer: Peer) {
+        self.opened_count += 1;
+        let age = self.opened_count;
+        let new = Connection { role: peer.role, age, last_sequence: 0, open_count: 0 };
+        let old = self.connections.insert(connection, new);
+        assert!(old.is_none());
+    }
+
+    /// A connection is gone. False if it was not open.
+    pub fn close(&mut self, connection: ConnectionId, now: Time) -> bool {
+        for session in self.sessions.values_mut() {
+            if session.connection == connection {
+                session.gone_since = Some(now);
+            }
+        }
+        self.connections.remove(&connection).is_some()
+    }
+
+    /// An open connection.
+    pub fn connection(&mut self, connection: ConnectionId) -> Option<&mut Connection> {
+        self.connections.get_mut(&connection)
+    }
+
+    /// A request came. Requires: its connection is open.
+    pub fn arrive(
+        &mut self,
+        connection: ConnectionId,
+        session: SessionId,
+        sequence: u64,
+        sessions_max: usize,
+    ) -> Arrival {
+        let link = self.connections.get_mut(&connection).expect("requests come on open ones");
+        if session == SessionId::ZERO {
+            if sequence <= link.last_sequence {
+                return Arrival::Repeat;
+            }
+            link.last_sequence = sequence;
+            return Arrival::New;
+        }
+        let Some(known) = self.sessions.get_mut(&session) else {
+            if self.sessions.len() >= sessions_max {
+                return Arrival::TooMany;
+            }
+            let new = Session {
+                connection,
+                age: link.age,
+                last_sequence: sequence,
+                started: 0,
+                started_before: 0,
+                gone_since: None,
+            };
+            self.sessions.insert(session, new);
+            return Arrival::New;
+        };
+        if sequence <= known.last_sequence || link.age < known.age {
+            let executed = planted::on(Bug::DuplicateExecuted);
+            return if executed { Arrival::New } else { Arrival::Repeat };
+        }
+        known.last_sequence = sequence;
+        if known.connection == connection {
+            return Arrival::New;
+        }
+        known.started_before += known.started;
+        known.started = 0;
+        known.connection = connection;
+        known.age = link.age;
+        known.gone_since = None;
+        Arrival::Moved
+    }
+
+    /// Whether started requests of older connections must end before the session is served.
+    pub fn must_wait(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|known| known.started_before > 0)
+    }
+
+    /// A request of the session starts.
+    pub fn start(&mut self, connection: ConnectionId, session: SessionId) {
+        if let Some(started) = self.started(connection, session) {
+            *started += 1;
+        }
+    }
+
+    /// A started request ended. True if the session need no longer wait for older connections.
+    pub fn end(&mut self, connection: ConnectionId, session: SessionId) -> bool {
+        let Some(started) = self.started(connection, session) else { return false };
+        assert!(*started > 0);
+        *started -= 1;
+        let is_last = *started == 0;
+        is_last && self.sessions.get(&session).is_some_and(|known| known.connection != connection)
+    }
+
+    fn started(&mut self, connection: ConnectionId, session: SessionId) -> Option<&mut u32> {
+        let known = self.sessions.get_mut(&session)?;
+        let is_bound = known.connection == connection;
+        Some(if is_bound { &mut known.started } else { &mut known.started_before })
+    }
+
+    /// Forgets sessions whose connection is long gone.
+    pub fn forget_gone(&mut self, now: Time) {
+        self.sessions.retain(|_, session| {
+            let is_long_gone = session.gone_since.is_some_and(|gone| now.since(gone) > REMEMBER);
+            !is_long_gone || session.started > 0 || session.started_before > 0
+        });
+    }
+}
