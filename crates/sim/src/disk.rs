@@ -28,6 +28,10 @@ pub struct SimDisk {
     cached: Vec<Written>,
     in_flight: BTreeMap<DiskOp, InFlight>,
     completed_count: u64,
+    /// By page: the count of completed writes when it was last written.
+    written_last: Vec<u64>,
+    /// Rotten bytes that were not written since, as they are now.
+    rotten: BTreeMap<u64, u8>,
 }
 
 /// A completed write that is not, or not only, on the medium.
@@ -125,6 +129,8 @@ impl SimDisk {
             cached: Vec::new(),
             in_flight: BTreeMap::new(),
             completed_count: 0,
+            written_last: vec![0; (size / PAGE_SIZE) as usize],
+            rotten: BTreeMap::new(),
         }
     }
 
@@ -222,6 +228,9 @@ impl SimDisk {
     fn written(&mut self, offset: u64, data: Data, durable: bool) {
         self.completed_count += 1;
         let (start, end) = (offset, offset + data.len());
+        for page in start / PAGE_SIZE..end.div_ceil(PAGE_SIZE) {
+            self.written_last[page as usize] = self.completed_count;
+        }
         let covers_cached = self
             .cached
             .iter()
@@ -396,15 +405,67 @@ impl SimDisk {
         kept
     }
 
-    /// Flips bits of one byte wherever it is, medium and cache. Requires: nothing is in flight.
+    /// Puts bytes onto the medium of a new disk.
+    pub fn install(&mut self, offset: u64, bytes: &[u8]) {
+        self.put_bytes(offset, bytes);
+    }
+
+    /// Flips bits of one byte wherever it is, medium and cache. Requires: nothing in flight
+    /// writes there.
     pub fn rot(&mut self, offset: u64, mask: u8) {
         assert!(mask != 0);
         let start = offset - offset % self.sector_size;
         let mut sector = vec![0; self.sector_size as usize];
         self.read_cached(start, &mut sector);
-        sector[(offset - start) as usize] ^= mask;
+        let byte = &mut sector[(offset - start) as usize];
+        *byte ^= mask;
+        self.rotten.insert(offset, *byte);
+        // The page keeps its age: nobody wrote it.
+        let page = (offset / PAGE_SIZE) as usize;
+        let age = self.written_last[page];
         let data = Data::Bytes(vec![BufferPool::default().copy_of(&sector)]);
         self.written(start, data, true);
+        self.written_last[page] = age;
+    }
+
+    /// Flips the bits back, unless the byte was written since.
+    pub fn heal(&mut self, offset: u64, mask: u8) {
+        let mut byte = [0];
+        self.read_cached_byte(offset, &mut byte);
+        if self.rotten.remove(&offset) == Some(byte[0]) {
+            self.rot(offset, mask);
+            self.rotten.remove(&offset);
+        }
+    }
+
+    fn read_cached_byte(&self, offset: u64, into: &mut [u8; 1]) {
+        let start = offset - offset % self.sector_size;
+        let mut sector = vec![0; self.sector_size as usize];
+        self.read_cached(start, &mut sector);
+        into[0] = sector[(offset - start) as usize];
+    }
+
+    /// Whether no write to the page is in flight.
+    pub fn is_quiet(&self, page: u64) -> bool {
+        self.in_flight.values().all(|operation| match operation {
+            InFlight::Write { offset, data, .. } => {
+                *offset >= page + PAGE_SIZE || offset + data.len() <= page
+            }
+            InFlight::Discard { offset, length } => {
+                *offset >= page + PAGE_SIZE || offset + length <= page
+            }
+            InFlight::Read { .. } | InFlight::Flush { .. } => true,
+        })
+    }
+
+    /// Writes completed so far.
+    pub fn completed_count(&self) -> u64 {
+        self.completed_count
+    }
+
+    /// The count of completed writes when the page at this position was last written.
+    pub fn written_last(&self, page: u64) -> u64 {
+        self.written_last[(page / PAGE_SIZE) as usize]
     }
 
     /// Pages of the disk that hold anything but zeros, as positions in bytes.

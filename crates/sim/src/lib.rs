@@ -8,6 +8,10 @@
 //! `docs/proof.md` tells what is simulated, within which limits, and what the checkers accept.
 
 pub mod disk;
+pub mod outcome;
+pub mod pattern;
 pub mod random;
 pub mod register;
+pub mod store;
+pub mod tally;
 pub mod trace;

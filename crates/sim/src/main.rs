@@ -1,3 +1,274 @@
-//! The simulator's command line.
+//! The simulator's command line: which seeds, which part, and what they found.
 
-fn main() {}
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use clap::{Parser, ValueEnum};
+use sim::outcome::{Outcome, Run};
+use sim::tally::Tally;
+
+/// Seeds from which on every kind of fault must have happened.
+const SEED_COUNT_FOR_ALL_FAULTS: u64 = 50;
+
+/// Threads; each runs whole seeds.
+const THREAD_COUNT: usize = 2;
+
+/// Runs whole stores and clusters in one thread from one seed, with faults, and checks what they
+/// promise. The same seed gives the same run.
+#[derive(Parser)]
+#[command(name = "sim")]
+struct Arguments {
+    /// What to simulate; without it, all.
+    part: Option<Part>,
+    /// Seeds A..B, both ends included.
+    #[arg(long, conflicts_with = "seed", default_value = "1..100")]
+    seeds: Seeds,
+    /// One seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print every event and effect; only with --seed and a part.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Look for a planted bug by its name, or for `all`: each must be found. Needs a build with
+    /// the feature `planted`.
+    #[arg(long)]
+    planted: Option<String>,
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum)]
+enum Part {
+    /// One block store on one disk.
+    Store,
+}
+
+impl Part {
+    const ALL: [Part; 1] = [Part::Store];
+
+    fn name(self) -> &'static str {
+        match self {
+            Part::Store => "store",
+        }
+    }
+
+    fn run(self, run: Run) -> Outcome {
+        match self {
+            Part::Store => sim::store::run(run),
+        }
+    }
+
+    fn tally(self) -> Tally {
+        match self {
+            Part::Store => sim::store::tally(),
+        }
+    }
+}
+
+/// A range of seeds, both ends included.
+#[derive(Clone, Debug)]
+struct Seeds(RangeInclusive<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Seeds, String> {
+        let wrong = || format!("{text:?} is no range of seeds: write A..B, as in 1..500");
+        let (first, last) = text.split_once("..").ok_or_else(wrong)?;
+        let first: u64 = first.parse().map_err(|_| wrong())?;
+        let last: u64 = last.parse().map_err(|_| wrong())?;
+        if first > last { Err(wrong()) } else { Ok(Seeds(first..=last)) }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let seeds = arguments.seed.map_or(arguments.seeds.0, |seed| seed..=seed);
+    let parts = arguments.part.map_or(Part::ALL.to_vec(), |part| vec![part]);
+    quiet_panics();
+    if let Some(name) = arguments.planted {
+        return look_for_planted(&name, &parts, &seeds);
+    }
+    let mut good = true;
+    for part in parts {
+        good &= run_part(part, seeds.clone(), arguments.trace);
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A panic in the code under test is a find, and printed as one.
+fn quiet_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        PANIC_PLACE.with(|slot| slot.replace(place));
+    }));
+}
+
+thread_local! {
+    static PANIC_PLACE: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+}
+
+/// One seed; a panic is a find.
+fn run_one(part: Part, run: Run) -> Outcome {
+    catch_unwind(AssertUnwindSafe(|| part.run(run))).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+            .unwrap_or_default();
+        let place = PANIC_PLACE.with(|slot| slot.borrow().clone());
+        let result = Err(format!("panic at {place}: {text}"));
+        Outcome { hash: 0, tally: part.tally(), result }
+    })
+}
+
+/// Runs the seeds on all threads and gives each outcome to `each`, in the order of the seeds,
+/// until it says to stop.
+fn run_seeds(
+    part: Part,
+    seeds: RangeInclusive<u64>,
+    verbose: bool,
+    prepare: impl Fn() + Sync,
+    each: impl FnMut(u64, Outcome) -> bool + Send,
+) {
+    let next = AtomicU64::new(*seeds.start());
+    let stop = AtomicBool::new(false);
+    let waiting = Mutex::new((*seeds.start(), BTreeMap::new(), each));
+    let work = || {
+        prepare();
+        while !stop.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed > *seeds.end() {
+                break;
+            }
+            let outcome = run_one(part, Run { seed, verbose });
+            let mut guard = waiting.lock().expect("panics are caught above");
+            let (turn, outcomes, each) = &mut *guard;
+            outcomes.insert(seed, outcome);
+            while let Some(outcome) = outcomes.remove(turn) {
+                if !stop.load(Ordering::Relaxed) && !each(*turn, outcome) {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                *turn += 1;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..THREAD_COUNT {
+            scope.spawn(work);
+        }
+    });
+}
+
+/// Runs a part; whether nothing was found.
+fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
+    let mut total = part.tally();
+    let mut finds = 0u64;
+    let mut hash = 0u64;
+    let seed_count = seeds.end() - seeds.start() + 1;
+    run_seeds(
+        part,
+        seeds.clone(),
+        verbose,
+        || {},
+        |seed, outcome| {
+            total.merge(&outcome.tally);
+            hash = hash.rotate_left(1) ^ outcome.hash;
+            if let Err(text) = outcome.result {
+                finds += 1;
+                println!("FOUND in seed {seed}: {text}");
+                println!(
+                    "  repeat: cargo run --profile ci -p sim -- {} --seed {seed} --trace",
+                    part.name()
+                );
+            }
+            true
+        },
+    );
+    print_total(part, &seeds, &total, hash);
+    let missing = total.faults.missing();
+    let complete = seed_count < SEED_COUNT_FOR_ALL_FAULTS || missing.is_empty();
+    if !complete {
+        println!("FAILED: never happened in {seed_count} seeds: {}", missing.join(", "));
+    }
+    if finds > 0 {
+        println!("FAILED: {finds} of {seed_count} seeds found something");
+    }
+    finds == 0 && complete
+}
+
+fn print_total(part: Part, seeds: &RangeInclusive<u64>, total: &Tally, hash: u64) {
+    println!(
+        "{}: seeds {}..{}: {} operations, {} faults, trace {hash:016x}",
+        part.name(),
+        seeds.start(),
+        seeds.end(),
+        total.operations.sum(),
+        total.faults.sum(),
+    );
+    for (name, count) in total.operations.iter() {
+        println!("  {count:>9} {name}");
+    }
+    println!("  faults:");
+    for (name, count) in total.faults.iter() {
+        println!("  {count:>9} {name}");
+    }
+}
+
+#[cfg(not(feature = "planted"))]
+fn look_for_planted(_name: &str, _parts: &[Part], _seeds: &RangeInclusive<u64>) -> ExitCode {
+    eprintln!(
+        "error: this build has no planted bugs: \
+         cargo run --profile ci -p sim --features planted -- --planted all --seeds 1..500"
+    );
+    ExitCode::from(2)
+}
+
+/// Runs seeds with each bug until one finds it; all must be found.
+#[cfg(feature = "planted")]
+fn look_for_planted(name: &str, parts: &[Part], seeds: &RangeInclusive<u64>) -> ExitCode {
+    use base::planted::{Bug, plant};
+    let chosen: Vec<(&str, Bug)> =
+        Bug::ALL.into_iter().filter(|(known, _)| name == "all" || name == *known).collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = Bug::ALL.iter().map(|(name, _)| *name).collect();
+        eprintln!("error: no bug is called {name:?}: all, {}", names.join(", "));
+        return ExitCode::from(2);
+    }
+    let mut good = true;
+    for (name, bug) in chosen {
+        let mut found = None;
+        for part in parts {
+            run_seeds(
+                *part,
+                seeds.clone(),
+                false,
+                || plant(Some(bug)),
+                |seed, outcome| {
+                    if let Err(text) = outcome.result {
+                        found = Some((*part, seed, text));
+                    }
+                    found.is_none()
+                },
+            );
+            if found.is_some() {
+                break;
+            }
+        }
+        match found {
+            Some((part, seed, text)) => {
+                let count = seed - seeds.start() + 1;
+                let line: String = text.chars().take(100).collect();
+                println!("{name:<26} found by {} after {count:>4} seeds: {line}", part.name());
+            }
+            None => {
+                good = false;
+                println!("{name:<26} NOT FOUND");
+            }
+        }
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

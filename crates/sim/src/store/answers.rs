@@ -1,0 +1,296 @@
+//! What a store answers, compared with the model.
+
+use std::ops::Range;
+
+use base::{Buffer, Checksum, UNIT_SIZE, Version, checksum};
+use blockstore::{Answer, BlockKey, StoreError};
+
+use super::asks::{Asked, Todo, place_of};
+use super::model::{Expected, State, UNKNOWN};
+use super::world::{Stage, World};
+use crate::pattern;
+use crate::random::Chance;
+
+impl World {
+    pub(super) fn answered(
+        &mut self,
+        asked: Asked,
+        result: Result<Answer, StoreError>,
+    ) -> Result<(), String> {
+        match (asked, result) {
+            (Asked::Change { key, order }, Ok(Answer::Durable)) => {
+                self.model.answer(key, order);
+                self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
+            }
+            (Asked::Change { key, order }, Err(StoreError::Full)) => {
+                self.tally.faults.add("store full", 1);
+                self.model.refuse(key, order)?;
+            }
+            (Asked::Note { key, order }, Ok(Answer::Durable)) => {
+                self.model.answer_note(key, order);
+            }
+            (Asked::Note { key, order }, Err(StoreError::Full)) => {
+                self.model.refuse_note(key, order);
+            }
+            (Asked::Sync { order }, Ok(Answer::Durable)) => self.model.synced(order),
+            (Asked::Floor, Ok(Answer::Durable)) => {}
+            (Asked::Absolve { pg }, Ok(Answer::Durable)) => {
+                if self.store().is_suspect(pg) {
+                    return Err(format!("PG {pg} is suspect after it was absolved"));
+                }
+            }
+            (Asked::Read { key, order, units }, Ok(Answer::Read { version, checksums, data })) => {
+                let expected = self.model.expected(key, order, self.may_refuse());
+                self.check_read(key, units, &expected, version, &checksums, &data)?;
+            }
+            (Asked::Extents { key, order }, Ok(Answer::Extents { version, written, damaged })) => {
+                let expected = self.model.expected(key, order, self.may_refuse());
+                self.check_extents(key, &expected, version, &written, &damaged)?;
+            }
+            (Asked::Read { key, order, .. }, Err(StoreError::Damaged { units })) => {
+                self.model.expected(key, order, self.may_refuse());
+                self.damage.met(key, &units)?;
+            }
+            (asked, result) => return Err(format!("{asked:?} is answered with {result:?}")),
+        }
+        Ok(())
+    }
+
+    fn may_refuse(&self) -> bool {
+        self.plan.faults.no_space != Chance::NEVER || self.store().space().full
+    }
+
+    fn check_read(
+        &mut self,
+        key: BlockKey,
+        units: Range<u32>,
+        expected: &Expected,
+        version: Version,
+        checksums: &[Checksum],
+        data: &Buffer,
+    ) -> Result<(), String> {
+        let values = values_of(key, &units, checksums, data)?;
+        let possible = std::iter::once(&expected.state).chain(&expected.others);
+        let mut error = None;
+        for state in possible {
+            match self.compare(key, &units, state, version, &values) {
+                Ok(()) => {
+                    let deleted = version == Version::ZERO;
+                    self.model.learn_version(key, version, deleted);
+                    for (unit, value) in units.zip(values) {
+                        self.model.learn(key, unit, value);
+                    }
+                    return Ok(());
+                }
+                Err(text) => error = error.or(Some(text)),
+            }
+        }
+        Err(error.expect("one state is always possible"))
+    }
+
+    fn compare(
+        &self,
+        key: BlockKey,
+        units: &Range<u32>,
+        state: &State,
+        version: Version,
+        values: &[u64],
+    ) -> Result<(), String> {
+        self.compare_version(key, state, version)?;
+        for (unit, found) in units.clone().zip(values) {
+            let wanted = state.units[unit as usize];
+            let good = match wanted {
+                UNKNOWN => self.damage.was_written(key, unit, *found),
+                wanted => *found == wanted,
+            };
+            if !good {
+                return Err(format!(
+                    "unit {unit} of {key:?} (version {version}) holds the value of change \
+                     {found} instead of {wanted} (0: zeros)"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_version(&self, key: BlockKey, state: &State, found: Version) -> Result<(), String> {
+        let Some(wanted) = state.version else { return Ok(()) };
+        let pg = &self.model.pgs[&self.model.blocks[&key].pg];
+        let gone = state.deleted && wanted <= pg.floor && found == Version::ZERO;
+        if found == wanted || gone {
+            return Ok(());
+        }
+        Err(format!("{key:?} has version {found} instead of {wanted}"))
+    }
+
+    fn check_extents(
+        &mut self,
+        key: BlockKey,
+        expected: &Expected,
+        version: Version,
+        written: &[u64],
+        damaged: &[u64],
+    ) -> Result<(), String> {
+        if damaged.iter().any(|word| *word != 0) {
+            self.damage.met(key, damaged)?;
+        }
+        let possible = std::iter::once(&expected.state).chain(&expected.others);
+        let mut error = None;
+        for state in possible {
+            let result = self.compare_version(key, state, version).and_then(|()| {
+                let wrong = state.units.iter().enumerate().find(|(unit, value)| {
+                    !has_bit(damaged, *unit)
+                        && **value != UNKNOWN
+                        && has_bit(written, *unit) != (**value != 0)
+                });
+                match wrong {
+                    None => Ok(()),
+                    Some((unit, value)) => {
+                        let is = if *value == 0 { "not written" } else { "written" };
+                        Err(format!("unit {unit} of {key:?} is {is}; its extents say otherwise"))
+                    }
+                }
+            });
+            match result {
+                Ok(()) => return Ok(()),
+                Err(text) => error = error.or(Some(text)),
+            }
+        }
+        Err(error.expect("one state is always possible"))
+    }
+
+    /// The store is open again: it must have kept what was certain.
+    pub(super) fn opened(&mut self) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} opened", self.now));
+        if self.stage != Stage::Opening {
+            return Err("the store opened twice".into());
+        }
+        self.stage = Stage::Open;
+        self.epoch = self.epoch.next();
+        self.damage.opened(self.disk.completed_count());
+        let suspects = self.suspects()?;
+        for pg in &suspects {
+            self.model.forget(*pg);
+        }
+        let Some(store) = &self.store else { unreachable!("it just opened") };
+        self.model.resolve(|key| store.version_of(key))?;
+        if !self.damage.deep {
+            self.model.resolve_notes(|key| store.note(*key).map_or(0, note_content))?;
+        }
+        self.check_versions()?;
+        self.check_listing()?;
+        self.todo.extend(suspects.into_iter().map(Todo::Absolve));
+        self.plan_audit();
+        Ok(())
+    }
+
+    /// PGs of which acknowledged writes may be lost: only if something was damaged.
+    fn suspects(&mut self) -> Result<Vec<base::PgId>, String> {
+        let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
+        let suspects: Vec<base::PgId> =
+            pgs.into_iter().filter(|pg| self.store().is_suspect(*pg)).collect();
+        if !suspects.is_empty() && !self.damage.deep {
+            return Err(format!("{suspects:?} are suspect, but nothing was damaged"));
+        }
+        self.tally.faults.add("suspect PG", suspects.len() as u64);
+        Ok(suspects)
+    }
+
+    /// The highest version accepted covers what is certain, and nothing that was never given.
+    fn check_versions(&mut self) -> Result<(), String> {
+        let Some(store) = &self.store else { unreachable!("it just opened") };
+        for (pg, model) in &mut self.model.pgs {
+            let found = store.last_version(*pg);
+            if found < model.certain || found > model.given {
+                return Err(format!(
+                    "the last version of PG {pg} is {found}: not between {} and {}",
+                    model.certain, model.given
+                ));
+            }
+            model.given = found;
+        }
+        Ok(())
+    }
+
+    /// The listing names every block that holds data, no other, each with its version.
+    fn check_listing(&self) -> Result<(), String> {
+        for index in 0..self.plan.pools.len() {
+            let pool = base::PoolId::new(index as u32 + 1).expect("not 0");
+            let listed: std::collections::BTreeMap<BlockKey, (Version, bool)> = self
+                .store()
+                .blocks(pool, 0, u32::MAX, None)
+                .map(|(key, version, tombstone)| (key, (version, tombstone)))
+                .collect();
+            for (key, block) in self.model.blocks.iter().filter(|(key, _)| key.pool == pool) {
+                let state = block.newest();
+                let found = listed.get(key);
+                let version = found.map_or(Version::ZERO, |(version, _)| *version);
+                self.compare_version(*key, &state, version)?;
+                let tombstone = found.is_some_and(|(_, tombstone)| *tombstone);
+                let known = state.version.is_some();
+                if known && state.is_written() && (found.is_none() || tombstone) {
+                    return Err(format!("{key:?} holds data but is listed as {found:?}"));
+                }
+            }
+            if let Some(key) = listed.keys().find(|key| !self.model.blocks.contains_key(key)) {
+                return Err(format!("{key:?} is listed but was never written"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Some blocks, sometimes all, and those that nobody knows are read first.
+    fn plan_audit(&mut self) {
+        let share = Chance::percent(*self.work.pick(&[5, 30, 100]));
+        for (key, units) in self.audit_list() {
+            let unknown = self.model.blocks[&key].newest().units.contains(&UNKNOWN);
+            if self.work.chance(share) || unknown {
+                self.todo.push_back(Todo::Read(key, 0..units));
+            }
+        }
+    }
+}
+
+fn has_bit(words: &[u64], bit: usize) -> bool {
+    words.get(bit / 64).is_some_and(|word| word & (1 << (bit % 64)) != 0)
+}
+
+/// The values that the data names; checks the data's form.
+fn values_of(
+    key: BlockKey,
+    units: &Range<u32>,
+    checksums: &[Checksum],
+    data: &Buffer,
+) -> Result<Vec<u64>, String> {
+    let unit_count = (units.end - units.start) as usize;
+    if data.is_empty() {
+        if !checksums.is_empty() {
+            return Err(format!("a read of {key:?} has checksums but no data"));
+        }
+        return Ok(vec![0; unit_count]);
+    }
+    if data.len() != unit_count * UNIT_SIZE as usize || checksums.len() != unit_count {
+        return Err(format!("a read of {key:?} returned {} bytes", data.len()));
+    }
+    if let Some(unit) = checksum::first_mismatch(data, checksums) {
+        return Err(format!("unit {unit} of a read of {key:?} does not match its checksum"));
+    }
+    let bytes = data.chunks_exact(UNIT_SIZE as usize);
+    units
+        .clone()
+        .zip(bytes)
+        .map(|(unit, bytes)| {
+            pattern::value_of(bytes, place_of(key, unit)).ok_or_else(|| {
+                format!("unit {unit} of {key:?} holds bytes that were never written there")
+            })
+        })
+        .collect()
+}
+
+/// The content that a note's bytes name.
+fn note_content(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let Some(first) = words.first() else { return u64::MAX };
+    let same = words.iter().all(|word| word == first) && *rest == first[..rest.len()];
+    if same { u64::from_le_bytes(*first) } else { u64::MAX }
+}

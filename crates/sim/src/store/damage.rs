@@ -1,0 +1,227 @@
+//! Faults of the medium within the limits of what one copy can tell: errors, rot, lies.
+//!
+//! Limits. What nobody has recorded as durable yet cannot be told from a torn write, so rot hits
+//! only what was written before the last quiet moment after which a change was answered. A disk
+//! lies only about small writes to the data area, which are write-back: there a checksum tells.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use base::UNIT_SIZE;
+use blockstore::{BlockKey, Inspection};
+use format::door::DiskError;
+
+use super::world::{Operation, Stage, World};
+use crate::disk::WriteFault;
+
+/// What was damaged so far, and what follows from it.
+pub(super) struct Damage {
+    superblock: Range<u64>,
+    journal: Range<u64>,
+    checkpoints: Range<u64>,
+    data: Range<u64>,
+    /// Stored bytes were damaged.
+    pub happened: bool,
+    /// Journal or checkpoints were damaged: the store may not know what it had.
+    pub deep: bool,
+    /// A write or flush failed: the store must stop.
+    pub must_stop: bool,
+    /// Units that damage to the data area may have hit, at most.
+    units_hit: u64,
+    /// Units that were answered as damaged.
+    units_met: BTreeSet<(BlockKey, u32)>,
+    /// Flipped bits: (offset, mask, bytes of the sector afterwards).
+    flips: Vec<(u64, u8)>,
+    /// What was written up to here, counted by the disk, is recorded as durable.
+    settled: u64,
+    /// Likewise as soon as one more change is answered.
+    settling: u64,
+    /// Which units each change wrote.
+    pub written: BTreeMap<u64, (BlockKey, Range<u32>)>,
+}
+
+impl Damage {
+    pub fn new(found: &Inspection) -> Damage {
+        let area = |(offset, length): (u64, u64)| offset..offset + length;
+        Damage {
+            superblock: 0..UNIT_SIZE,
+            journal: area(found.journal),
+            checkpoints: area(found.checkpoints),
+            data: area(found.data),
+            happened: false,
+            deep: false,
+            must_stop: false,
+            units_hit: 0,
+            units_met: BTreeSet::new(),
+            flips: Vec::new(),
+            settled: 0,
+            settling: 0,
+            written: BTreeMap::new(),
+        }
+    }
+
+    /// Whether a change ever put this value into the unit.
+    pub fn was_written(&self, key: BlockKey, unit: u32, value: u64) -> bool {
+        let by = self.written.get(&value);
+        value == 0 || by.is_some_and(|(written, units)| *written == key && units.contains(&unit))
+    }
+
+    /// A change was answered; `quiet`: no other is open.
+    pub fn answered(&mut self, quiet: bool, written_count: u64) {
+        self.settled = self.settling;
+        if quiet {
+            self.settling = written_count;
+        }
+    }
+
+    /// The store opened: it has made durable what it found.
+    pub fn opened(&mut self, written_count: u64) {
+        self.settling = written_count;
+    }
+
+    /// Units were answered as damaged: no more than were hit.
+    pub fn met(&mut self, key: BlockKey, units: &[u64]) -> Result<(), String> {
+        let bits = (0..units.len() as u32 * 64)
+            .filter(|unit| units[*unit as usize / 64] & (1 << (unit % 64)) != 0);
+        self.units_met.extend(bits.map(|unit| (key, unit)));
+        let count = self.units_met.len() as u64;
+        if self.deep || count <= self.units_hit {
+            return Ok(());
+        }
+        Err(format!("{count} units are answered as damaged, {} were hit: {key:?}", self.units_hit))
+    }
+}
+
+impl World {
+    /// An error for an operation of the disk that ends.
+    pub(super) fn draw_disk_error(&mut self, operation: Operation) -> Option<DiskError> {
+        if self.stage != Stage::Open {
+            return None;
+        }
+        let faults = &self.plan.faults;
+        let io = |what: &str| Some(DiskError::Io(format!("simulated {what} error")));
+        match operation {
+            Operation::Write { .. } if self.chaos.chance(faults.write_error) => {
+                self.tally.faults.add("write error", 1);
+                io("write")
+            }
+            Operation::Write { offset, .. }
+                if self.damage.data.contains(&offset) && self.chaos.chance(faults.no_space) =>
+            {
+                self.tally.faults.add("no space in the file system", 1);
+                Some(DiskError::NoSpace)
+            }
+            Operation::Flush if self.chaos.chance(faults.write_error) => {
+                self.tally.faults.add("flush error", 1);
+                io("flush")
+            }
+            Operation::Read { offset, length }
+                if self.damage.data.contains(&offset) && self.chaos.chance(faults.read_error) =>
+            {
+                self.tally.faults.add("read error", 1);
+                self.damage.happened = true;
+                self.damage.units_hit += length.div_ceil(UNIT_SIZE);
+                io("read")
+            }
+            _ => None,
+        }
+    }
+
+    /// A lie about a small write to the data area.
+    pub(super) fn draw_lie(&mut self, operation: Operation) -> Option<WriteFault> {
+        let Operation::Write { offset, length } = operation else { return None };
+        let small = length < 64 * base::KIB;
+        if !small || !self.damage.data.contains(&offset) || self.stage != Stage::Open {
+            return None;
+        }
+        if !self.chaos.chance(self.plan.faults.lying) {
+            return None;
+        }
+        let unit_count = length.div_ceil(UNIT_SIZE);
+        let aside = self.settled_page(self.damage.data.clone());
+        let fault = match aside {
+            Some(to) if self.is_settled(to, length) => {
+                self.tally.faults.add("write misdirected", 1);
+                self.damage.units_hit += 2 * unit_count;
+                WriteFault::Misdirected { to }
+            }
+            _ => {
+                self.tally.faults.add("write lost by a lying disk", 1);
+                self.damage.units_hit += unit_count;
+                WriteFault::Lost
+            }
+        };
+        self.damage.happened = true;
+        self.trace.line(format_args!("{:?} {fault:?} of {operation:?}", self.now));
+        Some(fault)
+    }
+
+    fn is_settled(&self, offset: u64, length: u64) -> bool {
+        let end = offset + length;
+        end <= self.damage.data.end
+            && (offset..end)
+                .step_by(UNIT_SIZE as usize)
+                .all(|page| self.disk.written_last(page) <= self.damage.settled)
+    }
+
+    /// A written page of the area that is recorded as durable.
+    fn settled_page(&mut self, area: Range<u64>) -> Option<u64> {
+        let settled = self.damage.settled;
+        let pages: Vec<u64> = self
+            .disk
+            .written_pages()
+            .filter(|page| area.contains(page) && self.disk.written_last(*page) <= settled)
+            .collect();
+        (!pages.is_empty()).then(|| *self.chaos.pick(&pages))
+    }
+
+    /// Bits may flip now.
+    pub(super) fn rot(&mut self) {
+        if self.stage != Stage::Open {
+            return;
+        }
+        let faults = &self.plan.faults;
+        let (data, journal, checkpoint) =
+            (faults.rot_data, faults.rot_journal, faults.rot_checkpoint);
+        if self.chaos.chance(data) {
+            self.rot_in(self.damage.data.clone(), "rot in the data area");
+        }
+        if self.chaos.chance(journal) {
+            self.rot_in(self.damage.journal.clone(), "rot in the journal");
+        }
+        if self.chaos.chance(checkpoint) {
+            self.rot_in(self.damage.checkpoints.clone(), "rot in the checkpoint area");
+            self.rot_in(self.damage.superblock.clone(), "rot in a superblock");
+        }
+    }
+
+    fn rot_in(&mut self, area: Range<u64>, kind: &'static str) {
+        let is_data = area == self.damage.data;
+        let Some(page) = self.settled_page(area) else { return };
+        if !self.disk.is_quiet(page) {
+            return;
+        }
+        let offset = page + self.chaos.below(UNIT_SIZE);
+        let mask = 1 << self.chaos.below(8);
+        self.trace.line(format_args!("{:?} {kind} at {offset}", self.now));
+        self.tally.faults.add(kind, 1);
+        self.disk.rot(offset, mask);
+        self.damage.happened = true;
+        if is_data {
+            self.damage.units_hit += 1;
+        } else {
+            self.damage.deep = true;
+            self.damage.flips.push((offset, mask));
+        }
+    }
+
+    /// Flips back what still can be. Whether there was anything.
+    pub(super) fn heal(&mut self) -> bool {
+        let flips = std::mem::take(&mut self.damage.flips);
+        for (offset, mask) in &flips {
+            self.trace.line(format_args!("{:?} heal {offset}", self.now));
+            self.disk.heal(*offset, *mask);
+        }
+        !flips.is_empty()
+    }
+}

@@ -1,0 +1,58 @@
+//! `sim store`: the real block store on a simulated disk, against a model of every unit.
+//!
+//! ```text
+//!   Plan ─▶ asks ─▶ Store ─▶ SimDisk          World::step takes the next event in time;
+//!             │       │  ▲       │            a crash may follow any effect
+//!             ▼       ▼  └───────┘
+//!           Model ◀─ answers
+//! ```
+
+mod answers;
+mod asks;
+mod damage;
+mod model;
+mod plan;
+mod world;
+
+use crate::outcome::{Outcome, Run};
+use crate::tally::Tally;
+
+/// What is asked of a store.
+pub const OPERATIONS: [&str; 8] =
+    ["write", "zero", "delete", "read", "extents", "note", "sync", "floor"];
+
+/// What happens to it.
+pub const FAULTS: [&str; 19] = [
+    "power cut",
+    "process killed",
+    "crash while opening",
+    "unflushed write lost",
+    "unflushed write torn",
+    "unflushed writes reordered",
+    "slow disk operation",
+    "write error",
+    "flush error",
+    "read error",
+    "no space in the file system",
+    "store full",
+    "write lost by a lying disk",
+    "write misdirected",
+    "rot in the data area",
+    "rot in the journal",
+    "rot in the checkpoint area",
+    "rot in a superblock",
+    "suspect PG",
+];
+
+/// Runs one seed.
+pub fn run(run: Run) -> Outcome {
+    let mut world = world::World::new(run);
+    let result = world.run();
+    let (hash, tally) = world.into_parts();
+    Outcome { hash, tally, result }
+}
+
+/// Zero of everything.
+pub fn tally() -> Tally {
+    Tally::new(&OPERATIONS, &FAULTS)
+}

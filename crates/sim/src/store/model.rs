@@ -1,0 +1,493 @@
+//! What a store may answer: every block as its changes left it, certain or not.
+//!
+//! ```text
+//!   change asked ─▶ later (in order) ──answered──▶ base
+//!                        └──crash──▶ a first part of them happened: the block's version tells
+//! ```
+//!
+//! Invariants
+//!   1. `base` holds every change that is certain; `later` those that are not yet, or that an
+//!      open read must not see, in order.
+//!   2. A change that a crash left out never comes back: it is gone from the model.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+use base::{BlockSize, PgId, Version};
+use blockstore::{BlockKey, NoteKey};
+
+/// A unit of which damage may have cost any of its changes: it holds one of its former values.
+pub const UNKNOWN: u64 = u64::MAX;
+
+/// Everything a store holds.
+#[derive(Default)]
+pub struct Model {
+    /// By key; also those that were never written or are deleted.
+    pub blocks: BTreeMap<BlockKey, Block>,
+    /// By key.
+    pub notes: BTreeMap<NoteKey, Note>,
+    /// By PG.
+    pub pgs: BTreeMap<PgId, Pg>,
+    order_last: u64,
+    /// No entry up to this order can be lost: a later one was answered.
+    entries_certain: u64,
+}
+
+/// One PG's versions.
+#[derive(Default)]
+pub struct Pg {
+    /// The last one given to a change.
+    pub given: Version,
+    /// The newest of a change that is certain.
+    pub certain: Version,
+    /// Versions of changes that are not answered.
+    pub open: BTreeSet<Version>,
+    /// Highest floor ever asked.
+    pub floor: Version,
+}
+
+/// One block.
+pub struct Block {
+    /// Its PG.
+    pub pg: PgId,
+    /// Its size.
+    pub size: BlockSize,
+    base: State,
+    later: VecDeque<Change>,
+    open_reads: BTreeSet<u64>,
+}
+
+/// A block at one version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct State {
+    /// Of its newest change; `None` after damage.
+    pub version: Option<Version>,
+    /// Its newest change was a deletion.
+    pub deleted: bool,
+    /// The value of each unit: 0, or the order of the change that wrote it, or [`UNKNOWN`].
+    pub units: Vec<u64>,
+}
+
+/// One change of a block.
+#[derive(Clone, Debug)]
+pub struct Change {
+    order: u64,
+    version: Version,
+    kind: ChangeKind,
+    /// Its data may lie outside the journal and be found missing after a crash.
+    large: bool,
+    answered: bool,
+}
+
+/// What a change does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ChangeKind {
+    /// The units get the change's order as their value.
+    Write(Range<u32>),
+    /// The units read as zeros.
+    Zero(Range<u32>),
+    /// All units read as zeros, and the block is gone.
+    Delete,
+}
+
+/// What a read may return.
+#[derive(Debug)]
+pub struct Expected {
+    /// If nothing else is open.
+    pub state: State,
+    /// States that are possible too, because a write without an answer may yet be refused.
+    pub others: Vec<State>,
+}
+
+/// One note. A content is the order of the request that put it, or 0: none.
+#[derive(Default, Debug)]
+pub struct Note {
+    base: u64,
+    /// (order, content) of requests without an answer.
+    later: VecDeque<(u64, u64)>,
+}
+
+impl State {
+    fn apply(&mut self, change: &Change) {
+        self.version = Some(change.version);
+        self.deleted = change.kind == ChangeKind::Delete;
+        let (range, value) = match &change.kind {
+            ChangeKind::Write(range) => (range.clone(), change.order),
+            ChangeKind::Zero(range) => (range.clone(), 0),
+            ChangeKind::Delete => (0..self.units.len() as u32, 0),
+        };
+        self.units[range.start as usize..range.end as usize].fill(value);
+    }
+
+    /// Whether any unit holds data.
+    pub fn is_written(&self) -> bool {
+        self.units.iter().any(|value| *value != 0)
+    }
+}
+
+impl Block {
+    fn new(pg: PgId, size: BlockSize) -> Block {
+        let units = vec![0; size.unit_count() as usize];
+        let base = State { version: Some(Version::ZERO), deleted: false, units };
+        Block { pg, size, base, later: VecDeque::new(), open_reads: BTreeSet::new() }
+    }
+
+    /// The newest state, changes without an answer included.
+    pub fn newest(&self) -> State {
+        self.state_before(u64::MAX)
+    }
+
+    fn state_before(&self, order: u64) -> State {
+        let mut state = self.base.clone();
+        for change in self.later.iter().take_while(|change| change.order < order) {
+            state.apply(change);
+        }
+        state
+    }
+
+    /// Moves certain changes to the base, as far as no open read must be judged without them.
+    fn settle(&mut self, pg: &mut Pg) {
+        let Some(last) = self.later.iter().rposition(|change| change.answered) else { return };
+        let limit = self.open_reads.first().copied().unwrap_or(u64::MAX);
+        for _ in 0..=last {
+            // An answer covers all earlier changes of its block.
+            let Some(change) = self.later.pop_front_if(|change| change.order < limit) else {
+                break;
+            };
+            pg.certain = pg.certain.max(change.version);
+            pg.open.remove(&change.version);
+            self.base.apply(&change);
+        }
+    }
+}
+
+impl Model {
+    /// A block, made when it is first named.
+    pub fn block(&mut self, key: BlockKey, pg: PgId, size: BlockSize) -> &mut Block {
+        self.pgs.entry(pg).or_default();
+        self.blocks.entry(key).or_insert_with(|| Block::new(pg, size))
+    }
+
+    /// The number of a new operation.
+    pub fn next_order(&mut self) -> u64 {
+        self.order_last += 1;
+        self.order_last
+    }
+
+    /// A change is asked. Returns its order, the value that a write must put into its units.
+    pub fn ask(&mut self, key: BlockKey, version: Version, kind: ChangeKind, large: bool) -> u64 {
+        let order = self.next_order();
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+        pg.given = version;
+        pg.open.insert(version);
+        block.later.push_back(Change { order, version, kind, large, answered: false });
+        order
+    }
+
+    /// A change is durable, and with it all earlier ones of its block.
+    pub fn answer(&mut self, key: BlockKey, order: u64) {
+        self.entries_certain = self.entries_certain.max(order);
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+        // It is gone from `later` if a sync, or a later change of the block, was answered first.
+        if let Some(change) = block.later.iter_mut().find(|change| change.order == order) {
+            change.answered = true;
+            pg.open.remove(&change.version);
+            pg.certain = pg.certain.max(change.version);
+        }
+        block.settle(pg);
+    }
+
+    /// A change was refused: it never happened.
+    pub fn refuse(&mut self, key: BlockKey, order: u64) -> Result<(), String> {
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+        let Some(index) = block.later.iter().position(|change| change.order == order) else {
+            return Err(format!("{key:?}: change {order} is refused after it was certain"));
+        };
+        let change = block.later.remove(index).expect("found just now");
+        if block.later.iter().skip(index).any(|change| change.answered) {
+            return Err(format!("{key:?}: change {order} is refused after a later one was done"));
+        }
+        pg.open.remove(&change.version);
+        Ok(())
+    }
+
+    /// A note is asked to be put, or removed. Returns its order, and as content the same or 0.
+    pub fn ask_note(&mut self, key: NoteKey, remove: bool) -> (u64, u64) {
+        let order = self.next_order();
+        let content = if remove { 0 } else { order };
+        self.notes.entry(key).or_default().later.push_back((order, content));
+        (order, content)
+    }
+
+    /// A note is durable, and all earlier ones.
+    pub fn answer_note(&mut self, key: NoteKey, order: u64) {
+        self.entries_certain = self.entries_certain.max(order);
+        self.notes.entry(key).or_default().settle(order);
+    }
+
+    /// A note was refused: it never happened.
+    pub fn refuse_note(&mut self, key: NoteKey, order: u64) {
+        self.notes.entry(key).or_default().later.retain(|later| later.0 != order);
+    }
+
+    /// The restarted store says what it has of each note; 0: none.
+    pub fn resolve_notes(&mut self, content_of: impl Fn(&NoteKey) -> u64) -> Result<(), String> {
+        for (key, note) in &mut self.notes {
+            note.settle(self.entries_certain);
+            let found = content_of(key);
+            if found != note.base && note.later.iter().all(|later| later.1 != found) {
+                return Err(format!("{key:?}: found content {found} instead of {note:?}"));
+            }
+            note.base = found;
+            note.later.clear();
+        }
+        Ok(())
+    }
+
+    /// Everything asked before `order` is certain.
+    pub fn synced(&mut self, order: u64) {
+        self.entries_certain = self.entries_certain.max(order);
+        for block in self.blocks.values_mut() {
+            if block.later.is_empty() {
+                continue;
+            }
+            let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+            for change in block.later.iter_mut().take_while(|change| change.order < order) {
+                change.answered = true;
+                pg.open.remove(&change.version);
+                pg.certain = pg.certain.max(change.version);
+            }
+            block.settle(pg);
+        }
+    }
+
+    /// A read is asked; what it must not see is kept out of its judgement.
+    pub fn ask_read(&mut self, key: BlockKey) -> u64 {
+        let order = self.next_order();
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        block.open_reads.insert(order);
+        order
+    }
+
+    /// What a read that was asked at `order` may return now. With `may_refuse`, changes without an
+    /// answer may have been left out. To be called once for each read.
+    pub fn expected(&mut self, key: BlockKey, order: u64, may_refuse: bool) -> Expected {
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        let state = block.state_before(order);
+        let mut others = Vec::new();
+        let open = block.later.iter().any(|change| change.order < order && !change.answered);
+        if may_refuse && open {
+            // Any of them may be left out, later ones of the block not being affected.
+            let changes: Vec<&Change> =
+                block.later.iter().take_while(|change| change.order < order).collect();
+            let open_count = changes.iter().filter(|change| !change.answered).count().min(6);
+            for mask in 0..(1u32 << open_count) {
+                let mut other = block.base.clone();
+                let mut bit = 0;
+                for change in &changes {
+                    let left_out = !change.answered && bit < open_count && mask & (1 << bit) != 0;
+                    bit += usize::from(!change.answered);
+                    if !left_out {
+                        other.apply(change);
+                    }
+                }
+                others.push(other);
+            }
+        }
+        block.open_reads.remove(&order);
+        let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+        block.settle(pg);
+        Expected { state, others }
+    }
+
+    /// The store is gone, and with it all requests without an answer. What can no more be lost is
+    /// made certain: entries before an answered one are not cut, only large data may be missing.
+    pub fn crash(&mut self) {
+        for block in self.blocks.values_mut() {
+            block.open_reads.clear();
+            if block.later.is_empty() {
+                continue;
+            }
+            let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+            for change in &mut block.later {
+                if change.large && !change.answered || change.order > self.entries_certain {
+                    break;
+                }
+                change.answered = true;
+                pg.certain = pg.certain.max(change.version);
+            }
+            block.settle(pg);
+        }
+        for pg in self.pgs.values_mut() {
+            pg.open.clear();
+        }
+    }
+
+    /// The restarted store says what it has of each block: a first part of the open changes.
+    pub fn resolve(&mut self, version_of: impl Fn(&BlockKey) -> Version) -> Result<(), String> {
+        for (key, block) in &mut self.blocks {
+            let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+            let found = version_of(key);
+            block.resolve(found, pg).map_err(|expected| {
+                format!("{key:?}: after the restart it has version {found}, not {expected}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Damage may have cost the PG any of its changes: all of it is unknown until it is read.
+    pub fn forget(&mut self, pg: PgId) {
+        for block in self.blocks.values_mut().filter(|block| block.pg == pg) {
+            block.later.clear();
+            block.base.version = None;
+            block.base.deleted = false;
+            block.base.units.fill(UNKNOWN);
+        }
+        self.pgs.get_mut(&pg).expect("made with its first block").certain = Version::ZERO;
+    }
+
+    /// What a read found of an unknown unit is what it holds from now on.
+    pub fn learn(&mut self, key: BlockKey, unit: u32, value: u64) {
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        let slot = &mut block.base.units[unit as usize];
+        if *slot == UNKNOWN {
+            *slot = value;
+        }
+    }
+
+    /// The version of a block whose version was unknown.
+    pub fn learn_version(&mut self, key: BlockKey, version: Version, deleted: bool) {
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        if block.base.version.is_none() {
+            block.base.version = Some(version);
+            block.base.deleted = deleted;
+        }
+    }
+}
+
+impl Note {
+    fn settle(&mut self, order: u64) {
+        while let Some((_, content)) = self.later.pop_front_if(|later| later.0 <= order) {
+            self.base = content;
+        }
+    }
+}
+
+impl Block {
+    fn resolve(&mut self, found: Version, pg: &mut Pg) -> Result<(), String> {
+        let Some(certain) = self.base.version else {
+            self.later.clear();
+            return Ok(());
+        };
+        let gone = self.base.deleted && certain <= pg.floor;
+        if found == certain || (gone && found == Version::ZERO) {
+            self.later.clear();
+            return Ok(());
+        }
+        let Some(last) = self.later.iter().position(|change| change.version == found) else {
+            let open: Vec<String> =
+                self.later.iter().map(|change| format!(" or {}", change.version)).collect();
+            return Err(format!("{certain}{}", open.concat()));
+        };
+        for change in self.later.drain(..).take(last + 1).collect::<Vec<_>>() {
+            self.base.apply(&change);
+        }
+        pg.certain = pg.certain.max(found);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
+    const KEY: BlockKey = BlockKey {
+        pool: PoolId::FIRST,
+        hash: 0,
+        image: ImageId::FIRST,
+        stripe: StripeIndex::new(0),
+    };
+
+    fn version(counter: u64) -> Version {
+        Version { epoch: Epoch::new(1), counter }
+    }
+
+    fn model() -> Model {
+        let mut model = Model::default();
+        model.block(KEY, PG, BlockSize::MIN);
+        model
+    }
+
+    #[test]
+    fn a_read_sees_what_was_asked_before_it() {
+        let mut model = model();
+        let first = model.ask(KEY, version(1), ChangeKind::Write(0..2), false);
+        let read = model.ask_read(KEY);
+        let second = model.ask(KEY, version(2), ChangeKind::Write(1..3), false);
+        model.answer(KEY, first);
+        model.answer(KEY, second);
+        let expected = model.expected(KEY, read, false);
+        assert_eq!(expected.state.units, [first, first, 0, 0]);
+        assert_eq!(expected.state.version, Some(version(1)));
+        assert_eq!(model.blocks[&KEY].newest().units, [first, second, second, 0]);
+        assert!(model.blocks[&KEY].later.is_empty());
+    }
+
+    #[test]
+    fn after_a_crash_a_first_part_of_the_open_changes_is_accepted() {
+        for happened in 1..=3 {
+            let mut model = model();
+            let first = model.ask(KEY, version(1), ChangeKind::Write(0..1), false);
+            model.answer(KEY, first);
+            model.ask(KEY, version(2), ChangeKind::Write(0..1), false);
+            model.ask(KEY, version(3), ChangeKind::Delete, false);
+            model.crash();
+            model.resolve(|_| version(happened)).expect("possible");
+            let state = model.blocks[&KEY].newest();
+            assert_eq!(state.version, Some(version(happened)));
+            assert_eq!(state.deleted, happened == 3);
+            assert!(model.resolve(|_| version(2)).is_err() || happened == 2);
+        }
+    }
+
+    #[test]
+    fn an_answered_change_that_a_crash_lost_is_found() {
+        let mut model = model();
+        let first = model.ask(KEY, version(1), ChangeKind::Write(0..1), false);
+        model.answer(KEY, first);
+        model.crash();
+        assert!(model.resolve(|_| Version::ZERO).is_err());
+    }
+
+    #[test]
+    fn an_answer_makes_earlier_entries_certain_but_not_large_data_of_other_blocks() {
+        let other = BlockKey { stripe: StripeIndex::new(1), ..KEY };
+        for large in [false, true] {
+            let mut model = model();
+            model.block(other, PG, BlockSize::MIN);
+            model.ask(KEY, version(1), ChangeKind::Write(0..4), large);
+            let second = model.ask(other, version(2), ChangeKind::Write(0..1), false);
+            model.answer(other, second);
+            model.crash();
+            let lost = model.resolve(|key| if *key == KEY { Version::ZERO } else { version(2) });
+            assert_eq!(lost.is_ok(), large);
+        }
+    }
+
+    #[test]
+    fn a_refused_change_never_happened() {
+        let mut model = model();
+        let first = model.ask(KEY, version(1), ChangeKind::Write(0..1), false);
+        let read = model.ask_read(KEY);
+        assert_eq!(model.expected(KEY, read, true).others.len(), 2);
+        model.refuse(KEY, first).expect("nothing later");
+        assert!(!model.blocks[&KEY].newest().is_written());
+        assert!(model.refuse(KEY, first).is_err());
+    }
+}

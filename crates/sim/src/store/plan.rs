@@ -1,0 +1,145 @@
+//! What one seed of `sim store` draws before it starts: the shape of the store, the mix of
+//! operations and the faults. Each seed leaves most kinds of fault out and has much of others.
+
+use base::{BlockSize, Duration, MIB};
+use blockstore::CommitMode;
+
+use crate::random::{Chance, Random};
+
+/// Everything that is fixed for a run.
+pub struct Plan {
+    /// Of the device, in bytes.
+    pub size: u64,
+    /// 512 or 4096.
+    pub sector_size: u32,
+    /// When a write is durable.
+    pub commit: CommitMode,
+    /// For the store's caches.
+    pub memory_bytes: u64,
+    /// Of the store.
+    pub idle_after: Duration,
+    /// How many operations are asked before the end.
+    pub operation_count: u64,
+    /// Most operations open at once.
+    pub depth_max: usize,
+    /// Of operations, in the order of [`super::OPERATIONS`].
+    pub weights: [u32; 8],
+    /// Of the size of writes: a few units, any, at least 64 KiB, a whole block.
+    pub write_weights: [u32; 4],
+    /// One each pool.
+    pub pools: Vec<PoolPlan>,
+    /// How long an operation on the disk takes, usually; in nanoseconds.
+    pub latency: u64,
+    /// An operation takes a hundred times as long.
+    pub slow: Chance,
+    /// Faults.
+    pub faults: Faults,
+}
+
+/// One pool.
+pub struct PoolPlan {
+    /// Its block size.
+    pub block_size: BlockSize,
+    /// A power of two.
+    pub pg_count: u32,
+    /// Blocks that are used, of one image.
+    pub stripe_count: u32,
+}
+
+/// How often faults happen: by event, or by operation of the disk.
+pub struct Faults {
+    /// The power goes while requests are served.
+    pub power: Chance,
+    /// The process dies while requests are served.
+    pub kill: Chance,
+    /// One of both while the store opens.
+    pub opening: Chance,
+    /// A write or a flush fails.
+    pub write_error: Chance,
+    /// A read of data fails.
+    pub read_error: Chance,
+    /// A write of data finds the file system full.
+    pub no_space: Chance,
+    /// A write of data is reported as done and lies nowhere, or elsewhere.
+    pub lying: Chance,
+    /// Bits flip in the data area.
+    pub rot_data: Chance,
+    /// Bits flip in the journal.
+    pub rot_journal: Chance,
+    /// Bits flip in the checkpoint area or in one superblock.
+    pub rot_checkpoint: Chance,
+}
+
+impl Plan {
+    /// Draws one.
+    pub fn draw(random: &mut Random) -> Plan {
+        let fill = random.chance(Chance::percent(15));
+        let pool_count = random.range(1..4);
+        let block_sizes = [14, 16, 17, 17, 18, 20];
+        let pools = (0..pool_count).map(|_| {
+            let block_size = BlockSize::from_shift(*random.pick(&block_sizes)).expect("in range");
+            let most = if fill { 200 * MIB / block_size.bytes() } else { 120 };
+            PoolPlan {
+                block_size,
+                pg_count: 1 << random.below(4),
+                stripe_count: random.scale(if fill { most / 2 } else { 2 }..most + 1) as u32,
+            }
+        });
+        let pools = pools.collect();
+        Plan {
+            size: if fill { 128 * MIB } else { *random.pick(&[128, 160, 256]) * MIB },
+            sector_size: *random.pick(&[512, 4096]),
+            commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
+            memory_bytes: *random.pick(&[4, 16, 64]) * MIB,
+            idle_after: Duration::from_millis(random.scale(1..200)),
+            operation_count: random.range(1000..1400),
+            depth_max: random.scale(1..64) as usize,
+            weights: [
+                random.range(20..60) as u32,
+                random.range(0..10) as u32,
+                random.range(0..8) as u32,
+                random.range(10..40) as u32,
+                random.range(1..5) as u32,
+                random.range(0..6) as u32,
+                random.range(0..3) as u32,
+                random.range(0..3) as u32,
+            ],
+            write_weights: [
+                20,
+                random.range(1..8) as u32,
+                random.range(0..6) as u32,
+                random.range(if fill { 4 } else { 0 }..8) as u32,
+            ],
+            pools,
+            latency: random.scale(5_000..500_000),
+            slow: some(random, 30, 20_000),
+            faults: Faults::draw(random),
+        }
+    }
+}
+
+impl Faults {
+    fn draw(random: &mut Random) -> Faults {
+        Faults {
+            power: Chance(random.scale(300..3_000) as u32),
+            kill: some(random, 50, 2_000),
+            opening: some(random, 60, 50_000),
+            write_error: some(random, 15, 1_000),
+            read_error: some(random, 10, 20_000),
+            no_space: some(random, 10, 20_000),
+            lying: some(random, 12, 20_000),
+            rot_data: some(random, 15, 3_000),
+            rot_journal: some(random, 8, 1_000),
+            rot_checkpoint: some(random, 8, 1_000),
+        }
+    }
+}
+
+/// In so many percent of seeds up to so many of a million; else never.
+fn some(random: &mut Random, percent: u32, most: u64) -> Chance {
+    if random.chance(Chance::percent(percent)) {
+        Chance(random.scale((most / 20).max(1)..most) as u32)
+    } else {
+        Chance::NEVER
+    }
+}

@@ -1,0 +1,463 @@
+//! One store, its disk and its users: time, events, crashes and restarts.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{BufferPool, ClusterId, Duration, Epoch, OsdId, Time};
+use blockstore::{
+    CheckOptions, CreateOptions, Effect, Event, Request, RequestId, Settings, Severity, Store,
+    StoreId,
+};
+use format::door::{DiskEffect, DiskError, DiskOp};
+
+use super::asks::{Asked, Todo};
+use super::damage::Damage;
+use super::model::Model;
+use super::plan::Plan;
+use crate::disk::{Crash, SimDisk};
+use crate::outcome::Run;
+use crate::random::{Chance, Random};
+use crate::tally::Tally;
+use crate::trace::Trace;
+
+/// Events after which a run without end is given up.
+const STEP_COUNT_MAX: u64 = 2_000_000;
+
+/// Everything of one run.
+pub struct World {
+    pub(super) plan: Plan,
+    pub(super) work: Random,
+    pub(super) chaos: Random,
+    medium: Random,
+    timing: Random,
+    pub(super) disk: SimDisk,
+    pub(super) damage: Damage,
+    pub(super) store: Option<Store>,
+    pub(super) stage: Stage,
+    pub(super) model: Model,
+    pub(super) pool: BufferPool,
+    agenda: BTreeMap<(Time, u64), Item>,
+    agenda_last: u64,
+    submit_due: bool,
+    pub(super) now: Time,
+    pub(super) asked: BTreeMap<RequestId, Asked>,
+    pub(super) asked_count: u64,
+    /// What a restart wants asked before anything else.
+    pub(super) todo: VecDeque<Todo>,
+    request_last: u64,
+    pub(super) epoch: Epoch,
+    step_count: u64,
+    pub(super) tally: Tally,
+    pub(super) trace: Trace,
+}
+
+/// How far the store is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// It reads what it finds.
+    Opening,
+    /// It takes requests.
+    Open,
+    /// No fault happens any more.
+    Quiet,
+}
+
+/// What comes at its time.
+enum Item {
+    /// An operation of the disk ends.
+    Disk(DiskOp, Operation),
+    /// The user asks something.
+    Ask,
+    /// The store's owner ends a turn of its loop.
+    Submit,
+}
+
+/// What is known of an operation of the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Operation {
+    Read { offset: u64, length: u64 },
+    Write { offset: u64, length: u64 },
+    Flush,
+    Discard,
+}
+
+impl Operation {
+    fn of(effect: &DiskEffect) -> Operation {
+        match effect {
+            DiskEffect::Read { offset, buffer, .. } => {
+                Operation::Read { offset: *offset, length: buffer.len() as u64 }
+            }
+            DiskEffect::Write { offset, buffers, .. } => {
+                let length = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+                Operation::Write { offset: *offset, length }
+            }
+            DiskEffect::Flush { .. } => Operation::Flush,
+            DiskEffect::Discard { .. } => Operation::Discard,
+        }
+    }
+}
+
+impl World {
+    /// A new store on a new disk.
+    pub fn new(run: Run) -> World {
+        let plan = Plan::draw(&mut Random::new(run.seed, "plan"));
+        let mut trace = Trace::new(run.verbose);
+        let mut disk = SimDisk::new(plan.size, plan.sector_size);
+        let options = CreateOptions {
+            cluster: ClusterId::new(1),
+            osd: OsdId::FIRST,
+            store: StoreId::new(u128::from(run.seed) + 1),
+            size: plan.size,
+            sector_size: plan.sector_size,
+            commit: plan.commit,
+        };
+        let created = blockstore::create(&options).expect("a plan is always possible");
+        for (offset, bytes) in &created.images {
+            disk.install(*offset, bytes);
+        }
+        let mut read = |offset, into: &mut [u8]| {
+            disk.peek(offset, into);
+            Ok(())
+        };
+        let found = blockstore::inspect(&mut read, plan.size).expect("just created");
+        trace.line(format_args!("created {options:?}"));
+        World {
+            work: Random::new(run.seed, "work"),
+            chaos: Random::new(run.seed, "chaos"),
+            medium: Random::new(run.seed, "medium"),
+            timing: Random::new(run.seed, "timing"),
+            disk,
+            damage: Damage::new(&found),
+            store: None,
+            stage: Stage::Opening,
+            model: Model::default(),
+            pool: BufferPool::default(),
+            agenda: BTreeMap::new(),
+            agenda_last: 0,
+            submit_due: false,
+            now: Time::from_nanos(1_000_000_000),
+            asked: BTreeMap::new(),
+            asked_count: 0,
+            todo: VecDeque::new(),
+            request_last: 0,
+            epoch: Epoch::ZERO,
+            step_count: 0,
+            tally: super::tally(),
+            trace,
+            plan,
+        }
+    }
+
+    /// Hash of the trace, and totals.
+    pub fn into_parts(self) -> (u64, Tally) {
+        (self.trace.hash(), self.tally)
+    }
+
+    /// The whole run.
+    pub fn run(&mut self) -> Result<(), String> {
+        self.start()?;
+        while self.asked_count < self.plan.operation_count || self.tally.faults.sum() < 5 {
+            self.step()?;
+        }
+        self.finish()
+    }
+
+    /// Ends all faults, waits for all answers, then cuts the power once more and looks at all.
+    fn finish(&mut self) -> Result<(), String> {
+        self.wait_until_open()?;
+        self.stage = Stage::Quiet;
+        self.drain()?;
+        self.settle_down()?;
+        self.check_space()?;
+        self.crash(Crash::Power)?;
+        self.wait_until_open()?;
+        self.stage = Stage::Quiet;
+        self.todo.clear();
+        for (key, units) in self.audit_list() {
+            self.ask_read(key, 0..units)?;
+        }
+        self.drain()?;
+        self.settle_down()?;
+        self.check_space()
+    }
+
+    fn wait_until_open(&mut self) -> Result<(), String> {
+        self.plan.faults.opening = Chance::NEVER;
+        while self.stage == Stage::Opening {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), String> {
+        while !self.asked.is_empty() {
+            if self.agenda.is_empty() && self.store().deadline().is_none() {
+                let (id, asked) = self.asked.first_key_value().expect("not empty");
+                return Err(format!("{id:?} is never answered: {asked:?}"));
+            }
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// Lets two seconds pass.
+    fn settle_down(&mut self) -> Result<(), String> {
+        let end = self.now + Duration::from_secs(2);
+        while self.next_time().is_some_and(|next| next < end) {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        self.store.as_ref().expect("a store always runs")
+    }
+
+    fn next_time(&self) -> Option<Time> {
+        let agenda = self.agenda.first_key_value().map(|((time, _), _)| *time);
+        let deadline = self.store().deadline();
+        match (agenda, deadline) {
+            (Some(agenda), Some(deadline)) => Some(agenda.min(deadline)),
+            (agenda, deadline) => agenda.or(deadline),
+        }
+    }
+
+    fn schedule(&mut self, after: u64, item: Item) {
+        self.agenda_last += 1;
+        let time = self.now + Duration::from_nanos(after);
+        self.agenda.insert((time, self.agenda_last), item);
+    }
+
+    /// Takes the next event in time.
+    fn step(&mut self) -> Result<(), String> {
+        self.step_count += 1;
+        if self.step_count > STEP_COUNT_MAX {
+            return Err("it does not come to an end".into());
+        }
+        let Some(next) = self.next_time() else {
+            return Err(format!("nothing will ever happen again; {:?}", self.stage));
+        };
+        let agenda = self.agenda.first_key_value().map(|((time, _), _)| *time);
+        self.now = self.now.max(next);
+        if agenda.is_none_or(|time| time > next) {
+            self.trace.line(format_args!("{:?} tick", self.now));
+            return self.apply(Event::Tick);
+        }
+        let (_, item) = self.agenda.pop_first().expect("just seen");
+        match item {
+            Item::Disk(op, operation) => self.disk_done(op, operation)?,
+            Item::Ask => self.turn()?,
+            Item::Submit => {
+                self.submit_due = false;
+                let mut effects = Vec::new();
+                self.store.as_mut().expect("a store always runs").submit(&mut effects);
+                self.carry_out(effects)?;
+            }
+        }
+        self.rot();
+        Ok(())
+    }
+
+    /// The user's turn: asks something, and comes again.
+    fn turn(&mut self) -> Result<(), String> {
+        if self.stage == Stage::Quiet {
+            return Ok(());
+        }
+        let pause = self.timing.chance(Chance::percent(1));
+        let longest = if pause { self.plan.idle_after.as_nanos() * 3 } else { self.plan.latency };
+        let after = self.timing.below(longest.max(1));
+        self.schedule(after, Item::Ask);
+        if self.stage == Stage::Open && self.asked.len() < self.plan.depth_max {
+            match self.todo.pop_front() {
+                Some(todo) => self.ask_todo(todo)?,
+                None => self.ask_something()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the store a request.
+    pub(super) fn request(&mut self, asked: Asked, request: Request) -> Result<(), String> {
+        self.request_last += 1;
+        let id = RequestId(self.request_last);
+        self.trace.line(format_args!("{:?} ask {id:?} {asked:?}", self.now));
+        self.asked.insert(id, asked);
+        self.apply(Event::Request { id, request })
+    }
+
+    fn apply(&mut self, event: Event) -> Result<(), String> {
+        let mut effects = Vec::new();
+        let store = self.store.as_mut().expect("a store always runs");
+        store.apply(self.now, event, &mut effects);
+        if self.timing.chance(Chance::percent(60)) {
+            store.submit(&mut effects);
+        } else if !self.submit_due {
+            self.submit_due = true;
+            let after = self.timing.below(20_000);
+            self.schedule(after, Item::Submit);
+        }
+        self.carry_out(effects)
+    }
+
+    /// Does what the store asks; a crash may come before any of it.
+    fn carry_out(&mut self, effects: Vec<Effect>) -> Result<(), String> {
+        let crash = self.draw_crash();
+        let until = match crash {
+            Some(_) => self.chaos.index(effects.len() + 1),
+            None => effects.len(),
+        };
+        let mut effects = effects.into_iter();
+        for effect in effects.by_ref().take(until) {
+            match effect {
+                Effect::Disk(effect) => self.submit(effect),
+                Effect::Opened => self.opened()?,
+                Effect::Done { id, result } => {
+                    let asked = self
+                        .asked
+                        .remove(&id)
+                        .ok_or_else(|| format!("{id:?} is answered, but it is not open"))?;
+                    self.trace.line(format_args!("{:?} done {id:?}", self.now));
+                    self.answered(asked, result)?;
+                }
+                Effect::Stopped { reason } => {
+                    if let Some(effect) = effects.next() {
+                        return Err(format!("{effect:?} follows Stopped"));
+                    }
+                    // A crash that was to come after it finds no process.
+                    return self.stopped(&reason);
+                }
+            }
+        }
+        match crash {
+            Some(crash) => self.crash(crash),
+            None => Ok(()),
+        }
+    }
+
+    fn draw_crash(&mut self) -> Option<Crash> {
+        let faults = &self.plan.faults;
+        match self.stage {
+            Stage::Opening => {
+                let crash = *self.chaos.pick(&[Crash::Power, Crash::Process]);
+                self.chaos.chance(faults.opening).then(|| {
+                    self.tally.faults.add("crash while opening", 1);
+                    crash
+                })
+            }
+            Stage::Open if self.chaos.chance(faults.power) => Some(Crash::Power),
+            Stage::Open if self.chaos.chance(faults.kill) => Some(Crash::Process),
+            Stage::Open | Stage::Quiet => None,
+        }
+    }
+
+    fn submit(&mut self, effect: DiskEffect) {
+        let operation = Operation::of(&effect);
+        let op = self.disk.submit(effect);
+        self.trace.line(format_args!("{:?} {op:?} {operation:?}", self.now));
+        let mut after = 1 + self.timing.below(self.plan.latency * 2);
+        if self.timing.chance(self.plan.slow) {
+            after *= 100;
+            self.tally.faults.add("slow disk operation", 1);
+        }
+        self.schedule(after, Item::Disk(op, operation));
+    }
+
+    fn disk_done(&mut self, op: DiskOp, operation: Operation) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} {op:?} ends", self.now));
+        if let Some(error) = self.draw_disk_error(operation) {
+            let must_stop = error != DiskError::NoSpace
+                && matches!(operation, Operation::Write { .. } | Operation::Flush);
+            let event = self.disk.fail(op, error, &mut self.medium);
+            self.damage.must_stop = must_stop;
+            self.apply(Event::Disk(event))?;
+            if self.damage.must_stop {
+                return Err(format!("the store goes on after a failed {operation:?}"));
+            }
+            return Ok(());
+        }
+        let fault = self.draw_lie(operation);
+        let event = self.disk.complete(op, fault, &mut self.medium);
+        self.apply(Event::Disk(event))
+    }
+
+    /// The store stopped: right after a failed write or flush, and where damage hides what it is.
+    fn stopped(&mut self, reason: &str) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} stopped: {reason}", self.now));
+        if self.damage.must_stop {
+            self.damage.must_stop = false;
+            return self.crash(Crash::Process);
+        }
+        if self.stage == Stage::Opening && self.heal() {
+            return self.crash(Crash::Process);
+        }
+        Err(format!("the store stopped: {reason}"))
+    }
+
+    /// Ends the process, and starts the next.
+    pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
+        self.tally.faults.add(
+            match crash {
+                Crash::Power => "power cut",
+                Crash::Process => "process killed",
+            },
+            1,
+        );
+        let report = self.disk.crash(crash, &mut self.medium);
+        self.trace.line(format_args!("{:?} {crash:?} crash: {report:?}", self.now));
+        self.tally.faults.add("unflushed write lost", report.lost);
+        self.tally.faults.add("unflushed write torn", report.torn);
+        self.tally.faults.add("unflushed writes reordered", report.reordered);
+        self.agenda.clear();
+        self.submit_due = false;
+        self.asked.clear();
+        self.todo.clear();
+        self.model.crash();
+        self.damage.must_stop = false;
+        if self.chaos.chance(Chance::percent(15)) {
+            self.check_image()?;
+        }
+        self.start()
+    }
+
+    fn start(&mut self) -> Result<(), String> {
+        self.stage = Stage::Opening;
+        let settings =
+            Settings { memory_bytes: self.plan.memory_bytes, idle_after: self.plan.idle_after };
+        let mut effects = Vec::new();
+        let (pool, size) = (self.pool.clone(), self.disk.size());
+        self.store = Some(Store::open(settings, pool, size, &mut effects));
+        self.schedule(1, Item::Ask);
+        self.carry_out(effects)
+    }
+
+    /// What `osd check` would find on the stopped store. Damage by this run is no finding of ours.
+    fn check_image(&mut self) -> Result<(), String> {
+        if self.damage.happened {
+            return Ok(());
+        }
+        let disk = &self.disk;
+        let mut read = |offset, into: &mut [u8]| {
+            disk.peek(offset, into);
+            Ok(())
+        };
+        let report = blockstore::check(&mut read, disk.size(), CheckOptions { data: true });
+        match report.findings.iter().find(|finding| finding.severity == Severity::Error) {
+            Some(finding) => Err(format!("check after the crash: {}", finding.text)),
+            None => Ok(()),
+        }
+    }
+
+    /// No space is used but for blocks that hold data.
+    fn check_space(&self) -> Result<(), String> {
+        if self.damage.deep {
+            return Ok(());
+        }
+        let blocks = self.model.blocks.values();
+        let written = blocks.filter(|block| block.newest().is_written());
+        let expected: u64 = written.map(|block| block.size.bytes()).sum();
+        let used = self.store().space().used_bytes;
+        if used == expected {
+            return Ok(());
+        }
+        Err(format!("{used} bytes are used, but the blocks with data have {expected}"))
+    }
+}

@@ -1,0 +1,64 @@
+//! Totals of a run: what was done, and which faults happened. A kind that never happens over many
+//! seeds means that the simulator has stopped to try it.
+
+use std::collections::BTreeMap;
+
+/// Counts by name. The names are known beforehand, so that one that is missing is seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counts(BTreeMap<&'static str, u64>);
+
+impl Counts {
+    /// Zero of each.
+    pub fn new(names: &[&'static str]) -> Counts {
+        Counts(names.iter().map(|name| (*name, 0)).collect())
+    }
+
+    /// `count` more. Requires: the name is known.
+    pub fn add(&mut self, name: &'static str, count: u64) {
+        *self.0.get_mut(name).expect("every name is known beforehand") += count;
+    }
+
+    /// All of them together.
+    pub fn sum(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Adds another run's.
+    pub fn merge(&mut self, other: &Counts) {
+        for (name, count) in &other.0 {
+            *self.0.entry(name).or_default() += count;
+        }
+    }
+
+    /// Names that never happened.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.0.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name).collect()
+    }
+
+    /// In order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.0.iter().map(|(name, count)| (*name, *count))
+    }
+}
+
+/// Totals of one run, or of many.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tally {
+    /// Operations of users, by kind.
+    pub operations: Counts,
+    /// Faults, by kind.
+    pub faults: Counts,
+}
+
+impl Tally {
+    /// Zero of each.
+    pub fn new(operations: &[&'static str], faults: &[&'static str]) -> Tally {
+        Tally { operations: Counts::new(operations), faults: Counts::new(faults) }
+    }
+
+    /// Adds another run's.
+    pub fn merge(&mut self, other: &Tally) {
+        self.operations.merge(&other.operations);
+        self.faults.merge(&other.faults);
+    }
+}
