@@ -1,8 +1,11 @@
 //! What the map means for this OSD: which PGs it leads, and what keeps it from serving them.
 
+use std::collections::BTreeMap;
+
+use base::hash::PG_COUNT_MAX;
 use base::{Epoch, MapRevision, PgId, PoolId, Time};
 use blockstore::NoteKey;
-use cluster::map::MapDelta;
+use cluster::map::{MapDelta, PoolMap};
 use cluster::message::{OsdReport, ToMonitor};
 use format::wire::{Member, PgEntry};
 use pg::{ActivationRecord, Pg, Serving, Shape};
@@ -25,16 +28,18 @@ impl Node {
         self.judge_queued(now, effects);
         self.recheck = true;
         if let Err(gap) = applied {
-            self.subscribe(Some(gap.pool), effects);
+            self.map_gaps.insert(gap.pool);
+            if !std::mem::replace(&mut self.gap_was_told, true) {
+                self.subscribe(effects);
+            }
         }
     }
 
-    /// Asks for the map; of the pool in `gap` as if nothing were known.
-    pub(crate) fn subscribe(&mut self, gap: Option<PoolId>, effects: &mut Vec<Effect>) {
+    /// Asks for the map; of pools with a gap as if nothing of them were known.
+    pub(crate) fn subscribe(&mut self, effects: &mut Vec<Effect>) {
         let mut have = self.map_revisions();
-        if let Some(pool) = gap {
-            have.remove(&pool);
-        }
+        have.retain(|pool, _| !self.map_gaps.contains(pool));
+        self.map_gaps.clear();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
     }
 
@@ -48,7 +53,7 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdSaw { revisions }, effects);
     }
 
-    fn map_revisions(&self) -> std::collections::BTreeMap<PoolId, MapRevision> {
+    fn map_revisions(&self) -> BTreeMap<PoolId, MapRevision> {
         self.map.pools.iter().map(|(id, known)| (*id, known.revision)).collect()
     }
 
@@ -65,7 +70,8 @@ impl Node {
             self.pg_slots.keys().filter(|pg| pg.pool == pool).copied().collect();
         if let Some(known) = self.map.pools.get(&pool) {
             let led = known.pgs.iter().filter(|entry| entry.primary == Some(self.identity.osd));
-            pgs.extend(led.map(|entry| entry.pg).filter(|pg| !self.pg_slots.contains_key(pg)));
+            let new = led.map(|entry| entry.pg).filter(|pg| !self.pg_slots.contains_key(pg));
+            pgs.extend(new.filter(|pg| is_sound(*pg, known)));
         }
         for pg in pgs {
             self.review(now, pg, effects);
@@ -170,8 +176,14 @@ impl Node {
             let note = ClusterNote::of(self.identity.cluster, &self.map);
             self.keep_cluster_note(now, note.encode());
         }
-        let report = ToMonitor::OsdReport(self.report());
-        self.tell_monitor(&report, effects);
+        self.gap_was_told = false;
+        if self.link.joined().is_some() {
+            let report = ToMonitor::OsdReport(self.report());
+            self.tell_monitor(&report, effects);
+            if !self.map_gaps.is_empty() {
+                self.subscribe(effects);
+            }
+        }
     }
 
     fn report(&self) -> OsdReport {
@@ -198,6 +210,13 @@ impl Node {
         }
         report
     }
+}
+
+/// Whether an entry names a PG that its pool can have: the map is text from another process.
+fn is_sound(pg: PgId, known: &PoolMap) -> bool {
+    let count = known.pool.pg_count;
+    let is_count_sound = count.is_power_of_two() && count <= PG_COUNT_MAX;
+    is_count_sound && pg.pool == known.pool.id && pg.number < count
 }
 
 /// The epoch that a PG serves or is about to serve.

@@ -3,7 +3,7 @@
 //! After each event `settle` restores what always holds: the store's answers have reached their
 //! PGs, the PGs' actions are carried out, and what may go on has gone on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BufferPool, ConnectionId, Incarnation, MapRevision, PgId, PoolId, Time};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
@@ -32,6 +32,10 @@ pub struct Node {
     /// This run's number, once the monitor has given it.
     pub(crate) incarnation: Option<Incarnation>,
     pub(crate) map: ClusterMap,
+    /// Pools of which a change came that does not follow what is known.
+    pub(crate) map_gaps: BTreeSet<PoolId>,
+    /// The monitor was asked about a gap since the last report.
+    pub(crate) gap_was_told: bool,
     /// Revisions that this OSD had seen before this run.
     pub(crate) revisions_noted: BTreeMap<PoolId, MapRevision>,
     /// Notes of PGs that cannot be read, and why.
@@ -115,6 +119,8 @@ impl Node {
             link,
             incarnation: None,
             map: ClusterMap::default(),
+            map_gaps: BTreeSet::new(),
+            gap_was_told: false,
             revisions_noted: BTreeMap::new(),
             damaged_notes: BTreeMap::new(),
             sessions: Sessions::default(),
@@ -297,7 +303,7 @@ impl Node {
             self.incarnation = Some(incarnation);
             effects.push(Effect::Joined { incarnation });
         }
-        self.subscribe(None, effects);
+        self.subscribe(effects);
         self.saw_is_due = true;
         self.review_all(now, effects);
         self.recheck = true;

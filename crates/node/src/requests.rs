@@ -285,16 +285,16 @@ impl Node {
 
     /// Judges what waits inside the PGs again: the map has changed.
     pub(crate) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut refused = Vec::new();
+        for (ticket, started) in &self.requests.started {
+            if let Some(Verdict::Refuse(refusal)) = self.judge_by_map(&started.scope) {
+                refused.push((Ticket(ticket as u32), refusal));
+            }
+        }
+        if refused.is_empty() {
+            return;
+        }
         for slot in 0..self.pgs.len() {
-            if self.pgs[slot].open_count() == 0 {
-                continue;
-            }
-            let mut refused = Vec::new();
-            for (ticket, started) in &self.requests.started {
-                if let Some(Verdict::Refuse(refusal)) = self.judge_by_map(&started.scope) {
-                    refused.push((Ticket(ticket as u32), refusal));
-                }
-            }
             let judge = |ticket: Ticket| {
                 let found = refused.binary_search_by_key(&ticket, |(refused, _)| *refused);
                 found.ok().map(|index| refused[index].1.clone())

@@ -102,7 +102,8 @@ impl Pg {
 
     /// Begins to serve `entry`; ends with [`Action::Activated`].
     /// Requires: this OSD is its primary and only member; its epoch is above
-    /// [`Pg::epoch_floor`]; what waited for the epoch before was refused.
+    /// [`Pg::epoch_floor`]. The caller then refuses what waits for the epoch before
+    /// ([`Pg::refuse_waiting`]).
     pub fn activate(&mut self, entry: PgEntry, actions: &mut Vec<Action>) {
         assert!(entry.epoch > self.epoch_floor());
         assert!(entry.acting.len() == 1);
