@@ -1,1 +1,55 @@
-//! Placeholder.
+//! Linux: the io_uring reactor with its sockets, disks, handshake and aligned buffers, the
+//! cluster key, the clock, and state files.
+//!
+//! ```text
+//!   program loop:  reactor.turn(deadline, &mut events)
+//!                  for each event: logic.apply(now, event, &mut effects)
+//!                  for each effect: reactor.net(..) | reactor.disk(..)
+//! ```
+//!
+//! Logic crates never see this crate: they see the doors of `format::door`.
+
+// This is the crate where files, clocks and threads are at home, and where the kernel is lent
+// memory; each `unsafe` block says why it holds.
+#![allow(clippy::disallowed_methods, unsafe_code)]
+
+mod address;
+mod clock;
+mod disk;
+mod handshake;
+mod inbox;
+pub mod key;
+mod reactor;
+mod ring;
+mod send_queue;
+mod signals;
+mod socket;
+mod stream;
+
+use std::fmt;
+
+pub use clock::{now, wall_clock};
+pub use disk::Disk;
+pub use handshake::{Established, Handshake, HandshakeStep, Trust};
+pub use key::ClusterKey;
+pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
+pub use ring::FeatureMask;
+
+/// Something outside the program said no; a sentence for people that says what and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Error(pub String);
+
+impl Error {
+    /// An error of the system at `what`.
+    pub fn new(what: impl fmt::Display, why: impl fmt::Display) -> Error {
+        Error(format!("{what}: {why}"))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,15 @@
+//! The clock that never goes back and counts suspend; and the one people read.
+
+use base::Time;
+use rustix::time::{ClockId, clock_gettime};
+
+/// The time now on CLOCK_BOOTTIME.
+pub fn now() -> Time {
+    let now = clock_gettime(ClockId::Boottime);
+    Time::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// Seconds since 1970 UTC. For people; it may jump.
+pub fn wall_clock() -> u64 {
+    clock_gettime(ClockId::Realtime).tv_sec.max(0) as u64
+}

@@ -1,0 +1,367 @@
+//! The disk of one OSD: a file or block device, opened for this process alone, without the page
+//! cache where that is possible; and the jobs that the ring does on it.
+//!
+//! Invariants
+//!   1. One process holds a disk: a second one is refused with a clear error.
+//!   2. A job is reported done only when all of its bytes were read or written; what the kernel
+//!      did in part is continued.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use base::{Buffer, BufferMut};
+use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
+use io_uring::{opcode, squeue, types};
+use rustix::fs::{
+    AtFlags, FlockOperation, SeekFrom, StatxFlags, flock, ioctl_blksszget, seek, statx,
+};
+use rustix::io::Errno;
+
+use crate::Error;
+
+/// A process that was killed lets go of its files only when the kernel has ended its last
+/// operations: so long, in milliseconds, the lock is tried again.
+const LOCK_WAIT_MS: u64 = 2_000;
+/// Most pieces of one vectored write (UIO_MAXIOV).
+const PIECES_MAX: usize = 1024;
+
+/// An opened file or block device.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    path: PathBuf,
+    size: u64,
+    sector_size: u32,
+    buffered: bool,
+    is_device: bool,
+}
+
+impl Disk {
+    /// Opens it for reading and writing, for this process alone.
+    pub fn open(path: &Path) -> Result<Disk, Error> {
+        let disk = Disk::open_shared(path)?;
+        disk.lock()?;
+        Ok(disk)
+    }
+
+    /// Opens it without asking for it alone, to look at it; nothing may be written to it.
+    pub fn open_read_only(path: &Path) -> Result<Disk, Error> {
+        Disk::open_with(path, false)
+    }
+
+    fn open_shared(path: &Path) -> Result<Disk, Error> {
+        Disk::open_with(path, true)
+    }
+
+    fn open_with(path: &Path, write: bool) -> Result<Disk, Error> {
+        let failed = |error| Error::new(format!("cannot open {}", path.display()), error);
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        let is_device = kind.is_block_device();
+        if !is_device && !kind.is_file() {
+            let what = path.display();
+            return Err(Error(format!("{what} is neither a regular file nor a block device")));
+        }
+        let exclusive = if is_device && write { libc::O_EXCL } else { 0 };
+        let open = |direct| {
+            let flags = libc::O_CLOEXEC | exclusive | direct;
+            OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
+        };
+        let (file, buffered) = match open(libc::O_DIRECT) {
+            Ok(file) => (file, false),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                (open(0).map_err(failed)?, true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(in_use(path)),
+            Err(error) => return Err(failed(error)),
+        };
+        let size = seek(&file, SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
+        let sector_size = sector_size(&file, is_device);
+        Ok(Disk { file, path: path.to_path_buf(), size, sector_size, buffered, is_device })
+    }
+
+    fn lock(&self) -> Result<(), Error> {
+        let wait_ms = 20;
+        for _ in 0..LOCK_WAIT_MS / wait_ms {
+            match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(()),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(error) => {
+                    return Err(Error::new(format!("cannot lock {}", self.path.display()), error));
+                }
+            }
+            std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        }
+        Err(in_use(&self.path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its logical block in bytes: 512 or 4096.
+    pub fn sector_size(&self) -> u32 {
+        self.sector_size
+    }
+
+    /// Whether O_DIRECT was refused: it goes through the page cache.
+    pub fn buffered(&self) -> bool {
+        self.buffered
+    }
+
+    /// Whether it is a block device.
+    pub fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    /// Reads `buffer.len()` bytes at `offset`, waiting for them. For commands, not for the loop.
+    pub fn read_blocking(&self, offset: u64, buffer: &mut BufferMut) -> Result<(), Error> {
+        std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset).map_err(|error| {
+            let length = buffer.len();
+            Error::new(
+                format!("cannot read {length} bytes at {offset} of {}", self.path.display()),
+                error,
+            )
+        })
+    }
+
+    /// The job of an effect.
+    pub(crate) fn job(&self, effect: DiskEffect) -> Box<DiskJob> {
+        let (op, offset, length, work) = match effect {
+            DiskEffect::Read { op, offset, buffer } => {
+                (op, offset, buffer.len() as u64, Work::Read(buffer))
+            }
+            DiskEffect::Write { op, offset, buffers, durable } => {
+                let length = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+                (op, offset, length, Work::Write { buffers, durable })
+            }
+            DiskEffect::Flush { op } => (op, 0, 0, Work::Flush),
+            DiskEffect::Discard { op, offset, length } => (op, offset, length, Work::Discard),
+        };
+        let fd = self.file.as_raw_fd();
+        Box::new(DiskJob { op, fd, offset, length, done: 0, work, pieces: Vec::new() })
+    }
+}
+
+fn in_use(path: &Path) -> Error {
+    Error(format!(
+        "{} is in use by another process: an OSD runs on it already, or it is mounted",
+        path.display()
+    ))
+}
+
+fn sector_size(file: &File, is_device: bool) -> u32 {
+    let size = if is_device {
+        ioctl_blksszget(file).unwrap_or(4096)
+    } else {
+        match statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+            Ok(found) if found.stx_dio_offset_align > 0 => found.stx_dio_offset_align,
+            _ => 4096,
+        }
+    };
+    // Direct I/O on some file systems needs more, on some less than a sector.
+    if size <= 512 { 512 } else { 4096 }
+}
+
+/// An operation on its way; owns its memory.
+pub(crate) struct DiskJob {
+    op: DiskOp,
+    fd: RawFd,
+    offset: u64,
+    length: u64,
+    done: u64,
+    work: Work,
+    /// What the kernel reads addresses from, for writes of several buffers.
+    pieces: Vec<libc::iovec>,
+}
+
+enum Work {
+    Read(BufferMut),
+    Write { buffers: Vec<Buffer>, durable: bool },
+    Flush,
+    Discard,
+}
+
+/// What a completion made of a job.
+pub(crate) enum Progress {
+    /// A part is done: start it again for the rest.
+    More(Box<DiskJob>),
+    /// It ended.
+    Done(DiskEvent),
+}
+
+impl DiskJob {
+    /// The entry for what is not done yet. Its addresses are those of memory that `self` owns.
+    pub(crate) fn entry(&mut self) -> squeue::Entry {
+        let fd = types::Fd(self.fd);
+        let offset = self.offset + self.done;
+        match &mut self.work {
+            Work::Read(buffer) => {
+                let rest = &mut buffer[self.done as usize..];
+                let length = u32::try_from(rest.len()).expect("buffers are smaller than 4 GiB");
+                opcode::Read::new(fd, rest.as_mut_ptr(), length).offset(offset).build()
+            }
+            Work::Write { buffers, durable } => {
+                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+                gather(buffers, self.done, &mut self.pieces);
+                if let [piece] = self.pieces.as_slice() {
+                    let length = u32::try_from(piece.iov_len).expect("smaller than 4 GiB");
+                    let write = opcode::Write::new(fd, piece.iov_base.cast(), length);
+                    return write.offset(offset).rw_flags(flags).build();
+                }
+                let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
+                opcode::Writev::new(fd, pieces, count).offset(offset).rw_flags(flags).build()
+            }
+            Work::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Work::Discard => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(fd, self.length).offset(offset).mode(mode).build()
+            }
+        }
+    }
+
+    /// Goes on after a completion with `result` (bytes, or a negative error number).
+    pub(crate) fn advance(mut self: Box<Self>, result: i32) -> Progress {
+        let again = [-libc::EINTR, -libc::EAGAIN];
+        if again.contains(&result) {
+            return Progress::More(self);
+        }
+        if result < 0 {
+            return Progress::Done(self.end_with_error(-result));
+        }
+        let by_bytes = matches!(self.work, Work::Read(_) | Work::Write { .. });
+        if by_bytes {
+            self.done += result as u64;
+            assert!(self.done <= self.length);
+            if self.done < self.length && result > 0 {
+                return Progress::More(self);
+            }
+            if self.done < self.length {
+                let error = self.describe("the disk ends before");
+                return Progress::Done(self.end(Err(DiskError::Io(error))));
+            }
+        }
+        Progress::Done(self.end(Ok(())))
+    }
+
+    fn end_with_error(self, errno: i32) -> DiskEvent {
+        let unsupported = [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENOTTY];
+        if matches!(self.work, Work::Discard) && unsupported.contains(&errno) {
+            return self.end(Ok(()));
+        }
+        let result = match errno {
+            libc::ENOSPC | libc::EDQUOT => Err(DiskError::NoSpace),
+            _ => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                Err(DiskError::Io(self.describe(&error.to_string())))
+            }
+        };
+        self.end(result)
+    }
+
+    fn describe(&self, what: &str) -> String {
+        let (offset, length) = (self.offset, self.length);
+        match &self.work {
+            Work::Read(_) => format!("read of {length} bytes at {offset}: {what}"),
+            Work::Write { .. } => format!("write of {length} bytes at {offset}: {what}"),
+            Work::Flush => format!("flush: {what}"),
+            Work::Discard => format!("discard of {length} bytes at {offset}: {what}"),
+        }
+    }
+
+    fn end(self, result: Result<(), DiskError>) -> DiskEvent {
+        match self.work {
+            Work::Read(buffer) => DiskEvent::Read { op: self.op, buffer, result },
+            _ => DiskEvent::Done { op: self.op, result },
+        }
+    }
+}
+
+/// The pieces of `buffers` behind their first `done` bytes, as many as one call takes.
+fn gather(buffers: &[Buffer], mut done: u64, pieces: &mut Vec<libc::iovec>) {
+    pieces.clear();
+    for buffer in buffers {
+        if done >= buffer.len() as u64 {
+            done -= buffer.len() as u64;
+            continue;
+        }
+        if pieces.len() == PIECES_MAX {
+            break;
+        }
+        let rest = &buffer[done as usize..];
+        done = 0;
+        let iov_base = rest.as_ptr().cast_mut().cast();
+        pieces.push(libc::iovec { iov_base, iov_len: rest.len() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::BufferPool;
+
+    fn job(work: Work, length: u64) -> Box<DiskJob> {
+        let pieces = Vec::new();
+        Box::new(DiskJob { op: DiskOp(1), fd: -1, offset: 4096, length, done: 0, work, pieces })
+    }
+
+    fn done(progress: Progress) -> Result<(), DiskError> {
+        match progress {
+            Progress::Done(DiskEvent::Done { result, .. } | DiskEvent::Read { result, .. }) => {
+                result
+            }
+            Progress::More(_) => panic!("it has ended"),
+        }
+    }
+
+    #[test]
+    fn what_was_written_in_part_is_continued() {
+        let pool = BufferPool::default();
+        let buffers: Vec<Buffer> = (0..3).map(|i| pool.copy_of(&[i; 4096])).collect();
+        let mut job = job(Work::Write { buffers, durable: true }, 3 * 4096);
+        job.entry();
+        assert_eq!(job.pieces.len(), 3);
+        let Progress::More(mut job) = job.advance(4096 + 512) else {
+            panic!("two thirds are left")
+        };
+        job.entry();
+        assert_eq!(job.pieces.iter().map(|p| p.iov_len).collect::<Vec<_>>(), [4096 - 512, 4096]);
+        let Progress::More(job) = job.advance(-libc::EINTR) else { panic!("it was interrupted") };
+        assert_eq!(done(job.advance(2 * 4096 - 512)), Ok(()));
+    }
+
+    #[test]
+    fn many_pieces_are_written_in_portions() {
+        let pool = BufferPool::default();
+        let buffers = vec![pool.copy_of(&[1; 512]); PIECES_MAX + 5];
+        let mut job = job(Work::Write { buffers, durable: false }, (PIECES_MAX as u64 + 5) * 512);
+        job.entry();
+        assert_eq!(job.pieces.len(), PIECES_MAX);
+        let Progress::More(mut job) = job.advance(PIECES_MAX as i32 * 512) else {
+            panic!("five are left")
+        };
+        job.entry();
+        assert_eq!(job.pieces.len(), 5);
+    }
+
+    #[test]
+    fn errors_are_told_apart() {
+        let write = || job(Work::Write { buffers: vec![], durable: false }, 4096);
+        assert_eq!(done(write().advance(-libc::ENOSPC)), Err(DiskError::NoSpace));
+        assert_eq!(done(write().advance(-libc::EDQUOT)), Err(DiskError::NoSpace));
+        let Err(DiskError::Io(text)) = done(write().advance(-libc::EIO)) else { panic!("EIO") };
+        assert!(text.starts_with("write of 4096 bytes at 4096: Input/output error"), "{text}");
+        let read = job(Work::Read(BufferPool::default().take(4096)), 4096);
+        assert!(matches!(done(read.advance(0)), Err(DiskError::Io(_))), "the end of the disk");
+        assert_eq!(done(job(Work::Discard, 4096).advance(-libc::EOPNOTSUPP)), Ok(()));
+        assert!(done(job(Work::Discard, 4096).advance(-libc::EIO)).is_err());
+        assert!(done(job(Work::Flush, 0).advance(-libc::EOPNOTSUPP)).is_err());
+    }
+}

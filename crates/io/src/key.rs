@@ -1,0 +1,140 @@
+//! The cluster key: 32 random bytes in a file of mode 0600, as 64 hexadecimal digits.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::Error;
+
+/// What every member and client of a cluster holds, and nobody else.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClusterKey([u8; 32]);
+
+impl fmt::Debug for ClusterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterKey(secret)")
+    }
+}
+
+impl ClusterKey {
+    /// A new key.
+    pub fn random() -> ClusterKey {
+        ClusterKey(random_bytes())
+    }
+
+    /// A key that is known already.
+    pub fn from_bytes(bytes: [u8; 32]) -> ClusterKey {
+        ClusterKey(bytes)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Draws a key and writes it to a new file that only its owner can read.
+    pub fn create(path: &Path) -> Result<ClusterKey, Error> {
+        let failed = |error| Error::new(format!("cannot write the key {}", path.display()), error);
+        let key = ClusterKey::random();
+        let mut text: String = key.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        text.push('\n');
+        let mut options = OpenOptions::new();
+        let mut file =
+            options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        Ok(key)
+    }
+
+    /// Reads a key; refuses a file that others than its owner can read.
+    pub fn load(path: &Path) -> Result<ClusterKey, Error> {
+        let failed = |error| Error::new(format!("cannot read the key {}", path.display()), error);
+        let file = File::open(path).map_err(failed)?;
+        let mode = file.metadata().map_err(failed)?.permissions().mode();
+        if mode & 0o077 != 0 {
+            return Err(Error(format!(
+                "the key {} can be read by others (mode {:03o}): run chmod 600 on it",
+                path.display(),
+                mode & 0o777
+            )));
+        }
+        let mut text = String::new();
+        file.take(1024).read_to_string(&mut text).map_err(failed)?;
+        parse(text.trim_end()).ok_or_else(|| {
+            Error(format!("the key {} is not 64 hexadecimal digits", path.display()))
+        })
+    }
+}
+
+fn parse(text: &str) -> Option<ClusterKey> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let mut key = [0; 32];
+    for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+        let pair = std::str::from_utf8(pair).expect("hexadecimal digits are ASCII");
+        *byte = u8::from_str_radix(pair, 16).expect("two hexadecimal digits are a byte");
+    }
+    Some(ClusterKey(key))
+}
+
+/// Random bytes of the kernel, fit for keys and ids.
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => panic!("the kernel gives no random bytes: {error}"),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> std::path::PathBuf {
+        let folder = std::env::temp_dir().join(format!("ashlar-io-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
+        folder
+    }
+
+    #[test]
+    fn a_key_is_read_as_it_was_written_and_never_shown() {
+        let folder = folder("key");
+        let path = folder.join("key");
+        let key = ClusterKey::create(&path).expect("a new file");
+        assert_eq!(ClusterKey::load(&path), Ok(key.clone()));
+        assert_eq!(path.metadata().expect("it exists").permissions().mode() & 0o777, 0o600);
+        assert_eq!(format!("{key:?}"), "ClusterKey(secret)");
+        assert!(ClusterKey::create(&path).is_err(), "a key is never overwritten");
+        std::fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn a_key_others_can_read_or_that_is_none_is_refused() {
+        let folder = folder("badkey");
+        let path = folder.join("key");
+        std::fs::write(&path, "12ab\n").expect("writable");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("ours");
+        let error = ClusterKey::load(&path).expect_err("too short");
+        assert!(error.0.contains("64 hexadecimal digits"), "{error}");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("ours");
+        let error = ClusterKey::load(&path).expect_err("readable by all");
+        assert!(error.0.contains("chmod 600"), "{error}");
+        assert!(ClusterKey::load(&folder.join("none")).is_err());
+        std::fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn random_bytes_differ() {
+        assert_ne!(random_bytes::<16>(), random_bytes::<16>());
+    }
+}

@@ -1,0 +1,296 @@
+//! One io_uring: setup with what the kernel has, operations that own their memory, completions.
+//!
+//! Invariants
+//!   1. Memory the kernel reads or writes belongs to an [`Op`] in the table from the moment it is
+//!      started until its last completion came; also after its connection is gone.
+//!   2. A completion names its operation by index and generation; one that names none is a bug.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+
+use base::{BufferMut, ConnectionId, Duration};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use slab::Slab;
+
+use crate::disk::DiskJob;
+
+/// Features of newer kernels to pretend absent.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct FeatureMask(u32);
+
+impl FeatureMask {
+    /// Use what the kernel has.
+    pub const NONE: FeatureMask = FeatureMask(0);
+    /// Linux 6.6: no indirection array in the submission queue.
+    pub const NO_SQARRAY: FeatureMask = FeatureMask(1);
+    /// Linux 6.1: completions are worked off only when we ask for them.
+    pub const DEFER_TASKRUN: FeatureMask = FeatureMask(2);
+    /// Linux 5.19: completions do not interrupt the thread.
+    pub const COOP_TASKRUN: FeatureMask = FeatureMask(4);
+    /// Linux 5.19: one accept operation for many connections.
+    pub const MULTISHOT_ACCEPT: FeatureMask = FeatureMask(8);
+    /// Linux 5.19: a receive waits at once where nothing is expected yet.
+    pub const POLL_FIRST: FeatureMask = FeatureMask(16);
+    /// All of these, and what comes later.
+    pub const ALL: FeatureMask = FeatureMask(u32::MAX);
+
+    /// Both masks.
+    pub const fn and(self, other: FeatureMask) -> FeatureMask {
+        FeatureMask(self.0 | other.0)
+    }
+
+    /// Whether `feature` may be used.
+    pub const fn allows(self, feature: FeatureMask) -> bool {
+        self.0 & feature.0 == 0
+    }
+}
+
+/// What is going on in the kernel. The variants own the memory it uses.
+pub(crate) enum Op {
+    /// Waits for connections to a listener.
+    Accept { listener: usize },
+    /// Waits until a socket can be written to: connected, or room in its buffer.
+    Writable { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd> },
+    /// Waits for bytes from a socket; they go to `buffer[from..]`.
+    Receive {
+        connection: ConnectionId,
+        index: usize,
+        _socket: Rc<OwnedFd>,
+        buffer: BufferMut,
+        from: usize,
+    },
+    /// Waits for another thread's wake-up.
+    Wake,
+    /// Waits for a signal.
+    Signal,
+    /// Waits for the disk.
+    Disk(Box<DiskJob>),
+    /// Waits for the answer to a cancellation, which tells nothing.
+    Cancel,
+}
+
+/// Names a started operation; as `user_data` of its entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OpKey(u64);
+
+/// A completion.
+pub(crate) struct Completion {
+    /// The operation, if this was its last completion.
+    pub(crate) op: Option<Op>,
+    /// The listener of an accept that goes on.
+    pub(crate) accepting: Option<usize>,
+    /// Bytes or descriptor; negative: an error number.
+    pub(crate) result: i32,
+    /// Whether more bytes were waiting in the socket.
+    pub(crate) socket_nonempty: bool,
+}
+
+pub(crate) struct Ring {
+    uring: IoUring,
+    ops: Slab<(u32, Op)>,
+    generation: u32,
+    pub(crate) mask: FeatureMask,
+    /// Feature names for the log, such as `defer_taskrun`.
+    pub(crate) features: &'static str,
+}
+
+impl Ring {
+    /// A ring with the newest of the setups that the kernel takes. `entries` is the number of
+    /// operations that can be started between two submissions without an extra system call.
+    pub(crate) fn new(entries: u32, mask: FeatureMask) -> io::Result<Ring> {
+        let defer = FeatureMask::DEFER_TASKRUN;
+        let setups = [
+            ("defer_taskrun, no_sqarray", defer.and(FeatureMask::NO_SQARRAY)),
+            ("defer_taskrun", defer),
+            ("coop_taskrun", FeatureMask::COOP_TASKRUN),
+            ("plain", FeatureMask::NONE),
+        ];
+        let mut last = None;
+        for (features, wanted) in setups {
+            if !mask.allows(wanted) {
+                continue;
+            }
+            match setup(entries, wanted) {
+                Ok(uring) => {
+                    let ops = Slab::with_capacity(entries as usize);
+                    return Ok(Ring { uring, ops, generation: 0, mask, features });
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.expect("the plain setup is always tried"))
+    }
+
+    /// Starts waiting for connections.
+    pub(crate) fn accept(&mut self, listener: usize, fd: RawFd) -> OpKey {
+        let (fd, flags) = (types::Fd(fd), libc::SOCK_CLOEXEC);
+        let entry = if self.mask.allows(FeatureMask::MULTISHOT_ACCEPT) {
+            opcode::AcceptMulti::new(fd).flags(flags).build()
+        } else {
+            let nobody = std::ptr::null_mut();
+            opcode::Accept::new(fd, nobody, nobody.cast()).flags(flags).build()
+        };
+        self.start(entry, Op::Accept { listener })
+    }
+
+    /// Starts waiting until `socket` can be written to.
+    pub(crate) fn writable(
+        &mut self,
+        socket: Rc<OwnedFd>,
+        (connection, index): (ConnectionId, usize),
+    ) -> OpKey {
+        let fd = types::Fd(socket.as_raw_fd());
+        let entry = opcode::PollAdd::new(fd, libc::POLLOUT as u32).build();
+        self.start(entry, Op::Writable { connection, index, _socket: socket })
+    }
+
+    /// Starts waiting until `fd` can be read; `op` is `Wake` or `Signal`.
+    pub(crate) fn readable(&mut self, fd: RawFd, op: Op) -> OpKey {
+        let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build();
+        self.start(entry, op)
+    }
+
+    /// Starts receiving into `buffer[from..]`. `poll_first`: nothing is expected to be there yet.
+    pub(crate) fn receive(
+        &mut self,
+        socket: Rc<OwnedFd>,
+        (connection, index): (ConnectionId, usize),
+        mut buffer: BufferMut,
+        from: usize,
+        poll_first: bool,
+    ) -> OpKey {
+        let room = &mut buffer[from..];
+        assert!(!room.is_empty());
+        let fd = types::Fd(socket.as_raw_fd());
+        let mut receive = opcode::Recv::new(fd, room.as_mut_ptr(), room.len() as u32);
+        if poll_first && self.mask.allows(FeatureMask::POLL_FIRST) {
+            receive = receive.ioprio(IORING_RECVSEND_POLL_FIRST);
+        }
+        self.start(
+            receive.build(),
+            Op::Receive { connection, index, _socket: socket, buffer, from },
+        )
+    }
+
+    /// Starts, or goes on with, a job of the disk.
+    pub(crate) fn disk(&mut self, mut job: Box<DiskJob>) -> OpKey {
+        let entry = job.entry();
+        self.start(entry, Op::Disk(job))
+    }
+
+    /// Asks the kernel to end an operation early; its completion still comes.
+    pub(crate) fn cancel(&mut self, key: OpKey) {
+        self.start(opcode::AsyncCancel::new(key.0).build(), Op::Cancel);
+    }
+
+    fn start(&mut self, entry: squeue::Entry, op: Op) -> OpKey {
+        self.generation = self.generation.wrapping_add(1);
+        let index = self.ops.insert((self.generation, op));
+        assert!(index <= u32::MAX as usize);
+        let key = (u64::from(self.generation) << 32) | index as u64;
+        let entry = entry.user_data(key);
+        // SAFETY: the entry's memory belongs to the operation just put into the table (buffers
+        // and vectors on the heap, which do not move with it), and stays there until `complete`
+        // has seen its last completion (invariant 1). Descriptors are plain numbers; one closed
+        // in between gives an error, not a fault.
+        while unsafe { self.uring.submission().push(&entry) }.is_err() {
+            self.uring.submit().expect("submitting can fail only for want of memory");
+        }
+        OpKey(key)
+    }
+
+    /// Submits what was started and, if `wait` is some span, waits that long for a completion
+    /// (`Duration::MAX`-like spans are long enough to be for ever). Returns early on a signal.
+    pub(crate) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        let result = match wait {
+            None => self.uring.submit(),
+            Some(span) => {
+                let (seconds, rest) =
+                    (span.as_nanos() / 1_000_000_000, span.as_nanos() % 1_000_000_000);
+                let timeout = types::Timespec::new().sec(seconds).nsec(rest as u32);
+                let arguments = types::SubmitArgs::new().timespec(&timeout);
+                self.uring.submitter().submit_with_args(1, &arguments)
+            }
+        };
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// The next completion that has come.
+    pub(crate) fn next(&mut self) -> Option<Completion> {
+        let entry = self.uring.completion().next()?;
+        let key = entry.user_data();
+        let (index, generation) = (key as u32 as usize, (key >> 32) as u32);
+        let more = cqueue::more(entry.flags());
+        let (known, op) = self.ops.get(index).expect("a completion names an operation");
+        assert!(*known == generation);
+        let accepting = match op {
+            Op::Accept { listener } => Some(*listener),
+            _ => None,
+        };
+        let op = (!more).then(|| self.ops.remove(index).1);
+        let socket_nonempty = cqueue::sock_nonempty(entry.flags());
+        Some(Completion { op, accepting, result: entry.result(), socket_nonempty })
+    }
+}
+
+impl Drop for Ring {
+    /// Cancels everything and waits until the kernel has let go of all memory.
+    fn drop(&mut self) {
+        let keys: Vec<OpKey> = self
+            .ops
+            .iter()
+            .map(|(index, (generation, _))| OpKey((u64::from(*generation) << 32) | index as u64))
+            .collect();
+        for key in keys {
+            self.cancel(key);
+        }
+        for _ in 0..DROP_ROUNDS_MAX {
+            if self.ops.is_empty() || self.enter(Some(Duration::from_millis(100))).is_err() {
+                break;
+            }
+            while self.next().is_some() {}
+        }
+        if !self.ops.is_empty() {
+            // A disk that does not answer: its memory is given up rather than reused.
+            std::mem::forget(std::mem::take(&mut self.ops));
+        }
+    }
+}
+
+/// Rounds of 100 ms that a ring waits for its last completions.
+const DROP_ROUNDS_MAX: u32 = 300;
+
+/// From `linux/io_uring.h`; the crate keeps it to itself.
+const IORING_RECVSEND_POLL_FIRST: u16 = 1;
+
+fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.dontfork().setup_clamp().setup_cqsize(entries * 4);
+    if !wanted.allows(FeatureMask::DEFER_TASKRUN) {
+        builder.setup_single_issuer().setup_defer_taskrun();
+    }
+    if !wanted.allows(FeatureMask::COOP_TASKRUN) {
+        builder.setup_coop_taskrun();
+    }
+    if !wanted.allows(FeatureMask::NO_SQARRAY) {
+        builder.setup_no_sqarray();
+    }
+    let uring = builder.build(entries)?;
+    if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the kernel's io_uring is too old: Linux 6.1 or later is needed",
+        ));
+    }
+    // Saves a lookup of the ring in each call; older kernels do without.
+    let _ = uring.submitter().register_ring_fd();
+    Ok(uring)
+}

@@ -1,0 +1,234 @@
+//! One connection: its socket, what waits to be sent, and what its next bytes mean.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use base::{Buffer, BufferMut, BufferPool, ConnectionId, Time};
+
+use crate::Error;
+use crate::address::Address;
+use crate::handshake::Handshake;
+use crate::inbox::{Inbox, RECEIVE_SIZE};
+use crate::ring::OpKey;
+use crate::send_queue::SendQueue;
+
+pub(crate) struct Stream {
+    pub(crate) id: ConnectionId,
+    /// `None` until its address is known. Operations hold it too: a descriptor is not closed,
+    /// and its number not used again, while one names it.
+    pub(crate) socket: Option<Rc<OwnedFd>>,
+    pub(crate) stage: Stage,
+    pub(crate) queue: SendQueue,
+    /// The receive in flight.
+    pub(crate) receiving: Option<OpKey>,
+    /// The wait for room to send, or for the connect to end.
+    pub(crate) waiting: Option<OpKey>,
+    /// More bytes were waiting at the last receive: the next one will find them at once.
+    pub(crate) more_expected: bool,
+    /// In the list of those that need attention before the next wait.
+    pub(crate) dirty: bool,
+    /// When its stage must have ended: connects, handshakes, lingering.
+    pub(crate) deadline: Option<Time>,
+    /// Where to, for sentences; empty if it came to us.
+    pub(crate) address: String,
+}
+
+/// Top to bottom is the order in time.
+pub(crate) enum Stage {
+    /// Waits for a name to be looked up.
+    Resolve,
+    /// Waits for the next turn, to begin the connect.
+    Resolved { address: Result<Address, Error> },
+    /// Waits for the connect to end.
+    Connect,
+    /// Waits for the peer's part of the handshake.
+    Handshake { handshake: Box<Handshake>, incoming: bool },
+    /// Frames in both directions.
+    Frames(Inbox),
+    /// Bytes in both directions.
+    Raw(RawInbox),
+    /// Waits until what is queued has left; nothing is received any more.
+    Linger,
+}
+
+impl Stream {
+    pub(crate) fn new(id: ConnectionId, socket: Option<OwnedFd>, stage: Stage) -> Stream {
+        Stream {
+            id,
+            socket: socket.map(Rc::new),
+            stage,
+            queue: SendQueue::default(),
+            receiving: None,
+            waiting: None,
+            more_expected: false,
+            dirty: false,
+            deadline: None,
+            address: String::new(),
+        }
+    }
+}
+
+/// What arrives on a byte stream, and in which portions its reader wants it.
+///
+/// Invariant: one portion is delivered at a time, so that its reader can say what it wants next.
+pub(crate) struct RawInbox {
+    pool: BufferPool,
+    /// The reader waits for these bytes as one; `filled` of them are there.
+    expected: Option<Expected>,
+    /// Received, and not wanted yet.
+    pending: VecDeque<Buffer>,
+    /// The memory that is out belongs to `expected`.
+    lent_expected: bool,
+    pub(crate) paused: bool,
+}
+
+enum Expected {
+    Here {
+        buffer: BufferMut,
+        filled: usize,
+    },
+    /// Its memory is out to be received into.
+    Lent,
+}
+
+impl RawInbox {
+    pub(crate) fn new(pool: &BufferPool) -> RawInbox {
+        RawInbox {
+            pool: pool.clone(),
+            expected: None,
+            pending: VecDeque::new(),
+            lent_expected: false,
+            paused: false,
+        }
+    }
+
+    /// The next bytes go to `buffer[filled..]` and are delivered when it is full.
+    pub(crate) fn expect(&mut self, buffer: BufferMut, filled: usize) {
+        assert!(filled < buffer.len());
+        assert!(self.expected.is_none(), "one expectation at a time");
+        self.expected = Some(Expected::Here { buffer, filled });
+    }
+
+    /// Whether bytes should be received now.
+    pub(crate) fn wants_bytes(&self) -> bool {
+        !self.paused && self.pending.is_empty()
+    }
+
+    /// The memory for the next bytes, and where in it they go.
+    pub(crate) fn lend(&mut self) -> (BufferMut, usize) {
+        match self.expected.take() {
+            Some(Expected::Here { buffer, filled }) => {
+                self.expected = Some(Expected::Lent);
+                self.lent_expected = true;
+                (buffer, filled)
+            }
+            Some(Expected::Lent) => unreachable!("one receive at a time"),
+            None => (self.pool.take(RECEIVE_SIZE), 0),
+        }
+    }
+
+    /// Takes the memory back with `filled` bytes in it.
+    pub(crate) fn put_back(&mut self, mut buffer: BufferMut, filled: usize) {
+        if std::mem::take(&mut self.lent_expected) {
+            self.expected = Some(Expected::Here { buffer, filled });
+        } else if filled > 0 {
+            buffer.truncate(filled);
+            self.pending.push_back(buffer.freeze());
+        }
+    }
+
+    /// The next portion for the reader, if there is one that it wants.
+    pub(crate) fn deliver(&mut self) -> Option<Buffer> {
+        if self.paused {
+            return None;
+        }
+        match self.expected.take() {
+            None => self.pending.pop_front(),
+            Some(Expected::Lent) => {
+                self.expected = Some(Expected::Lent);
+                None
+            }
+            Some(Expected::Here { mut buffer, mut filled }) => {
+                while let Some(bytes) = self.pending.pop_front() {
+                    let (room, length) = (buffer.len() - filled, bytes.len());
+                    let taken = room.min(length);
+                    buffer[filled..filled + taken].copy_from_slice(&bytes[..taken]);
+                    filled += taken;
+                    if taken < length {
+                        self.pending.push_front(bytes.slice(taken..length));
+                        break;
+                    }
+                }
+                if filled == buffer.len() {
+                    return Some(buffer.freeze());
+                }
+                self.expected = Some(Expected::Here { buffer, filled });
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrive(inbox: &mut RawInbox, bytes: &[u8]) {
+        let (mut buffer, filled) = inbox.lend();
+        buffer[filled..filled + bytes.len()].copy_from_slice(bytes);
+        inbox.put_back(buffer, filled + bytes.len());
+    }
+
+    #[test]
+    fn bytes_come_as_they_arrive_unless_expected() {
+        let pool = BufferPool::default();
+        let mut inbox = RawInbox::new(&pool);
+        arrive(&mut inbox, b"head");
+        assert_eq!(inbox.deliver().as_deref(), Some(b"head".as_slice()));
+        assert!(inbox.deliver().is_none());
+        inbox.expect(pool.take(6), 0);
+        arrive(&mut inbox, b"pay");
+        assert!(inbox.deliver().is_none());
+        arrive(&mut inbox, b"lo");
+        assert!(inbox.deliver().is_none());
+        arrive(&mut inbox, b"a");
+        let payload = inbox.deliver().expect("six bytes are there");
+        assert_eq!(&payload[..], b"payloa");
+        assert!(payload.is_aligned_to(4096));
+        arrive(&mut inbox, b"d");
+        assert_eq!(inbox.deliver().as_deref(), Some(b"d".as_slice()));
+    }
+
+    #[test]
+    fn bytes_that_came_before_they_were_expected_are_cut_to_measure() {
+        let pool = BufferPool::default();
+        let mut inbox = RawInbox::new(&pool);
+        let (mut buffer, _) = inbox.lend();
+        inbox.expect(pool.take(4), 0);
+        buffer[..9].copy_from_slice(b"abcdefghi");
+        inbox.put_back(buffer, 9);
+        assert_eq!(inbox.deliver().as_deref(), Some(b"abcd".as_slice()));
+        let mut begun = pool.take(5);
+        begun[..2].copy_from_slice(b"XY");
+        inbox.expect(begun, 2);
+        assert!(!inbox.wants_bytes());
+        assert_eq!(inbox.deliver().as_deref(), Some(b"XYefg".as_slice()));
+        assert_eq!(inbox.deliver().as_deref(), Some(b"hi".as_slice()));
+        assert!(inbox.wants_bytes());
+    }
+
+    #[test]
+    fn a_paused_stream_keeps_what_arrived() {
+        let pool = BufferPool::default();
+        let mut inbox = RawInbox::new(&pool);
+        let (mut buffer, _) = inbox.lend();
+        inbox.paused = true;
+        buffer[..2].copy_from_slice(b"ab");
+        inbox.put_back(buffer, 2);
+        assert!(inbox.deliver().is_none());
+        assert!(!inbox.wants_bytes());
+        inbox.paused = false;
+        assert_eq!(inbox.deliver().as_deref(), Some(b"ab".as_slice()));
+    }
+}

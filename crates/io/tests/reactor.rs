@@ -1,0 +1,695 @@
+//! The reactor against the real kernel: one thread holds both ends of every connection.
+//!
+//! Every test runs with what the kernel has, and again with newer features pretended absent.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unsafe_code)]
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use base::checksum::{checksum_units, first_mismatch};
+use base::{
+    Buffer, ClusterId, ConnectionId, Duration, Epoch, ImageId, Incarnation, MapRevision, OsdId,
+    PgId, PoolId, SessionId, StripeIndex, Version,
+};
+use format::door::{CloseReason, DiskEffect, DiskEvent, DiskOp, NetEffect, NetEvent, Peer, Role};
+use format::wire::{Message, Op, Outcome, Place, Reply, Request};
+use io::{ClusterKey, Disk, Event, FeatureMask, Options, Reactor, Trust};
+
+/// Longer than anything here takes; reaching it is a failure.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn reactor(mask: FeatureMask) -> Reactor {
+    let mut reactor = Reactor::new(Options { entries: 64, mask }).unwrap();
+    reactor.set_trust(trust(1, 9, Role::Client));
+    reactor
+}
+
+fn trust(key: u8, cluster: u128, role: Role) -> Trust {
+    let peer = Peer { cluster: ClusterId::new(cluster), role };
+    Trust { key: ClusterKey::from_bytes([key; 32]), peer }
+}
+
+fn osd() -> Role {
+    Role::Osd(OsdId::new(3).unwrap(), Incarnation::new(7))
+}
+
+fn masks() -> [FeatureMask; 3] {
+    [FeatureMask::NONE, FeatureMask::NO_SQARRAY, FeatureMask::ALL]
+}
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("ashlar-io-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn unix(&self) -> String {
+        format!("unix:{}", self.path("socket").display())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Events one after another; panics where none comes.
+struct Feed {
+    reactor: Reactor,
+    waiting: std::collections::VecDeque<Event>,
+}
+
+impl Feed {
+    fn new(reactor: Reactor) -> Feed {
+        Feed { reactor, waiting: Default::default() }
+    }
+
+    fn next(&mut self) -> Event {
+        while self.waiting.is_empty() {
+            let deadline = self.reactor.now() + PATIENCE;
+            let mut events = Vec::new();
+            self.reactor.turn(Some(deadline), &mut events).unwrap();
+            assert!(self.reactor.now() < deadline, "no event came");
+            self.waiting.extend(events);
+        }
+        self.waiting.pop_front().unwrap()
+    }
+
+    fn net(&mut self) -> NetEvent {
+        match self.next() {
+            Event::Net(event) => event,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn connect(&mut self, number: u64, address: &str) -> ConnectionId {
+        let connection = ConnectionId::new(number);
+        let address = address.to_string();
+        self.reactor.net(NetEffect::Connect { connection, address });
+        connection
+    }
+
+    /// Both ends of a connection to a listener of this very reactor.
+    fn connected(&mut self, number: u64, address: &str) -> (ConnectionId, ConnectionId) {
+        let ours = self.connect(number, address);
+        let mut theirs = None;
+        let mut connected = false;
+        while theirs.is_none() || !connected {
+            match self.net() {
+                NetEvent::Accepted { connection, .. } => theirs = Some(connection),
+                NetEvent::Connected { connection, .. } => {
+                    assert_eq!(connection, ours);
+                    connected = true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        (ours, theirs.unwrap())
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: Message) {
+        self.reactor.net(NetEffect::Send { connection, message });
+    }
+
+    fn received(&mut self) -> (ConnectionId, Message) {
+        match self.net() {
+            NetEvent::Received { connection, message } => (connection, message),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn closed(&mut self) -> (ConnectionId, CloseReason) {
+        match self.net() {
+            NetEvent::Closed { connection, reason } => (connection, reason),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn disk(&mut self) -> DiskEvent {
+        match self.next() {
+            Event::Disk(event) => event,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// No event comes within `span`.
+    fn silent_for(&mut self, span: Duration) {
+        assert!(self.waiting.is_empty(), "{:?}", self.waiting);
+        let deadline = self.reactor.now() + span;
+        let mut events = Vec::new();
+        self.reactor.turn(Some(deadline), &mut events).unwrap();
+        assert!(events.is_empty(), "{events:?}");
+        assert!(self.reactor.now() >= deadline);
+    }
+}
+
+fn request(sequence: u64, op: Op) -> Message {
+    let pg = PgId { pool: PoolId::FIRST, number: 3 };
+    let (session, epoch) = (SessionId::new(5), Epoch::new(1));
+    Message::Request(Request { session, sequence, pg, epoch, revision: MapRevision::ZERO, op })
+}
+
+fn write(sequence: u64, data: Buffer) -> Message {
+    let mut checksums = Vec::new();
+    checksum_units(&data, &mut checksums);
+    let place = Place { image: ImageId::FIRST, seed: ImageId::FIRST, stripe: StripeIndex::ZERO };
+    request(sequence, Op::Write { place, offset: 0, checksums, data, expected: None })
+}
+
+fn pattern(reactor: &Reactor, size: usize, salt: usize) -> Buffer {
+    let mut buffer = reactor.pool().take(size);
+    for (index, byte) in buffer.iter_mut().enumerate() {
+        *byte = (index / 3 + salt) as u8;
+    }
+    buffer.freeze()
+}
+
+// ---- framed connections -----------------------------------------------------------------------
+
+#[test]
+fn messages_of_all_sizes_are_echoed_over_tcp_and_unix() {
+    for mask in masks() {
+        let folder = Folder::new("echo");
+        for listen in ["tcp:127.0.0.1:0".to_string(), folder.unix()] {
+            let mut feed = Feed::new(reactor(mask));
+            let address = feed.reactor.listen(&listen).unwrap();
+            let (client, server) = feed.connected(2, &address);
+            for (sequence, size) in [4096, 8192, 61440, 65536, 1 << 20].into_iter().enumerate() {
+                let data = pattern(&feed.reactor, size, sequence);
+                let sent = write(sequence as u64, data.clone());
+                feed.send(client, sent.clone());
+                let (connection, message) = feed.received();
+                assert_eq!((connection, &message), (server, &sent));
+                let Message::Request(Request { sequence, op, .. }) = message else { panic!() };
+                let Op::Write { checksums, data, .. } = op else { panic!() };
+                assert_eq!(first_mismatch(&data, &checksums), None);
+                let outcome = Ok(Outcome::Read { version: Version::ZERO, checksums, data });
+                let reply = Reply { session: SessionId::new(5), sequence, outcome };
+                feed.send(server, Message::Reply(reply.clone()));
+                assert_eq!(feed.received(), (client, Message::Reply(reply)));
+            }
+        }
+    }
+}
+
+#[test]
+fn many_messages_at_once_arrive_in_order_and_whole() {
+    for mask in masks() {
+        let mut feed = Feed::new(reactor(mask));
+        let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+        let (client, server) = feed.connected(2, &address);
+        let sizes = [4096, 1 << 20, 12288, 65536, 32768];
+        for sequence in 0..200 {
+            let data = pattern(&feed.reactor, sizes[sequence % sizes.len()], sequence);
+            feed.send(client, write(sequence as u64, data));
+            feed.send(client, Message::Control("x".repeat(sequence * 500)));
+        }
+        for sequence in 0..200 {
+            let data = pattern(&feed.reactor, sizes[sequence % sizes.len()], sequence);
+            assert_eq!(feed.received(), (server, write(sequence as u64, data)));
+            let text = Message::Control("x".repeat(sequence * 500));
+            assert_eq!(feed.received(), (server, text));
+        }
+    }
+}
+
+#[test]
+fn each_end_learns_who_the_other_is() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+    feed.reactor.set_trust(trust(1, 9, osd()));
+    feed.connect(2, &address);
+    let mut peers = Vec::new();
+    for _ in 0..2 {
+        match feed.net() {
+            NetEvent::Accepted { connection, peer } => {
+                assert_eq!(connection.get() % 2, 1);
+                peers.push(peer);
+            }
+            NetEvent::Connected { peer, .. } => peers.push(peer),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(peers, [trust(1, 9, osd()).peer; 2]);
+}
+
+#[test]
+fn nobody_listening_is_refused() {
+    for mask in masks() {
+        let folder = Folder::new("refused");
+        let mut feed = Feed::new(reactor(mask));
+        let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tcp:{}", unused.local_addr().unwrap());
+        drop(unused);
+        let connection = feed.connect(2, &address);
+        assert_eq!(feed.closed(), (connection, CloseReason::Refused));
+        let connection = feed.connect(4, &folder.unix());
+        assert_eq!(feed.closed(), (connection, CloseReason::Refused));
+    }
+}
+
+#[test]
+fn an_address_that_is_none_is_told_apart() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    feed.connect(2, "carrier pigeon");
+    let (_, CloseReason::Untrusted(sentence)) = feed.closed() else { panic!() };
+    assert!(sentence.contains("carrier pigeon"), "{sentence}");
+    assert!(feed.reactor.listen("tcp:127.0.0.1").is_err());
+    assert!(feed.reactor.listen("unix:/nowhere/at/all").is_err());
+}
+
+#[test]
+fn names_are_looked_up_beside_the_loop() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    let name = std::env::var("HOSTNAME").unwrap_or("ip6-localhost".into());
+    // Whatever the machine makes of the name: the connection ends, and the loop goes on.
+    let connection = feed.connect(2, &format!("tcp:{name}:1"));
+    assert_eq!(feed.closed().0, connection);
+}
+
+#[test]
+fn the_end_of_the_peer_is_reset() {
+    for mask in masks() {
+        let mut server = Feed::new(reactor(mask));
+        let address = server.reactor.listen("tcp:127.0.0.1:0").unwrap();
+        let mut client = Feed::new(reactor(mask));
+        let connection = client.connect(2, &address);
+        // The two take turns in one thread until both know each other.
+        let mut proven = 0;
+        while proven < 2 {
+            for feed in [&mut server, &mut client] {
+                let mut events = Vec::new();
+                let deadline = feed.reactor.now() + Duration::from_millis(1);
+                feed.reactor.turn(Some(deadline), &mut events).unwrap();
+                proven += events.len();
+            }
+        }
+        drop(server);
+        assert_eq!(client.closed(), (connection, CloseReason::Reset));
+        let again = client.connect(4, &address);
+        assert_eq!(client.closed(), (again, CloseReason::Refused));
+    }
+}
+
+#[test]
+fn a_closed_connection_is_silent_and_its_peer_gets_all_that_was_sent() {
+    for mask in masks() {
+        let mut feed = Feed::new(reactor(mask));
+        let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+        let (client, server) = feed.connected(2, &address);
+        for sequence in 0..20 {
+            let data = pattern(&feed.reactor, 1 << 20, sequence);
+            feed.send(client, write(sequence as u64, data));
+        }
+        feed.reactor.net(NetEffect::Close { connection: client });
+        feed.send(client, request(99, Op::Sync));
+        for _ in 0..20 {
+            assert_eq!(feed.received().0, server);
+        }
+        assert_eq!(feed.closed(), (server, CloseReason::Reset));
+        feed.send(server, request(99, Op::Sync));
+        feed.silent_for(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn another_key_or_cluster_is_untrusted_on_both_sides() {
+    for mask in masks() {
+        for (key, cluster, says) in [(2, 9, "cluster key"), (1, 8, "belongs to cluster")] {
+            let mut feed = Feed::new(reactor(mask));
+            let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+            // The listener answers with the trust of the moment of the accept: two reactors.
+            let mut client = Feed::new(reactor(mask));
+            client.reactor.set_trust(trust(key, cluster, osd()));
+            client.connect(2, &address);
+            let mut ended = None;
+            while ended.is_none() {
+                let mut events = Vec::new();
+                let deadline = feed.reactor.now() + Duration::from_millis(1);
+                feed.reactor.turn(Some(deadline), &mut events).unwrap();
+                assert!(events.is_empty(), "{events:?}");
+                client.reactor.turn(Some(deadline), &mut events).unwrap();
+                ended = events.pop();
+            }
+            let Some(Event::Net(NetEvent::Closed { reason, .. })) = ended else { panic!() };
+            let CloseReason::Untrusted(sentence) = reason else { panic!("{reason:?}") };
+            assert!(sentence.contains(says) && sentence.contains(&address), "{sentence}");
+            let rejected = feed.reactor.take_rejected();
+            assert!(matches!(rejected.as_slice(), [sentence] if sentence.contains(says)));
+        }
+    }
+}
+
+#[test]
+fn strangers_get_no_further_than_the_handshake() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+    let mut stranger = std::net::TcpStream::connect(&address[4..]).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    feed.silent_for(Duration::from_millis(20));
+    assert_eq!(feed.reactor.take_rejected().len(), 1);
+    // More strangers than are let in; none of them says a word.
+    let strangers: Vec<_> = (0..300).map(|_| std::net::TcpStream::connect(&address[4..])).collect();
+    feed.silent_for(Duration::from_millis(20));
+    assert!(feed.reactor.take_rejected().len() >= 300 - 256);
+    feed.connected(2, &address);
+    drop(strangers);
+}
+
+#[test]
+fn frames_that_are_none_end_the_connection() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+    // A peer that passes the handshake and then sends rubbish.
+    let mut peer = std::net::TcpStream::connect(&address[4..]).unwrap();
+    let mut hello = Vec::new();
+    let mut handshake = io::Handshake::initiate(&trust(1, 9, osd()), &mut hello);
+    peer.write_all(&hello).unwrap();
+    feed.silent_for(Duration::from_millis(20));
+    let mut answer = [0; 200];
+    let length = std::io::Read::read(&mut peer, &mut answer).unwrap();
+    let mut confirm = Vec::new();
+    handshake.receive(&answer[..length], &mut confirm).unwrap();
+    confirm.extend_from_slice(&[0x55; 100]);
+    peer.write_all(&confirm).unwrap();
+    let NetEvent::Accepted { connection, peer } = feed.net() else { panic!() };
+    assert_eq!(peer.role, osd());
+    let (closed, reason) = feed.closed();
+    assert_eq!(closed, connection);
+    assert!(matches!(reason, CloseReason::Protocol(_)), "{reason:?}");
+}
+
+// ---- time, wake-ups, signals ------------------------------------------------------------------
+
+#[test]
+fn deadlines_are_kept_and_not_missed() {
+    for mask in masks() {
+        let mut feed = Feed::new(reactor(mask));
+        for millis in [0, 1, 5, 20] {
+            feed.silent_for(Duration::from_millis(millis));
+        }
+        let mut events = Vec::new();
+        let start = feed.reactor.now();
+        feed.reactor.turn(Some(base::Time::ZERO), &mut events).unwrap();
+        assert!(feed.reactor.now().since(start) < Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn another_thread_wakes_the_loop_once() {
+    for mask in masks() {
+        let mut feed = Feed::new(reactor(mask));
+        for _ in 0..3 {
+            let waker = feed.reactor.waker();
+            let thread = std::thread::spawn(move || {
+                waker.wake();
+                waker.clone().wake();
+            });
+            assert!(matches!(feed.next(), Event::Woken));
+            thread.join().unwrap();
+            // The second call may have come after the first event: at most one more.
+            let mut events = Vec::new();
+            let deadline = feed.reactor.now() + Duration::from_millis(5);
+            feed.reactor.turn(Some(deadline), &mut events).unwrap();
+            assert!(events.len() <= 1);
+        }
+    }
+}
+
+#[test]
+fn sigterm_is_an_event() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    feed.reactor.watch_signals().unwrap();
+    // To this thread alone: the test program has others that do not block the signal.
+    let id = rustix::thread::gettid();
+    // SAFETY: no memory is passed; the signal is blocked by this thread and only read.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_tgkill,
+            std::process::id(),
+            id.as_raw_nonzero().get(),
+            libc::SIGTERM,
+        )
+    };
+    assert_eq!(sent, 0);
+    assert!(matches!(feed.next(), Event::Terminate));
+}
+
+// ---- byte streams -----------------------------------------------------------------------------
+
+#[test]
+fn byte_streams_deliver_what_was_expected_as_one() {
+    for mask in masks() {
+        let folder = Folder::new("raw");
+        for listen in ["tcp:127.0.0.1:0".to_string(), folder.unix()] {
+            let mut feed = Feed::new(reactor(mask));
+            let (listener, address) = feed.reactor.listen_raw(&listen).unwrap();
+            let mut peer = RawPeer::connect(&address);
+            let Event::RawAccepted { listener: at, connection } = feed.next() else { panic!() };
+            assert_eq!(at, listener);
+            let big: Vec<u8> = (0..1_000_000).map(|i| (i / 5) as u8).collect();
+            let bytes = big.clone();
+            let sender = std::thread::spawn(move || {
+                peer.write_all(b"head").unwrap();
+                peer.write_all(&bytes).unwrap();
+                peer.write_all(b"tail").unwrap();
+                peer
+            });
+            feed.reactor.raw_expect(connection, 4);
+            assert_eq!(feed.raw(), b"head");
+            feed.reactor.raw_expect(connection, big.len());
+            let Event::RawReceived { data, .. } = feed.next() else { panic!() };
+            assert!(data[..] == big[..]);
+            assert!(data.is_aligned_to(4096));
+            let mut tail = Vec::new();
+            while tail.len() < 4 {
+                tail.extend(feed.raw());
+            }
+            assert_eq!(tail, b"tail");
+            let mut peer = sender.join().unwrap();
+            let data = pattern(&feed.reactor, 3_000_000, 1);
+            feed.reactor.raw_send(connection, vec![data.clone(), data.slice(0..7)]);
+            assert_eq!(feed.reactor.raw_queued_bytes(connection), 3_000_007);
+            feed.reactor.raw_close(connection);
+            let reader = std::thread::spawn(move || {
+                let mut all = Vec::new();
+                std::io::Read::read_to_end(&mut peer, &mut all).unwrap();
+                all
+            });
+            while !reader.is_finished() {
+                let mut events = Vec::new();
+                let deadline = feed.reactor.now() + Duration::from_millis(5);
+                feed.reactor.turn(Some(deadline), &mut events).unwrap();
+                assert!(events.is_empty(), "{events:?}");
+            }
+            let all = reader.join().unwrap();
+            assert_eq!(all.len(), 3_000_007);
+            assert!(all[..3_000_000] == data[..] && all[3_000_000..] == data[..7]);
+        }
+    }
+}
+
+#[test]
+fn a_paused_byte_stream_is_not_read() {
+    for mask in masks() {
+        let mut feed = Feed::new(reactor(mask));
+        let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
+        let mut peer = RawPeer::connect(&address);
+        let Event::RawAccepted { connection, .. } = feed.next() else { panic!() };
+        feed.reactor.raw_pause(connection);
+        peer.write_all(b"later").unwrap();
+        feed.silent_for(Duration::from_millis(20));
+        feed.reactor.raw_resume(connection);
+        assert_eq!(feed.raw(), b"later");
+        // Paused while the kernel already waits for bytes.
+        feed.silent_for(Duration::from_millis(1));
+        feed.reactor.raw_pause(connection);
+        peer.write_all(b"again").unwrap();
+        feed.silent_for(Duration::from_millis(20));
+        feed.reactor.raw_resume(connection);
+        assert_eq!(feed.raw(), b"again");
+        drop(peer);
+        assert!(matches!(feed.next(), Event::RawClosed { connection: c } if c == connection));
+        feed.reactor.raw_send(connection, vec![pattern(&feed.reactor, 10, 0)]);
+        feed.reactor.raw_expect(connection, 10);
+        assert_eq!(feed.reactor.raw_queued_bytes(connection), 0);
+        feed.silent_for(Duration::from_millis(5));
+    }
+}
+
+trait ReadWrite: std::io::Read + Write + Send {}
+impl<T: std::io::Read + Write + Send> ReadWrite for T {}
+
+struct RawPeer;
+
+impl RawPeer {
+    fn connect(address: &str) -> Box<dyn ReadWrite> {
+        match address.split_once(':').unwrap() {
+            ("tcp", place) => Box::new(std::net::TcpStream::connect(place).unwrap()),
+            (_, path) => Box::new(std::os::unix::net::UnixStream::connect(path).unwrap()),
+        }
+    }
+}
+
+impl Feed {
+    fn raw(&mut self) -> Vec<u8> {
+        match self.next() {
+            Event::RawReceived { data, .. } => data.to_vec(),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_socket_of_a_dead_process_is_taken_over_and_that_of_a_living_one_is_not() {
+    let folder = Folder::new("stale");
+    let mut first = reactor(FeatureMask::NONE);
+    first.listen(&folder.unix()).unwrap();
+    let mut second = reactor(FeatureMask::NONE);
+    let error = second.listen(&folder.unix()).unwrap_err();
+    assert!(error.0.contains("in use"), "{error}");
+    drop(first);
+    second.listen(&folder.unix()).unwrap();
+}
+
+// ---- the disk ---------------------------------------------------------------------------------
+
+fn with_disk(mask: FeatureMask, folder: &Folder, size: u64) -> Feed {
+    let path = folder.path("disk");
+    std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+    let mut feed = Feed::new(reactor(mask));
+    feed.reactor.attach_disk(Disk::open(&path).unwrap());
+    feed
+}
+
+fn done(event: DiskEvent) -> DiskOp {
+    match event {
+        DiskEvent::Done { op, result: Ok(()) } => op,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_was_written_is_read_and_what_was_discarded_is_gone() {
+    for mask in masks() {
+        let folder = Folder::new("disk");
+        let mut feed = with_disk(mask, &folder, 8 << 20);
+        for (number, durable) in [(0, false), (1, true)] {
+            let buffers: Vec<Buffer> =
+                (0..5).map(|i| pattern(&feed.reactor, 4096 << (i % 3), i + number)).collect();
+            let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+            let expected: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.to_vec()).collect();
+            let op = DiskOp(10 * number as u64);
+            feed.reactor.disk(DiskEffect::Write { op, offset: 1 << 20, buffers, durable });
+            assert_eq!(done(feed.disk()), op);
+            feed.reactor.disk(DiskEffect::Flush { op: DiskOp(op.0 + 1) });
+            assert_eq!(done(feed.disk()), DiskOp(op.0 + 1));
+            let buffer = feed.reactor.pool().take(length);
+            feed.reactor.disk(DiskEffect::Read { op: DiskOp(op.0 + 2), offset: 1 << 20, buffer });
+            let DiskEvent::Read { buffer, result, .. } = feed.disk() else { panic!() };
+            assert_eq!(result, Ok(()));
+            assert!(buffer[..] == expected[..]);
+        }
+        feed.reactor.disk(DiskEffect::Discard { op: DiskOp(9), offset: 1 << 20, length: 1 << 20 });
+        assert_eq!(done(feed.disk()), DiskOp(9));
+        let buffer = feed.reactor.pool().take(4096);
+        feed.reactor.disk(DiskEffect::Read { op: DiskOp(8), offset: 1 << 20, buffer });
+        let DiskEvent::Read { buffer, .. } = feed.disk() else { panic!() };
+        assert!(buffer.iter().all(|byte| *byte == 0), "a punched file reads as zeros");
+    }
+}
+
+#[test]
+fn more_operations_than_the_ring_has_entries_all_end() {
+    for mask in masks() {
+        let folder = Folder::new("many");
+        let mut feed = with_disk(mask, &folder, 8 << 20);
+        for op in 0..1000u64 {
+            let buffers = vec![pattern(&feed.reactor, 4096, op as usize)];
+            let offset = op * 4096;
+            feed.reactor.disk(DiskEffect::Write {
+                op: DiskOp(op),
+                offset,
+                buffers,
+                durable: false,
+            });
+        }
+        let mut ended: Vec<u64> = (0..1000).map(|_| done(feed.disk()).0).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, (0..1000).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_read_beyond_the_end_fails_and_gives_its_buffer_back() {
+    let folder = Folder::new("beyond");
+    let mut feed = with_disk(FeatureMask::NONE, &folder, 8192);
+    let buffer = feed.reactor.pool().take(8192);
+    feed.reactor.disk(DiskEffect::Read { op: DiskOp(1), offset: 4096, buffer });
+    let DiskEvent::Read { buffer, result, .. } = feed.disk() else { panic!() };
+    assert_eq!(buffer.len(), 8192);
+    assert!(result.is_err());
+}
+
+#[test]
+fn a_disk_belongs_to_one_process_at_a_time() {
+    let folder = Folder::new("lock");
+    let path = folder.path("disk");
+    std::fs::write(&path, [0; 8192]).unwrap();
+    let disk = Disk::open(&path).unwrap();
+    assert_eq!(disk.size(), 8192);
+    let error = Disk::open(&path).unwrap_err();
+    assert!(error.0.contains("in use by another process"), "{error}");
+    assert!(Disk::open_read_only(&path).is_ok());
+    drop(disk);
+    assert!(Disk::open(&path).is_ok());
+    assert!(Disk::open(&folder.path("none")).is_err());
+    assert!(Disk::open(&folder.0).unwrap_err().0.contains("neither a regular file"));
+}
+
+#[test]
+fn a_file_system_without_direct_io_is_buffered_and_says_so() {
+    // tmpfs refused O_DIRECT until Linux 6.6 and takes it since: either way the disk works.
+    let path = PathBuf::from(format!("/dev/shm/ashlar-io-{}", std::process::id()));
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    let disk = Disk::open(&path).unwrap();
+    let _ = disk.buffered();
+    feed.reactor.attach_disk(disk);
+    let buffers = vec![pattern(&feed.reactor, 65536, 3), pattern(&feed.reactor, 512, 4)];
+    feed.reactor.disk(DiskEffect::Write { op: DiskOp(1), offset: 4096, buffers, durable: true });
+    done(feed.disk());
+    feed.reactor.disk(DiskEffect::Flush { op: DiskOp(2) });
+    done(feed.disk());
+    let buffer = feed.reactor.pool().take(65536);
+    feed.reactor.disk(DiskEffect::Read { op: DiskOp(3), offset: 4096, buffer });
+    let DiskEvent::Read { buffer, .. } = feed.disk() else { panic!() };
+    assert!(buffer[..] == pattern(&feed.reactor, 65536, 3)[..]);
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_reactor_dropped_with_operations_in_flight_leaves_cleanly() {
+    for mask in masks() {
+        let folder = Folder::new("drop");
+        let mut feed = with_disk(mask, &folder, 8 << 20);
+        let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();
+        feed.connected(2, &address);
+        for op in 0..100 {
+            let buffers = vec![pattern(&feed.reactor, 65536, op)];
+            let op = DiskOp(op as u64);
+            feed.reactor.disk(DiskEffect::Write { op, offset: 0, buffers, durable: true });
+        }
+        drop(feed);
+        Disk::open(&folder.path("disk")).unwrap();
+    }
+}
