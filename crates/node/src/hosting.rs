@@ -153,12 +153,15 @@ impl Node {
         slot
     }
 
-    /// The operator gives up what the store lost of a PG.
+    /// The operator gives up what the store lost of a PG: it is served with what is left.
     pub(crate) fn give_up(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
         let Some(slot) = self.pg_slots.get(&id).copied() else { return };
+        self.damaged_notes.remove(&id);
         if self.store.is_suspect(id) {
             self.pgs[slot].absolve(&mut self.actions);
             self.carry_out(now, slot, effects);
+        } else {
+            self.review(now, id, effects);
         }
     }
 
@@ -171,7 +174,7 @@ impl Node {
             self.pgs[slot].raise_floor(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
-        self.sessions.forget_gone(now);
+        self.sessions.forget_silent(now);
         if self.note_is_old && !self.note_is_open && self.incarnation.is_some() {
             let note = ClusterNote::of(self.identity.cluster, &self.map);
             self.keep_cluster_note(now, note.encode());

@@ -258,7 +258,7 @@ impl Node {
 
     fn closed(&mut self, now: Time, connection: ConnectionId) {
         self.drop_waiting_of(connection);
-        self.sessions.close(connection, now);
+        self.sessions.close(connection);
         if self.link.connection() == Some(connection) {
             self.link.lose(now);
         }

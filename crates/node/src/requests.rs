@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, MapRevision, PgId, SessionId, Time};
 use format::door::{NetEffect, Role};
-use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
+use format::wire::{Message, Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Reply, Request};
 use pg::{Serving, Ticket};
 use slab::Slab;
 
@@ -99,10 +99,10 @@ impl Scope {
     }
 }
 
-/// Bytes that an operation holds in memory while it is open.
+/// Bytes that an operation holds in memory while it is open. (A longer read is refused by its PG.)
 fn size_of(op: &Op) -> u64 {
     match op {
-        Op::Read { length, .. } => u64::from(*length),
+        Op::Read { length, .. } => u64::from((*length).min(PAYLOAD_SIZE_MAX)),
         Op::Write { data, .. } => data.len() as u64,
         Op::Zero { .. } | Op::Extents { .. } | Op::Sync | Op::DeleteRange { .. } => 0,
     }
@@ -139,7 +139,8 @@ impl Node {
             return reply(connection, session, sequence, refusal, effects);
         }
         let open_count = link.open_count;
-        match self.sessions.arrive(connection, session, sequence, self.settings.sessions_max) {
+        let sessions_max = self.settings.sessions_max;
+        match self.sessions.arrive(now, connection, session, sequence, sessions_max) {
             Arrival::New => {}
             Arrival::Moved => self.drop_waiting(|waiting| {
                 waiting.request.session == session && waiting.connection != connection
@@ -216,7 +217,12 @@ impl Node {
             let why = format!("{} is no PG of its pool", scope.pg);
             return Some(Verdict::Refuse(Refusal::Invalid { why }));
         };
-        let is_stale = entry.epoch != scope.epoch && !planted::on(Bug::EpochNotCompared);
+        let is_compared = !planted::on(Bug::EpochNotCompared);
+        if is_compared && scope.epoch > entry.epoch {
+            // Its sender learned the epoch elsewhere: the map with it is on its way to us.
+            return Some(Verdict::Wait);
+        }
+        let is_stale = is_compared && scope.epoch < entry.epoch;
         if is_stale || entry.primary != Some(self.identity.osd) {
             return Some(Verdict::Refuse(Refusal::Stale(Some(entry.clone()))));
         }

@@ -5,8 +5,8 @@
 //!      what comes on an older one after that is not executed.
 //!   2. The sequence of a session only grows, over all its connections: what is not above the
 //!      highest one seen is a repeat. A client gives a new sequence to each retry.
-//!   3. A session is remembered while one of its requests may still be on its way: long after its
-//!      connection is gone.
+//!   3. A session is remembered while one of its requests may still be on its way: long after the
+//!      last one came.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, SessionId, Time};
 use format::door::{Peer, Role};
 
-/// How long a session without a connection is remembered: longer than bytes of an old connection
-/// can lie in a kernel or a handshake.
+/// How long a session is remembered after its last request: longer than bytes of an old
+/// connection can lie in a kernel or a handshake.
 const REMEMBER: Duration = Duration::from_secs(60);
 
 /// All connections and sessions.
@@ -46,8 +46,8 @@ struct Session {
     started: u32,
     /// Started requests that came over older connections: they end before anything else starts.
     started_before: u32,
-    /// Since when its connection is gone.
-    gone_since: Option<Time>,
+    /// When its last request came.
+    seen_at: Time,
 }
 
 /// What a request's session and sequence say about it.
@@ -73,14 +73,9 @@ impl Sessions {
         assert!(old.is_none());
     }
 
-    /// A connection is gone. False if it was not open.
-    pub fn close(&mut self, connection: ConnectionId, now: Time) -> bool {
-        for session in self.sessions.values_mut() {
-            if session.connection == connection {
-                session.gone_since = Some(now);
-            }
-        }
-        self.connections.remove(&connection).is_some()
+    /// A connection is gone.
+    pub fn close(&mut self, connection: ConnectionId) {
+        self.connections.remove(&connection);
     }
 
     /// An open connection.
@@ -91,6 +86,7 @@ impl Sessions {
     /// A request came. Requires: its connection is open.
     pub fn arrive(
         &mut self,
+        now: Time,
         connection: ConnectionId,
         session: SessionId,
         sequence: u64,
@@ -114,7 +110,7 @@ impl Sessions {
                 last_sequence: sequence,
                 started: 0,
                 started_before: 0,
-                gone_since: None,
+                seen_at: now,
             };
             self.sessions.insert(session, new);
             return Arrival::New;
@@ -124,6 +120,7 @@ impl Sessions {
             return if executed { Arrival::New } else { Arrival::Repeat };
         }
         known.last_sequence = sequence;
+        known.seen_at = now;
         if known.connection == connection {
             return Arrival::New;
         }
@@ -131,7 +128,6 @@ impl Sessions {
         known.started = 0;
         known.connection = connection;
         known.age = link.age;
-        known.gone_since = None;
         Arrival::Moved
     }
 
@@ -162,11 +158,11 @@ impl Sessions {
         Some(if is_bound { &mut known.started } else { &mut known.started_before })
     }
 
-    /// Forgets sessions whose connection is long gone.
-    pub fn forget_gone(&mut self, now: Time) {
+    /// Forgets sessions that have long been silent.
+    pub fn forget_silent(&mut self, now: Time) {
         self.sessions.retain(|_, session| {
-            let is_long_gone = session.gone_since.is_some_and(|gone| now.since(gone) > REMEMBER);
-            !is_long_gone || session.started > 0 || session.started_before > 0
+            let is_silent = now.since(session.seen_at) > REMEMBER;
+            !is_silent || session.started > 0 || session.started_before > 0
         });
     }
 }
