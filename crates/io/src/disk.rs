@@ -132,6 +132,10 @@ impl Disk {
         })
     }
 
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// The job of an effect.
     pub(crate) fn job(&self, effect: DiskEffect) -> Box<DiskJob> {
         let (op, offset, length, work) = match effect {

@@ -14,11 +14,13 @@
 #![allow(clippy::disallowed_methods, unsafe_code)]
 
 mod address;
+pub mod bench;
 mod clock;
 mod disk;
 mod handshake;
 mod inbox;
 pub mod key;
+mod prepare;
 mod reactor;
 mod ring;
 mod send_queue;
@@ -31,7 +33,8 @@ use std::fmt;
 pub use clock::{now, wall_clock};
 pub use disk::Disk;
 pub use handshake::{Established, Handshake, HandshakeStep, Trust};
-pub use key::ClusterKey;
+pub use key::{ClusterKey, random_bytes};
+pub use prepare::{Probe, prepare, probe};
 pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
 pub use ring::FeatureMask;
 

@@ -1,0 +1,279 @@
+//! A new home for an OSD: what the disk is like, and the first bytes on it.
+
+use std::fs::{File, OpenOptions};
+use std::io::IoSlice;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use base::BufferPool;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{ReadWriteFlags, pwritev2};
+
+use crate::disk::Disk;
+use crate::{Error, clock};
+
+/// Bytes written by one call when areas are filled with zeros.
+const FILL_SIZE: usize = 4 << 20;
+/// Bytes after which they are flushed, so that progress means something.
+const FLUSH_DISTANCE: u64 = 64 << 20;
+/// Durable writes that are timed.
+const TRIAL_COUNT: usize = 32;
+const TRIAL_SIZE: usize = 4096;
+
+/// What a place for an OSD is like.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Probe {
+    /// Size of a block device in bytes; a directory has none of its own.
+    pub size: Option<u64>,
+    /// Logical block in bytes: 512 or 4096.
+    pub sector_size: u32,
+    /// Whether O_DIRECT works.
+    pub direct: bool,
+    /// Whether the disk has a volatile write cache; `None`: it does not tell.
+    pub write_cache: Option<bool>,
+    /// Median time of a durable 4 KiB write in microseconds.
+    pub durable_write_us: u64,
+}
+
+/// Looks at a directory or block device. Changes nothing: what it writes for timing goes to a
+/// file of its own, which it removes, or is what the device holds already.
+pub fn probe(path: &Path) -> Result<Probe, Error> {
+    let failed = |error| Error::new(format!("cannot look at {}", path.display()), error);
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if metadata.file_type().is_block_device() {
+        let disk = Disk::open(path)?;
+        let offset = disk.size().saturating_sub(TRIAL_SIZE as u64) / 4096 * 4096;
+        let durable_write_us = time_durable_writes(&disk, offset)?;
+        let write_cache = write_cache_of(metadata.rdev());
+        return Ok(found(&disk, Some(disk.size()), write_cache, durable_write_us));
+    }
+    if !metadata.is_dir() {
+        let what = path.display();
+        return Err(Error(format!("{what} is neither a directory nor a block device")));
+    }
+    let trial = Trial(path.join(format!(".ashlar-probe.{}", std::process::id())));
+    let file = create_new(&trial.0).map_err(failed)?;
+    file.write_all_at(&[0; TRIAL_SIZE], 0).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    let disk = Disk::open(&trial.0)?;
+    let durable_write_us = time_durable_writes(&disk, 0)?;
+    Ok(found(&disk, None, write_cache_of(metadata.dev()), durable_write_us))
+}
+
+fn found(
+    disk: &Disk,
+    size: Option<u64>,
+    write_cache: Option<bool>,
+    durable_write_us: u64,
+) -> Probe {
+    let (sector_size, direct) = (disk.sector_size(), !disk.buffered());
+    Probe { size, sector_size, direct, write_cache, durable_write_us }
+}
+
+/// A file that is removed in the end.
+struct Trial(PathBuf);
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Writes what stands at `offset` over itself, durably; returns the median in microseconds.
+fn time_durable_writes(disk: &Disk, offset: u64) -> Result<u64, Error> {
+    let mut buffer = BufferPool::default().take(TRIAL_SIZE);
+    disk.read_blocking(offset, &mut buffer)?;
+    let mut times = Vec::with_capacity(TRIAL_COUNT);
+    for _ in 0..TRIAL_COUNT {
+        let begin = clock::now();
+        let pieces = [IoSlice::new(&buffer)];
+        let written = pwritev2(disk.file(), &pieces, offset, ReadWriteFlags::DSYNC);
+        if written != Ok(TRIAL_SIZE) {
+            let what = format!("a durable write to {} failed", disk.path().display());
+            return Err(Error::new(
+                what,
+                written.err().map_or("cut short".into(), |e| e.to_string()),
+            ));
+        }
+        times.push(clock::now().since(begin).as_nanos() / 1000);
+    }
+    times.sort_unstable();
+    Ok(times[TRIAL_COUNT / 2])
+}
+
+/// What the kernel knows of the disk behind a device number, or behind the disk of a partition.
+fn write_cache_of(device: u64) -> Option<bool> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let folder = format!("/sys/dev/block/{major}:{minor}");
+    let read = |path: &str| std::fs::read_to_string(format!("{folder}/{path}")).ok();
+    let text = read("queue/write_cache").or_else(|| read("../queue/write_cache"))?;
+    Some(text.trim() == "write back")
+}
+
+fn create_new(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Makes a store at `path`: a new file of `size` bytes, or a block device at least that large.
+/// Fills the ranges `zero` (offset, length) from end to end and flushes, then writes `images`
+/// (offset, bytes) and flushes. `progress` hears of bytes done and in all.
+///
+/// A file that could not be finished is removed.
+pub fn prepare(
+    path: &Path,
+    size: u64,
+    zero: &[(u64, u64)],
+    images: &[(u64, Vec<u8>)],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), Error> {
+    let failed = |error| Error::new(format!("cannot write {}", path.display()), error);
+    let is_device = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device());
+    if is_device {
+        let disk = Disk::open(path)?;
+        if disk.size() < size {
+            let (path, has) = (path.display(), disk.size());
+            return Err(Error(format!("{path} has {has} bytes, fewer than the {size} wanted")));
+        }
+        return fill(disk.file(), size, zero, images, progress).map_err(failed);
+    }
+    let file = create_new(path).map_err(failed)?;
+    let result = file
+        .set_len(size)
+        .and_then(|()| fill_new(&file, size, zero, images, progress))
+        .and_then(|()| sync_folder_of(path));
+    if result.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    result.map_err(failed)
+}
+
+/// Reserves the space before it is written, so that it lies together and a full disk shows early.
+fn fill_new(
+    file: &File,
+    size: u64,
+    zero: &[(u64, u64)],
+    images: &[(u64, Vec<u8>)],
+    progress: &mut dyn FnMut(u64, u64),
+) -> std::io::Result<()> {
+    for (offset, length) in zero {
+        match fallocate(file, FallocateFlags::empty(), *offset, *length) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    fill(file, size, zero, images, progress)
+}
+
+fn fill(
+    file: &File,
+    size: u64,
+    zero: &[(u64, u64)],
+    images: &[(u64, Vec<u8>)],
+    progress: &mut dyn FnMut(u64, u64),
+) -> std::io::Result<()> {
+    let total = zero.iter().map(|(_, length)| length).sum::<u64>();
+    let zeros = BufferPool::default().take_zeroed(FILL_SIZE);
+    let mut done = 0;
+    progress(0, total);
+    for (offset, length) in zero {
+        assert!(offset + length <= size);
+        let mut at = *offset;
+        while at < offset + length {
+            let portion = (offset + length - at).min(FILL_SIZE as u64);
+            file.write_all_at(&zeros[..portion as usize], at)?;
+            at += portion;
+            done += portion;
+            if done % FLUSH_DISTANCE < portion {
+                file.sync_data()?;
+                progress(done, total);
+            }
+        }
+    }
+    file.sync_all()?;
+    let longest = images.iter().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
+    let mut aligned = BufferPool::default().take(longest);
+    for (offset, bytes) in images {
+        assert!(offset + bytes.len() as u64 <= size);
+        aligned[..bytes.len()].copy_from_slice(bytes);
+        file.write_all_at(&aligned[..bytes.len()], *offset)?;
+    }
+    file.sync_all()?;
+    progress(total, total);
+    Ok(())
+}
+
+/// Makes the name of a new file durable.
+fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("ashlar-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).expect("the temporary folder is writable");
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_store_is_written_as_told_and_never_over_another() {
+        let folder = Folder::new("prepare");
+        let path = folder.0.join("blocks");
+        let zero = [(1 << 20, 9 << 20), (16 << 20, 70 << 20)];
+        let images = [(4096, vec![7; 8192]), (0, vec![9; 4096])];
+        let mut steps = Vec::new();
+        let mut progress = |done, total| steps.push((done, total));
+        prepare(&path, 128 << 20, &zero, &images, &mut progress).expect("there is space");
+        let total = 79 << 20;
+        assert_eq!(steps.first(), Some(&(0, total)));
+        assert_eq!(steps.last(), Some(&(total, total)));
+        assert!(steps.len() > 2 && steps.is_sorted());
+        let metadata = path.metadata().expect("it was made");
+        assert_eq!(metadata.len(), 128 << 20);
+        assert!(metadata.blocks() * 512 >= total, "journal and checkpoints are not sparse");
+        assert!(metadata.blocks() * 512 < 100 << 20, "the data area is");
+        let bytes = std::fs::read(&path).expect("it was made");
+        assert!(bytes[..4096].iter().all(|byte| *byte == 9));
+        assert!(bytes[4096..12288].iter().all(|byte| *byte == 7));
+        assert!(bytes[12288..].iter().all(|byte| *byte == 0));
+        let error = prepare(&path, 128 << 20, &zero, &images, &mut |_, _| ());
+        assert!(error.expect_err("it exists").0.contains("exists"));
+        assert_eq!(std::fs::read(&path).expect("untouched").len(), 128 << 20);
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_finished_leaves_nothing() {
+        let folder = Folder::new("prepare-full");
+        let path = folder.0.join("blocks");
+        let too_much = 1 << 60;
+        let error = prepare(&path, too_much, &[(0, too_much)], &[], &mut |_, _| ());
+        assert!(error.is_err());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_directory_is_probed_and_left_as_it_was() {
+        let folder = Folder::new("probe");
+        let probe = probe(&folder.0).expect("a directory");
+        assert_eq!(probe.size, None);
+        assert!([512, 4096].contains(&probe.sector_size));
+        assert_eq!(std::fs::read_dir(&folder.0).expect("ours").count(), 0);
+        assert!(super::probe(&folder.0.join("none")).is_err());
+        std::fs::write(folder.0.join("file"), "x").expect("ours");
+        let error = super::probe(&folder.0.join("file")).expect_err("a file");
+        assert!(error.0.contains("neither a directory nor a block device"), "{error}");
+    }
+}
