@@ -48,6 +48,8 @@ struct Started {
     sequence: u64,
     scope: Scope,
     bytes: u64,
+    /// Which of its session's connections it came on.
+    binding: u32,
 }
 
 /// What a request is judged by.
@@ -240,9 +242,9 @@ impl Node {
         let scope = Scope::of(&request);
         let Request { session, sequence, op, .. } = request;
         let bytes = size_of(&op);
-        let started = Started { connection, session, sequence, scope, bytes };
+        let binding = self.sessions.start(connection, session);
+        let started = Started { connection, session, sequence, scope, bytes, binding };
         let ticket = Ticket(self.requests.started.insert(started) as u32);
-        self.sessions.start(connection, session);
         let full = scope.writes_data && self.store.space().full;
         self.pgs[slot].execute(ticket, op, full, &mut self.actions);
         self.carry_out(now, slot, effects);
@@ -256,9 +258,9 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let started = self.requests.started.remove(ticket.0 as usize);
-        let Started { connection, session, sequence, bytes, .. } = started;
+        let Started { connection, session, sequence, bytes, binding, .. } = started;
         self.requests.bytes -= bytes;
-        if self.sessions.end(connection, session) {
+        if self.sessions.end(session, binding) {
             self.recheck = true;
         }
         if let Some(link) = self.sessions.connection(connection) {

@@ -1,10 +1,10 @@
 //! Connections and sessions: who may speak, over which connection, and what is a repeat.
 //!
 //! Invariants
-//!   1. A session is bound to one connection. A request of it on a newer one moves the binding;
-//!      what comes on an older one after that is not executed.
-//!   2. The sequence of a session only grows, over all its connections: what is not above the
-//!      highest one seen is a repeat. A client gives a new sequence to each retry.
+//!   1. A session is bound to one connection: the one that brought its highest sequence.
+//!   2. The sequence of a session only grows, over all its connections, since a client gives a new
+//!      one to each retry. What is not above the highest one seen is a repeat, or comes late over
+//!      a connection that the client has left.
 //!   3. A session is remembered while one of its requests may still be on its way: long after the
 //!      last one came.
 
@@ -23,14 +23,11 @@ const REMEMBER: Duration = Duration::from_secs(60);
 pub struct Sessions {
     connections: BTreeMap<ConnectionId, Connection>,
     sessions: BTreeMap<SessionId, Session>,
-    opened_count: u64,
 }
 
 /// One open connection.
 pub struct Connection {
     pub role: Role,
-    /// Counts all connections of the process: a higher one was opened later.
-    age: u64,
     /// The last sequence without a session: a monitor's tasks.
     last_sequence: u64,
     /// Requests that have not been answered.
@@ -40,7 +37,8 @@ pub struct Connection {
 /// One session.
 struct Session {
     connection: ConnectionId,
-    age: u64,
+    /// Counts the moves to another connection.
+    binding: u32,
     last_sequence: u64,
     /// Started requests that came over `connection`.
     started: u32,
@@ -66,9 +64,7 @@ pub enum Arrival {
 impl Sessions {
     /// A connection was opened, by either side.
     pub fn open(&mut self, connection: ConnectionId, peer: Peer) {
-        self.opened_count += 1;
-        let age = self.opened_count;
-        let new = Connection { role: peer.role, age, last_sequence: 0, open_count: 0 };
+        let new = Connection { role: peer.role, last_sequence: 0, open_count: 0 };
         let old = self.connections.insert(connection, new);
         assert!(old.is_none());
     }
@@ -106,7 +102,7 @@ impl Sessions {
             }
             let new = Session {
                 connection,
-                age: link.age,
+                binding: 0,
                 last_sequence: sequence,
                 started: 0,
                 started_before: 0,
@@ -115,7 +111,7 @@ impl Sessions {
             self.sessions.insert(session, new);
             return Arrival::New;
         };
-        if sequence <= known.last_sequence || link.age < known.age {
+        if sequence <= known.last_sequence {
             let executed = planted::on(Bug::DuplicateExecuted);
             return if executed { Arrival::New } else { Arrival::Repeat };
         }
@@ -127,7 +123,7 @@ impl Sessions {
         known.started_before += known.started;
         known.started = 0;
         known.connection = connection;
-        known.age = link.age;
+        known.binding += 1;
         Arrival::Moved
     }
 
@@ -136,26 +132,31 @@ impl Sessions {
         self.sessions.get(&session).is_some_and(|known| known.started_before > 0)
     }
 
-    /// A request of the session starts.
-    pub fn start(&mut self, connection: ConnectionId, session: SessionId) {
-        if let Some(started) = self.started(connection, session) {
-            *started += 1;
+    /// A request of the session starts, over whichever connection; gives what [`Sessions::end`]
+    /// needs.
+    pub fn start(&mut self, connection: ConnectionId, session: SessionId) -> u32 {
+        let Some(known) = self.sessions.get_mut(&session) else { return 0 };
+        if known.connection == connection {
+            known.started += 1;
+            known.binding
+        } else {
+            // Only a repeat that is executed, see `Bug::DuplicateExecuted`.
+            known.started_before += 1;
+            known.binding.wrapping_sub(1)
         }
     }
 
     /// A started request ended. True if the session need no longer wait for older connections.
-    pub fn end(&mut self, connection: ConnectionId, session: SessionId) -> bool {
-        let Some(started) = self.started(connection, session) else { return false };
-        assert!(*started > 0);
-        *started -= 1;
-        let is_last = *started == 0;
-        is_last && self.sessions.get(&session).is_some_and(|known| known.connection != connection)
-    }
-
-    fn started(&mut self, connection: ConnectionId, session: SessionId) -> Option<&mut u32> {
-        let known = self.sessions.get_mut(&session)?;
-        let is_bound = known.connection == connection;
-        Some(if is_bound { &mut known.started } else { &mut known.started_before })
+    pub fn end(&mut self, session: SessionId, binding: u32) -> bool {
+        let Some(known) = self.sessions.get_mut(&session) else { return false };
+        if known.binding == binding {
+            assert!(known.started > 0);
+            known.started -= 1;
+            return false;
+        }
+        assert!(known.started_before > 0);
+        known.started_before -= 1;
+        known.started_before == 0
     }
 
     /// Forgets sessions that have long been silent.
