@@ -30,6 +30,8 @@ mod window;
 mod write;
 
 #[cfg(test)]
+mod pg_fuzz;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -8,37 +8,38 @@ use format::wire::{Member, PgEntry};
 
 use super::*;
 
-const UNIT: u32 = UNIT_SIZE as u32;
+pub const UNIT: u32 = UNIT_SIZE as u32;
 const BLOCK_SIZE: BlockSize = BlockSize::MIN;
-const UNITS: u32 = BLOCK_SIZE.unit_count();
+pub const UNITS: u32 = BLOCK_SIZE.unit_count();
 
 /// A block of the store in memory: a byte that fills each unit.
 #[derive(Clone, Default)]
-struct Block {
-    version: Version,
+pub struct Block {
+    pub version: Version,
     units: BTreeMap<u32, u8>,
     damaged: u64,
 }
 
-struct Bench {
-    pg: Pg,
-    blocks: BTreeMap<BlockKey, Block>,
+pub struct Bench {
+    pub pg: Pg,
+    pub blocks: BTreeMap<BlockKey, Block>,
     /// Answers of the store that are not given yet.
-    answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
+    pub answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
     /// Kinds of requests the store got, in order.
-    asked: Vec<&'static str>,
-    notes: Vec<ActivationRecord>,
-    floors: Vec<Version>,
-    replies: Vec<(u32, Result<Outcome, Refusal>)>,
-    activated: u32,
-    full: bool,
+    pub asked: Vec<&'static str>,
+    pub notes: Vec<ActivationRecord>,
+    pub floors: Vec<Version>,
+    pub replies: Vec<(u32, Result<Outcome, Refusal>)>,
+    pub versions: Vec<Version>,
+    pub activated: u32,
+    pub full: bool,
 }
 
 fn shape() -> Shape {
     Shape { pg: PgId { pool: PoolId::FIRST, number: 0 }, pg_count: 1, block_size: BLOCK_SIZE }
 }
 
-fn entry(epoch: u32) -> PgEntry {
+pub fn entry(epoch: u32) -> PgEntry {
     let member = Member { osd: OsdId::FIRST, incarnation: Incarnation::new(1) };
     PgEntry {
         pg: shape().pg,
@@ -58,7 +59,7 @@ fn layer(number: u32) -> ImageId {
     ImageId::new(number).unwrap()
 }
 
-fn place_in(image: u32, stripe: u32) -> Place {
+pub fn place_in(image: u32, stripe: u32) -> Place {
     Place { image: layer(image), seed: layer(1), stripe: StripeIndex::new(stripe) }
 }
 
@@ -66,14 +67,14 @@ fn place() -> Place {
     place_in(1, 0)
 }
 
-fn fill(units: u32, byte: u8) -> (Vec<Checksum>, Buffer) {
+pub fn fill(units: u32, byte: u8) -> (Vec<Checksum>, Buffer) {
     let data = BufferPool::default().copy_of(&vec![byte; (units * UNIT) as usize]);
     let mut checksums = Vec::new();
     checksum_units(&data, &mut checksums);
     (checksums, data)
 }
 
-fn write_in(place: Place, first: u32, units: u32, byte: u8) -> Op {
+pub fn write_in(place: Place, first: u32, units: u32, byte: u8) -> Op {
     let (checksums, data) = fill(units, byte);
     Op::Write { place, offset: first * UNIT, checksums, data, expected: None }
 }
@@ -87,7 +88,7 @@ fn compare_and_set(byte: u8, expected: Version) -> Op {
     Op::Write { place: place(), offset: 0, checksums, data, expected: Some(expected) }
 }
 
-fn read_in(place: Place, first: u32, units: u32, parents: &[u32]) -> Op {
+pub fn read_in(place: Place, first: u32, units: u32, parents: &[u32]) -> Op {
     let parents = parents.iter().map(|parent| layer(*parent)).collect();
     Op::Read { place, offset: first * UNIT, length: units * UNIT, parents }
 }
@@ -101,7 +102,7 @@ fn zero(first: u32, units: u32) -> Op {
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub fn new() -> Bench {
         let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
         bench.activate(1);
         bench
@@ -120,6 +121,7 @@ impl Bench {
             notes: Vec::new(),
             floors: Vec::new(),
             replies: Vec::new(),
+            versions: Vec::new(),
             activated: 0,
             full: false,
         }
@@ -132,13 +134,13 @@ impl Bench {
         self.answer_all();
     }
 
-    fn start(&mut self, ticket: u32, op: Op) {
+    pub fn start(&mut self, ticket: u32, op: Op) {
         let mut actions = Vec::new();
         self.pg.execute(Ticket(ticket), op, self.full, &mut actions);
         self.carry_out(actions);
     }
 
-    fn carry_out(&mut self, actions: Vec<Action>) {
+    pub fn carry_out(&mut self, actions: Vec<Action>) {
         let mut next = Vec::new();
         for action in actions {
             match action {
@@ -178,6 +180,7 @@ impl Bench {
             let block = self.blocks.entry(key).or_default();
             assert!(block.version < version);
             block.version = version;
+            self.versions.push(version);
         }
         match request {
             StoreRequest::Write { key, offset, data, checksums, .. } => {
@@ -258,13 +261,13 @@ impl Bench {
         self.give(call, result);
     }
 
-    fn give(&mut self, call: CallId, result: Result<Answer, StoreError>) {
+    pub fn give(&mut self, call: CallId, result: Result<Answer, StoreError>) {
         let mut actions = Vec::new();
         self.pg.store_done(call, result, &mut actions);
         self.carry_out(actions);
     }
 
-    fn answer_all(&mut self) {
+    pub fn answer_all(&mut self) {
         while !self.answers.is_empty() {
             self.answer_one();
         }
