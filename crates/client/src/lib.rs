@@ -1,1 +1,19 @@
-//! Placeholder.
+//! Client library: a cluster's configuration, commands to its monitors, and volumes.
+//!
+//! ```text
+//!   Config ──▶ call          one command, blocking
+//!          ──▶ Commands      the same as a value, for programs with a reactor of their own
+//!          ──▶ Client        volumes for async programs: a thread with a reactor behind a channel
+//!          ──▶ bench         a load on a volume, on the caller's thread
+//! ```
+
+// This crate is at the edge: it reads configuration files and runs a thread.
+#![allow(clippy::disallowed_methods)]
+
+mod call;
+mod commands;
+mod config;
+
+pub use call::call;
+pub use commands::Commands;
+pub use config::Config;

@@ -1,0 +1,132 @@
+//! The program's loop around the hub: one thread, one ring, NBD and cluster sockets in it.
+
+use base::{ClusterId, Duration, Time};
+use format::door::{Peer, Role};
+use io::{ClusterKey, Options, Reactor, Trust};
+use volume::Settings;
+
+use super::hub::{Effect, Event, Exports, Hub};
+
+/// So long requests that were begun may take to finish after the server was told to end.
+const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
+/// So long the last messages may take to leave.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(50);
+
+/// What an NBD server is made with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerSettings {
+    /// Addresses of the monitors.
+    pub monitors: Vec<String>,
+    /// Where to listen: `unix:PATH` or `tcp:HOST:PORT`; at least one.
+    pub listen: Vec<String>,
+    /// Only these volumes are served; all if there are none here.
+    pub volumes: Vec<String>,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+/// An NBD server.
+pub struct Server {
+    reactor: Reactor,
+    hub: Hub,
+    effects: Vec<Effect>,
+}
+
+impl Server {
+    /// Serves until the process is told to end (SIGTERM, SIGINT).
+    ///
+    /// Errors: io_uring does not work, or an address cannot be listened at.
+    pub fn run(
+        cluster: ClusterId,
+        key: ClusterKey,
+        settings: ServerSettings,
+    ) -> Result<(), io::Error> {
+        let mut reactor = Reactor::new(Options::default())
+            .map_err(|error| io::Error::new("io_uring does not work", error))?;
+        let peer = Peer { cluster, role: Role::Client };
+        reactor.set_trust(Trust { key, peer });
+        let cannot_watch = |error| io::Error::new("signals cannot be watched", error);
+        reactor.watch_signals().map_err(cannot_watch)?;
+        for address in &settings.listen {
+            let (_, address) = reactor.listen_raw(address)?;
+            eprintln!("nbd listens at {address}");
+        }
+        let exports = Exports { names: settings.volumes, read_only: settings.read_only };
+        let core =
+            Settings { monitors: settings.monitors, client: "nbd".to_string(), retry_for: None };
+        let hub = Hub::new(exports, core, reactor.pool().clone());
+        Server { reactor, hub, effects: Vec::new() }.serve()
+    }
+
+    fn serve(mut self) -> Result<(), io::Error> {
+        let mut events = Vec::new();
+        let mut end_at: Option<Time> = None;
+        while !self.hub.is_finished() && end_at.is_none_or(|end| self.reactor.now() < end) {
+            let deadline = [self.hub.deadline(), end_at].into_iter().flatten().min();
+            self.turn(deadline, &mut events)?;
+            let now = self.reactor.now();
+            for event in events.drain(..) {
+                if matches!(event, io::Event::Terminate) {
+                    end_at.get_or_insert(now + SHUTDOWN_TIME_MAX);
+                }
+                if let Some(event) = hub_event(event) {
+                    self.tell(now, event);
+                }
+            }
+            if self.hub.deadline().is_some_and(|deadline| deadline <= now) {
+                self.tell(now, Event::Tick);
+            }
+        }
+        let farewell = self.reactor.now() + FAREWELL_TIME_MAX;
+        while self.reactor.now() < farewell {
+            self.turn(Some(farewell), &mut events)?;
+        }
+        Ok(())
+    }
+
+    fn turn(
+        &mut self,
+        deadline: Option<Time>,
+        events: &mut Vec<io::Event>,
+    ) -> Result<(), io::Error> {
+        let failed = |error| io::Error::new("io_uring failed", error);
+        self.reactor.turn(deadline, events).map_err(failed)
+    }
+
+    fn tell(&mut self, now: Time, event: Event) {
+        self.hub.apply(now, event, &mut self.effects);
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            self.carry_out(now, effect);
+        }
+        self.effects.append(&mut effects);
+    }
+
+    fn carry_out(&mut self, now: Time, effect: Effect) {
+        match effect {
+            Effect::Net(effect) => self.reactor.net(effect),
+            Effect::Send(connection, buffers) => self.reactor.raw_send(connection, buffers),
+            Effect::ExpectInto(connection, memory, filled) => {
+                self.reactor.raw_expect_into(connection, memory, filled);
+            }
+            Effect::Pause(connection) => self.reactor.raw_pause(connection),
+            Effect::Resume(connection) => self.reactor.raw_resume(connection),
+            Effect::Close(connection) => self.reactor.raw_close(connection),
+            Effect::AskQueued(connection) => {
+                let bytes = self.reactor.raw_queued_bytes(connection);
+                self.tell(now, Event::Queued(connection, bytes));
+            }
+        }
+    }
+}
+
+fn hub_event(event: io::Event) -> Option<Event> {
+    Some(match event {
+        io::Event::RawAccepted { connection, .. } => Event::Accepted(connection),
+        io::Event::RawReceived { connection, data } => Event::Received(connection, data),
+        io::Event::RawClosed { connection } => Event::Gone(connection),
+        io::Event::Net(event) => Event::Net(event),
+        io::Event::Terminate => Event::Shutdown,
+        io::Event::Disk(_) | io::Event::Woken => return None,
+    })
+}

@@ -1,0 +1,101 @@
+//! One command to a monitor, waiting for its answer.
+
+use base::{ConnectionId, Duration};
+use cluster::message::{Command, Failure};
+use format::door::{Peer, Role};
+use io::{Event, Options, Reactor, Trust};
+use serde_json::Value;
+
+use crate::commands::Commands;
+use crate::config::{Config, failure};
+
+/// A command needs few operations at a time.
+const RING_ENTRIES: u32 = 16;
+
+/// A reactor that presents itself as a client of the cluster.
+pub(crate) fn client_reactor(config: &Config, entries: u32) -> Result<Reactor, Failure> {
+    let options = Options { entries, ..Options::default() };
+    let mut reactor = Reactor::new(options).map_err(|error| no_reactor(&error))?;
+    let peer = Peer { cluster: config.file.cluster, role: Role::Client };
+    reactor.set_trust(Trust { key: config.key.clone(), peer });
+    Ok(reactor)
+}
+
+pub(crate) fn no_reactor(error: &std::io::Error) -> Failure {
+    let hint = "io_uring must be allowed: kernel 6.1 or newer, sysctl kernel.io_uring_disabled=0";
+    failure("io_uring", format!("io_uring does not work: {error}"), hint)
+}
+
+/// Asks one command of whichever monitor answers, and waits up to `timeout` for the answer; up to
+/// a sixth of that for a monitor to come to be.
+///
+/// Errors: the monitor's; `unreachable` (no monitor), `timed_out` and `unknown` (it may still
+/// have been done), `untrusted`.
+pub fn call(
+    config: &Config,
+    command: Command,
+    timeout: std::time::Duration,
+) -> Result<Value, Failure> {
+    let mut reactor = client_reactor(config, RING_ENTRIES)?;
+    let mut commands = Commands::new(config.file.monitors.clone(), ConnectionId::ZERO);
+    let (mut events, mut effects, mut answers) = (Vec::new(), Vec::new(), Vec::new());
+    let timeout = Duration::from_nanos(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+    let start = reactor.now();
+    let end = start + timeout;
+    let connect_end = start + Duration::from_nanos(timeout.as_nanos() / 6);
+    let mut was_connected = false;
+    commands.ask(command, &mut effects);
+    loop {
+        for effect in effects.drain(..) {
+            reactor.net(effect);
+        }
+        if let Some((_, result)) = answers.pop() {
+            return result;
+        }
+        was_connected |= commands.is_connected();
+        let limit = if was_connected { end } else { connect_end };
+        if reactor.now() >= limit {
+            return Err(too_late(config, was_connected));
+        }
+        let deadline = commands.deadline().map_or(limit, |deadline| deadline.min(limit));
+        reactor.turn(Some(deadline), &mut events).map_err(|error| no_reactor(&error))?;
+        let now = reactor.now();
+        for event in events.drain(..) {
+            if let Event::Net(event) = event {
+                commands.apply(now, event, &mut effects, &mut answers);
+            }
+        }
+        commands.tick(now, &mut effects);
+    }
+}
+
+fn too_late(config: &Config, was_connected: bool) -> Failure {
+    if was_connected {
+        let message = "the monitor did not answer in time".to_string();
+        return failure("timed_out", message, "it may still be done: look before you ask again");
+    }
+    let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
+    failure("unreachable", message, "start the cluster: ashlar up")
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ClusterId;
+    use cluster::map::ClusterFile;
+    use io::ClusterKey;
+
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_is_down_is_said_to_be() {
+        let file = ClusterFile {
+            cluster: ClusterId::new(1),
+            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+        };
+        let config = Config { dir: "x".into(), file, key: ClusterKey::random() };
+        let timeout = std::time::Duration::from_millis(300);
+        let error = call(&config, Command::Status, timeout).expect_err("nobody is there");
+        assert_eq!(error.code, "unreachable");
+        assert!(error.message.contains("ashlar.sock"), "{}", error.message);
+    }
+}

@@ -1,0 +1,149 @@
+//! Where a cluster is: a directory with `cluster.toml` (its id and its monitors' addresses) and
+//! `key` (mode 0600).
+
+use std::path::{Path, PathBuf};
+
+use cluster::map::ClusterFile;
+use cluster::message::Failure;
+use io::ClusterKey;
+
+/// Names the directory or file when `--cluster` does not.
+const ENVIRONMENT: &str = "ASHLAR_CLUSTER";
+/// The directory that is found by itself, here or in a folder above.
+const DIRECTORY: &str = ".ashlar";
+const FILE: &str = "cluster.toml";
+const KEY: &str = "key";
+
+/// How to reach a cluster.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The directory it was read from.
+    pub dir: PathBuf,
+    /// Which cluster, and where its monitors are.
+    pub file: ClusterFile,
+    /// Proof that we belong to it.
+    pub key: ClusterKey,
+}
+
+impl Config {
+    /// Reads the configuration at `named` (a directory or its `cluster.toml`), else at
+    /// `$ASHLAR_CLUSTER`, else in `.ashlar` in the current folder or the nearest one above.
+    ///
+    /// Errors: `no_cluster` (nothing is there), `invalid` (a file is wrong), `key`.
+    pub fn find(named: Option<&Path>) -> Result<Config, Failure> {
+        if let Some(path) = named {
+            return Config::load(path);
+        }
+        if let Some(path) = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty()) {
+            return Config::load(Path::new(&path));
+        }
+        let here = std::env::current_dir()
+            .map_err(|error| failure("io", format!("no current folder: {error}"), ""))?;
+        Config::find_above(&here)
+    }
+
+    fn find_above(here: &Path) -> Result<Config, Failure> {
+        let found = here
+            .ancestors()
+            .map(|folder| folder.join(DIRECTORY))
+            .find(|folder| folder.join(FILE).is_file());
+        match found {
+            Some(directory) => Config::load(&directory),
+            None => Err(failure(
+                "no_cluster",
+                format!("no {DIRECTORY}/{FILE} in {} or above", here.display()),
+                "start a cluster with `ashlar up`, or name one with --cluster or ASHLAR_CLUSTER",
+            )),
+        }
+    }
+
+    /// Reads the configuration at `path`: a directory, or the `cluster.toml` in it.
+    pub fn load(path: &Path) -> Result<Config, Failure> {
+        let (dir, file) = if path.is_dir() {
+            (path.to_path_buf(), path.join(FILE))
+        } else {
+            (path.parent().unwrap_or(Path::new("")).to_path_buf(), path.to_path_buf())
+        };
+        let text = std::fs::read_to_string(&file).map_err(|error| {
+            let hint = "name a cluster's directory, as written by `ashlar up`";
+            failure("no_cluster", format!("cannot read {}: {error}", file.display()), hint)
+        })?;
+        let parsed: ClusterFile = toml::from_str(&text).map_err(|error| {
+            let message = format!("{} is not a cluster's file: {error}", file.display());
+            failure("invalid", message, "it holds `cluster` (32 digits) and `monitors` (addresses)")
+        })?;
+        if parsed.monitors.is_empty() {
+            let message = format!("{} names no monitor", file.display());
+            return Err(failure("invalid", message, "add an address to `monitors`"));
+        }
+        let key = ClusterKey::load(&dir.join(KEY)).map_err(|error| {
+            failure("key", error.to_string(), "copy `key` from the cluster's directory, mode 0600")
+        })?;
+        Ok(Config { dir, file: parsed, key })
+    }
+}
+
+pub(crate) fn failure(code: &str, message: String, hint: &str) -> Failure {
+    Failure { code: code.to_string(), message, hint: hint.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of this test that goes away with it.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let unique = format!("ashlar-client-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(unique);
+            std::fs::create_dir_all(&path).expect("the temporary folder is writable");
+            Folder(path)
+        }
+
+        fn with_cluster(name: &str, text: &str) -> Folder {
+            let folder = Folder::new(name);
+            let inside = folder.0.join(DIRECTORY);
+            std::fs::create_dir_all(&inside).expect("writable");
+            std::fs::write(inside.join(FILE), text).expect("writable");
+            folder
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const GOOD: &str = "cluster = \"00000000000000000000000000000abc\"\nmonitors = [\"unix:/x\"]\n";
+
+    #[test]
+    fn a_cluster_is_found_from_a_folder_below() {
+        let folder = Folder::with_cluster("above", GOOD);
+        let key = ClusterKey::create(&folder.0.join(DIRECTORY).join(KEY)).expect("new");
+        let below = folder.0.join("a/b");
+        std::fs::create_dir_all(&below).expect("writable");
+        let config = Config::find_above(&below).expect("found");
+        assert_eq!(config.file.monitors, ["unix:/x"]);
+        assert_eq!(config.key, key);
+        let by_file = Config::load(&folder.0.join(DIRECTORY).join(FILE)).expect("named");
+        assert_eq!(by_file.dir, config.dir);
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let code = |path: &Path| Config::load(path).expect_err("wrong").code;
+        let folder = Folder::new("missing");
+        assert_eq!(code(&folder.0), "no_cluster");
+        let folder = Folder::with_cluster("nokey", GOOD);
+        assert_eq!(code(&folder.0.join(DIRECTORY)), "key");
+        let folder = Folder::with_cluster("rubbish", "cluster = 3");
+        assert_eq!(code(&folder.0.join(DIRECTORY)), "invalid");
+        let none = GOOD.replace("\"unix:/x\"", "");
+        let folder = Folder::with_cluster("nomonitor", &none);
+        let error = Config::load(&folder.0.join(DIRECTORY)).expect_err("wrong");
+        assert!(error.message.contains("names no monitor"), "{}", error.message);
+    }
+}
