@@ -10,4 +10,5 @@
 pub mod map;
 pub mod message;
 pub mod monitor;
+pub mod records;
 pub mod state;

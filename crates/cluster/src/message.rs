@@ -94,7 +94,7 @@ pub enum ToMonitor {
 pub enum FromMonitor {
     /// A change of the map, or a snapshot.
     Map(MapDelta),
-    /// The OSD is in; its run has this number. The map follows.
+    /// The OSD is in; its run has this number. It subscribes to the map next.
     OsdBooted {
         /// Never used before by this OSD.
         incarnation: Incarnation,

@@ -1,9 +1,58 @@
-//! The monitor's logic as a value.
+//! The monitor's logic as a value: events go in, effects come out.
+//!
+//! ```text
+//!   messages ──▶ queries, answered from `contents`
+//!            └─▶ jobs ──▶ plan ──▶ transaction ──▶ committed ──▶ contents ──▶ map, answers
+//!                          ▲                         │
+//!                          └──── one at a time ──────┘ unknown, conflict: take leadership, read
+//!                                                      everything anew, then decide
+//! ```
+//!
+//! Invariants
+//!   1. `contents` changes only by a transaction that is known committed, or by reading the store.
+//!   2. At most one transaction is in flight; a job is planned anew after each of its transactions,
+//!      so a monitor that ends between two leaves a state from which the next one goes on.
+//!   3. What is sent of the map is what `contents` says: committed.
+//!   4. Everything else here (connections, reports, timers) may be lost at any moment.
 
-use base::{ClusterId, MonitorId, Time};
-use format::door::{NetEffect, NetEvent};
+mod boot;
+mod contents;
+mod job;
+mod load;
+mod osd;
+mod pool;
+mod publish;
+mod query;
+mod session;
+mod status;
+mod task;
+#[cfg(test)]
+mod tests;
+mod volume;
 
-use crate::state::{StateEffect, StateEvent};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, SessionId, Time};
+use format::door::{NetEffect, NetEvent, Peer, Role};
+use format::wire::{CONTROL_SIZE_MAX, Message};
+
+use crate::message::{Command, Failure, FromMonitor, ToMonitor};
+use crate::records::TaskId;
+use crate::state::{StateEffect, StateEvent, StateRequest};
+use contents::Contents;
+use job::{InFlight, Job};
+use load::Stage;
+use osd::OsdLive;
+use publish::Subscription;
+use session::SessionLive;
+use task::TaskRun;
+
+/// Jobs that wait for their turn; beyond it who asks is told to come again.
+const JOB_COUNT_MAX: usize = 10_000;
+/// Messages kept while the state is first read; beyond it connections are closed.
+const EARLY_COUNT_MAX: usize = 10_000;
+/// Connections; beyond it new ones are closed.
+const CONNECTION_COUNT_MAX: usize = 50_000;
 
 /// What a monitor is told.
 #[derive(Debug)]
@@ -23,7 +72,7 @@ pub enum Effect {
     Net(NetEffect),
     /// Ask the state store.
     State(StateEffect),
-    /// The state is loaded and this monitor leads: commands are answered from now on.
+    /// The state is read and this monitor leads: commands are answered from now on. Told once.
     Ready,
     /// The process ends. No effect follows.
     Stop(StopReason),
@@ -56,21 +105,401 @@ pub struct Identity {
 /// The monitor of a cluster: plans placement, hands out the map, keeps sessions and tasks.
 pub struct Monitor {
     identity: Identity,
+    stage: Stage,
+    /// Whether this process has led before: then another leader ends it.
+    has_led: bool,
+    contents: Contents,
+    request_last: u64,
+    jobs: VecDeque<Job>,
+    in_flight: Option<InFlight>,
+    early: VecDeque<(ConnectionId, ToMonitor)>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    order_last: u64,
+    osds: BTreeMap<OsdId, OsdLive>,
+    /// Until then OSDs that were up when the last monitor ended may come back.
+    return_ends: Option<Time>,
+    sessions: BTreeMap<SessionId, SessionLive>,
+    /// Sessions without a connection, by the time at which they end.
+    sessions_gone: BTreeSet<(Time, SessionId)>,
+    tasks: BTreeMap<TaskId, TaskRun>,
+    task_sequence_last: u64,
+    /// Whether an OSD named a map revision above the store's: the store went back in time.
+    has_newer_member: bool,
+    /// Peers that sent what none of ours sends.
+    protocol_errors: u64,
+}
+
+/// A peer that is connected.
+struct Connection {
+    peer: Peer,
+    /// Grows with each connection that is accepted.
+    order: u64,
+    /// Whether it gets the map, and what of it was sent.
+    subscription: Option<Subscription>,
+    /// The OSD that has joined over it.
+    osd: Option<OsdId>,
+    sessions: BTreeSet<SessionId>,
+    introduced: Option<Introduced>,
+}
+
+/// What a peer says of itself, for `status`.
+struct Introduced {
+    role: String,
+    pid: u32,
+    address: Option<String>,
+}
+
+/// A refusal, for programs and people.
+fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
+    Failure { code: code.into(), message: message.into(), hint: hint.into() }
+}
+
+fn busy() -> Failure {
+    failure("busy", "the monitor has too much to do", "try again in a moment")
 }
 
 impl Monitor {
     /// A monitor that has not read anything yet: its deadline is now.
     pub fn new(identity: Identity) -> Monitor {
-        Monitor { identity }
+        Monitor {
+            identity,
+            stage: Stage::New,
+            has_led: false,
+            contents: Contents::default(),
+            request_last: 0,
+            jobs: VecDeque::new(),
+            in_flight: None,
+            early: VecDeque::new(),
+            connections: BTreeMap::new(),
+            order_last: 0,
+            osds: BTreeMap::new(),
+            return_ends: None,
+            sessions: BTreeMap::new(),
+            sessions_gone: BTreeSet::new(),
+            tasks: BTreeMap::new(),
+            task_sequence_last: 0,
+            has_newer_member: false,
+            protocol_errors: 0,
+        }
     }
 
-    /// The only door.
+    /// The only door. After `Stop` was told, nothing happens any more.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
-        let _ = (now, event, effects, &self.identity);
+        if matches!(self.stage, Stage::Stopped) {
+            return;
+        }
+        match event {
+            Event::Net(event) => self.on_net(now, event, effects),
+            Event::State(event) => self.on_state(now, event, effects),
+            Event::Tick => {}
+        }
+        self.advance_load(now, effects);
+        if self.is_ready() {
+            self.end_gone_sessions(now);
+            self.end_return_time(now);
+            self.advance_tasks(now, effects);
+            self.run_jobs(now, effects);
+        }
     }
 
     /// When `Tick` is due at the latest, if ever.
     pub fn deadline(&self) -> Option<Time> {
-        Some(Time::ZERO)
+        match &self.stage {
+            Stage::New => Some(Time::ZERO),
+            Stage::Rest { until } => Some(*until),
+            Stage::Ready => {
+                let gone = self.sessions_gone.first().map(|(time, _)| *time);
+                [gone, self.return_ends, self.task_deadline()].into_iter().flatten().min()
+            }
+            Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
+            Stage::Stopped => None,
+        }
+    }
+
+    /// Whether commands that change the state are carried out.
+    fn is_ready(&self) -> bool {
+        matches!(self.stage, Stage::Ready)
+    }
+
+    fn stop(&mut self, reason: StopReason, effects: &mut Vec<Effect>) {
+        self.stage = Stage::Stopped;
+        effects.push(Effect::Stop(reason));
+    }
+
+    fn next_request(&mut self) -> StateRequest {
+        self.request_last += 1;
+        StateRequest(self.request_last)
+    }
+
+    fn setting(&self, setting: Setting) -> u64 {
+        let changed = self.contents.setting(setting.name());
+        changed.map_or(setting.default_value(), |record| record.value)
+    }
+
+    fn span(&self, setting: Setting) -> Duration {
+        Duration::from_millis(self.setting(setting))
+    }
+
+    fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
+        match event {
+            NetEvent::Accepted { connection, peer } => self.accept(connection, peer, effects),
+            NetEvent::Received { connection, message } => {
+                if self.connections.contains_key(&connection) {
+                    self.on_message(now, connection, message, effects);
+                }
+            }
+            NetEvent::Closed { connection, .. } => self.forget_connection(now, connection),
+            NetEvent::Connected { connection, .. } => {
+                // A monitor connects to nobody.
+                effects.push(Effect::Net(NetEffect::Close { connection }));
+            }
+        }
+    }
+
+    fn accept(&mut self, connection: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
+        let is_ours = peer.cluster == self.identity.cluster;
+        if !is_ours || self.connections.len() >= CONNECTION_COUNT_MAX {
+            effects.push(Effect::Net(NetEffect::Close { connection }));
+            return;
+        }
+        self.order_last += 1;
+        let state = Connection {
+            peer,
+            order: self.order_last,
+            subscription: None,
+            osd: None,
+            sessions: BTreeSet::new(),
+            introduced: None,
+        };
+        self.connections.insert(connection, state);
+    }
+
+    /// The connection is gone, or closed by us: what depended on it goes on without it.
+    fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
+        let Some(state) = self.connections.remove(&connection) else { return };
+        for session in state.sessions {
+            self.lose_session_connection(now, session);
+        }
+        if let Some(osd) = state.osd {
+            self.lose_osd_connection(now, osd, connection);
+        }
+    }
+
+    fn close(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        if self.connections.contains_key(&connection) {
+            effects.push(Effect::Net(NetEffect::Close { connection }));
+            self.forget_connection(now, connection);
+        }
+    }
+
+    /// The peer sent what no peer of ours sends.
+    fn close_for_protocol(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.protocol_errors += 1;
+        self.close(now, connection, effects);
+    }
+
+    fn on_message(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        message: Message,
+        effects: &mut Vec<Effect>,
+    ) {
+        match message {
+            Message::Control(text) => match serde_json::from_str::<ToMonitor>(&text) {
+                Ok(_) if !self.has_led && self.early.len() >= EARLY_COUNT_MAX => {
+                    self.close(now, connection, effects);
+                }
+                Ok(message) if !self.has_led => self.early.push_back((connection, message)),
+                Ok(message) => self.on_control(now, connection, message, effects),
+                Err(_) => self.close_for_protocol(now, connection, effects),
+            },
+            Message::Reply(reply) => self.on_task_reply(now, connection, reply),
+            Message::Request(_) => self.close_for_protocol(now, connection, effects),
+        }
+    }
+
+    fn on_control(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        message: ToMonitor,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.connections.contains_key(&connection) {
+            return;
+        }
+        if self.is_from_wrong_role(connection, &message) {
+            self.close_for_protocol(now, connection, effects);
+            return;
+        }
+        match message {
+            ToMonitor::Subscribe { have } => self.subscribe(connection, have, effects),
+            ToMonitor::Introduce { role, pid, address } => {
+                let introduced =
+                    Introduced { role: clipped(role), pid, address: address.map(clipped) };
+                let state = self.connections.get_mut(&connection).expect("checked above");
+                state.introduced = Some(introduced);
+            }
+            ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
+            ToMonitor::OsdReport(report) => self.on_report(now, connection, report),
+            ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
+            ToMonitor::OpenSession { request, image, read_only, client } => {
+                let client = clipped(client);
+                let job = Job::OpenSession { connection, request, image, read_only, client };
+                if !self.try_push_job(job) {
+                    let refused = FromMonitor::SessionRefused { request, error: busy() };
+                    self.send(connection, &refused, effects);
+                }
+            }
+            ToMonitor::ResumeSession { session } => {
+                self.resume_session(now, connection, session, effects);
+            }
+            ToMonitor::CloseSession { session } => {
+                if self.may_close_session(connection, session) {
+                    self.try_push_job(Job::CloseSession { session });
+                }
+            }
+            ToMonitor::Command { request, command } => {
+                self.on_command(now, connection, request, command, effects);
+            }
+        }
+    }
+
+    /// OSDs alone speak for OSDs.
+    fn is_from_wrong_role(&self, connection: ConnectionId, message: &ToMonitor) -> bool {
+        let role = self.connections[&connection].peer.role;
+        match message {
+            ToMonitor::OsdBoot { osd, .. } => !matches!(role, Role::Osd(id, _) if id == *osd),
+            ToMonitor::OsdReport(_) | ToMonitor::OsdSaw { .. } => !matches!(role, Role::Osd(..)),
+            _ => false,
+        }
+    }
+
+    fn on_command(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        request: u64,
+        command: Command,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Command::PgGiveUp { pg } = command {
+            let result = self.give_up(pg, effects);
+            self.answer(connection, request, result, effects);
+        } else if let Some(result) = self.query(now, &command) {
+            self.answer(connection, request, result, effects);
+        } else if !self.try_push_job(Job::Command { connection, request, command }) {
+            self.answer(connection, request, Err(busy()), effects);
+        }
+    }
+
+    fn try_push_job(&mut self, job: Job) -> bool {
+        if self.jobs.len() >= JOB_COUNT_MAX {
+            return false;
+        }
+        self.jobs.push_back(job);
+        true
+    }
+
+    fn answer(
+        &self,
+        connection: ConnectionId,
+        request: u64,
+        result: Result<serde_json::Value, Failure>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let answer = FromMonitor::Answer { request, result };
+        let text = to_text(&answer);
+        if text.len() <= CONTROL_SIZE_MAX as usize {
+            self.send_text(connection, text, effects);
+            return;
+        }
+        let error = failure(
+            "too_large",
+            "the answer is longer than a message may be",
+            "ask for less: name a pool, or a longer prefix",
+        );
+        let answer = FromMonitor::Answer { request, result: Err(error) };
+        self.send(connection, &answer, effects);
+    }
+
+    fn send(&self, connection: ConnectionId, message: &FromMonitor, effects: &mut Vec<Effect>) {
+        self.send_text(connection, to_text(message), effects);
+    }
+
+    fn send_text(&self, connection: ConnectionId, text: String, effects: &mut Vec<Effect>) {
+        assert!(text.len() <= CONTROL_SIZE_MAX as usize, "limits keep messages short");
+        if self.connections.contains_key(&connection) {
+            let message = Message::Control(text);
+            effects.push(Effect::Net(NetEffect::Send { connection, message }));
+        }
+    }
+}
+
+fn to_text(message: &FromMonitor) -> String {
+    serde_json::to_string(message).expect("messages have text keys and plain numbers")
+}
+
+/// Longest text that is kept only for people, in bytes.
+const TEXT_SIZE_MAX: usize = 1024;
+
+/// A text from a peer, cut to what is kept.
+fn clipped(mut text: String) -> String {
+    let mut size = text.len().min(TEXT_SIZE_MAX);
+    while !text.is_char_boundary(size) {
+        size -= 1;
+    }
+    text.truncate(size);
+    text
+}
+
+/// A setting of the cluster: `config/NAME` in the state store, or its default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Setting {
+    SessionTimeout,
+    OsdReport,
+    OsdReturn,
+    NearlyFull,
+}
+
+impl Setting {
+    const ALL: [Setting; 4] =
+        [Setting::SessionTimeout, Setting::OsdReport, Setting::OsdReturn, Setting::NearlyFull];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Setting::SessionTimeout => "session_timeout_ms",
+            Setting::OsdReport => "osd_report_ms",
+            Setting::OsdReturn => "osd_return_ms",
+            Setting::NearlyFull => "nearly_full_percent",
+        }
+    }
+
+    const fn default_value(self) -> u64 {
+        match self {
+            Setting::SessionTimeout => 10_000,
+            Setting::OsdReport => 1_000,
+            Setting::OsdReturn => 5_000,
+            Setting::NearlyFull => 85,
+        }
+    }
+
+    const fn about(self) -> &'static str {
+        match self {
+            Setting::SessionTimeout => "a session without a connection ends after so long",
+            Setting::OsdReport => {
+                "OSDs report about so often; one silent for five times as long is named"
+            }
+            Setting::OsdReturn => {
+                "after a monitor's start, OSDs that were up count as up for so long"
+            }
+            Setting::NearlyFull => "an OSD with more than this in use is named",
+        }
     }
 }

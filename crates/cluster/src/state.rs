@@ -174,10 +174,13 @@ impl Transaction {
         self.operations.push(operation);
     }
 
-    /// Whether one more write, with its comparison, keeps the limits.
-    pub fn has_room_for(&self, operation: &Operation) -> bool {
-        let more = operation.size() + operation.key().len() + FRAMING_SIZE_MAX;
-        self.compares.len() < OPERATION_COUNT_MAX && self.size + more <= TRANSACTION_SIZE_MAX
+    /// Whether these writes, with their comparisons, keep the limits.
+    pub fn has_room_for(&self, operations: &[Operation]) -> bool {
+        let more =
+            |operation: &Operation| operation.size() + operation.key().len() + FRAMING_SIZE_MAX;
+        let size: usize = operations.iter().map(more).sum();
+        self.compares.len() + operations.len() <= OPERATION_COUNT_MAX
+            && self.size + size <= TRANSACTION_SIZE_MAX
     }
 
     /// What must hold.

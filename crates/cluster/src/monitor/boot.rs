@@ -1,0 +1,279 @@
+//! How an OSD joins, and what its new run does to its PGs.
+//!
+//! A run gets an incarnation from the counter in the OSD's record, and ends the epoch of every PG
+//! with that member: new entries with the next epoch and the new incarnation, in batches. A monitor
+//! that ends between batches leaves entries that name an older incarnation than the OSD's record;
+//! the next one refreshes those first.
+
+use base::{ConnectionId, Incarnation, OsdId, Time};
+use format::wire::PgEntry;
+
+use super::contents::{Batch, Contents, Write};
+use super::job::{Done, Job, Plan};
+use super::{Effect, Monitor, busy, clipped, failure};
+use crate::message::{Failure, FromMonitor, ToMonitor};
+use crate::records::{
+    CounterName, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
+};
+
+/// OSDs of a cluster.
+const OSD_COUNT_MAX: usize = 10_000;
+/// Addresses an OSD may announce.
+const ADDRESS_COUNT_MAX: usize = 8;
+
+/// An OSD that joins. Top to bottom in time: its record is written, its PGs' entries follow.
+#[derive(Debug)]
+pub(super) struct Boot {
+    pub(super) connection: ConnectionId,
+    pub(super) osd: OsdId,
+    /// The run that goes on over a new connection; `None`: it just started.
+    run: Option<Incarnation>,
+    store: String,
+    addresses: Vec<String>,
+    pid: u32,
+    path: String,
+    host: String,
+    /// What its record says since this job wrote it.
+    given: Option<Incarnation>,
+}
+
+impl Monitor {
+    pub(super) fn on_boot(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        message: ToMonitor,
+        effects: &mut Vec<Effect>,
+    ) {
+        let ToMonitor::OsdBoot { osd, store, mut addresses, pid, path, host, incarnation } =
+            message
+        else {
+            unreachable!("the caller matched it");
+        };
+        addresses.truncate(ADDRESS_COUNT_MAX);
+        let boot = Boot {
+            connection,
+            osd,
+            run: incarnation,
+            store,
+            addresses: addresses.into_iter().map(clipped).collect(),
+            pid,
+            path: clipped(path),
+            host: clipped(host),
+            given: None,
+        };
+        if !self.try_push_job(Job::Boot(boot)) {
+            // It connects and tries again.
+            self.close(now, connection, effects);
+        }
+    }
+
+    pub(super) fn plan_boot(&self, boot: &Boot) -> Plan {
+        if let Some(incarnation) = boot.given {
+            return match self.refresh_batch() {
+                Some(batch) => Plan::Write { batch, done: None },
+                None => Plan::Done(Done::Booted(incarnation)),
+            };
+        }
+        if !self.connections.contains_key(&boot.connection) {
+            return Plan::Done(Done::Silent);
+        }
+        if self.has_newer_connection(boot) {
+            return Plan::Done(Done::BootOutdated);
+        }
+        let record = match self.admitted(boot) {
+            Ok(record) => record,
+            Err(error) => return Plan::Done(Done::BootRefused(error)),
+        };
+        let incarnation = boot.run.unwrap_or_else(|| record.info.incarnation.next());
+        let mut changed = record.clone();
+        changed.info.addresses = boot.addresses.clone();
+        changed.info.incarnation = incarnation;
+        changed.info.up = true;
+        changed.pid = boot.pid;
+        changed.path = boot.path.clone();
+        changed.host = boot.host.clone();
+        if changed == *record {
+            return Plan::Done(Done::Booted(incarnation));
+        }
+        changed.info.revision = self.contents.osd_revision_max() + 1;
+        let mut batch = Batch::new(&self.contents);
+        batch.put(&self.contents, Record::Osd(changed));
+        Plan::Write { batch, done: None }
+    }
+
+    /// The OSD's record, if it may join.
+    fn admitted(&self, boot: &Boot) -> Result<&OsdRecord, Failure> {
+        let osd = boot.osd;
+        let Some(record) = self.contents.osd(osd) else {
+            return Err(failure(
+                "not_found",
+                format!("this cluster has no {osd}"),
+                "make it with `ashlar osd create`",
+            ));
+        };
+        if record.store != boot.store {
+            return Err(failure(
+                "other_store",
+                format!("{osd} has the store {}, not {}", record.store, boot.store),
+                "this disk was made for another OSD, or made anew: give it an id of its own with \
+                 `ashlar osd create`",
+            ));
+        }
+        if boot.run.is_some_and(|run| run != record.info.incarnation) {
+            return Err(stale_run(osd));
+        }
+        let live = self.osds.get(&osd).and_then(|live| live.connection);
+        let elsewhere = record.host != boot.host || record.path != boot.path;
+        if live.is_some_and(|connection| connection != boot.connection) && elsewhere {
+            return Err(failure(
+                "running",
+                format!(
+                    "{osd} runs already: process {} on {}, {}",
+                    record.pid, record.host, record.path
+                ),
+                "stop one of the two; a copied store must never run",
+            ));
+        }
+        Ok(record)
+    }
+
+    /// Whether the OSD has joined over a connection made after this one: then the message is an
+    /// echo from before, and must not end the newer run.
+    fn has_newer_connection(&self, boot: &Boot) -> bool {
+        let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
+        let Some(live) = live.and_then(|live| self.connections.get(&live)) else { return false };
+        live.order > self.connections[&boot.connection].order
+    }
+
+    /// A transaction of the job happened.
+    pub(super) fn boot_written(
+        &mut self,
+        now: Time,
+        mut boot: Boot,
+        effects: &mut Vec<Effect>,
+    ) -> Boot {
+        if boot.given.is_none() {
+            let record = self.contents.osd(boot.osd).expect("its record was just written");
+            boot.given = Some(record.info.incarnation);
+            // The run before this one is over, whatever its connection says.
+            let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
+            if let Some(old) = live.filter(|old| *old != boot.connection) {
+                self.close(now, old, effects);
+            }
+        }
+        boot
+    }
+
+    pub(super) fn finish_boot(
+        &mut self,
+        now: Time,
+        boot: &Boot,
+        incarnation: Incarnation,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.connections.contains_key(&boot.connection) {
+            // It went while its PGs were refreshed: its record says up.
+            self.push_sync_osd(boot.osd);
+            return;
+        }
+        self.register_osd(now, boot.osd, boot.connection, effects);
+        self.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
+    }
+
+    /// New entries for PGs with a member that has started again since; as many as fit. `None`:
+    /// every entry names the newest run of its members.
+    pub(super) fn refresh_batch(&self) -> Option<Batch> {
+        let contents = &self.contents;
+        let mut batch = Batch::new(contents);
+        for pool in contents.pools() {
+            let revision = pool.revision.next();
+            let mut is_pool_written = false;
+            for shard in contents.shards(pool.pool.id) {
+                let pgs: Vec<PgEntry> =
+                    shard.pgs.iter().map(|entry| refreshed(contents, entry)).collect();
+                if pgs == shard.pgs {
+                    continue;
+                }
+                let pgs = pgs.into_iter().zip(&shard.pgs);
+                let pgs = pgs.map(
+                    |(new, old)| {
+                        if new == *old { new } else { PgEntry { revision, ..new } }
+                    },
+                );
+                let shard = PgShardRecord { pgs: pgs.collect(), ..shard.clone() };
+                let mut writes = vec![Write::Put(Record::PgShard(shard))];
+                if !is_pool_written {
+                    let record = PoolRecord { revision, ..pool.clone() };
+                    writes.push(Write::Put(Record::Pool(record)));
+                }
+                if !batch.try_add(contents, writes) {
+                    assert!(!batch.is_empty(), "one shard and its pool fit a transaction");
+                    return Some(batch);
+                }
+                is_pool_written = true;
+            }
+        }
+        (!batch.is_empty()).then_some(batch)
+    }
+
+    pub(super) fn plan_osd_create(&self, store: &str) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        if store.len() != 32 || !store.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(failure(
+                "invalid",
+                "the identity of a store is 32 hexadecimal digits",
+                "make the OSD with `ashlar osd create`",
+            ));
+        }
+        let store = store.to_ascii_lowercase();
+        let answer = |id: u32| Done::Answer(Ok(serde_json::json!({ "id": id })));
+        if let Some(known) = contents.osds().find(|record| record.store == store) {
+            return Ok(Plan::Done(answer(known.info.id.get())));
+        }
+        if contents.osds().count() >= OSD_COUNT_MAX {
+            return Err(busy());
+        }
+        let mut batch = Batch::new(contents);
+        let number = batch.next_id(contents, CounterName::Osd);
+        let id = u32::try_from(number).ok().and_then(OsdId::new).expect("counted from 1");
+        let revision = contents.osd_revision_max() + 1;
+        batch.put(contents, Record::Osd(OsdRecord::new(id, store, revision)));
+        Ok(Plan::Write { batch, done: Some(answer(id.get())) })
+    }
+}
+
+fn stale_run(osd: OsdId) -> Failure {
+    failure(
+        "stale_run",
+        format!("another run of {osd} has joined since this one"),
+        "this process ends; if nobody started the other one, look for a copy of the store",
+    )
+}
+
+/// The entry with the newest runs of its members: in the next epoch, if one of them changed.
+fn refreshed(contents: &Contents, entry: &PgEntry) -> PgEntry {
+    let mut new = entry.clone();
+    for member in new.acting.iter_mut().chain(&mut new.learners) {
+        if let Some(record) = contents.osd(member.osd) {
+            assert!(member.incarnation <= record.info.incarnation);
+            member.incarnation = record.info.incarnation;
+        }
+    }
+    if new != *entry {
+        new.epoch = entry.epoch.next();
+        new.primary = new.primary.or(new.acting.first().map(|member| member.osd));
+    }
+    new
+}
+
+/// The shards of a new pool.
+pub(super) fn shards_of(pgs: Vec<PgEntry>) -> impl Iterator<Item = PgShardRecord> {
+    let mut pgs = pgs.into_iter().peekable();
+    std::iter::from_fn(move || {
+        let first = pgs.peek()?.pg;
+        let shard = first.number / PG_SHARD_SIZE;
+        let pgs = pgs.by_ref().take(PG_SHARD_SIZE as usize).collect();
+        Some(PgShardRecord { pool: first.pool, shard, pgs, rest: Rest::new() })
+    })
+}

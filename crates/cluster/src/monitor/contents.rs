@@ -1,0 +1,309 @@
+//! The state store's content as this monitor knows it: committed, and nothing else.
+//!
+//! Invariants
+//!   1. A record is here only after its transaction is known committed.
+//!   2. The entries of a pool's PGs lie in shards without gaps; each names a revision that is not
+//!      above the pool's.
+
+use std::collections::BTreeMap;
+
+use base::{ImageId, MapRevision, OsdId, PgId, PoolId, SessionId};
+use format::wire::PgEntry;
+
+use crate::map::{MapDelta, PoolDelta};
+use crate::records::{
+    ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, OsdRecord,
+    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest, SessionRecord, SettingRecord, TaskId,
+    TaskRecord,
+};
+use crate::state::{KeyValue, Operation, StateRevision, Transaction};
+
+/// All records, and the keys of other programs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contents {
+    records: BTreeMap<Key, Stored>,
+    /// Keys that this program does not know: listed, never written.
+    foreign: BTreeMap<String, (StateRevision, String)>,
+}
+
+#[derive(Clone, Debug)]
+struct Stored {
+    revision: StateRevision,
+    record: Record,
+}
+
+/// A lookup by id and an iterator for one kind of record.
+macro_rules! kind {
+    ($one:ident, $all:ident, $kind:ident($id:ty) from $first:expr, $record:ty) => {
+        pub(super) fn $one(&self, id: $id) -> Option<&$record> {
+            match &self.records.get(&Key::$kind(id))?.record {
+                Record::$kind(record) => Some(record),
+                _ => None,
+            }
+        }
+
+        pub(super) fn $all(&self) -> impl Iterator<Item = &$record> {
+            self.records.range(Key::$kind($first)..).map_while(|(_, stored)| match &stored.record {
+                Record::$kind(record) => Some(record),
+                _ => None,
+            })
+        }
+    };
+}
+
+impl Contents {
+    kind!(osd, osds, Osd(OsdId) from OsdId::FIRST, OsdRecord);
+    kind!(pool, pools, Pool(PoolId) from PoolId::FIRST, PoolRecord);
+    kind!(image, images, Image(ImageId) from ImageId::FIRST, ImageRecord);
+    kind!(session, sessions, Session(SessionId) from SessionId::ZERO, SessionRecord);
+    kind!(task, tasks, Task(TaskId) from TaskId(0), TaskRecord);
+
+    /// Takes a key as read from the store. An error says what is wrong with it.
+    pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
+        let Some(key) = Key::parse(&entry.key) else {
+            self.foreign.insert(entry.key, (entry.revision, entry.value));
+            return Ok(());
+        };
+        let record = Record::parse(&key, &entry.value)
+            .map_err(|error| format!("the state store's key {} is damaged: {error}", entry.key))?;
+        self.records.insert(key, Stored { revision: entry.revision, record });
+        Ok(())
+    }
+
+    /// The rule that the records break among each other, if any.
+    pub(super) fn broken_rule(&self) -> Option<String> {
+        for pool in self.pools() {
+            let mut expected = 0;
+            for entry in self.pgs(pool.pool.id) {
+                if entry.pg.pool != pool.pool.id || entry.pg.number != expected {
+                    return Some(format!("PG {} stands where number {expected} should", entry.pg));
+                }
+                if entry.revision > pool.revision {
+                    return Some(format!("PG {} is newer than its pool's map", entry.pg));
+                }
+                expected += 1;
+            }
+            if expected != pool.pool.pg_count {
+                return Some(format!(
+                    "pool {} lacks PG entries from {expected} on",
+                    pool.pool.name
+                ));
+            }
+        }
+        None
+    }
+
+    /// Whether no key is there but the leader's.
+    pub(super) fn is_new(&self) -> bool {
+        self.foreign.is_empty() && self.records.keys().all(|key| *key == Key::Leader)
+    }
+
+    pub(super) fn cluster(&self) -> Option<&ClusterRecord> {
+        match &self.records.get(&Key::Cluster)?.record {
+            Record::Cluster(record) => Some(record),
+            _ => None,
+        }
+    }
+
+    pub(super) fn setting(&self, name: &str) -> Option<&SettingRecord> {
+        match &self.records.get(&Key::Setting(name.to_string()))?.record {
+            Record::Setting(record) => Some(record),
+            _ => None,
+        }
+    }
+
+    /// The revision of a key; `ZERO`: it does not exist.
+    pub(super) fn revision(&self, key: &Key) -> StateRevision {
+        self.records.get(key).map_or(StateRevision::ZERO, |stored| stored.revision)
+    }
+
+    /// All keys that begin with `prefix`, in the order of their texts.
+    pub(super) fn listed(
+        &self,
+        prefix: &str,
+    ) -> BTreeMap<String, (StateRevision, serde_json::Value)> {
+        let known = self.records.iter().map(|(key, stored)| (key.to_string(), stored));
+        let known = known.filter(|(key, _)| key.starts_with(prefix));
+        let foreign = self.foreign.iter().filter(|(key, _)| key.starts_with(prefix));
+        let parsed = |text: &String| {
+            serde_json::from_str(text).unwrap_or_else(|_| serde_json::Value::String(text.clone()))
+        };
+        known
+            .map(|(key, stored)| (key, (stored.revision, stored.record.to_json())))
+            .chain(foreign.map(|(key, (revision, text))| (key.clone(), (*revision, parsed(text)))))
+            .collect()
+    }
+
+    pub(super) fn counter(&self, name: CounterName) -> u64 {
+        match self.records.get(&Key::Counter(name)).map(|stored| &stored.record) {
+            Some(Record::Counter(record)) => record.last,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn fences(&self, pool: PoolId) -> Option<&FenceRecord> {
+        match &self.records.get(&Key::Fence(pool))?.record {
+            Record::Fence(record) => Some(record),
+            _ => None,
+        }
+    }
+
+    pub(super) fn pool_named(&self, name: &str) -> Option<&PoolRecord> {
+        self.pools().find(|record| record.pool.name == name)
+    }
+
+    pub(super) fn image_named(&self, name: &str) -> Option<&ImageRecord> {
+        match &self.records.get(&Key::ImageName(name.to_string()))?.record {
+            Record::ImageName(record) => self.image(record.image),
+            _ => None,
+        }
+    }
+
+    pub(super) fn sessions_of(&self, image: ImageId) -> impl Iterator<Item = &SessionRecord> {
+        self.sessions().filter(move |session| session.image == image)
+    }
+
+    pub(super) fn shards(&self, pool: PoolId) -> impl Iterator<Item = &PgShardRecord> {
+        self.records.range(Key::PgShard(pool, 0)..).map_while(move |(_, stored)| {
+            match &stored.record {
+                Record::PgShard(record) if record.pool == pool => Some(record),
+                _ => None,
+            }
+        })
+    }
+
+    pub(super) fn pgs(&self, pool: PoolId) -> impl Iterator<Item = &PgEntry> {
+        self.shards(pool).flat_map(|shard| &shard.pgs)
+    }
+
+    pub(super) fn pg(&self, pg: PgId) -> Option<&PgEntry> {
+        let key = Key::PgShard(pg.pool, pg.number / PG_SHARD_SIZE);
+        match &self.records.get(&key)?.record {
+            Record::PgShard(record) => record.pgs.get((pg.number % PG_SHARD_SIZE) as usize),
+            _ => None,
+        }
+    }
+
+    /// The highest revision of an OSD's entry; 0: there is no OSD.
+    pub(super) fn osd_revision_max(&self) -> u64 {
+        self.osds().map(|osd| osd.info.revision).max().unwrap_or(0)
+    }
+
+    /// Entries of OSDs that changed after `watermark`.
+    pub(super) fn osd_delta(&self, watermark: u64) -> MapDelta {
+        let changed = self.osds().filter(|osd| osd.info.revision > watermark);
+        MapDelta { osds: changed.map(|osd| osd.info.clone()).collect(), ..MapDelta::default() }
+    }
+
+    /// The pool's map after `since`: every entry and fence knows the revision that brought it, so
+    /// no history is kept. `None`: there is nothing newer.
+    pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
+        let record = self.pool(pool).filter(|record| record.revision > since)?;
+        let pgs = self.pgs(pool).filter(|entry| entry.revision > since).cloned().collect();
+        let fences = self.fences(pool).map_or(&[][..], |record| &record.fences);
+        let fences = fences.iter().filter(|fence| fence.revision > since);
+        Some(PoolDelta {
+            since,
+            revision: record.revision,
+            pool: record.pool.clone(),
+            pgs,
+            fences: fences.map(|fence| fence.session).collect(),
+        })
+    }
+
+    /// Does the writes of a committed transaction.
+    pub(super) fn commit(&mut self, writes: Vec<Write>, revision: StateRevision) {
+        for write in writes {
+            match write {
+                Write::Put(record) => {
+                    self.records.insert(record.key(), Stored { revision, record });
+                }
+                Write::Delete(key) => {
+                    self.records.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+/// One write of a [`Batch`].
+#[derive(Clone, Debug)]
+pub(super) enum Write {
+    Put(Record),
+    Delete(Key),
+}
+
+impl Write {
+    pub(super) fn key(&self) -> Key {
+        match self {
+            Write::Put(record) => record.key(),
+            Write::Delete(key) => key.clone(),
+        }
+    }
+}
+
+/// Writes of one transaction, which compares leadership and every key it writes.
+#[derive(Debug)]
+pub(super) struct Batch {
+    transaction: Transaction,
+    writes: Vec<Write>,
+}
+
+impl Batch {
+    pub(super) fn new(contents: &Contents) -> Batch {
+        let mut transaction = Transaction::new();
+        transaction.compare(Key::Leader.to_string(), contents.revision(&Key::Leader));
+        Batch { transaction, writes: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// Adds the writes if all of them fit; `false`: none was added.
+    #[must_use]
+    pub(super) fn try_add(&mut self, contents: &Contents, writes: Vec<Write>) -> bool {
+        let operation = |write: &Write| match write {
+            Write::Put(record) => Operation::Put {
+                key: record.key().to_string(),
+                value: record.to_json().to_string(),
+                lease: None,
+            },
+            Write::Delete(key) => Operation::Delete { key: key.to_string() },
+        };
+        let operations: Vec<Operation> = writes.iter().map(operation).collect();
+        if !self.transaction.has_room_for(&operations) {
+            return false;
+        }
+        for (write, operation) in writes.into_iter().zip(operations) {
+            self.transaction.write(operation, contents.revision(&write.key()));
+            self.writes.push(write);
+        }
+        true
+    }
+
+    /// Adds writes that always fit: few and short.
+    pub(super) fn add(&mut self, contents: &Contents, writes: Vec<Write>) {
+        let added = self.try_add(contents, writes);
+        assert!(added, "a few short records fit a transaction");
+    }
+
+    pub(super) fn put(&mut self, contents: &Contents, record: Record) {
+        self.add(contents, vec![Write::Put(record)]);
+    }
+
+    pub(super) fn delete(&mut self, contents: &Contents, key: Key) {
+        self.add(contents, vec![Write::Delete(key)]);
+    }
+
+    /// Takes the next id of a counter.
+    pub(super) fn next_id(&mut self, contents: &Contents, name: CounterName) -> u64 {
+        let last = contents.counter(name) + 1;
+        self.put(contents, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
+        last
+    }
+
+    pub(super) fn into_parts(self) -> (Transaction, Vec<Write>) {
+        (self.transaction, self.writes)
+    }
+}

@@ -1,0 +1,232 @@
+//! Jobs: everything that changes the state. One at a time is planned from the committed contents,
+//! written, and planned again until it is done.
+
+use base::{ConnectionId, Incarnation, OsdId, SessionId, Time};
+use serde_json::Value;
+
+use super::boot::Boot;
+use super::contents::{Batch, Write};
+use super::{Effect, Monitor};
+use crate::map::ImageInfo;
+use crate::message::{Command, Failure, FromMonitor};
+use crate::records::{ClusterRecord, Key, Record, Rest, STATE_FORMAT, TaskId};
+use crate::state::{StateEffect, StateRequest, StateRevision};
+
+/// Something to do that changes the state.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// Writes what the store belongs to.
+    CreateCluster,
+    /// Ends the epoch of every PG with a member that has started again since.
+    Refresh,
+    /// An OSD joins.
+    Boot(Boot),
+    /// Brings an OSD's record in line with its connection and its report.
+    SyncOsd { osd: OsdId },
+    /// A client attaches an image.
+    OpenSession {
+        connection: ConnectionId,
+        request: u64,
+        image: String,
+        read_only: bool,
+        client: String,
+    },
+    /// A client detached an image.
+    CloseSession { session: SessionId },
+    /// A session's connection was gone for too long.
+    EndSession { session: SessionId },
+    /// An operator's command.
+    Command { connection: ConnectionId, request: u64, command: Command },
+    /// Records how far a task is.
+    TaskProgress { task: TaskId, pgs_done: u32 },
+    /// A task has nothing left to do.
+    TaskEnd { task: TaskId },
+}
+
+/// What a job needs next.
+pub(super) enum Plan {
+    /// Writes; then it is done so, or planned again (`None`).
+    Write { batch: Batch, done: Option<Done> },
+    /// Nothing more.
+    Done(Done),
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub(super) enum Done {
+    Silent,
+    Answer(Result<Value, Failure>),
+    Booted(Incarnation),
+    BootRefused(Failure),
+    BootOutdated,
+    SessionOpened(SessionId, ImageInfo),
+    SessionRefused(Failure),
+    SessionClosed(SessionId),
+    SessionEnded(SessionId),
+}
+
+/// A job whose transaction is on its way.
+pub(super) struct InFlight {
+    pub(super) request: StateRequest,
+    job: Job,
+    writes: Vec<Write>,
+    /// A key that it writes, and its revision before.
+    witness: (Key, StateRevision),
+    done: Option<Done>,
+}
+
+impl Monitor {
+    /// Plans and starts jobs until one waits for the store.
+    pub(super) fn run_jobs(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        while self.in_flight.is_none() {
+            let Some(job) = self.jobs.pop_front() else { return };
+            match self.plan(&job) {
+                Plan::Done(done) => self.finish(now, job, done, effects),
+                Plan::Write { batch, done } => self.start(job, batch, done, effects),
+            }
+        }
+    }
+
+    fn plan(&self, job: &Job) -> Plan {
+        match job {
+            Job::CreateCluster => self.plan_create_cluster(),
+            Job::Refresh => match self.refresh_batch() {
+                Some(batch) => Plan::Write { batch, done: None },
+                None => Plan::Done(Done::Silent),
+            },
+            Job::Boot(boot) => self.plan_boot(boot),
+            Job::SyncOsd { osd } => self.plan_sync_osd(*osd),
+            Job::OpenSession { connection, image, read_only, client, .. } => {
+                self.plan_open_session(*connection, image, *read_only, client)
+            }
+            Job::CloseSession { session } => self.plan_close_session(*session),
+            Job::EndSession { session } => self.plan_end_session(*session),
+            Job::Command { command, .. } => self.plan_command(command),
+            Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),
+            Job::TaskEnd { task } => self.plan_task_end(*task),
+        }
+    }
+
+    fn plan_create_cluster(&self) -> Plan {
+        if self.contents.cluster().is_some() {
+            return Plan::Done(Done::Silent);
+        }
+        let record =
+            ClusterRecord { id: self.identity.cluster, format: STATE_FORMAT, rest: Rest::new() };
+        let mut batch = Batch::new(&self.contents);
+        batch.put(&self.contents, Record::Cluster(record));
+        Plan::Write { batch, done: Some(Done::Silent) }
+    }
+
+    fn plan_command(&self, command: &Command) -> Plan {
+        let planned = match command {
+            Command::PoolCreate { .. } => self.plan_pool_create(command),
+            Command::VolumeCreate { volume, size, pool } => {
+                self.plan_volume_create(volume, *size, pool.as_deref())
+            }
+            Command::VolumeResize { volume, size, shrink } => {
+                self.plan_volume_resize(volume, *size, *shrink)
+            }
+            Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
+            Command::OsdCreate { store } => self.plan_osd_create(store),
+            Command::PoolList
+            | Command::VolumeList
+            | Command::VolumeInfo { .. }
+            | Command::OsdList
+            | Command::PgList { .. }
+            | Command::PgDescribe { .. }
+            | Command::PgGiveUp { .. }
+            | Command::Status
+            | Command::StateList { .. }
+            | Command::StateGet { .. }
+            | Command::ConfigList
+            | Command::ConfigGet { .. }
+            | Command::TaskList { .. } => unreachable!("queries change nothing"),
+        };
+        planned.unwrap_or_else(|error| Plan::Done(Done::Answer(Err(error))))
+    }
+
+    fn start(&mut self, job: Job, batch: Batch, done: Option<Done>, effects: &mut Vec<Effect>) {
+        let (transaction, writes) = batch.into_parts();
+        let first = writes.first().expect("a plan that writes nothing is done").key();
+        let witness = (first.clone(), self.contents.revision(&first));
+        let request = self.next_request();
+        self.in_flight = Some(InFlight { request, job, writes, witness, done });
+        effects.push(Effect::State(StateEffect::Transact { request, transaction }));
+    }
+
+    /// The transaction happened.
+    pub(super) fn commit(
+        &mut self,
+        now: Time,
+        in_flight: InFlight,
+        revision: StateRevision,
+        effects: &mut Vec<Effect>,
+    ) {
+        let InFlight { job, writes, done, .. } = in_flight;
+        self.contents.commit(writes, revision);
+        self.go_on(now, job, done, effects);
+    }
+
+    /// After everything was read anew: whether the transaction in flight happened is seen from a
+    /// key that it writes. It cannot happen any more, for leadership was taken since.
+    pub(super) fn settle_in_flight(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let Some(InFlight { job, witness, done, .. }) = self.in_flight.take() else { return };
+        let (key, before) = witness;
+        if self.contents.revision(&key) == before {
+            self.jobs.push_front(job);
+        } else {
+            self.go_on(now, job, done, effects);
+        }
+    }
+
+    /// A job's transaction is in `contents`.
+    fn go_on(&mut self, now: Time, job: Job, done: Option<Done>, effects: &mut Vec<Effect>) {
+        let job = match job {
+            Job::Boot(boot) => Job::Boot(self.boot_written(now, boot, effects)),
+            other => other,
+        };
+        self.track_tasks();
+        self.publish(effects);
+        match done {
+            Some(done) => self.finish(now, job, done, effects),
+            None => self.jobs.push_front(job),
+        }
+    }
+
+    fn finish(&mut self, now: Time, job: Job, done: Done, effects: &mut Vec<Effect>) {
+        match (job, done) {
+            (Job::Command { connection, request, .. }, Done::Answer(result)) => {
+                self.answer(connection, request, result, effects);
+            }
+            (Job::Boot(boot), Done::Booted(incarnation)) => {
+                self.finish_boot(now, &boot, incarnation, effects);
+            }
+            (Job::Boot(boot), Done::BootRefused(error)) => {
+                self.send(boot.connection, &FromMonitor::OsdRefused { error }, effects);
+            }
+            (Job::Boot(boot), Done::BootOutdated) => self.close(now, boot.connection, effects),
+            (Job::OpenSession { connection, request, .. }, Done::SessionOpened(session, image)) => {
+                self.connect_session(now, session, connection);
+                let opened = FromMonitor::SessionOpened { request, session, image };
+                self.send(connection, &opened, effects);
+            }
+            (Job::OpenSession { connection, request, .. }, Done::SessionRefused(error)) => {
+                let refused = FromMonitor::SessionRefused { request, error };
+                self.send(connection, &refused, effects);
+            }
+            (_, Done::SessionClosed(session)) => self.drop_session(session),
+            (_, Done::SessionEnded(session)) => {
+                if let Some(connection) = self.session_connection(session) {
+                    let ended = FromMonitor::SessionEnded { session };
+                    self.send(connection, &ended, effects);
+                }
+                self.drop_session(session);
+            }
+            (Job::SyncOsd { osd }, Done::Silent) => self.osd_synced(osd),
+            (Job::TaskProgress { task, .. }, Done::Silent) => self.task_progress_recorded(task),
+            (_, Done::Silent) => {}
+            (job, done) => unreachable!("{job:?} cannot end as {done:?}"),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! How a monitor comes to lead and to know the state: at its start, and again whenever the outcome
+//! of a transaction is not known.
+//!
+//! ```text
+//!   New ─▶ ReadLeader ─▶ Lead ─▶ Load (page by page) ─▶ Ready
+//!              ▲          │ unknown, conflict   │           │ unknown, conflict
+//!              └──────────┴─────────────────────┴───────────┘
+//! ```
+//!
+//! Taking leadership writes the leader's key, and every transaction compares its revision: once it
+//! is taken, no earlier transaction can happen any more, and nobody else writes while pages are
+//! read.
+
+use base::{ConnectionId, Duration, Time};
+
+use super::contents::Contents;
+use super::job::Job;
+use super::{Effect, Monitor, StopReason};
+use crate::message::ToMonitor;
+use crate::records::{Key, LeaderRecord, Record, Rest, STATE_FORMAT};
+use crate::state::{
+    KeyValue, Operation, RANGE_COUNT_MAX, RangeAnswer, StateEffect, StateEvent, StateRequest,
+    StateRevision, Transaction, TransactionOutcome, Unavailable,
+};
+
+/// How long to wait before a store that could not be asked is asked again.
+const REST_SPAN: Duration = Duration::from_millis(100);
+
+/// How far the monitor is. Top to bottom is the order in time.
+pub(super) enum Stage {
+    /// Waits for the first event.
+    New,
+    /// Waits a while: the store could not be asked.
+    Rest { until: Time },
+    /// Waits for the leader's key.
+    ReadLeader { request: StateRequest },
+    /// Waits for the transaction that makes this monitor the leader.
+    Lead { request: StateRequest },
+    /// Waits for a page of the store.
+    Load { request: StateRequest, leader: StateRevision, loaded: Contents },
+    /// Leads and knows the state.
+    Ready,
+    /// Has told why it ends.
+    Stopped,
+}
+
+impl Monitor {
+    /// Starts what needs no event.
+    pub(super) fn advance_load(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        match self.stage {
+            Stage::New => self.read_leader(effects),
+            Stage::Rest { until } if until <= now => self.read_leader(effects),
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_state(&mut self, now: Time, event: StateEvent, effects: &mut Vec<Effect>) {
+        match event {
+            StateEvent::Range { request, result } => self.on_range(now, request, result, effects),
+            StateEvent::Transacted { request, outcome } => {
+                self.on_transacted(now, request, outcome, effects);
+            }
+            StateEvent::Failed { reason } => self.stop(StopReason::State(reason), effects),
+            StateEvent::Watched { .. }
+            | StateEvent::WatchLost { .. }
+            | StateEvent::Lease { .. }
+            | StateEvent::Compacted { .. } => {}
+        }
+    }
+
+    /// Takes leadership (again) and reads everything.
+    pub(super) fn read_leader(&mut self, effects: &mut Vec<Effect>) {
+        let request = self.next_request();
+        self.stage = Stage::ReadLeader { request };
+        effects.push(Effect::State(StateEffect::Range {
+            request,
+            prefix: Key::Leader.to_string(),
+            after: None,
+            limit: 1,
+        }));
+    }
+
+    fn on_range(
+        &mut self,
+        now: Time,
+        answered: StateRequest,
+        result: Result<RangeAnswer, Unavailable>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let is_awaited = match &self.stage {
+            Stage::ReadLeader { request } | Stage::Load { request, .. } => *request == answered,
+            _ => false,
+        };
+        if !is_awaited {
+            return;
+        }
+        let Ok(answer) = result else {
+            self.stage = Stage::Rest { until: now + REST_SPAN };
+            return;
+        };
+        match std::mem::replace(&mut self.stage, Stage::New) {
+            Stage::Load { leader, loaded, .. } => {
+                self.load_page(now, leader, loaded, answer, effects);
+            }
+            _ => self.lead(answer.entries.into_iter().next(), effects),
+        }
+    }
+
+    /// Writes the leader's key, in place of what was found there.
+    fn lead(&mut self, found: Option<KeyValue>, effects: &mut Vec<Effect>) {
+        let found = found.filter(|entry| entry.key == Key::Leader.to_string());
+        let parsed = found.as_ref().map(|entry| Record::parse(&Key::Leader, &entry.value));
+        let before = match parsed.transpose() {
+            Ok(Some(Record::Leader(record))) => Some(record),
+            Ok(_) => None,
+            Err(error) => {
+                let reason = format!("the state store's key leader is damaged: {error}");
+                self.stop(StopReason::State(reason), effects);
+                return;
+            }
+        };
+        let is_us = |record: &LeaderRecord| {
+            record.monitor == self.identity.monitor && record.pid == self.identity.pid
+        };
+        if self.has_led && !before.as_ref().is_some_and(is_us) {
+            let reason = "another monitor leads the cluster now".to_string();
+            self.stop(StopReason::LostLeadership(reason), effects);
+            return;
+        }
+        let record = Record::Leader(LeaderRecord {
+            monitor: self.identity.monitor,
+            run: before.as_ref().map_or(0, |record| record.run) + 1,
+            pid: self.identity.pid,
+            addresses: self.identity.addresses.clone(),
+            rest: before.map_or_else(Rest::new, |record| record.rest),
+        });
+        let mut transaction = Transaction::new();
+        let revision = found.map_or(StateRevision::ZERO, |entry| entry.revision);
+        let value = record.to_json().to_string();
+        let operation = Operation::Put { key: Key::Leader.to_string(), value, lease: None };
+        transaction.write(operation, revision);
+        let request = self.next_request();
+        self.stage = Stage::Lead { request };
+        effects.push(Effect::State(StateEffect::Transact { request, transaction }));
+    }
+
+    fn on_transacted(
+        &mut self,
+        now: Time,
+        answered: StateRequest,
+        outcome: TransactionOutcome,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let TransactionOutcome::Invalid { why } = outcome {
+            panic!("the state store refused a transaction: {why}");
+        }
+        match self.stage {
+            Stage::Lead { request } if request == answered => match outcome {
+                TransactionOutcome::Committed { revision } => {
+                    self.ask_page(revision, Contents::default(), None, effects);
+                }
+                _ => self.stage = Stage::Rest { until: now + REST_SPAN },
+            },
+            Stage::Ready => {
+                let is_awaited = |job: &super::InFlight| job.request == answered;
+                if !self.in_flight.as_ref().is_some_and(is_awaited) {
+                    return;
+                }
+                match outcome {
+                    TransactionOutcome::Committed { revision } => {
+                        let in_flight = self.in_flight.take().expect("checked above");
+                        self.commit(now, in_flight, revision, effects);
+                    }
+                    _ => self.read_leader(effects),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ask_page(
+        &mut self,
+        leader: StateRevision,
+        loaded: Contents,
+        after: Option<String>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let request = self.next_request();
+        self.stage = Stage::Load { request, leader, loaded };
+        let (prefix, limit) = (String::new(), RANGE_COUNT_MAX);
+        effects.push(Effect::State(StateEffect::Range { request, prefix, after, limit }));
+    }
+
+    fn load_page(
+        &mut self,
+        now: Time,
+        leader: StateRevision,
+        mut loaded: Contents,
+        answer: RangeAnswer,
+        effects: &mut Vec<Effect>,
+    ) {
+        let last = answer.entries.last().map(|entry| entry.key.clone());
+        for entry in answer.entries {
+            if let Err(reason) = loaded.load(entry) {
+                self.stop(StopReason::State(reason), effects);
+                return;
+            }
+        }
+        if answer.more {
+            self.ask_page(leader, loaded, last, effects);
+        } else if loaded.revision(&Key::Leader) != leader {
+            // Somebody took leadership meanwhile: the pages may be of different times.
+            self.read_leader(effects);
+        } else {
+            self.take_contents(now, loaded, effects);
+        }
+    }
+
+    /// Everything is read: this is the state from now on.
+    fn take_contents(&mut self, now: Time, loaded: Contents, effects: &mut Vec<Effect>) {
+        if let Some(reason) = self.why_not_ours(&loaded) {
+            self.stop(reason, effects);
+            return;
+        }
+        self.contents = loaded;
+        self.stage = Stage::Ready;
+        self.track_sessions(now);
+        self.track_tasks();
+        self.settle_in_flight(now, effects);
+        if self.has_led {
+            self.publish(effects);
+            return;
+        }
+        self.has_led = true;
+        self.return_ends = Some(now + self.span(super::Setting::OsdReturn));
+        self.jobs.push_front(Job::Refresh);
+        if self.contents.cluster().is_none() {
+            self.jobs.push_front(Job::CreateCluster);
+        }
+        effects.push(Effect::Ready);
+        let early: Vec<(ConnectionId, ToMonitor)> = self.early.drain(..).collect();
+        for (connection, message) in early {
+            self.on_control(now, connection, message, effects);
+        }
+    }
+
+    fn why_not_ours(&self, loaded: &Contents) -> Option<StopReason> {
+        match loaded.cluster() {
+            Some(record) if record.id != self.identity.cluster => {
+                let reason = format!(
+                    "the state store belongs to cluster {}, this is a monitor of {}",
+                    record.id, self.identity.cluster
+                );
+                Some(StopReason::OtherCluster(reason))
+            }
+            Some(record) if record.format > STATE_FORMAT => {
+                let reason = format!(
+                    "the state store has format {}, this program knows formats up to \
+                     {STATE_FORMAT}: run a newer program",
+                    record.format
+                );
+                Some(StopReason::State(reason))
+            }
+            Some(_) => loaded.broken_rule().map(StopReason::State),
+            None if loaded.is_new() => None,
+            None => {
+                let reason = "the state store holds keys, but not the key cluster: it is not \
+                              one of ours, or it is damaged";
+                Some(StopReason::State(reason.to_string()))
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Handing out the map: a snapshot, then deltas, to everyone who asked for it.
+//!
+//! A delta is computed from what the receiver has: every entry names the revision that brought it,
+//! so there is no history to keep, and a receiver may be as old as it likes.
+
+use std::collections::BTreeMap;
+
+use base::{ConnectionId, MapRevision, PoolId};
+
+use super::{Effect, Monitor, to_text};
+use crate::map::MapDelta;
+use crate::message::FromMonitor;
+
+/// OSD entries in one message.
+const OSDS_PER_MESSAGE_MAX: usize = 1000;
+
+/// What a receiver of the map has.
+#[derive(Clone, Default)]
+pub(super) struct Subscription {
+    /// The revision of each pool's map.
+    pools: BTreeMap<PoolId, MapRevision>,
+    /// The highest revision of an OSD's entry.
+    osds: u64,
+}
+
+impl Monitor {
+    pub(super) fn subscribe(
+        &mut self,
+        connection: ConnectionId,
+        have: BTreeMap<PoolId, MapRevision>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let have: BTreeMap<PoolId, MapRevision> =
+            have.into_iter().filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
+        let is_older = |(pool, revision): (&PoolId, &MapRevision)| {
+            self.contents.pool(*pool).is_none_or(|record| record.revision < *revision)
+        };
+        if have.iter().any(is_older) && self.connections[&connection].osd.is_some() {
+            self.has_newer_member = true;
+        }
+        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
+        state.subscription = Some(Subscription { pools: have, osds: 0 });
+        self.send_map(connection, true, effects);
+    }
+
+    /// Sends everyone what changed since they were last told.
+    pub(super) fn publish(&mut self, effects: &mut Vec<Effect>) {
+        let mut cache = Texts::default();
+        let subscribed = self.connections.iter().filter(|(_, state)| state.subscription.is_some());
+        let subscribed: Vec<ConnectionId> = subscribed.map(|(connection, _)| *connection).collect();
+        for connection in subscribed {
+            self.send_map_cached(connection, false, &mut cache, effects);
+        }
+    }
+
+    /// Sends one receiver what it lacks; a message even if that is nothing, if it `asked`.
+    pub(super) fn send_map(
+        &mut self,
+        connection: ConnectionId,
+        asked: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.send_map_cached(connection, asked, &mut Texts::default(), effects);
+    }
+
+    fn send_map_cached(
+        &mut self,
+        connection: ConnectionId,
+        asked: bool,
+        cache: &mut Texts,
+        effects: &mut Vec<Effect>,
+    ) {
+        let state = self.connections.get_mut(&connection);
+        let Some(subscription) = state.and_then(|state| state.subscription.as_mut()) else {
+            return;
+        };
+        let mut texts: Vec<String> = Vec::new();
+        let newest = self.contents.osd_revision_max();
+        if subscription.osds < newest {
+            let osds = cache.osds.entry(subscription.osds);
+            let osds = osds.or_insert_with(|| {
+                let delta = self.contents.osd_delta(subscription.osds);
+                let chunks = delta.osds.chunks(OSDS_PER_MESSAGE_MAX);
+                let delta = |osds: &[_]| MapDelta { osds: osds.to_vec(), ..MapDelta::default() };
+                chunks.map(|osds| to_text(&FromMonitor::Map(delta(osds)))).collect()
+            });
+            texts.extend(osds.iter().cloned());
+            subscription.osds = newest;
+        }
+        for record in self.contents.pools() {
+            let pool = record.pool.id;
+            let since = subscription.pools.get(&pool).copied().unwrap_or_default();
+            if since >= record.revision {
+                continue;
+            }
+            let text = cache.pools.entry((pool, since)).or_insert_with(|| {
+                let delta = self.contents.pool_delta(pool, since).into_iter().collect();
+                to_text(&FromMonitor::Map(MapDelta { pools: delta, ..MapDelta::default() }))
+            });
+            texts.push(text.clone());
+            subscription.pools.insert(pool, record.revision);
+        }
+        if asked && texts.is_empty() {
+            texts.push(to_text(&FromMonitor::Map(MapDelta::default())));
+        }
+        for text in texts {
+            self.send_text(connection, text, effects);
+        }
+    }
+}
+
+/// Messages made for one change, for receivers that have the same.
+#[derive(Default)]
+struct Texts {
+    osds: BTreeMap<u64, Vec<String>>,
+    pools: BTreeMap<(PoolId, MapRevision), String>,
+}

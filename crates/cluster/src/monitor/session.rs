@@ -1,0 +1,177 @@
+//! Sessions: attachments of images. Each is in the store from before its client is told of it until
+//! it is closed cleanly or fenced; its connection is only known here.
+
+use std::collections::btree_map::Entry;
+
+use base::{ConnectionId, SessionId, Time};
+
+use super::contents::Batch;
+use super::job::{Done, Job, Plan};
+use super::{Effect, Monitor, Setting, failure};
+use crate::message::FromMonitor;
+use crate::records::{CounterName, Key, Record, Rest, SessionRecord};
+
+/// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
+const SESSION_COUNT_MAX: usize = 100_000;
+
+/// Where a session that has not ended is connected.
+pub(super) enum SessionLive {
+    /// Its client is there.
+    Connected { connection: ConnectionId },
+    /// Its connection is gone; it ends at this time unless it comes back.
+    Gone { ends: Time },
+}
+
+impl Monitor {
+    /// Every session of the store that has not ended is known here; what is not connected has its
+    /// time from now on.
+    pub(super) fn track_sessions(&mut self, now: Time) {
+        let ends = now + self.span(Setting::SessionTimeout);
+        let open = self.contents.sessions().filter(|record| !record.ended);
+        let open: Vec<SessionId> = open.map(|record| record.id).collect();
+        for session in open {
+            if let Entry::Vacant(unknown) = self.sessions.entry(session) {
+                unknown.insert(SessionLive::Gone { ends });
+                self.sessions_gone.insert((ends, session));
+            }
+        }
+    }
+
+    pub(super) fn session_connection(&self, session: SessionId) -> Option<ConnectionId> {
+        match self.sessions.get(&session)? {
+            SessionLive::Connected { connection } => Some(*connection),
+            SessionLive::Gone { .. } => None,
+        }
+    }
+
+    /// The session goes on over this connection; over none, if that is gone already.
+    pub(super) fn connect_session(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        connection: ConnectionId,
+    ) {
+        self.drop_session(session);
+        let live = match self.connections.get_mut(&connection) {
+            Some(state) => {
+                state.sessions.insert(session);
+                SessionLive::Connected { connection }
+            }
+            None => {
+                let ends = now + self.span(Setting::SessionTimeout);
+                self.sessions_gone.insert((ends, session));
+                SessionLive::Gone { ends }
+            }
+        };
+        self.sessions.insert(session, live);
+    }
+
+    /// Forgets where a session is connected.
+    pub(super) fn drop_session(&mut self, session: SessionId) {
+        match self.sessions.remove(&session) {
+            Some(SessionLive::Connected { connection }) => {
+                if let Some(state) = self.connections.get_mut(&connection) {
+                    state.sessions.remove(&session);
+                }
+            }
+            Some(SessionLive::Gone { ends }) => {
+                self.sessions_gone.remove(&(ends, session));
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn lose_session_connection(&mut self, now: Time, session: SessionId) {
+        let ends = now + self.span(Setting::SessionTimeout);
+        self.sessions.insert(session, SessionLive::Gone { ends });
+        self.sessions_gone.insert((ends, session));
+    }
+
+    /// Queues the end of sessions whose connection was gone for too long.
+    pub(super) fn end_gone_sessions(&mut self, now: Time) {
+        while let Some((ends, session)) = self.sessions_gone.first().copied()
+            && ends <= now
+        {
+            self.sessions_gone.pop_first();
+            self.jobs.push_back(Job::EndSession { session });
+        }
+    }
+
+    pub(super) fn resume_session(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        session: SessionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.contents.session(session).is_some_and(|record| !record.ended) {
+            self.connect_session(now, session, connection);
+        } else {
+            self.send(connection, &FromMonitor::SessionEnded { session }, effects);
+        }
+    }
+
+    /// Its own client may, and anyone with the cluster's key if that is not there.
+    pub(super) fn may_close_session(&self, connection: ConnectionId, session: SessionId) -> bool {
+        self.session_connection(session).is_none_or(|owner| owner == connection)
+    }
+
+    pub(super) fn plan_open_session(
+        &self,
+        connection: ConnectionId,
+        image: &str,
+        read_only: bool,
+        client: &str,
+    ) -> Plan {
+        let contents = &self.contents;
+        if !self.connections.contains_key(&connection) {
+            return Plan::Done(Done::Silent);
+        }
+        let Some(image) = contents.image_named(image) else {
+            return Plan::Done(Done::SessionRefused(super::volume::no_volume(image)));
+        };
+        if contents.sessions().count() >= SESSION_COUNT_MAX {
+            let error = failure(
+                "busy",
+                format!("the cluster has {SESSION_COUNT_MAX} sessions already"),
+                "detach volumes, or remove volumes that are not needed",
+            );
+            return Plan::Done(Done::SessionRefused(error));
+        }
+        let mut batch = Batch::new(contents);
+        let id = SessionId::new(batch.next_id(contents, CounterName::Session));
+        let record = SessionRecord {
+            id,
+            image: image.info.id,
+            client: client.to_string(),
+            read_only,
+            ended: false,
+            rest: Rest::new(),
+        };
+        batch.put(contents, Record::Session(record));
+        Plan::Write { batch, done: Some(Done::SessionOpened(id, image.info.clone())) }
+    }
+
+    pub(super) fn plan_close_session(&self, session: SessionId) -> Plan {
+        // One that has ended may be closed, too: its client knows that nothing is on its way.
+        if self.contents.session(session).is_none() {
+            return Plan::Done(Done::SessionClosed(session));
+        }
+        let mut batch = Batch::new(&self.contents);
+        batch.delete(&self.contents, Key::Session(session));
+        Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
+    }
+
+    pub(super) fn plan_end_session(&self, session: SessionId) -> Plan {
+        let Some(record) = self.contents.session(session) else {
+            return Plan::Done(Done::SessionClosed(session));
+        };
+        if self.session_connection(session).is_some() {
+            return Plan::Done(Done::Silent);
+        }
+        let mut batch = Batch::new(&self.contents);
+        let record = SessionRecord { ended: true, ..record.clone() };
+        batch.put(&self.contents, Record::Session(record));
+        Plan::Write { batch, done: Some(Done::SessionEnded(session)) }
+    }
+}

@@ -1,0 +1,333 @@
+//! `status`: is my data safe, what is happening, when is it done.
+
+use base::{OsdId, Time};
+use serde_json::{Value, json};
+
+use super::query::PgState;
+use super::{Monitor, Setting};
+use crate::message::OsdReport;
+
+/// How bad a check is; later is worse.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Severity {
+    Info,
+    Warn,
+    Error,
+}
+
+impl Severity {
+    fn name(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Warn => "warn",
+            Severity::Error => "error",
+        }
+    }
+}
+
+/// Something that an operator should know.
+struct Check {
+    code: &'static str,
+    severity: Severity,
+    message: String,
+    hint: &'static str,
+}
+
+/// PGs by what they do.
+#[derive(Default)]
+struct PgTally {
+    total: u32,
+    active: u32,
+    clean: u32,
+    starting: u32,
+    down: u32,
+    incomplete: u32,
+    /// One of them, to name.
+    incomplete_example: Option<String>,
+}
+
+impl Monitor {
+    pub(super) fn status(&self, now: Time) -> Value {
+        let tally = self.tally();
+        let mut checks = Vec::new();
+        self.check_pools(&mut checks);
+        self.check_pgs(&tally, &mut checks);
+        self.check_osds(now, &mut checks);
+        self.check_monitor(&mut checks);
+        checks.sort_by_key(|check| std::cmp::Reverse(check.severity));
+        let worst = checks.iter().map(|check| check.severity).max();
+        let health = match worst {
+            Some(Severity::Error) => "error",
+            Some(Severity::Warn) => "warn",
+            Some(Severity::Info) | None => "ok",
+        };
+        let check = |check: Check| {
+            json!({
+                "code": check.code,
+                "severity": check.severity.name(),
+                "message": check.message,
+                "hint": check.hint,
+            })
+        };
+        json!({
+            "health": health,
+            "checks": checks.into_iter().map(check).collect::<Vec<Value>>(),
+            "osds": self.osd_rows(),
+            "pgs": { "total": tally.total, "active": tally.active, "clean": tally.clean },
+            // With one copy there is nothing to recover from.
+            "recovery": { "bytes_left": 0, "bytes_per_second": 0, "eta_seconds": 0 },
+            "processes": self.processes(),
+        })
+    }
+
+    fn tally(&self) -> PgTally {
+        let mut tally = PgTally::default();
+        let contents = &self.contents;
+        // One pass with sets: a report's list is long.
+        let active: std::collections::BTreeSet<_> = self
+            .osds
+            .iter()
+            .filter_map(|(osd, live)| Some((osd, live.current_report()?)))
+            .flat_map(|(osd, report)| report.active.iter().map(|pg| (*osd, *pg)))
+            .collect();
+        for pool in contents.pools() {
+            for entry in contents.pgs(pool.pool.id) {
+                tally.total += 1;
+                if entry.primary.is_some_and(|osd| active.contains(&(osd, entry.pg))) {
+                    let is_whole = entry.acting.len() == pool.pool.replicas as usize;
+                    tally.active += 1;
+                    tally.clean += u32::from(is_whole && entry.learners.is_empty());
+                    continue;
+                }
+                match self.pg_state(entry) {
+                    PgState::Active | PgState::Starting => tally.starting += 1,
+                    PgState::Down(_) => tally.down += 1,
+                    PgState::Incomplete(why) => {
+                        tally.incomplete += 1;
+                        let example = || format!("{}: {why}", entry.pg);
+                        tally.incomplete_example.get_or_insert_with(example);
+                    }
+                }
+            }
+        }
+        tally
+    }
+
+    fn check_pools(&self, checks: &mut Vec<Check>) {
+        for pool in self.contents.pools().filter(|record| record.pool.replicas == 1) {
+            checks.push(Check {
+                code: "single_copy",
+                severity: Severity::Info,
+                message: format!("pool {} keeps 1 copy: what a disk loses is lost", pool.pool.name),
+                hint: "this version does not replicate yet: keep backups",
+            });
+        }
+        for task in self.contents.tasks() {
+            if let Some(waits_for) = self.task_waits_for(task.id) {
+                checks.push(Check {
+                    code: "task_waits",
+                    severity: Severity::Info,
+                    message: format!("deleting blocks of {} waits for {waits_for}", task.name),
+                    hint: "it goes on by itself; `ashlar osd ls` shows OSDs that are down",
+                });
+            }
+        }
+    }
+
+    fn check_pgs(&self, tally: &PgTally, checks: &mut Vec<Check>) {
+        if tally.incomplete > 0 {
+            let example = tally.incomplete_example.as_deref().unwrap_or_default();
+            checks.push(Check {
+                code: "pg_incomplete",
+                severity: Severity::Error,
+                message: format!(
+                    "{} PGs have lost data and refuse requests ({example})",
+                    tally.incomplete
+                ),
+                hint: "`ashlar pg describe` says what is missing; `ashlar pg give-up` accepts the loss",
+            });
+        }
+        if tally.down > 0 {
+            checks.push(Check {
+                code: "pg_down",
+                severity: Severity::Error,
+                message: format!("{} PGs have no OSD that is up: their I/O waits", tally.down),
+                hint: "start the OSDs that are down: `ashlar osd start ID`",
+            });
+        }
+        if tally.starting > 0 {
+            checks.push(Check {
+                code: "pg_starting",
+                severity: Severity::Warn,
+                message: format!("{} PGs are not active yet", tally.starting),
+                hint: "they follow when their OSDs have started; if not, see the OSDs' logs",
+            });
+        }
+    }
+
+    fn check_osds(&self, now: Time, checks: &mut Vec<Check>) {
+        let silent_span = self.span(Setting::OsdReport).as_nanos().saturating_mul(5);
+        for record in self.contents.osds() {
+            let osd = record.info.id;
+            if !record.info.up {
+                checks.push(self.down_check(osd));
+                continue;
+            }
+            let Some(live) = self.osds.get(&osd).filter(|live| live.connection.is_some()) else {
+                continue;
+            };
+            let heard = live.report.as_ref().map_or(live.since, |(time, _)| *time);
+            if now.since(heard).as_nanos() > silent_span {
+                checks.push(Check {
+                    code: "osd_silent",
+                    severity: Severity::Warn,
+                    message: format!(
+                        "{osd} has not reported for {:.0} seconds",
+                        now.since(heard).as_secs_f64()
+                    ),
+                    hint: "its disk may hang: look at the host's kernel log",
+                });
+            }
+            if let Some(report) = live.current_report() {
+                self.check_report(osd, report, checks);
+            }
+        }
+    }
+
+    fn down_check(&self, osd: OsdId) -> Check {
+        let pools = self.contents.pools();
+        let needed = pools
+            .flat_map(|pool| self.contents.pgs(pool.pool.id))
+            .filter(|entry| entry.acting.iter().any(|member| member.osd == osd))
+            .count();
+        let never_ran = self
+            .contents
+            .osd(osd)
+            .is_some_and(|record| record.info.incarnation == base::Incarnation::ZERO);
+        match needed {
+            0 if never_ran => Check {
+                code: "osd_down",
+                severity: Severity::Info,
+                message: format!("{osd} has never run"),
+                hint: "start it: `ashlar osd run PATH`",
+            },
+            0 => Check {
+                code: "osd_down",
+                severity: Severity::Warn,
+                message: format!("{osd} is down; it has no PGs"),
+                hint: "start it: `ashlar osd start ID`",
+            },
+            _ => Check {
+                code: "osd_down",
+                severity: Severity::Error,
+                message: format!("{osd} is down: {needed} PGs wait for it"),
+                hint: "start it: `ashlar osd start ID`; it holds the only copy of their data",
+            },
+        }
+    }
+
+    fn check_report(&self, osd: OsdId, report: &OsdReport, checks: &mut Vec<Check>) {
+        let mut add = |code, severity, message, hint| {
+            checks.push(Check { code, severity, message, hint });
+        };
+        if report.suspect {
+            add(
+                "osd_suspect",
+                Severity::Error,
+                format!("{osd} found damage in its store that is not settled"),
+                "`ashlar pg ls` shows the PGs concerned; `ashlar osd check PATH` tells more",
+            );
+        }
+        if report.damaged_units > 0 {
+            add(
+                "damaged_units",
+                Severity::Error,
+                format!(
+                    "{osd} has {} damaged pieces of 4 KiB: reads of them fail",
+                    report.damaged_units
+                ),
+                "rewrite or discard them from a backup; replace the disk if there are more each day",
+            );
+        }
+        let limit = self.setting(Setting::NearlyFull);
+        let used_percent = u128::from(report.used_bytes) * 100;
+        if report.full {
+            add(
+                "osd_full",
+                Severity::Error,
+                format!("{osd} is full: writes to its PGs fail"),
+                "remove volumes or discard what is not needed; new pools can use added OSDs",
+            );
+        } else if report.size_bytes > 0
+            && used_percent > u128::from(report.size_bytes) * u128::from(limit)
+        {
+            add(
+                "osd_nearly_full",
+                Severity::Warn,
+                format!("{osd} is {} % full", used_percent / u128::from(report.size_bytes)),
+                "remove volumes or discard what is not needed before it is full",
+            );
+        }
+        if report.buffered {
+            add(
+                "osd_buffered",
+                Severity::Info,
+                format!(
+                    "{osd} lies on a file system that refuses O_DIRECT: its writes are buffered"
+                ),
+                "safe, but slower: use a disk, or a file system that has O_DIRECT",
+            );
+        }
+    }
+
+    fn check_monitor(&self, checks: &mut Vec<Check>) {
+        if self.has_newer_member {
+            checks.push(Check {
+                code: "state_older",
+                severity: Severity::Error,
+                message: "an OSD knows a newer map than the state store: that went back in time"
+                    .to_string(),
+                hint: "stop the monitor and put the newest copy of its state file back",
+            });
+        }
+        if self.protocol_errors > 0 {
+            checks.push(Check {
+                code: "protocol_errors",
+                severity: Severity::Info,
+                message: format!(
+                    "{} connections were closed for messages nobody of this cluster sends",
+                    self.protocol_errors
+                ),
+                hint: "look for programs of another version",
+            });
+        }
+    }
+
+    fn processes(&self) -> Value {
+        let identity = &self.identity;
+        let mut rows = vec![json!({
+            "role": "monitor",
+            "id": identity.monitor,
+            "pid": identity.pid,
+            "address": identity.addresses.first(),
+        })];
+        for record in self.contents.osds().filter(|record| record.info.up) {
+            rows.push(json!({
+                "role": "osd",
+                "id": record.info.id,
+                "pid": record.pid,
+                "address": record.info.addresses.first(),
+            }));
+        }
+        let introduced = self.connections.values().filter_map(|state| state.introduced.as_ref());
+        for process in introduced {
+            rows.push(json!({
+                "role": process.role,
+                "id": null,
+                "pid": process.pid,
+                "address": process.address,
+            }));
+        }
+        Value::Array(rows)
+    }
+}

@@ -1,0 +1,324 @@
+//! Recorded tasks: deleting the blocks of removed volumes and of cut-off ends.
+//!
+//! A task goes through its pool PG by PG, with requests to the primary over the connection that the
+//! OSD made to this monitor. Deleting is idempotent, so what was done and not recorded is done again
+//! after a restart. A PG whose OSD is away waits; the others go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::hash::{pg_of_hash, stripe_hash};
+use base::{ConnectionId, Duration, PgId, SessionId, Time};
+use format::door::NetEffect;
+use format::wire::{Message, Op, Outcome, Place, Refusal, Reply, Request};
+use serde_json::{Value, json};
+
+use super::contents::Batch;
+use super::job::{Done, Job, Plan};
+use super::{Effect, Monitor};
+use crate::records::{Key, Record, TaskId, TaskKind, TaskRecord, ZeroRange};
+
+/// Requests of one task on their way: clients come first.
+const ASKED_COUNT_MAX: usize = 8;
+/// A task records how far it is each time it has done this part of its PGs.
+const PROGRESS_PARTS: u32 = 8;
+/// How long until a busy or stale OSD is asked again.
+const RETRY_SPAN: Duration = Duration::from_millis(200);
+/// How long until an OSD that is away, or cannot do it, is asked again.
+const AWAY_SPAN: Duration = Duration::from_secs(1);
+
+/// A task as it runs in this process.
+pub(super) struct TaskRun {
+    stage: TaskStage,
+    /// Blocks deleted by this process.
+    blocks_deleted: u64,
+    /// What it waits for, for people.
+    waits_for: Option<String>,
+    is_progress_queued: bool,
+}
+
+/// Top to bottom is the order in time.
+enum TaskStage {
+    /// Waits until every OSD of the pool that is up has seen the fences.
+    Fence,
+    /// Waits for portions.
+    Delete(Portions),
+    /// Waits for the transaction that removes its record.
+    End,
+}
+
+/// A portion of a task.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Portion {
+    /// The stripe that the new size cuts.
+    Zero,
+    /// One PG.
+    Pg(u32),
+}
+
+/// Where the portions of a task are.
+struct Portions {
+    /// PGs from here on were not asked yet.
+    next: u32,
+    /// Asked (again) at this time.
+    later: BTreeSet<(Time, Portion)>,
+    /// On their way, by sequence.
+    asked: BTreeMap<u64, (Portion, ConnectionId)>,
+    /// Done, of those from `done_up_to` on.
+    done: BTreeSet<u32>,
+    /// PGs before this one are done.
+    done_up_to: u32,
+}
+
+impl Portions {
+    fn of(record: &TaskRecord, now: Time) -> Portions {
+        let zero = record.zero.map(|_| (now, Portion::Zero));
+        Portions {
+            next: record.pgs_done,
+            later: zero.into_iter().collect(),
+            asked: BTreeMap::new(),
+            done: BTreeSet::new(),
+            done_up_to: record.pgs_done,
+        }
+    }
+
+    /// The next portion to ask for.
+    fn take(&mut self, now: Time, pg_count: u32) -> Option<Portion> {
+        if let Some((time, portion)) = self.later.first().copied()
+            && time <= now
+        {
+            self.later.pop_first();
+            return Some(portion);
+        }
+        if self.next < pg_count {
+            self.next += 1;
+            return Some(Portion::Pg(self.next - 1));
+        }
+        None
+    }
+
+    fn mark_done(&mut self, portion: Portion) {
+        if let Portion::Pg(number) = portion {
+            self.done.insert(number);
+        }
+        while self.done.remove(&self.done_up_to) {
+            self.done_up_to += 1;
+        }
+    }
+
+    fn is_done(&self, pg_count: u32) -> bool {
+        self.done_up_to == pg_count && self.later.is_empty() && self.asked.is_empty()
+    }
+}
+
+impl Monitor {
+    /// Runs the recorded tasks, and no others.
+    pub(super) fn track_tasks(&mut self) {
+        let contents = &self.contents;
+        self.tasks.retain(|id, _| contents.task(*id).is_some());
+        for record in contents.tasks() {
+            self.tasks.entry(record.id).or_insert(TaskRun {
+                stage: TaskStage::Fence,
+                blocks_deleted: 0,
+                waits_for: None,
+                is_progress_queued: false,
+            });
+        }
+    }
+
+    pub(super) fn task_deadline(&self) -> Option<Time> {
+        let next = |run: &TaskRun| match &run.stage {
+            TaskStage::Delete(portions) if portions.asked.len() < ASKED_COUNT_MAX => {
+                portions.later.first().map(|(time, _)| *time)
+            }
+            _ => None,
+        };
+        self.tasks.values().filter_map(next).min()
+    }
+
+    pub(super) fn advance_tasks(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
+        for id in ids {
+            let mut run = self.tasks.remove(&id).expect("just listed");
+            let record = self.contents.task(id).expect("only recorded tasks run").clone();
+            self.advance_task(now, &record, &mut run, effects);
+            self.tasks.insert(id, run);
+        }
+    }
+
+    fn advance_task(
+        &mut self,
+        now: Time,
+        record: &TaskRecord,
+        run: &mut TaskRun,
+        effects: &mut Vec<Effect>,
+    ) {
+        if matches!(run.stage, TaskStage::Fence) {
+            let behind = self.osd_that_has_not_seen(record.pool, record.fence_revision);
+            run.waits_for = behind.map(|osd| format!("{osd} to refuse the volume's old sessions"));
+            if behind.is_some() {
+                return;
+            }
+            run.stage = TaskStage::Delete(Portions::of(record, now));
+        }
+        let TaskStage::Delete(portions) = &mut run.stage else { return };
+        let pool = self.contents.pool(record.pool).expect("pools with tasks stay");
+        let pg_count = pool.pool.pg_count;
+        while portions.asked.len() < ASKED_COUNT_MAX
+            && let Some(portion) = portions.take(now, pg_count)
+        {
+            match self.ask(record, portion, effects) {
+                Ok((sequence, connection)) => {
+                    portions.asked.insert(sequence, (portion, connection));
+                }
+                Err(why) => {
+                    run.waits_for = Some(why);
+                    portions.later.insert((now + AWAY_SPAN, portion));
+                }
+            }
+        }
+        let step = (pg_count / PROGRESS_PARTS).max(1);
+        if portions.is_done(pg_count) {
+            run.stage = TaskStage::End;
+            self.jobs.push_back(Job::TaskEnd { task: record.id });
+        } else if portions.done_up_to >= record.pgs_done + step && !run.is_progress_queued {
+            run.is_progress_queued = true;
+            let pgs_done = portions.done_up_to;
+            self.jobs.push_back(Job::TaskProgress { task: record.id, pgs_done });
+        }
+    }
+
+    /// Sends the request for a portion to its PG's primary. An error says who is missing.
+    fn ask(
+        &mut self,
+        record: &TaskRecord,
+        portion: Portion,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(u64, ConnectionId), String> {
+        let pool = self.contents.pool(record.pool).expect("pools with tasks stay");
+        let (number, op) = match portion {
+            Portion::Pg(number) => {
+                (number, Op::DeleteRange { image: record.image, from: record.from })
+            }
+            Portion::Zero => {
+                let ZeroRange { stripe, offset, length } =
+                    record.zero.expect("asked only where the record has it");
+                let place = Place { image: record.image, seed: record.seed, stripe };
+                let hash = stripe_hash(record.seed, stripe);
+                (pg_of_hash(hash, pool.pool.pg_count), Op::Zero { place, offset, length })
+            }
+        };
+        let pg = PgId { pool: record.pool, number };
+        let entry = self.contents.pg(pg).expect("every PG has an entry");
+        let Some(osd) = entry.primary else { return Err(format!("a member of PG {pg}")) };
+        let live = self.osds.get(&osd).and_then(|live| live.connection);
+        let Some(connection) = live else { return Err(format!("{osd}, which is down")) };
+        self.task_sequence_last += 1;
+        let sequence = self.task_sequence_last;
+        let message = Message::Request(Request {
+            session: SessionId::ZERO,
+            sequence,
+            pg,
+            epoch: entry.epoch,
+            revision: pool.revision,
+            op,
+        });
+        effects.push(Effect::Net(NetEffect::Send { connection, message }));
+        Ok((sequence, connection))
+    }
+
+    pub(super) fn on_task_reply(&mut self, now: Time, connection: ConnectionId, reply: Reply) {
+        let is_asked = |run: &TaskRun| match &run.stage {
+            TaskStage::Delete(portions) => {
+                let asked = portions.asked.get(&reply.sequence);
+                asked.is_some_and(|(_, asked)| *asked == connection)
+            }
+            _ => false,
+        };
+        let Some(run) = self.tasks.values_mut().find(|run| is_asked(run)) else { return };
+        let TaskStage::Delete(portions) = &mut run.stage else { return };
+        let (portion, _) = portions.asked.remove(&reply.sequence).expect("just seen");
+        match (portion, reply.outcome) {
+            (Portion::Pg(_), Ok(Outcome::Deleted { count, complete })) => {
+                run.blocks_deleted += u64::from(count);
+                if portions.later.is_empty() {
+                    run.waits_for = None;
+                }
+                if complete {
+                    portions.mark_done(portion);
+                } else {
+                    portions.later.insert((now, portion));
+                }
+            }
+            (Portion::Zero, Ok(Outcome::Written { .. })) => portions.mark_done(portion),
+            (_, Err(Refusal::Busy | Refusal::Stale(_))) => {
+                portions.later.insert((now + RETRY_SPAN, portion));
+            }
+            (_, outcome) => {
+                run.waits_for = Some(format!("an OSD that can do it; one said {outcome:?}"));
+                portions.later.insert((now + AWAY_SPAN, portion));
+            }
+        }
+    }
+
+    /// What was asked over a connection that is gone is asked again.
+    pub(super) fn requeue_task_requests(&mut self, now: Time, connection: ConnectionId) {
+        for run in self.tasks.values_mut() {
+            let TaskStage::Delete(portions) = &mut run.stage else { continue };
+            let lost = portions.asked.extract_if(.., |_, (_, asked)| *asked == connection);
+            let lost: Vec<Portion> = lost.map(|(_, (portion, _))| portion).collect();
+            portions.later.extend(lost.into_iter().map(|portion| (now, portion)));
+        }
+    }
+
+    pub(super) fn task_progress_recorded(&mut self, task: TaskId) {
+        if let Some(run) = self.tasks.get_mut(&task) {
+            run.is_progress_queued = false;
+        }
+    }
+
+    pub(super) fn plan_task_progress(&self, task: TaskId, pgs_done: u32) -> Plan {
+        let Some(record) = self.contents.task(task) else { return Plan::Done(Done::Silent) };
+        let mut batch = Batch::new(&self.contents);
+        batch.put(&self.contents, Record::Task(TaskRecord { pgs_done, ..record.clone() }));
+        Plan::Write { batch, done: Some(Done::Silent) }
+    }
+
+    pub(super) fn plan_task_end(&self, task: TaskId) -> Plan {
+        if self.contents.task(task).is_none() {
+            return Plan::Done(Done::Silent);
+        }
+        let mut batch = Batch::new(&self.contents);
+        batch.delete(&self.contents, Key::Task(task));
+        Plan::Write { batch, done: Some(Done::Silent) }
+    }
+
+    /// A task as commands show it.
+    pub(super) fn task_row(&self, record: &TaskRecord) -> Value {
+        let pool = self.contents.pool(record.pool);
+        let run = self.tasks.get(&record.id);
+        let (state, pgs_done) = match run.map(|run| &run.stage) {
+            None | Some(TaskStage::Fence) => ("fencing", record.pgs_done),
+            Some(TaskStage::Delete(portions)) => {
+                ("deleting", portions.done_up_to + portions.done.len() as u32)
+            }
+            Some(TaskStage::End) => ("ending", pool.map_or(0, |pool| pool.pool.pg_count)),
+        };
+        json!({
+            "id": record.id,
+            "kind": match record.kind { TaskKind::Remove => "remove", TaskKind::Shrink => "shrink" },
+            "image": record.image,
+            "name": record.name,
+            "pool": pool.map(|pool| &pool.pool.name),
+            "state": state,
+            "pgs_total": pool.map(|pool| pool.pool.pg_count),
+            "pgs_done": pgs_done,
+            "blocks_deleted": run.map_or(0, |run| run.blocks_deleted),
+            "waits_for": run.and_then(|run| run.waits_for.as_ref()),
+        })
+    }
+
+    /// What a task waits for, for people.
+    pub(super) fn task_waits_for(&self, task: TaskId) -> Option<&str> {
+        self.tasks.get(&task)?.waits_for.as_deref()
+    }
+}

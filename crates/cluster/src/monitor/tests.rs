@@ -1,0 +1,5 @@
+//! What a monitor does, told by claims.
+
+mod faults;
+mod life;
+mod rig;

@@ -1,0 +1,223 @@
+//! The monitor ends, and the store says unknown, at every transaction of a life.
+
+use std::collections::BTreeSet;
+
+use base::{Duration, GIB};
+use serde_json::Value;
+
+use super::rig::{CLUSTER, Mishap, Rig, identity, osd_id};
+use crate::map::ClusterMap;
+use crate::message::{Command, ToMonitor};
+use crate::monitor::{Identity, StopReason};
+use crate::state::{
+    MemoryState, Operation, StateEffect, StateRequest, StateRevision, StateStore, Transaction,
+};
+
+/// Boot, pool, volume, session, loss of the session, removal with fence and task; an OSD restarts.
+/// Every command may already have happened when it is asked again.
+fn life(rig: &mut Rig) {
+    for number in 1..=2 {
+        rig.add_osd(number);
+    }
+    let made = rig.make_pool("p", 512);
+    assert!(made.is_ok() || made.unwrap_err().code == "exists");
+    let made = rig.make_volume("v", GIB);
+    assert!(made.is_ok() || made.unwrap_err().code == "exists");
+    let client = rig.client();
+    let opened = rig.open_session(client, "v");
+    rig.break_connection(client);
+    rig.advance(Duration::from_secs(12));
+    rig.kill_osd(2);
+    rig.boot(2);
+    let mut removed = rig.remove_volume("v");
+    if removed.as_ref().is_err_and(|error| error.code == "busy") {
+        // A new monitor gives sessions their whole time again.
+        rig.advance(Duration::from_secs(12));
+        removed = rig.remove_volume("v");
+    }
+    assert!(removed.is_ok() || removed.unwrap_err().code == "not_found");
+    rig.advance(Duration::from_secs(30));
+    if let Some(Ok((session, _))) = opened {
+        let pool = rig.osds[&osd_id(1)].map.pools.values().next().unwrap();
+        assert!(pool.fences.contains(&session));
+    }
+}
+
+/// What must hold after a life, whatever went wrong in it.
+fn check_end(rig: &mut Rig) {
+    assert_eq!(rig.stopped, None);
+    assert_eq!(rig.tasks(), [] as [Value; 0]);
+    assert_eq!(rig.command(Command::VolumeList).unwrap(), Value::Array(vec![]));
+    let keys: BTreeSet<String> = rig.store.entries().map(|entry| entry.key.clone()).collect();
+    for prefix in ["image/", "index/", "session/", "task/"] {
+        assert!(!keys.iter().any(|key| key.starts_with(prefix)), "{prefix} is left over");
+    }
+    let client = rig.client();
+    let mut map = ClusterMap::default();
+    rig.subscribe(client, &mut map).unwrap();
+    let pool = map.pools.values().next().unwrap();
+    let deleted: BTreeSet<_> =
+        rig.osds.values().flat_map(|osd| osd.deleted.iter().map(|(pg, ..)| *pg)).collect();
+    assert_eq!(deleted.len(), pool.pgs.len(), "every PG was asked to delete");
+    for entry in &pool.pgs {
+        let member = entry.acting[0];
+        assert_eq!(member.incarnation, map.osds[&member.osd].incarnation);
+        assert!(entry.revision <= pool.revision);
+    }
+    for number in 1..=2 {
+        let osd = &rig.osds[&osd_id(number)];
+        assert_eq!(osd.refused, None);
+        assert_eq!(osd.incarnation, Some(map.osds[&osd_id(number)].incarnation));
+        assert_eq!(osd.map, map, "osd.{number} has the newest map");
+        assert!(map.osds[&osd_id(number)].up);
+    }
+}
+
+fn transactions_of_a_life() -> u32 {
+    let mut rig = Rig::new();
+    life(&mut rig);
+    check_end(&mut rig);
+    assert!(rig.transactions > 20);
+    rig.transactions
+}
+
+fn live_with(mishap: impl Fn(u32) -> Mishap) {
+    for transaction in 1..=transactions_of_a_life() {
+        let mut rig = Rig::new();
+        rig.mishap = mishap(transaction);
+        // What the rig did before the mishap was set is counted, too.
+        life(&mut rig);
+        check_end(&mut rig);
+    }
+}
+
+#[test]
+fn a_monitor_killed_before_any_transaction_goes_on() {
+    live_with(Mishap::KillBefore);
+}
+
+#[test]
+fn a_monitor_killed_after_any_transaction_goes_on() {
+    live_with(Mishap::KillAfter);
+}
+
+#[test]
+fn an_unknown_outcome_that_happened_is_recognised() {
+    live_with(Mishap::UnknownHappened);
+}
+
+#[test]
+fn an_unknown_outcome_that_did_not_happen_is_done_again() {
+    live_with(Mishap::UnknownLost);
+}
+
+#[test]
+fn a_transaction_that_lands_late_does_no_harm() {
+    live_with(Mishap::UnknownLate);
+}
+
+#[test]
+fn ids_and_incarnations_are_never_given_twice() {
+    let mut rig = Rig::with_pool(1, 8);
+    let mut ids = BTreeSet::new();
+    for round in 1..=4 {
+        let row = rig.make_volume("v", GIB).unwrap();
+        assert!(ids.insert(row["id"].as_u64().unwrap()));
+        rig.remove_volume("v").unwrap();
+        rig.kill_osd(1);
+        rig.restart();
+        rig.boot(1);
+        let incarnation = rig.osds[&osd_id(1)].incarnation.unwrap();
+        assert_eq!(incarnation.get(), round + 1);
+    }
+}
+
+#[test]
+fn a_session_survives_the_restart_of_the_monitor() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let client = rig.client();
+    let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+    rig.restart();
+    rig.tick();
+    let client = rig.client();
+    rig.say(client, &ToMonitor::ResumeSession { session });
+    rig.advance(Duration::from_secs(60));
+    assert_eq!(rig.remove_volume("v").unwrap_err().code, "busy");
+    rig.restart();
+    rig.tick();
+    rig.advance(Duration::from_secs(11));
+    assert!(rig.remove_volume("v").is_ok(), "it did not come back");
+}
+
+#[test]
+fn osds_that_do_not_come_back_after_a_restart_are_down() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.osds.get_mut(&osd_id(2)).unwrap().connection = None;
+    rig.restart();
+    rig.advance(Duration::from_secs(4));
+    assert!(rig.osds[&osd_id(1)].map.osds[&osd_id(2)].up);
+    rig.advance(Duration::from_secs(2));
+    assert!(!rig.osds[&osd_id(1)].map.osds[&osd_id(2)].up);
+}
+
+#[test]
+fn a_store_that_cannot_be_asked_is_asked_again() {
+    let mut rig = Rig::new();
+    rig.is_store_away = true;
+    rig.restart();
+    rig.advance(Duration::from_secs(1));
+    rig.is_store_away = false;
+    let client = rig.client();
+    assert_eq!(rig.command_over(client, Command::VolumeList), None, "it waits");
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(rig.inbox[&client].len(), 1, "what came early is answered");
+}
+
+#[test]
+fn a_foreign_or_damaged_store_is_refused() {
+    let put = |store: &mut MemoryState, key: &str, value: &str| {
+        let mut transaction = Transaction::new();
+        let revision = store.entries().find(|entry| entry.key == key);
+        let revision = revision.map_or(StateRevision::ZERO, |entry| entry.revision);
+        let operation = Operation::Put { key: key.into(), value: value.into(), lease: None };
+        transaction.write(operation, revision);
+        let effect = StateEffect::Transact { request: StateRequest(0), transaction };
+        store.apply(base::Time::ZERO, effect, &mut Vec::new());
+    };
+    let good = Rig::with_pool(1, 8).store;
+    let cases = [
+        ("cluster", r#"{"id":"00000000000000000000000000000001","format":1}"#.to_string()),
+        ("cluster", format!(r#"{{"id":"{CLUSTER}","format":2}}"#)),
+        ("osd/1", "{}".into()),
+        ("pg/1/0", r#"{"pool":1,"shard":0,"pgs":[]}"#.into()),
+    ];
+    for (key, value) in cases {
+        let mut store = good.clone();
+        put(&mut store, key, &value);
+        let stopped = Rig::over(store).stopped;
+        match &stopped {
+            Some(StopReason::OtherCluster(_)) => assert!(value.contains("0001")),
+            Some(StopReason::State(_)) => assert!(!value.contains("0001")),
+            other => panic!("{key} {value}: {other:?}"),
+        }
+    }
+    let mut store = MemoryState::default();
+    put(&mut store, "strange", "1");
+    assert!(matches!(Rig::over(store).stopped, Some(StopReason::State(_))));
+}
+
+#[test]
+fn a_monitor_that_lost_leadership_ends() {
+    let mut rig = Rig::with_pool(1, 8);
+    let other = Identity { pid: 999, ..identity() };
+    let mut usurper = Rig::over(rig.store.clone());
+    usurper.monitor = crate::monitor::Monitor::new(other);
+    usurper.tick();
+    rig.store = usurper.store;
+    let client = rig.client();
+    let create = Command::VolumeCreate { volume: "v".into(), size: GIB, pool: None };
+    assert_eq!(rig.command_over(client, create), None);
+    assert!(matches!(rig.stopped, Some(StopReason::LostLeadership(_))));
+    assert!(!rig.store.entries().any(|entry| entry.key.starts_with("image/")));
+}

@@ -1,0 +1,552 @@
+//! A monitor over a store in memory, with OSDs and clients that are a few lines each.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{
+    ClusterId, ConnectionId, Duration, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
+    SessionId, Time,
+};
+use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
+use serde_json::Value;
+
+use crate::map::{ClusterMap, ImageInfo};
+use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
+use crate::monitor::{Effect, Event, Identity, Monitor, StopReason};
+use crate::state::{
+    MemoryState, StateEffect, StateEvent, StateStore, TransactionOutcome, Unavailable,
+};
+
+pub const CLUSTER: ClusterId = ClusterId::new(0xabc);
+
+pub fn identity() -> Identity {
+    Identity {
+        cluster: CLUSTER,
+        monitor: MonitorId::FIRST,
+        pid: 100,
+        addresses: vec!["unix:mon".into()],
+    }
+}
+
+/// What the store does with the next transactions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mishap {
+    /// It happens and is answered.
+    None,
+    /// The monitor's process ends before transaction `n` (counted from 1) reaches the store.
+    KillBefore(u32),
+    /// The monitor's process ends after transaction `n` happened and before it hears of it.
+    KillAfter(u32),
+    /// Transaction `n` happens; its answer says unknown.
+    UnknownHappened(u32),
+    /// Transaction `n` does not happen; its answer says unknown.
+    UnknownLost(u32),
+    /// Transaction `n` happens only with the next effect; its answer says unknown.
+    UnknownLate(u32),
+}
+
+/// An OSD that holds no data.
+#[derive(Default)]
+pub struct FakeOsd {
+    pub connection: Option<ConnectionId>,
+    pub incarnation: Option<Incarnation>,
+    pub path: String,
+    pub map: ClusterMap,
+    pub refused: Option<Failure>,
+    /// Whether it keeps quiet about what it saw.
+    pub is_slow_to_see: bool,
+    /// Task requests it did.
+    pub deleted: Vec<(PgId, Op, MapRevision)>,
+    /// Portions that each PG's deletion takes; then it is complete.
+    pub portions: BTreeMap<PgId, u32>,
+    /// What it answers to task requests instead.
+    pub refusal: Option<Refusal>,
+    pub gave_up: Vec<PgId>,
+}
+
+pub struct Rig {
+    pub now: Time,
+    pub store: MemoryState,
+    pub monitor: Monitor,
+    pub osds: BTreeMap<OsdId, FakeOsd>,
+    /// Messages that came to clients, by connection.
+    pub inbox: BTreeMap<ConnectionId, VecDeque<FromMonitor>>,
+    pub open: BTreeSet<ConnectionId>,
+    pub stopped: Option<StopReason>,
+    pub mishap: Mishap,
+    pub transactions: u32,
+    pub kills: u32,
+    pub is_store_away: bool,
+    connection_last: u64,
+    request_last: u64,
+    late: Option<StateEffect>,
+    events: VecDeque<Event>,
+}
+
+pub fn osd_id(number: u32) -> OsdId {
+    OsdId::new(number).unwrap()
+}
+
+pub fn store_of(number: u32) -> String {
+    format!("{number:032x}")
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        Rig::over(MemoryState::default())
+    }
+
+    pub fn over(store: MemoryState) -> Rig {
+        let mut rig = Rig {
+            now: Time::from_nanos(1),
+            store,
+            monitor: Monitor::new(identity()),
+            osds: BTreeMap::new(),
+            inbox: BTreeMap::new(),
+            open: BTreeSet::new(),
+            stopped: None,
+            mishap: Mishap::None,
+            transactions: 0,
+            kills: 0,
+            is_store_away: false,
+            connection_last: 1,
+            request_last: 0,
+            late: None,
+            events: VecDeque::new(),
+        };
+        rig.tick();
+        rig
+    }
+
+    /// Everything up, with a pool of `pg_count` PGs.
+    pub fn with_pool(osd_count: u32, pg_count: u32) -> Rig {
+        let mut rig = Rig::new();
+        for number in 1..=osd_count {
+            rig.add_osd(number);
+        }
+        rig.make_pool("p", pg_count).unwrap();
+        rig
+    }
+
+    pub fn tick(&mut self) {
+        self.event(Event::Tick);
+    }
+
+    pub fn event(&mut self, event: Event) {
+        self.events.push_back(event);
+        self.settle();
+    }
+
+    /// Lets everything happen until nobody has anything to do.
+    fn settle(&mut self) {
+        let mut steps = 0;
+        while let Some(event) = self.events.pop_front() {
+            steps += 1;
+            assert!(steps < 1_000_000, "the monitor goes round in circles");
+            let mut effects = Vec::new();
+            self.monitor.apply(self.now, event, &mut effects);
+            for effect in effects {
+                if !self.effect(effect) {
+                    self.restart();
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Moves the clock on, ringing every deadline on the way.
+    pub fn advance(&mut self, span: Duration) {
+        let end = self.now + span;
+        while let Some(deadline) = self.monitor.deadline()
+            && deadline <= end
+        {
+            self.now = self.now.max(deadline) + Duration::from_nanos(1);
+            self.tick();
+        }
+        self.now = self.now.max(end);
+        self.tick();
+    }
+
+    /// The process ends and another one starts over the same store; everybody connects again.
+    pub fn restart(&mut self) {
+        self.kills += 1;
+        self.mishap = Mishap::None;
+        self.events.clear();
+        self.monitor = Monitor::new(Identity { pid: 100 + self.kills, ..identity() });
+        let open: Vec<ConnectionId> = std::mem::take(&mut self.open).into_iter().collect();
+        let boots: Vec<OsdId> = self
+            .osds
+            .iter()
+            .filter(|(_, osd)| osd.connection.is_some_and(|connection| open.contains(&connection)))
+            .map(|(id, _)| *id)
+            .collect();
+        for osd in boots {
+            self.queue_boot(osd);
+        }
+        self.events.push_back(Event::Tick);
+    }
+
+    /// `false`: the process ended.
+    fn effect(&mut self, effect: Effect) -> bool {
+        match effect {
+            Effect::Ready => {}
+            Effect::Stop(reason) => self.stopped = Some(reason),
+            Effect::State(effect) => return self.state_effect(effect),
+            Effect::Net(NetEffect::Connect { .. }) => panic!("a monitor connects to nobody"),
+            Effect::Net(NetEffect::Close { connection }) => {
+                assert!(self.open.remove(&connection), "closed twice: {connection}");
+            }
+            Effect::Net(NetEffect::Send { connection, message }) => {
+                if self.open.contains(&connection) {
+                    self.deliver(connection, message);
+                }
+            }
+        }
+        true
+    }
+
+    fn state_effect(&mut self, effect: StateEffect) -> bool {
+        let mut events = Vec::new();
+        if let StateEffect::Range { request, .. } = &effect
+            && self.is_store_away
+        {
+            let event = StateEvent::Range { request: *request, result: Err(Unavailable) };
+            self.events.push_back(Event::State(event));
+            return true;
+        }
+        if let Some(late) = self.late.take() {
+            self.store.apply(self.now, late, &mut Vec::new());
+        }
+        let StateEffect::Transact { request, .. } = &effect else {
+            self.store.apply(self.now, effect, &mut events);
+            self.events.extend(events.into_iter().map(Event::State));
+            return true;
+        };
+        let request = *request;
+        self.transactions += 1;
+        let count = self.transactions;
+        if self.mishap == Mishap::KillBefore(count) {
+            return false;
+        }
+        if self.mishap == Mishap::UnknownLate(count) {
+            self.late = Some(effect);
+        } else if self.mishap != Mishap::UnknownLost(count) {
+            self.store.apply(self.now, effect, &mut events);
+        }
+        if self.mishap == Mishap::KillAfter(count) {
+            return false;
+        }
+        let is_unknown = [
+            Mishap::UnknownHappened(count),
+            Mishap::UnknownLost(count),
+            Mishap::UnknownLate(count),
+        ];
+        if is_unknown.contains(&self.mishap) {
+            let outcome = TransactionOutcome::Unknown;
+            events = vec![StateEvent::Transacted { request, outcome }];
+        }
+        self.events.extend(events.into_iter().map(Event::State));
+        true
+    }
+
+    fn deliver(&mut self, connection: ConnectionId, message: Message) {
+        let osd = self.osds.iter().find(|(_, osd)| osd.connection == Some(connection));
+        let osd = osd.map(|(id, _)| *id);
+        match (osd, message) {
+            (Some(osd), Message::Request(request)) => self.osd_request(osd, request),
+            (Some(osd), Message::Control(text)) => {
+                let message: FromMonitor = serde_json::from_str(&text).unwrap();
+                self.osd_heard(osd, message);
+            }
+            (None, Message::Control(text)) => {
+                let message: FromMonitor = serde_json::from_str(&text).unwrap();
+                self.inbox.entry(connection).or_default().push_back(message);
+            }
+            (_, message) => panic!("not for a client: {message:?}"),
+        }
+    }
+
+    fn osd_heard(&mut self, id: OsdId, message: FromMonitor) {
+        let osd = self.osds.get_mut(&id).unwrap();
+        let connection = osd.connection.unwrap();
+        match message {
+            FromMonitor::OsdBooted { incarnation } => {
+                osd.incarnation = Some(incarnation);
+                let have = osd.map.pools.iter().map(|(id, pool)| (*id, pool.revision)).collect();
+                self.queue(connection, &ToMonitor::Subscribe { have });
+                self.queue_saw(id);
+            }
+            FromMonitor::OsdRefused { error } => osd.refused = Some(error),
+            FromMonitor::Map(delta) => {
+                osd.map.apply(delta).expect("deltas follow one another");
+                self.queue_saw(id);
+            }
+            FromMonitor::GiveUp { pg } => osd.gave_up.push(pg),
+            other => panic!("not for an OSD: {other:?}"),
+        }
+    }
+
+    fn queue_saw(&mut self, id: OsdId) {
+        let osd = &self.osds[&id];
+        if !osd.is_slow_to_see {
+            let revisions = osd.map.pools.iter().map(|(id, pool)| (*id, pool.revision)).collect();
+            self.queue(osd.connection.unwrap(), &ToMonitor::OsdSaw { revisions });
+        }
+    }
+
+    pub fn say_saw(&mut self, number: u32) {
+        self.osds.get_mut(&osd_id(number)).unwrap().is_slow_to_see = false;
+        self.queue_saw(osd_id(number));
+        self.settle();
+    }
+
+    fn osd_request(&mut self, id: OsdId, request: Request) {
+        let osd = self.osds.get_mut(&id).unwrap();
+        assert_eq!(request.session, SessionId::ZERO);
+        let known = osd.map.pg(request.pg).expect("the monitor knows less than we");
+        assert!(request.revision <= osd.map.pools[&request.pg.pool].revision);
+        let outcome = if let Some(refusal) = osd.refusal.clone() {
+            Err(refusal)
+        } else if known.epoch != request.epoch {
+            Err(Refusal::Stale(Some(known.clone())))
+        } else {
+            osd.deleted.push((request.pg, request.op.clone(), request.revision));
+            match request.op {
+                Op::DeleteRange { .. } => {
+                    let left = osd.portions.entry(request.pg).or_default();
+                    let complete = *left == 0;
+                    *left = left.saturating_sub(1);
+                    Ok(Outcome::Deleted { count: 1, complete })
+                }
+                Op::Zero { .. } => {
+                    Ok(Outcome::Written { version: base::Version::ZERO, durable: true })
+                }
+                other => panic!("not of the monitor: {other:?}"),
+            }
+        };
+        let reply = Reply { session: request.session, sequence: request.sequence, outcome };
+        let connection = osd.connection.unwrap();
+        let message = Message::Reply(reply);
+        self.events.push_back(Event::Net(NetEvent::Received { connection, message }));
+    }
+
+    fn queue(&mut self, connection: ConnectionId, message: &ToMonitor) {
+        let message = Message::Control(serde_json::to_string(message).unwrap());
+        self.events.push_back(Event::Net(NetEvent::Received { connection, message }));
+    }
+
+    pub fn say(&mut self, connection: ConnectionId, message: &ToMonitor) {
+        self.queue(connection, message);
+        self.settle();
+    }
+
+    pub fn accept(&mut self, role: Role) -> ConnectionId {
+        let connection = self.queue_accept(role);
+        self.settle();
+        connection
+    }
+
+    fn queue_accept(&mut self, role: Role) -> ConnectionId {
+        self.connection_last += 2;
+        let connection = ConnectionId::new(self.connection_last);
+        self.open.insert(connection);
+        let peer = Peer { cluster: CLUSTER, role };
+        self.events.push_back(Event::Net(NetEvent::Accepted { connection, peer }));
+        connection
+    }
+
+    pub fn client(&mut self) -> ConnectionId {
+        self.accept(Role::Client)
+    }
+
+    pub fn break_connection(&mut self, connection: ConnectionId) {
+        if self.open.remove(&connection) {
+            let reason = CloseReason::Reset;
+            self.event(Event::Net(NetEvent::Closed { connection, reason }));
+        }
+    }
+
+    /// Makes an OSD's id, starts it, and lets it report.
+    pub fn add_osd(&mut self, number: u32) {
+        let made = self.command(Command::OsdCreate { store: store_of(number) }).unwrap();
+        assert_eq!(made["id"], number);
+        let osd = FakeOsd { path: format!("/osd{number}"), ..FakeOsd::default() };
+        self.osds.insert(osd_id(number), osd);
+        self.boot(number);
+        self.report(number, |_| {});
+    }
+
+    pub fn boot_message(&self, id: OsdId) -> ToMonitor {
+        let osd = &self.osds[&id];
+        ToMonitor::OsdBoot {
+            osd: id,
+            store: store_of(id.get()),
+            addresses: vec![format!("unix:osd{}", id.get())],
+            pid: 1000 + id.get(),
+            path: osd.path.clone(),
+            host: "h".into(),
+            incarnation: osd.incarnation,
+        }
+    }
+
+    fn queue_boot(&mut self, id: OsdId) {
+        let connection = self.queue_accept(Role::Osd(id, Incarnation::ZERO));
+        self.osds.get_mut(&id).unwrap().connection = Some(connection);
+        let message = self.boot_message(id);
+        self.queue(connection, &message);
+    }
+
+    /// Connects, as the same run if it has one.
+    pub fn boot(&mut self, number: u32) {
+        self.queue_boot(osd_id(number));
+        self.settle();
+    }
+
+    /// The OSD's process ends.
+    pub fn kill_osd(&mut self, number: u32) {
+        let osd = self.osds.get_mut(&osd_id(number)).unwrap();
+        osd.incarnation = None;
+        osd.map = ClusterMap::default();
+        if let Some(connection) = osd.connection.take() {
+            self.break_connection(connection);
+        }
+    }
+
+    /// A report that says it serves what the map gives it, changed by `edit`.
+    pub fn report(&mut self, number: u32, edit: impl FnOnce(&mut OsdReport)) {
+        let osd = &self.osds[&osd_id(number)];
+        let entries = osd.map.pools.values().flat_map(|pool| &pool.pgs);
+        let led = entries.filter(|entry| entry.primary == Some(osd_id(number)));
+        let mut report = OsdReport {
+            size_bytes: 10 << 30,
+            used_bytes: 1 << 20,
+            active: led.map(|entry| entry.pg).collect(),
+            ..OsdReport::default()
+        };
+        edit(&mut report);
+        let connection = osd.connection.unwrap();
+        self.say(connection, &ToMonitor::OsdReport(report));
+    }
+
+    /// The answer to a command, asked again over a new connection if the monitor ends meanwhile.
+    pub fn command(&mut self, command: Command) -> Result<Value, Failure> {
+        for _ in 0..100 {
+            let connection = self.client();
+            let result = self.command_over(connection, command.clone());
+            self.break_connection(connection);
+            if let Some(result) = result {
+                return result;
+            }
+            self.advance(Duration::from_millis(200));
+        }
+        panic!("no answer to {command:?}");
+    }
+
+    /// The answer to a command, if it comes at once.
+    pub fn command_over(
+        &mut self,
+        connection: ConnectionId,
+        command: Command,
+    ) -> Option<Result<Value, Failure>> {
+        self.request_last += 1;
+        let asked = self.request_last;
+        self.say(connection, &ToMonitor::Command { request: asked, command });
+        let inbox = self.inbox.get_mut(&connection)?;
+        let answered = |message: &FromMonitor| match message {
+            FromMonitor::Answer { request, result } if *request == asked => Some(result.clone()),
+            _ => None,
+        };
+        inbox.iter().find_map(answered)
+    }
+
+    pub fn make_pool(&mut self, pool: &str, pg_count: u32) -> Result<Value, Failure> {
+        self.command(Command::PoolCreate {
+            pool: pool.into(),
+            replicas: None,
+            min_size: None,
+            pg_count: Some(pg_count),
+            failure_domain: None,
+            block_size: None,
+        })
+    }
+
+    pub fn make_volume(&mut self, volume: &str, size: u64) -> Result<Value, Failure> {
+        self.command(Command::VolumeCreate { volume: volume.into(), size, pool: None })
+    }
+
+    pub fn remove_volume(&mut self, volume: &str) -> Result<Value, Failure> {
+        self.command(Command::VolumeRemove { volume: volume.into() })
+    }
+
+    pub fn tasks(&mut self) -> Vec<Value> {
+        let rows = self.command(Command::TaskList { image: None }).unwrap();
+        rows.as_array().unwrap().clone()
+    }
+
+    pub fn open_session(
+        &mut self,
+        connection: ConnectionId,
+        image: &str,
+    ) -> Option<Result<(SessionId, ImageInfo), Failure>> {
+        self.request_last += 1;
+        let asked = self.request_last;
+        let message = ToMonitor::OpenSession {
+            request: asked,
+            image: image.into(),
+            read_only: false,
+            client: "test".into(),
+        };
+        self.say(connection, &message);
+        let inbox = self.inbox.get_mut(&connection)?;
+        inbox.iter().find_map(|message| match message {
+            FromMonitor::SessionOpened { request, session, image } if *request == asked => {
+                Some(Ok((*session, image.clone())))
+            }
+            FromMonitor::SessionRefused { request, error } if *request == asked => {
+                Some(Err(error.clone()))
+            }
+            _ => None,
+        })
+    }
+
+    /// A client's map, from a subscription.
+    pub fn subscribe(
+        &mut self,
+        connection: ConnectionId,
+        map: &mut ClusterMap,
+    ) -> Result<usize, PoolId> {
+        let have = map.pools.iter().map(|(id, pool)| (*id, pool.revision)).collect();
+        self.say(connection, &ToMonitor::Subscribe { have });
+        self.read_map(connection, map)
+    }
+
+    /// Applies what came of the map; tells how many messages that were.
+    pub fn read_map(
+        &mut self,
+        connection: ConnectionId,
+        map: &mut ClusterMap,
+    ) -> Result<usize, PoolId> {
+        let inbox = self.inbox.entry(connection).or_default();
+        let mut count = 0;
+        for message in std::mem::take(inbox) {
+            match message {
+                FromMonitor::Map(delta) => {
+                    count += 1;
+                    map.apply(delta).map_err(|gap| gap.pool)?;
+                }
+                other => inbox.push_back(other),
+            }
+        }
+        Ok(count)
+    }
+
+    pub fn status(&mut self) -> Value {
+        self.command(Command::Status).unwrap()
+    }
+
+    pub fn checks(&mut self) -> Vec<String> {
+        let status = self.status();
+        let checks = status["checks"].as_array().unwrap();
+        checks.iter().map(|check| check["code"].as_str().unwrap().to_string()).collect()
+    }
+}

@@ -1,0 +1,297 @@
+//! Making, resizing and removing volumes.
+//!
+//! Removing and shrinking: sessions that had the image and were not closed cleanly are fenced, in
+//! as many transactions as that takes; then one transaction changes the image and records the task
+//! that deletes its blocks. Until that last one nothing has happened to the volume.
+
+use base::{ImageId, MapRevision, PoolId, StripeIndex, TIB, UNIT_SIZE};
+use serde_json::{Value, json};
+
+use super::contents::{Batch, Write};
+use super::job::{Done, Plan};
+use super::pool::check_name;
+use super::{Monitor, busy, failure};
+use crate::map::ImageInfo;
+use crate::message::Failure;
+use crate::records::{
+    CounterName, Fence, FenceRecord, ImageNameRecord, ImageRecord, Key, PoolRecord, Record, Rest,
+    TaskId, TaskKind, TaskRecord, ZeroRange,
+};
+
+/// Volumes of a cluster: their list fits one message.
+const IMAGE_COUNT_MAX: usize = 16_384;
+/// Largest volume, in bytes; with small blocks 2^32 - 1 of them are less.
+const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
+/// Fenced sessions of a pool: their record fits a transaction.
+const FENCE_COUNT_MAX: usize = 25_000;
+/// Sessions fenced by one transaction.
+const FENCES_PER_TRANSACTION: usize = 100;
+/// Recorded tasks at one time.
+const TASK_COUNT_MAX: usize = 256;
+
+pub(super) fn no_volume(name: &str) -> Failure {
+    let name = super::clipped(name.to_string());
+    failure(
+        "not_found",
+        format!("there is no volume {name}"),
+        "`ashlar volume ls` lists the volumes there are",
+    )
+}
+
+impl Monitor {
+    pub(super) fn plan_volume_create(
+        &self,
+        name: &str,
+        size: u64,
+        pool: Option<&str>,
+    ) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        check_name("volume", name)?;
+        if contents.image_named(name).is_some() {
+            let hint = "choose another name, or remove that one";
+            return Err(failure("exists", format!("there is a volume {name} already"), hint));
+        }
+        let pool = self.chosen_pool(pool)?;
+        check_size(size, pool)?;
+        if contents.images().count() >= IMAGE_COUNT_MAX {
+            let message = format!("the cluster has {IMAGE_COUNT_MAX} volumes already");
+            return Err(failure("invalid", message, "remove volumes that are not needed"));
+        }
+        let mut batch = Batch::new(contents);
+        let number = batch.next_id(contents, CounterName::Image);
+        let id = u32::try_from(number).ok().and_then(ImageId::new);
+        let Some(id) = id else {
+            return Err(failure("invalid", "all ids of images are used up", "make a new cluster"));
+        };
+        let info = ImageInfo {
+            id,
+            name: name.to_string(),
+            pool: pool.pool.id,
+            size,
+            seed: id,
+            parents: Vec::new(),
+        };
+        let answer = self.volume_row(&info);
+        let named = ImageNameRecord { name: name.to_string(), image: id, rest: Rest::new() };
+        batch.put(contents, Record::Image(ImageRecord { info, rest: Rest::new() }));
+        batch.put(contents, Record::ImageName(named));
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    fn chosen_pool(&self, name: Option<&str>) -> Result<&PoolRecord, Failure> {
+        let hint = "`ashlar pool ls` lists the pools there are; `ashlar pool create` makes one";
+        if let Some(name) = name {
+            let named = self.contents.pool_named(name);
+            let name = super::clipped(name.to_string());
+            return named
+                .ok_or_else(|| failure("not_found", format!("there is no pool {name}"), hint));
+        }
+        let mut pools = self.contents.pools();
+        match (pools.next(), pools.next()) {
+            (Some(only), None) => Ok(only),
+            (None, _) => Err(failure("not_found", "there is no pool yet", hint)),
+            _ => Err(failure("invalid", "there are several pools", "name one with --pool")),
+        }
+    }
+
+    pub(super) fn plan_volume_remove(&self, name: &str) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        let image = contents.image_named(name).ok_or_else(|| no_volume(name))?;
+        self.check_not_attached(image)?;
+        if let Some(fencing) = self.fence_ended_sessions(image)? {
+            return Ok(fencing);
+        }
+        let mut batch = Batch::new(contents);
+        let task = self.record_task(&mut batch, TaskKind::Remove, image, 0)?;
+        batch.delete(contents, Key::ImageName(image.info.name.clone()));
+        batch.delete(contents, Key::Image(image.info.id));
+        let answer = json!({ "id": image.info.id, "name": image.info.name, "task": task.0 });
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    pub(super) fn plan_volume_resize(
+        &self,
+        name: &str,
+        size: u64,
+        shrink: bool,
+    ) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        let image = contents.image_named(name).ok_or_else(|| no_volume(name))?;
+        let pool = contents.pool(image.info.pool).expect("pools with images stay");
+        check_size(size, pool)?;
+        let answer = |task: Option<TaskId>| {
+            let mut row = self.volume_row(&ImageInfo { size, ..image.info.clone() });
+            row["task"] = json!(task);
+            Done::Answer(Ok(row))
+        };
+        if size == image.info.size {
+            return Ok(Plan::Done(answer(None)));
+        }
+        if contents.tasks().any(|task| task.image == image.info.id) {
+            return Err(failure(
+                "busy",
+                format!("volume {name} is still being made smaller"),
+                "try again when its task is done; `ashlar volume info` shows it",
+            ));
+        }
+        let mut changed = image.clone();
+        changed.info.size = size;
+        let mut batch = Batch::new(contents);
+        if size > image.info.size {
+            batch.put(contents, Record::Image(changed));
+            return Ok(Plan::Write { batch, done: Some(answer(None)) });
+        }
+        if !shrink {
+            return Err(failure(
+                "invalid",
+                format!("volume {name} has {} bytes: {size} would cut off data", image.info.size),
+                "say --shrink if what lies behind the new end may go",
+            ));
+        }
+        self.check_not_attached(image)?;
+        if let Some(fencing) = self.fence_ended_sessions(image)? {
+            return Ok(fencing);
+        }
+        let task = self.record_task(&mut batch, TaskKind::Shrink, image, size)?;
+        batch.put(contents, Record::Image(changed));
+        Ok(Plan::Write { batch, done: Some(answer(Some(task))) })
+    }
+
+    fn check_not_attached(&self, image: &ImageRecord) -> Result<(), Failure> {
+        let name = &image.info.name;
+        let mut sessions = self.contents.sessions_of(image.info.id).filter(|record| !record.ended);
+        let Some(session) = sessions.next() else { return Ok(()) };
+        Err(failure(
+            "busy",
+            format!("volume {name} is attached: session {} of {}", session.id, session.client),
+            "detach it first; a client that is gone counts as detached after 10 seconds",
+        ))
+    }
+
+    /// The next transaction that fences sessions of the image that were not closed cleanly.
+    fn fence_ended_sessions(&self, image: &ImageRecord) -> Result<Option<Plan>, Failure> {
+        let contents = &self.contents;
+        let sessions = contents.sessions_of(image.info.id).take(FENCES_PER_TRANSACTION);
+        let sessions: Vec<_> = sessions.map(|record| record.id).collect();
+        if sessions.is_empty() {
+            return Ok(None);
+        }
+        let pool = contents.pool(image.info.pool).expect("pools with images stay");
+        let revision = pool.revision.next();
+        let mut record = contents.fences(image.info.pool).cloned().unwrap_or(FenceRecord {
+            pool: image.info.pool,
+            fences: Vec::new(),
+            rest: Rest::new(),
+        });
+        if record.fences.len() + sessions.len() > FENCE_COUNT_MAX {
+            return Err(failure(
+                "too_many_fences",
+                format!("pool {} has {FENCE_COUNT_MAX} fenced sessions", pool.pool.name),
+                "move its volumes to another pool",
+            ));
+        }
+        record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));
+        let mut batch = Batch::new(contents);
+        batch.put(contents, Record::Pool(PoolRecord { revision, ..pool.clone() }));
+        // Long records: the limit on fences keeps this one below a transaction's.
+        batch.put(contents, Record::Fence(record));
+        let writes = sessions.into_iter().map(|session| Write::Delete(Key::Session(session)));
+        batch.add(contents, writes.collect());
+        Ok(Some(Plan::Write { batch, done: None }))
+    }
+
+    /// Records the task that deletes what lies behind `size`.
+    fn record_task(
+        &self,
+        batch: &mut Batch,
+        kind: TaskKind,
+        image: &ImageRecord,
+        size: u64,
+    ) -> Result<TaskId, Failure> {
+        let contents = &self.contents;
+        if contents.tasks().count() >= TASK_COUNT_MAX {
+            return Err(busy());
+        }
+        let pool = contents.pool(image.info.pool).expect("pools with images stay");
+        let id = TaskId(batch.next_id(contents, CounterName::Task));
+        let (from, zero) = cut(size, pool.pool.block_size.bytes());
+        let record = TaskRecord {
+            id,
+            kind,
+            image: image.info.id,
+            name: image.info.name.clone(),
+            seed: image.info.seed,
+            pool: pool.pool.id,
+            block_size: pool.pool.block_size,
+            from,
+            zero,
+            fence_revision: self.fence_revision(pool.pool.id),
+            pgs_done: 0,
+            rest: Rest::new(),
+        };
+        batch.put(contents, Record::Task(record));
+        Ok(id)
+    }
+
+    /// The revision that brought the pool's newest fence: whoever saw it knows all of them.
+    fn fence_revision(&self, pool: PoolId) -> MapRevision {
+        let fences = self.contents.fences(pool);
+        let newest = fences.and_then(|record| record.fences.last());
+        newest.map_or(MapRevision::ZERO, |fence| fence.revision)
+    }
+
+    /// A volume as commands show it.
+    pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
+        let pool = self.contents.pool(info.pool).map(|record| record.pool.name.clone());
+        let sessions = self.contents.sessions_of(info.id).filter(|record| !record.ended);
+        let session = |record: &crate::records::SessionRecord| json!({ "id": record.id, "client": record.client, "read_only": record.read_only });
+        json!({
+            "name": info.name,
+            "id": info.id,
+            "pool": pool,
+            "size": info.size,
+            "sessions": sessions.map(session).collect::<Vec<Value>>(),
+        })
+    }
+}
+
+/// The first stripe behind `size`, and the end of the one that it cuts.
+fn cut(size: u64, block_size: u64) -> (StripeIndex, Option<ZeroRange>) {
+    let stripe = |number: u64| {
+        StripeIndex::new(u32::try_from(number).expect("sizes are checked against 2^32 blocks"))
+    };
+    let from = stripe(size.div_ceil(block_size));
+    let offset = size % block_size;
+    let zero = (offset > 0).then(|| ZeroRange {
+        stripe: stripe(size / block_size),
+        offset: u32::try_from(offset).expect("a block is at most 1 MiB"),
+        length: u32::try_from(block_size - offset).expect("a block is at most 1 MiB"),
+    });
+    (from, zero)
+}
+
+fn check_size(size: u64, pool: &PoolRecord) -> Result<(), Failure> {
+    let max = VOLUME_SIZE_MAX.min(pool.pool.block_size.bytes() * u64::from(u32::MAX));
+    if size > 0 && size.is_multiple_of(UNIT_SIZE) && size <= max {
+        return Ok(());
+    }
+    Err(failure(
+        "invalid",
+        format!("{size} bytes are no size of a volume"),
+        format!("a multiple of 4 KiB, from 4 KiB to {}", base::size::Size(max)),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_stripe_is_zeroed_and_the_next_is_deleted() {
+        let block = 128 << 10;
+        assert_eq!(cut(0, block), (StripeIndex::new(0), None));
+        assert_eq!(cut(2 * block, block), (StripeIndex::new(2), None));
+        let zero = ZeroRange { stripe: StripeIndex::new(2), offset: 4096, length: 124 << 10 };
+        assert_eq!(cut(2 * block + 4096, block), (StripeIndex::new(3), Some(zero)));
+    }
+}

@@ -1,0 +1,535 @@
+//! What the state store holds: its keys and the JSON values under them. See
+//! `docs/internals/state.md`.
+//!
+//! Invariants
+//!   1. A record names its own key: the text under a key parses to a record of that key.
+//!   2. Fields that this program does not know are kept when it writes a record again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base::{
+    BlockSize, ClusterId, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PoolId, SessionId,
+    StripeIndex,
+};
+use format::wire::PgEntry;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::map::{ImageInfo, OsdInfo, Pool};
+
+/// Format of the state store that this program writes and understands.
+pub const STATE_FORMAT: u32 = 1;
+
+/// PG entries under one key.
+pub const PG_SHARD_SIZE: u32 = 256;
+
+/// Names a recorded task; never reused.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct TaskId(pub u64);
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What counts ids, so that none is used twice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CounterName {
+    /// Images and layers.
+    Image,
+    /// OSDs.
+    Osd,
+    /// Pools.
+    Pool,
+    /// Sessions.
+    Session,
+    /// Tasks.
+    Task,
+}
+
+impl CounterName {
+    const ALL: [(&'static str, CounterName); 5] = [
+        ("image", CounterName::Image),
+        ("osd", CounterName::Osd),
+        ("pool", CounterName::Pool),
+        ("session", CounterName::Session),
+        ("task", CounterName::Task),
+    ];
+}
+
+/// A key of the state store. The order of the variants is no order of the store.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Key {
+    /// `cluster`
+    Cluster,
+    /// `leader`
+    Leader,
+    /// `config/NAME`
+    Setting(String),
+    /// `counter/NAME`
+    Counter(CounterName),
+    /// `osd/ID`
+    Osd(OsdId),
+    /// `pool/ID`
+    Pool(PoolId),
+    /// `pg/POOL/SHARD`
+    PgShard(PoolId, u32),
+    /// `fence/POOL`
+    Fence(PoolId),
+    /// `image/ID`
+    Image(ImageId),
+    /// `index/image/NAME`
+    ImageName(String),
+    /// `session/ID`
+    Session(SessionId),
+    /// `task/ID`
+    Task(TaskId),
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Cluster => f.write_str("cluster"),
+            Key::Leader => f.write_str("leader"),
+            Key::Setting(name) => write!(f, "config/{name}"),
+            Key::Counter(name) => {
+                let text = CounterName::ALL.iter().find(|(_, counter)| counter == name);
+                write!(f, "counter/{}", text.expect("ALL has every counter").0)
+            }
+            Key::Osd(id) => write!(f, "osd/{}", id.get()),
+            Key::Pool(id) => write!(f, "pool/{}", id.get()),
+            Key::PgShard(pool, shard) => write!(f, "pg/{}/{shard}", pool.get()),
+            Key::Fence(pool) => write!(f, "fence/{}", pool.get()),
+            Key::Image(id) => write!(f, "image/{}", id.get()),
+            Key::ImageName(name) => write!(f, "index/image/{name}"),
+            Key::Session(id) => write!(f, "session/{id}"),
+            Key::Task(id) => write!(f, "task/{id}"),
+        }
+    }
+}
+
+impl Key {
+    /// The key of a text, or `None` where this program knows no such key.
+    pub fn parse(text: &str) -> Option<Key> {
+        let key = match text {
+            "cluster" => Key::Cluster,
+            "leader" => Key::Leader,
+            _ => {
+                let (kind, rest) = text.split_once('/')?;
+                match kind {
+                    "config" => Key::Setting(rest.to_string()),
+                    "counter" => {
+                        let found = CounterName::ALL.iter().find(|(text, _)| *text == rest);
+                        Key::Counter(found?.1)
+                    }
+                    "osd" => Key::Osd(OsdId::new(rest.parse().ok()?)?),
+                    "pool" => Key::Pool(PoolId::new(rest.parse().ok()?)?),
+                    "pg" => {
+                        let (pool, shard) = rest.split_once('/')?;
+                        Key::PgShard(PoolId::new(pool.parse().ok()?)?, shard.parse().ok()?)
+                    }
+                    "fence" => Key::Fence(PoolId::new(rest.parse().ok()?)?),
+                    "image" => Key::Image(ImageId::new(rest.parse().ok()?)?),
+                    "index" => Key::ImageName(rest.strip_prefix("image/")?.to_string()),
+                    "session" => Key::Session(SessionId::new(rest.parse().ok()?)),
+                    "task" => Key::Task(TaskId(rest.parse().ok()?)),
+                    _ => return None,
+                }
+            }
+        };
+        // `osd/01` names what `osd/1` names; only one of them may.
+        (key.to_string() == text).then_some(key)
+    }
+}
+
+/// Fields that a newer program wrote.
+pub type Rest = BTreeMap<String, Value>;
+
+/// `cluster`: what the store belongs to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    /// The cluster.
+    pub id: ClusterId,
+    /// [`STATE_FORMAT`] of the program that made it.
+    pub format: u32,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `leader`: who may change the state. Every transaction compares this key's revision.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LeaderRecord {
+    /// The leading monitor.
+    pub monitor: MonitorId,
+    /// One more each time that leadership is taken.
+    pub run: u64,
+    /// Its process.
+    pub pid: u32,
+    /// Where it listens.
+    pub addresses: Vec<String>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `config/NAME`: a setting that differs from its default.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SettingRecord {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: u64,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `counter/NAME`: the last id given out.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CounterRecord {
+    /// Of what.
+    pub name: CounterName,
+    /// The last one; 0: none yet.
+    pub last: u64,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `osd/ID`: an OSD that belongs to the cluster.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct OsdRecord {
+    /// What everyone knows of it. Its incarnation is the counter of its runs; its revision is
+    /// above that of every other OSD's entry when it changes.
+    #[serde(flatten)]
+    pub info: OsdInfo,
+    /// Identity of its store, 32 hexadecimal digits.
+    pub store: String,
+    /// Its host; empty before its first boot.
+    pub host: String,
+    /// Its directory or device, for people.
+    pub path: String,
+    /// Its process.
+    pub pid: u32,
+    /// Size of its data area as it last reported; 0: not yet.
+    pub size_bytes: u64,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `pool/ID`: a pool and the revision of its map.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PoolRecord {
+    /// Its rules.
+    #[serde(flatten)]
+    pub pool: Pool,
+    /// Of its map: PG entries and fences name the revision that brought them.
+    pub revision: MapRevision,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `pg/POOL/SHARD`: the entries of [`PG_SHARD_SIZE`] PGs.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PgShardRecord {
+    /// The pool.
+    pub pool: PoolId,
+    /// PG numbers from `shard * PG_SHARD_SIZE` on.
+    pub shard: u32,
+    /// In order of their numbers.
+    pub pgs: Vec<PgEntry>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `fence/POOL`: sessions that the pool's OSDs refuse for ever.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct FenceRecord {
+    /// The pool.
+    pub pool: PoolId,
+    /// Each with the revision that brought it.
+    pub fences: Vec<Fence>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// A session that is refused for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Fence {
+    /// Which.
+    pub session: SessionId,
+    /// The revision of the pool's map that brought it.
+    pub revision: MapRevision,
+}
+
+/// `image/ID`: a volume.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// What its clients know.
+    #[serde(flatten)]
+    pub info: ImageInfo,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `index/image/NAME`: finds an image by its name.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ImageNameRecord {
+    /// The name.
+    pub name: String,
+    /// The image.
+    pub image: ImageId,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `session/ID`: an attachment. Removed when it is closed cleanly, or fenced.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SessionRecord {
+    /// Its id.
+    pub id: SessionId,
+    /// What it is attached to.
+    pub image: ImageId,
+    /// What attached, for people.
+    pub client: String,
+    /// Whether it only reads.
+    pub read_only: bool,
+    /// Its connection was gone for too long. It may still have requests on their way.
+    pub ended: bool,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `task/ID`: long work on an image, recorded before it begins.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TaskRecord {
+    /// Its id.
+    pub id: TaskId,
+    /// What it is for.
+    pub kind: TaskKind,
+    /// The image whose blocks it deletes.
+    pub image: ImageId,
+    /// The image's name when the task began, for people.
+    pub name: String,
+    /// Seed of the hash of the image's stripes.
+    pub seed: ImageId,
+    /// The pool they lie in.
+    pub pool: PoolId,
+    /// The pool's block size.
+    pub block_size: BlockSize,
+    /// The first stripe to delete.
+    pub from: StripeIndex,
+    /// The end of the stripe before it, to be zeroed, where the new size cuts that.
+    pub zero: Option<ZeroRange>,
+    /// No OSD may serve the image's fenced sessions any more: those that are up must have seen
+    /// this revision of the pool's map before the work starts.
+    pub fence_revision: MapRevision,
+    /// PGs with smaller numbers have nothing left to delete.
+    pub pgs_done: u32,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// Why blocks of an image are deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskKind {
+    /// The image was removed.
+    Remove,
+    /// The image was made smaller.
+    Shrink,
+}
+
+/// A range of one stripe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ZeroRange {
+    /// Which stripe.
+    pub stripe: StripeIndex,
+    /// In bytes within it.
+    pub offset: u32,
+    /// In bytes.
+    pub length: u32,
+}
+
+/// The value under a key.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Record {
+    /// Under `cluster`.
+    Cluster(ClusterRecord),
+    /// Under `leader`.
+    Leader(LeaderRecord),
+    /// Under `config/NAME`.
+    Setting(SettingRecord),
+    /// Under `counter/NAME`.
+    Counter(CounterRecord),
+    /// Under `osd/ID`.
+    Osd(OsdRecord),
+    /// Under `pool/ID`.
+    Pool(PoolRecord),
+    /// Under `pg/POOL/SHARD`.
+    PgShard(PgShardRecord),
+    /// Under `fence/POOL`.
+    Fence(FenceRecord),
+    /// Under `image/ID`.
+    Image(ImageRecord),
+    /// Under `index/image/NAME`.
+    ImageName(ImageNameRecord),
+    /// Under `session/ID`.
+    Session(SessionRecord),
+    /// Under `task/ID`.
+    Task(TaskRecord),
+}
+
+impl Record {
+    /// The key it belongs under.
+    pub fn key(&self) -> Key {
+        match self {
+            Record::Cluster(_) => Key::Cluster,
+            Record::Leader(_) => Key::Leader,
+            Record::Setting(record) => Key::Setting(record.name.clone()),
+            Record::Counter(record) => Key::Counter(record.name),
+            Record::Osd(record) => Key::Osd(record.info.id),
+            Record::Pool(record) => Key::Pool(record.pool.id),
+            Record::PgShard(record) => Key::PgShard(record.pool, record.shard),
+            Record::Fence(record) => Key::Fence(record.pool),
+            Record::Image(record) => Key::Image(record.info.id),
+            Record::ImageName(record) => Key::ImageName(record.name.clone()),
+            Record::Session(record) => Key::Session(record.id),
+            Record::Task(record) => Key::Task(record.id),
+        }
+    }
+
+    /// The record as a JSON value.
+    pub fn to_json(&self) -> Value {
+        let value = match self {
+            Record::Cluster(record) => serde_json::to_value(record),
+            Record::Leader(record) => serde_json::to_value(record),
+            Record::Setting(record) => serde_json::to_value(record),
+            Record::Counter(record) => serde_json::to_value(record),
+            Record::Osd(record) => serde_json::to_value(record),
+            Record::Pool(record) => serde_json::to_value(record),
+            Record::PgShard(record) => serde_json::to_value(record),
+            Record::Fence(record) => serde_json::to_value(record),
+            Record::Image(record) => serde_json::to_value(record),
+            Record::ImageName(record) => serde_json::to_value(record),
+            Record::Session(record) => serde_json::to_value(record),
+            Record::Task(record) => serde_json::to_value(record),
+        };
+        value.expect("records have text keys and plain numbers")
+    }
+
+    /// The record in a text found under `key`. An error says what is wrong with it.
+    pub fn parse(key: &Key, text: &str) -> Result<Record, String> {
+        let record = match key {
+            Key::Cluster => Record::Cluster(parse(text)?),
+            Key::Leader => Record::Leader(parse(text)?),
+            Key::Setting(_) => Record::Setting(parse(text)?),
+            Key::Counter(_) => Record::Counter(parse(text)?),
+            Key::Osd(_) => Record::Osd(parse(text)?),
+            Key::Pool(_) => Record::Pool(parse(text)?),
+            Key::PgShard(..) => Record::PgShard(parse(text)?),
+            Key::Fence(_) => Record::Fence(parse(text)?),
+            Key::Image(_) => Record::Image(parse(text)?),
+            Key::ImageName(_) => Record::ImageName(parse(text)?),
+            Key::Session(_) => Record::Session(parse(text)?),
+            Key::Task(_) => Record::Task(parse(text)?),
+        };
+        if record.key() != *key {
+            return Err(format!("it is the record of {}", record.key()));
+        }
+        Ok(record)
+    }
+}
+
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+impl OsdRecord {
+    /// An OSD that never ran.
+    pub fn new(id: OsdId, store: String, revision: u64) -> OsdRecord {
+        let info = OsdInfo {
+            id,
+            revision,
+            addresses: Vec::new(),
+            incarnation: Incarnation::ZERO,
+            up: false,
+            in_cluster: true,
+        };
+        OsdRecord {
+            info,
+            store,
+            host: String::new(),
+            path: String::new(),
+            pid: 0,
+            size_bytes: 0,
+            rest: Rest::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_texts_are_inverse() {
+        let pool = PoolId::new(3).unwrap();
+        let keys = [
+            Key::Cluster,
+            Key::Leader,
+            Key::Setting("session_timeout_ms".into()),
+            Key::Counter(CounterName::Image),
+            Key::Osd(OsdId::FIRST),
+            Key::Pool(pool),
+            Key::PgShard(pool, 7),
+            Key::Fence(pool),
+            Key::Image(ImageId::FIRST),
+            Key::ImageName("a.b".into()),
+            Key::Session(SessionId::new(9)),
+            Key::Task(TaskId(2)),
+        ];
+        for key in keys {
+            assert_eq!(Key::parse(&key.to_string()), Some(key));
+        }
+        for wrong in ["", "osd", "osd/0", "osd/01", "pg/1", "counter/x", "index/pool/a", "other/1"]
+        {
+            assert_eq!(Key::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_kept() {
+        let text = r#"{"id":1,"revision":4,"addresses":["unix:a"],"incarnation":2,"up":true,
+            "in":true,"store":"00","host":"h","path":"p","pid":7,"size_bytes":5,"rack":"r1"}"#;
+        let record = Record::parse(&Key::Osd(OsdId::FIRST), text).unwrap();
+        let written = record.to_json();
+        assert_eq!(written, serde_json::from_str::<Value>(text).unwrap());
+        assert_eq!(written["rack"], "r1");
+    }
+
+    #[test]
+    fn a_record_under_a_foreign_key_is_refused() {
+        let text = r#"{"name":"osd","last":4}"#;
+        assert!(Record::parse(&Key::Counter(CounterName::Osd), text).is_ok());
+        let error = Record::parse(&Key::Counter(CounterName::Pool), text).unwrap_err();
+        assert!(error.contains("counter/osd"), "{error}");
+        assert!(Record::parse(&Key::Cluster, "rubbish").is_err());
+    }
+}
