@@ -17,6 +17,7 @@ mod address;
 pub mod bench;
 mod clock;
 mod disk;
+pub mod embedded;
 mod handshake;
 mod inbox;
 pub mod key;
