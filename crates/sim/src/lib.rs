@@ -7,6 +7,7 @@
 //!
 //! `docs/proof.md` tells what is simulated, within which limits, and what the checkers accept.
 
+pub mod cluster;
 pub mod disk;
 pub mod outcome;
 pub mod pattern;

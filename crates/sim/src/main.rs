@@ -45,26 +45,31 @@ struct Arguments {
 enum Part {
     /// One block store on one disk.
     Store,
+    /// OSDs, a monitor and clients.
+    Cluster,
 }
 
 impl Part {
-    const ALL: [Part; 1] = [Part::Store];
+    const ALL: [Part; 2] = [Part::Store, Part::Cluster];
 
     fn name(self) -> &'static str {
         match self {
             Part::Store => "store",
+            Part::Cluster => "cluster",
         }
     }
 
     fn run(self, run: Run) -> Outcome {
         match self {
             Part::Store => sim::store::run(run),
+            Part::Cluster => sim::cluster::run(run),
         }
     }
 
     fn tally(self) -> Tally {
         match self {
             Part::Store => sim::store::tally(),
+            Part::Cluster => sim::cluster::tally(),
         }
     }
 }
@@ -225,6 +230,25 @@ fn look_for_planted(_name: &str, _parts: &[Part], _seeds: &RangeInclusive<u64>) 
          cargo run --profile ci -p sim --features planted -- --planted all --seeds 1..500"
     );
     ExitCode::from(2)
+}
+
+/// The part that must find a bug.
+#[cfg(feature = "planted")]
+fn part_of(bug: base::planted::Bug) -> Part {
+    use base::planted::Bug;
+    match bug {
+        Bug::AckBeforeFlush
+        | Bug::TailReplayedTwice
+        | Bug::ChecksumNotCompared
+        | Bug::StaleDataAccepted
+        | Bug::FreedBlockReusedEarly
+        | Bug::TrimBeforeCheckpoint
+        | Bug::LargeDataNotAwaited => Part::Store,
+        Bug::DuplicateExecuted
+        | Bug::FenceIgnored
+        | Bug::EpochNotCompared
+        | Bug::PartAnsweredForWhole => Part::Cluster,
+    }
 }
 
 /// Runs seeds with each bug until one finds it; all must be found.

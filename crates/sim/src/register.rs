@@ -43,6 +43,8 @@ struct Write {
     from: Moment,
     to: Moment,
     repeated: bool,
+    /// It took effect at least once: it was answered as done.
+    happened: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,13 +126,38 @@ impl History {
     /// it may have been sent more than once.
     pub fn write(&mut self, value: Value, from: Moment, to: Moment, repeated: bool) {
         assert!(from < to);
-        self.writes.push(Write { value, from, to, repeated });
+        self.writes.push(Write { value, from, to, repeated, happened: to != NEVER });
+    }
+
+    /// A write that failed: between `from` and `to` it took effect any number of times, or never.
+    pub fn failed_write(&mut self, value: Value, from: Moment, to: Moment) {
+        assert!(from < to);
+        self.writes.push(Write { value, from, to, repeated: true, happened: false });
     }
 
     /// An answered read.
     pub fn read(&mut self, value: Value, from: Moment, to: Moment) {
         assert!(from < to);
         self.reads.push(Read { value, from, to });
+    }
+
+    /// The history for people: its operations by their start.
+    pub fn table(&self) -> String {
+        let end = |to: Moment| if to == NEVER { "never".to_string() } else { to.to_string() };
+        let writes = self.writes.iter().map(|write| {
+            let kind = match (write.happened, write.repeated) {
+                (false, _) => "unsure write",
+                (true, true) => "repeated write",
+                (true, false) => "write",
+            };
+            (write.from, format!("  {}..{} {kind} {}", write.from, end(write.to), write.value))
+        });
+        let reads = self.reads.iter().map(|read| {
+            (read.from, format!("  {}..{} read {}", read.from, end(read.to), read.value))
+        });
+        let mut lines: Vec<(Moment, String)> = writes.chain(reads).collect();
+        lines.sort();
+        lines.into_iter().map(|(_, line)| line + "\n").collect()
     }
 
     /// Looks for an order of all operations. Takes O(n log n).
@@ -154,7 +181,7 @@ impl History {
     /// Operations by value, with the write of the first zero.
     fn clusters(&self) -> Result<BTreeMap<Value, Cluster>, Violation> {
         let mut clusters: BTreeMap<Value, Cluster> = BTreeMap::new();
-        let first = Write { value: 0, from: 0, to: 0, repeated: false };
+        let first = Write { value: 0, from: 0, to: 0, repeated: false, happened: true };
         for write in std::iter::once(first).chain(self.writes.iter().copied()) {
             clusters.entry(write.value).or_default().writes.push(write);
         }
@@ -191,7 +218,7 @@ impl Cluster {
             let to = last_from.unwrap_or(0).max(write.from);
             if from < to {
                 zones.push(Zone { value, from, to });
-            } else if write.to != NEVER || !self.reads.is_empty() {
+            } else if write.happened || !self.reads.is_empty() {
                 wants.push((value, to, from));
             }
             return;
@@ -199,7 +226,7 @@ impl Cluster {
         if let Some(to) = last_from.filter(|last| *last > write.to) {
             zones.push(Zone { value, from: write.to, to });
         }
-        if write.to != NEVER {
+        if write.happened {
             wants.push((value, write.from, write.to));
         }
         for read in &self.reads {
@@ -223,7 +250,7 @@ impl Zeros {
     fn new(cluster: Cluster, zones: &mut Vec<Zone>, wants: &mut Vec<Want>) -> Zeros {
         let Cluster { writes: mut writes_by_end, mut reads } = cluster;
         writes_by_end.sort_unstable_by_key(|write| write.to);
-        let answered = writes_by_end.iter().filter(|write| write.to != NEVER && write.to != 0);
+        let answered = writes_by_end.iter().filter(|write| write.happened && write.to != 0);
         wants.extend(answered.map(|write| (0, write.from, write.to)));
         reads.retain(|read| {
             let ended = writes_by_end.partition_point(|write| write.to < read.from);
@@ -397,6 +424,22 @@ mod tests {
         history.read(7, 2, 3);
         history.read(0, 4, 5);
         assert!(history.check().is_err(), "once seen it stays");
+    }
+
+    #[test]
+    fn a_failed_write_may_have_happened_but_does_not_later() {
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.failed_write(8, 3, 4);
+        history.read(7, 5, 6);
+        assert_eq!(history.check(), Ok(()));
+        history.read(8, 7, 8);
+        assert!(history.check().is_err());
+        let mut history = History::default();
+        history.write(7, 1, 2, false);
+        history.failed_write(8, 3, 4);
+        history.read(8, 7, 8);
+        assert_eq!(history.check(), Ok(()));
     }
 
     #[test]

@@ -1,0 +1,193 @@
+//! Faults of a cluster: when they come, and what follows.
+
+use base::{Duration, OsdId, UNIT_SIZE};
+
+use super::Process;
+use super::world::{Item, World};
+use crate::disk::Crash;
+use crate::random::Chance;
+use crate::register::Moment;
+
+/// A client cut off its monitor.
+#[derive(Clone, Copy, Debug)]
+pub struct Divorce {
+    /// Which client.
+    pub client: usize,
+}
+
+impl World {
+    /// After an event: something may break.
+    pub(super) fn chaos(&mut self) -> Result<(), String> {
+        let faults = self.faults;
+        if self.chaos.chance(faults.connection_breaks)
+            && let Some((one, other, wakes)) = self.net.break_any(self.now)
+        {
+            self.trace.line(format_args!("{:?} {one:?} - {other:?} breaks", self.now));
+            self.fault("connection broken");
+            self.wake(wakes);
+        }
+        if self.chaos.chance(faults.partition) {
+            let one = self.draw_process();
+            let other = self.draw_process();
+            if one != other {
+                self.fault("partition");
+                let longest = Duration::from_millis(self.chaos.scale(20..4000));
+                self.cut(one, other, longest);
+            }
+        }
+        if self.chaos.chance(faults.divorce) && self.divorce.is_none() {
+            let client = self.chaos.index(self.clients.len());
+            self.fault("client cut off its monitor");
+            self.divorce = Some(Divorce { client });
+            let span = Duration::from_millis(self.chaos.range(11_000..20_000));
+            self.cut(Process::Client(client), Process::Monitor, span);
+            self.schedule(span, Item::Remarry);
+        }
+        if self.chaos.chance(faults.rot) {
+            self.rot();
+        }
+        Ok(())
+    }
+
+    fn draw_process(&mut self) -> Process {
+        let osds = self.osds.len();
+        let clients = self.clients.len();
+        let draw = self.chaos.index(osds + clients + 1);
+        match draw {
+            0 => Process::Monitor,
+            draw if draw <= osds => Process::Osd(draw - 1),
+            draw => Process::Client(draw - 1 - osds),
+        }
+    }
+
+    fn cut(&mut self, one: Process, other: Process, span: Duration) {
+        self.trace.line(format_args!("{:?} {one:?} - {other:?} cut for {span:?}", self.now));
+        let wakes = self.net.cut(self.now, one, other);
+        self.wake(wakes);
+        self.schedule(span, Item::Heal(one, other));
+    }
+
+    /// A volume that the cut off client holds.
+    pub(super) fn stale_volume(&self) -> Option<usize> {
+        let client = self.divorce?.client;
+        self.clients[client].attached_volumes().next()
+    }
+
+    /// Whether a client believes that it has the volume attached.
+    pub(super) fn is_attached_by_someone(&self, volume: usize) -> bool {
+        self.clients.iter().any(|client| client.attached_volumes().any(|held| held == volume))
+    }
+
+    /// A bit flips where data is that was recorded as durable long ago.
+    fn rot(&mut self) {
+        let index = self.chaos.index(self.osds.len());
+        let now = self.now;
+        let osd = &mut self.osds[index];
+        osd.note_idle(now);
+        let (settled, start) = (osd.settled, osd.data_start);
+        let Some(disk) = &mut osd.disk else { return };
+        let pages: Vec<u64> = disk
+            .written_pages()
+            .filter(|page| *page >= start && disk.written_last(*page) <= settled)
+            .collect();
+        if pages.is_empty() {
+            return;
+        }
+        let page = *self.chaos.pick(&pages);
+        if !disk.is_quiet(page) {
+            return;
+        }
+        disk.rot(page + self.chaos.below(UNIT_SIZE), 1 << self.chaos.below(8));
+        self.trace.line(format_args!("{now:?} rot at {page} of osd {index}"));
+        self.rot_happened = true;
+        self.fault("rot in the data area");
+    }
+
+    /// A process ends, at once and without a word.
+    pub(super) fn kill(&mut self, process: Process) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} {process:?} dies", self.now));
+        *self.lives.entry(process).or_default() += 1;
+        let silent = self.chaos.chance(Chance::percent(10));
+        let wakes = self.net.process_died(self.now, process, silent);
+        self.wake(wakes);
+        match process {
+            Process::Monitor => {
+                self.fault("monitor killed");
+                self.monitor = None;
+            }
+            Process::Osd(index) => self.kill_osd(index),
+            Process::Client(index) => {
+                self.fault("client killed");
+                self.clients[index].die();
+            }
+            Process::Operator => return Err("nobody kills the operator".into()),
+        }
+        let pause = Duration::from_nanos(self.chaos.scale(100_000..3_000_000_000));
+        self.schedule(pause, Item::Start(process));
+        Ok(())
+    }
+
+    fn kill_osd(&mut self, index: usize) {
+        let power = self.chaos.chance(Chance::percent(50));
+        let crash = if power { Crash::Power } else { Crash::Process };
+        self.fault(if power { "OSD power cut" } else { "OSD killed" });
+        let osd = &mut self.osds[index];
+        osd.node = None;
+        let disk = osd.disk.as_mut().expect("it ran");
+        let report = disk.crash(crash, &mut self.medium);
+        self.tally.faults.add("unflushed write lost", report.lost);
+        self.tally.faults.add("unflushed write torn", report.torn);
+        self.tally.faults.add("unflushed writes reordered", report.reordered);
+    }
+
+    /// Starts a process.
+    pub(super) fn start(&mut self, process: Process) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} {process:?} starts", self.now));
+        match process {
+            Process::Monitor => {
+                self.start_monitor();
+                Ok(())
+            }
+            Process::Osd(index) => {
+                let mut effects = Vec::new();
+                let pool = self.pool.clone();
+                self.osds[index].start(self.now, self.cluster, index, pool, &mut effects);
+                self.carry_out_osd(index, effects)
+            }
+            Process::Client(index) => {
+                let pool = self.pool.clone();
+                self.clients[index].start(pool);
+                self.schedule(Duration::from_millis(1), Item::ClientTurn(index));
+                Ok(())
+            }
+            Process::Operator => Ok(()),
+        }
+    }
+
+    /// An OSD got its id: its store is made and its process starts.
+    pub(super) fn create_osd(&mut self, index: usize, id: OsdId) -> Result<(), String> {
+        if self.osds[index].id.is_some() {
+            return Err(format!("osd {index} gets a second id: {id}"));
+        }
+        self.osds[index].create(id, self.cluster, &self.plan);
+        self.start(Process::Osd(index))
+    }
+
+    /// A fault that may have made somebody send something again.
+    pub(super) fn fault(&mut self, name: &'static str) {
+        self.fault_count += 1;
+        self.tally.faults.add(name, 1);
+    }
+
+    /// A number that grows with each call.
+    pub(super) fn moment(&mut self) -> Moment {
+        self.moment_last += 1;
+        self.moment_last
+    }
+
+    /// A value that was never written.
+    pub(super) fn next_value(&mut self) -> u64 {
+        self.value_last += 1;
+        self.value_last
+    }
+}

@@ -1,0 +1,301 @@
+//! Every volume there ever was, and the history of each of its registers.
+//!
+//! A register is a unit; in the first units of a volume, where unaligned writes go, it is a piece
+//! of 512 bytes, so that a write of a part of a unit is judged by what it changes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use base::UNIT_SIZE;
+
+use crate::pattern;
+use crate::register::{History, Moment, NEVER, Value};
+
+/// The grain of unaligned writes, in bytes.
+pub const PIECE_SIZE: u64 = 512;
+
+/// Pieces in a unit.
+const PIECE_COUNT: u64 = UNIT_SIZE / PIECE_SIZE;
+
+/// Units at a volume's start whose registers are pieces.
+const FINE_UNIT_COUNT: u64 = 3;
+
+/// Names an operation that changes a volume; its value, but for discards.
+pub type ChangeId = u64;
+
+/// One volume, under one name, from its creation to its end.
+pub struct Volume {
+    /// Of the volume.
+    pub name: String,
+    /// Its size in units, as the operator last heard of it.
+    pub units: u64,
+    /// How far it is.
+    pub life: Life,
+    number: u64,
+    registers: BTreeMap<u64, History>,
+    open: BTreeMap<ChangeId, Change>,
+    /// The unit at which the volume was cut off, while it has not grown again.
+    cut: Option<u64>,
+    seals: Vec<Seal>,
+    /// From which moment on the registers from a piece on are new.
+    began: BTreeMap<u64, Moment>,
+    /// Histories of registers that began anew since.
+    ended: Vec<(u64, History)>,
+}
+
+/// The life of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    /// A command that makes, changes or removes it is under way.
+    Changing,
+    /// It is there.
+    Live,
+    /// It is removed.
+    Gone,
+}
+
+#[derive(Clone)]
+struct Change {
+    value: Value,
+    from: Moment,
+    pieces: Range<u64>,
+}
+
+/// From when on sessions from before a cut, or of a removed volume, are refused everywhere.
+struct Seal {
+    first_unit: u64,
+    opened_before: Moment,
+    from: Moment,
+}
+
+impl Volume {
+    /// One that does not exist yet. `number` is its own.
+    pub fn new(name: String, number: u64, units: u64) -> Volume {
+        Volume {
+            name,
+            units,
+            life: Life::Changing,
+            number,
+            registers: BTreeMap::new(),
+            open: BTreeMap::new(),
+            cut: None,
+            seals: Vec::new(),
+            began: BTreeMap::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    fn place(&self, piece: u64) -> u64 {
+        (self.number << 40) | piece
+    }
+
+    /// The bytes of a write: each piece names the value.
+    pub fn fill(&self, first_piece: u64, value: Value, bytes: &mut [u8]) {
+        for (index, piece) in bytes.chunks_exact_mut(PIECE_SIZE as usize).enumerate() {
+            pattern::fill(piece, value, self.place(first_piece + index as u64));
+        }
+    }
+
+    /// The first piece of each register in a range that covers whole registers.
+    fn registers_in(pieces: &Range<u64>) -> impl Iterator<Item = u64> {
+        let fine_end = FINE_UNIT_COUNT * PIECE_COUNT;
+        let fine = pieces.start..pieces.end.min(fine_end).max(pieces.start);
+        let coarse = pieces.start.max(fine_end)..pieces.end.max(fine_end);
+        debug_assert!(coarse.is_empty() || coarse.start.is_multiple_of(PIECE_COUNT));
+        fine.chain(coarse.step_by(PIECE_COUNT as usize))
+    }
+
+    /// Whether a range may be written in pieces.
+    pub fn fine_pieces(&self) -> Range<u64> {
+        0..FINE_UNIT_COUNT.min(self.units) * PIECE_COUNT
+    }
+
+    /// A write or discard (value 0) is asked.
+    pub fn ask(&mut self, id: ChangeId, value: Value, pieces: Range<u64>, from: Moment) {
+        self.open.insert(id, Change { value, from, pieces });
+    }
+
+    /// It is done.
+    pub fn done(&mut self, id: ChangeId, to: Moment, repeated: bool) {
+        let Some(change) = self.open.remove(&id) else { return };
+        self.record(&change, |history| {
+            history.write(change.value, change.from, to, repeated);
+        });
+    }
+
+    /// It failed: it may have happened in part, and does not later. One that is neither done nor
+    /// failed may still happen at any time, until the volume is fenced.
+    pub fn failed(&mut self, id: ChangeId, to: Moment) {
+        let Some(change) = self.open.remove(&id) else { return };
+        self.record(&change, |history| history.failed_write(change.value, change.from, to));
+    }
+
+    /// The volume ends at `first_unit` from now on: what lies behind counts no more.
+    pub fn shrunk(&mut self, first_unit: u64) {
+        self.cut = Some(self.cut.map_or(first_unit, |cut| cut.min(first_unit)));
+        self.units = first_unit;
+    }
+
+    /// The volume is asked to grow: what was cut off must be gone by now, and every session from
+    /// before the cut fenced. What lies behind it begins anew, with zeros.
+    pub fn grows(&mut self, now: Moment) {
+        let Some(first_unit) = self.cut.take() else { return };
+        let first_piece = first_unit * PIECE_COUNT;
+        let is_old = |(_, change): &(&ChangeId, &Change)| change.pieces.end > first_piece;
+        let old: Vec<ChangeId> = self.open.iter().filter(is_old).map(|(id, _)| *id).collect();
+        for id in old {
+            self.failed(id, now);
+        }
+        self.ended.extend(self.registers.split_off(&first_piece));
+        self.seals.push(Seal { first_unit, opened_before: now, from: now });
+        self.began.insert(first_piece, now);
+    }
+
+    /// The volume is removed and nothing is left to be done for that: its sessions are fenced.
+    pub fn removed(&mut self, now: Moment) {
+        self.seals.push(Seal { first_unit: 0, opened_before: NEVER, from: now });
+    }
+
+    /// Whether an operation that was asked at `from` over an attachment that was opened at
+    /// `opened` with so many units must have been refused.
+    pub fn is_fenced(&self, opened: Moment, units: u64, from: Moment) -> bool {
+        self.seals
+            .iter()
+            .any(|seal| opened < seal.opened_before && units > seal.first_unit && from > seal.from)
+    }
+
+    fn record(&mut self, change: &Change, mut each: impl FnMut(&mut History)) {
+        for register in Volume::registers_in(&change.pieces) {
+            each(self.registers.entry(register).or_default());
+        }
+    }
+
+    /// A read is answered with these bytes.
+    pub fn read(
+        &mut self,
+        first_piece: u64,
+        bytes: &[u8],
+        from: Moment,
+        to: Moment,
+    ) -> Result<(), String> {
+        let mut values = Vec::new();
+        for (index, piece) in bytes.chunks_exact(PIECE_SIZE as usize).enumerate() {
+            let at = first_piece + index as u64;
+            let value = pattern::value_of(piece, self.place(at)).ok_or_else(|| {
+                format!("bytes at {} of {} were never written", at * PIECE_SIZE, self.name)
+            })?;
+            values.push(value);
+        }
+        let pieces = first_piece..first_piece + values.len() as u64;
+        let fine_end = FINE_UNIT_COUNT * PIECE_COUNT;
+        for register in Volume::registers_in(&pieces) {
+            let index = (register - first_piece) as usize;
+            let value = values[index];
+            let count = if register < fine_end { 1 } else { PIECE_COUNT as usize };
+            if values[index..index + count].iter().any(|other| *other != value) {
+                return Err(format!(
+                    "the unit at {} of {} is torn: {:?}",
+                    register * PIECE_SIZE,
+                    self.name,
+                    &values[index..index + count]
+                ));
+            }
+            if self.counts(register, from) {
+                self.registers.entry(register).or_default().read(value, from, to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a read that was asked then tells anything: not of what is cut off.
+    fn counts(&self, register: u64, from: Moment) -> bool {
+        let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
+        let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
+        !is_cut && !is_old
+    }
+
+    /// Looks for an order of all operations of every register.
+    pub fn check(&self) -> Result<(), String> {
+        let mut registers = self.registers.clone();
+        for change in self.open.values() {
+            for register in Volume::registers_in(&change.pieces) {
+                let history = registers.entry(register).or_default();
+                history.write(change.value, change.from, NEVER, true);
+            }
+        }
+        for (register, history) in registers.iter().chain(self.ended.iter().map(|(r, h)| (r, h))) {
+            history.check().map_err(|violation| {
+                format!(
+                    "volume {}, bytes at {}: {violation}\n{}",
+                    self.name,
+                    register * PIECE_SIZE,
+                    history.table()
+                )
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume() -> Volume {
+        Volume::new("v".into(), 1, 16)
+    }
+
+    fn bytes(volume: &Volume, first_piece: u64, count: u64, value: Value) -> Vec<u8> {
+        let mut bytes = vec![0; (count * PIECE_SIZE) as usize];
+        volume.fill(first_piece, value, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn units_are_whole_but_for_the_first_ones() {
+        let mut volume = volume();
+        let fine = volume.fine_pieces().end;
+        let mut torn = bytes(&volume, fine, 8, 5);
+        let other = bytes(&volume, fine + 4, 4, 6);
+        torn[4 * PIECE_SIZE as usize..].copy_from_slice(&other);
+        assert!(volume.read(fine, &torn, 1, 2).is_err());
+        let mut mixed = bytes(&volume, 0, 8, 5);
+        let other = bytes(&volume, 4, 4, 6);
+        mixed[4 * PIECE_SIZE as usize..].copy_from_slice(&other);
+        volume.ask(5, 5, 0..8, 1);
+        volume.done(5, 2, false);
+        volume.ask(6, 6, 4..8, 3);
+        volume.done(6, 4, false);
+        assert_eq!(volume.read(0, &mixed, 5, 6), Ok(()));
+        assert_eq!(volume.check(), Ok(()));
+    }
+
+    #[test]
+    fn bytes_of_another_place_are_found() {
+        let mut volume = volume();
+        let moved = bytes(&volume, 32, 8, 5);
+        assert!(volume.read(40, &moved, 1, 2).is_err());
+    }
+
+    #[test]
+    fn what_was_cut_off_does_not_come_back() {
+        for stale in [false, true] {
+            let mut volume = volume();
+            volume.ask(5, 5, 64..72, 1);
+            if !stale {
+                volume.done(5, 2, false);
+            }
+            volume.shrunk(8);
+            let old = bytes(&volume, 64, 8, 5);
+            volume.read(64, &old, 3, 4).expect("its form is good");
+            assert_eq!(volume.check(), Ok(()));
+            volume.grows(5);
+            volume.read(64, &[0; 4096], 6, 7).expect("its form is good");
+            assert_eq!(volume.check(), Ok(()));
+            volume.read(64, &old, 8, 9).expect("its form is good");
+            assert!(volume.check().is_err());
+            assert!(volume.is_fenced(1, 16, 6));
+            assert!(!volume.is_fenced(6, 16, 7));
+        }
+    }
+}

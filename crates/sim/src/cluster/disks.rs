@@ -1,0 +1,160 @@
+//! An OSD's process and its disk.
+
+use base::{BufferPool, ClusterId, Incarnation, OsdId, Time};
+use blockstore::{CreateOptions, StoreId};
+use format::door::{DiskEffect, DiskOp};
+use node::Node;
+
+use super::plan::Plan;
+use crate::disk::SimDisk;
+
+/// One OSD.
+pub struct Osd {
+    /// Its id, once the monitor has given it.
+    pub id: Option<OsdId>,
+    /// Of its store.
+    pub store: StoreId,
+    /// Its disk, once it is created.
+    pub disk: Option<SimDisk>,
+    /// Its process, while it runs.
+    pub node: Option<Node>,
+    /// Of its run, once the monitor has given it.
+    pub incarnation: Incarnation,
+    /// Lower bound of the data area.
+    pub data_start: u64,
+    /// What the disk had completed when it was last idle long enough to be settled.
+    pub settled: u64,
+    /// Since when no operation of the disk is in flight.
+    pub idle_since: Option<Time>,
+    /// Operations in flight.
+    pub in_flight: u64,
+    /// The end of a turn is due.
+    pub turn_due: bool,
+    /// A write or flush failed: the node must stop.
+    pub must_stop: bool,
+}
+
+/// What is known of an operation of a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DiskWork {
+    /// A read.
+    Read,
+    /// A write or flush.
+    Change,
+    /// A discard.
+    Discard,
+}
+
+impl DiskWork {
+    /// Of an effect.
+    pub fn of(effect: &DiskEffect) -> DiskWork {
+        match effect {
+            DiskEffect::Read { .. } => DiskWork::Read,
+            DiskEffect::Write { .. } | DiskEffect::Flush { .. } => DiskWork::Change,
+            DiskEffect::Discard { .. } => DiskWork::Discard,
+        }
+    }
+}
+
+impl Osd {
+    /// One that has no id yet.
+    pub fn new(seed: u64, index: usize) -> Osd {
+        Osd {
+            id: None,
+            store: StoreId::new(u128::from(seed) << 8 | index as u128 + 1),
+            disk: None,
+            node: None,
+            incarnation: Incarnation::ZERO,
+            data_start: 0,
+            settled: 0,
+            idle_since: None,
+            in_flight: 0,
+            turn_due: false,
+            must_stop: false,
+        }
+    }
+
+    /// Makes its store on a new disk.
+    pub fn create(&mut self, id: OsdId, cluster: ClusterId, plan: &Plan) {
+        let options = CreateOptions {
+            cluster,
+            osd: id,
+            store: self.store,
+            size: plan.osd_size,
+            sector_size: plan.sector_size,
+            commit: plan.commit,
+        };
+        let created = blockstore::create(&options).expect("a plan is always possible");
+        let mut disk = SimDisk::new(plan.osd_size, plan.sector_size);
+        for (offset, bytes) in &created.images {
+            disk.install(*offset, bytes);
+        }
+        let mut read = |offset, into: &mut [u8]| {
+            disk.peek(offset, into);
+            Ok(())
+        };
+        let found = blockstore::inspect(&mut read, plan.osd_size).expect("just created");
+        self.data_start = found.data.0;
+        self.id = Some(id);
+        self.disk = Some(disk);
+    }
+
+    /// Starts a run.
+    pub fn start(
+        &mut self,
+        now: Time,
+        cluster: ClusterId,
+        index: usize,
+        pool: BufferPool,
+        effects: &mut Vec<node::Effect>,
+    ) {
+        let identity = node::Identity {
+            cluster,
+            osd: self.id.expect("created before it starts"),
+            store: self.store.to_string(),
+            monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
+            addresses: vec![super::world::osd_address(index)],
+            pid: 100 + index as u32,
+            path: format!("/sim/osd{index}"),
+            host: format!("host{index}"),
+        };
+        let settings = node::Settings {
+            store: blockstore::Settings {
+                memory_bytes: 8 << 20,
+                idle_after: base::Duration::from_millis(50),
+            },
+            ..node::Settings::default()
+        };
+        let size = self.disk.as_ref().expect("created before it starts").size();
+        self.incarnation = Incarnation::ZERO;
+        self.turn_due = false;
+        self.must_stop = false;
+        self.in_flight = 0;
+        self.idle_since = Some(now);
+        self.node = Some(Node::new(identity, settings, pool, size, now, effects));
+    }
+
+    /// An operation is given to the disk.
+    pub fn submit(&mut self, now: Time, effect: DiskEffect) -> DiskOp {
+        self.note_idle(now);
+        self.in_flight += 1;
+        self.idle_since = None;
+        self.disk.as_mut().expect("created before it starts").submit(effect)
+    }
+
+    /// An operation has ended.
+    pub fn ended(&mut self, now: Time) {
+        self.in_flight -= 1;
+        if self.in_flight == 0 {
+            self.idle_since = Some(now);
+        }
+    }
+
+    /// After so long without work an empty journal entry has recorded all as durable.
+    pub fn note_idle(&mut self, now: Time) {
+        let long = base::Duration::from_millis(300);
+        if self.idle_since.is_some_and(|since| now.since(since) >= long) {
+            self.settled = self.disk.as_ref().map_or(0, SimDisk::completed_count);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `sim cluster`: real OSDs, the real monitor on a simulated state store, and real client cores on
+//! a simulated network; every unit of every volume is checked for linearizability.
+//!
+//! ```text
+//!   users ─▶ ClientCore ─┐            ┌─ Node ─ SimDisk
+//!   users ─▶ ClientCore ─┼─── Net ────┼─ Node ─ SimDisk
+//!   operator ────────────┘    │       └─ ...
+//!                          Monitor ─ StateDoor
+//! ```
+
+mod chaos;
+mod chart;
+mod disks;
+mod net;
+mod operator;
+mod plan;
+mod state;
+mod users;
+mod world;
+
+use crate::outcome::{Outcome, Run};
+use crate::tally::Tally;
+
+/// One process of the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Process {
+    /// The monitor.
+    Monitor,
+    /// An OSD, by its index.
+    Osd(usize),
+    /// A client, by its index.
+    Client(usize),
+    /// Who gives commands.
+    Operator,
+}
+
+/// What users and the operator do.
+pub const OPERATIONS: [&str; 12] = [
+    "read",
+    "write",
+    "unaligned write",
+    "discard",
+    "flush",
+    "extents",
+    "attach",
+    "detach",
+    "volume create",
+    "volume remove",
+    "volume grow",
+    "volume shrink",
+];
+
+/// What happens to them.
+pub const FAULTS: [&str; 26] = [
+    "OSD killed",
+    "OSD power cut",
+    "monitor killed",
+    "client killed",
+    "connection broken",
+    "partition",
+    "client cut off its monitor",
+    "message delayed",
+    "payload corrupted",
+    "frame corrupted",
+    "unflushed write lost",
+    "unflushed write torn",
+    "unflushed writes reordered",
+    "slow disk operation",
+    "disk write error",
+    "rot in the data area",
+    "pool full",
+    "damaged range met",
+    "session ended",
+    "state store unavailable",
+    "unknown transaction that happened",
+    "unknown transaction that did not happen",
+    "unknown transaction that happened late",
+    "write retried across a failure",
+    "removal with a stale session",
+    "operator's command interrupted",
+];
+
+/// Runs one seed.
+pub fn run(run: Run) -> Outcome {
+    let mut world = world::World::new(run);
+    let result = world.run();
+    let (hash, tally) = world.into_parts();
+    Outcome { hash, tally, result }
+}
+
+/// Zero of everything.
+pub fn tally() -> Tally {
+    Tally::new(&OPERATIONS, &FAULTS)
+}

@@ -1,0 +1,536 @@
+//! The simulated network: connections as the net door promises them.
+//!
+//! Messages of a connection arrive in order, each at most once, until it breaks; then both ends
+//! learn it, each at its own time, and what was on its way may or may not arrive. Messages are
+//! encoded to the bytes of the wire and decoded again.
+//!
+//! Invariants
+//!   1. Events of one end come in the order of its queue, at times that never go back.
+//!   2. `Closed` is the last event of an end; an end that was closed by its owner gets none.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{BufferPool, ConnectionId, Duration, Time};
+use format::door::{CloseReason, NetEvent, Peer};
+use format::wire::{self, Message};
+
+use super::Process;
+use crate::random::{Chance, Random};
+
+/// Names one end of a connection: its number, and which side.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct EndId {
+    connection: usize,
+    side: usize,
+}
+
+impl EndId {
+    fn other(self) -> EndId {
+        EndId { connection: self.connection, side: 1 - self.side }
+    }
+}
+
+/// What a network does to messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// How long a message takes, usually; in nanoseconds.
+    pub latency: u64,
+    /// A message takes up to a thousand times as long.
+    pub delay: Chance,
+    /// A bit of a message's data flips on its way.
+    pub corrupt_payload: Chance,
+    /// A bit of a message's header or body flips on its way.
+    pub corrupt_frame: Chance,
+}
+
+/// What arrives at an end.
+enum Parcel {
+    Accepted(Peer),
+    Connected(Peer),
+    Frame { bytes: Vec<u8>, payload: Option<base::Buffer> },
+    Closed(CloseReason),
+}
+
+struct End {
+    process: Process,
+    id: ConnectionId,
+    /// It still gets events.
+    open: bool,
+    /// What it sends is dropped: the connection is broken.
+    mute: bool,
+    queue: VecDeque<(Time, Parcel)>,
+}
+
+/// All connections of a run.
+pub struct Net {
+    random: Random,
+    pool: BufferPool,
+    weather: Weather,
+    ends: Vec<[End; 2]>,
+    by_id: BTreeMap<(Process, ConnectionId), EndId>,
+    partitions: BTreeSet<(Process, Process)>,
+    accepted_last: u64,
+    /// Bits flipped, by where: payload, frame.
+    pub corrupted: [u64; 2],
+    /// Messages that took long.
+    pub delayed: u64,
+}
+
+/// When an end has something to be delivered.
+pub type Wake = (Time, EndId);
+
+impl Net {
+    /// One without connections.
+    pub fn new(random: Random, pool: BufferPool, weather: Weather) -> Net {
+        Net {
+            random,
+            pool,
+            weather,
+            ends: Vec::new(),
+            by_id: BTreeMap::new(),
+            partitions: BTreeSet::new(),
+            accepted_last: 1,
+            corrupted: [0; 2],
+            delayed: 0,
+        }
+    }
+
+    /// Changes how messages fare from now on.
+    pub fn set_weather(&mut self, weather: Weather) {
+        self.weather = weather;
+    }
+
+    /// The process of an end, and the one at the other end.
+    pub fn processes(&self, id: EndId) -> (Process, Process) {
+        let ends = &self.ends[id.connection];
+        (ends[id.side].process, ends[1 - id.side].process)
+    }
+
+    fn end(&mut self, id: EndId) -> &mut End {
+        &mut self.ends[id.connection][id.side]
+    }
+
+    fn latency(&mut self) -> Duration {
+        let usual = 1 + self.random.below(self.weather.latency * 2);
+        if self.random.chance(self.weather.delay) {
+            self.delayed += 1;
+            return Duration::from_nanos(usual * self.random.scale(10..1000));
+        }
+        Duration::from_nanos(usual)
+    }
+
+    /// Puts a parcel behind all others of an end.
+    fn push(&mut self, at: Time, end: EndId, parcel: Parcel) -> Wake {
+        let queue = &mut self.end(end).queue;
+        let at = queue.back().map_or(at, |(last, _)| at.max(*last));
+        queue.push_back((at, parcel));
+        (at, end)
+    }
+
+    /// A process connects; [`Net::arrive`] is due at the time returned.
+    pub fn connect(
+        &mut self,
+        now: Time,
+        from: Process,
+        id: ConnectionId,
+        to: Process,
+    ) -> (Time, EndId) {
+        self.accepted_last += 2;
+        let accepted = ConnectionId::new(self.accepted_last);
+        let end =
+            |process, id| End { process, id, open: false, mute: false, queue: VecDeque::new() };
+        self.ends.push([end(from, id), end(to, accepted)]);
+        let asker = EndId { connection: self.ends.len() - 1, side: 0 };
+        self.end(asker).open = true;
+        let before = self.by_id.insert((from, id), asker);
+        assert!(before.is_none(), "{from:?} uses {id:?} twice");
+        (now + self.latency(), asker)
+    }
+
+    /// A connect reaches its target. `peers` are what the target and the asker learn of each
+    /// other; `None`: nobody listens.
+    pub fn arrive(&mut self, now: Time, asker: EndId, peers: Option<(Peer, Peer)>) -> Vec<Wake> {
+        let (from, to) = (self.end(asker).process, self.end(asker.other()).process);
+        if !self.end(asker).open {
+            return Vec::new();
+        }
+        if self.is_cut(from, to) {
+            let after = Duration::from_millis(self.random.range(300..3000));
+            return vec![self.push(now + after, asker, Parcel::Closed(CloseReason::TimedOut))];
+        }
+        let Some((of_asker, of_target)) = peers else {
+            let at = now + self.latency();
+            return vec![self.push(at, asker, Parcel::Closed(CloseReason::Refused))];
+        };
+        let target = asker.other();
+        self.end(target).open = true;
+        let id = self.end(target).id;
+        self.by_id.insert((to, id), target);
+        let at = now + self.latency();
+        vec![
+            self.push(now, target, Parcel::Accepted(of_asker)),
+            self.push(at, asker, Parcel::Connected(of_target)),
+        ]
+    }
+
+    /// A process sends a message.
+    pub fn send(
+        &mut self,
+        now: Time,
+        from: Process,
+        id: ConnectionId,
+        message: &Message,
+    ) -> Option<Wake> {
+        let end = *self.by_id.get(&(from, id))?;
+        if self.end(end).mute {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        let mut payload = wire::encode(message, &mut bytes);
+        if self.random.chance(self.weather.corrupt_frame) {
+            self.corrupted[1] += 1;
+            let at = self.random.index(bytes.len());
+            bytes[at] ^= 1 << self.random.below(8);
+        } else if let Some(data) = payload.as_ref().filter(|data| !data.is_empty())
+            && self.random.chance(self.weather.corrupt_payload)
+        {
+            self.corrupted[0] += 1;
+            let mut copy = self.pool.take(data.len());
+            copy.copy_from_slice(data);
+            let at = self.random.index(copy.len());
+            copy[at] ^= 1 << self.random.below(8);
+            payload = Some(copy.freeze());
+        }
+        let at = now + self.latency();
+        Some(self.push(at, end.other(), Parcel::Frame { bytes, payload }))
+    }
+
+    /// A process closes its end; the other learns it after all that was sent before.
+    pub fn close(&mut self, now: Time, from: Process, id: ConnectionId) -> Option<Wake> {
+        let end = self.by_id.remove(&(from, id))?;
+        self.end(end).open = false;
+        self.end(end).queue.clear();
+        let at = now + self.latency();
+        self.lose(at, end.other(), CloseReason::Reset, false)
+    }
+
+    /// An end learns that its connection is gone; of what is on its way a first part arrives.
+    fn lose(&mut self, at: Time, end: EndId, reason: CloseReason, cut: bool) -> Option<Wake> {
+        self.end(end.other()).mute = true;
+        self.end(end).mute = true;
+        let is_over = |(_, parcel): &(Time, Parcel)| matches!(parcel, Parcel::Closed(_));
+        if !self.end(end).open || self.end(end).queue.iter().any(is_over) {
+            return None;
+        }
+        if cut {
+            let count = self.end(end).queue.len();
+            let keep = self.random.index(count + 1);
+            let queue = &mut self.end(end).queue;
+            // Nobody hears of the end of what he never heard of.
+            let accepts = matches!(queue.front(), Some((_, Parcel::Accepted(_))));
+            queue.truncate(keep.max(usize::from(accepts)));
+        }
+        Some(self.push(at, end, Parcel::Closed(reason)))
+    }
+
+    /// A connection breaks for both ends, each learning it at its own time.
+    fn break_connection(
+        &mut self,
+        now: Time,
+        connection: usize,
+        reason: CloseReason,
+        longest: Duration,
+    ) -> Vec<Wake> {
+        let mut wakes = Vec::new();
+        for side in 0..2 {
+            let after = Duration::from_nanos(self.random.below(longest.as_nanos()));
+            let end = EndId { connection, side };
+            wakes.extend(self.lose(now + after, end, reason.clone(), true));
+        }
+        wakes
+    }
+
+    /// Breaks one connection, if there is one.
+    pub fn break_any(&mut self, now: Time) -> Option<(Process, Process, Vec<Wake>)> {
+        let live: Vec<usize> = (0..self.ends.len()).filter(|index| self.is_live(*index)).collect();
+        if live.is_empty() {
+            return None;
+        }
+        let connection = *self.random.pick(&live);
+        let [one, other] = &self.ends[connection];
+        let (one, other) = (one.process, other.process);
+        let longest = Duration::from_millis(self.random.scale(1..500));
+        Some((one, other, self.break_connection(now, connection, CloseReason::Reset, longest)))
+    }
+
+    fn is_live(&self, connection: usize) -> bool {
+        self.ends[connection].iter().all(|end| end.open && !end.mute)
+    }
+
+    /// A process is gone: its ends get nothing any more, its peers learn it. `silent`: only after
+    /// a while, as when its host lost power.
+    pub fn process_died(&mut self, now: Time, process: Process, silent: bool) -> Vec<Wake> {
+        let mine: Vec<EndId> = self
+            .by_id
+            .range((process, ConnectionId::ZERO)..=(process, ConnectionId::new(u64::MAX)))
+            .map(|(_, end)| *end)
+            .collect();
+        let mut wakes = Vec::new();
+        for end in mine {
+            let id = self.end(end).id;
+            self.by_id.remove(&(process, id));
+            self.end(end).open = false;
+            self.end(end).queue.clear();
+            let (reason, after) = if silent {
+                (CloseReason::TimedOut, Duration::from_millis(self.random.range(500..5000)))
+            } else {
+                (CloseReason::Reset, self.latency())
+            };
+            wakes.extend(self.lose(now + after, end.other(), reason, true));
+        }
+        wakes
+    }
+
+    fn pair(one: Process, other: Process) -> (Process, Process) {
+        if one < other { (one, other) } else { (other, one) }
+    }
+
+    fn is_cut(&self, one: Process, other: Process) -> bool {
+        self.partitions.contains(&Net::pair(one, other))
+    }
+
+    /// Nothing passes between two processes. Some of their connections break, others only stall.
+    pub fn cut(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
+        self.partitions.insert(Net::pair(one, other));
+        let mut wakes = Vec::new();
+        for connection in self.between(one, other) {
+            if self.random.chance(Chance::percent(70)) {
+                let longest = Duration::from_millis(self.random.scale(10..4000));
+                let reason = CloseReason::TimedOut;
+                // What is on its way is lost: the ends keep nothing but the news.
+                for end in &mut self.ends[connection] {
+                    end.queue.retain(|(_, parcel)| matches!(parcel, Parcel::Accepted(_)));
+                }
+                wakes.extend(self.break_connection(now, connection, reason, longest));
+            }
+        }
+        wakes
+    }
+
+    fn between(&self, one: Process, other: Process) -> Vec<usize> {
+        (0..self.ends.len())
+            .filter(|index| {
+                let [a, b] = &self.ends[*index];
+                self.is_live(*index) && Net::pair(a.process, b.process) == Net::pair(one, other)
+            })
+            .collect()
+    }
+
+    /// Everything passes again.
+    pub fn heal(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
+        self.partitions.remove(&Net::pair(one, other));
+        let connections = self.between(one, other).into_iter();
+        connections
+            .flat_map(|connection| (0..2).map(move |side| (now, EndId { connection, side })))
+            .collect()
+    }
+
+    /// Everything passes again, everywhere.
+    pub fn heal_all(&mut self, now: Time) -> Vec<Wake> {
+        let partitions = std::mem::take(&mut self.partitions);
+        partitions.into_iter().flat_map(|(one, other)| self.heal(now, one, other)).collect()
+    }
+
+    /// Takes the next event of an end, if it is due; and when to come again for more.
+    pub fn deliver(&mut self, now: Time, id: EndId) -> (Option<(Process, NetEvent)>, Option<Wake>) {
+        let other = self.end(id.other()).process;
+        let process = self.end(id).process;
+        let is_cut = self.is_cut(process, other);
+        let end = self.end(id);
+        if !end.open {
+            return (None, None);
+        }
+        let Some((at, parcel)) = end.queue.front() else { return (None, None) };
+        let news = matches!(parcel, Parcel::Closed(_));
+        if *at > now || (is_cut && !news) {
+            return (None, None);
+        }
+        let (_, parcel) = end.queue.pop_front().expect("just seen");
+        let connection = end.id;
+        let again = end.queue.front().map(|(at, _)| ((*at).max(now), id));
+        let event = match parcel {
+            Parcel::Accepted(peer) => NetEvent::Accepted { connection, peer },
+            Parcel::Connected(peer) => NetEvent::Connected { connection, peer },
+            Parcel::Frame { bytes, payload } => match self.decode(&bytes, payload) {
+                Ok(message) => NetEvent::Received { connection, message },
+                Err(why) => return (Some(self.protocol_error(id, why)), None),
+            },
+            Parcel::Closed(reason) => {
+                self.end(id).open = false;
+                self.by_id.remove(&(process, connection));
+                NetEvent::Closed { connection, reason }
+            }
+        };
+        (Some((process, event)), again)
+    }
+
+    fn decode(
+        &self,
+        bytes: &[u8],
+        payload: Option<base::Buffer>,
+    ) -> Result<Message, wire::DecodeError> {
+        let (header, body) = bytes.split_first_chunk().expect("a frame has a header");
+        let header = wire::decode_header(header)?;
+        let payload_length = payload.as_ref().map_or(0, |payload| payload.len());
+        if header.body_length as usize != body.len()
+            || header.payload_length as usize != payload_length
+        {
+            return Err(wire::DecodeError("the lengths are others".into()));
+        }
+        wire::decode(&header, body, payload, &self.pool)
+    }
+
+    /// The shell of an end closes a connection over which nonsense came.
+    fn protocol_error(&mut self, id: EndId, why: wire::DecodeError) -> (Process, NetEvent) {
+        let (process, connection) = (self.end(id).process, self.end(id).id);
+        self.end(id).open = false;
+        self.end(id).queue.clear();
+        self.by_id.remove(&(process, connection));
+        (process, NetEvent::Closed { connection, reason: CloseReason::Protocol(why.0) })
+    }
+
+    /// The other end of one that had a protocol error, which learns that it is gone.
+    pub fn reset_other(&mut self, now: Time, id: EndId) -> Option<Wake> {
+        if self.end(id).open || self.end(id).mute {
+            return None;
+        }
+        let at = now + self.latency();
+        self.lose(at, id.other(), CloseReason::Reset, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ClusterId;
+    use format::door::Role;
+
+    use super::*;
+
+    const ONE: Process = Process::Client(0);
+    const TWO: Process = Process::Osd(0);
+    const ID: ConnectionId = ConnectionId::new(2);
+
+    /// A net whose time is driven by the test.
+    struct Bench {
+        net: Net,
+        due: BTreeSet<Wake>,
+        now: Time,
+    }
+
+    impl Bench {
+        fn new(seed: u64, weather: Weather) -> Bench {
+            let net = Net::new(Random::new(seed, "net"), BufferPool::default(), weather);
+            let mut bench = Bench { net, due: BTreeSet::new(), now: Time::ZERO };
+            let (at, end) = bench.net.connect(Time::ZERO, ONE, ID, TWO);
+            let peer = Peer { cluster: ClusterId::new(1), role: Role::Client };
+            bench.due.extend(bench.net.arrive(at, end, Some((peer, peer))));
+            bench
+        }
+
+        fn send(&mut self, number: u64) {
+            let message = Message::Control(number.to_string());
+            self.due.extend(self.net.send(self.now, ONE, ID, &message));
+        }
+
+        /// What comes to the target until nothing more does.
+        fn run(&mut self) -> Vec<NetEvent> {
+            let mut events = Vec::new();
+            while let Some((at, end)) = self.due.pop_first() {
+                self.now = self.now.max(at);
+                let (event, again) = self.net.deliver(self.now, end);
+                self.due.extend(again);
+                self.due.extend(self.net.reset_other(self.now, end));
+                events.extend(event.filter(|(process, _)| *process == TWO).map(|(_, it)| it));
+            }
+            events
+        }
+    }
+
+    const CALM: Weather = Weather {
+        latency: 1000,
+        delay: Chance::NEVER,
+        corrupt_payload: Chance::NEVER,
+        corrupt_frame: Chance::NEVER,
+    };
+
+    fn numbers(events: &[NetEvent]) -> Vec<u64> {
+        let number = |event: &NetEvent| match event {
+            NetEvent::Received { message: Message::Control(text), .. } => text.parse().ok(),
+            _ => None,
+        };
+        events.iter().filter_map(number).collect()
+    }
+
+    #[test]
+    fn messages_come_in_order_and_a_first_part_of_them_if_it_breaks() {
+        let mut cut_short = 0;
+        for seed in 0..100 {
+            let weather = Weather { delay: Chance::percent(20), ..CALM };
+            let mut bench = Bench::new(seed, weather);
+            assert!(matches!(bench.run()[..], [NetEvent::Accepted { .. }]));
+            (0..10).for_each(|number| bench.send(number));
+            let (_, _, wakes) = bench.net.break_any(bench.now).expect("one is live");
+            bench.due.extend(wakes);
+            let events = bench.run();
+            let got = numbers(&events);
+            assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>());
+            assert!(matches!(events.last(), Some(NetEvent::Closed { .. })));
+            cut_short += u64::from(got.len() < 10);
+            bench.send(10);
+            assert!(bench.run().is_empty());
+        }
+        assert!(cut_short > 20);
+    }
+
+    #[test]
+    fn a_cut_holds_messages_back_until_it_heals_or_breaks_the_connection() {
+        let (mut held, mut broken) = (0, 0);
+        for seed in 0..100 {
+            let mut bench = Bench::new(seed, CALM);
+            bench.run();
+            bench.due.extend(bench.net.cut(bench.now, ONE, TWO));
+            bench.send(7);
+            let events = bench.run();
+            assert!(numbers(&events).is_empty());
+            let is_broken = matches!(events[..], [NetEvent::Closed { .. }]);
+            bench.due.extend(bench.net.heal(bench.now, ONE, TWO));
+            let after = numbers(&bench.run());
+            assert_eq!(after, if is_broken { vec![] } else { vec![7] });
+            if is_broken { broken += 1 } else { held += 1 }
+        }
+        assert!(held > 10);
+        assert!(broken > 10);
+    }
+
+    #[test]
+    fn a_flipped_bit_of_a_frame_closes_the_connection() {
+        let weather = Weather { corrupt_frame: Chance::percent(100), ..CALM };
+        let mut bench = Bench::new(1, weather);
+        bench.run();
+        bench.send(1);
+        let events = bench.run();
+        let reason = CloseReason::Protocol(String::new());
+        let same =
+            |other: &CloseReason| std::mem::discriminant(other) == std::mem::discriminant(&reason);
+        assert!(matches!(&events[..], [NetEvent::Closed { reason, .. }] if same(reason)));
+    }
+
+    #[test]
+    fn peers_of_a_dead_process_learn_it() {
+        let mut bench = Bench::new(1, CALM);
+        bench.run();
+        bench.send(1);
+        bench.due.extend(bench.net.process_died(bench.now, ONE, false));
+        assert!(matches!(bench.run().last(), Some(NetEvent::Closed { .. })));
+    }
+}

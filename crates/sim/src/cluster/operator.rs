@@ -1,0 +1,312 @@
+//! Who gives commands: builds the cluster, makes, resizes and removes volumes, and at the end
+//! removes all and sees that nothing is left.
+
+use std::collections::VecDeque;
+
+use base::{ConnectionId, OsdId, UNIT_SIZE};
+use cluster::map::FailureDomain;
+use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
+use format::door::{NetEffect, NetEvent};
+use format::wire::Message;
+use serde_json::Value;
+
+use super::Process;
+use super::chart::{Life, Volume};
+use super::world::{MONITOR_ADDRESS, World};
+use crate::random::Chance;
+
+/// One thing the operator does.
+#[derive(Clone, Debug)]
+pub enum Job {
+    /// Gives an OSD its id and starts it.
+    CreateOsd(usize),
+    /// Makes the pool.
+    CreatePool,
+    /// Makes a volume.
+    Create(usize),
+    /// Removes one.
+    Remove(usize),
+    /// Changes the size of one, to so many units.
+    Resize(usize, u64),
+    /// Waits until no task is left.
+    AwaitTasks,
+    /// Waits until no OSD uses space.
+    AwaitEmpty,
+}
+
+/// The operator's process.
+#[derive(Default)]
+pub struct Operator {
+    connection: Option<ConnectionId>,
+    is_connected: bool,
+    connection_last: u64,
+    request_last: u64,
+    /// What is to be done, in order.
+    pub jobs: VecDeque<Job>,
+    /// The command of the first job that is under way.
+    waiting: Option<u64>,
+    tries: u64,
+    /// What was last answered, for people.
+    pub last: String,
+}
+
+impl World {
+    /// The operator's turn: gives the next command.
+    pub(super) fn operator_turn(&mut self) -> Result<(), String> {
+        if self.operator.jobs.is_empty() {
+            if self.stage_is_work() {
+                self.plan_job();
+            }
+            return Ok(());
+        }
+        let Some(connection) = self.operator.connection else {
+            self.operator.connection_last += 2;
+            let connection = ConnectionId::new(self.operator.connection_last);
+            self.operator.connection = Some(connection);
+            let address = MONITOR_ADDRESS.to_string();
+            let effect = NetEffect::Connect { connection, address };
+            return self.net_effect(Process::Operator, effect);
+        };
+        if !self.operator.is_connected || self.operator.waiting.is_some() {
+            return Ok(());
+        }
+        let job = self.operator.jobs[0].clone();
+        let Some(command) = self.command_of(&job) else {
+            self.finish_job();
+            return Ok(());
+        };
+        self.operator.request_last += 1;
+        self.operator.tries += 1;
+        let request = self.operator.request_last;
+        self.operator.waiting = Some(request);
+        self.trace.line(format_args!("{:?} operator: {command:?}", self.now));
+        let text = serde_json::to_string(&ToMonitor::Command { request, command })
+            .expect("a command is plain data");
+        let message = Message::Control(text);
+        self.net_effect(Process::Operator, NetEffect::Send { connection, message })
+    }
+
+    /// A volume comes, changes or goes.
+    fn plan_job(&mut self) {
+        let live: Vec<usize> = (0..self.volumes.len())
+            .filter(|volume| self.volumes[*volume].life == Life::Live)
+            .collect();
+        let want = self.work.below(100);
+        if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {
+            let units = self.work.range(self.plan.volume_units / 2..self.plan.volume_units + 1);
+            let number = self.volumes.len() as u64 + 1;
+            // Names come again; ids do not.
+            let mut name = format!("v{}", number % 5);
+            while self.volumes.iter().any(|other| other.life != Life::Gone && other.name == name) {
+                name.push('x');
+            }
+            self.volumes.push(Volume::new(name, number, units.max(4)));
+            self.operator.jobs.push_back(Job::Create(self.volumes.len() - 1));
+        } else if let Some(volume) = self.stale_volume().filter(|volume| live.contains(volume)) {
+            self.volumes[volume].life = Life::Changing;
+            self.operator.jobs.push_back(Job::Remove(volume));
+        } else if !live.is_empty() && want < 14 {
+            let volume = *self.work.pick(&live);
+            let job = match self.work.below(3) {
+                0 => Job::Remove(volume),
+                _ => Job::Resize(volume, self.draw_size(volume)),
+            };
+            self.volumes[volume].life = Life::Changing;
+            self.operator.jobs.push_back(job);
+        }
+    }
+
+    fn draw_size(&mut self, volume: usize) -> u64 {
+        let units = self.volumes[volume].units;
+        let most = self.plan.volume_units.max(units + 1);
+        if self.work.chance(Chance::percent(50)) {
+            self.work.range(units..most + 1)
+        } else {
+            self.work.range(4.min(units)..units + 1)
+        }
+    }
+
+    /// The command of a job; `None`: there is nothing to do.
+    fn command_of(&mut self, job: &Job) -> Option<Command> {
+        let command = match job {
+            Job::CreateOsd(index) => {
+                Command::OsdCreate { store: self.osds[*index].store.to_string() }
+            }
+            Job::CreatePool => Command::PoolCreate {
+                pool: "default".to_string(),
+                replicas: Some(1),
+                min_size: None,
+                pg_count: Some(self.plan.pg_count),
+                failure_domain: Some(FailureDomain::Osd),
+                block_size: Some(self.plan.block_size),
+            },
+            Job::Create(volume) => Command::VolumeCreate {
+                volume: self.volumes[*volume].name.clone(),
+                size: self.volumes[*volume].units * UNIT_SIZE,
+                pool: None,
+            },
+            Job::Remove(volume) => {
+                Command::VolumeRemove { volume: self.volumes[*volume].name.clone() }
+            }
+            Job::Resize(volume, units) => {
+                if self.volumes[*volume].units == *units {
+                    return None;
+                }
+                let shrink = *units < self.volumes[*volume].units;
+                if !shrink {
+                    let now = self.moment();
+                    self.volumes[*volume].grows(now);
+                }
+                let name = self.volumes[*volume].name.clone();
+                Command::VolumeResize { volume: name, size: *units * UNIT_SIZE, shrink }
+            }
+            Job::AwaitTasks => Command::TaskList { image: None },
+            Job::AwaitEmpty => Command::OsdList,
+        };
+        Some(command)
+    }
+
+    pub(super) fn operator_event(&mut self, event: NetEvent) -> Result<(), String> {
+        match event {
+            NetEvent::Connected { .. } => {
+                self.operator.is_connected = true;
+                Ok(())
+            }
+            NetEvent::Closed { .. } => {
+                self.operator.connection = None;
+                self.operator.is_connected = false;
+                if self.operator.waiting.take().is_some() {
+                    self.tally.faults.add("operator's command interrupted", 1);
+                }
+                Ok(())
+            }
+            NetEvent::Accepted { .. } => Err("somebody connects to the operator".into()),
+            NetEvent::Received { message, .. } => {
+                let Message::Control(text) = message else {
+                    return Err(format!("the monitor sent {message:?} to the operator"));
+                };
+                let message: FromMonitor =
+                    serde_json::from_str(&text).map_err(|error| format!("{text}: {error}"))?;
+                let FromMonitor::Answer { request, result } = message else { return Ok(()) };
+                if self.operator.waiting != Some(request) {
+                    return Ok(());
+                }
+                self.operator.waiting = None;
+                self.trace.line(format_args!("{:?} operator hears {result:?}", self.now));
+                self.operator.last = format!("{result:?}");
+                self.heard(result)
+            }
+        }
+    }
+
+    fn heard(&mut self, result: Result<Value, Failure>) -> Result<(), String> {
+        let first_try = self.operator.tries == 1;
+        let job = self.operator.jobs.front().expect("it waits for a command").clone();
+        match (job, result) {
+            (Job::CreateOsd(index), Ok(answer)) => {
+                let id = answer["id"].as_u64().and_then(|id| OsdId::new(id as u32));
+                let id = id.ok_or_else(|| format!("osd create answers {answer}"))?;
+                self.create_osd(index, id)?;
+            }
+            (Job::CreatePool, Ok(_)) => {}
+            (Job::CreatePool, Err(failure)) if failure.code == "exists" && !first_try => {}
+            (Job::Create(volume), result) => match result {
+                Ok(_) => self.created(volume),
+                Err(failure) if failure.code == "exists" && !first_try => self.created(volume),
+                Err(failure) => return self.refused(failure),
+            },
+            (Job::Remove(volume), result) => match result {
+                Ok(_) => self.removed(volume),
+                Err(failure) if failure.code == "not_found" && !first_try => self.removed(volume),
+                // A cut off client's session ends by itself.
+                Err(failure)
+                    if failure.code == "busy"
+                        && self.stage_is_work()
+                        && self.stale_volume().is_none() =>
+                {
+                    self.give_up_job(volume);
+                }
+                Err(failure) => return self.refused(failure),
+            },
+            (Job::Resize(volume, units), result) => match result {
+                Ok(_) => self.resized(volume, units),
+                Err(failure) if failure.code == "busy" && first_try => self.give_up_job(volume),
+                Err(failure) => return self.refused(failure),
+            },
+            (Job::AwaitTasks, Ok(answer)) => {
+                if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
+                    return Ok(());
+                }
+                let now = self.moment();
+                let gone = |volume: &&mut Volume| volume.life == Life::Gone;
+                self.volumes.iter_mut().filter(gone).for_each(|volume| volume.removed(now));
+            }
+            (Job::AwaitEmpty, Ok(answer)) => {
+                let rows = answer.as_array().ok_or_else(|| format!("osd ls: {answer}"))?;
+                let used = |row: &Value| row["used_bytes"].as_u64() != Some(0);
+                if rows.iter().any(used) {
+                    return Ok(());
+                }
+            }
+            (_, Err(failure)) => return self.refused(failure),
+        }
+        self.finish_job();
+        Ok(())
+    }
+
+    /// A command cannot be done now; it is tried again if that may help.
+    fn refused(&self, failure: Failure) -> Result<(), String> {
+        if matches!(failure.code.as_str(), "busy" | "cannot_place") {
+            return Ok(());
+        }
+        Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))
+    }
+
+    fn finish_job(&mut self) {
+        self.operator.jobs.pop_front();
+        self.operator.tries = 0;
+    }
+
+    /// The volume stays as it is.
+    fn give_up_job(&mut self, volume: usize) {
+        self.volumes[volume].life = Life::Live;
+    }
+
+    fn created(&mut self, volume: usize) {
+        self.tally.operations.add("volume create", 1);
+        self.volumes[volume].life = Life::Live;
+    }
+
+    fn removed(&mut self, volume: usize) {
+        self.tally.operations.add("volume remove", 1);
+        if self.is_attached_by_someone(volume) {
+            self.tally.faults.add("removal with a stale session", 1);
+        }
+        self.volumes[volume].life = Life::Gone;
+        self.operator.jobs.insert(1, Job::AwaitTasks);
+    }
+
+    fn resized(&mut self, volume: usize, units: u64) {
+        let volume = &mut self.volumes[volume];
+        if units < volume.units {
+            self.tally.operations.add("volume shrink", 1);
+            volume.shrunk(units);
+        } else {
+            self.tally.operations.add("volume grow", 1);
+            volume.units = units;
+        }
+        volume.life = Life::Live;
+    }
+
+    /// At the end: all volumes go, and nothing may be left of them.
+    pub(super) fn plan_removal_of_all(&mut self) {
+        for volume in 0..self.volumes.len() {
+            if self.volumes[volume].life != Life::Gone {
+                self.volumes[volume].life = Life::Changing;
+                self.operator.jobs.push_back(Job::Remove(volume));
+            }
+        }
+        self.operator.jobs.push_back(Job::AwaitTasks);
+        self.operator.jobs.push_back(Job::AwaitEmpty);
+    }
+}

@@ -1,0 +1,457 @@
+//! Clients and what their users do: attach, read, write, discard, detach.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use base::{BufferPool, UNIT_SIZE};
+use volume::{
+    Answer, Attached, ClientCore, Effect, Event, Operation, Piece, RequestId, Settings,
+    VolumeError, VolumeHandle,
+};
+
+use super::chart::{ChangeId, Life, PIECE_SIZE, Volume};
+use super::world::World;
+use super::{OPERATIONS, Process};
+use crate::random::Chance;
+use crate::register::Moment;
+
+/// One client.
+#[derive(Default)]
+pub struct Client {
+    /// Its process, while it runs.
+    pub core: Option<ClientCore>,
+    /// What it has attached, or is attaching.
+    pub attached: BTreeMap<VolumeHandle, Attachment>,
+    /// Operations without an answer.
+    pub open: BTreeMap<RequestId, Open>,
+    name_last: u64,
+}
+
+/// One attachment.
+pub struct Attachment {
+    volume: usize,
+    read_only: bool,
+    stage: Stage,
+    /// The volume was live, and nobody changed it, when the attach was asked.
+    sure: bool,
+}
+
+/// How far an attachment is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Opening,
+    Open { units: u64, opened: Moment },
+    Closing,
+}
+
+/// An operation without an answer.
+pub struct Open {
+    handle: VolumeHandle,
+    volume: usize,
+    /// Of the attachment: when it was opened, and with how many units.
+    opened: (Moment, u64),
+    work: Work,
+    from: Moment,
+    fault_count: u64,
+}
+
+enum Work {
+    Read { pieces: Range<u64> },
+    Change { id: ChangeId },
+    Flush,
+    Extents { units: Range<u64> },
+}
+
+impl Client {
+    /// A new process of it.
+    pub fn start(&mut self, pool: BufferPool) {
+        let settings = Settings {
+            monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
+            client: "sim".to_string(),
+            retry_for: None,
+        };
+        self.core = Some(ClientCore::new(settings, pool));
+    }
+
+    /// Its process is gone. What it had asked may still happen.
+    pub fn die(&mut self) {
+        self.core = None;
+        self.attached.clear();
+        self.open.clear();
+    }
+
+    /// Volumes that it believes to have attached.
+    pub fn attached_volumes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.attached.values().map(|attachment| attachment.volume)
+    }
+
+    /// Attachments that nobody has asked to end.
+    pub fn to_detach(&self) -> Vec<VolumeHandle> {
+        self.attached
+            .iter()
+            .filter(|(_, attachment)| attachment.stage != Stage::Closing)
+            .map(|(handle, _)| *handle)
+            .collect()
+    }
+
+    /// Whether no attach is under way.
+    pub fn is_settled(&self) -> bool {
+        self.attached.values().all(|attachment| attachment.stage != Stage::Opening)
+    }
+
+    fn next_name(&mut self) -> u64 {
+        self.name_last += 1;
+        self.name_last
+    }
+}
+
+impl World {
+    /// A user's turn.
+    pub(super) fn client_turn(&mut self, index: usize) -> Result<(), String> {
+        let client = &self.clients[index];
+        if client.core.is_none() {
+            return Ok(());
+        }
+        let ready: Vec<VolumeHandle> = client
+            .attached
+            .iter()
+            .filter(|(_, attachment)| matches!(attachment.stage, Stage::Open { .. }))
+            .map(|(handle, _)| *handle)
+            .collect();
+        let draw = self.work.below(1000);
+        if ready.is_empty() || draw < 8 {
+            return if client.attached.len() < 2 { self.attach(index) } else { Ok(()) };
+        }
+        let handle = *self.work.pick(&ready);
+        if draw < 14 {
+            return self.detach(index, handle);
+        }
+        if client.open.len() < self.plan.depth_max { self.ask(index, handle) } else { Ok(()) }
+    }
+
+    fn attach(&mut self, index: usize) -> Result<(), String> {
+        let live: Vec<usize> = (0..self.volumes.len())
+            .filter(|volume| self.volumes[*volume].life == Life::Live)
+            .collect();
+        if live.is_empty() {
+            return Ok(());
+        }
+        let volume = *self.work.pick(&live);
+        let read_only = self.work.chance(Chance::percent(10));
+        self.attach_volume(index, volume, read_only)
+    }
+
+    pub(super) fn attach_volume(
+        &mut self,
+        index: usize,
+        volume: usize,
+        read_only: bool,
+    ) -> Result<(), String> {
+        self.tally.operations.add("attach", 1);
+        let handle = VolumeHandle(self.clients[index].next_name());
+        let sure = self.volumes[volume].life == Life::Live;
+        let attachment = Attachment { volume, read_only, stage: Stage::Opening, sure };
+        self.clients[index].attached.insert(handle, attachment);
+        let name = self.volumes[volume].name.clone();
+        self.apply_client(index, Event::Open { volume: handle, name, read_only })
+    }
+
+    pub(super) fn detach(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
+        self.tally.operations.add("detach", 1);
+        let attachment = self.clients[index].attached.get_mut(&handle).expect("attached");
+        attachment.stage = Stage::Closing;
+        self.apply_client(index, Event::Close { volume: handle })
+    }
+
+    fn ask(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
+        let attachment = &self.clients[index].attached[&handle];
+        let (volume, read_only) = (attachment.volume, attachment.read_only);
+        let Stage::Open { units, .. } = attachment.stage else { unreachable!("chosen as open") };
+        let mut kind = self.work.weighted(&self.plan.weights);
+        if read_only && matches!(kind, 1..=3) {
+            kind = 0;
+        }
+        self.asked_count += 1;
+        self.tally.operations.add(OPERATIONS[kind], 1);
+        let range = self.draw_units(units);
+        let pieces = range.start * 8..range.end * 8;
+        let (offset, length) = (range.start * UNIT_SIZE, (range.end - range.start) * UNIT_SIZE);
+        match kind {
+            0 => {
+                let operation = Operation::Read { offset, length };
+                self.request(index, handle, volume, Work::Read { pieces }, operation)
+            }
+            1 => self.ask_write(index, handle, volume, pieces),
+            2 => {
+                let pieces = self.draw_pieces(volume, units);
+                self.ask_write(index, handle, volume, pieces)
+            }
+            3 => {
+                let id = self.next_value();
+                let from = self.moment();
+                self.volumes[volume].ask(id, 0, pieces, from);
+                let operation = Operation::Zero { offset, length };
+                self.request(index, handle, volume, Work::Change { id }, operation)
+            }
+            4 => self.request(index, handle, volume, Work::Flush, Operation::Flush),
+            _ => {
+                let operation = Operation::Extents { offset, length };
+                self.request(index, handle, volume, Work::Extents { units: range }, operation)
+            }
+        }
+    }
+
+    fn draw_units(&mut self, units: u64) -> Range<u64> {
+        let block_units = u64::from(self.plan.block_size.unit_count());
+        // Half of the work goes to the first blocks, so that operations meet.
+        let reach = if self.work.chance(Chance::percent(50)) {
+            (block_units + 3).min(units)
+        } else {
+            units
+        };
+        let longest = match self.work.weighted(&[20, 4, 1]) {
+            0 => 4,
+            1 => block_units,
+            _ => block_units * 3,
+        };
+        let length = self.work.scale(1..longest.min(reach) + 1);
+        let first = self.work.below(reach - length + 1);
+        first..first + length
+    }
+
+    fn draw_pieces(&mut self, volume: usize, units: u64) -> Range<u64> {
+        let fine = self.volumes[volume].fine_pieces();
+        let end = fine.end.min(units * 8).max(1);
+        let length = self.work.range(1..end.min(16) + 1);
+        let first = self.work.below(end - length + 1);
+        first..first + length
+    }
+
+    fn ask_write(
+        &mut self,
+        index: usize,
+        handle: VolumeHandle,
+        volume: usize,
+        pieces: Range<u64>,
+    ) -> Result<(), String> {
+        let id = self.next_value();
+        let from = self.moment();
+        let length = (pieces.end - pieces.start) * PIECE_SIZE;
+        let mut data = self.pool.take(length as usize);
+        self.volumes[volume].fill(pieces.start, id, &mut data);
+        let operation = Operation::Write { offset: pieces.start * PIECE_SIZE, data: data.freeze() };
+        self.volumes[volume].ask(id, id, pieces, from);
+        self.request(index, handle, volume, Work::Change { id }, operation)
+    }
+
+    /// Reads a whole attached volume in pieces of at most a mebibyte.
+    pub(super) fn read_all(&mut self, index: usize) -> Result<(), String> {
+        let attached: Vec<(VolumeHandle, usize, u64)> = self.clients[index]
+            .attached
+            .iter()
+            .filter_map(|(handle, attachment)| match attachment.stage {
+                Stage::Open { units, .. } => Some((*handle, attachment.volume, units)),
+                _ => None,
+            })
+            .collect();
+        for (handle, volume, units) in attached {
+            for first in (0..units).step_by(256) {
+                let length = (units - first).min(256);
+                let work = Work::Read { pieces: first * 8..(first + length) * 8 };
+                let operation =
+                    Operation::Read { offset: first * UNIT_SIZE, length: length * UNIT_SIZE };
+                self.request(index, handle, volume, work, operation)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn request(
+        &mut self,
+        index: usize,
+        handle: VolumeHandle,
+        volume: usize,
+        work: Work,
+        operation: Operation,
+    ) -> Result<(), String> {
+        let id = RequestId(self.clients[index].next_name());
+        let from = self.moment();
+        self.trace.line(format_args!(
+            "{:?} client{index} asks {id:?} of {}: {operation:?}",
+            self.now, self.volumes[volume].name
+        ));
+        let fault_count = self.fault_count;
+        let Stage::Open { units, opened } = self.clients[index].attached[&handle].stage else {
+            unreachable!("only open attachments are used");
+        };
+        let open = Open { handle, volume, opened: (opened, units), work, from, fault_count };
+        self.clients[index].open.insert(id, open);
+        self.apply_client(index, Event::Request { id, volume: handle, operation })
+    }
+
+    pub(super) fn client_effect(&mut self, index: usize, effect: Effect) -> Result<(), String> {
+        match effect {
+            Effect::Net(effect) => self.net_effect(Process::Client(index), effect),
+            Effect::Opened { volume, result } => self.opened(index, volume, result),
+            Effect::Closed { volume } => {
+                self.clients[index].attached.remove(&volume);
+                Ok(())
+            }
+            Effect::Done { id, result } => {
+                let open = self.clients[index]
+                    .open
+                    .remove(&id)
+                    .ok_or_else(|| format!("client {index}: {id:?} is answered twice"))?;
+                self.trace.line(format_args!(
+                    "{:?} client{index} {id:?}: {:?}",
+                    self.now,
+                    result.as_ref().err()
+                ));
+                self.done(index, open, result)
+            }
+        }
+    }
+
+    fn opened(
+        &mut self,
+        index: usize,
+        handle: VolumeHandle,
+        result: Result<Attached, cluster::message::Failure>,
+    ) -> Result<(), String> {
+        let opened = self.moment();
+        let Some(attachment) = self.clients[index].attached.get_mut(&handle) else {
+            return Err(format!("client {index}: {handle:?} is attached, but nobody asked"));
+        };
+        let volume = &self.volumes[attachment.volume];
+        match result {
+            Ok(attached) => {
+                if attached.image.name != volume.name {
+                    return Err(format!("{} was attached as {}", volume.name, attached.image.name));
+                }
+                if attachment.stage == Stage::Opening {
+                    let units = attached.image.size / UNIT_SIZE;
+                    attachment.stage = Stage::Open { units, opened };
+                }
+                Ok(())
+            }
+            Err(failure) => {
+                let sure = attachment.sure && volume.life == Life::Live;
+                self.clients[index].attached.remove(&handle);
+                if sure && failure.code == "not_found" {
+                    return Err(format!("an attach of a volume that is there: {failure:?}"));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn done(
+        &mut self,
+        index: usize,
+        open: Open,
+        result: Result<Answer, VolumeError>,
+    ) -> Result<(), String> {
+        let to = self.moment();
+        let volume = &mut self.volumes[open.volume];
+        let (opened, units) = open.opened;
+        let goes_out = !matches!(open.work, Work::Flush);
+        if result.is_ok() && goes_out && volume.is_fenced(opened, units, open.from) {
+            return Err(format!("client {index}: a fenced session of {} is served", volume.name));
+        }
+        match (open.work, result) {
+            (Work::Change { id }, Ok(Answer::Done)) => {
+                let repeated = open.fault_count != self.fault_count;
+                if repeated {
+                    self.tally.faults.add("write retried across a failure", 1);
+                }
+                volume.done(id, to, repeated);
+                Ok(())
+            }
+            (Work::Flush, Ok(Answer::Done)) => Ok(()),
+            (Work::Read { pieces }, Ok(Answer::Data(data))) => {
+                let bytes = gathered(&data, (pieces.end - pieces.start) * PIECE_SIZE)?;
+                volume.read(pieces.start, &bytes, open.from, to)
+            }
+            (Work::Extents { units }, Ok(Answer::Extents(extents))) => {
+                check_extents(volume, units, &extents, open.from, to)
+            }
+            (work, Err(error)) => self.failed(index, open.handle, open.volume, &work, error, to),
+            (_, Ok(answer)) => Err(format!("an answer of another kind: {answer:?}")),
+        }
+    }
+
+    fn failed(
+        &mut self,
+        index: usize,
+        handle: VolumeHandle,
+        volume: usize,
+        work: &Work,
+        error: VolumeError,
+        to: Moment,
+    ) -> Result<(), String> {
+        match &error {
+            VolumeError::Full if self.plan.may_fill() => {
+                self.tally.faults.add("pool full", 1);
+            }
+            VolumeError::Damaged if self.rot_happened => {
+                self.tally.faults.add("damaged range met", 1);
+            }
+            VolumeError::Ended => {
+                self.tally.faults.add("session ended", 1);
+                let attachment = self.clients[index].attached.get_mut(&handle);
+                if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
+                    // To be closed by its user, but not within this answer.
+                    attachment.stage = Stage::Closing;
+                    self.to_close.push((index, handle));
+                }
+            }
+            _ => return Err(format!("an operation failed: {error}")),
+        }
+        if let Work::Change { id } = work {
+            // Of one that failed for the end of its session parts may still be on their way.
+            if error != VolumeError::Ended {
+                self.volumes[volume].failed(*id, to);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gathered(pieces: &[Piece], length: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(length as usize);
+    for piece in pieces {
+        match piece {
+            Piece::Data(data) => bytes.extend_from_slice(data),
+            Piece::Zeros(count) => bytes.resize(bytes.len() + *count as usize, 0),
+        }
+    }
+    if bytes.len() as u64 == length {
+        return Ok(bytes);
+    }
+    Err(format!("a read of {length} bytes returned {}", bytes.len()))
+}
+
+/// What takes no space reads as zeros.
+fn check_extents(
+    volume: &mut Volume,
+    units: Range<u64>,
+    extents: &[volume::Extent],
+    from: Moment,
+    to: Moment,
+) -> Result<(), String> {
+    let mut at = units.start * UNIT_SIZE;
+    for extent in extents {
+        let end = at + extent.length;
+        if !extent.allocated {
+            let first = at.div_ceil(UNIT_SIZE);
+            for unit in first..end / UNIT_SIZE {
+                volume.read(unit * 8, &[0; UNIT_SIZE as usize], from, to)?;
+            }
+        }
+        at = end;
+    }
+    if at == units.end * UNIT_SIZE {
+        return Ok(());
+    }
+    Err(format!("extents of {} end at {at}, not at {}", volume.name, units.end * UNIT_SIZE))
+}

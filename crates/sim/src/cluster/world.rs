@@ -1,0 +1,618 @@
+//! All processes of a cluster, their disks, network and state store, in the order of time.
+
+use std::collections::BTreeMap;
+
+use base::{BufferPool, ClusterId, Duration, MonitorId, Time};
+use cluster::monitor::{self, Monitor};
+use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
+use volume::VolumeHandle;
+
+use super::Process;
+use super::chaos::Divorce;
+use super::chart::{Life, Volume};
+use super::disks::{DiskWork, Osd};
+use super::net::{EndId, Net, Wake};
+use super::operator::{Job, Operator};
+use super::plan::{Faults, Plan};
+use super::state::{StateDoor, StateStep};
+use super::users::Client;
+use crate::outcome::Run;
+use crate::random::{Chance, Random};
+use crate::tally::Tally;
+use crate::trace::Trace;
+
+/// Where the monitor listens.
+pub const MONITOR_ADDRESS: &str = "tcp:mon:1";
+
+/// Where an OSD listens.
+pub fn osd_address(index: usize) -> String {
+    format!("tcp:osd{index}:1")
+}
+
+/// Events after which a run without end is given up.
+const STEP_COUNT_MAX: u64 = 3_000_000;
+
+/// How long a cluster without faults may take for what was asked.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Everything of one run.
+pub struct World {
+    pub(super) plan: Plan,
+    /// Those of the plan, while faults happen.
+    pub(super) faults: Faults,
+    pub(super) cluster: ClusterId,
+    pub(super) work: Random,
+    pub(super) chaos: Random,
+    pub(super) medium: Random,
+    timing: Random,
+    pub(super) pool: BufferPool,
+    pub(super) net: Net,
+    state: StateDoor,
+    pub(super) monitor: Option<Monitor>,
+    pub(super) osds: Vec<Osd>,
+    pub(super) clients: Vec<Client>,
+    pub(super) operator: Operator,
+    pub(super) volumes: Vec<Volume>,
+    pub(super) lives: BTreeMap<Process, u64>,
+    agenda: BTreeMap<(Time, u64), (u64, Item)>,
+    agenda_last: u64,
+    pub(super) now: Time,
+    stage: Stage,
+    pub(super) divorce: Option<Divorce>,
+    /// Attachments whose session is over.
+    pub(super) to_close: Vec<(usize, VolumeHandle)>,
+    pub(super) asked_count: u64,
+    pub(super) moment_last: u64,
+    pub(super) value_last: u64,
+    pub(super) fault_count: u64,
+    pub(super) rot_happened: bool,
+    step_count: u64,
+    pub(super) tally: Tally,
+    pub(super) trace: Trace,
+}
+
+/// How far the run is. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// The cluster is made.
+    Build,
+    /// Users work, faults happen.
+    Work,
+    /// No fault happens any more, nothing new is asked by itself.
+    End,
+}
+
+/// What comes at its time.
+pub enum Item {
+    /// An end of a connection has an event.
+    Net(EndId),
+    /// A connect reaches its target.
+    Arrive(EndId),
+    /// An operation of an OSD's disk ends.
+    Disk(usize, DiskOp, DiskWork),
+    /// The state store goes on.
+    State(StateStep),
+    /// The end of a turn of an OSD's loop.
+    OsdTurn(usize),
+    /// A client's users ask something.
+    ClientTurn(usize),
+    /// The operator looks what is to be done.
+    OperatorTurn,
+    /// A process starts.
+    Start(Process),
+    /// Two processes reach each other again.
+    Heal(Process, Process),
+    /// The client that was cut off may reach its monitor again.
+    Remarry,
+}
+
+impl Item {
+    /// The process with which it dies.
+    fn owner(&self) -> Option<Process> {
+        match self {
+            Item::Disk(index, ..) | Item::OsdTurn(index) => Some(Process::Osd(*index)),
+            Item::State(StateStep::Tell(_)) => Some(Process::Monitor),
+            Item::ClientTurn(index) => Some(Process::Client(*index)),
+            Item::Net(_)
+            | Item::Arrive(_)
+            | Item::State(StateStep::Happen(_))
+            | Item::OperatorTurn
+            | Item::Start(_)
+            | Item::Heal(..)
+            | Item::Remarry => None,
+        }
+    }
+}
+
+impl World {
+    /// A cluster of which nothing exists yet but its processes.
+    pub fn new(run: Run) -> World {
+        let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"));
+        let pool = BufferPool::default();
+        let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
+        World {
+            faults: Faults::NONE,
+            cluster: ClusterId::new(u128::from(run.seed) + 1),
+            work: Random::new(run.seed, "cluster work"),
+            chaos: Random::new(run.seed, "cluster chaos"),
+            medium: Random::new(run.seed, "cluster medium"),
+            timing: Random::new(run.seed, "cluster timing"),
+            net,
+            pool,
+            state: StateDoor::new(Random::new(run.seed, "state")),
+            monitor: None,
+            osds: (0..plan.osd_count).map(|index| Osd::new(run.seed, index)).collect(),
+            clients: (0..plan.client_count).map(|_| Client::default()).collect(),
+            operator: Operator::default(),
+            volumes: Vec::new(),
+            lives: BTreeMap::new(),
+            agenda: BTreeMap::new(),
+            agenda_last: 0,
+            now: Time::from_nanos(1_000_000_000),
+            stage: Stage::Build,
+            divorce: None,
+            to_close: Vec::new(),
+            asked_count: 0,
+            moment_last: 0,
+            value_last: 0,
+            fault_count: 0,
+            rot_happened: false,
+            step_count: 0,
+            tally: super::tally(),
+            trace: Trace::new(run.verbose),
+            plan,
+        }
+    }
+
+    /// Hash of the trace, and totals.
+    pub fn into_parts(mut self) -> (u64, Tally) {
+        self.tally.faults.add("payload corrupted", self.net.corrupted[0]);
+        self.tally.faults.add("frame corrupted", self.net.corrupted[1]);
+        self.tally.faults.add("message delayed", self.net.delayed);
+        (self.trace.hash(), self.tally)
+    }
+
+    /// The whole run.
+    pub fn run(&mut self) -> Result<(), String> {
+        self.build()?;
+        self.stage = Stage::Work;
+        self.faults = self.plan.faults;
+        while self.asked_count < self.plan.operation_count || self.tally.faults.sum() < 5 {
+            self.step()?;
+            if self.asked_count >= self.plan.operation_count && self.fault_count < 5 {
+                let process = Process::Osd(self.chaos.index(self.osds.len()));
+                if self.is_running(process) {
+                    self.kill(process)?;
+                }
+            }
+        }
+        self.end()
+    }
+
+    fn build(&mut self) -> Result<(), String> {
+        self.start_monitor();
+        let osds = (0..self.osds.len()).map(Job::CreateOsd);
+        self.operator.jobs = osds.chain([Job::CreatePool]).collect();
+        self.schedule(Duration::ZERO, Item::OperatorTurn);
+        self.wait("the cluster is not built", |world| world.operator.jobs.is_empty())?;
+        for index in 0..self.clients.len() {
+            self.start(Process::Client(index))?;
+        }
+        Ok(())
+    }
+
+    /// Ends all faults; then everything asked must be done, and everything be in order.
+    fn end(&mut self) -> Result<(), String> {
+        self.stage = Stage::End;
+        self.faults = Faults::NONE;
+        self.divorce = None;
+        self.plan.slow_disk = Chance::NEVER;
+        let mut weather = self.plan.weather;
+        weather.delay = Chance::NEVER;
+        weather.corrupt_frame = Chance::NEVER;
+        weather.corrupt_payload = Chance::NEVER;
+        self.net.set_weather(weather);
+        let wakes = self.net.heal_all(self.now);
+        self.wake(wakes);
+        self.wait("an operation is never answered", |world| {
+            world.clients.iter().all(|client| client.core.is_some() && client.open.is_empty())
+                && world.operator.jobs.is_empty()
+        })?;
+        self.detach_all()?;
+        self.read_everything()?;
+        for volume in &self.volumes {
+            volume.check()?;
+        }
+        self.plan_removal_of_all();
+        self.wait("volumes cannot be removed, or leave something behind", |world| {
+            world.operator.jobs.is_empty()
+        })
+    }
+
+    fn detach_all(&mut self) -> Result<(), String> {
+        for index in 0..self.clients.len() {
+            for handle in self.clients[index].to_detach() {
+                self.detach(index, handle)?;
+            }
+        }
+        self.wait("a detach is never done", |world| {
+            world.clients.iter().all(|client| client.attached.is_empty())
+        })
+    }
+
+    /// The first client reads every byte of every volume.
+    fn read_everything(&mut self) -> Result<(), String> {
+        for volume in 0..self.volumes.len() {
+            if self.volumes[volume].life == Life::Live {
+                self.attach_volume(0, volume, true)?;
+            }
+        }
+        self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
+        self.read_all(0)?;
+        self.wait("a read is never answered", |world| world.clients[0].open.is_empty())?;
+        self.detach_all()
+    }
+
+    /// Goes on until it holds, for as long as a cluster without faults may take.
+    fn wait(&mut self, what: &str, holds: impl Fn(&World) -> bool) -> Result<(), String> {
+        let end = self.now + PATIENCE;
+        while !holds(self) {
+            if self.now > end {
+                return Err(format!("{what} (last command: {})", self.operator.last));
+            }
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn stage_is_work(&self) -> bool {
+        self.stage == Stage::Work
+    }
+
+    pub(super) fn schedule(&mut self, after: Duration, item: Item) {
+        self.schedule_at(self.now + after, item);
+    }
+
+    fn schedule_at(&mut self, at: Time, item: Item) {
+        let life = item.owner().map_or(0, |owner| self.life(owner));
+        self.agenda_last += 1;
+        self.agenda.insert((at, self.agenda_last), (life, item));
+    }
+
+    fn life(&self, process: Process) -> u64 {
+        self.lives.get(&process).copied().unwrap_or(0)
+    }
+
+    pub(super) fn wake(&mut self, wakes: impl IntoIterator<Item = Wake>) {
+        for (at, end) in wakes {
+            self.schedule_at(at, Item::Net(end));
+        }
+    }
+
+    fn next_deadline(&self) -> Option<(Time, Process)> {
+        let monitor = self.monitor.as_ref().and_then(Monitor::deadline);
+        let monitor = monitor.map(|at| (at, Process::Monitor));
+        let osds =
+            self.osds.iter().enumerate().filter_map(|(index, osd)| {
+                Some((osd.node.as_ref()?.deadline()?, Process::Osd(index)))
+            });
+        let clients = self.clients.iter().enumerate().filter_map(|(index, client)| {
+            Some((client.core.as_ref()?.deadline()?, Process::Client(index)))
+        });
+        monitor.into_iter().chain(osds).chain(clients).min()
+    }
+
+    /// Takes the next event in time.
+    fn step(&mut self) -> Result<(), String> {
+        self.step_count += 1;
+        if self.step_count > STEP_COUNT_MAX {
+            return Err(format!("it does not come to an end ({:?})", self.stage));
+        }
+        let agenda = self.agenda.first_key_value().map(|((at, _), _)| *at);
+        let deadline = self.next_deadline();
+        match deadline {
+            Some((at, process)) if agenda.is_none_or(|agenda| agenda > at) => {
+                self.now = self.now.max(at);
+                self.trace.line(format_args!("{:?} {process:?} tick", self.now));
+                self.tick(process)?;
+            }
+            _ => {
+                let ((at, _), (life, item)) =
+                    self.agenda.pop_first().expect("the operator always looks again");
+                self.now = self.now.max(at);
+                if item.owner().is_none_or(|owner| self.life(owner) == life) {
+                    self.take(item)?;
+                }
+            }
+        }
+        for (client, handle) in std::mem::take(&mut self.to_close) {
+            if self.clients[client].core.is_some() {
+                self.apply_client(client, volume::Event::Close { volume: handle })?;
+            }
+        }
+        self.chaos()
+    }
+
+    fn tick(&mut self, process: Process) -> Result<(), String> {
+        match process {
+            Process::Monitor => self.apply_monitor(monitor::Event::Tick),
+            Process::Osd(index) => self.apply_osd(index, node::Event::Tick),
+            Process::Client(index) => self.apply_client(index, volume::Event::Tick),
+            Process::Operator => Ok(()),
+        }
+    }
+
+    fn take(&mut self, item: Item) -> Result<(), String> {
+        match item {
+            Item::Net(end) => self.deliver(end),
+            Item::Arrive(end) => {
+                self.arrive(end);
+                Ok(())
+            }
+            Item::Disk(index, op, work) => self.disk_done(index, op, work),
+            Item::State(StateStep::Tell(event)) => self.apply_monitor(monitor::Event::State(event)),
+            Item::State(StateStep::Happen(effect)) => {
+                self.trace.line(format_args!("{:?} a late transaction happens", self.now));
+                self.state.happen(self.now, effect);
+                Ok(())
+            }
+            Item::OsdTurn(index) => {
+                let osd = &mut self.osds[index];
+                osd.turn_due = false;
+                let mut effects = Vec::new();
+                if let Some(node) = &mut osd.node {
+                    node.finish_turn(self.now, &mut effects);
+                }
+                self.carry_out_osd(index, effects)
+            }
+            Item::ClientTurn(index) => {
+                if self.stage == Stage::End {
+                    return Ok(());
+                }
+                let after = Duration::from_nanos(1 + self.timing.below(self.plan.think * 2));
+                let pause = self.timing.chance(Chance::percent(1));
+                let after = if pause { Duration::from_millis(500) } else { after };
+                self.schedule(after, Item::ClientTurn(index));
+                self.client_turn(index)
+            }
+            Item::OperatorTurn => {
+                let after = Duration::from_millis(self.timing.range(20..300));
+                self.schedule(after, Item::OperatorTurn);
+                self.operator_turn()
+            }
+            Item::Start(process) => self.start(process),
+            Item::Heal(one, other) => {
+                let wakes = self.net.heal(self.now, one, other);
+                self.wake(wakes);
+                Ok(())
+            }
+            Item::Remarry => {
+                self.divorce = None;
+                Ok(())
+            }
+        }
+    }
+
+    // ---- network
+
+    pub(super) fn net_effect(&mut self, from: Process, effect: NetEffect) -> Result<(), String> {
+        match effect {
+            NetEffect::Connect { connection, address } => {
+                let to = self
+                    .process_at(&address)
+                    .ok_or_else(|| format!("{from:?} connects to {address}"))?;
+                let (at, end) = self.net.connect(self.now, from, connection, to);
+                self.schedule_at(at, Item::Arrive(end));
+            }
+            NetEffect::Send { connection, message } => {
+                let wake = self.net.send(self.now, from, connection, &message);
+                self.wake(wake);
+            }
+            NetEffect::Close { connection } => {
+                let wake = self.net.close(self.now, from, connection);
+                self.wake(wake);
+            }
+        }
+        Ok(())
+    }
+
+    fn process_at(&self, address: &str) -> Option<Process> {
+        if address == MONITOR_ADDRESS {
+            return Some(Process::Monitor);
+        }
+        (0..self.osds.len()).find(|index| osd_address(*index) == address).map(Process::Osd)
+    }
+
+    fn is_running(&self, process: Process) -> bool {
+        match process {
+            Process::Monitor => self.monitor.is_some(),
+            Process::Osd(index) => self.osds[index].node.is_some(),
+            Process::Client(index) => self.clients[index].core.is_some(),
+            Process::Operator => true,
+        }
+    }
+
+    fn peer(&self, process: Process) -> Peer {
+        let role = match process {
+            Process::Monitor => Role::Monitor(MonitorId::FIRST),
+            Process::Osd(index) => {
+                let osd = &self.osds[index];
+                Role::Osd(osd.id.expect("it runs"), osd.incarnation)
+            }
+            Process::Client(_) | Process::Operator => Role::Client,
+        };
+        Peer { cluster: self.cluster, role }
+    }
+
+    fn arrive(&mut self, end: EndId) {
+        let (from, to) = self.net.processes(end);
+        if !self.is_running(from) {
+            return;
+        }
+        let peers = self.is_running(to).then(|| (self.peer(from), self.peer(to)));
+        let wakes = self.net.arrive(self.now, end, peers);
+        self.wake(wakes);
+    }
+
+    fn deliver(&mut self, end: EndId) -> Result<(), String> {
+        let (event, again) = self.net.deliver(self.now, end);
+        self.wake(again);
+        let Some((process, event)) = event else { return Ok(()) };
+        let wake = self.net.reset_other(self.now, end);
+        self.wake(wake);
+        if matches!(event, NetEvent::Closed { .. }) {
+            // Whoever hears it may send again what it had sent.
+            self.fault_count += 1;
+        }
+        match process {
+            Process::Monitor => self.apply_monitor(monitor::Event::Net(event)),
+            Process::Osd(index) => self.apply_osd(index, node::Event::Net(event)),
+            Process::Client(index) => self.apply_client(index, volume::Event::Net(event)),
+            Process::Operator => self.operator_event(event),
+        }
+    }
+
+    // ---- monitor
+
+    pub(super) fn start_monitor(&mut self) {
+        self.monitor = Some(Monitor::new(monitor::Identity {
+            cluster: self.cluster,
+            monitor: MonitorId::FIRST,
+            pid: 1,
+            addresses: vec![MONITOR_ADDRESS.to_string()],
+        }));
+    }
+
+    fn apply_monitor(&mut self, event: monitor::Event) -> Result<(), String> {
+        let Some(monitor) = &mut self.monitor else { return Ok(()) };
+        self.trace.line(format_args!("{:?} monitor {event:?}", self.now));
+        let mut effects = Vec::new();
+        monitor.apply(self.now, event, &mut effects);
+        let (until, dies) = self.draw_death(effects.len(), self.faults.monitor_dies);
+        for effect in effects.into_iter().take(until) {
+            match effect {
+                monitor::Effect::Net(effect) => self.net_effect(Process::Monitor, effect)?,
+                monitor::Effect::State(effect) => {
+                    let faults = self.faults.state;
+                    let steps = self.state.apply(self.now, effect, faults, &mut self.tally);
+                    for step in steps {
+                        self.schedule(step.after, Item::State(step.what));
+                    }
+                }
+                monitor::Effect::Ready => {}
+                monitor::Effect::Stop(reason) => {
+                    return Err(format!("the monitor ends: {reason:?}"));
+                }
+            }
+        }
+        if dies { self.kill(Process::Monitor) } else { Ok(()) }
+    }
+
+    /// How many of the effects happen, and whether the process dies then.
+    fn draw_death(&mut self, count: usize, chance: Chance) -> (usize, bool) {
+        if self.chaos.chance(chance) { (self.chaos.index(count + 1), true) } else { (count, false) }
+    }
+
+    // ---- OSDs
+
+    fn apply_osd(&mut self, index: usize, event: node::Event) -> Result<(), String> {
+        let osd = &mut self.osds[index];
+        let Some(node) = &mut osd.node else { return Ok(()) };
+        self.trace.line(format_args!("{:?} osd{index} {}", self.now, name_of(&event)));
+        let mut effects = Vec::new();
+        node.apply(self.now, event, &mut effects);
+        if self.timing.chance(Chance::percent(60)) {
+            node.finish_turn(self.now, &mut effects);
+        } else if !osd.turn_due {
+            osd.turn_due = true;
+            let after = Duration::from_nanos(self.timing.below(20_000));
+            self.schedule(after, Item::OsdTurn(index));
+        }
+        self.carry_out_osd(index, effects)
+    }
+
+    pub(super) fn carry_out_osd(
+        &mut self,
+        index: usize,
+        effects: Vec<node::Effect>,
+    ) -> Result<(), String> {
+        let process = Process::Osd(index);
+        let (until, dies) = self.draw_death(effects.len(), self.faults.osd_dies);
+        for effect in effects.into_iter().take(until) {
+            match effect {
+                node::Effect::Disk(effect) => {
+                    let work = DiskWork::of(&effect);
+                    let op = self.osds[index].submit(self.now, effect);
+                    let mut after = 1 + self.timing.below(self.plan.disk_latency * 2);
+                    if self.timing.chance(self.plan.slow_disk) {
+                        after *= 100;
+                        self.tally.faults.add("slow disk operation", 1);
+                    }
+                    self.schedule(Duration::from_nanos(after), Item::Disk(index, op, work));
+                }
+                node::Effect::Net(effect) => self.net_effect(process, effect)?,
+                node::Effect::Joined { incarnation } => {
+                    self.osds[index].incarnation = incarnation;
+                }
+                node::Effect::Stop(reason) => {
+                    if self.osds[index].must_stop {
+                        return self.kill(process);
+                    }
+                    return Err(format!("osd {index} ends: {reason:?}"));
+                }
+            }
+        }
+        if dies && self.osds[index].node.is_some() { self.kill(process) } else { Ok(()) }
+    }
+
+    fn disk_done(&mut self, index: usize, op: DiskOp, work: DiskWork) -> Result<(), String> {
+        let now = self.now;
+        let fails = work == DiskWork::Change && self.chaos.chance(self.faults.disk_error);
+        let osd = &mut self.osds[index];
+        osd.ended(now);
+        let disk = osd.disk.as_mut().expect("its operation ends");
+        let event = if fails {
+            osd.must_stop = true;
+            self.fault("disk write error");
+            let error = DiskError::Io("simulated write error".into());
+            self.osds[index].disk.as_mut().expect("as above").fail(op, error, &mut self.medium)
+        } else {
+            disk.complete(op, None, &mut self.medium)
+        };
+        self.apply_osd(index, node::Event::Disk(event))
+    }
+
+    // ---- clients
+
+    pub(super) fn apply_client(
+        &mut self,
+        index: usize,
+        event: volume::Event,
+    ) -> Result<(), String> {
+        let Some(core) = &mut self.clients[index].core else { return Ok(()) };
+        let mut effects = Vec::new();
+        core.apply(self.now, event, &mut effects);
+        let (until, dies) = self.draw_death(effects.len(), self.faults.client_dies);
+        for effect in effects.into_iter().take(until) {
+            self.client_effect(index, effect)?;
+        }
+        if dies { self.kill(Process::Client(index)) } else { Ok(()) }
+    }
+}
+
+fn name_of(event: &node::Event) -> String {
+    match event {
+        node::Event::Disk(format::door::DiskEvent::Read { op, .. }) => format!("{op:?} read"),
+        node::Event::Disk(format::door::DiskEvent::Done { op, result }) => {
+            format!("{op:?} done {result:?}")
+        }
+        node::Event::Net(NetEvent::Received { connection, message }) => match message {
+            format::wire::Message::Request(request) => format!(
+                "{connection:?} request {} {} {}",
+                request.session, request.sequence, request.pg
+            ),
+            message => format!("{connection:?} {message:?}"),
+        },
+        event => format!("{event:?}"),
+    }
+}
