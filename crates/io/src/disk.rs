@@ -68,16 +68,18 @@ impl Disk {
             let flags = libc::O_CLOEXEC | exclusive | direct;
             OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
         };
-        let (file, buffered) = match open(libc::O_DIRECT) {
-            Ok(file) => (file, false),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                (open(0).map_err(failed)?, true)
-            }
+        let direct = match open(libc::O_DIRECT) {
+            Ok(file) => direct_sector_size(&file, is_device).map(|size| (file, size)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(in_use(path)),
             Err(error) => return Err(failed(error)),
         };
+        let buffered = direct.is_none();
+        let (file, sector_size) = match direct {
+            Some(direct) => direct,
+            None => (open(0).map_err(failed)?, 4096),
+        };
         let size = seek(&file, SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
-        let sector_size = sector_size(&file, is_device);
         Ok(Disk { file, path: path.to_path_buf(), size, sector_size, buffered, is_device })
     }
 
@@ -161,17 +163,26 @@ fn in_use(path: &Path) -> Error {
     ))
 }
 
-fn sector_size(file: &File, is_device: bool) -> u32 {
+/// The logical block of a file opened with O_DIRECT: 512 or 4096. `None` where direct I/O does
+/// not work after all, or only in larger pieces than ours.
+fn direct_sector_size(file: &File, is_device: bool) -> Option<u32> {
     let size = if is_device {
-        ioctl_blksszget(file).unwrap_or(4096)
+        ioctl_blksszget(file).ok()?
     } else {
-        match statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
-            Ok(found) if found.stx_dio_offset_align > 0 => found.stx_dio_offset_align,
-            _ => 4096,
+        let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::DIOALIGN);
+        match found.stx_dio_offset_align {
+            // A file system that does not tell: whole 4 KiB are right on every disk.
+            _ if !told => 4096,
+            0 => return None,
+            size => size.max(found.stx_dio_mem_align),
         }
     };
-    // Direct I/O on some file systems needs more, on some less than a sector.
-    if size <= 512 { 512 } else { 4096 }
+    match size {
+        0..=512 => Some(512),
+        513..=4096 => Some(4096),
+        _ => None,
+    }
 }
 
 /// An operation on its way; owns its memory.
@@ -260,8 +271,10 @@ impl DiskJob {
         if matches!(self.work, Work::Discard) && unsupported.contains(&errno) {
             return self.end(Ok(()));
         }
+        // A flush that found no space has lost what it was to flush: that is not merely full.
+        let is_flush = matches!(self.work, Work::Flush);
         let result = match errno {
-            libc::ENOSPC | libc::EDQUOT => Err(DiskError::NoSpace),
+            libc::ENOSPC | libc::EDQUOT if !is_flush => Err(DiskError::NoSpace),
             _ => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 Err(DiskError::Io(self.describe(&error.to_string())))
@@ -367,5 +380,7 @@ mod tests {
         assert_eq!(done(job(Work::Discard, 4096).advance(-libc::EOPNOTSUPP)), Ok(()));
         assert!(done(job(Work::Discard, 4096).advance(-libc::EIO)).is_err());
         assert!(done(job(Work::Flush, 0).advance(-libc::EOPNOTSUPP)).is_err());
+        let lost = done(job(Work::Flush, 0).advance(-libc::ENOSPC));
+        assert!(matches!(lost, Err(DiskError::Io(_))), "{lost:?}");
     }
 }

@@ -13,13 +13,17 @@
 use base::{Buffer, BufferMut, BufferPool};
 use format::wire::{DecodeError, FRAME_HEADER_SIZE, FrameHeader, Message, decode, decode_header};
 
-/// Memory of a connection at rest, in bytes.
-pub(crate) const RECEIVE_SIZE: usize = 64 << 10;
+/// Memory of a connection at rest, in bytes: a daemon has thousands of them.
+const RECEIVE_SIZE_MIN: usize = 16 << 10;
+/// Memory of a connection on which much arrives at once, in bytes.
+const RECEIVE_SIZE_MAX: usize = 256 << 10;
 /// Payloads from this size on get memory of their own, in bytes.
 const LARGE_PAYLOAD_SIZE: usize = 64 << 10;
 
 pub(crate) struct Inbox {
     pool: BufferPool,
+    /// Size of the next buffer: grows where buffers come back full, and back where they do not.
+    receive_size: usize,
     stage: Stage,
 }
 
@@ -39,8 +43,9 @@ enum Lent {
 
 impl Inbox {
     pub(crate) fn new(pool: &BufferPool) -> Inbox {
-        let buffer = pool.take(RECEIVE_SIZE);
-        Inbox { pool: pool.clone(), stage: Stage::Frames { buffer, filled: 0 } }
+        let buffer = pool.take(RECEIVE_SIZE_MIN);
+        let stage = Stage::Frames { buffer, filled: 0 };
+        Inbox { pool: pool.clone(), receive_size: RECEIVE_SIZE_MIN, stage }
     }
 
     /// The memory for the next bytes, and where in it they go. It must come back by `put_back`.
@@ -56,6 +61,11 @@ impl Inbox {
         }
     }
 
+    /// Whether what is lent is a payload's, to be filled to its end.
+    pub(crate) fn lent_payload(&self) -> bool {
+        matches!(self.stage, Stage::Lent(Lent::Payload { .. }))
+    }
+
     /// Takes back the memory with `filled` bytes in it; messages that are whole go to `deliver`.
     /// After an error the stream makes no sense any more.
     pub(crate) fn put_back(
@@ -67,14 +77,18 @@ impl Inbox {
         assert!(filled <= buffer.len());
         let lent = Stage::Lent(Lent::Frames);
         match std::mem::replace(&mut self.stage, lent) {
-            Stage::Lent(Lent::Frames) => self.take_frames(buffer, filled, deliver),
+            Stage::Lent(Lent::Frames) => {
+                self.adapt(filled, buffer.len());
+                self.take_frames(buffer, filled, deliver)
+            }
             Stage::Lent(Lent::Payload { header, body }) if filled < buffer.len() => {
                 self.stage = Stage::Payload { header, body, payload: buffer, filled };
                 Ok(())
             }
             Stage::Lent(Lent::Payload { header, body }) => {
                 deliver(decode(&header, &body, Some(buffer.freeze()), &self.pool)?);
-                self.stage = Stage::Frames { buffer: self.pool.take(RECEIVE_SIZE), filled: 0 };
+                let buffer = self.pool.take(self.receive_size);
+                self.stage = Stage::Frames { buffer, filled: 0 };
                 Ok(())
             }
             _ => unreachable!("it was lent"),
@@ -152,31 +166,35 @@ impl Inbox {
         self.put_bytes(later, deliver)
     }
 
+    /// Chooses the size of the next buffer by how full this one came back.
+    fn adapt(&mut self, filled: usize, size: usize) {
+        if filled == size {
+            self.receive_size = (self.receive_size * 4).min(RECEIVE_SIZE_MAX);
+        } else if filled < size / 4 {
+            self.receive_size = RECEIVE_SIZE_MIN;
+        }
+    }
+
     /// Keeps the bytes of `range`, a part of a frame that will be `wanted` bytes, with room for
     /// the rest.
     fn keep(&mut self, memory: Memory, range: std::ops::Range<usize>, wanted: usize) {
         let filled = range.len();
         assert!(filled < wanted);
+        let size = self.receive_size.max(wanted);
+        let moved = |bytes: &[u8]| {
+            let mut buffer = self.pool.take(size);
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            buffer
+        };
         let buffer = match memory.own() {
-            Ok(mut buffer) if wanted <= buffer.len() && self.is_usual(&buffer, wanted) => {
+            Ok(mut buffer) if buffer.len() == size => {
                 buffer.copy_within(range, 0);
                 buffer
             }
-            Ok(old) => self.moved(&old[range], wanted),
-            Err(old) => self.moved(&old[range], wanted),
+            Ok(other_size) => moved(&other_size[range]),
+            Err(in_use) => moved(&in_use[range]),
         };
         self.stage = Stage::Frames { buffer, filled };
-    }
-
-    /// Whether a buffer is no larger than what is needed from now on: a large one goes back.
-    fn is_usual(&self, buffer: &BufferMut, wanted: usize) -> bool {
-        buffer.len() <= RECEIVE_SIZE.max(wanted)
-    }
-
-    fn moved(&self, bytes: &[u8], wanted: usize) -> BufferMut {
-        let mut buffer = self.pool.take(RECEIVE_SIZE.max(wanted));
-        buffer[..bytes.len()].copy_from_slice(bytes);
-        buffer
     }
 }
 
@@ -323,12 +341,28 @@ mod tests {
     }
 
     #[test]
+    fn buffers_grow_with_what_arrives_and_shrink_again() {
+        let mut inbox = Inbox::new(&BufferPool::default());
+        let (buffer, _) = inbox.lend();
+        assert_eq!(buffer.len(), RECEIVE_SIZE_MIN);
+        inbox.put_back(buffer, 0, &mut |_| ()).expect("nothing");
+        let small: Vec<Message> = (0..2000).map(|number| write(number, 1)).collect();
+        inbox.put_bytes(&stream(&small), &mut |_| ()).expect("our frames");
+        let (buffer, filled) = inbox.lend();
+        assert_eq!(buffer.len(), RECEIVE_SIZE_MAX);
+        inbox.put_back(buffer, filled, &mut |_| ()).expect("nothing");
+        inbox.put_bytes(&stream(&small[..1]), &mut |_| ()).expect("our frames");
+        inbox.put_bytes(&stream(&small[..1]), &mut |_| ()).expect("our frames");
+        assert_eq!(inbox.lend().0.len(), RECEIVE_SIZE_MIN);
+    }
+
+    #[test]
     fn a_large_buffer_does_not_stay() {
         let mut inbox = Inbox::new(&BufferPool::default());
         let bytes = stream(&[Message::Control("x".repeat(1 << 20)), request(1, Op::Sync)]);
         inbox.put_bytes(&bytes, &mut |_| ()).expect("our frames");
         inbox.put_bytes(&bytes[..10], &mut |_| ()).expect("a part of a frame");
-        assert_eq!(inbox.lend().0.len(), RECEIVE_SIZE);
+        assert_eq!(inbox.lend().0.len(), RECEIVE_SIZE_MIN);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!      started until its last completion came; also after its connection is gone.
 //!   2. A completion names its operation by index and generation; one that names none is a bug.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
@@ -89,6 +90,8 @@ pub(crate) struct Completion {
 pub(crate) struct Ring {
     uring: IoUring,
     ops: Slab<(u32, Op)>,
+    /// Entries that found the submission queue full, in order.
+    backlog: VecDeque<squeue::Entry>,
     generation: u32,
     pub(crate) mask: FeatureMask,
     /// Feature names for the log, such as `defer_taskrun`.
@@ -114,7 +117,8 @@ impl Ring {
             match setup(entries, wanted) {
                 Ok(uring) => {
                     let ops = Slab::with_capacity(entries as usize);
-                    return Ok(Ring { uring, ops, generation: 0, mask, features });
+                    let backlog = VecDeque::new();
+                    return Ok(Ring { uring, ops, backlog, generation: 0, mask, features });
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = Some(error),
                 Err(error) => return Err(error),
@@ -152,14 +156,15 @@ impl Ring {
         self.start(entry, op)
     }
 
-    /// Starts receiving into `buffer[from..]`. `poll_first`: nothing is expected to be there yet.
+    /// Starts receiving into `buffer[from..]`. `poll_first`: nothing is expected to be there yet;
+    /// `whole`: complete only when the buffer is full, or at the end of the stream.
     pub(crate) fn receive(
         &mut self,
         socket: Rc<OwnedFd>,
         (connection, index): (ConnectionId, usize),
         mut buffer: BufferMut,
         from: usize,
-        poll_first: bool,
+        (poll_first, whole): (bool, bool),
     ) -> OpKey {
         let room = &mut buffer[from..];
         assert!(!room.is_empty());
@@ -167,6 +172,9 @@ impl Ring {
         let mut receive = opcode::Recv::new(fd, room.as_mut_ptr(), room.len() as u32);
         if poll_first && self.mask.allows(FeatureMask::POLL_FIRST) {
             receive = receive.ioprio(IORING_RECVSEND_POLL_FIRST);
+        }
+        if whole {
+            receive = receive.flags(libc::MSG_WAITALL);
         }
         self.start(
             receive.build(),
@@ -191,36 +199,42 @@ impl Ring {
         assert!(index <= u32::MAX as usize);
         let key = (u64::from(self.generation) << 32) | index as u64;
         let entry = entry.user_data(key);
-        // SAFETY: the entry's memory belongs to the operation just put into the table (buffers
-        // and vectors on the heap, which do not move with it), and stays there until `complete`
-        // has seen its last completion (invariant 1). Descriptors are plain numbers; one closed
-        // in between gives an error, not a fault.
-        while unsafe { self.uring.submission().push(&entry) }.is_err() {
-            self.uring.submit().expect("submitting can fail only for want of memory");
-        }
+        self.backlog.push_back(entry);
+        self.move_backlog();
         OpKey(key)
     }
 
-    /// Submits what was started and, if `wait` is some span, waits that long for a completion
-    /// (`Duration::MAX`-like spans are long enough to be for ever). Returns early on a signal.
-    pub(crate) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
-        let result = match wait {
-            None => self.uring.submit(),
-            Some(span) => {
-                let (seconds, rest) =
-                    (span.as_nanos() / 1_000_000_000, span.as_nanos() % 1_000_000_000);
-                let timeout = types::Timespec::new().sec(seconds).nsec(rest as u32);
-                let arguments = types::SubmitArgs::new().timespec(&timeout);
-                self.uring.submitter().submit_with_args(1, &arguments)
+    /// Moves waiting entries to the submission queue, as far as there is room.
+    fn move_backlog(&mut self) {
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: the entry's memory belongs to its operation in the table (buffers and
+            // vectors on the heap, which do not move with it), and stays there until `next` has
+            // seen its last completion (invariant 1). Descriptors are plain numbers; one closed
+            // in between gives an error, not a fault.
+            if unsafe { self.uring.submission().push(entry) }.is_err() {
+                break;
             }
-        };
-        match result {
-            Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
-                _ => Err(error),
-            },
+            self.backlog.pop_front();
         }
+    }
+
+    /// Submits what was started and, if `wait` is some span, waits that long for a completion.
+    /// Returns early on a signal.
+    pub(crate) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        self.move_backlog();
+        while !self.backlog.is_empty() {
+            ignore_passing(self.uring.submit())?;
+            if self.uring.submission().is_full() {
+                // Completions must be worked off first: no wait, the caller does that next.
+                return Ok(());
+            }
+            self.move_backlog();
+        }
+        let Some(span) = wait else { return ignore_passing(self.uring.submit()) };
+        let (seconds, rest) = (span.as_nanos() / 1_000_000_000, span.as_nanos() % 1_000_000_000);
+        let timeout = types::Timespec::new().sec(seconds).nsec(rest as u32);
+        let arguments = types::SubmitArgs::new().timespec(&timeout);
+        ignore_passing(self.uring.submitter().submit_with_args(1, &arguments))
     }
 
     /// The next completion that has come.
@@ -238,6 +252,17 @@ impl Ring {
         let op = (!more).then(|| self.ops.remove(index).1);
         let socket_nonempty = cqueue::sock_nonempty(entry.flags());
         Some(Completion { op, accepting, result: entry.result(), socket_nonempty })
+    }
+}
+
+/// Results of a call that say: look at the completions and call again.
+fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            _ => Err(error),
+        },
     }
 }
 

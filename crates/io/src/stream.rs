@@ -9,9 +9,12 @@ use base::{Buffer, BufferMut, BufferPool, ConnectionId, Time};
 use crate::Error;
 use crate::address::Address;
 use crate::handshake::Handshake;
-use crate::inbox::{Inbox, RECEIVE_SIZE};
+use crate::inbox::Inbox;
 use crate::ring::OpKey;
 use crate::send_queue::SendQueue;
+
+/// Bytes of a byte stream that are received at once where nothing is expected.
+const RAW_RECEIVE_SIZE: usize = 64 << 10;
 
 pub(crate) struct Stream {
     pub(crate) id: ConnectionId,
@@ -124,8 +127,13 @@ impl RawInbox {
                 (buffer, filled)
             }
             Some(Expected::Lent) => unreachable!("one receive at a time"),
-            None => (self.pool.take(RECEIVE_SIZE), 0),
+            None => (self.pool.take(RAW_RECEIVE_SIZE), 0),
         }
+    }
+
+    /// Whether what is lent was expected, to be filled to its end.
+    pub(crate) fn lent_expected(&self) -> bool {
+        self.lent_expected
     }
 
     /// Takes the memory back with `filled` bytes in it.

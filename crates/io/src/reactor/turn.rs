@@ -125,17 +125,20 @@ impl Reactor {
         }
         let stream = &mut self.streams[index];
         let lingers = matches!(stream.stage, Stage::Linger);
-        if stream.waiting.is_some() || (stream.queue.length() == 0 && !lingers) {
+        if stream.queue.length() == 0 && !lingers {
+            return;
+        }
+        if stream.waiting.is_some() {
+            if stream.queue.length() > SEND_QUEUE_SIZE_MAX {
+                let reason = "the peer does not read what it asked for".into();
+                self.end(index, CloseReason::Protocol(reason), events);
+            }
             return;
         }
         let Some(socket) = stream.socket.clone() else { return };
         match stream.queue.send(socket.as_fd()) {
             Ok(()) if lingers => self.remove(index),
             Ok(()) => {}
-            Err(Errno::AGAIN) if stream.queue.length() > SEND_QUEUE_SIZE_MAX => {
-                let reason = "the peer does not read what it asked for".into();
-                self.end(index, CloseReason::Protocol(reason), events);
-            }
             Err(Errno::AGAIN) => {
                 stream.waiting = Some(self.ring.writable(socket, (connection, index)));
             }
@@ -159,15 +162,15 @@ impl Reactor {
         if stream.receiving.is_some() {
             return;
         }
-        let (buffer, from) = match &mut stream.stage {
-            Stage::Handshake { .. } => (self.pool.take(HANDSHAKE_BUFFER_SIZE), 0),
-            Stage::Frames(inbox) => inbox.lend(),
-            Stage::Raw(inbox) if inbox.wants_bytes() => inbox.lend(),
+        let ((buffer, from), whole) = match &mut stream.stage {
+            Stage::Handshake { .. } => ((self.pool.take(HANDSHAKE_BUFFER_SIZE), 0), false),
+            Stage::Frames(inbox) => (inbox.lend(), inbox.lent_payload()),
+            Stage::Raw(inbox) if inbox.wants_bytes() => (inbox.lend(), inbox.lent_expected()),
             _ => return,
         };
         let socket = stream.socket.clone().expect("a stage that receives has a socket");
-        let (at, poll_first) = ((connection, index), !stream.more_expected);
-        stream.receiving = Some(self.ring.receive(socket, at, buffer, from, poll_first));
+        let (at, how) = ((connection, index), (!stream.more_expected, whole));
+        stream.receiving = Some(self.ring.receive(socket, at, buffer, from, how));
     }
 
     // ---- completions ------------------------------------------------------------------------
