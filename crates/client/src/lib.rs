@@ -10,10 +10,15 @@
 // This crate is at the edge: it reads configuration files and runs a thread.
 #![allow(clippy::disallowed_methods)]
 
+mod asynchronous;
+pub mod bench;
 mod call;
 mod commands;
 mod config;
+mod shell;
 
+pub use asynchronous::{Client, Volume};
 pub use call::call;
 pub use commands::Commands;
 pub use config::Config;
+pub use volume::{Extent, VolumeError};

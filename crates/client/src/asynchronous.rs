@@ -1,0 +1,437 @@
+//! Volumes for async programs, whatever their runtime.
+//!
+//! ```text
+//!   async task ──Job──▶ channel, wake-up ──▶ thread: reactor + client core
+//!              ◀──answer── Slot ◀────────────────┘
+//! ```
+//!
+//! Data is copied once on each side of the channel: buffers of the core belong to its thread.
+//! Programs for which that is too much run a client core on their own reactor.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker as TaskWaker};
+use std::thread::JoinHandle;
+
+use base::Duration;
+use cluster::message::Failure;
+use io::Waker;
+use slab::Slab;
+use volume::{
+    Answer, Attached, Effect, Event, Extent, Operation, Piece, RequestId, VolumeError, VolumeHandle,
+};
+
+use crate::config::{Config, failure};
+use crate::shell::Shell;
+
+/// So long the last messages may take to leave.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(50);
+
+/// A thread that serves volumes of one cluster. It ends when the client and all its volumes are
+/// gone.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// # let failed = |failure: cluster::message::Failure| failure.message;
+/// let config = client::Config::find(None).map_err(failed)?;
+/// let client = client::Client::start(&config).map_err(failed)?;
+/// let disk = client.open("disk", false).await.map_err(failed)?;
+/// disk.write(0, b"stone".to_vec()).await?;
+/// disk.flush().await?;
+/// assert_eq!(disk.read(0, 5).await?, b"stone");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    door: Arc<Door>,
+}
+
+/// An attached volume; detached when it is dropped.
+pub struct Volume {
+    hold: Hold,
+    attached: Attached,
+}
+
+/// A volume that was asked for; closed when this is dropped, also before it was opened.
+struct Hold {
+    door: Arc<Door>,
+    handle: VolumeHandle,
+}
+
+/// The way to the thread; the thread ends after the last of these is gone.
+struct Door {
+    jobs: Mutex<Option<Sender<Job>>>,
+    waker: Waker,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    last_volume: AtomicU64,
+}
+
+/// What the thread is asked.
+enum Job {
+    Open { handle: VolumeHandle, name: String, read_only: bool, slot: Filler<Opened> },
+    Close { handle: VolumeHandle },
+    Request { handle: VolumeHandle, wish: Wish, slot: Filler<Reached> },
+}
+
+type Opened = Result<Attached, Failure>;
+type Reached = Result<Found, VolumeError>;
+
+/// An operation with data that may cross threads.
+enum Wish {
+    Read { offset: u64, length: u64 },
+    Write { offset: u64, data: Vec<u8> },
+    Zero { offset: u64, length: u64 },
+    Flush,
+    Extents { offset: u64, length: u64 },
+}
+
+/// An answer with data that may cross threads.
+enum Found {
+    Data(Vec<u8>),
+    Done,
+    Extents(Vec<Extent>),
+}
+
+impl Client {
+    /// Starts the thread. Connects when the first volume is opened.
+    ///
+    /// Errors: `io_uring` (it does not work here).
+    pub fn start(config: &Config) -> Result<Client, Failure> {
+        let (jobs, inbox) = mpsc::channel();
+        let (ready, started) = mpsc::channel();
+        let config = config.clone();
+        let serve = move || match Shell::new(&config, "library") {
+            Ok(shell) => {
+                let _ = ready.send(Ok(shell.reactor.waker()));
+                Worker::new(shell, inbox).serve();
+            }
+            Err(failure) => {
+                let _ = ready.send(Err(failure));
+            }
+        };
+        let thread = std::thread::Builder::new().name("ashlar-client".to_string()).spawn(serve);
+        let thread = thread.map_err(|error| {
+            failure("io", format!("a thread cannot be started: {error}"), "raise the limit")
+        })?;
+        let waker = started.recv().expect("the thread says how it started")?;
+        let jobs = Mutex::new(Some(jobs));
+        let thread = Mutex::new(Some(thread));
+        Ok(Client { door: Arc::new(Door { jobs, waker, thread, last_volume: AtomicU64::new(0) }) })
+    }
+
+    /// Attaches a volume. Waits for as long as no monitor answers.
+    ///
+    /// Errors: the monitor's, as `not_found`; `untrusted`.
+    pub async fn open(&self, name: &str, read_only: bool) -> Result<Volume, Failure> {
+        let (slot, answer) = slot();
+        let handle = VolumeHandle(self.door.last_volume.fetch_add(1, Ordering::Relaxed));
+        self.door.send(Job::Open { handle, name: name.to_string(), read_only, slot });
+        let hold = Hold { door: self.door.clone(), handle };
+        match answer.await {
+            Some(result) => Ok(Volume { hold, attached: result? }),
+            None => Err(failure("io_uring", "the client's thread has ended".to_string(), "")),
+        }
+    }
+}
+
+impl Volume {
+    /// In bytes, when it was opened.
+    pub fn size(&self) -> u64 {
+        self.attached.image.size
+    }
+
+    /// Its session and image.
+    pub fn attached(&self) -> &Attached {
+        &self.attached
+    }
+
+    /// The bytes of a range; unwritten ones are zeros.
+    pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, VolumeError> {
+        match self.request(Wish::Read { offset, length }).await? {
+            Found::Data(data) => Ok(data),
+            _ => unreachable!("a read finds data"),
+        }
+    }
+
+    /// Writes `data` at `offset`; durable after the next [`Volume::flush`].
+    pub async fn write(&self, offset: u64, data: Vec<u8>) -> Result<(), VolumeError> {
+        self.request(Wish::Write { offset, data }).await.map(|_| ())
+    }
+
+    /// Makes a range read as zeros and gives its space back.
+    pub async fn zero(&self, offset: u64, length: u64) -> Result<(), VolumeError> {
+        self.request(Wish::Zero { offset, length }).await.map(|_| ())
+    }
+
+    /// Everything acknowledged before is durable when this is done.
+    pub async fn flush(&self) -> Result<(), VolumeError> {
+        self.request(Wish::Flush).await.map(|_| ())
+    }
+
+    /// Which parts of a range hold data, in order.
+    pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>, VolumeError> {
+        match self.request(Wish::Extents { offset, length }).await? {
+            Found::Extents(extents) => Ok(extents),
+            _ => unreachable!("a question for extents finds extents"),
+        }
+    }
+
+    async fn request(&self, wish: Wish) -> Reached {
+        let (slot, answer) = slot();
+        self.hold.door.send(Job::Request { handle: self.hold.handle, wish, slot });
+        answer.await.unwrap_or(Err(VolumeError::Ended))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.door.send(Job::Close { handle: self.handle });
+    }
+}
+
+impl Door {
+    fn send(&self, job: Job) {
+        let jobs = lock(&self.jobs);
+        // A thread that has ended drops the job, and with it the slot, which tells its asker.
+        if let Some(jobs) = jobs.as_ref() {
+            let _ = jobs.send(job);
+        }
+        self.waker.wake();
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        lock(&self.jobs).take();
+        self.waker.wake();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// No holder panics, and what is inside is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+// ---- an answer on its way between threads
+
+struct Shared<T> {
+    value: Option<T>,
+    /// No value will come any more, or it has.
+    filled: bool,
+    task: Option<TaskWaker>,
+}
+
+/// The thread's side: fills the slot once. Dropped unfilled, it says that nothing will come.
+struct Filler<T>(Arc<Mutex<Shared<T>>>);
+
+/// The task's side.
+struct Slot<T>(Arc<Mutex<Shared<T>>>);
+
+fn slot<T>() -> (Filler<T>, Slot<T>) {
+    let shared = Arc::new(Mutex::new(Shared { value: None, filled: false, task: None }));
+    (Filler(shared.clone()), Slot(shared))
+}
+
+impl<T> Filler<T> {
+    fn fill(self, value: T) {
+        lock(&self.0).value = Some(value);
+    }
+}
+
+impl<T> Drop for Filler<T> {
+    fn drop(&mut self) {
+        let mut shared = lock(&self.0);
+        shared.filled = true;
+        if let Some(task) = shared.task.take() {
+            drop(shared);
+            task.wake();
+        }
+    }
+}
+
+impl<T> Future for Slot<T> {
+    type Output = Option<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        let mut shared = lock(&self.0);
+        if shared.filled {
+            return Poll::Ready(shared.value.take());
+        }
+        shared.task = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+// ---- the thread
+
+struct Worker {
+    shell: Shell,
+    inbox: Receiver<Job>,
+    /// Volumes that are not detached; with who waits for the attach.
+    volumes: BTreeMap<VolumeHandle, Option<Filler<Opened>>>,
+    running: Slab<Filler<Reached>>,
+}
+
+impl Worker {
+    fn new(shell: Shell, inbox: Receiver<Job>) -> Worker {
+        Worker { shell, inbox, volumes: BTreeMap::new(), running: Slab::new() }
+    }
+
+    /// Serves until nobody can ask any more and every volume is detached. After an error of the
+    /// ring it ends, and everybody who waits is told by the slots that go with it.
+    fn serve(mut self) {
+        let mut answers = Vec::new();
+        let mut is_over = false;
+        while !(is_over && self.volumes.is_empty()) {
+            while !is_over {
+                match self.inbox.try_recv() {
+                    Ok(job) => self.begin(job, &mut answers),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => is_over = true,
+                }
+            }
+            if answers.is_empty() && self.shell.turn(None, &mut answers).is_err() {
+                return;
+            }
+            for answer in std::mem::take(&mut answers) {
+                self.answer(answer);
+            }
+        }
+        let end = self.shell.reactor.now() + FAREWELL_TIME_MAX;
+        while self.shell.reactor.now() < end && self.shell.turn(Some(end), &mut answers).is_ok() {}
+    }
+
+    fn begin(&mut self, job: Job, answers: &mut Vec<Effect>) {
+        let event = match job {
+            Job::Open { handle, name, read_only, slot } => {
+                self.volumes.insert(handle, Some(slot));
+                Event::Open { volume: handle, name, read_only }
+            }
+            Job::Close { handle } => Event::Close { volume: handle },
+            Job::Request { handle, wish, slot } => {
+                let id = RequestId(self.running.insert(slot) as u64);
+                let operation = self.operation(wish);
+                Event::Request { id, volume: handle, operation }
+            }
+        };
+        self.shell.tell(event, answers);
+    }
+
+    fn operation(&self, wish: Wish) -> Operation {
+        match wish {
+            Wish::Read { offset, length } => Operation::Read { offset, length },
+            Wish::Write { offset, data } => {
+                Operation::Write { offset, data: self.shell.reactor.pool().copy_of(&data) }
+            }
+            Wish::Zero { offset, length } => Operation::Zero { offset, length },
+            Wish::Flush => Operation::Flush,
+            Wish::Extents { offset, length } => Operation::Extents { offset, length },
+        }
+    }
+
+    fn answer(&mut self, answer: Effect) {
+        match answer {
+            Effect::Net(_) => unreachable!("the shell keeps them"),
+            Effect::Opened { volume, result } => {
+                let slot = self.volumes.get_mut(&volume).and_then(Option::take);
+                if result.is_err() {
+                    self.volumes.remove(&volume);
+                }
+                slot.expect("it was asked for once").fill(result);
+            }
+            Effect::Closed { volume } => {
+                self.volumes.remove(&volume);
+            }
+            Effect::Done { id, result } => {
+                let slot = self.running.remove(id.0 as usize);
+                slot.fill(result.map(found));
+            }
+        }
+    }
+}
+
+fn found(answer: Answer) -> Found {
+    match answer {
+        Answer::Done => Found::Done,
+        Answer::Extents(extents) => Found::Extents(extents),
+        Answer::Data(pieces) => {
+            let mut data = Vec::new();
+            for piece in pieces {
+                match piece {
+                    Piece::Data(bytes) => data.extend_from_slice(&bytes),
+                    Piece::Zeros(length) => data.resize(data.len() + length as usize, 0),
+                }
+            }
+            Found::Data(data)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Unpark(std::thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    /// The smallest runtime: one future on this thread.
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let mut future = std::pin::pin!(future);
+        let waker = TaskWaker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match future.as_mut().poll(&mut context) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_crosses_threads() {
+        let (filler, answer) = slot();
+        let thread = std::thread::spawn(move || filler.fill(7));
+        assert_eq!(block_on(answer), Some(7));
+        thread.join().expect("it does not panic");
+    }
+
+    #[test]
+    fn an_asker_is_told_when_nobody_will_answer() {
+        let (filler, answer) = slot::<u32>();
+        let thread = std::thread::spawn(move || drop(filler));
+        assert_eq!(block_on(answer), None);
+        thread.join().expect("it does not panic");
+    }
+
+    #[test]
+    fn a_client_that_is_dropped_while_it_waits_ends_its_thread() {
+        let file = cluster::map::ClusterFile {
+            cluster: base::ClusterId::new(1),
+            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+        };
+        let config = Config { dir: "x".into(), file, key: io::ClusterKey::random() };
+        let client = Client::start(&config).expect("io_uring works");
+        let other = client.clone();
+        let mut open = Box::pin(other.open("disk", false));
+        let mut context = Context::from_waker(TaskWaker::noop());
+        assert!(open.as_mut().poll(&mut context).is_pending());
+        drop(open);
+        drop(other);
+        drop(client);
+    }
+}

@@ -1,0 +1,233 @@
+//! A load on a volume, on the caller's thread: client core and reactor in one loop, as in the NBD
+//! server.
+
+use std::time::Duration as StdDuration;
+
+use base::histogram::Histogram;
+use base::{Buffer, Duration, Time};
+use cluster::message::Failure;
+use volume::{Attached, Effect, Event, Operation, RequestId, VolumeHandle};
+
+use crate::config::{Config, failure};
+use crate::shell::Shell;
+
+/// A kind of operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// Writes at random places.
+    RandomWrite,
+    /// Reads at random places.
+    RandomRead,
+    /// Writes one after another.
+    Write,
+    /// Reads one after another.
+    Read,
+}
+
+/// What to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// With which operation.
+    pub kind: OpKind,
+    /// Bytes of one operation; its places are multiples of it. At least 1.
+    pub block_size: u64,
+    /// Operations in flight; at least 1.
+    pub depth: usize,
+    /// How long.
+    pub time: StdDuration,
+}
+
+/// What was measured.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Measured {
+    /// Time from request to answer of each operation.
+    pub latencies: Histogram,
+    /// From the first request to the last answer.
+    pub elapsed: Duration,
+    /// Bytes read or written.
+    pub bytes: u64,
+}
+
+const VOLUME: VolumeHandle = VolumeHandle(1);
+/// So long the last message may take to leave.
+const FAREWELL_TIME_MAX: Duration = Duration::from_millis(50);
+
+/// Attaches the volume, puts the load on it, and detaches it. Writes change the volume.
+///
+/// Errors: the monitor's; `invalid` (the load does not fit the volume), `failed` (an operation).
+pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure> {
+    assert!(load.depth > 0);
+    assert!(load.block_size > 0);
+    let mut shell = Shell::new(config, "bench")?;
+    let is_write = matches!(load.kind, OpKind::RandomWrite | OpKind::Write);
+    let attached = attach(&mut shell, name, !is_write)?;
+    if load.block_size > attached.image.size {
+        let message = format!("volume {name} is smaller than one operation");
+        return Err(failure("invalid", message, "use a smaller --block-size"));
+    }
+    let data = pattern(&shell, load.block_size as usize);
+    let now = shell.reactor.now();
+    let time = Duration::from_nanos(u64::try_from(load.time.as_nanos()).unwrap_or(u64::MAX));
+    let run = Run {
+        shell,
+        load: *load,
+        data,
+        places: Places::new(attached.image.size / load.block_size),
+        started: vec![Time::ZERO; load.depth],
+        start: now,
+        end: now + time,
+        latencies: Histogram::default(),
+    };
+    run.measure()
+}
+
+fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Failure> {
+    let mut answers = Vec::new();
+    shell.tell(Event::Open { volume: VOLUME, name: name.to_string(), read_only }, &mut answers);
+    loop {
+        for answer in answers.drain(..) {
+            if let Effect::Opened { result, .. } = answer {
+                return result;
+            }
+        }
+        shell.turn(None, &mut answers)?;
+    }
+}
+
+/// Bytes that no layer below can shorten.
+fn pattern(shell: &Shell, size: usize) -> Buffer {
+    let mut data = shell.reactor.pool().take(size);
+    let mut random = Random::new();
+    for bytes in data.chunks_mut(8) {
+        bytes.copy_from_slice(&random.next().to_le_bytes()[..bytes.len()]);
+    }
+    data.freeze()
+}
+
+struct Run {
+    shell: Shell,
+    load: Load,
+    data: Buffer,
+    places: Places,
+    /// When the request of each place in flight was made.
+    started: Vec<Time>,
+    start: Time,
+    end: Time,
+    latencies: Histogram,
+}
+
+impl Run {
+    fn measure(mut self) -> Result<Measured, Failure> {
+        let mut answers = Vec::new();
+        for slot in 0..self.load.depth {
+            self.request(slot, &mut answers);
+        }
+        let mut open = self.load.depth;
+        let mut now = self.start;
+        while open > 0 {
+            let mut done = std::mem::take(&mut answers);
+            for answer in done.drain(..) {
+                let Effect::Done { id, result } = answer else { continue };
+                result.map_err(|error| failure("failed", error.to_string(), ""))?;
+                let slot = id.0 as usize;
+                now = self.shell.reactor.now();
+                self.latencies.record(now - self.started[slot]);
+                if now < self.end {
+                    self.request(slot, &mut answers);
+                } else {
+                    open -= 1;
+                }
+            }
+            if answers.is_empty() && open > 0 {
+                self.shell.turn(None, &mut answers)?;
+            }
+        }
+        self.detach()?;
+        let bytes = self.latencies.count() * self.load.block_size;
+        Ok(Measured { latencies: self.latencies, elapsed: now - self.start, bytes })
+    }
+
+    fn request(&mut self, slot: usize, answers: &mut Vec<Effect>) {
+        let length = self.load.block_size;
+        let operation = match self.load.kind {
+            OpKind::RandomWrite => {
+                Operation::Write { offset: self.places.random() * length, data: self.data.clone() }
+            }
+            OpKind::Write => {
+                Operation::Write { offset: self.places.linear() * length, data: self.data.clone() }
+            }
+            OpKind::RandomRead => Operation::Read { offset: self.places.random() * length, length },
+            OpKind::Read => Operation::Read { offset: self.places.linear() * length, length },
+        };
+        self.started[slot] = self.shell.reactor.now();
+        let id = RequestId(slot as u64);
+        self.shell.tell(Event::Request { id, volume: VOLUME, operation }, answers);
+    }
+
+    fn detach(&mut self) -> Result<(), Failure> {
+        let mut answers = Vec::new();
+        self.shell.tell(Event::Close { volume: VOLUME }, &mut answers);
+        let end = self.shell.reactor.now() + FAREWELL_TIME_MAX;
+        while self.shell.reactor.now() < end {
+            self.shell.turn(Some(end), &mut answers)?;
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of places, from 0.
+struct Places {
+    count: u64,
+    next: u64,
+    random: Random,
+}
+
+impl Places {
+    fn new(count: u64) -> Places {
+        assert!(count > 0);
+        Places { count, next: 0, random: Random::new() }
+    }
+
+    fn linear(&mut self) -> u64 {
+        let place = self.next;
+        self.next = (self.next + 1) % self.count;
+        place
+    }
+
+    fn random(&mut self) -> u64 {
+        ((u128::from(self.random.next()) * u128::from(self.count)) >> 64) as u64
+    }
+}
+
+/// SplitMix64: the same numbers in each run.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Random {
+        Random(0)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_stay_in_range_and_reach_everything() {
+        let mut places = Places::new(7);
+        assert_eq!(
+            (0..9).map(|_| places.linear()).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 5, 6, 0, 1]
+        );
+        let seen: std::collections::BTreeSet<u64> = (0..200).map(|_| places.random()).collect();
+        assert_eq!(seen, (0..7).collect());
+    }
+}

@@ -1,0 +1,72 @@
+//! A client core on a reactor of its own: the loop that the library and the benchmark share.
+
+use base::Time;
+use cluster::message::Failure;
+use io::Reactor;
+use volume::{ClientCore, Effect, Event, Settings};
+
+use crate::call::{client_reactor, no_reactor};
+use crate::config::Config;
+
+/// Operations started in one turn without an extra system call.
+const RING_ENTRIES: u32 = 256;
+
+/// The reactor and the core on it.
+pub(crate) struct Shell {
+    pub(crate) reactor: Reactor,
+    core: ClientCore,
+    events: Vec<io::Event>,
+    effects: Vec<Effect>,
+}
+
+impl Shell {
+    /// `client` names the attaching program for people.
+    pub(crate) fn new(config: &Config, client: &str) -> Result<Shell, Failure> {
+        let reactor = client_reactor(config, RING_ENTRIES)?;
+        let settings = Settings {
+            monitors: config.file.monitors.clone(),
+            client: client.to_string(),
+            retry_for: None,
+        };
+        let core = ClientCore::new(settings, reactor.pool().clone());
+        Ok(Shell { reactor, core, events: Vec::new(), effects: Vec::new() })
+    }
+
+    /// Tells the core; what it answers goes to `answers`, which get no net effects.
+    pub(crate) fn tell(&mut self, event: Event, answers: &mut Vec<Effect>) {
+        let now = self.reactor.now();
+        self.apply(now, event, answers);
+    }
+
+    /// Waits for the network, a wake-up or `deadline`, and tells the core what came.
+    pub(crate) fn turn(
+        &mut self,
+        deadline: Option<Time>,
+        answers: &mut Vec<Effect>,
+    ) -> Result<(), Failure> {
+        let deadline = [self.core.deadline(), deadline].into_iter().flatten().min();
+        self.reactor.turn(deadline, &mut self.events).map_err(|error| no_reactor(&error))?;
+        let now = self.reactor.now();
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            if let io::Event::Net(event) = event {
+                self.apply(now, Event::Net(event), answers);
+            }
+        }
+        self.events = events;
+        if self.core.deadline().is_some_and(|deadline| deadline <= now) {
+            self.apply(now, Event::Tick, answers);
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, now: Time, event: Event, answers: &mut Vec<Effect>) {
+        self.core.apply(now, event, &mut self.effects);
+        for effect in self.effects.drain(..) {
+            match effect {
+                Effect::Net(effect) => self.reactor.net(effect),
+                answer => answers.push(answer),
+            }
+        }
+    }
+}
