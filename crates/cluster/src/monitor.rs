@@ -123,6 +123,8 @@ pub struct Monitor {
     sessions_gone: BTreeSet<(Time, SessionId)>,
     tasks: BTreeMap<TaskId, TaskRun>,
     task_sequence_last: u64,
+    /// Whether something happened that a task may wait for.
+    has_task_news: bool,
     /// Whether an OSD named a map revision above the store's: the store went back in time.
     has_newer_member: bool,
     /// Peers that sent what none of ours sends.
@@ -178,6 +180,7 @@ impl Monitor {
             sessions_gone: BTreeSet::new(),
             tasks: BTreeMap::new(),
             task_sequence_last: 0,
+            has_task_news: false,
             has_newer_member: false,
             protocol_errors: 0,
         }
@@ -197,7 +200,10 @@ impl Monitor {
         if self.is_ready() {
             self.end_gone_sessions(now);
             self.end_return_time(now);
-            self.advance_tasks(now, effects);
+            if self.has_task_news || self.task_deadline().is_some_and(|due| due <= now) {
+                self.has_task_news = false;
+                self.advance_tasks(now, effects);
+            }
             self.run_jobs(now, effects);
         }
     }
@@ -352,8 +358,8 @@ impl Monitor {
             ToMonitor::OpenSession { request, image, read_only, client } => {
                 let client = clipped(client);
                 let job = Job::OpenSession { connection, request, image, read_only, client };
-                if !self.try_push_job(job) {
-                    let refused = FromMonitor::SessionRefused { request, error: busy() };
+                if let Err(error) = self.try_push_asked(job) {
+                    let refused = FromMonitor::SessionRefused { request, error };
                     self.send(connection, &refused, effects);
                 }
             }
@@ -394,8 +400,10 @@ impl Monitor {
             self.answer(connection, request, result, effects);
         } else if let Some(result) = self.query(now, &command) {
             self.answer(connection, request, result, effects);
-        } else if !self.try_push_job(Job::Command { connection, request, command }) {
-            self.answer(connection, request, Err(busy()), effects);
+        } else if let Err(error) =
+            self.try_push_asked(Job::Command { connection, request, command })
+        {
+            self.answer(connection, request, Err(error), effects);
         }
     }
 
@@ -405,6 +413,18 @@ impl Monitor {
         }
         self.jobs.push_back(job);
         true
+    }
+
+    /// Queues what somebody asked for, or says why not.
+    fn try_push_asked(&mut self, job: Job) -> Result<(), Failure> {
+        if self.has_newer_member {
+            return Err(failure(
+                "state_older",
+                "the state store is older than what an OSD knows: it went back in time",
+                "stop the monitor and put the newest copy of its state file back",
+            ));
+        }
+        if self.try_push_job(job) { Ok(()) } else { Err(busy()) }
     }
 
     fn answer(

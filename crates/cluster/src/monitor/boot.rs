@@ -81,6 +81,9 @@ impl Monitor {
         if self.has_newer_connection(boot) {
             return Plan::Done(Done::BootOutdated);
         }
+        if self.store_is_older_than(boot) {
+            return Plan::Done(Done::BootFromFuture);
+        }
         let record = match self.admitted(boot) {
             Ok(record) => record,
             Err(error) => return Plan::Done(Done::BootRefused(error)),
@@ -144,6 +147,12 @@ impl Monitor {
         let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
         let Some(live) = live.and_then(|live| self.connections.get(&live)) else { return false };
         live.order > self.connections[&boot.connection].order
+    }
+
+    /// Whether the OSD's run is one that this store has not given yet.
+    fn store_is_older_than(&self, boot: &Boot) -> bool {
+        let given = self.contents.osd(boot.osd).map(|record| record.info.incarnation);
+        given.is_some_and(|given| boot.run.is_some_and(|run| run > given))
     }
 
     /// A transaction of the job happened.

@@ -59,6 +59,7 @@ pub(super) enum Done {
     Booted(Incarnation),
     BootRefused(Failure),
     BootOutdated,
+    BootFromFuture,
     SessionOpened(SessionId, ImageInfo),
     SessionRefused(Failure),
     SessionClosed(SessionId),
@@ -206,6 +207,11 @@ impl Monitor {
                 self.send(boot.connection, &FromMonitor::OsdRefused { error }, effects);
             }
             (Job::Boot(boot), Done::BootOutdated) => self.close(now, boot.connection, effects),
+            (Job::Boot(boot), Done::BootFromFuture) => {
+                // Not refused: what it serves goes on, and it comes back.
+                self.has_newer_member = true;
+                self.close(now, boot.connection, effects);
+            }
             (Job::OpenSession { connection, request, .. }, Done::SessionOpened(session, image)) => {
                 self.connect_session(now, session, connection);
                 let opened = FromMonitor::SessionOpened { request, session, image };

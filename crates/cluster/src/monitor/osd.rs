@@ -43,6 +43,7 @@ impl Monitor {
         connection: ConnectionId,
         effects: &mut Vec<Effect>,
     ) {
+        self.has_task_news = true;
         let live = self.osds.entry(osd).or_default();
         let old = live.connection.replace(connection);
         live.since = now;
@@ -128,6 +129,7 @@ impl Monitor {
     ) {
         let Some(osd) = self.connections[&connection].osd else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
+        self.has_task_news = true;
         for (pool, revision) in revisions {
             if self.contents.pool(*pool).is_some() {
                 let saw = live.saw.entry(*pool).or_default();

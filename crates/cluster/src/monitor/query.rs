@@ -53,9 +53,7 @@ impl Monitor {
             Command::PoolList => {
                 Ok(contents.pools().map(|record| pool_row(&record.pool)).collect())
             }
-            Command::VolumeList => {
-                Ok(contents.images().map(|record| self.volume_row(&record.info)).collect())
-            }
+            Command::VolumeList => Ok(self.volume_rows()),
             Command::VolumeInfo { volume } => match contents.image_named(volume) {
                 Some(record) => {
                     let mut row = self.volume_row(&record.info);

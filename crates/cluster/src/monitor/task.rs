@@ -113,6 +113,7 @@ impl Portions {
 impl Monitor {
     /// Runs the recorded tasks, and no others.
     pub(super) fn track_tasks(&mut self) {
+        self.has_task_news = true;
         let contents = &self.contents;
         self.tasks.retain(|id, _| contents.task(*id).is_some());
         for record in contents.tasks() {
@@ -237,6 +238,7 @@ impl Monitor {
         let Some(run) = self.tasks.values_mut().find(|run| is_asked(run)) else { return };
         let TaskStage::Delete(portions) = &mut run.stage else { return };
         let (portion, _) = portions.asked.remove(&reply.sequence).expect("just seen");
+        self.has_task_news = true;
         match (portion, reply.outcome) {
             (Portion::Pg(_), Ok(Outcome::Deleted { count, complete })) => {
                 run.blocks_deleted += u64::from(count);
@@ -262,6 +264,7 @@ impl Monitor {
 
     /// What was asked over a connection that is gone is asked again.
     pub(super) fn requeue_task_requests(&mut self, now: Time, connection: ConnectionId) {
+        self.has_task_news = true;
         for run in self.tasks.values_mut() {
             let TaskStage::Delete(portions) = &mut run.stage else { continue };
             let lost = portions.asked.extract_if(.., |_, (_, asked)| *asked == connection);
@@ -273,6 +276,7 @@ impl Monitor {
     pub(super) fn task_progress_recorded(&mut self, task: TaskId) {
         if let Some(run) = self.tasks.get_mut(&task) {
             run.is_progress_queued = false;
+            self.has_task_news = true;
         }
     }
 

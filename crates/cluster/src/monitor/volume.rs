@@ -4,6 +4,8 @@
 //! as many transactions as that takes; then one transaction changes the image and records the task
 //! that deletes its blocks. Until that last one nothing has happened to the volume.
 
+use std::collections::BTreeMap;
+
 use base::{ImageId, MapRevision, PoolId, StripeIndex, TIB, UNIT_SIZE};
 use serde_json::{Value, json};
 
@@ -15,7 +17,7 @@ use crate::map::ImageInfo;
 use crate::message::Failure;
 use crate::records::{
     CounterName, Fence, FenceRecord, ImageNameRecord, ImageRecord, Key, PoolRecord, Record, Rest,
-    TaskId, TaskKind, TaskRecord, ZeroRange,
+    SessionRecord, TaskId, TaskKind, TaskRecord, ZeroRange,
 };
 
 /// Volumes of a cluster: their list fits one message.
@@ -242,17 +244,37 @@ impl Monitor {
 
     /// A volume as commands show it.
     pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
-        let pool = self.contents.pool(info.pool).map(|record| record.pool.name.clone());
         let sessions = self.contents.sessions_of(info.id).filter(|record| !record.ended);
-        let session = |record: &crate::records::SessionRecord| json!({ "id": record.id, "client": record.client, "read_only": record.read_only });
+        self.volume_row_with(info, sessions.map(session_row).collect())
+    }
+
+    /// All volumes as commands show them.
+    pub(super) fn volume_rows(&self) -> Value {
+        let mut sessions: BTreeMap<ImageId, Vec<Value>> = BTreeMap::new();
+        for record in self.contents.sessions().filter(|record| !record.ended) {
+            sessions.entry(record.image).or_default().push(session_row(record));
+        }
+        let row = |record: &ImageRecord| {
+            let attached = sessions.remove(&record.info.id).unwrap_or_default();
+            self.volume_row_with(&record.info, attached)
+        };
+        self.contents.images().map(row).collect()
+    }
+
+    fn volume_row_with(&self, info: &ImageInfo, sessions: Vec<Value>) -> Value {
+        let pool = self.contents.pool(info.pool).map(|record| &record.pool.name);
         json!({
             "name": info.name,
             "id": info.id,
             "pool": pool,
             "size": info.size,
-            "sessions": sessions.map(session).collect::<Vec<Value>>(),
+            "sessions": sessions,
         })
     }
+}
+
+fn session_row(record: &SessionRecord) -> Value {
+    json!({ "id": record.id, "client": record.client, "read_only": record.read_only })
 }
 
 /// The first stripe behind `size`, and the end of the one that it cuts.

@@ -15,11 +15,11 @@ use crate::state::{
 
 /// Boot, pool, volume, session, loss of the session, removal with fence and task; an OSD restarts.
 /// Every command may already have happened when it is asked again.
-fn life(rig: &mut Rig) {
+fn life(rig: &mut Rig, pg_count: u32) {
     for number in 1..=2 {
         rig.add_osd(number);
     }
-    let made = rig.make_pool("p", 512);
+    let made = rig.make_pool("p", pg_count);
     assert!(made.is_ok() || made.unwrap_err().code == "exists");
     let made = rig.make_volume("v", GIB);
     assert!(made.is_ok() || made.unwrap_err().code == "exists");
@@ -73,20 +73,31 @@ fn check_end(rig: &mut Rig) {
     }
 }
 
-fn transactions_of_a_life() -> u32 {
-    let mut rig = Rig::new();
-    life(&mut rig);
-    check_end(&mut rig);
-    assert!(rig.transactions > 20);
-    rig.transactions
-}
+/// PGs of two shards.
+const PG_COUNT: u32 = 512;
 
 fn live_with(mishap: impl Fn(u32) -> Mishap) {
-    for transaction in 1..=transactions_of_a_life() {
+    let mut rig = Rig::new();
+    life(&mut rig, PG_COUNT);
+    check_end(&mut rig);
+    assert!(rig.transactions > 20);
+    for transaction in 1..=rig.transactions {
         let mut rig = Rig::new();
         rig.mishap = mishap(transaction);
-        // What the rig did before the mishap was set is counted, too.
-        life(&mut rig);
+        life(&mut rig, PG_COUNT);
+        check_end(&mut rig);
+    }
+}
+
+#[test]
+fn a_monitor_killed_at_any_effect_goes_on() {
+    let mut rig = Rig::new();
+    life(&mut rig, 8);
+    assert!(rig.effects > 40);
+    for effect in 1..=rig.effects {
+        let mut rig = Rig::new();
+        rig.mishap = Mishap::KillAtEffect(effect);
+        life(&mut rig, 8);
         check_end(&mut rig);
     }
 }
@@ -220,4 +231,28 @@ fn a_monitor_that_lost_leadership_ends() {
     assert_eq!(rig.command_over(client, create), None);
     assert!(matches!(rig.stopped, Some(StopReason::LostLeadership(_))));
     assert!(!rig.store.entries().any(|entry| entry.key.starts_with("image/")));
+}
+
+#[test]
+fn a_store_older_than_an_osd_changes_nothing() {
+    // A run that the store has not given, and a map that it has not made.
+    for goes_on in [true, false] {
+        let mut rig = Rig::with_pool(1, 8);
+        let backup = rig.store.clone();
+        for _ in 0..3 {
+            rig.kill_osd(1);
+            rig.boot(1);
+        }
+        assert!(rig.checks().iter().all(|check| check != "state_older"));
+        rig.store = backup;
+        if !goes_on {
+            rig.osds.get_mut(&osd_id(1)).unwrap().incarnation = None;
+        }
+        rig.restart();
+        rig.tick();
+        assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_older");
+        assert_eq!(rig.status()["health"], "error");
+        assert!(rig.checks().contains(&"state_older".to_string()));
+        assert_eq!(rig.osds[&osd_id(1)].refused, None, "its I/O goes on");
+    }
 }

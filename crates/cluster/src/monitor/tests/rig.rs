@@ -33,6 +33,8 @@ pub fn identity() -> Identity {
 pub enum Mishap {
     /// It happens and is answered.
     None,
+    /// The monitor's process ends before effect `n` (counted from 1), of whatever kind.
+    KillAtEffect(u32),
     /// The monitor's process ends before transaction `n` (counted from 1) reaches the store.
     KillBefore(u32),
     /// The monitor's process ends after transaction `n` happened and before it hears of it.
@@ -75,6 +77,7 @@ pub struct Rig {
     pub stopped: Option<StopReason>,
     pub mishap: Mishap,
     pub transactions: u32,
+    pub effects: u32,
     pub kills: u32,
     pub is_store_away: bool,
     connection_last: u64,
@@ -107,6 +110,7 @@ impl Rig {
             stopped: None,
             mishap: Mishap::None,
             transactions: 0,
+            effects: 0,
             kills: 0,
             is_store_away: false,
             connection_last: 1,
@@ -188,6 +192,10 @@ impl Rig {
 
     /// `false`: the process ended.
     fn effect(&mut self, effect: Effect) -> bool {
+        self.effects += 1;
+        if self.mishap == Mishap::KillAtEffect(self.effects) {
+            return false;
+        }
         match effect {
             Effect::Ready => {}
             Effect::Stop(reason) => self.stopped = Some(reason),
