@@ -704,3 +704,6 @@ fn parse_meta_context(data: &[u8]) -> Option<(String, Vec<String>)> {
     let queries = (0..count).map(|_| fields.text()).collect::<Option<Vec<String>>>()?;
     fields.0.is_empty().then_some((name, queries))
 }
+
+#[cfg(test)]
+mod tests;
