@@ -732,3 +732,6 @@ fn names_of(value: &Value) -> Vec<&str> {
     let rows = value.as_array().map_or(&[][..], |rows| rows);
     rows.iter().filter_map(|row| row["name"].as_str()).collect()
 }
+
+#[cfg(test)]
+mod tests;

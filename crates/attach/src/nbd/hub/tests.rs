@@ -1,0 +1,616 @@
+//! The hub against NBD clients and a cluster in memory: one monitor, one OSD.
+
+use std::collections::VecDeque;
+
+use base::checksum::checksum_units;
+use base::{
+    BlockSize, ClusterId, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
+    SessionId, StripeIndex, UNIT_SIZE, Version,
+};
+use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
+use cluster::message::{FromMonitor, ToMonitor};
+use format::door::{Peer, Role};
+use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply};
+use serde_json::json;
+
+use super::*;
+
+const UNIT: usize = UNIT_SIZE as usize;
+const SIZE: u64 = 8 << 20;
+
+struct World {
+    now: Time,
+    hub: Hub,
+    pool: BufferPool,
+    /// What each client has received.
+    received: BTreeMap<ConnectionId, Vec<u8>>,
+    /// Memory that a client's next bytes go to.
+    lent: BTreeMap<ConnectionId, (BufferMut, usize)>,
+    paused: BTreeSet<ConnectionId>,
+    closed: BTreeSet<ConnectionId>,
+    /// What `AskQueued` is answered with.
+    queued: usize,
+    monitors: BTreeSet<ConnectionId>,
+    /// Names and sizes.
+    volumes: BTreeMap<String, u64>,
+    /// Names of attached volumes by session.
+    sessions: BTreeMap<SessionId, String>,
+    opened_count: u64,
+    units: BTreeMap<(StripeIndex, u32), Vec<u8>>,
+    counter: u64,
+    /// Requests are kept here instead of answered, while it is there.
+    held: Option<Vec<(ConnectionId, format::wire::Request)>>,
+    refusal: Option<Refusal>,
+    last_client: u64,
+}
+
+fn delta() -> MapDelta {
+    let member = Member { osd: OsdId::FIRST, incarnation: Incarnation::new(1) };
+    MapDelta {
+        osds: vec![OsdInfo {
+            id: OsdId::FIRST,
+            revision: 1,
+            addresses: vec!["tcp:osd:1".to_string()],
+            incarnation: Incarnation::new(1),
+            up: true,
+            in_cluster: true,
+        }],
+        pools: vec![PoolDelta {
+            since: MapRevision::ZERO,
+            revision: MapRevision::new(1),
+            pool: Pool {
+                id: PoolId::FIRST,
+                name: "default".to_string(),
+                replicas: 1,
+                min_size: 1,
+                pg_count: 1,
+                failure_domain: FailureDomain::Osd,
+                block_size: BlockSize::DEFAULT,
+            },
+            pgs: vec![PgEntry {
+                pg: PgId { pool: PoolId::FIRST, number: 0 },
+                epoch: Epoch::new(1),
+                revision: MapRevision::new(1),
+                primary: Some(OsdId::FIRST),
+                acting: vec![member],
+                learners: Vec::new(),
+            }],
+            fences: Vec::new(),
+        }],
+        removed_pools: Vec::new(),
+    }
+}
+
+impl World {
+    fn new() -> World {
+        World::serving(&[], false)
+    }
+
+    fn serving(names: &[&str], read_only: bool) -> World {
+        let pool = BufferPool::default();
+        let settings = Settings {
+            monitors: vec!["tcp:mon:1".to_string()],
+            client: "nbd".to_string(),
+            retry_for: None,
+        };
+        let names = names.iter().map(|name| name.to_string()).collect();
+        World {
+            now: Time::ZERO,
+            hub: Hub::new(Exports { names, read_only }, settings, pool.clone()),
+            pool,
+            received: BTreeMap::new(),
+            lent: BTreeMap::new(),
+            paused: BTreeSet::new(),
+            closed: BTreeSet::new(),
+            queued: 0,
+            monitors: BTreeSet::new(),
+            volumes: BTreeMap::from([("disk".to_string(), SIZE)]),
+            sessions: BTreeMap::new(),
+            opened_count: 0,
+            units: BTreeMap::new(),
+            counter: 0,
+            held: None,
+            refusal: None,
+            last_client: 1,
+        }
+    }
+
+    /// Applies an event and all that the cluster answers to it.
+    fn apply(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        let mut effects = Vec::new();
+        while let Some(event) = events.pop_front() {
+            self.hub.apply(self.now, event, &mut effects);
+            for effect in effects.drain(..) {
+                match effect {
+                    Effect::Net(effect) => self.net(effect, &mut events),
+                    Effect::Send(client, buffers) => {
+                        assert!(!self.closed.contains(&client));
+                        let received = self.received.entry(client).or_default();
+                        buffers.iter().for_each(|buffer| received.extend_from_slice(buffer));
+                    }
+                    Effect::ExpectInto(client, memory, filled) => {
+                        assert!(self.lent.insert(client, (memory, filled)).is_none());
+                    }
+                    Effect::Pause(client) => assert!(self.paused.insert(client)),
+                    Effect::Resume(client) => assert!(self.paused.remove(&client)),
+                    Effect::Close(client) => assert!(self.closed.insert(client)),
+                    Effect::AskQueued(client) => {
+                        events.push_back(Event::Queued(client, self.queued));
+                    }
+                }
+            }
+        }
+    }
+
+    fn net(&mut self, effect: NetEffect, events: &mut VecDeque<Event>) {
+        match effect {
+            NetEffect::Connect { connection, address } => {
+                let role = if address == "tcp:mon:1" {
+                    self.monitors.insert(connection);
+                    Role::Monitor(MonitorId::FIRST)
+                } else {
+                    Role::Osd(OsdId::FIRST, Incarnation::new(1))
+                };
+                let peer = Peer { cluster: ClusterId::new(1), role };
+                events.push_back(Event::Net(NetEvent::Connected { connection, peer }));
+            }
+            NetEffect::Send { connection, message: Message::Control(text) } => {
+                let message = serde_json::from_str(&text).expect("it is ours");
+                for answer in self.monitor(message) {
+                    let text = serde_json::to_string(&answer).expect("JSON");
+                    let message = Message::Control(text);
+                    events.push_back(Event::Net(NetEvent::Received { connection, message }));
+                }
+            }
+            NetEffect::Send { connection, message: Message::Request(request) } => {
+                match &mut self.held {
+                    Some(held) => held.push((connection, request)),
+                    None => events.push_back(self.osd(connection, request)),
+                }
+            }
+            NetEffect::Send { .. } | NetEffect::Close { .. } => panic!("not expected"),
+        }
+    }
+
+    fn monitor(&mut self, message: ToMonitor) -> Vec<FromMonitor> {
+        let unknown = |name: &str| Failure {
+            code: "not_found".to_string(),
+            message: format!("there is no volume {name}"),
+            hint: String::new(),
+        };
+        vec![match message {
+            ToMonitor::Subscribe { .. } => FromMonitor::Map(delta()),
+            ToMonitor::OpenSession { request, image, .. } => match self.volumes.get(&image) {
+                None => FromMonitor::SessionRefused { request, error: unknown(&image) },
+                Some(size) => {
+                    self.opened_count += 1;
+                    let session = SessionId::new(self.opened_count);
+                    self.sessions.insert(session, image.clone());
+                    let image = ImageInfo {
+                        id: ImageId::FIRST,
+                        name: image,
+                        pool: PoolId::FIRST,
+                        size: *size,
+                        seed: ImageId::FIRST,
+                        parents: Vec::new(),
+                    };
+                    FromMonitor::SessionOpened { request, session, image }
+                }
+            },
+            ToMonitor::CloseSession { session } => {
+                assert!(self.sessions.remove(&session).is_some());
+                return Vec::new();
+            }
+            ToMonitor::Command { request, command } => {
+                let result = match command {
+                    Ask::VolumeList => {
+                        let rows = self.volumes.keys().map(|name| json!({ "name": name }));
+                        Ok(rows.collect())
+                    }
+                    Ask::VolumeInfo { volume } => match self.volumes.get(&volume) {
+                        Some(size) => Ok(json!({ "name": volume, "size": size })),
+                        None => Err(unknown(&volume)),
+                    },
+                    other => panic!("not asked: {other:?}"),
+                };
+                FromMonitor::Answer { request, result }
+            }
+            _ => return Vec::new(),
+        }]
+    }
+
+    fn osd(&mut self, connection: ConnectionId, request: format::wire::Request) -> Event {
+        let outcome = match self.refusal.clone() {
+            Some(refusal) => Err(refusal),
+            None => Ok(self.execute(request.op)),
+        };
+        let (session, sequence) = (request.session, request.sequence);
+        let message = Message::Reply(Reply { session, sequence, outcome });
+        Event::Net(NetEvent::Received { connection, message })
+    }
+
+    fn execute(&mut self, op: Op) -> Outcome {
+        self.counter += 1;
+        let version = Version { epoch: Epoch::new(1), counter: self.counter };
+        let units =
+            |offset: u32, length: u32| offset / UNIT as u32..(offset + length) / UNIT as u32;
+        match op {
+            Op::Read { place, offset, length, .. } => {
+                let mut data = Vec::new();
+                let mut is_written = false;
+                for unit in units(offset, length) {
+                    let found = self.units.get(&(place.stripe, unit));
+                    is_written |= found.is_some();
+                    data.extend(found.cloned().unwrap_or(vec![0; UNIT]));
+                }
+                data.truncate(if is_written { data.len() } else { 0 });
+                let mut checksums = Vec::new();
+                checksum_units(&data, &mut checksums);
+                Outcome::Read { version, checksums, data: self.pool.copy_of(&data) }
+            }
+            Op::Write { place, offset, data, .. } => {
+                for (unit, bytes) in units(offset, data.len() as u32).zip(data.chunks(UNIT)) {
+                    self.units.insert((place.stripe, unit), bytes.to_vec());
+                }
+                Outcome::Written { version, durable: true }
+            }
+            Op::Zero { place, offset, length } => {
+                for unit in units(offset, length) {
+                    self.units.remove(&(place.stripe, unit));
+                }
+                Outcome::Written { version, durable: true }
+            }
+            Op::Extents { place, .. } => {
+                let written = |unit: &u32| self.units.contains_key(&(place.stripe, *unit));
+                let bits = (0..32).filter(written).fold(0, |bits, unit| bits | 1 << unit);
+                Outcome::Extents { bitmap: vec![bits] }
+            }
+            Op::Sync => Outcome::Synced,
+            Op::DeleteRange { .. } => panic!("not of clients"),
+        }
+    }
+
+    /// Answers what was held.
+    fn release(&mut self) {
+        for (connection, request) in self.held.take().expect("requests are held") {
+            let event = self.osd(connection, request);
+            self.apply(event);
+        }
+    }
+
+    // ---- clients
+
+    fn connect(&mut self) -> ConnectionId {
+        self.last_client += 2;
+        let client = ConnectionId::new(self.last_client);
+        self.apply(Event::Accepted(client));
+        self.send(client, &3u32.to_be_bytes());
+        self.take(client);
+        client
+    }
+
+    fn send(&mut self, client: ConnectionId, bytes: &[u8]) {
+        assert!(!self.paused.contains(&client), "it is not read");
+        let mut bytes = bytes;
+        if let Some((mut memory, filled)) = self.lent.remove(&client) {
+            let (now, later) = bytes.split_at(memory.len() - filled);
+            memory[filled..].copy_from_slice(now);
+            self.apply(Event::Received(client, memory.freeze()));
+            bytes = later;
+        }
+        if !bytes.is_empty() {
+            let bytes = self.pool.copy_of(bytes);
+            self.apply(Event::Received(client, bytes));
+        }
+    }
+
+    /// What the client has received since the last look.
+    fn take(&mut self, client: ConnectionId) -> Vec<u8> {
+        self.received.remove(&client).unwrap_or_default()
+    }
+
+    fn option(&mut self, client: ConnectionId, option: u32, data: &[u8]) -> Vec<u32> {
+        let mut bytes = b"IHAVEOPT".to_vec();
+        bytes.extend_from_slice(&option.to_be_bytes());
+        bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(data);
+        self.send(client, &bytes);
+        kinds_of(&self.take(client))
+    }
+
+    fn go(&mut self, client: ConnectionId, name: &str) -> Vec<u32> {
+        self.option(client, 7, &information(name))
+    }
+
+    /// A client that uses the volume.
+    fn user(&mut self) -> ConnectionId {
+        let client = self.connect();
+        assert_eq!(self.go(client, "disk"), [3, 3, 1]);
+        client
+    }
+
+    fn request(&mut self, client: ConnectionId, command: u16, flags: u16, range: (u64, u32)) {
+        self.send(client, &request_bytes(command, flags, range));
+    }
+
+    fn write(&mut self, client: ConnectionId, offset: u64, data: &[u8]) {
+        let mut bytes = request_bytes(1, 0, (offset, data.len() as u32));
+        bytes.extend_from_slice(data);
+        self.send(client, &bytes);
+    }
+}
+
+fn information(name: &str) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend_from_slice(name.as_bytes());
+    data.extend_from_slice(&[0, 0]);
+    data
+}
+
+fn request_bytes(command: u16, flags: u16, (offset, length): (u64, u32)) -> Vec<u8> {
+    let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&flags.to_be_bytes());
+    bytes.extend_from_slice(&command.to_be_bytes());
+    bytes.extend_from_slice(&7u64.to_be_bytes());
+    bytes.extend_from_slice(&offset.to_be_bytes());
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes
+}
+
+/// The kinds of answers to options.
+fn kinds_of(mut bytes: &[u8]) -> Vec<u32> {
+    let mut kinds = Vec::new();
+    while !bytes.is_empty() {
+        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        kinds.push(word(12));
+        bytes = &bytes[20 + word(16) as usize..];
+    }
+    kinds
+}
+
+fn simple(error: u32) -> Vec<u8> {
+    let mut bytes = 0x6744_6698u32.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&error.to_be_bytes());
+    bytes.extend_from_slice(&7u64.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_volume_is_attached_while_a_client_uses_it() {
+    let mut world = World::new();
+    let looking = world.connect();
+    assert_eq!(world.option(looking, 6, &information("disk")), [3, 3, 1]);
+    assert!(world.sessions.is_empty(), "looking is not using");
+    let first = world.user();
+    let second = world.user();
+    assert_eq!(world.opened_count, 1, "they share it");
+    world.apply(Event::Gone(first));
+    assert_eq!(world.sessions.len(), 1);
+    world.apply(Event::Gone(second));
+    assert!(world.sessions.is_empty());
+    assert!(world.hub.volumes.is_empty());
+}
+
+#[test]
+fn what_one_client_writes_another_reads() {
+    let mut world = World::new();
+    let (first, second) = (world.user(), world.user());
+    world.write(first, 100, b"stone");
+    assert_eq!(world.take(first), simple(0));
+    world.request(second, 0, 0, (99, 7));
+    assert_eq!(world.take(second), [&simple(0)[..], b"\0stone\0"].concat());
+}
+
+#[test]
+fn a_long_write_arrives_whole() {
+    let mut world = World::new();
+    let client = world.user();
+    let data: Vec<u8> = (0..300_000u32).map(|byte| (byte % 253) as u8).collect();
+    let mut bytes = request_bytes(1, 1, (4096, data.len() as u32));
+    bytes.extend_from_slice(&data[..1000]);
+    world.send(client, &bytes);
+    assert!(world.lent.contains_key(&client));
+    world.send(client, &data[1000..]);
+    assert_eq!(world.take(client), simple(0));
+    world.request(client, 0, 0, (4096, data.len() as u32));
+    assert_eq!(world.take(client)[16..], data);
+}
+
+#[test]
+fn exports_are_listed_afresh_and_limited_to_the_chosen() {
+    let mut world = World::new();
+    let client = world.connect();
+    assert_eq!(world.option(client, 3, &[]), [2, 1]);
+    world.volumes.insert("other".to_string(), SIZE);
+    assert_eq!(world.option(client, 3, &[]), [2, 2, 1]);
+    let mut world = World::serving(&["disk"], false);
+    world.volumes.insert("other".to_string(), SIZE);
+    let client = world.connect();
+    assert_eq!(world.option(client, 3, &[]), [2, 1]);
+    assert_eq!(world.go(client, "other"), [(1 << 31) + 6]);
+    assert_eq!(world.go(client, ""), [3, 3, 1], "the only one is the default");
+}
+
+#[test]
+fn the_default_export_is_the_only_volume() {
+    let mut world = World::new();
+    let client = world.connect();
+    assert_eq!(world.option(client, 6, &information("")), [3, 3, 1]);
+    world.volumes.insert("other".to_string(), SIZE);
+    assert_eq!(world.go(client, ""), [(1 << 31) + 6]);
+    assert_eq!(world.go(client, "disk"), [3, 3, 1], "the client may try again");
+}
+
+#[test]
+fn a_volume_that_is_not_there_is_unknown() {
+    let mut world = World::new();
+    let client = world.connect();
+    assert_eq!(world.go(client, "none"), [(1 << 31) + 6]);
+    assert_eq!(world.option(client, 6, &information("none")), [(1 << 31) + 6]);
+    assert!(world.hub.volumes.is_empty());
+    assert!(world.hub.volumes_by_name.is_empty());
+}
+
+#[test]
+fn a_resized_volume_is_seen_on_reconnect() {
+    let mut world = World::new();
+    let client = world.user();
+    world.volumes.insert("disk".to_string(), 2 * SIZE);
+    world.request(client, 0, 0, (SIZE, 1));
+    assert_eq!(world.take(client), simple(22));
+    world.apply(Event::Gone(client));
+    let client = world.user();
+    world.request(client, 0, 0, (SIZE, 1));
+    assert_eq!(world.take(client), [&simple(0)[..], b"\0"].concat());
+}
+
+#[test]
+fn a_client_that_says_goodbye_gets_its_answers_first() {
+    let mut world = World::new();
+    let client = world.user();
+    world.held = Some(Vec::new());
+    world.write(client, 0, &[1; UNIT]);
+    world.request(client, 2, 0, (0, 0));
+    assert!(!world.closed.contains(&client));
+    world.release();
+    assert_eq!(world.take(client), simple(0));
+    assert!(world.closed.contains(&client));
+    assert!(world.sessions.is_empty());
+}
+
+#[test]
+fn a_client_that_breaks_off_leaves_nothing_behind() {
+    let mut world = World::new();
+    let client = world.user();
+    world.held = Some(Vec::new());
+    world.write(client, 0, &[1; UNIT]);
+    world.apply(Event::Gone(client));
+    assert_eq!(world.sessions.len(), 1, "the write is finished first");
+    world.release();
+    assert!(world.sessions.is_empty());
+    assert!(world.hub.running.is_empty());
+}
+
+#[test]
+fn errors_have_their_numbers() {
+    let mut world = World::new();
+    let client = world.user();
+    for (refusal, number) in [(Refusal::Full, 28), (Refusal::Damaged { units: vec![1] }, 5)] {
+        world.refusal = Some(refusal);
+        world.write(client, 0, &[1; UNIT]);
+        assert_eq!(world.take(client), simple(number));
+    }
+}
+
+#[test]
+fn when_a_session_is_over_its_clients_are_cut_off_and_the_next_attaches_anew() {
+    let mut world = World::new();
+    let (first, second) = (world.user(), world.user());
+    world.refusal = Some(Refusal::Fenced);
+    world.write(first, 0, &[1; UNIT]);
+    assert_eq!(world.take(first), b"", "no error that the next attach would avoid");
+    assert!(world.closed.contains(&first));
+    assert!(world.closed.contains(&second));
+    world.refusal = None;
+    let third = world.user();
+    assert_eq!(world.opened_count, 2);
+    world.write(third, 0, &[1; UNIT]);
+    assert_eq!(world.take(third), simple(0));
+}
+
+#[test]
+fn a_forced_write_is_followed_by_a_flush() {
+    let mut world = World::new();
+    let client = world.user();
+    world.held = Some(Vec::new());
+    let mut bytes = request_bytes(1, 1, (0, UNIT as u32));
+    bytes.extend_from_slice(&[1; UNIT]);
+    world.send(client, &bytes);
+    world.release();
+    assert_eq!(world.take(client), simple(0));
+    assert_eq!(world.counter, 2, "a write and a sync");
+}
+
+#[test]
+fn a_client_with_too_much_under_way_is_not_read_until_replies_leave() {
+    let mut world = World::new();
+    let client = world.user();
+    world.held = Some(Vec::new());
+    world.queued = CLIENT_BYTES_MAX;
+    let requests = request_bytes(0, 0, (0, 1 << 20)).repeat(200);
+    world.send(client, &requests);
+    assert!(world.paused.contains(&client));
+    let bytes = world.hub.clients[&client].byte_count;
+    assert!((CLIENT_BYTES_MAX..CLIENT_BYTES_MAX + (1 << 20) + 1).contains(&bytes));
+    for _ in 0..8 {
+        world.release();
+        world.held = Some(Vec::new());
+    }
+    assert!(world.paused.contains(&client), "it does not take its replies");
+    let sent = world.take(client).len();
+    assert!(sent < 2 * CLIENT_BYTES_MAX, "{sent}");
+    world.queued = 0;
+    world.held = None;
+    let mut received = sent;
+    while let Some(at) = world.hub.poll_at {
+        world.now = at;
+        world.apply(Event::Tick);
+        received += world.take(client).len();
+    }
+    assert_eq!(received, 200 * (16 + (1 << 20)));
+    assert!(!world.paused.contains(&client));
+}
+
+#[test]
+fn a_read_only_server_serves_reads_alone() {
+    let mut world = World::serving(&[], true);
+    let client = world.user();
+    world.write(client, 0, &[1; UNIT]);
+    assert_eq!(world.take(client), simple(1));
+    world.request(client, 0, 0, (0, 1));
+    assert_eq!(world.take(client), [&simple(0)[..], b"\0"].concat());
+}
+
+#[test]
+fn a_shutdown_finishes_what_was_begun() {
+    let mut world = World::new();
+    let (busy, idle) = (world.user(), world.user());
+    world.held = Some(Vec::new());
+    world.write(busy, 0, &[1; UNIT]);
+    world.apply(Event::Shutdown);
+    assert!(world.closed.contains(&idle));
+    assert!(!world.hub.is_finished());
+    world.release();
+    assert_eq!(world.take(busy), simple(0));
+    assert!(world.hub.is_finished());
+    assert!(world.sessions.is_empty());
+    let late = ConnectionId::new(99);
+    world.apply(Event::Accepted(late));
+    assert!(world.closed.contains(&late));
+}
+
+#[test]
+fn extents_are_told_for_a_bounded_range() {
+    let mut world = World::new();
+    world.volumes.insert("disk".to_string(), 1 << 30);
+    let client = world.connect();
+    world.option(client, 8, &[]);
+    let mut context = information("disk");
+    context.truncate(8);
+    context.extend_from_slice(&1u32.to_be_bytes());
+    context.extend_from_slice(&15u32.to_be_bytes());
+    context.extend_from_slice(b"base:allocation");
+    assert_eq!(world.option(client, 10, &context), [4, 1]);
+    assert_eq!(world.go(client, "disk"), [3, 3, 1]);
+    world.write(client, UNIT as u64, &[1; UNIT]);
+    world.take(client);
+    world.request(client, 7, 0, (0, 1 << 30));
+    let reply = world.take(client);
+    let words: Vec<u32> = reply[20..]
+        .chunks(4)
+        .map(|word| u32::from_be_bytes(word.try_into().expect("4 bytes")))
+        .collect();
+    let rest = EXTENTS_RANGE_MAX - 2 * UNIT as u32;
+    assert_eq!(words, [1, UNIT as u32, 3, UNIT as u32, 0, rest, 3]);
+}
