@@ -3,7 +3,7 @@
 //! A run gets an incarnation from the counter in the OSD's record, and ends the epoch of every PG
 //! with that member: new entries with the next epoch and the new incarnation, in batches. A monitor
 //! that ends between batches leaves entries that name an older incarnation than the OSD's record;
-//! the next one refreshes those first.
+//! nobody serves those, for the OSD has not heard of its run, and its next boot refreshes them.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::wire::PgEntry;

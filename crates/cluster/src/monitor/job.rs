@@ -17,8 +17,6 @@ use crate::state::{StateEffect, StateRequest, StateRevision};
 pub(super) enum Job {
     /// Writes what the store belongs to.
     CreateCluster,
-    /// Ends the epoch of every PG with a member that has started again since.
-    Refresh,
     /// An OSD joins.
     Boot(Boot),
     /// Brings an OSD's record in line with its connection and its report.
@@ -91,10 +89,6 @@ impl Monitor {
     fn plan(&self, job: &Job) -> Plan {
         match job {
             Job::CreateCluster => self.plan_create_cluster(),
-            Job::Refresh => match self.refresh_batch() {
-                Some(batch) => Plan::Write { batch, done: None },
-                None => Plan::Done(Done::Silent),
-            },
             Job::Boot(boot) => self.plan_boot(boot),
             Job::SyncOsd { osd } => self.plan_sync_osd(*osd),
             Job::OpenSession { connection, image, read_only, client, .. } => {

@@ -233,7 +233,6 @@ impl Monitor {
         }
         self.has_led = true;
         self.return_ends = Some(now + self.span(super::Setting::OsdReturn));
-        self.jobs.push_front(Job::Refresh);
         if self.contents.cluster().is_none() {
             self.jobs.push_front(Job::CreateCluster);
         }
