@@ -1,7 +1,9 @@
 //! Making a store: the layout, the superblocks, and what must be zeros. Pure: the shell writes.
 
-use base::{ClusterId, MIB, OsdId};
+use base::{Checksum, ClusterId, GIB, Lsn, MIB, OsdId, TIB};
+use format::disk::{Area, PAGE_SIZE, Root, SUPERBLOCK_OFFSETS, StreamRef, Superblock};
 
+use crate::pages::ROOT_PAGES;
 use crate::{CommitMode, StoreId};
 
 /// Smallest store, in bytes.
@@ -68,10 +70,104 @@ impl std::fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
+/// The first journal entry's chain begins with this.
+pub(crate) const CHAIN_START: Checksum = Checksum::new(0);
+
+const JOURNAL_SIZE_MIN: u64 = 16 * MIB;
+const JOURNAL_SIZE_MAX: u64 = GIB;
+const CHECKPOINTS_SIZE_MIN: u64 = 4 * MIB;
+/// Locations are 32 bits of 16 KiB steps.
+const STORE_SIZE_MAX: u64 = 63 * TIB;
+
+/// The areas of a store of this size: journal, checkpoints, data.
+fn areas(size: u64) -> (Area, Area, Area) {
+    let whole = |size: u64| size / MIB * MIB;
+    let journal_size = whole((size / 64).clamp(JOURNAL_SIZE_MIN, JOURNAL_SIZE_MAX));
+    let checkpoints_size = whole((size / 64).max(CHECKPOINTS_SIZE_MIN));
+    let journal = Area { offset: MIB, size: journal_size };
+    let checkpoints = Area { offset: journal.end(), size: checkpoints_size };
+    let data = Area { offset: checkpoints.end(), size: whole(size - checkpoints.end()) };
+    (journal, checkpoints, data)
+}
+
 /// The layout of a new store.
 pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
     if options.size < STORE_SIZE_MIN {
         return Err(CreateError::TooSmall { size: options.size });
     }
-    Ok(Created { zero: Vec::new(), images: Vec::new() })
+    if options.size > STORE_SIZE_MAX {
+        return Err(CreateError::TooLarge { size: options.size });
+    }
+    if !matches!(options.sector_size, 512 | 4096) {
+        return Err(CreateError::SectorSize(options.sector_size));
+    }
+    let (journal, checkpoints, data) = areas(options.size);
+    let superblock = Superblock {
+        sequence: 1,
+        store: options.store,
+        cluster: options.cluster,
+        osd: options.osd,
+        sector_size: options.sector_size,
+        commit: options.commit,
+        size: options.size,
+        journal,
+        checkpoints,
+        data,
+        suspect: None,
+    };
+    let root = Root {
+        sequence: 0,
+        replay: Lsn::ZERO,
+        previous: CHAIN_START,
+        directory: StreamRef::EMPTY,
+        pgs: StreamRef::EMPTY,
+        notes: StreamRef::EMPTY,
+    };
+    let root_offset = checkpoints.offset + ROOT_PAGES[0] as u64 * PAGE_SIZE as u64;
+    let second = Superblock { sequence: 0, ..superblock.clone() };
+    Ok(Created {
+        zero: vec![(journal.offset, journal.size), (checkpoints.offset, checkpoints.size)],
+        images: vec![
+            (root_offset, root.encode(options.store.tag())),
+            (SUPERBLOCK_OFFSETS[1], second.encode()),
+            (SUPERBLOCK_OFFSETS[0], superblock.encode()),
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(size: u64) -> CreateOptions {
+        CreateOptions {
+            cluster: ClusterId::new(1),
+            osd: OsdId::FIRST,
+            store: StoreId::new(2),
+            size,
+            sector_size: 512,
+            commit: CommitMode::Fsync,
+        }
+    }
+
+    #[test]
+    fn impossible_stores_are_refused() {
+        let too_small = options(STORE_SIZE_MIN - 1);
+        assert!(matches!(create(&too_small), Err(CreateError::TooSmall { .. })));
+        assert!(matches!(create(&options(64 * TIB)), Err(CreateError::TooLarge { .. })));
+        let sector = CreateOptions { sector_size: 520, ..options(GIB) };
+        assert_eq!(create(&sector), Err(CreateError::SectorSize(520)));
+    }
+
+    #[test]
+    fn the_layout_fits_at_every_size() {
+        for size in [STORE_SIZE_MIN, STORE_SIZE_MIN + 4096, GIB, 10 * GIB + 512, 10 * TIB] {
+            let created = create(&options(size)).expect("the size is in range");
+            let (_, image) = created.images.last().expect("the superblock is the last");
+            let superblock = Superblock::decode(image).expect("it was just made");
+            assert!(superblock.data.end() <= size);
+            assert!(superblock.data.size > size / 2);
+            assert!(superblock.journal.size <= GIB);
+        }
+    }
 }

@@ -3,9 +3,28 @@
 //! A [`Store`] is a value: events go in, effects come out; it opens no file and reads no clock.
 //! `docs/internals/disk.md` tells the bytes and the order of writes.
 
+mod allocate;
 mod check;
+mod checkpoint;
 mod create;
+mod decide;
+mod dirty;
+mod disk;
+mod index;
+mod journal;
+mod pages;
+mod read;
+mod recover;
+mod space;
 mod store;
+mod write;
+
+#[cfg(test)]
+mod fuzz;
+#[cfg(test)]
+mod harness;
+#[cfg(test)]
+mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
 use format::door::{DiskEffect, DiskEvent};
@@ -23,11 +42,18 @@ pub struct Settings {
     pub memory_bytes: u64,
     /// The journal is idle when nothing was written for so long.
     pub idle_after: Duration,
+    /// A checkpoint begins when the journal holds so many bytes, or is half full. Smaller: faster
+    /// starts, more writing.
+    pub checkpoint_after_bytes: u64,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { memory_bytes: 256 << 20, idle_after: Duration::from_millis(100) }
+        Settings {
+            memory_bytes: 256 << 20,
+            idle_after: Duration::from_millis(100),
+            checkpoint_after_bytes: u64::MAX,
+        }
     }
 }
 

@@ -1,109 +1,408 @@
-//! The store as a value.
+//! The store as a value: its parts, the one door into it, and what it does at the end of each event.
+//!
+//! ```text
+//!   request ──▶ admit (space, journal room) ──▶ journal entry + index + overlay ──▶ durable ──▶ answer
+//!                 │ not yet: queue                    (write.rs)                (journal.rs)
+//!                 ▼
+//!              checkpoint: write-back, flush, pages, flush, root, flush, trim    (checkpoint.rs)
+//! ```
+//!
+//! Invariants
+//!   1. The index is what all accepted entries left; overlays say where the content is.
+//!   2. A place is allocated while the index, or the newest durable checkpoint, names it.
+//!   3. After a failed write or flush the store asks nothing more.
 
-use base::{BufferPool, PgId, PoolId, Time, Version};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
+use base::{BufferPool, PgId, PoolId, StripeIndex, Time, Version};
+use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
+use format::door::{DiskError, DiskEvent};
+
+use crate::allocate::Allocator;
+use crate::checkpoint::Checkpoint;
+use crate::dirty::Overlay;
+use crate::disk::{Disk, Purpose};
+use crate::index::Index;
+use crate::journal::Journal;
+use crate::pages::Pages;
+use crate::read::Read;
+use crate::recover::Opening;
+use crate::space::Freed;
 use crate::{
-    BlockKey, CommitMode, Effect, Event, Identity, NoteKey, RecoveryReport, Settings, Space,
+    Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, RecoveryReport, Request,
+    RequestId, Settings, Space,
 };
+
+/// The life of a store, in the order of time.
+pub(crate) enum Phase {
+    /// Waits for recovery.
+    Opening(Box<Opening>),
+    /// Takes requests.
+    Open,
+    /// Nothing is known any more; nothing is asked.
+    Stopped,
+}
+
+/// Everything that needs the superblock; made once it is known.
+pub(crate) struct Parts {
+    pub superblock: Superblock,
+    pub index: Index,
+    /// Changes since the last checkpoint began.
+    pub live: BTreeMap<BlockKey, Overlay>,
+    pub live_bytes: u64,
+    /// Changes that the checkpoint being made writes.
+    pub frozen: BTreeMap<BlockKey, Overlay>,
+    pub frozen_bytes: u64,
+    pub allocator: Allocator,
+    /// Freed since the last checkpoint began.
+    pub freed: Vec<Freed>,
+    /// Bytes of all blocks that are freed but not to be allocated yet.
+    pub freed_bytes: u64,
+    /// Ranges to discard: (offset, length, blocks).
+    pub discards: VecDeque<(u64, u64, Vec<(u32, base::BlockSize)>)>,
+    pub discards_in_flight: usize,
+    pub journal: Journal,
+    pub pages: Pages,
+    /// Pages of the streams of the newest durable root.
+    pub stream_pages: Vec<u32>,
+    pub root: Root,
+    pub pgs: BTreeMap<PgId, PgRecord>,
+    pub notes: BTreeMap<NoteKey, Rc<[u8]>>,
+    pub notes_bytes: u64,
+    pub checkpoint: Option<Checkpoint>,
+    pub wants_checkpoint: bool,
+    /// Units that reads found damaged, until they are written again.
+    pub rotten: BTreeMap<BlockKey, UnitSet>,
+    pub damaged_units: u64,
+}
 
 /// One store.
 pub struct Store {
-    _pool: BufferPool,
+    pub(crate) settings: Settings,
+    pub(crate) pool: BufferPool,
+    pub(crate) device_size: u64,
+    pub(crate) now: Time,
+    pub(crate) disk: Disk,
+    pub(crate) phase: Phase,
+    pub(crate) parts: Option<Box<Parts>>,
+    /// Requests that wait for the journal or for space, in order.
+    pub(crate) queue: VecDeque<(RequestId, Request)>,
+    pub(crate) reads: BTreeMap<RequestId, Read>,
+    pub(crate) report: RecoveryReport,
+    /// When the last entry was made.
+    pub(crate) written_at: Time,
 }
 
 impl Store {
     /// Begins to open the store on a device of `device_size` bytes: emits the first reads. Ends
     /// with [`Effect::Opened`] or [`Effect::Stopped`]; until then no request is accepted.
     pub fn open(
-        _settings: Settings,
+        settings: Settings,
         pool: BufferPool,
-        _device_size: u64,
-        _effects: &mut Vec<Effect>,
+        device_size: u64,
+        effects: &mut Vec<Effect>,
     ) -> Store {
-        Store { _pool: pool }
+        let mut store = Store {
+            settings,
+            pool,
+            device_size,
+            now: Time::ZERO,
+            disk: Disk::new(),
+            phase: Phase::Opening(Box::default()),
+            parts: None,
+            queue: VecDeque::new(),
+            reads: BTreeMap::new(),
+            report: RecoveryReport::default(),
+            written_at: Time::ZERO,
+        };
+        store.recover_begin(effects);
+        store
     }
 
     /// Takes one event.
-    pub fn apply(&mut self, _now: Time, _event: Event, _effects: &mut Vec<Effect>) {}
+    pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        if matches!(self.phase, Phase::Stopped) {
+            return;
+        }
+        self.now = now;
+        match event {
+            Event::Request { id, request } => {
+                assert!(matches!(self.phase, Phase::Open), "requests come after Opened");
+                self.request(id, request, effects);
+            }
+            Event::Disk(event) => self.disk_event(event, effects),
+            Event::Tick => {}
+        }
+        if !matches!(self.phase, Phase::Stopped) {
+            self.settle(effects);
+        }
+        if matches!(self.phase, Phase::Stopped) {
+            let stopped =
+                effects.iter().position(|effect| matches!(effect, Effect::Stopped { .. }));
+            effects.truncate(stopped.expect("it stopped in this event") + 1);
+        }
+    }
 
     /// Writes the entries collected since the last call, as one device write. The owner calls it
     /// at the end of each turn of its loop.
-    pub fn submit(&mut self, _effects: &mut Vec<Effect>) {}
+    pub fn submit(&mut self, effects: &mut Vec<Effect>) {
+        if let (Phase::Open, Some(parts)) = (&self.phase, &mut self.parts) {
+            parts.journal.submit(&self.pool, &mut self.disk, effects);
+        }
+    }
 
     /// When the store wants a [`Event::Tick`]; may change with every event.
     pub fn deadline(&self) -> Option<Time> {
-        None
+        if matches!(self.phase, Phase::Stopped) {
+            return None;
+        }
+        let idle = match (&self.phase, &self.parts) {
+            (Phase::Open, Some(parts)) if parts.journal.is_idle_unrecorded() => {
+                Some(self.written_at + self.settings.idle_after)
+            }
+            _ => None,
+        };
+        [idle, self.disk.deadline()].into_iter().flatten().min()
+    }
+
+    /// Restores what holds between events; always the same steps in the same order.
+    fn settle(&mut self, effects: &mut Vec<Effect>) {
+        self.disk.retry(self.now, effects);
+        if matches!(self.phase, Phase::Opening(_)) {
+            return self.recover_settle(effects);
+        }
+        self.settle_journal(effects);
+        self.run_queue(effects);
+        self.checkpoint_settle(effects);
+        self.record_idle();
+        if let Some(parts) = &mut self.parts {
+            parts.journal.write_groups(&self.pool, &mut self.disk, effects);
+        }
+    }
+
+    /// Answers what is durable and asks for the next flush.
+    pub(crate) fn settle_journal(&mut self, effects: &mut Vec<Effect>) {
+        let Some(parts) = &mut self.parts else { return };
+        let mut answers = Vec::new();
+        parts.journal.answer(&mut answers);
+        parts.journal.flush(&mut self.disk, effects);
+        push_durable(answers, effects);
+    }
+
+    /// When the journal has fallen idle, one entry says that all before it is durable.
+    fn record_idle(&mut self) {
+        let due = self.written_at + self.settings.idle_after;
+        let Some(parts) = &mut self.parts else { return };
+        if self.now >= due
+            && parts.journal.is_idle_unrecorded()
+            && parts.journal.has_room(format::disk::EntryKind::Idle, 0, 64 << 10)
+        {
+            parts.journal.append_idle();
+        }
+    }
+
+    fn disk_event(&mut self, event: DiskEvent, effects: &mut Vec<Effect>) {
+        match event {
+            DiskEvent::Read { op, buffer, result } => {
+                let purpose = self.disk.end(op);
+                let buffer = result.is_ok().then(|| buffer.freeze());
+                match purpose {
+                    Purpose::Read(id, part) => self.read_part(id, part, buffer, effects),
+                    Purpose::Leaf { page, checksum } => {
+                        self.leaf_read(page, checksum, buffer, effects);
+                    }
+                    Purpose::WriteBackRead { key, unit } => {
+                        self.write_back_read(key, unit, buffer, effects);
+                    }
+                    Purpose::RecoveryRead => self.recover_read(buffer, effects),
+                    Purpose::RecoveryLeaf(index) => self.recover_leaf(index, buffer, effects),
+                    other => unreachable!("{other:?} is no read"),
+                }
+            }
+            DiskEvent::Done { op, result } => match result {
+                Err(DiskError::NoSpace) if self.disk.refuse(op, self.now) => {}
+                Ok(()) => {
+                    let purpose = self.disk.end(op);
+                    self.disk_done(purpose, effects);
+                }
+                Err(error) => match self.disk.end(op) {
+                    // It only gives space back: what was not given back is only not free.
+                    purpose @ Purpose::Discard(_) => self.disk_done(purpose, effects),
+                    purpose => self.poison(&purpose, &error, effects),
+                },
+            },
+        }
+    }
+
+    fn disk_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
+        let mut answers = Vec::new();
+        match purpose {
+            Purpose::Group(start) => self.parts_mut().journal.group_written(start),
+            Purpose::Large(lsn) => self.parts_mut().journal.large_written(lsn, &mut answers),
+            Purpose::Flush => self.parts_mut().journal.flush_done(&mut answers),
+            Purpose::Discard(blocks) => self.parts_mut().discarded(blocks),
+            Purpose::RecoveryWrite | Purpose::RecoveryFlush => self.recover_done(effects),
+            purpose => self.checkpoint_done(purpose, effects),
+        }
+        push_durable(answers, effects);
+    }
+
+    fn poison(&mut self, purpose: &Purpose, error: &DiskError, effects: &mut Vec<Effect>) {
+        let what = match purpose {
+            Purpose::Flush
+            | Purpose::FlushData
+            | Purpose::FlushPages
+            | Purpose::FlushRoot
+            | Purpose::RecoveryFlush => "a flush",
+            Purpose::Group(_) => "a write to the journal",
+            Purpose::LeafWrite(_) | Purpose::StreamWrite | Purpose::RootWrite => {
+                "a write of a checkpoint"
+            }
+            _ => "a write",
+        };
+        let why = match error {
+            DiskError::Io(words) => words.clone(),
+            DiskError::NoSpace => "no space in the file system".to_owned(),
+        };
+        let reason = format!(
+            "{what} failed ({why}): what is on the disk is not known any more. Look at the \
+             kernel's log and the disk's health, then start the OSD again: it recovers from its \
+             journal"
+        );
+        self.stop(reason, effects);
+    }
+
+    /// Stops for good.
+    pub(crate) fn stop(&mut self, reason: String, effects: &mut Vec<Effect>) {
+        if !matches!(self.phase, Phase::Stopped) {
+            self.phase = Phase::Stopped;
+            effects.push(Effect::Stopped { reason });
+        }
+    }
+
+    pub(crate) fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("made before anything asks for them")
+    }
+
+    pub(crate) fn parts_mut(&mut self) -> &mut Parts {
+        self.parts.as_mut().expect("made before anything asks for them")
     }
 
     /// The block's version, a tombstone's too; `ZERO` where it was never written.
-    pub fn version_of(&self, _key: &BlockKey) -> Version {
-        Version::ZERO
+    pub fn version_of(&self, key: &BlockKey) -> Version {
+        self.parts
+            .as_ref()
+            .and_then(|parts| parts.index.get(key))
+            .map_or(Version::ZERO, |info| info.version)
     }
 
     /// Whether the block is deleted and its tombstone is still here.
-    pub fn is_tombstone(&self, _key: &BlockKey) -> bool {
-        false
+    pub fn is_tombstone(&self, key: &BlockKey) -> bool {
+        let info = self.parts.as_ref().and_then(|parts| parts.index.get(key));
+        info.is_some_and(|info| info.tombstone)
     }
 
     /// Blocks of the pool with `hash_first <= hash <= hash_last`, in order, from behind `after`:
     /// (key, version, whether it is a tombstone).
     pub fn blocks(
         &self,
-        _pool: PoolId,
-        _hash_first: u32,
-        _hash_last: u32,
-        _after: Option<BlockKey>,
+        pool: PoolId,
+        hash_first: u32,
+        hash_last: u32,
+        after: Option<BlockKey>,
     ) -> impl Iterator<Item = (BlockKey, Version, bool)> + '_ {
-        std::iter::empty()
+        let first = BlockKey {
+            pool,
+            hash: hash_first,
+            image: base::ImageId::FIRST,
+            stripe: StripeIndex::ZERO,
+        };
+        let from = after.map_or(first, |after| after.max(first));
+        self.parts
+            .iter()
+            .flat_map(move |parts| parts.index.iter_from(from))
+            .skip_while(move |(key, _)| after == Some(*key))
+            .take_while(move |(key, _)| key.pool == pool && key.hash <= hash_last)
+            .map(|(key, info)| (key, info.version, info.tombstone))
     }
 
     /// The highest version ever accepted for the PG.
-    pub fn last_version(&self, _pg: PgId) -> Version {
-        Version::ZERO
+    pub fn last_version(&self, pg: PgId) -> Version {
+        let record = self.parts.as_ref().and_then(|parts| parts.pgs.get(&pg));
+        record.map_or(Version::ZERO, |record| record.last)
     }
 
     /// A note, durable or on its way.
-    pub fn note(&self, _key: NoteKey) -> Option<&[u8]> {
-        None
+    pub fn note(&self, key: NoteKey) -> Option<&[u8]> {
+        self.parts.as_ref().and_then(|parts| parts.notes.get(&key)).map(|note| &note[..])
     }
 
     /// All notes in order.
     pub fn notes(&self) -> impl Iterator<Item = (NoteKey, &[u8])> + '_ {
-        std::iter::empty()
+        self.parts.iter().flat_map(|parts| parts.notes.iter().map(|(key, note)| (*key, &note[..])))
     }
 
     /// Space for data.
     pub fn space(&self) -> Space {
-        Space { size_bytes: 0, used_bytes: 0, free_bytes: 0, full: false }
+        match &self.parts {
+            Some(parts) => parts.space(self.disk.has_no_space()),
+            None => Space { size_bytes: 0, used_bytes: 0, free_bytes: 0, full: false },
+        }
     }
 
     /// Whether recovery found damage that may have cost this PG acknowledged writes.
-    pub fn is_suspect(&self, _pg: PgId) -> bool {
-        false
+    pub fn is_suspect(&self, pg: PgId) -> bool {
+        let Some(parts) = &self.parts else { return false };
+        let Some(suspect) = parts.superblock.suspect else { return false };
+        let absolved = parts.pgs.get(&pg).and_then(|record| record.absolved);
+        absolved.is_none_or(|absolved| absolved < suspect)
     }
 
     /// When a write is durable. Requires: opened.
     pub fn commit_mode(&self) -> CommitMode {
-        CommitMode::Fsync
+        self.parts().superblock.commit
     }
 
     /// Who it is. Requires: opened.
     pub fn identity(&self) -> Identity {
-        unreachable!("not opened")
+        let superblock = &self.parts().superblock;
+        Identity { store: superblock.store, cluster: superblock.cluster, osd: superblock.osd }
     }
 
     /// What recovery found.
     pub fn recovery_report(&self) -> RecoveryReport {
-        RecoveryReport::default()
+        self.report.clone()
     }
 
     /// Damaged units met since the start.
     pub fn damaged_units_count(&self) -> u64 {
-        0
+        self.parts.as_ref().map_or(0, |parts| parts.damaged_units)
     }
 
     /// Whether writes wait for the journal or for space: take no more from clients until it ends.
     pub fn is_congested(&self) -> bool {
-        false
+        !self.queue.is_empty()
     }
+}
+
+impl Parts {
+    /// Place of a block on the device.
+    pub fn place(&self, location: u32) -> u64 {
+        self.superblock.data.offset + location as u64 * LOCATION_STEP
+    }
+
+    /// Place of a checkpoint page on the device.
+    pub fn page_place(&self, page: u32) -> u64 {
+        self.superblock.checkpoints.offset + page as u64 * format::disk::PAGE_SIZE as u64
+    }
+
+    /// Place of the checkpoint's root.
+    pub fn root_place(&self, sequence: u64) -> u64 {
+        self.page_place(crate::pages::ROOT_PAGES[(sequence % 2) as usize])
+    }
+}
+
+fn push_durable(answers: Vec<RequestId>, effects: &mut Vec<Effect>) {
+    effects.extend(answers.into_iter().map(|id| Effect::Done { id, result: Ok(Answer::Durable) }));
 }

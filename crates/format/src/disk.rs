@@ -4,9 +4,31 @@
 //! in the journal or the checkpoint area carries the store's tag too, so that another store's
 //! bytes never fit.
 
+mod bytes;
+mod decision;
+mod entry;
+mod page;
+mod superblock;
+
 use std::fmt;
 
 use base::{ImageId, PgId, PoolId, StripeIndex};
+
+pub use decision::{DECISION_SIZE, Decision, decode_decisions, encode_decisions};
+pub use entry::{ENTRY_HEADER_SIZE_MAX, EntryDecodeError, EntryHeader, EntryKind};
+pub use page::{
+    LEAF_CAPACITY, LeafPage, LeafRecord, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord,
+    Root, STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,
+    encode_directory, encode_notes, encode_pgs, record_size,
+};
+pub use superblock::{
+    Area, FORMAT_VERSION, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError,
+};
+
+/// Location of a block that has no place in the data area.
+pub const LOCATION_NONE: u32 = u32::MAX;
+/// Locations count in steps of the smallest block, in bytes.
+pub const LOCATION_STEP: u64 = 16 << 10;
 
 /// Names a block; ordered so that a PG is one range at any power-of-two PG count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -46,6 +68,13 @@ impl StoreId {
     }
 }
 
+impl StoreId {
+    /// The part of the identity that journal entries and checkpoint pages carry.
+    pub const fn tag(self) -> u64 {
+        (self.0 ^ (self.0 >> 64)) as u64
+    }
+}
+
 impl fmt::Display for StoreId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -74,4 +103,84 @@ impl fmt::Display for CommitMode {
             CommitMode::Immediate => "immediate",
         })
     }
+}
+
+/// A set of the 4 KiB units of one block: bit `i` of word `i / 64` is unit `i`.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct UnitSet([u64; 4]);
+
+impl UnitSet {
+    /// No unit.
+    pub const EMPTY: UnitSet = UnitSet([0; 4]);
+
+    /// The first `count` units. Requires: at most 256.
+    pub fn first(count: u32) -> UnitSet {
+        let mut set = UnitSet::EMPTY;
+        for unit in 0..count {
+            set.insert(unit);
+        }
+        set
+    }
+
+    /// Whether the unit is in it.
+    pub fn contains(&self, unit: u32) -> bool {
+        self.0[unit as usize / 64] & (1 << (unit % 64)) != 0
+    }
+
+    /// Puts the unit in.
+    pub fn insert(&mut self, unit: u32) {
+        self.0[unit as usize / 64] |= 1 << (unit % 64);
+    }
+
+    /// Takes the unit out.
+    pub fn remove(&mut self, unit: u32) {
+        self.0[unit as usize / 64] &= !(1 << (unit % 64));
+    }
+
+    /// Whether it holds no unit.
+    pub fn is_empty(&self) -> bool {
+        self.0 == [0; 4]
+    }
+
+    /// How many units it holds.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Its units in order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..256).filter(|unit| self.contains(*unit))
+    }
+
+    /// As words for a block of `unit_count` units.
+    pub fn words(&self, unit_count: u32) -> Vec<u64> {
+        self.0[..(unit_count as usize).div_ceil(64)].to_vec()
+    }
+}
+
+impl fmt::Debug for UnitSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// Compares bytes with the golden file of this name; `UPDATE=1` writes it.
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "golden files are read and written by tests")]
+fn golden(name: &str, bytes: &[u8]) {
+    let path = format!("{}/golden/{name}.hex", env!("CARGO_MANIFEST_DIR"));
+    let mut end = bytes.len();
+    while end > 0 && bytes[end - 1] == 0 {
+        end -= 1;
+    }
+    let mut text = format!("# {} bytes, zeros at the end left out\n", bytes.len());
+    for line in bytes[..end].chunks(32) {
+        text.extend(line.iter().map(|byte| format!("{byte:02x}")));
+        text.push('\n');
+    }
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &text).expect("the golden file can be written");
+    }
+    let golden = std::fs::read(&path).expect("the golden file is there: UPDATE=1 writes it");
+    assert_eq!(String::from_utf8_lossy(&golden), text, "{path}");
 }

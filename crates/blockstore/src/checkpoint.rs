@@ -1,0 +1,747 @@
+//! Checkpoints: the state that all entries before an lsn left, written so that the journal before
+//! it may go.
+//!
+//! ```text
+//!   begin: live overlays become frozen; new changes go to new overlays
+//!     ▼
+//!   Durable ─▶ WriteBack ─▶ FlushData ─▶ Leaves ─▶ Streams ─▶ FlushPages ─▶ Root ─▶ FlushRoot ─▶ trim
+//! ```
+//!
+//! Invariants
+//!   1. Before everything up to its lsn is durable, a checkpoint writes nothing.
+//!   2. Data in places is flushed before a page names it; pages before the root names them; the
+//!      root before the journal is trimmed and anything is used again.
+//!   3. In a place only units are overwritten whose data is still in the journal that would be
+//!      replayed after a crash now.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+use std::rc::Rc;
+
+use base::planted::{self, Bug};
+use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE};
+use format::disk::{
+    LEAF_CAPACITY, LOCATION_NONE, LeafPage, LeafRecord, PAGE_SIZE, PageRef, PgRecord, Root,
+    STREAM_PAGE_CAPACITY, StreamPage, StreamRef, UnitSet, encode_directory, encode_notes,
+    encode_pgs, record_size,
+};
+
+use crate::dirty::{Overlay, UnitState};
+use crate::disk::Purpose;
+use crate::index::BlockInfo;
+use crate::pages::LeafWaiter;
+use crate::read::state_in;
+use crate::space::Freed;
+use crate::store::{Parts, Store};
+use crate::{BlockKey, Effect, NoteKey};
+
+const UNIT: usize = UNIT_SIZE as usize;
+/// Blocks written back at once.
+const WRITE_BACKS_MAX: usize = 64;
+/// Groups of leaves made at once.
+const GROUPS_MAX: usize = 16;
+/// Page writes in flight at once.
+const PAGE_WRITES_MAX: usize = 64;
+/// Leaves that are packed together when all are written anew.
+const GROUP_LEAVES_WHEN_SPARSE: usize = 8;
+
+/// A checkpoint being made.
+pub struct Checkpoint {
+    /// Everything before this lsn is in it.
+    until: Lsn,
+    /// Checksum of the entry before that.
+    previous: Checksum,
+    sequence: u64,
+    pgs: BTreeMap<PgId, PgRecord>,
+    notes: BTreeMap<NoteKey, Rc<[u8]>>,
+    /// Blocks that it no longer names.
+    freed: Vec<Freed>,
+    /// Pages that it no longer names.
+    pages_freed: Vec<u32>,
+    /// Pages of its streams.
+    stream_pages: Vec<u32>,
+    stage: Stage,
+    /// Pages to be written: purpose, number, bytes.
+    page_queue: VecDeque<(Purpose, u32, Buffer)>,
+    page_writes: usize,
+}
+
+/// In the order of time; each says what it waits for.
+enum Stage {
+    /// Waits until everything before `until` is durable.
+    Durable,
+    /// Waits for write-back of journal data into the blocks' places.
+    WriteBack(WriteBack),
+    /// Waits for the flush of the data area.
+    FlushData,
+    /// Waits for leaves to be read and written.
+    Leaves(Leaves),
+    /// Waits for the pages of the streams.
+    Streams(Root),
+    /// Waits for the flush of all pages.
+    FlushPages(Root),
+    /// Waits for the write of the root.
+    Root(Root),
+    /// Waits for the flush of the root.
+    FlushRoot(Root),
+}
+
+#[derive(Default)]
+struct WriteBack {
+    /// Blocks to do, sorted by place.
+    todo: VecDeque<(u32, BlockKey)>,
+    /// Blocks whose journal data is being read.
+    reading: BTreeMap<BlockKey, BlockData>,
+    writes: usize,
+}
+
+#[derive(Default)]
+struct BlockData {
+    units: BTreeMap<u32, Buffer>,
+    missing: usize,
+}
+
+#[derive(Default)]
+struct Leaves {
+    todo: VecDeque<Group>,
+    active: BTreeMap<u64, Group>,
+    id_last: u64,
+}
+
+/// Neighbouring leaves that are written anew together.
+struct Group {
+    /// Keys from here (`None`: from the first) ...
+    lower: Option<BlockKey>,
+    /// ... to before here (`None`: to the last).
+    upper: Option<BlockKey>,
+    old: Vec<(BlockKey, PageRef)>,
+    /// Content of the old leaves; `None` inside: damaged.
+    content: BTreeMap<u32, Option<Rc<LeafPage>>>,
+    new: Vec<(BlockKey, PageRef, Rc<LeafPage>)>,
+    writes: usize,
+}
+
+impl Store {
+    /// Begins a checkpoint if it is time, and moves the one being made.
+    pub(crate) fn checkpoint_settle(&mut self, effects: &mut Vec<Effect>) {
+        if self.checkpoint_due() {
+            self.parts_mut().begin_checkpoint();
+        }
+        while let Some(mut checkpoint) = self.parts_mut().checkpoint.take() {
+            let has_moved = self.step(&mut checkpoint, effects);
+            self.write_pages(&mut checkpoint, effects);
+            self.parts_mut().checkpoint = Some(checkpoint);
+            if !has_moved {
+                break;
+            }
+        }
+        let Store { parts, disk, .. } = self;
+        parts.as_mut().expect("it is open").discard(disk, effects);
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        let parts = self.parts();
+        if parts.checkpoint.is_some() {
+            return false;
+        }
+        let journal_max = self.settings.checkpoint_after_bytes.min(parts.journal.size() / 2);
+        parts.wants_checkpoint
+            || parts.journal.used() > journal_max
+            || parts.live_bytes > self.settings.memory_bytes / 4
+    }
+
+    /// Moves on if what the stage waits for is done; true if it did and may move on again.
+    fn step(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
+        match &mut checkpoint.stage {
+            Stage::Durable => {
+                if self.parts().journal.durable() < checkpoint.until {
+                    return false;
+                }
+                checkpoint.stage = Stage::WriteBack(self.parts().plan_write_back());
+                true
+            }
+            Stage::WriteBack(work) => {
+                self.write_back(work, effects);
+                if work.todo.is_empty() && work.reading.is_empty() && work.writes == 0 {
+                    self.disk.flush(Purpose::FlushData, effects);
+                    checkpoint.stage = Stage::FlushData;
+                }
+                false
+            }
+            Stage::Leaves(_) => self.step_leaves(checkpoint, effects),
+            Stage::Streams(root) => {
+                if checkpoint.page_writes == 0 && checkpoint.page_queue.is_empty() {
+                    self.disk.flush(Purpose::FlushPages, effects);
+                    checkpoint.stage = Stage::FlushPages(root.clone());
+                }
+                false
+            }
+            // These move when their one operation ends.
+            Stage::FlushData | Stage::FlushPages(_) | Stage::Root(_) | Stage::FlushRoot(_) => false,
+        }
+    }
+
+    /// An operation of the checkpoint ended well.
+    pub(crate) fn checkpoint_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
+        let mut checkpoint = self.parts_mut().checkpoint.take().expect("its operation ended");
+        match (&mut checkpoint.stage, purpose) {
+            (Stage::WriteBack(work), Purpose::WriteBack) => work.writes -= 1,
+            (Stage::FlushData, Purpose::FlushData) => {
+                if planted::on(Bug::TrimBeforeCheckpoint) {
+                    self.parts_mut().journal.trim(checkpoint.until);
+                }
+                let todo = self.parts().plan_leaves();
+                checkpoint.stage = Stage::Leaves(Leaves { todo, ..Leaves::default() });
+            }
+            (Stage::Leaves(leaves), Purpose::LeafWrite(id)) => {
+                checkpoint.page_writes -= 1;
+                let group = leaves.active.get_mut(&id).expect("its page was written");
+                group.writes -= 1;
+                if group.writes == 0 {
+                    let group = leaves.active.remove(&id).expect("it was just seen");
+                    self.parts_mut().replace_leaves(&mut checkpoint.pages_freed, group);
+                }
+            }
+            (Stage::Streams(_), Purpose::StreamWrite) => checkpoint.page_writes -= 1,
+            (Stage::FlushPages(root), Purpose::FlushPages) => {
+                let root = root.clone();
+                let parts = self.parts.as_ref().expect("it is open");
+                let bytes = self.pool.copy_of(&root.encode(parts.superblock.store.tag()));
+                let place = parts.root_place(root.sequence);
+                self.disk.write(Purpose::RootWrite, place, vec![bytes], true, effects);
+                checkpoint.stage = Stage::Root(root);
+            }
+            (Stage::Root(root), Purpose::RootWrite) => {
+                self.disk.flush(Purpose::FlushRoot, effects);
+                checkpoint.stage = Stage::FlushRoot(root.clone());
+            }
+            (Stage::FlushRoot(root), Purpose::FlushRoot) => {
+                let root = root.clone();
+                return self.parts_mut().finish_checkpoint(checkpoint, root);
+            }
+            (_, purpose) => unreachable!("{purpose:?} does not belong to this stage"),
+        }
+        self.parts_mut().checkpoint = Some(checkpoint);
+    }
+
+    /// Writes journal data back, a bounded number of blocks at once.
+    fn write_back(&mut self, work: &mut WriteBack, effects: &mut Vec<Effect>) {
+        while work.writes + work.reading.len() < WRITE_BACKS_MAX {
+            let Some((_, key)) = work.todo.pop_front() else { return };
+            let data = self.collect(key, effects);
+            match data.missing {
+                0 => work.writes += self.write_block(key, data, effects),
+                _ => {
+                    work.reading.insert(key, data);
+                }
+            }
+        }
+    }
+
+    /// Journal data of a frozen block: from memory, else read in runs.
+    fn collect(&mut self, key: BlockKey, effects: &mut Vec<Effect>) -> BlockData {
+        let parts = self.parts.as_ref().expect("it is open");
+        let mut data = BlockData::default();
+        let mut run: Option<(u32, Lsn, usize)> = None;
+        for (unit, state) in parts.frozen[&key].iter() {
+            let UnitState::Journal(_, lsn) = state else { continue };
+            if let Some(bytes) = parts.journal.data(lsn, UNIT) {
+                data.units.insert(unit, bytes);
+                continue;
+            }
+            match &mut run {
+                Some((first, from, count))
+                    if *first + *count as u32 == unit
+                        && from.advance((*count * UNIT) as u64) == lsn =>
+                {
+                    *count += 1;
+                }
+                _ => {
+                    let before = run.replace((unit, lsn, 1));
+                    data.missing += before.is_some() as usize;
+                    self.disk.read_run(&self.pool, &parts.journal, key, before, effects);
+                }
+            }
+        }
+        data.missing += run.is_some() as usize;
+        self.disk.read_run(&self.pool, &parts.journal, key, run, effects);
+        data
+    }
+
+    /// Journal data of a block to be written back was read; `None`: the medium could not.
+    pub(crate) fn write_back_read(
+        &mut self,
+        key: BlockKey,
+        unit: u32,
+        buffer: Option<Buffer>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut checkpoint = self.parts_mut().checkpoint.take().expect("it asked for the data");
+        let Stage::WriteBack(work) = &mut checkpoint.stage else {
+            unreachable!("the stage waits for its reads")
+        };
+        let data = work.reading.get_mut(&key).expect("its data was being read");
+        data.missing -= 1;
+        if let Some(buffer) = buffer {
+            for index in 0..buffer.len() / UNIT {
+                let bytes = buffer.slice(index * UNIT..(index + 1) * UNIT);
+                data.units.insert(unit + index as u32, bytes);
+            }
+        }
+        if data.missing == 0 {
+            let data = work.reading.remove(&key).expect("it was just seen");
+            work.writes += self.write_block(key, data, effects);
+        }
+        self.parts_mut().checkpoint = Some(checkpoint);
+    }
+
+    /// Compares journal data of a block and writes it to its place, in runs of units. A unit whose
+    /// data is lost becomes damaged.
+    fn write_block(&mut self, key: BlockKey, data: BlockData, effects: &mut Vec<Effect>) -> usize {
+        let parts = self.parts.as_mut().expect("it is open");
+        let location = parts.frozen_info(&key).expect("it has a place").location;
+        let place = parts.place(location);
+        let overlay = parts.frozen.get_mut(&key).expect("it is frozen");
+        let mut runs: Vec<(u32, Vec<Buffer>)> = Vec::new();
+        let mut lost = UnitSet::EMPTY;
+        let units: Vec<(u32, UnitState)> = overlay.iter().collect();
+        for (unit, state) in units {
+            let UnitState::Journal(checksum, _) = state else { continue };
+            let whole = data.units.get(&unit).filter(|bytes| Parts::matches(bytes, checksum));
+            let Some(bytes) = whole else {
+                overlay.set(unit, UnitState::Damaged);
+                lost.insert(unit);
+                continue;
+            };
+            match runs.last_mut() {
+                Some((first, buffers)) if *first + buffers.len() as u32 == unit => {
+                    buffers.push(bytes.clone());
+                }
+                _ => runs.push((unit, vec![bytes.clone()])),
+            }
+        }
+        if !lost.is_empty() {
+            parts.found_damaged(key, lost);
+        }
+        let count = runs.len();
+        for (first, buffers) in runs {
+            let offset = place + first as u64 * UNIT_SIZE;
+            self.disk.write(Purpose::WriteBack, offset, buffers, false, effects);
+        }
+        count
+    }
+
+    /// Loads, builds and writes groups of leaves; when all are done, begins the streams.
+    fn step_leaves(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
+        let Stage::Leaves(leaves) = &mut checkpoint.stage else { unreachable!("asked for leaves") };
+        while leaves.active.len() < GROUPS_MAX {
+            let Some(group) = leaves.todo.pop_front() else { break };
+            leaves.id_last += 1;
+            let id = leaves.id_last;
+            leaves.active.insert(id, group);
+            self.load_group(id, leaves.active.get_mut(&id).expect("just put in"), effects);
+        }
+        let loaded: Vec<u64> = leaves
+            .active
+            .iter()
+            .filter(|(_, group)| group.is_loaded() && group.writes == 0)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in loaded {
+            let parts = self.parts.as_mut().expect("it is open");
+            let group = leaves.active.get_mut(&id).expect("it is active");
+            let pages = parts.build_group(group, checkpoint.sequence, &mut checkpoint.freed);
+            let Some(pages) = pages else {
+                self.stop_full(effects);
+                return false;
+            };
+            group.writes = pages.len();
+            if pages.is_empty() {
+                let group = leaves.active.remove(&id).expect("it is active");
+                parts.replace_leaves(&mut checkpoint.pages_freed, group);
+            }
+            for (page, bytes) in pages {
+                let bytes = self.pool.copy_of(&bytes);
+                checkpoint.page_queue.push_back((Purpose::LeafWrite(id), page, bytes));
+            }
+        }
+        if !leaves.todo.is_empty() {
+            return leaves.active.len() < GROUPS_MAX;
+        }
+        if !leaves.active.is_empty() {
+            return false;
+        }
+        self.begin_streams(checkpoint, effects)
+    }
+
+    fn load_group(&mut self, id: u64, group: &mut Group, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_mut().expect("it is open");
+        for (_, page) in &group.old {
+            if let Some(leaf) = parts.pages.cached(*page) {
+                group.content.insert(page.page, Some(leaf));
+            } else if parts.pages.wait(*page, LeafWaiter::Group(id)) {
+                let purpose = Purpose::Leaf { page: page.page, checksum: page.checksum };
+                let offset = parts.page_place(page.page);
+                self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
+            }
+        }
+    }
+
+    /// A leaf that a group waits for was read; `None`: it is damaged.
+    pub(crate) fn leaf_loaded(
+        &mut self,
+        id: u64,
+        page: u32,
+        leaf: Option<Rc<LeafPage>>,
+        _effects: &mut Vec<Effect>,
+    ) {
+        let checkpoint = self.parts_mut().checkpoint.as_mut().expect("it waits for the leaf");
+        let Stage::Leaves(leaves) = &mut checkpoint.stage else {
+            unreachable!("the stage waits for its reads")
+        };
+        let group = leaves.active.get_mut(&id).expect("it waits for the leaf");
+        group.content.insert(page, leaf);
+    }
+
+    fn begin_streams(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
+        let parts = self.parts.as_mut().expect("it is open");
+        let notes = checkpoint.notes.iter().map(|(key, note)| (key, &note[..]));
+        let streams = [
+            encode_directory(parts.pages.directory().iter()),
+            encode_pgs(checkpoint.pgs.iter()),
+            encode_notes(notes),
+        ];
+        let mut refs = [StreamRef::EMPTY; 3];
+        for (stream, named) in streams.iter().zip(&mut refs) {
+            let count = stream.len().div_ceil(STREAM_PAGE_CAPACITY);
+            let numbers: Option<Vec<u32>> = (0..count).map(|_| parts.pages.allocate()).collect();
+            let Some(numbers) = numbers else {
+                self.stop_full(effects);
+                return false;
+            };
+            let tag = parts.superblock.store.tag();
+            let (pages, at) = StreamPage::encode_all(stream, &numbers, tag, checkpoint.sequence);
+            *named = at;
+            for (bytes, page) in pages.iter().zip(&numbers) {
+                let bytes = self.pool.copy_of(bytes);
+                checkpoint.page_queue.push_back((Purpose::StreamWrite, *page, bytes));
+            }
+            checkpoint.stream_pages.extend(numbers);
+        }
+        let [directory, pgs, notes] = refs;
+        checkpoint.stage = Stage::Streams(Root {
+            sequence: checkpoint.sequence,
+            replay: checkpoint.until,
+            previous: checkpoint.previous,
+            directory,
+            pgs,
+            notes,
+        });
+        true
+    }
+
+    fn stop_full(&mut self, effects: &mut Vec<Effect>) {
+        let reason = "the checkpoint area is full, which its accounting should have prevented:                       this is a bug; the data is safe in the journal, a newer program can open it";
+        self.stop(reason.to_owned(), effects);
+    }
+
+    /// Writes waiting pages, while few are in flight.
+    fn write_pages(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) {
+        while checkpoint.page_writes < PAGE_WRITES_MAX {
+            let Some((purpose, page, bytes)) = checkpoint.page_queue.pop_front() else { return };
+            checkpoint.page_writes += 1;
+            let place = self.parts().page_place(page);
+            self.disk.write(purpose, place, vec![bytes], false, effects);
+        }
+    }
+}
+
+impl crate::disk::Disk {
+    /// Reads a run of journal data of a block: (first unit, lsn, count).
+    fn read_run(
+        &mut self,
+        pool: &base::BufferPool,
+        journal: &crate::journal::Journal,
+        key: BlockKey,
+        run: Option<(u32, Lsn, usize)>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some((unit, lsn, count)) = run {
+            let purpose = Purpose::WriteBackRead { key, unit };
+            self.read(pool, purpose, journal.place(lsn), count * UNIT, effects);
+        }
+    }
+}
+
+impl Group {
+    fn is_loaded(&self) -> bool {
+        self.content.len() == self.old.len()
+    }
+
+    fn range(&self) -> (Bound<BlockKey>, Bound<BlockKey>) {
+        (
+            self.lower.map_or(Bound::Unbounded, Bound::Included),
+            self.upper.map_or(Bound::Unbounded, Bound::Excluded),
+        )
+    }
+}
+
+impl Parts {
+    /// Freezes what changed so far.
+    pub(crate) fn begin_checkpoint(&mut self) {
+        assert!(self.frozen.is_empty());
+        self.wants_checkpoint = false;
+        self.frozen = std::mem::take(&mut self.live);
+        self.frozen_bytes = std::mem::take(&mut self.live_bytes);
+        self.drop_tombstones();
+        self.checkpoint = Some(Checkpoint {
+            until: self.journal.tail(),
+            previous: self.journal.previous(),
+            sequence: self.root.sequence + 1,
+            pgs: self.pgs.clone(),
+            notes: self.notes.clone(),
+            freed: std::mem::take(&mut self.freed),
+            pages_freed: Vec::new(),
+            stream_pages: Vec::new(),
+            stage: Stage::Durable,
+            page_queue: VecDeque::new(),
+            page_writes: 0,
+        });
+    }
+
+    /// Tombstones up to the floor of their PG leave the index, and the checkpoint.
+    fn drop_tombstones(&mut self) {
+        let floors: Vec<(PgId, base::Version)> =
+            self.pgs.iter().map(|(pg, record)| (*pg, record.floor)).collect();
+        for (pg, floor) in floors {
+            let keys: Vec<BlockKey> = self.index.tombstones_up_to(pg, floor).collect();
+            for key in keys {
+                let frozen = self.frozen.entry(key).or_default();
+                frozen.reset();
+                frozen.info = Some(None);
+                self.index.set(key, None);
+            }
+        }
+    }
+
+    /// What the index said of a frozen block when the checkpoint began.
+    fn frozen_info(&self, key: &BlockKey) -> Option<BlockInfo> {
+        match self.frozen.get(key).and_then(|overlay| overlay.info) {
+            Some(info) => info,
+            None => self.index.get(key),
+        }
+    }
+
+    fn plan_write_back(&self) -> WriteBack {
+        let mut todo: Vec<(u32, BlockKey)> = self
+            .frozen
+            .iter()
+            .filter(|(_, overlay)| overlay.has_journal_data())
+            .filter_map(|(key, _)| Some((self.frozen_info(key)?.location, *key)))
+            .collect();
+        todo.sort_unstable();
+        assert!(todo.iter().all(|(location, _)| *location != LOCATION_NONE));
+        WriteBack { todo: todo.into(), ..WriteBack::default() }
+    }
+
+    /// Which leaves are written anew: those with frozen blocks, or all where they are sparse.
+    fn plan_leaves(&self) -> VecDeque<Group> {
+        let directory: Vec<(BlockKey, PageRef)> =
+            self.pages.directory().iter().map(|(first, page)| (*first, *page)).collect();
+        if directory.is_empty() {
+            return match self.frozen.is_empty() {
+                true => VecDeque::new(),
+                false => VecDeque::from([Group::new(&directory, 0..0)]),
+            };
+        }
+        if self.pages.is_sparse() {
+            let step = GROUP_LEAVES_WHEN_SPARSE;
+            let starts = (0..directory.len()).step_by(step);
+            return starts
+                .map(|from| Group::new(&directory, from..(from + step).min(directory.len())))
+                .collect();
+        }
+        let mut dirty = BTreeSet::new();
+        for key in self.frozen.keys() {
+            let behind = directory.partition_point(|(first, _)| first <= key);
+            dirty.insert(behind.saturating_sub(1));
+        }
+        dirty.into_iter().map(|leaf| Group::new(&directory, leaf..leaf + 1)).collect()
+    }
+
+    /// The new pages of a group: number and bytes. `None`: the area is full.
+    fn build_group(
+        &mut self,
+        group: &mut Group,
+        sequence: u64,
+        freed: &mut Vec<Freed>,
+    ) -> Option<Vec<(u32, Vec<u8>)>> {
+        let mut records = BTreeMap::new();
+        for (index, (first, page)) in group.old.iter().enumerate() {
+            match &group.content[&page.page] {
+                Some(leaf) => {
+                    records.extend(leaf.records.iter().map(|record| (record.key, record.clone())));
+                }
+                None => {
+                    let next = group.old.get(index + 1).map(|(next, _)| *next).or(group.upper);
+                    let lost = self.records_of_lost_leaf(*first, next);
+                    records.extend(lost.into_iter().map(|record| (record.key, record)));
+                }
+            }
+        }
+        let frozen: Vec<BlockKey> = self.frozen.range(group.range()).map(|(key, _)| *key).collect();
+        for key in frozen {
+            let merged = self.merge(key, records.get(&key), freed);
+            match merged {
+                Some(record) => records.insert(key, record),
+                None => records.remove(&key),
+            };
+        }
+        let tag = self.superblock.store.tag();
+        let mut pages = Vec::new();
+        for records in pack(records.into_values().collect()) {
+            let page = self.pages.allocate()?;
+            let leaf = LeafPage { sequence, records };
+            let (bytes, named) = leaf.encode(tag, page);
+            group.new.push((leaf.records[0].key, named, Rc::new(leaf)));
+            pages.push((page, bytes));
+        }
+        Some(pages)
+    }
+
+    /// What can be said of the blocks of a leaf that is damaged: their data is lost.
+    fn records_of_lost_leaf(&self, first: BlockKey, next: Option<BlockKey>) -> Vec<LeafRecord> {
+        self.index
+            .iter_from(first)
+            .take_while(|(key, _)| next.is_none_or(|next| *key < next))
+            .filter(|(key, _)| !self.live.get(key).is_some_and(|overlay| overlay.is_fresh))
+            .map(|(key, info)| self.record(key, info, |_| UnitState::Damaged))
+            .collect()
+    }
+
+    /// The record of a frozen block: what its leaf said, changed by its overlay.
+    fn merge(
+        &mut self,
+        key: BlockKey,
+        base: Option<&LeafRecord>,
+        freed: &mut Vec<Freed>,
+    ) -> Option<LeafRecord> {
+        let info = self.frozen_info(&key)?;
+        let overlay: &Overlay = &self.frozen[&key];
+        let state = |unit: u32| match (overlay.get(unit), base) {
+            (Some(state), _) => state,
+            (None, Some(record)) if record.location != LOCATION_NONE => state_in(record, unit),
+            (None, Some(_)) => UnitState::Zero,
+            // A new block's overlay is fresh: this one's leaf is lost.
+            (None, None) => UnitState::Damaged,
+        };
+        let record = self.record(key, info, state);
+        let is_empty = record.location != LOCATION_NONE && record.written.is_empty();
+        if !is_empty || self.live.contains_key(&key) {
+            return Some(record);
+        }
+        // All of it was zeroed piece by piece: its place goes with this checkpoint.
+        freed.push(Freed { location: info.location, block_size: info.block_size, discard: true });
+        self.freed_bytes += info.block_size.bytes();
+        let info = BlockInfo { location: LOCATION_NONE, ..info };
+        self.set_info(key, Some(info));
+        self.rotten.remove(&key);
+        Some(self.record(key, info, |_| UnitState::Zero))
+    }
+
+    fn record(
+        &self,
+        key: BlockKey,
+        info: BlockInfo,
+        state: impl Fn(u32) -> UnitState,
+    ) -> LeafRecord {
+        let mut record = LeafRecord {
+            key,
+            pg: info.pg,
+            version: info.version,
+            block_size: info.block_size,
+            tombstone: info.tombstone,
+            location: info.location,
+            written: UnitSet::EMPTY,
+            damaged: UnitSet::EMPTY,
+            checksums: Vec::new(),
+        };
+        if info.location == LOCATION_NONE {
+            return record;
+        }
+        for unit in 0..info.block_size.unit_count() {
+            let (is_written, checksum) = match state(unit) {
+                UnitState::Zero => (false, Checksum::new(0)),
+                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => (true, checksum),
+                UnitState::Damaged => {
+                    record.damaged.insert(unit);
+                    (true, Checksum::new(0))
+                }
+            };
+            if is_written {
+                record.written.insert(unit);
+            }
+            record.checksums.push(checksum);
+        }
+        record
+    }
+
+    /// A group's new leaves are on the disk: the directory names them.
+    fn replace_leaves(&mut self, pages_freed: &mut Vec<u32>, group: Group) {
+        for (first, page) in &group.old {
+            self.pages.set_leaf(*first, None);
+            pages_freed.push(page.page);
+        }
+        for (first, page, leaf) in group.new {
+            self.pages.set_leaf(first, Some(page));
+            self.pages.keep(page, leaf);
+        }
+    }
+
+    /// The root is durable: everything that only older roots named is free.
+    fn finish_checkpoint(&mut self, checkpoint: Checkpoint, root: Root) {
+        self.journal.trim(checkpoint.until);
+        self.root = root;
+        self.frozen.clear();
+        self.frozen_bytes = 0;
+        let old_streams = std::mem::replace(&mut self.stream_pages, checkpoint.stream_pages);
+        for page in checkpoint.pages_freed.into_iter().chain(old_streams) {
+            self.pages.release(page);
+        }
+        self.release_freed(checkpoint.freed);
+    }
+}
+
+impl Group {
+    fn new(directory: &[(BlockKey, PageRef)], leaves: std::ops::Range<usize>) -> Group {
+        Group {
+            lower: (leaves.start > 0).then(|| directory[leaves.start].0),
+            upper: directory.get(leaves.end).filter(|_| !leaves.is_empty()).map(|(key, _)| *key),
+            old: directory[leaves].to_vec(),
+            content: BTreeMap::new(),
+            new: Vec::new(),
+            writes: 0,
+        }
+    }
+}
+
+/// Cuts records into leaves of about equal fill.
+fn pack(records: Vec<LeafRecord>) -> Vec<Vec<LeafRecord>> {
+    let size =
+        |record: &LeafRecord| record_size(record.block_size, record.location != LOCATION_NONE);
+    let total: usize = records.iter().map(size).sum();
+    let count = total.div_ceil(LEAF_CAPACITY).max(1);
+    let wanted = total.div_ceil(count);
+    let mut leaves: Vec<Vec<LeafRecord>> = Vec::new();
+    let mut filled = LEAF_CAPACITY;
+    for record in records {
+        let size = size(&record);
+        if filled + size > LEAF_CAPACITY || filled >= wanted {
+            leaves.push(Vec::new());
+            filled = 0;
+        }
+        filled += size;
+        leaves.last_mut().expect("just pushed").push(record);
+    }
+    leaves
+}

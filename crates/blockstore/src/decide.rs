@@ -1,0 +1,104 @@
+//! The recovery table: what is done with each place of the journal, by what is seen there.
+//!
+//! ```text
+//!      header     body   data  acked  decision   meaning (acked: an entry records a flush past this lsn)
+//! @A   next       whole  ok    _      Replay     the usual case
+//! @B   next       bad    _     no     Stop       torn tail; nobody was told it is safe
+//! @C   next       bad    _     yes    Damaged    data was safe, now lost: its units are damaged, the rest is replayed
+//! @D   old        _      _     no     Stop       an entry of the last lap: the journal ends here
+//! @E   old        _      _     yes    Hole       the disk confirmed a write and lost it: suspect
+//! @F   bad        _      _     no     Stop       never written, or a torn header
+//! @G   bad        _      _     yes    Hole       a lost sector inside the journal: suspect
+//! @H   next       whole  bad   no     Drop       out-of-line data does not match: this entry, later ones of its block, no others
+//! @I   newer      _      _     no     Stop       a misdirected write, or the newest root is lost: suspect
+//! @J   newer      _      _     yes    Hole       the same over an acknowledged entry: suspect
+//! @K   unchained  _      _     no     Stop       a replaced tail
+//! @L   unchained  _      _     yes    Hole       an entry between is missing: suspect
+//! @M   next       bad    _     yes    Lost       not a block's data but a note or decisions are lost: suspect
+//! @N   (decided before)               Skip       an earlier recovery cut here, or stated a hole
+//! @O   (decided before)               Drop       an earlier recovery dropped it
+//! @P   next       _      _     _      Drop       a later entry of a block with a dropped one
+//! ```
+//!
+//! Around the journal, each counted once where it applies:
+//!
+//! ```text
+//! @Q   one copy of the superblock is damaged: the other is used and the damaged one is rewritten
+//! @R   the newest root's streams are damaged, an older root's are not: it is used; suspect
+//! @S   a leaf is damaged: its blocks are lost; suspect
+//! ```
+
+/// The header at a place of the journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Header {
+    /// Not whole.
+    Bad,
+    /// Of an earlier lap.
+    Old,
+    /// Of a later lap: it does not belong here.
+    Newer,
+    /// It belongs here but does not follow the entry before.
+    Unchained,
+    /// The next entry.
+    Next,
+}
+
+/// What is seen at a place of the journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// The header.
+    pub header: Header,
+    /// Whether all inline data matches its checksums.
+    pub is_body_whole: bool,
+    /// Whether inline data is a block's.
+    pub is_block_data: bool,
+    /// Whether out-of-line data matches; it is only looked at where not acked.
+    pub is_data_whole: bool,
+    /// Whether an entry records that everything up to behind this place was durable.
+    pub is_acked: bool,
+    /// Whether an earlier entry of the same block was dropped.
+    pub follows_dropped: bool,
+}
+
+/// What is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Apply it.
+    Replay,
+    /// Apply it; units whose data does not match are damaged.
+    Damaged,
+    /// The journal ends here.
+    Stop,
+    /// Acknowledged entries are lost: look for the next whole one.
+    Hole,
+    /// Pass over it as if it had not been written.
+    Drop,
+    /// Pass over it: what it said is lost.
+    Lost,
+}
+
+/// The row of the table that applies, and what it says.
+pub fn decide(seen: Seen) -> (char, Verdict) {
+    use Header::*;
+    match (seen.header, seen.is_acked) {
+        (Bad, false) => ('F', Verdict::Stop),
+        (Bad, true) => ('G', Verdict::Hole),
+        (Old, false) => ('D', Verdict::Stop),
+        (Old, true) => ('E', Verdict::Hole),
+        (Newer, false) => ('I', Verdict::Stop),
+        (Newer, true) => ('J', Verdict::Hole),
+        (Unchained, false) => ('K', Verdict::Stop),
+        (Unchained, true) => ('L', Verdict::Hole),
+        (Next, false) if !seen.is_body_whole => ('B', Verdict::Stop),
+        (Next, _) if seen.follows_dropped => ('P', Verdict::Drop),
+        (Next, true) if !seen.is_body_whole && seen.is_block_data => ('C', Verdict::Damaged),
+        (Next, true) if !seen.is_body_whole => ('M', Verdict::Lost),
+        (Next, false) if !seen.is_data_whole => ('H', Verdict::Drop),
+        (Next, _) => ('A', Verdict::Replay),
+    }
+}
+
+/// Whether the row makes the whole store suspect.
+pub fn is_suspicious(row: char) -> bool {
+    matches!(row, 'E' | 'G' | 'I' | 'J' | 'L' | 'M' | 'R' | 'S')
+}

@@ -1,0 +1,138 @@
+//! What changed in a block since a checkpoint: the state of single units over what its leaf says.
+//!
+//! ```text
+//!   a unit is looked up in    live ──▶ frozen (while a checkpoint runs) ──▶ the leaf
+//! ```
+//!
+//! Invariant: patches are ordered by unit, at most one a unit.
+
+use base::{Checksum, Lsn};
+
+use crate::index::BlockInfo;
+
+/// Where the content of a unit is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UnitState {
+    /// It reads as zeros.
+    Zero,
+    /// In the block's place.
+    Place(Checksum),
+    /// In the journal, at this lsn.
+    Journal(Checksum, Lsn),
+    /// It is lost.
+    Damaged,
+}
+
+/// The changed state of one unit; small, since there are many.
+#[derive(Clone, Copy, Debug)]
+struct Patch {
+    /// Meaningful for `Journal` only.
+    lsn: u64,
+    checksum: u32,
+    unit: u16,
+    kind: u8,
+}
+
+const _: () = assert!(size_of::<Patch>() == 16);
+
+impl Patch {
+    fn new(unit: u32, state: UnitState) -> Patch {
+        let (kind, checksum, lsn) = match state {
+            UnitState::Zero => (0, 0, 0),
+            UnitState::Place(checksum) => (1, checksum.get(), 0),
+            UnitState::Journal(checksum, lsn) => (2, checksum.get(), lsn.get()),
+            UnitState::Damaged => (3, 0, 0),
+        };
+        Patch { lsn, checksum, unit: unit as u16, kind }
+    }
+
+    fn state(&self) -> UnitState {
+        let checksum = Checksum::new(self.checksum);
+        match self.kind {
+            0 => UnitState::Zero,
+            1 => UnitState::Place(checksum),
+            2 => UnitState::Journal(checksum, Lsn::new(self.lsn)),
+            _ => UnitState::Damaged,
+        }
+    }
+}
+
+/// Changes of one block.
+#[derive(Clone, Debug, Default)]
+pub struct Overlay {
+    /// Nothing below counts: units without a patch are zeros.
+    pub is_fresh: bool,
+    /// While frozen: what the index said when the checkpoint began, if it says otherwise now.
+    pub info: Option<Option<BlockInfo>>,
+    patches: Vec<Patch>,
+}
+
+/// About what an overlay without patches takes, in bytes.
+const OVERLAY_SIZE: u64 = 128;
+
+impl Overlay {
+    /// The unit's state here; `None`: look below.
+    pub fn get(&self, unit: u32) -> Option<UnitState> {
+        match self.patches.binary_search_by_key(&unit, |patch| patch.unit as u32) {
+            Ok(at) => Some(self.patches[at].state()),
+            Err(_) if self.is_fresh => Some(UnitState::Zero),
+            Err(_) => None,
+        }
+    }
+
+    /// Changes a unit.
+    pub fn set(&mut self, unit: u32, state: UnitState) {
+        let patch = Patch::new(unit, state);
+        match self.patches.binary_search_by_key(&unit, |patch| patch.unit as u32) {
+            Ok(at) => self.patches[at] = patch,
+            Err(at) => self.patches.insert(at, patch),
+        }
+    }
+
+    /// All units are zeros from now on.
+    pub fn reset(&mut self) {
+        self.is_fresh = true;
+        self.patches = Vec::new();
+    }
+
+    /// Changed units in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, UnitState)> + '_ {
+        self.patches.iter().map(|patch| (patch.unit as u32, patch.state()))
+    }
+
+    /// Whether data of it waits in the journal to be written back.
+    pub fn has_journal_data(&self) -> bool {
+        self.iter().any(|(_, state)| matches!(state, UnitState::Journal(..)))
+    }
+
+    /// About what it takes in memory, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        OVERLAY_SIZE + (self.patches.capacity() * size_of::<Patch>()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fresh_block_is_zeros_where_nothing_was_written() {
+        let mut overlay = Overlay::default();
+        let states = [
+            UnitState::Journal(Checksum::new(1), Lsn::new(512)),
+            UnitState::Place(Checksum::new(2)),
+            UnitState::Damaged,
+            UnitState::Zero,
+        ];
+        for (unit, state) in states.into_iter().enumerate() {
+            overlay.set(10 - unit as u32, state);
+            assert_eq!(overlay.get(10 - unit as u32), Some(state));
+        }
+        assert!(overlay.has_journal_data());
+        assert_eq!(overlay.get(3), None);
+        overlay.reset();
+        assert_eq!(overlay.get(3), Some(UnitState::Zero));
+        assert_eq!(overlay.get(10), Some(UnitState::Zero));
+        assert!(!overlay.has_journal_data());
+    }
+}

@@ -1,0 +1,189 @@
+//! The store's side of the disk door: names operations, remembers what each is for, and holds
+//! writes that the file system had no space for until they are done.
+//!
+//! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
+//! it is asked again.
+
+use std::collections::BTreeMap;
+
+use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
+use format::door::{DiskEffect, DiskOp};
+
+use crate::read::ReadPart;
+use crate::{BlockKey, Effect, RequestId};
+
+/// How long a write without space waits before it is tried again.
+const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
+
+/// What an operation is for.
+#[derive(Debug)]
+pub enum Purpose {
+    /// The group of journal entries that begins here is written.
+    Group(Lsn),
+    /// The out-of-line data of this entry is written.
+    Large(Lsn),
+    /// Entries and their data are flushed.
+    Flush,
+    /// A part of a request to read.
+    Read(RequestId, ReadPart),
+    /// A leaf is fetched.
+    Leaf { page: u32, checksum: Checksum },
+    /// Journal data of a block is read, to be written back: from which unit on.
+    WriteBackRead { key: BlockKey, unit: u32 },
+    /// A block is written back.
+    WriteBack,
+    /// The data area is flushed before the checkpoint's pages are written.
+    FlushData,
+    /// A page of this group of leaves is written.
+    LeafWrite(u64),
+    /// A page of a stream is written.
+    StreamWrite,
+    /// All pages are flushed before the root is written.
+    FlushPages,
+    /// The root is written.
+    RootWrite,
+    /// The root is flushed.
+    FlushRoot,
+    /// Freed blocks are discarded before they are allocated again.
+    Discard(Vec<(u32, BlockSize)>),
+    /// Recovery reads; what, its stage knows.
+    RecoveryRead,
+    /// A leaf is read at start: its position in the directory.
+    RecoveryLeaf(usize),
+    /// Recovery writes; what, its stage knows.
+    RecoveryWrite,
+    /// Recovery flushes.
+    RecoveryFlush,
+}
+
+/// A write as it was asked, to ask it again.
+#[derive(Debug)]
+struct Write {
+    offset: u64,
+    buffers: Vec<Buffer>,
+    durable: bool,
+}
+
+/// An operation on its way, and what it is for.
+#[derive(Debug)]
+struct InFlight {
+    purpose: Purpose,
+    write: Option<Write>,
+}
+
+/// Operations of one store on its disk.
+pub struct Disk {
+    op_last: u64,
+    in_flight: BTreeMap<DiskOp, InFlight>,
+    refused: Vec<InFlight>,
+    retry_at: Option<Time>,
+}
+
+impl Disk {
+    pub fn new() -> Disk {
+        Disk { op_last: 0, in_flight: BTreeMap::new(), refused: Vec::new(), retry_at: None }
+    }
+
+    fn begin(&mut self, purpose: Purpose, write: Option<Write>) -> DiskOp {
+        self.op_last += 1;
+        let op = DiskOp(self.op_last);
+        self.in_flight.insert(op, InFlight { purpose, write });
+        op
+    }
+
+    /// Reads `size` bytes into a new buffer.
+    pub fn read(
+        &mut self,
+        pool: &BufferPool,
+        purpose: Purpose,
+        offset: u64,
+        size: usize,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.read_into(pool.take(size), purpose, offset, effects);
+    }
+
+    /// Reads into a buffer.
+    pub fn read_into(
+        &mut self,
+        buffer: BufferMut,
+        purpose: Purpose,
+        offset: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let op = self.begin(purpose, None);
+        effects.push(Effect::Disk(DiskEffect::Read { op, offset, buffer }));
+    }
+
+    /// Writes the buffers one after another.
+    pub fn write(
+        &mut self,
+        purpose: Purpose,
+        offset: u64,
+        buffers: Vec<Buffer>,
+        durable: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(512)));
+        let write = Write { offset, buffers: buffers.clone(), durable };
+        let op = self.begin(purpose, Some(write));
+        effects.push(Effect::Disk(DiskEffect::Write { op, offset, buffers, durable }));
+    }
+
+    /// Makes everything durable that was done before.
+    pub fn flush(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
+        let op = self.begin(purpose, None);
+        effects.push(Effect::Disk(DiskEffect::Flush { op }));
+    }
+
+    /// Gives space back.
+    pub fn discard(
+        &mut self,
+        purpose: Purpose,
+        offset: u64,
+        length: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let op = self.begin(purpose, None);
+        effects.push(Effect::Disk(DiskEffect::Discard { op, offset, length }));
+    }
+
+    /// The operation ended: what it was for.
+    pub fn end(&mut self, op: DiskOp) -> Purpose {
+        self.in_flight.remove(&op).expect("each operation ends once").purpose
+    }
+
+    /// The file system had no space. True: it was a write, which will be asked again. The bytes
+    /// and the place stay the same, so a part already written does no harm.
+    pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
+        if self.in_flight.get(&op).is_none_or(|in_flight| in_flight.write.is_none()) {
+            return false;
+        }
+        let refused = self.in_flight.remove(&op).expect("it was just seen");
+        self.refused.push(refused);
+        self.retry_at.get_or_insert(now + NO_SPACE_RETRY);
+        true
+    }
+
+    /// Whether a write waits for space in the file system.
+    pub fn has_no_space(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    /// When writes without space are tried again.
+    pub fn deadline(&self) -> Option<Time> {
+        self.retry_at
+    }
+
+    /// Asks refused writes again when it is time.
+    pub fn retry(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.retry_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.retry_at = None;
+        for InFlight { purpose, write } in std::mem::take(&mut self.refused) {
+            let Write { offset, buffers, durable } = write.expect("only writes are refused");
+            self.write(purpose, offset, buffers, durable, effects);
+        }
+    }
+}

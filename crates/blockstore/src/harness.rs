@@ -1,0 +1,448 @@
+//! A disk in memory that loses and tears what was not flushed, and a store on it, for tests.
+
+use std::collections::BTreeMap;
+
+use base::{
+    BlockSize, Buffer, BufferPool, Checksum, ClusterId, Duration, Epoch, ImageId, MIB, OsdId, PgId,
+    PoolId, StripeIndex, Time, UNIT_SIZE, Version,
+};
+use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
+
+use crate::{
+    Answer, BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings,
+    Store, StoreError, StoreId, create,
+};
+
+pub const SIZE: u64 = 128 * MIB;
+const PAGE: u64 = 4096;
+const SECTOR: usize = 512;
+
+/// A small deterministic source of numbers.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % end
+    }
+}
+
+#[derive(Clone, Default)]
+pub struct Bytes(BTreeMap<u64, Vec<u8>>);
+
+impl Bytes {
+    pub fn read(&self, offset: u64, to: &mut [u8]) {
+        let mut at = 0;
+        while at < to.len() {
+            let place = offset + at as u64;
+            let (page, within) = (place / PAGE, (place % PAGE) as usize);
+            let count = (PAGE as usize - within).min(to.len() - at);
+            match self.0.get(&page) {
+                Some(bytes) => to[at..at + count].copy_from_slice(&bytes[within..within + count]),
+                None => to[at..at + count].fill(0),
+            }
+            at += count;
+        }
+    }
+
+    pub fn write(&mut self, offset: u64, from: &[u8]) {
+        let mut at = 0;
+        while at < from.len() {
+            let place = offset + at as u64;
+            let (page, within) = (place / PAGE, (place % PAGE) as usize);
+            let count = (PAGE as usize - within).min(from.len() - at);
+            let bytes = self.0.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
+            bytes[within..within + count].copy_from_slice(&from[at..at + count]);
+            at += count;
+        }
+    }
+}
+
+enum Op {
+    Read(u64, base::BufferMut),
+    Write(u64, Vec<u8>, bool),
+    Flush(usize),
+    Discard(u64, u64),
+}
+
+/// The disk. A write is visible once done and safe once flushed.
+#[derive(Default)]
+pub struct MemoryDisk {
+    pub visible: Bytes,
+    pub safe: Bytes,
+    /// Done, not flushed.
+    unsafe_writes: Vec<(u64, Vec<u8>)>,
+    ops: BTreeMap<DiskOp, Op>,
+    pub write_bytes: u64,
+    pub write_count: u64,
+    /// The next so many writes find no space.
+    pub no_space: u32,
+    /// The next write or flush fails.
+    pub fails: bool,
+    /// Reads of this range fail.
+    pub unreadable: Option<(u64, u64)>,
+}
+
+impl MemoryDisk {
+    fn ask(&mut self, effect: DiskEffect) {
+        let (op, asked) = match effect {
+            DiskEffect::Read { op, offset, buffer } => (op, Op::Read(offset, buffer)),
+            DiskEffect::Write { op, offset, buffers, durable } => {
+                assert!(buffers.iter().all(|buffer| buffer.is_aligned_to(SECTOR)));
+                assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(SECTOR)));
+                assert!(offset.is_multiple_of(SECTOR as u64));
+                (op, Op::Write(offset, buffers.iter().flat_map(|b| b.to_vec()).collect(), durable))
+            }
+            DiskEffect::Flush { op } => (op, Op::Flush(self.unsafe_writes.len())),
+            DiskEffect::Discard { op, offset, length } => (op, Op::Discard(offset, length)),
+        };
+        assert!(self.ops.insert(op, asked).is_none());
+    }
+
+    /// Ends the operation with this index.
+    fn end(&mut self, index: usize) -> DiskEvent {
+        let op = *self.ops.keys().nth(index).expect("it is outstanding");
+        let asked = self.ops.remove(&op).expect("it is outstanding");
+        let mut result = Ok(());
+        match asked {
+            Op::Read(offset, mut buffer) => {
+                self.visible.read(offset, &mut buffer);
+                let end = offset + buffer.len() as u64;
+                if self.unreadable.is_some_and(|(from, to)| from < end && offset < to) {
+                    result = Err(DiskError::Io("medium error".to_owned()));
+                }
+                return DiskEvent::Read { op, buffer, result };
+            }
+            Op::Write(..) | Op::Flush(_) if self.fails => {
+                result = Err(DiskError::Io("medium error".to_owned()));
+            }
+            Op::Write(..) if self.no_space > 0 => {
+                self.no_space -= 1;
+                result = Err(DiskError::NoSpace);
+            }
+            Op::Write(offset, bytes, durable) => {
+                self.write_count += 1;
+                self.write_bytes += bytes.len() as u64;
+                self.visible.write(offset, &bytes);
+                match durable {
+                    true => self.safe.write(offset, &bytes),
+                    false => self.unsafe_writes.push((offset, bytes)),
+                }
+            }
+            Op::Flush(count) => {
+                for (offset, bytes) in self.unsafe_writes.drain(..count) {
+                    self.safe.write(offset, &bytes);
+                }
+                for other in self.ops.values_mut() {
+                    if let Op::Flush(other) = other {
+                        *other = other.saturating_sub(count);
+                    }
+                }
+            }
+            Op::Discard(offset, length) => {
+                // What a discarded range reads as is not promised.
+                self.visible.write(offset, &vec![0xdd; length as usize]);
+                self.safe.write(offset, &vec![0xdd; length as usize]);
+            }
+        }
+        DiskEvent::Done { op, result }
+    }
+
+    /// Power is lost: of what was not flushed, each sector may be there or not.
+    pub fn crash(&mut self, random: &mut Random) {
+        let mut unsafe_writes = std::mem::take(&mut self.unsafe_writes);
+        for (_, op) in std::mem::take(&mut self.ops) {
+            if let Op::Write(offset, bytes, _) = op {
+                unsafe_writes.push((offset, bytes));
+            }
+        }
+        for (offset, bytes) in unsafe_writes {
+            let share = random.below(4);
+            for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+                if random.below(3) < share {
+                    self.safe.write(offset + (index * SECTOR) as u64, sector);
+                }
+            }
+        }
+        self.visible = self.safe.clone();
+    }
+
+    /// Changes bytes where they lie.
+    pub fn overwrite(&mut self, offset: u64, bytes: &[u8]) {
+        self.visible.write(offset, bytes);
+        self.safe.write(offset, bytes);
+    }
+
+    pub fn flip(&mut self, offset: u64) {
+        let mut byte = [0];
+        self.visible.read(offset, &mut byte);
+        self.overwrite(offset, &[byte[0] ^ 0x40]);
+    }
+}
+
+/// A store on a disk.
+pub struct Bench {
+    pub disk: MemoryDisk,
+    pub store: Store,
+    pub pool: BufferPool,
+    pub random: Random,
+    pub now: Time,
+    pub settings: Settings,
+    pub answers: BTreeMap<RequestId, Result<Answer, StoreError>>,
+    pub opened: bool,
+    pub stopped: Option<String>,
+    request_last: u64,
+    pub counter: u64,
+    effects: Vec<Effect>,
+}
+
+pub fn options(commit: CommitMode, sector_size: u32) -> CreateOptions {
+    CreateOptions {
+        cluster: ClusterId::new(1),
+        osd: OsdId::FIRST,
+        store: StoreId::new(77),
+        size: SIZE,
+        sector_size,
+        commit,
+    }
+}
+
+pub fn settings() -> Settings {
+    Settings { memory_bytes: 16 * MIB, ..Settings::default() }
+}
+
+pub fn created(options: &CreateOptions) -> MemoryDisk {
+    let mut disk = MemoryDisk::default();
+    for (offset, image) in create(options).expect("the options are sound").images {
+        disk.overwrite(offset, &image);
+    }
+    disk
+}
+
+pub const PG: PgId = PgId { pool: PoolId::FIRST, number: 3 };
+
+pub fn key(number: u32) -> BlockKey {
+    let stripe = StripeIndex::new(number);
+    let hash = base::hash::stripe_hash(ImageId::FIRST, stripe);
+    BlockKey { pool: PoolId::FIRST, hash, image: ImageId::FIRST, stripe }
+}
+
+/// The content of a unit as a write with this tag makes it.
+pub fn unit(tag: u64) -> Vec<u8> {
+    (0..UNIT_SIZE / 8)
+        .flat_map(|word| (tag.wrapping_mul(31).wrapping_add(word)).to_le_bytes())
+        .collect()
+}
+
+impl Bench {
+    pub fn new(commit: CommitMode) -> Bench {
+        Bench::on(created(&options(commit, 512)), settings(), 1)
+    }
+
+    /// Opens a store on a disk.
+    pub fn on(disk: MemoryDisk, settings: Settings, seed: u64) -> Bench {
+        let pool = BufferPool::default();
+        let mut effects = Vec::new();
+        let store = Store::open(settings.clone(), pool.clone(), SIZE, &mut effects);
+        let mut bench = Bench {
+            disk,
+            store,
+            pool,
+            random: Random::new(seed),
+            now: Time::ZERO,
+            settings,
+            answers: BTreeMap::new(),
+            opened: false,
+            stopped: None,
+            request_last: 0,
+            counter: 0,
+            effects,
+        };
+        bench.take_effects();
+        bench.run();
+        bench
+    }
+
+    fn take_effects(&mut self) {
+        for effect in std::mem::take(&mut self.effects) {
+            assert!(self.stopped.is_none(), "no effect follows Stopped");
+            match effect {
+                Effect::Disk(effect) => self.disk.ask(effect),
+                Effect::Opened => self.opened = true,
+                Effect::Done { id, result } => {
+                    assert!(self.answers.insert(id, result).is_none(), "answered twice");
+                }
+                Effect::Stopped { reason } => self.stopped = Some(reason),
+            }
+        }
+    }
+
+    pub fn apply(&mut self, event: Event) {
+        self.now = self.now + Duration::from_micros(10);
+        self.store.apply(self.now, event, &mut self.effects);
+        self.take_effects();
+    }
+
+    pub fn submit(&mut self) {
+        self.store.submit(&mut self.effects);
+        self.take_effects();
+    }
+
+    /// Ends one operation, chosen by chance. False: none is outstanding.
+    pub fn step(&mut self) -> bool {
+        if self.disk.ops.is_empty() || self.stopped.is_some() {
+            return false;
+        }
+        let index = self.random.below(self.disk.ops.len() as u64) as usize;
+        let event = self.disk.end(index);
+        self.apply(Event::Disk(event));
+        true
+    }
+
+    /// Goes on until nothing is outstanding.
+    pub fn run(&mut self) {
+        loop {
+            self.submit();
+            if !self.step() {
+                break;
+            }
+        }
+    }
+
+    /// Lets time pass, and goes on.
+    pub fn pass(&mut self, span: Duration) {
+        self.now = self.now + span;
+        self.apply(Event::Tick);
+        self.run();
+    }
+
+    /// Power is lost, and the store is opened again.
+    pub fn crash(self) -> Bench {
+        let Bench { mut disk, settings, mut random, counter, .. } = self;
+        disk.crash(&mut random);
+        let seed = random.below(u64::MAX);
+        Bench { counter, ..Bench::on(disk, settings, seed) }
+    }
+
+    /// The process ends and starts again; what was done is on the disk.
+    pub fn restart(mut self) -> Bench {
+        let all: Vec<(u64, Vec<u8>)> = std::mem::take(&mut self.disk.unsafe_writes);
+        all.iter().for_each(|(offset, bytes)| self.disk.safe.write(*offset, bytes));
+        self.disk.ops.clear();
+        self.crash()
+    }
+
+    pub fn ask(&mut self, request: Request) -> RequestId {
+        self.request_last += 1;
+        let id = RequestId(self.request_last);
+        self.apply(Event::Request { id, request });
+        id
+    }
+
+    pub fn next_version(&mut self) -> Version {
+        self.counter += 1;
+        Version { epoch: Epoch::new(1), counter: self.counter }
+    }
+
+    /// A request to write `count` units from `first` on; unit `i` of the block holds
+    /// `unit(tag + i)`.
+    pub fn write_of(
+        &mut self,
+        number: u32,
+        block_size: BlockSize,
+        first: u32,
+        count: u32,
+        tag: u64,
+    ) -> Request {
+        let bytes: Vec<u8> =
+            (first..first + count).flat_map(|index| unit(tag + index as u64)).collect();
+        let mut checksums: Vec<Checksum> = Vec::new();
+        base::checksum::checksum_units(&bytes, &mut checksums);
+        Request::Write {
+            pg: PG,
+            key: key(number),
+            block_size,
+            version: self.next_version(),
+            offset: first * UNIT_SIZE as u32,
+            checksums,
+            data: self.pool.copy_of(&bytes),
+        }
+    }
+
+    pub fn write(&mut self, number: u32, first: u32, count: u32, tag: u64) -> RequestId {
+        let request = self.write_of(number, BlockSize::DEFAULT, first, count, tag);
+        self.ask(request)
+    }
+
+    pub fn zero(&mut self, number: u32, first: u32, count: u32) -> RequestId {
+        let version = self.next_version();
+        self.ask(Request::Zero {
+            pg: PG,
+            key: key(number),
+            block_size: BlockSize::DEFAULT,
+            version,
+            offset: first * UNIT_SIZE as u32,
+            length: count * UNIT_SIZE as u32,
+        })
+    }
+
+    pub fn delete(&mut self, number: u32) -> RequestId {
+        let version = self.next_version();
+        self.ask(Request::Delete { pg: PG, key: key(number), version })
+    }
+
+    /// Asks and goes on until it is answered.
+    pub fn done(&mut self, request: Request) -> Result<Answer, StoreError> {
+        let id = self.ask(request);
+        self.run();
+        self.answers.remove(&id).expect("nothing is outstanding, so it is answered")
+    }
+
+    pub fn read(
+        &mut self,
+        number: u32,
+        first: u32,
+        count: u32,
+    ) -> Result<Option<Buffer>, StoreError> {
+        let request = Request::Read {
+            key: key(number),
+            offset: first * UNIT_SIZE as u32,
+            length: count * UNIT_SIZE as u32,
+        };
+        match self.done(request)? {
+            Answer::Read { data, checksums, .. } => {
+                assert_eq!(data.len(), checksums.len() * UNIT_SIZE as usize);
+                Ok((!data.is_empty()).then_some(data))
+            }
+            other => panic!("{other:?} is no read"),
+        }
+    }
+
+    pub fn assert_unit(&mut self, number: u32, index: u32, tag: Option<u64>) {
+        let data = self.read(number, index, 1).expect("it is not damaged");
+        let expected = tag.map(|tag| unit(tag + index as u64));
+        assert!(data.as_deref() == expected.as_deref(), "block {number}, unit {index}");
+    }
+
+    pub fn is_durable(&self, id: RequestId) -> bool {
+        self.answers.get(&id) == Some(&Ok(Answer::Durable))
+    }
+
+    /// Makes a checkpoint and waits for it.
+    pub fn checkpoint(&mut self) {
+        self.store.parts_mut().wants_checkpoint = true;
+        self.apply(Event::Tick);
+        self.run();
+        assert!(self.store.parts().checkpoint.is_none());
+    }
+
+    pub fn rows(&self) -> String {
+        self.store.recovery_report().rows.iter().map(|(row, _)| *row).collect()
+    }
+}

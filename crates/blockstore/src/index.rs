@@ -1,0 +1,308 @@
+//! The resident index: for each block its version, its place and its size, ordered by key.
+//!
+//! Records lie packed in sorted runs of at most [`RUN_COUNT_MAX`]; a map finds the run. This takes
+//! about 40 bytes a block (a test counts), where a map of single records would take 60.
+//!
+//! Invariants
+//!   1. Runs are sorted, do not overlap, and none is empty but the first.
+//!   2. A run's bound is at or below its first key and above all keys of the run before.
+//!   3. `tombstones` holds exactly the tombstones of the records.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
+use format::disk::{BlockKey, LOCATION_NONE, record_size};
+
+/// Longest run of records.
+const RUN_COUNT_MAX: usize = 128;
+/// Runs grow by so many records at a time.
+const RUN_GROWTH: usize = 8;
+
+/// What is known of a block without reading.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockInfo {
+    /// Its version.
+    pub version: Version,
+    /// Number of the PG that wrote the version.
+    pub pg: u16,
+    /// Its size.
+    pub block_size: BlockSize,
+    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    pub location: u32,
+    /// Whether it is deleted.
+    pub tombstone: bool,
+}
+
+impl BlockInfo {
+    /// Bytes its record takes in a checkpoint.
+    pub fn record_size(&self) -> u64 {
+        record_size(self.block_size, self.location != LOCATION_NONE) as u64
+    }
+}
+
+/// A record without padding: plain 32-bit words keep the alignment at 4.
+#[derive(Clone, Copy)]
+struct Record {
+    pool: u32,
+    hash: u32,
+    image: u32,
+    stripe: u32,
+    epoch: u32,
+    counter_low: u32,
+    counter_high: u32,
+    location: u32,
+    pg: u16,
+    shift: u8,
+    tombstone: bool,
+}
+
+const _: () = assert!(size_of::<Record>() == 36);
+
+impl Record {
+    fn new(key: BlockKey, info: BlockInfo) -> Record {
+        Record {
+            pool: key.pool.get(),
+            hash: key.hash,
+            image: key.image.get(),
+            stripe: key.stripe.get(),
+            epoch: info.version.epoch.get(),
+            counter_low: info.version.counter as u32,
+            counter_high: (info.version.counter >> 32) as u32,
+            location: info.location,
+            pg: info.pg,
+            shift: info.block_size.shift(),
+            tombstone: info.tombstone,
+        }
+    }
+
+    fn key(&self) -> BlockKey {
+        BlockKey {
+            pool: PoolId::new(self.pool).expect("it came from a key"),
+            hash: self.hash,
+            image: ImageId::new(self.image).expect("it came from a key"),
+            stripe: StripeIndex::new(self.stripe),
+        }
+    }
+
+    fn info(&self) -> BlockInfo {
+        let counter = (self.counter_high as u64) << 32 | self.counter_low as u64;
+        BlockInfo {
+            version: Version { epoch: Epoch::new(self.epoch), counter },
+            pg: self.pg,
+            block_size: BlockSize::from_shift(self.shift).expect("it came from a block size"),
+            location: self.location,
+            tombstone: self.tombstone,
+        }
+    }
+}
+
+/// The index.
+pub struct Index {
+    runs: BTreeMap<BlockKey, Vec<Record>>,
+    tombstones: BTreeSet<(PgId, Version, BlockKey)>,
+    count: u64,
+    record_bytes: u64,
+}
+
+/// Below or at every key.
+const KEY_FIRST: BlockKey =
+    BlockKey { pool: PoolId::FIRST, hash: 0, image: ImageId::FIRST, stripe: StripeIndex::ZERO };
+
+impl Index {
+    pub fn new() -> Index {
+        Index {
+            runs: BTreeMap::from([(KEY_FIRST, Vec::new())]),
+            tombstones: BTreeSet::new(),
+            count: 0,
+            record_bytes: 0,
+        }
+    }
+
+    fn run(&self, key: &BlockKey) -> &Vec<Record> {
+        self.runs.range(..=*key).next_back().expect("the first run is at or below every key").1
+    }
+
+    /// What is known of the block.
+    pub fn get(&self, key: &BlockKey) -> Option<BlockInfo> {
+        let run = self.run(key);
+        let at = run.binary_search_by_key(key, Record::key).ok()?;
+        Some(run[at].info())
+    }
+
+    /// Puts a block in, changes it, or takes it out.
+    pub fn set(&mut self, key: BlockKey, info: Option<BlockInfo>) {
+        let (bound, run) = self
+            .runs
+            .range_mut(..=key)
+            .next_back()
+            .expect("the first run is at or below every key");
+        let bound = *bound;
+        let at = run.binary_search_by_key(&key, Record::key);
+        let old = at.ok().map(|at| run[at].info());
+        match (at, info) {
+            (Ok(at), Some(info)) => run[at] = Record::new(key, info),
+            (Ok(at), None) => {
+                run.remove(at);
+            }
+            (Err(at), Some(info)) => {
+                if run.len() == run.capacity() {
+                    run.reserve_exact(RUN_GROWTH);
+                }
+                run.insert(at, Record::new(key, info));
+            }
+            (Err(_), None) => {}
+        }
+        let count = run.len();
+        self.account(key, old, info);
+        if count == 0 && bound != KEY_FIRST {
+            self.runs.remove(&bound);
+        } else if count > RUN_COUNT_MAX {
+            self.split(bound);
+        }
+    }
+
+    fn account(&mut self, key: BlockKey, old: Option<BlockInfo>, new: Option<BlockInfo>) {
+        let tombstone =
+            |info: BlockInfo| (PgId { pool: key.pool, number: info.pg as u32 }, info.version, key);
+        if let Some(old) = old {
+            self.count -= 1;
+            self.record_bytes -= old.record_size();
+            if old.tombstone {
+                self.tombstones.remove(&tombstone(old));
+            }
+        }
+        if let Some(new) = new {
+            self.count += 1;
+            self.record_bytes += new.record_size();
+            if new.tombstone {
+                self.tombstones.insert(tombstone(new));
+            }
+        }
+    }
+
+    fn split(&mut self, bound: BlockKey) {
+        let run = self.runs.get_mut(&bound).expect("it was just changed");
+        // Keys often grow: the front stays full then, and the new run takes what comes.
+        let upper = run[run.len() / 2..].to_vec();
+        run.truncate(run.len() / 2);
+        run.shrink_to_fit();
+        self.runs.insert(upper[0].key(), upper);
+    }
+
+    /// Blocks from `first` on, in order.
+    pub fn iter_from(&self, first: BlockKey) -> impl Iterator<Item = (BlockKey, BlockInfo)> + '_ {
+        let bound = self.runs.range(..=first).next_back().map_or(KEY_FIRST, |(bound, _)| *bound);
+        self.runs
+            .range(bound..)
+            .flat_map(|(_, run)| run.iter())
+            .map(|record| (record.key(), record.info()))
+            .skip_while(move |(key, _)| *key < first)
+    }
+
+    /// Tombstones of the PG up to `floor`, in version order.
+    pub fn tombstones_up_to(
+        &self,
+        pg: PgId,
+        floor: Version,
+    ) -> impl Iterator<Item = BlockKey> + '_ {
+        self.tombstones
+            .range((pg, Version::ZERO, KEY_FIRST)..)
+            .take_while(move |(of, version, _)| *of == pg && *version <= floor)
+            .map(|(_, _, key)| *key)
+    }
+
+    /// Blocks, tombstones included.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Tombstones.
+    pub fn tombstone_count(&self) -> u64 {
+        self.tombstones.len() as u64
+    }
+
+    /// Bytes that all records take in a checkpoint.
+    pub fn record_bytes(&self) -> u64 {
+        self.record_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(hash: u32) -> BlockKey {
+        BlockKey {
+            pool: PoolId::FIRST,
+            hash: hash.wrapping_mul(0x9e37_79b9),
+            image: ImageId::FIRST,
+            stripe: StripeIndex::new(hash),
+        }
+    }
+
+    fn info(counter: u64) -> BlockInfo {
+        BlockInfo {
+            version: Version { epoch: Epoch::new(1), counter },
+            pg: 3,
+            block_size: BlockSize::DEFAULT,
+            location: counter as u32,
+            tombstone: counter.is_multiple_of(7),
+        }
+    }
+
+    #[test]
+    fn it_agrees_with_a_plain_map() {
+        let mut index = Index::new();
+        let mut model = BTreeMap::new();
+        for step in 0u64..20_000 {
+            let key = key(
+                (base::hash::stripe_hash(ImageId::FIRST, StripeIndex::new(step as u32))) % 3000
+            );
+            if step % 5 == 4 {
+                index.set(key, None);
+                model.remove(&key);
+            } else {
+                index.set(key, Some(info(step)));
+                model.insert(key, info(step));
+            }
+        }
+        assert!(index.iter_from(KEY_FIRST).eq(model.iter().map(|(key, info)| (*key, *info))));
+        let middle = *model.keys().nth(1000).expect("there are more");
+        let behind = model.range(middle..).map(|(key, info)| (*key, *info));
+        assert!(index.iter_from(middle).eq(behind));
+        assert_eq!(index.count(), model.len() as u64);
+        let tombstones = model.values().filter(|info| info.tombstone).count();
+        assert_eq!(index.tombstone_count(), tombstones as u64);
+        let bytes: u64 = model.values().map(BlockInfo::record_size).sum();
+        assert_eq!(index.record_bytes(), bytes);
+        let pg = PgId { pool: PoolId::FIRST, number: 3 };
+        let up_to = index.tombstones_up_to(pg, info(10_000).version).count();
+        let expected =
+            model.values().filter(|info| info.tombstone && info.version.counter <= 10_000).count();
+        assert_eq!(up_to, expected);
+        for key in model.keys() {
+            index.set(*key, None);
+        }
+        assert_eq!((index.count(), index.record_bytes(), index.runs.len()), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_block_takes_at_most_48_bytes() {
+        let mut index = Index::new();
+        let count = 200_000u64;
+        for stripe in 0..count as u32 {
+            let hash = base::hash::stripe_hash(ImageId::FIRST, StripeIndex::new(stripe));
+            let key = BlockKey { hash, stripe: StripeIndex::new(stripe), ..KEY_FIRST };
+            index.set(key, Some(BlockInfo { tombstone: false, ..info(1) }));
+        }
+        let records: usize =
+            index.runs.values().map(|run| run.capacity() * size_of::<Record>()).sum();
+        // Nodes of a map are at least half full, and take 11 entries and 12 links each.
+        let entry = size_of::<(BlockKey, Vec<Record>)>();
+        let map = index.runs.len() * 2 * (entry + 12);
+        // The directory of checkpoint pages: a page holds 23 such blocks and is at least half full.
+        let directory = count as usize / 12 * 2 * (16 + 12 + 2);
+        let per_block = (records + map + directory) as f64 / count as f64;
+        assert!(per_block <= 48.0, "{per_block}");
+    }
+}

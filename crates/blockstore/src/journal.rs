@@ -1,0 +1,533 @@
+//! Journal of one disk: a ring of sectors holding changes that no checkpoint has yet.
+//!
+//! ```text
+//!          head                                 tail
+//!   ────────┬───────────┬───────────┬────────────┬────────
+//!    free   │  durable  │ in flight │ collecting │  free       counted in lsn; place = lsn % size
+//!   ────────┴───────────┴───────────┴────────────┴────────
+//! ```
+//!
+//! Invariants
+//!   1. head <= flushed <= written <= tail <= head + size.
+//!   2. A request is answered only after its entry, all earlier entries, and all earlier
+//!      out-of-line data of its own block are durable.
+//!   3. An entry is contiguous: where it does not fit before the end of the ring, a pad fills it.
+//!   4. The head moves only when a durable checkpoint no longer needs what is before it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::planted::{self, Bug};
+use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE};
+use format::disk::{CommitMode, EntryHeader, EntryKind, Superblock};
+
+use crate::disk::{Disk, Purpose};
+use crate::{BlockKey, Effect, RequestId};
+
+/// Journal writes in flight at once.
+const GROUPS_IN_FLIGHT_MAX: usize = 8;
+/// A group is closed when it has so many bytes.
+const GROUP_SIZE_MAX: u64 = 1 << 20;
+/// Data from this size on is not copied into the group's buffer.
+const COPY_SIZE_MAX: usize = 64 << 10;
+/// Out-of-line writes in flight at once.
+pub const LARGE_IN_FLIGHT_MAX: usize = 64;
+
+/// An entry that waits for its group to be written.
+struct OpenEntry {
+    data_lsn: Lsn,
+    header: Vec<u8>,
+    data: Option<Buffer>,
+}
+
+/// Entries written with one device write.
+struct Group {
+    start: Lsn,
+    end: Lsn,
+    stage: GroupStage,
+}
+
+enum GroupStage {
+    /// Waits for an earlier group.
+    Closed(Vec<Buffer>),
+    /// Waits for the disk.
+    Writing,
+    /// Waits for earlier groups to be done.
+    Done,
+}
+
+/// Out-of-line data that is not durable yet.
+struct Large {
+    key: BlockKey,
+    stage: LargeStage,
+    /// Requests that wait for it, with the lsn of their entries.
+    waiters: Vec<(Lsn, RequestId)>,
+}
+
+#[derive(PartialEq)]
+enum LargeStage {
+    /// Waits for the disk.
+    Writing,
+    /// Waits for a flush to begin.
+    Written,
+    /// Waits for a flush to end.
+    Flushing,
+}
+
+/// A request that waits for its entry to be durable.
+struct Waiter {
+    id: RequestId,
+    lsn: Lsn,
+    end: Lsn,
+    key: Option<BlockKey>,
+}
+
+/// The journal.
+pub struct Journal {
+    offset: u64,
+    size: u64,
+    sector_size: u32,
+    store_tag: u64,
+    commit: CommitMode,
+    head: Lsn,
+    tail: Lsn,
+    /// Checksum of the last entry.
+    previous: Checksum,
+    open: Vec<OpenEntry>,
+    open_start: Lsn,
+    groups: VecDeque<Group>,
+    written: Lsn,
+    flushed: Lsn,
+    /// Where the flush in flight gets to.
+    flushing: Option<Lsn>,
+    large: BTreeMap<Lsn, Large>,
+    waiters: VecDeque<Waiter>,
+    /// Requests for everything before an lsn.
+    syncs: VecDeque<(Lsn, RequestId)>,
+    /// Recent data as it was written, in order.
+    cache: VecDeque<(Lsn, Buffer)>,
+    cache_bytes: u64,
+    cache_bytes_max: u64,
+    /// The tail behind the last idle entry.
+    idle: Lsn,
+}
+
+impl Journal {
+    /// A journal that goes on at `tail`. Everything before it is durable.
+    pub fn new(
+        superblock: &Superblock,
+        head: Lsn,
+        tail: Lsn,
+        previous: Checksum,
+        cache_bytes_max: u64,
+    ) -> Journal {
+        Journal {
+            offset: superblock.journal.offset,
+            size: superblock.journal.size,
+            sector_size: superblock.sector_size,
+            store_tag: superblock.store.tag(),
+            commit: superblock.commit,
+            head,
+            tail,
+            previous,
+            open: Vec::new(),
+            open_start: tail,
+            groups: VecDeque::new(),
+            written: tail,
+            flushed: tail,
+            flushing: None,
+            large: BTreeMap::new(),
+            waiters: VecDeque::new(),
+            syncs: VecDeque::new(),
+            cache: VecDeque::new(),
+            cache_bytes: 0,
+            cache_bytes_max,
+            idle: tail,
+        }
+    }
+
+    pub fn tail(&self) -> Lsn {
+        self.tail
+    }
+
+    /// Checksum of the last entry.
+    pub fn previous(&self) -> Checksum {
+        self.previous
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub fn used(&self) -> u64 {
+        self.tail.since(self.head)
+    }
+
+    /// Place of an lsn on the device.
+    pub fn place(&self, lsn: Lsn) -> u64 {
+        self.offset + lsn.get() % self.size
+    }
+
+    /// Bytes from the tail to the end of the ring.
+    fn rest_of_ring(&self) -> u64 {
+        self.size - self.tail.get() % self.size
+    }
+
+    /// Whether an entry of this kind fits and leaves `reserve` bytes free.
+    pub fn has_room(&self, kind: EntryKind, checksum_count: usize, reserve: u64) -> bool {
+        let size = EntryHeader::size_of(kind, checksum_count, self.sector_size) as u64;
+        let rest = self.rest_of_ring();
+        let pad = if size > rest { rest } else { 0 };
+        self.used() + pad + size + reserve <= self.size
+    }
+
+    /// Everything before this is durable: entries and their out-of-line data.
+    pub fn durable(&self) -> Lsn {
+        match self.large.first_key_value() {
+            Some((lsn, _)) => (*lsn).min(self.durable_entries()),
+            None => self.durable_entries(),
+        }
+    }
+
+    fn durable_entries(&self) -> Lsn {
+        match self.commit {
+            CommitMode::Immediate => self.written,
+            CommitMode::Fsync => self.flushed,
+        }
+    }
+
+    pub fn is_immediate(&self) -> bool {
+        self.commit == CommitMode::Immediate
+    }
+
+    pub fn large_count(&self) -> usize {
+        self.large.len()
+    }
+
+    /// Appends an entry and returns its lsn and where its data begins. `header` needs no lsn, size
+    /// and chain. Requires: there is room.
+    pub fn append(&mut self, mut header: EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
+        let count = header.checksums.len();
+        assert!(header.kind.is_inline() == data.is_some());
+        assert!(data.as_ref().is_none_or(|data| data.len() as u64 == count as u64 * UNIT_SIZE));
+        header.size = EntryHeader::size_of(header.kind, count, self.sector_size);
+        if header.size as u64 > self.rest_of_ring() {
+            let pad = EntryHeader {
+                kind: EntryKind::Pad,
+                size: self.rest_of_ring() as u32,
+                ..plain_header(EntryKind::Pad)
+            };
+            self.push(pad, None);
+            self.close_group();
+        }
+        let placed = self.push(header, data);
+        if self.tail.since(self.open_start) >= GROUP_SIZE_MAX {
+            self.close_group();
+        }
+        placed
+    }
+
+    fn push(&mut self, mut header: EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
+        let lsn = self.tail;
+        header.lsn = lsn;
+        header.previous = self.previous;
+        header.durable = self.durable();
+        assert!(header.size as u64 <= self.rest_of_ring());
+        assert!(self.used() + header.size as u64 <= self.size);
+        let header_size = EntryHeader::header_size(header.checksums.len(), self.sector_size);
+        let mut bytes = vec![0; header_size as usize];
+        self.previous = header.encode(self.store_tag, &mut bytes);
+        self.tail = lsn.advance(header.size as u64);
+        let data_lsn = lsn.advance(header_size as u64);
+        self.open.push(OpenEntry { data_lsn, header: bytes, data });
+        (lsn, data_lsn)
+    }
+
+    /// Turns the collected entries into one group, ready to be written.
+    fn close_group(&mut self) {
+        if self.open.is_empty() {
+            return;
+        }
+        let group =
+            Group { start: self.open_start, end: self.tail, stage: GroupStage::Closed(Vec::new()) };
+        self.groups.push_back(group);
+        self.open_start = self.tail;
+    }
+
+    /// Closes the group of the turn and writes what may be written.
+    pub fn submit(&mut self, pool: &BufferPool, disk: &mut Disk, effects: &mut Vec<Effect>) {
+        let writing =
+            self.groups.iter().filter(|group| matches!(group.stage, GroupStage::Writing)).count();
+        if writing < GROUPS_IN_FLIGHT_MAX {
+            self.close_group();
+        }
+        self.write_groups(pool, disk, effects);
+    }
+
+    /// Writes closed groups, while few are in flight.
+    pub fn write_groups(&mut self, pool: &BufferPool, disk: &mut Disk, effects: &mut Vec<Effect>) {
+        self.build_groups(pool);
+        let mut writing = 0;
+        for group in &mut self.groups {
+            if writing == GROUPS_IN_FLIGHT_MAX {
+                break;
+            }
+            if let GroupStage::Closed(pieces) = &mut group.stage {
+                let pieces = std::mem::take(pieces);
+                group.stage = GroupStage::Writing;
+                let offset = self.offset + group.start.get() % self.size;
+                let durable = self.commit == CommitMode::Immediate;
+                disk.write(Purpose::Group(group.start), offset, pieces, durable, effects);
+            }
+            writing += matches!(group.stage, GroupStage::Writing) as usize;
+        }
+    }
+
+    /// Gathers the bytes of closed groups; small data is copied here, once.
+    fn build_groups(&mut self, pool: &BufferPool) {
+        let first = self
+            .groups
+            .iter()
+            .rposition(
+                |group| !matches!(&group.stage, GroupStage::Closed(pieces) if pieces.is_empty()),
+            )
+            .map_or(0, |built| built + 1);
+        for index in first..self.groups.len() {
+            let (start, end) = (self.groups[index].start, self.groups[index].end);
+            let count = self.open.partition_point(|entry| entry.data_lsn <= end);
+            let entries: Vec<OpenEntry> = self.open.drain(..count).collect();
+            let pieces = self.gather(start, entries, pool);
+            self.groups[index].stage = GroupStage::Closed(pieces);
+        }
+    }
+
+    fn gather(&mut self, start: Lsn, entries: Vec<OpenEntry>, pool: &BufferPool) -> Vec<Buffer> {
+        let mut pieces = Vec::new();
+        let mut at = start;
+        let mut entries = entries.into_iter().peekable();
+        while entries.peek().is_some() {
+            // A run of small entries, up to and with the header of one whose data is its own piece.
+            let mut run: Vec<(Vec<u8>, Option<Buffer>)> = Vec::new();
+            let mut piece = None;
+            for entry in entries.by_ref() {
+                let by_itself = entry.data.as_ref().is_some_and(|data| {
+                    data.len() >= COPY_SIZE_MAX && data.is_aligned_to(self.sector_size as usize)
+                });
+                if by_itself {
+                    run.push((entry.header, None));
+                    piece = entry.data;
+                    break;
+                }
+                run.push((entry.header, entry.data));
+            }
+            let copied = copy_run(&run, pool);
+            for piece in [Some(copied), piece].into_iter().flatten() {
+                self.remember(at, piece.clone());
+                at = at.advance(piece.len() as u64);
+                pieces.push(piece);
+            }
+        }
+        pieces
+    }
+
+    fn remember(&mut self, lsn: Lsn, piece: Buffer) {
+        self.cache_bytes += piece.len() as u64;
+        self.cache.push_back((lsn, piece));
+    }
+
+    /// Forgets the oldest data above the limit, but nothing that is not on the disk yet.
+    fn shrink_cache(&mut self) {
+        while self.cache_bytes > self.cache_bytes_max {
+            match self.cache.front() {
+                Some((lsn, piece)) if lsn.advance(piece.len() as u64) <= self.written => {
+                    self.cache_bytes -= piece.len() as u64;
+                    self.cache.pop_front();
+                }
+                _ => break,
+            }
+        }
+    }
+
+    /// Data of an entry that is still in memory. Requires: the range lies in one entry.
+    pub fn data(&self, lsn: Lsn, size: usize) -> Option<Buffer> {
+        let within = |start: Lsn, buffer: &Buffer| {
+            let from = (start <= lsn).then(|| lsn.since(start) as usize)?;
+            (from + size <= buffer.len()).then(|| buffer.slice(from..from + size))
+        };
+        let at = self.open.partition_point(|entry| entry.data_lsn <= lsn);
+        if let Some(entry) = at.checked_sub(1).map(|at| &self.open[at]) {
+            return within(entry.data_lsn, entry.data.as_ref()?);
+        }
+        let at = self.cache.partition_point(|(start, _)| *start <= lsn).checked_sub(1)?;
+        let (start, piece) = &self.cache[at];
+        within(*start, piece)
+    }
+
+    /// The data of an entry is on its way to its place.
+    pub fn begin_large(&mut self, lsn: Lsn, key: BlockKey) {
+        let large = Large { key, stage: LargeStage::Writing, waiters: Vec::new() };
+        self.large.insert(lsn, large);
+    }
+
+    /// The request is answered when its entry at `lsn`, the last one, is durable.
+    pub fn wait(&mut self, id: RequestId, lsn: Lsn, key: Option<BlockKey>) {
+        self.waiters.push_back(Waiter { id, lsn, end: self.tail, key });
+    }
+
+    /// The request is answered when everything so far is durable.
+    pub fn wait_all(&mut self, id: RequestId) {
+        self.syncs.push_back((self.tail, id));
+    }
+
+    /// A group was written.
+    pub fn group_written(&mut self, start: Lsn) {
+        let at = self.groups.partition_point(|group| group.start < start);
+        self.groups[at].stage = GroupStage::Done;
+        while let Some(Group { end, stage: GroupStage::Done, .. }) = self.groups.front() {
+            self.written = *end;
+            self.groups.pop_front();
+        }
+        self.shrink_cache();
+    }
+
+    /// The data of an entry was written.
+    pub fn large_written(&mut self, lsn: Lsn, answers: &mut Vec<RequestId>) {
+        match self.commit {
+            CommitMode::Immediate => self.large_durable(lsn, answers),
+            CommitMode::Fsync => {
+                let large = self.large.get_mut(&lsn).expect("it was begun");
+                large.stage = LargeStage::Written;
+            }
+        }
+    }
+
+    fn large_durable(&mut self, lsn: Lsn, answers: &mut Vec<RequestId>) {
+        let large = self.large.remove(&lsn).expect("it was begun");
+        for (waiter, id) in large.waiters {
+            self.answer_or_wait(waiter, id, Some(large.key), answers);
+        }
+    }
+
+    /// Answers a request whose entry is durable, unless data of its block is on its way.
+    fn answer_or_wait(
+        &mut self,
+        lsn: Lsn,
+        id: RequestId,
+        key: Option<BlockKey>,
+        answers: &mut Vec<RequestId>,
+    ) {
+        let awaited = match key {
+            Some(key) if !planted::on(Bug::LargeDataNotAwaited) => {
+                self.large.range_mut(..=lsn).map(|(_, large)| large).find(|large| large.key == key)
+            }
+            _ => None,
+        };
+        match awaited {
+            Some(large) => large.waiters.push((lsn, id)),
+            None => answers.push(id),
+        }
+    }
+
+    /// Starts a flush if there is anything to flush and none is in flight.
+    pub fn flush(&mut self, disk: &mut Disk, effects: &mut Vec<Effect>) {
+        if self.commit == CommitMode::Immediate || self.flushing.is_some() {
+            return;
+        }
+        let mut large = false;
+        for waiting in self.large.values_mut() {
+            if waiting.stage == LargeStage::Written {
+                waiting.stage = LargeStage::Flushing;
+                large = true;
+            }
+        }
+        if self.written > self.flushed || large {
+            self.flushing = Some(self.written);
+            disk.flush(Purpose::Flush, effects);
+        }
+    }
+
+    /// The flush ended.
+    pub fn flush_done(&mut self, answers: &mut Vec<RequestId>) {
+        self.flushed = self.flushing.take().expect("one flush at a time");
+        let durable: Vec<Lsn> = self
+            .large
+            .iter()
+            .filter(|(_, large)| large.stage == LargeStage::Flushing)
+            .map(|(lsn, _)| *lsn)
+            .collect();
+        for lsn in durable {
+            self.large_durable(lsn, answers);
+        }
+    }
+
+    /// Requests that may be answered now.
+    pub fn answer(&mut self, answers: &mut Vec<RequestId>) {
+        let durable = match planted::on(Bug::AckBeforeFlush) {
+            true => self.tail,
+            false => self.durable_entries(),
+        };
+        while self.waiters.front().is_some_and(|waiter| waiter.end <= durable) {
+            let waiter = self.waiters.pop_front().expect("it was just seen");
+            self.answer_or_wait(waiter.lsn, waiter.id, waiter.key, answers);
+        }
+        let durable = self.durable();
+        while self.syncs.front().is_some_and(|(lsn, _)| *lsn <= durable) {
+            answers.extend(self.syncs.pop_front().map(|(_, id)| id));
+        }
+    }
+
+    /// Whether everything is durable and no entry says so yet.
+    pub fn is_idle_unrecorded(&self) -> bool {
+        self.durable() == self.tail && self.idle < self.tail
+    }
+
+    /// Records the durable lsn. Requires: there is room.
+    pub fn append_idle(&mut self) {
+        self.append(plain_header(EntryKind::Idle), None);
+        self.idle = self.tail;
+    }
+
+    /// What is before this is in a durable checkpoint.
+    pub fn trim(&mut self, head: Lsn) {
+        assert!(self.head <= head);
+        assert!(head <= self.durable());
+        self.head = head;
+        while self.cache.front().is_some_and(|(lsn, piece)| lsn.advance(piece.len() as u64) <= head)
+        {
+            let (_, piece) = self.cache.pop_front().expect("it was just seen");
+            self.cache_bytes -= piece.len() as u64;
+        }
+    }
+}
+
+fn copy_run(run: &[(Vec<u8>, Option<Buffer>)], pool: &BufferPool) -> Buffer {
+    let data_size = |data: &Option<Buffer>| data.as_ref().map_or(0, |data| data.len());
+    let size = run.iter().map(|(header, data)| header.len() + data_size(data)).sum();
+    let mut buffer = pool.take(size);
+    let mut at = 0;
+    for (header, data) in run {
+        for bytes in [&header[..], data.as_deref().unwrap_or(&[])] {
+            buffer[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        }
+    }
+    buffer.freeze()
+}
+
+/// A header without a block.
+pub fn plain_header(kind: EntryKind) -> EntryHeader {
+    EntryHeader {
+        kind,
+        lsn: Lsn::ZERO,
+        previous: Checksum::new(0),
+        durable: Lsn::ZERO,
+        size: 0,
+        key: None,
+        block_size: None,
+        pg: None,
+        version: base::Version::ZERO,
+        offset: 0,
+        length: 0,
+        location: format::disk::LOCATION_NONE,
+        checksums: Vec::new(),
+    }
+}

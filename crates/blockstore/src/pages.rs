@@ -1,0 +1,227 @@
+//! Pages of the checkpoint area: which are in use, which leaf holds which keys, and a cache of
+//! leaves.
+//!
+//! Invariants
+//!   1. A page is free only if no durable root names it and no checkpoint being made uses it.
+//!   2. Leaves are ordered by first key; a key lies in the last leaf that begins at or below it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use base::Checksum;
+use format::disk::{LeafPage, PAGE_SIZE, PageRef};
+
+use crate::{BlockKey, RequestId};
+
+/// Pages at the front of the area that hold the two roots.
+pub const PAGES_RESERVED: u32 = 32;
+/// Pages of the two root slots.
+pub const ROOT_PAGES: [u32; 2] = [0, 16];
+/// About what a leaf takes in memory, in bytes.
+const LEAF_MEMORY_BYTES: u64 = 2 * PAGE_SIZE as u64;
+
+/// Who waits for a leaf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeafWaiter {
+    /// A request to read.
+    Read(RequestId),
+    /// A group of leaves of the checkpoint being made.
+    Group(u64),
+}
+
+/// The pages.
+pub struct Pages {
+    directory: BTreeMap<BlockKey, PageRef>,
+    /// Bytes of records in all leaves.
+    leaf_bytes: u64,
+    in_use: Vec<u64>,
+    page_count: u32,
+    free_count: u32,
+    /// Where the search for a free page goes on.
+    next: u32,
+    cache: BTreeMap<u32, Cached>,
+    /// Cached pages, the one to go next in front.
+    clock: VecDeque<u32>,
+    cache_count_max: usize,
+    waiting: BTreeMap<(u32, u32), Vec<LeafWaiter>>,
+}
+
+struct Cached {
+    checksum: Checksum,
+    leaf: Rc<LeafPage>,
+    /// Used since the clock last came by.
+    used: bool,
+}
+
+impl Pages {
+    pub fn new(area_size: u64, memory_bytes: u64) -> Pages {
+        let page_count = (area_size / PAGE_SIZE as u64).min(u32::MAX as u64 - 1) as u32;
+        let mut pages = Pages {
+            directory: BTreeMap::new(),
+            leaf_bytes: 0,
+            in_use: vec![0; (page_count as usize).div_ceil(64)],
+            page_count,
+            free_count: page_count,
+            next: 0,
+            cache: BTreeMap::new(),
+            clock: VecDeque::new(),
+            cache_count_max: (memory_bytes / LEAF_MEMORY_BYTES).max(16) as usize,
+            waiting: BTreeMap::new(),
+        };
+        for page in 0..PAGES_RESERVED {
+            assert!(pages.take(page));
+        }
+        pages
+    }
+
+    /// Marks a page as used. False: it is outside, or used already.
+    pub fn take(&mut self, page: u32) -> bool {
+        if page >= self.page_count || self.is_used(page) {
+            return false;
+        }
+        self.in_use[page as usize / 64] |= 1 << (page % 64);
+        self.free_count -= 1;
+        true
+    }
+
+    fn is_used(&self, page: u32) -> bool {
+        self.in_use[page as usize / 64] & (1 << (page % 64)) != 0
+    }
+
+    /// A free page, now used.
+    pub fn allocate(&mut self) -> Option<u32> {
+        if self.free_count == 0 {
+            return None;
+        }
+        let words = self.in_use.len() as u32;
+        let start = self.next / 64;
+        let found = (0..=words).map(|step| (start + step) % words).find_map(|word| {
+            let slot = (!self.in_use[word as usize]).trailing_zeros();
+            let page = word * 64 + slot;
+            (slot < 64 && page < self.page_count).then_some(page)
+        })?;
+        assert!(self.take(found));
+        self.next = found;
+        Some(found)
+    }
+
+    /// Gives a page back. Requires: it is used.
+    pub fn release(&mut self, page: u32) {
+        assert!(self.is_used(page));
+        self.in_use[page as usize / 64] &= !(1 << (page % 64));
+        self.free_count += 1;
+        self.cache.remove(&page);
+    }
+
+    pub fn directory(&self) -> &BTreeMap<BlockKey, PageRef> {
+        &self.directory
+    }
+
+    /// Whether so little of the leaves is filled that all should be written anew.
+    pub fn is_sparse(&self) -> bool {
+        let leaves = self.directory.len() as u64;
+        leaves > 64 && self.leaf_bytes * 5 < leaves * PAGE_SIZE as u64 * 2
+    }
+
+    /// Replaces a leaf's entry, puts one in, or takes it out.
+    pub fn set_leaf(&mut self, first: BlockKey, leaf: Option<PageRef>) {
+        let old = match leaf {
+            Some(leaf) => {
+                self.leaf_bytes += leaf.used as u64;
+                self.directory.insert(first, leaf)
+            }
+            None => self.directory.remove(&first),
+        };
+        self.leaf_bytes -= old.map_or(0, |old| old.used as u64);
+    }
+
+    /// The leaf that holds the key if any does.
+    pub fn leaf_of(&self, key: &BlockKey) -> Option<(BlockKey, PageRef)> {
+        self.directory.range(..=*key).next_back().map(|(first, leaf)| (*first, *leaf))
+    }
+
+    /// The leaf from memory.
+    pub fn cached(&mut self, page: PageRef) -> Option<Rc<LeafPage>> {
+        let cached = self.cache.get_mut(&page.page)?;
+        if cached.checksum != page.checksum {
+            return None;
+        }
+        cached.used = true;
+        Some(cached.leaf.clone())
+    }
+
+    /// Keeps a leaf in memory.
+    pub fn keep(&mut self, page: PageRef, leaf: Rc<LeafPage>) {
+        let cached = Cached { checksum: page.checksum, leaf, used: false };
+        if self.cache.insert(page.page, cached).is_none() {
+            self.clock.push_back(page.page);
+        }
+        while self.cache.len() > self.cache_count_max {
+            let oldest = self.clock.pop_front().expect("each cached page is on the clock");
+            match self.cache.get_mut(&oldest) {
+                Some(cached) if cached.used => {
+                    cached.used = false;
+                    self.clock.push_back(oldest);
+                }
+                _ => {
+                    self.cache.remove(&oldest);
+                }
+            }
+        }
+        // Pages that were released leave their place on the clock behind.
+        if self.clock.len() > 2 * self.cache_count_max {
+            let cache = &self.cache;
+            self.clock.retain(|page| cache.contains_key(page));
+            self.clock.make_contiguous().sort_unstable();
+            let mut last = None;
+            self.clock.retain(|page| last.replace(*page) != Some(*page));
+        }
+    }
+
+    /// Waits for a leaf. True: nobody did yet, so it must be read.
+    pub fn wait(&mut self, page: PageRef, waiter: LeafWaiter) -> bool {
+        let waiters = self.waiting.entry((page.page, page.checksum.get())).or_default();
+        waiters.push(waiter);
+        waiters.len() == 1
+    }
+
+    /// The leaf was read, well or badly: who waits for it.
+    pub fn end_wait(&mut self, page: u32, checksum: Checksum) -> Vec<LeafWaiter> {
+        self.waiting.remove(&(page, checksum.get())).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_given_out_once_until_released() {
+        let mut pages = Pages::new(100 * PAGE_SIZE as u64, 0);
+        let mut given: Vec<u32> =
+            (PAGES_RESERVED..100).map(|_| pages.allocate().expect("there are more")).collect();
+        assert_eq!(pages.allocate(), None);
+        given.sort_unstable();
+        assert_eq!(given, (PAGES_RESERVED..100).collect::<Vec<u32>>());
+        pages.release(40);
+        assert_eq!(pages.allocate(), Some(40));
+        assert!(!pages.take(40));
+        assert!(!pages.take(100));
+    }
+
+    #[test]
+    fn the_cache_stays_within_its_limit() {
+        let mut pages = Pages::new(1 << 20, 20 * LEAF_MEMORY_BYTES);
+        let leaf = Rc::new(LeafPage { sequence: 1, records: Vec::new() });
+        let page = |page| PageRef { page, checksum: Checksum::new(page), used: 0 };
+        for number in 40..200 {
+            pages.keep(page(number), leaf.clone());
+            assert!(pages.cached(page(40)).is_some() || number > 40 + 20);
+        }
+        assert_eq!(pages.cache.len(), 20);
+        assert!(pages.clock.len() <= 40);
+        assert!(pages.cached(page(199)).is_some());
+        let other = PageRef { checksum: Checksum::new(0), ..page(199) };
+        assert!(pages.cached(other).is_none());
+    }
+}

@@ -1,0 +1,445 @@
+//! Reads: find where each unit's content is, fetch all of it in parallel, compare, answer.
+//!
+//! ```text
+//!   overlays ─┬─▶ place: one read of the span         ─┐
+//!             ├─▶ journal: from memory, or read        ├─▶ compare each unit ─▶ answer
+//!             └─▶ leaf: from the cache, or fetched    ─┘        │ changed meanwhile: again
+//! ```
+//!
+//! Invariants
+//!   1. Nothing is answered as data whose checksum does not match.
+//!   2. A mismatch counts as damage only if the block did not change and no checkpoint ended while
+//!      the read was under way; else the places may have been reused, and it is done again.
+
+use std::rc::Rc;
+
+use base::{Buffer, Checksum, UNIT_SIZE, Version};
+use format::disk::{LOCATION_NONE, LeafPage, LeafRecord, PAGE_SIZE, UnitSet};
+
+use crate::dirty::UnitState;
+use crate::disk::Purpose;
+use crate::index::BlockInfo;
+use crate::pages::LeafWaiter;
+use crate::store::{Parts, Store};
+use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
+
+const UNIT: usize = UNIT_SIZE as usize;
+/// A read that was overtaken so often by changes is answered as damaged: it is never endless.
+const ATTEMPT_COUNT_MAX: u32 = 64;
+
+/// Which part of a read an operation fetches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadPart {
+    /// The span in the block's place.
+    Place,
+    /// Journal data, from this unit of the range on.
+    Journal(u32),
+}
+
+/// What a read was planned on.
+#[derive(PartialEq, Eq, Clone, Copy)]
+struct Stamp {
+    info: BlockInfo,
+    checkpoint: u64,
+}
+
+/// A read under way. Units are counted within its range.
+pub struct Read {
+    key: BlockKey,
+    offset: u32,
+    length: u32,
+    /// Only the states of the units are asked for.
+    is_extents: bool,
+    attempt: u32,
+    stamp: Stamp,
+    /// Where each unit is; `None`: the leaf says.
+    states: Vec<Option<UnitState>>,
+    leaf: Option<Rc<LeafPage>>,
+    /// First unit of the span that is read from the block's place.
+    place_first: u32,
+    place: Option<Buffer>,
+    journal: Vec<(u32, Buffer)>,
+    outstanding: u32,
+}
+
+impl Store {
+    /// Begins to read a range.
+    pub(crate) fn read_begin(
+        &mut self,
+        id: RequestId,
+        key: BlockKey,
+        offset: u32,
+        length: u32,
+        effects: &mut Vec<Effect>,
+    ) {
+        assert!((offset as u64).is_multiple_of(UNIT_SIZE));
+        assert!((length as u64).is_multiple_of(UNIT_SIZE));
+        let info = self.parts().index.get(&key);
+        let Some(info) = info.filter(|info| info.location != LOCATION_NONE) else {
+            let version = info.map_or(Version::ZERO, |info| info.version);
+            return effects.push(self.zeros(id, version));
+        };
+        assert!(offset as u64 + length as u64 <= info.block_size.bytes());
+        self.plan(id, (key, offset, length), info, 0, false, effects);
+    }
+
+    /// Begins to find out which units are written and damaged.
+    pub(crate) fn extents_begin(
+        &mut self,
+        id: RequestId,
+        key: BlockKey,
+        effects: &mut Vec<Effect>,
+    ) {
+        let info = self.parts().index.get(&key);
+        let Some(info) = info.filter(|info| info.location != LOCATION_NONE) else {
+            let words = info.map_or(0, |info| info.block_size.unit_count());
+            let none = UnitSet::EMPTY.words(words);
+            let answer = Answer::Extents {
+                version: info.map_or(Version::ZERO, |info| info.version),
+                written: none.clone(),
+                damaged: none,
+            };
+            return effects.push(Effect::Done { id, result: Ok(answer) });
+        };
+        let length = info.block_size.bytes() as u32;
+        self.plan(id, (key, 0, length), info, 0, true, effects);
+    }
+
+    fn zeros(&self, id: RequestId, version: Version) -> Effect {
+        let data = self.pool.take(0).freeze();
+        Effect::Done { id, result: Ok(Answer::Read { version, checksums: Vec::new(), data }) }
+    }
+
+    fn plan(
+        &mut self,
+        id: RequestId,
+        (key, offset, length): (BlockKey, u32, u32),
+        info: BlockInfo,
+        attempt: u32,
+        is_extents: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let first = offset / UNIT as u32;
+        let count = length / UNIT as u32;
+        let states: Vec<Option<UnitState>> =
+            (first..first + count).map(|unit| parts.unit_state(&key, unit)).collect();
+        let mut read = Read {
+            key,
+            offset,
+            length,
+            is_extents,
+            attempt,
+            stamp: Stamp { info, checkpoint: parts.root.sequence },
+            states,
+            leaf: None,
+            place_first: 0,
+            place: None,
+            journal: Vec::new(),
+            outstanding: 0,
+        };
+        if !is_extents {
+            self.fetch_place(id, &mut read, effects);
+            self.fetch_journal(id, &mut read, effects);
+        }
+        self.fetch_leaf(id, &mut read, effects);
+        if read.outstanding > 0 {
+            let before = self.reads.insert(id, read);
+            assert!(before.is_none(), "a request's id is not reused while it is open");
+        } else {
+            self.read_end(id, read, effects);
+        }
+    }
+
+    /// Reads the span of units that are, or may be, in the block's place.
+    fn fetch_place(&mut self, id: RequestId, read: &mut Read, effects: &mut Vec<Effect>) {
+        let may_be = |state: &Option<UnitState>| matches!(state, None | Some(UnitState::Place(_)));
+        let Some(first) = read.states.iter().position(may_be) else { return };
+        let last = read.states.iter().rposition(may_be).expect("there is a first");
+        let place = self.parts().place(read.stamp.info.location) + read.offset as u64;
+        let offset = place + (first * UNIT) as u64;
+        let size = (last + 1 - first) * UNIT;
+        read.place_first = first as u32;
+        read.outstanding += 1;
+        let purpose = Purpose::Read(id, ReadPart::Place);
+        self.disk.read(&self.pool, purpose, offset, size, effects);
+    }
+
+    /// Gets units whose data is in the journal: from memory, else in runs from the disk.
+    fn fetch_journal(&mut self, id: RequestId, read: &mut Read, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_ref().expect("requests come after Opened");
+        let mut unit = 0;
+        while unit < read.states.len() {
+            let Some(UnitState::Journal(_, lsn)) = read.states[unit] else {
+                unit += 1;
+                continue;
+            };
+            if let Some(data) = parts.journal.data(lsn, UNIT) {
+                read.journal.push((unit as u32, data));
+                unit += 1;
+                continue;
+            }
+            let follows = |(index, state): &(usize, &Option<UnitState>)| {
+                let expected = lsn.advance((index * UNIT) as u64);
+                matches!(state, Some(UnitState::Journal(_, lsn)) if *lsn == expected)
+            };
+            let run = read.states[unit..].iter().enumerate().take_while(follows).count();
+            read.outstanding += 1;
+            let purpose = Purpose::Read(id, ReadPart::Journal(unit as u32));
+            self.disk.read(&self.pool, purpose, parts.journal.place(lsn), run * UNIT, effects);
+            unit += run;
+        }
+    }
+
+    /// Gets the leaf if a unit's state is only there.
+    fn fetch_leaf(&mut self, id: RequestId, read: &mut Read, effects: &mut Vec<Effect>) {
+        if read.states.iter().all(Option::is_some) {
+            return;
+        }
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let Some((_, page)) = parts.pages.leaf_of(&read.key) else { return };
+        read.leaf = parts.pages.cached(page);
+        if read.leaf.is_none() {
+            read.outstanding += 1;
+            if parts.pages.wait(page, LeafWaiter::Read(id)) {
+                let purpose = Purpose::Leaf { page: page.page, checksum: page.checksum };
+                let offset = parts.page_place(page.page);
+                self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
+            }
+        }
+    }
+
+    /// An operation of a read ended; `None`: the medium could not read.
+    pub(crate) fn read_part(
+        &mut self,
+        id: RequestId,
+        part: ReadPart,
+        buffer: Option<Buffer>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let read = self.reads.get_mut(&id).expect("its operation was outstanding");
+        match (part, buffer) {
+            (ReadPart::Place, buffer) => read.place = buffer,
+            (ReadPart::Journal(first), Some(buffer)) => {
+                let units = buffer.len() / UNIT;
+                let unit = |index: usize| buffer.slice(index * UNIT..(index + 1) * UNIT);
+                read.journal.extend((0..units).map(|index| (first + index as u32, unit(index))));
+            }
+            (ReadPart::Journal(_), None) => {}
+        }
+        self.read_arrived(id, effects);
+    }
+
+    /// A leaf was read, for whoever waits for it; `None`: the medium could not read.
+    pub(crate) fn leaf_read(
+        &mut self,
+        page: u32,
+        checksum: Checksum,
+        buffer: Option<Buffer>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let named = format::disk::PageRef { page, checksum, used: 0 };
+        let tag = parts.superblock.store.tag();
+        let leaf = buffer.and_then(|bytes| LeafPage::decode(&bytes, tag, named).ok()).map(Rc::new);
+        if let Some(leaf) = &leaf {
+            parts.pages.keep(named, leaf.clone());
+        }
+        for waiter in parts.pages.end_wait(page, checksum) {
+            match waiter {
+                LeafWaiter::Read(id) => {
+                    let read = self.reads.get_mut(&id).expect("it waits for the leaf");
+                    read.leaf = leaf.clone();
+                    self.read_arrived(id, effects);
+                }
+                LeafWaiter::Group(group) => self.leaf_loaded(group, page, leaf.clone(), effects),
+            }
+        }
+    }
+
+    fn read_arrived(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let read = self.reads.get_mut(&id).expect("an operation of it was outstanding");
+        read.outstanding -= 1;
+        if read.outstanding == 0 {
+            let read = self.reads.remove(&id).expect("it was just seen");
+            self.read_end(id, read, effects);
+        }
+    }
+
+    /// Everything is here: compares and answers, or begins again.
+    fn read_end(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let states = read.resolve();
+        let damaged = match read.is_extents {
+            true => UnitSet::EMPTY,
+            false => read.mismatches(&states),
+        };
+        let unresolved = states.contains(&UnitState::Damaged);
+        if (!damaged.is_empty() || unresolved) && read.is_overtaken(parts) {
+            return self.read_again(id, read, effects);
+        }
+        let result = match read.is_extents {
+            true => Ok(read.extents(&states, parts)),
+            false if damaged.is_empty() => Ok(read.answer(&states, &self.pool)),
+            false => {
+                let first = read.offset / UNIT as u32;
+                let mut units = UnitSet::EMPTY;
+                damaged.iter().for_each(|unit| units.insert(first + unit));
+                parts.found_damaged(read.key, units);
+                let count = read.stamp.info.block_size.unit_count();
+                Err(StoreError::Damaged { units: units.words(count) })
+            }
+        };
+        effects.push(Effect::Done { id, result });
+    }
+
+    fn read_again(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
+        let info = self.parts().index.get(&read.key);
+        match info.filter(|info| info.location != LOCATION_NONE) {
+            Some(info) => {
+                let range = (read.key, read.offset, read.length);
+                self.plan(id, range, info, read.attempt + 1, read.is_extents, effects);
+            }
+            None if read.is_extents => self.extents_begin(id, read.key, effects),
+            None => self.read_begin(id, read.key, read.offset, read.length, effects),
+        }
+    }
+}
+
+impl Parts {
+    /// Remembers units that cannot be read.
+    pub(crate) fn found_damaged(&mut self, key: BlockKey, units: UnitSet) {
+        let known = self.rotten.entry(key).or_default();
+        for unit in units.iter() {
+            self.damaged_units += !known.contains(unit) as u64;
+            known.insert(unit);
+        }
+    }
+}
+
+impl Read {
+    fn is_overtaken(&self, parts: &Parts) -> bool {
+        let stamp =
+            parts.index.get(&self.key).map(|info| Stamp { info, checkpoint: parts.root.sequence });
+        stamp != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
+    }
+
+    /// Where each unit is, with what the leaf says.
+    fn resolve(&self) -> Vec<UnitState> {
+        let record = self.leaf.as_ref().and_then(|leaf| find(leaf, &self.key));
+        let first = self.offset / UNIT as u32;
+        let resolve = |(index, state): (usize, &Option<UnitState>)| match (state, record) {
+            (Some(state), _) => *state,
+            (None, Some(record)) => state_in(record, first + index as u32),
+            (None, None) => UnitState::Damaged,
+        };
+        self.states.iter().enumerate().map(resolve).collect()
+    }
+
+    /// The content of a unit that is not zeros; `None`: it could not be had.
+    fn unit(&self, index: u32, state: UnitState) -> Option<&[u8]> {
+        match state {
+            UnitState::Journal(..) => {
+                let piece = self.journal.iter().find(|(unit, _)| *unit == index)?;
+                Some(&piece.1[..])
+            }
+            UnitState::Place(_) => {
+                let at = (index.checked_sub(self.place_first)?) as usize * UNIT;
+                self.place.as_ref()?.get(at..at + UNIT)
+            }
+            UnitState::Zero | UnitState::Damaged => None,
+        }
+    }
+
+    /// Units of the range whose content is not what was written.
+    fn mismatches(&self, states: &[UnitState]) -> UnitSet {
+        let mut wrong = UnitSet::EMPTY;
+        for (index, state) in states.iter().enumerate() {
+            let is_right = match *state {
+                UnitState::Zero => true,
+                UnitState::Damaged => false,
+                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => self
+                    .unit(index as u32, *state)
+                    .is_some_and(|data| Parts::matches(data, checksum)),
+            };
+            if !is_right {
+                wrong.insert(index as u32);
+            }
+        }
+        wrong
+    }
+
+    /// Requires: no mismatch.
+    fn answer(&self, states: &[UnitState], pool: &base::BufferPool) -> Answer {
+        let version = self.stamp.info.version;
+        if states.iter().all(|state| *state == UnitState::Zero) {
+            return Answer::Read { version, checksums: Vec::new(), data: pool.take(0).freeze() };
+        }
+        let checksums = states
+            .iter()
+            .map(|state| match state {
+                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => *checksum,
+                UnitState::Zero | UnitState::Damaged => Checksum::ZERO_UNIT,
+            })
+            .collect();
+        let data = match &self.place {
+            // The usual case: all of it came in one read, and goes on as it is.
+            Some(place)
+                if place.len() == self.length as usize
+                    && states.iter().all(|state| matches!(state, UnitState::Place(_))) =>
+            {
+                place.clone()
+            }
+            _ => self.assemble(states, pool),
+        };
+        Answer::Read { version, checksums, data }
+    }
+
+    fn assemble(&self, states: &[UnitState], pool: &base::BufferPool) -> Buffer {
+        let mut data = pool.take(self.length as usize);
+        for (index, state) in states.iter().enumerate() {
+            let to = &mut data[index * UNIT..(index + 1) * UNIT];
+            match self.unit(index as u32, *state) {
+                Some(from) => to.copy_from_slice(from),
+                None => to.fill(0),
+            }
+        }
+        data.freeze()
+    }
+
+    fn extents(&self, states: &[UnitState], parts: &Parts) -> Answer {
+        let mut written = UnitSet::EMPTY;
+        let mut damaged = parts.rotten.get(&self.key).copied().unwrap_or_default();
+        for (unit, state) in states.iter().enumerate() {
+            match state {
+                UnitState::Zero => continue,
+                UnitState::Damaged => damaged.insert(unit as u32),
+                UnitState::Place(_) | UnitState::Journal(..) => {}
+            }
+            written.insert(unit as u32);
+        }
+        let count = self.stamp.info.block_size.unit_count();
+        Answer::Extents {
+            version: self.stamp.info.version,
+            written: written.words(count),
+            damaged: damaged.words(count),
+        }
+    }
+}
+
+/// The record of a block in a leaf.
+pub(crate) fn find<'a>(leaf: &'a LeafPage, key: &BlockKey) -> Option<&'a LeafRecord> {
+    let at = leaf.records.binary_search_by_key(key, |record| record.key).ok()?;
+    Some(&leaf.records[at])
+}
+
+/// What a record says of a unit.
+pub(crate) fn state_in(record: &LeafRecord, unit: u32) -> UnitState {
+    if record.damaged.contains(unit) {
+        UnitState::Damaged
+    } else if record.written.contains(unit) {
+        UnitState::Place(record.checksums[unit as usize])
+    } else {
+        UnitState::Zero
+    }
+}

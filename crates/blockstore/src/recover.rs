@@ -1,0 +1,610 @@
+//! Start of a store: superblock, checkpoint, journal; ends with `Opened` or `Stopped`.
+//!
+//! ```text
+//!   Superblock ─▶ Root ─▶ Stream ─▶ Leaves ─▶ Survey ─▶ Replay ⇄ Data ─▶ Rewrite ─▶ Steps ─▶ Journal ─▶ open
+//!    two copies   two     three               the whole  from the root's  what no      suspect,  decisions
+//!                 slots   chains              ring once  lsn, by table    one confirmed  flush
+//! ```
+//!
+//! Invariants
+//!   1. Nothing is stated or served before the decisions are durable, and before what was found
+//!      beyond the last recorded durable lsn is written again and flushed.
+//!   2. The table in `decide.rs` decides, and nothing else; what was decided once holds for ever.
+//!   3. Killed at any point, the next recovery decides the same or finds the decisions.
+
+mod replay;
+mod survey;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{Buffer, BufferMut, Checksum, Lsn};
+use format::disk::{
+    Decision, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root, STREAM_PAGE_CAPACITY,
+    SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock, SuperblockError,
+    decode_directory, decode_notes, decode_pgs, encode_decisions,
+};
+
+use crate::allocate::Allocator;
+use crate::disk::Purpose;
+use crate::index::{BlockInfo, Index};
+use crate::journal::{Journal, plain_header};
+use crate::pages::{Pages, ROOT_PAGES};
+use crate::recover::replay::Replay;
+use crate::recover::survey::Survey;
+use crate::store::{Parts, Phase, Store};
+use crate::{BlockKey, Effect};
+
+/// Leaves read at once.
+const LEAF_READS_MAX: usize = 64;
+/// The journal is read in pieces of this size; the longest entry is shorter.
+const CHUNK_SIZE: u64 = 2 << 20;
+/// Where a chunk cannot be read, it is read in pieces of this size.
+const PIECE_SIZE: usize = 4096;
+/// More damage than this is not settled by itself.
+const DECISIONS_MAX: usize = 16_000;
+
+/// A store being opened.
+#[derive(Default)]
+pub struct Opening {
+    stage: Stage,
+    fetch: Fetch,
+    superblocks: Vec<Result<Superblock, SuperblockError>>,
+    /// Copies of the superblock that must be rewritten.
+    superblocks_damaged: Vec<usize>,
+    /// Roots not tried yet, the newest last.
+    roots: Vec<Root>,
+    streams: Vec<Vec<u8>>,
+    leaves: Vec<(BlockKey, PageRef)>,
+    survey: Survey,
+    replay: Replay,
+    /// Rows of the table that applied.
+    rows: BTreeMap<char, u64>,
+    /// Made by this recovery.
+    decisions: Vec<Decision>,
+    /// Writes in flight.
+    writes: usize,
+    steps: VecDeque<Step>,
+}
+
+/// In the order of time; each says what it waits for.
+#[derive(Default)]
+enum Stage {
+    /// Waits for a copy of the superblock.
+    #[default]
+    Superblock,
+    /// Waits for a slot of the root.
+    Root(usize),
+    /// Waits for a page of a stream.
+    Stream(StreamRef),
+    /// Waits for leaves.
+    Leaves { asked: usize, arrived: usize },
+    /// Waits for a chunk of the ring.
+    Survey,
+    /// Waits for a chunk of the journal to replay.
+    Replay,
+    /// Waits for out-of-line data of the entry to replay.
+    Data,
+    /// Waits for journal that no one confirmed, to write it again.
+    Rewrite(Lsn),
+    /// Waits for writes and flushes, one step after another.
+    Steps,
+    /// Waits for the entry with the decisions.
+    Journal,
+}
+
+/// What is done, one after another, before the store opens.
+enum Step {
+    Flush,
+    Write(u64, Vec<u8>),
+}
+
+/// One read under way, in one piece or, where that failed, in small ones.
+#[derive(Default)]
+struct Fetch {
+    offset: u64,
+    size: usize,
+    /// Filled piece by piece; what cannot be read stays zeros.
+    pieces: Option<BufferMut>,
+    at: usize,
+}
+
+impl Store {
+    pub(crate) fn recover_begin(&mut self, effects: &mut Vec<Effect>) {
+        self.fetch(SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE, effects);
+    }
+
+    fn opening(&mut self) -> &mut Opening {
+        match &mut self.phase {
+            Phase::Opening(opening) => opening,
+            _ => unreachable!("recovery's operations end before the store opens"),
+        }
+    }
+
+    fn fetch(&mut self, offset: u64, size: usize, effects: &mut Vec<Effect>) {
+        self.opening().fetch = Fetch { offset, size, pieces: None, at: 0 };
+        self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
+    }
+
+    /// A read ended; where it failed, it is done again in pieces, and what stays unreadable counts
+    /// as zeros: no checksum fits them.
+    pub(crate) fn recover_read(&mut self, buffer: Option<Buffer>, effects: &mut Vec<Effect>) {
+        let Phase::Opening(opening) = &mut self.phase else {
+            unreachable!("recovery's operations end before the store opens")
+        };
+        let fetch = &mut opening.fetch;
+        let Some(pieces) = &mut fetch.pieces else {
+            if let Some(buffer) = buffer {
+                return self.recover_fetched(buffer, effects);
+            }
+            fetch.pieces = Some(self.pool.take_zeroed(fetch.size));
+            return self.fetch_piece(effects);
+        };
+        if let Some(buffer) = buffer {
+            pieces[fetch.at..fetch.at + buffer.len()].copy_from_slice(&buffer);
+        }
+        fetch.at += PIECE_SIZE;
+        if fetch.at < fetch.size {
+            return self.fetch_piece(effects);
+        }
+        let pieces = fetch.pieces.take().expect("it was just filled");
+        self.recover_fetched(pieces.freeze(), effects);
+    }
+
+    fn fetch_piece(&mut self, effects: &mut Vec<Effect>) {
+        let fetch = &self.opening().fetch;
+        let (offset, size) =
+            (fetch.offset + fetch.at as u64, PIECE_SIZE.min(fetch.size - fetch.at));
+        self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
+    }
+
+    fn recover_fetched(&mut self, buffer: Buffer, effects: &mut Vec<Effect>) {
+        match self.opening().stage {
+            Stage::Superblock => self.superblock_read(&buffer, effects),
+            Stage::Root(slot) => self.root_read(slot, &buffer, effects),
+            Stage::Stream(at) => self.stream_read(at, &buffer, effects),
+            Stage::Survey => self.survey_read(&buffer, effects),
+            Stage::Replay => self.replay_read(buffer, effects),
+            Stage::Data => self.data_read(buffer, effects),
+            Stage::Rewrite(at) => self.rewrite_read(at, buffer, effects),
+            Stage::Leaves { .. } | Stage::Steps | Stage::Journal => {
+                unreachable!("the stage fetches nothing")
+            }
+        }
+    }
+
+    fn superblock_read(&mut self, bytes: &[u8], effects: &mut Vec<Effect>) {
+        let superblock = Superblock::decode(bytes);
+        let opening = self.opening();
+        opening.superblocks.push(superblock);
+        if opening.superblocks.len() < SUPERBLOCK_OFFSETS.len() {
+            let offset = SUPERBLOCK_OFFSETS[opening.superblocks.len()];
+            return self.fetch(offset, SUPERBLOCK_SIZE, effects);
+        }
+        let copies = std::mem::take(&mut opening.superblocks);
+        for (index, copy) in copies.iter().enumerate() {
+            if copy.is_err() {
+                opening.superblocks_damaged.push(index);
+            }
+        }
+        match choose_superblock(copies, self.device_size) {
+            Ok(superblock) => {
+                if !self.opening().superblocks_damaged.is_empty() {
+                    self.count_row('Q');
+                }
+                let memory = self.settings.memory_bytes;
+                self.parts = Some(Box::new(Parts::new(superblock, memory)));
+                self.opening().stage = Stage::Root(0);
+                let offset = self.parts().page_place(ROOT_PAGES[0]);
+                self.fetch(offset, PAGE_SIZE, effects);
+            }
+            Err(reason) => self.stop(reason, effects),
+        }
+    }
+
+    fn root_read(&mut self, slot: usize, bytes: &[u8], effects: &mut Vec<Effect>) {
+        let tag = self.parts().superblock.store.tag();
+        if let Ok(root) = Root::decode(bytes, tag) {
+            self.opening().roots.push(root);
+        }
+        if slot == 0 {
+            self.opening().stage = Stage::Root(1);
+            let offset = self.parts().page_place(ROOT_PAGES[1]);
+            return self.fetch(offset, PAGE_SIZE, effects);
+        }
+        self.opening().roots.sort_by_key(|root| root.sequence);
+        self.try_root(effects);
+    }
+
+    /// Begins with the newest root not tried yet.
+    fn try_root(&mut self, effects: &mut Vec<Effect>) {
+        let Some(root) = self.opening().roots.pop() else {
+            let reason = "both roots, or the directories they name, are damaged: the store's \
+                          index is lost. Remove this OSD and create it anew";
+            return self.stop(reason.to_owned(), effects);
+        };
+        let superblock = self.parts().superblock.clone();
+        let memory = self.settings.memory_bytes;
+        let mut parts = Parts::new(superblock, memory);
+        parts.root = root.clone();
+        self.parts = Some(Box::new(parts));
+        self.opening().streams = vec![Vec::new()];
+        self.next_stream_page(root.directory, effects);
+    }
+
+    /// Reads the next page of the streams, or goes on to the leaves.
+    fn next_stream_page(&mut self, at: StreamRef, effects: &mut Vec<Effect>) {
+        if at.size > 0 {
+            let parts = self.parts_mut();
+            let is_possible = at.page_count() * (STREAM_PAGE_CAPACITY as u64)
+                <= parts.superblock.checkpoints.size;
+            if !is_possible || !parts.pages.take(at.page) {
+                return self.root_failed(effects);
+            }
+            parts.stream_pages.push(at.page);
+            let offset = parts.page_place(at.page);
+            self.opening().stage = Stage::Stream(at);
+            return self.fetch(offset, PAGE_SIZE, effects);
+        }
+        let root = self.parts().root.clone();
+        let opening = self.opening();
+        opening.streams.push(Vec::new());
+        match opening.streams.len() {
+            2 => self.next_stream_page(root.pgs, effects),
+            3 => self.next_stream_page(root.notes, effects),
+            _ => self.streams_read(effects),
+        }
+    }
+
+    fn stream_read(&mut self, at: StreamRef, bytes: &[u8], effects: &mut Vec<Effect>) {
+        let tag = self.parts().superblock.store.tag();
+        let stream = self.opening().streams.last_mut().expect("one is being read");
+        match StreamPage::decode(bytes, tag, at, stream) {
+            Ok(rest) => {
+                assert!(rest.size > 0 || rest.page == PAGE_NONE);
+                self.next_stream_page(rest, effects);
+            }
+            Err(_) => self.root_failed(effects),
+        }
+    }
+
+    fn root_failed(&mut self, effects: &mut Vec<Effect>) {
+        if !self.opening().roots.is_empty() {
+            self.count_row('R');
+            self.parts_mut().wants_checkpoint = true;
+        }
+        self.try_root(effects);
+    }
+
+    fn streams_read(&mut self, effects: &mut Vec<Effect>) {
+        let streams = std::mem::take(&mut self.opening().streams);
+        let decoded =
+            (decode_directory(&streams[0]), decode_pgs(&streams[1]), decode_notes(&streams[2]));
+        let (Ok(directory), Ok(pgs), Ok(notes)) = decoded else {
+            return self.root_failed(effects);
+        };
+        let parts = self.parts_mut();
+        parts.pgs = pgs.into_iter().collect();
+        parts.notes_bytes = notes.iter().map(|(_, note)| note.len() as u64).sum();
+        parts.notes = notes.into_iter().map(|(key, note)| (key, note.into())).collect();
+        if !directory.iter().all(|(_, page)| parts.pages.take(page.page)) {
+            return self.root_failed(effects);
+        }
+        let opening = self.opening();
+        opening.leaves = directory;
+        opening.stage = Stage::Leaves { asked: 0, arrived: 0 };
+        self.ask_leaves(effects);
+    }
+
+    /// Reads leaves, a bounded number at once; when all are here, goes on to the journal.
+    fn ask_leaves(&mut self, effects: &mut Vec<Effect>) {
+        let Phase::Opening(opening) = &mut self.phase else { unreachable!("it is opening") };
+        let Stage::Leaves { asked, arrived } = &mut opening.stage else {
+            unreachable!("leaves are read in their stage")
+        };
+        let parts = self.parts.as_ref().expect("the superblock is known");
+        while *asked < opening.leaves.len() && *asked - *arrived < LEAF_READS_MAX {
+            let offset = parts.page_place(opening.leaves[*asked].1.page);
+            let purpose = Purpose::RecoveryLeaf(*asked);
+            self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
+            *asked += 1;
+        }
+        if *arrived == opening.leaves.len() {
+            self.begin_survey(effects);
+        }
+    }
+
+    pub(crate) fn recover_leaf(
+        &mut self,
+        index: usize,
+        buffer: Option<Buffer>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let opening = self.opening();
+        let (first, page) = opening.leaves[index];
+        let next = opening.leaves.get(index + 1).map(|(next, _)| *next);
+        if let Stage::Leaves { arrived, .. } = &mut opening.stage {
+            *arrived += 1;
+        }
+        let tag = self.parts().superblock.store.tag();
+        let leaf = buffer
+            .and_then(|bytes| LeafPage::decode(&bytes, tag, page).ok())
+            .filter(|leaf| leaf.records.first().is_some_and(|record| record.key == first))
+            .filter(|leaf| {
+                leaf.records.last().is_some_and(|last| next.is_none_or(|next| last.key < next))
+            });
+        let parts = self.parts_mut();
+        match leaf {
+            Some(leaf) => {
+                if let Err(reason) = parts.load_leaf(first, page, leaf) {
+                    return self.stop(reason, effects);
+                }
+            }
+            None => {
+                // The next checkpoint no longer names it; then the page is free.
+                parts.stream_pages.push(page.page);
+                parts.wants_checkpoint = true;
+                self.count_row('S');
+            }
+        }
+        self.ask_leaves(effects);
+    }
+
+    fn count_row(&mut self, row: char) {
+        *self.opening().rows.entry(row).or_default() += 1;
+    }
+
+    /// Makes the journal ready to go on at `tail`, and queues what must be durable before the
+    /// store opens.
+    fn replayed(&mut self, end: Lsn, tail: Lsn, previous: Checksum, effects: &mut Vec<Effect>) {
+        let cache = self.settings.memory_bytes / 4;
+        let parts = self.parts.as_mut().expect("the superblock is known");
+        let head = parts.root.replay;
+        parts.journal = Journal::new(&parts.superblock, head, tail, previous, cache);
+        let opening = self.opening();
+        let acked = opening.survey.acked;
+        if tail > end {
+            opening.decisions.push(Decision::Cut { from: end, to: tail });
+        }
+        if opening.decisions.len() > DECISIONS_MAX {
+            let reason = "more of the journal is damaged than can be settled by itself: remove \
+                          this OSD and create it anew";
+            return self.stop(reason.to_owned(), effects);
+        }
+        self.rewrite(acked.max(head), end, effects);
+    }
+
+    /// Writes journal again that no entry records as durable, chunk by chunk: the same bytes at
+    /// the same place.
+    fn rewrite(&mut self, at: Lsn, end: Lsn, effects: &mut Vec<Effect>) {
+        if at >= end {
+            return self.plan_steps(effects);
+        }
+        let journal = &self.parts().journal;
+        let rest = journal.size() - at.get() % journal.size();
+        let size = CHUNK_SIZE.min(rest).min(end.since(at));
+        let place = journal.place(at);
+        let opening = self.opening();
+        opening.replay.end = end;
+        opening.stage = Stage::Rewrite(at);
+        self.fetch(place, size as usize, effects);
+    }
+
+    fn rewrite_read(&mut self, at: Lsn, buffer: Buffer, effects: &mut Vec<Effect>) {
+        let place = self.parts().journal.place(at);
+        let next = at.advance(buffer.len() as u64);
+        self.write_again(place, buffer, effects);
+        let end = self.opening().replay.end;
+        self.rewrite(next, end, effects);
+    }
+
+    fn write_again(&mut self, place: u64, buffer: Buffer, effects: &mut Vec<Effect>) {
+        self.opening().writes += 1;
+        self.disk.write(Purpose::RecoveryWrite, place, vec![buffer], false, effects);
+    }
+
+    fn plan_steps(&mut self, effects: &mut Vec<Effect>) {
+        let is_suspicious =
+            self.opening().rows.keys().any(|row| crate::decide::is_suspicious(*row));
+        let parts = self.parts.as_mut().expect("the superblock is known");
+        let mut steps = VecDeque::from([Step::Flush]);
+        let mut write = |superblock: &mut Superblock, copy: usize| {
+            superblock.sequence += 1;
+            steps.push_back(Step::Write(SUPERBLOCK_OFFSETS[copy], superblock.encode()));
+            steps.push_back(Step::Flush);
+        };
+        if is_suspicious {
+            parts.superblock.suspect = Some(parts.journal.tail());
+            write(&mut parts.superblock, 1);
+            write(&mut parts.superblock, 0);
+        } else if let Phase::Opening(opening) = &self.phase {
+            for copy in &opening.superblocks_damaged {
+                write(&mut parts.superblock, *copy);
+            }
+        }
+        let opening = self.opening();
+        opening.steps = steps;
+        opening.stage = Stage::Steps;
+        self.next_step(effects);
+    }
+
+    fn next_step(&mut self, effects: &mut Vec<Effect>) {
+        if self.opening().writes > 0 {
+            return;
+        }
+        match self.opening().steps.pop_front() {
+            Some(Step::Flush) => {
+                self.opening().writes += 1;
+                self.disk.flush(Purpose::RecoveryFlush, effects);
+            }
+            Some(Step::Write(offset, bytes)) => {
+                let bytes = self.pool.copy_of(&bytes);
+                self.write_again(offset, bytes, effects);
+            }
+            None => self.journal_decisions(effects),
+        }
+    }
+
+    /// A write or flush of recovery ended.
+    pub(crate) fn recover_done(&mut self, effects: &mut Vec<Effect>) {
+        let opening = self.opening();
+        opening.writes -= 1;
+        if matches!(opening.stage, Stage::Steps) {
+            self.next_step(effects);
+        }
+    }
+
+    fn journal_decisions(&mut self, effects: &mut Vec<Effect>) {
+        let opening = self.opening();
+        opening.stage = Stage::Journal;
+        if opening.decisions.is_empty() {
+            return;
+        }
+        let bytes = encode_decisions(&opening.decisions);
+        let (data, checksums) = self.padded(&bytes);
+        let parts = self.parts.as_mut().expect("the superblock is known");
+        let kind = format::disk::EntryKind::Recovery;
+        if !parts.journal.has_room(kind, checksums.len(), 0) {
+            let reason = "the journal has no room for recovery's decisions: remove this OSD and \
+                          create it anew";
+            return self.stop(reason.to_owned(), effects);
+        }
+        let length = bytes.len() as u32;
+        let header = format::disk::EntryHeader { length, checksums, ..plain_header(kind) };
+        parts.journal.append(header, Some(data));
+        parts.journal.submit(&self.pool, &mut self.disk, effects);
+    }
+
+    /// Opens the store when the decisions are durable.
+    pub(crate) fn recover_settle(&mut self, effects: &mut Vec<Effect>) {
+        if !matches!(self.opening().stage, Stage::Journal) {
+            return;
+        }
+        self.settle_journal(effects);
+        let parts = self.parts.as_ref().expect("the superblock is known");
+        if parts.journal.durable() < parts.journal.tail() {
+            return;
+        }
+        let blocks = parts.index.count();
+        let opening = self.opening();
+        let rows = std::mem::take(&mut opening.rows);
+        let journal_bytes = opening.survey.bytes;
+        self.report.rows = rows.into_iter().collect();
+        self.report.journal_bytes = journal_bytes;
+        self.report.blocks = blocks;
+        self.phase = Phase::Open;
+        effects.push(Effect::Opened);
+    }
+}
+
+fn choose_superblock(
+    copies: Vec<Result<Superblock, SuperblockError>>,
+    device_size: u64,
+) -> Result<Superblock, String> {
+    let mut errors = BTreeSet::new();
+    let mut newest: Option<Superblock> = None;
+    for copy in copies {
+        match copy {
+            Ok(superblock) => {
+                if newest.as_ref().is_none_or(|newest| newest.sequence < superblock.sequence) {
+                    newest = Some(superblock);
+                }
+            }
+            Err(SuperblockError::Newer(version)) => {
+                return Err(format!(
+                    "this store has format {version}, written by a newer program; this one knows \
+                     {}. Use the newer program",
+                    format::disk::FORMAT_VERSION
+                ));
+            }
+            Err(SuperblockError::Unsupported(what)) => {
+                return Err(format!("this store cannot be opened by this program: {what}"));
+            }
+            Err(SuperblockError::Damaged) => {
+                errors.insert(
+                    "its superblock is damaged in both copies: remove this OSD and \
+                               create it anew",
+                );
+            }
+            Err(SuperblockError::NotOurs) => {
+                errors.insert("there is no OSD here: `ashlar osd create` makes one");
+            }
+        }
+    }
+    let superblock =
+        newest.ok_or_else(|| errors.first().map_or(String::new(), |error| error.to_string()))?;
+    if device_size < superblock.size {
+        return Err(format!(
+            "the store has {} bytes, but the device or file only {device_size}: it was truncated",
+            superblock.size
+        ));
+    }
+    Ok(superblock)
+}
+
+impl Parts {
+    /// An empty store.
+    fn new(superblock: Superblock, memory_bytes: u64) -> Parts {
+        let root = Root {
+            sequence: 0,
+            replay: Lsn::ZERO,
+            previous: crate::create::CHAIN_START,
+            directory: StreamRef::EMPTY,
+            pgs: StreamRef::EMPTY,
+            notes: StreamRef::EMPTY,
+        };
+        let journal = Journal::new(&superblock, Lsn::ZERO, Lsn::ZERO, root.previous, 0);
+        Parts {
+            index: Index::new(),
+            live: BTreeMap::new(),
+            live_bytes: 0,
+            frozen: BTreeMap::new(),
+            frozen_bytes: 0,
+            allocator: Allocator::new(superblock.data.size),
+            freed: Vec::new(),
+            freed_bytes: 0,
+            discards: VecDeque::new(),
+            discards_in_flight: 0,
+            journal,
+            pages: Pages::new(superblock.checkpoints.size, memory_bytes / 4),
+            stream_pages: Vec::new(),
+            root,
+            pgs: BTreeMap::new(),
+            notes: BTreeMap::new(),
+            notes_bytes: 0,
+            checkpoint: None,
+            wants_checkpoint: false,
+            rotten: BTreeMap::new(),
+            damaged_units: 0,
+            superblock,
+        }
+    }
+
+    /// Puts a leaf's blocks into the index. The error is for people.
+    fn load_leaf(&mut self, first: BlockKey, page: PageRef, leaf: LeafPage) -> Result<(), String> {
+        for record in &leaf.records {
+            let info = BlockInfo {
+                version: record.version,
+                pg: record.pg,
+                block_size: record.block_size,
+                location: record.location,
+                tombstone: record.tombstone,
+            };
+            self.index.set(record.key, Some(info));
+            self.occupy(info.location, info)?;
+        }
+        self.pages.set_leaf(first, Some(page));
+        self.pages.keep(page, leaf.into());
+        Ok(())
+    }
+
+    /// Marks a block's place as allocated. The error is for people.
+    fn occupy(&mut self, location: u32, info: BlockInfo) -> Result<(), String> {
+        if location == LOCATION_NONE || self.allocator.take(location, info.block_size) {
+            return Ok(());
+        }
+        Err(format!(
+            "the index names the place {location} for two blocks, or outside of the data area: \
+             remove this OSD and create it anew"
+        ))
+    }
+}

@@ -1,0 +1,348 @@
+//! Replay: follows the journal entry by entry from the root's lsn and does what the table says.
+
+use std::collections::BTreeSet;
+
+use base::planted::{self, Bug};
+use base::{Buffer, Checksum, Lsn, UNIT_SIZE};
+use format::disk::{Decision, EntryHeader, EntryKind, LOCATION_NONE, LOCATION_STEP, UnitSet};
+
+use super::survey::{bad_units, inline_data};
+use super::{CHUNK_SIZE, Stage};
+use crate::decide::{Header, Seen, Verdict, decide};
+use crate::index::BlockInfo;
+use crate::store::Store;
+use crate::{BlockKey, Effect};
+
+/// Where replay stands.
+#[derive(Default)]
+pub struct Replay {
+    /// The next entry.
+    at: Lsn,
+    /// Checksum of the entry before.
+    previous: Checksum,
+    /// Behind a hole the chain cannot be compared.
+    is_unchained: bool,
+    /// Where the hole began in which the next whole entry is looked for.
+    hole: Option<Lsn>,
+    /// Journal in memory, and the lsn it begins at.
+    chunk: Option<(Lsn, Buffer)>,
+    /// Blocks with a dropped entry.
+    dropped: BTreeSet<BlockKey>,
+    /// The entry whose out-of-line data is looked at.
+    waiting: Option<(EntryHeader, Checksum)>,
+    /// Where the journal ends.
+    pub end: Lsn,
+}
+
+/// What one look at the journal led to.
+enum Next {
+    /// Look again.
+    Again,
+    /// The chunk does not reach far enough.
+    Fetch,
+    /// Out-of-line data must be read first.
+    Data,
+    /// The journal ends.
+    End,
+    /// The store cannot be opened; for people.
+    Stop(String),
+}
+
+impl Store {
+    pub(super) fn begin_replay(&mut self, effects: &mut Vec<Effect>) {
+        let root = self.parts().root.clone();
+        let opening = self.opening();
+        opening.replay = Replay { at: root.replay, previous: root.previous, ..Replay::default() };
+        self.replay(effects);
+    }
+
+    pub(super) fn replay_read(&mut self, buffer: Buffer, effects: &mut Vec<Effect>) {
+        let replay = &mut self.opening().replay;
+        replay.chunk = Some((replay.at, buffer));
+        self.replay(effects);
+    }
+
+    fn replay(&mut self, effects: &mut Vec<Effect>) {
+        loop {
+            match self.replay_one() {
+                Next::Again => {}
+                Next::Fetch => return self.fetch_chunk(effects),
+                Next::Data => return self.fetch_data(effects),
+                Next::End => return self.end_replay(effects),
+                Next::Stop(reason) => return self.stop(reason, effects),
+            }
+        }
+    }
+
+    fn fetch_chunk(&mut self, effects: &mut Vec<Effect>) {
+        let journal = self.parts().superblock.journal;
+        let opening = self.opening();
+        opening.stage = Stage::Replay;
+        let position = opening.replay.at.get() % journal.size;
+        let size = CHUNK_SIZE.min(journal.size - position);
+        opening.survey.bytes += size;
+        self.fetch(journal.offset + position, size as usize, effects);
+    }
+
+    fn fetch_data(&mut self, effects: &mut Vec<Effect>) {
+        let data = self.parts().superblock.data;
+        let opening = self.opening();
+        opening.stage = Stage::Data;
+        let (header, _) = opening.replay.waiting.as_ref().expect("it asks for data");
+        let within = header.location as u64 * LOCATION_STEP + header.offset as u64;
+        let size = header.length as usize;
+        if within + size as u64 > data.size {
+            // It is no place at all; zeros match no checksum but those of zeros.
+            let zeros = self.pool.take_zeroed(size).freeze();
+            return self.data_read(zeros, effects);
+        }
+        self.fetch(data.offset + within, size, effects);
+    }
+
+    /// Out-of-line data that no one confirmed is here: it is compared, and written again.
+    pub(super) fn data_read(&mut self, buffer: Buffer, effects: &mut Vec<Effect>) {
+        let waiting = self.opening().replay.waiting.take();
+        let (header, checksum) = waiting.expect("it asks for data");
+        let is_whole =
+            planted::on(Bug::StaleDataAccepted) || bad_units(&header, &buffer).is_empty();
+        if is_whole {
+            let place = self.parts().place(header.location) + header.offset as u64;
+            self.write_again(place, buffer, effects);
+        }
+        match self.judge(header, checksum, UnitSet::EMPTY, is_whole, &[]) {
+            Next::Stop(reason) => self.stop(reason, effects),
+            _ => self.replay(effects),
+        }
+    }
+
+    /// Looks at the place where the next entry should be.
+    fn replay_one(&mut self) -> Next {
+        let superblock = self.parts().superblock.clone();
+        let from = self.parts().root.replay;
+        let opening = self.opening();
+        let (replay, survey) = (&mut opening.replay, &opening.survey);
+        let at = replay.at;
+        if at.since(from) >= superblock.journal.size {
+            return Next::End;
+        }
+        let skip = survey.skips.get(&at).copied();
+        if let Some((to, is_chained)) = skip
+            && !planted::on(Bug::TailReplayedTwice)
+        {
+            opening.end_hole();
+            opening.replay.at = to;
+            opening.replay.is_unchained = !is_chained;
+            self.count_row('N');
+            return Next::Again;
+        }
+        let Some(bytes) = replay.bytes() else { return Next::Fetch };
+        let tag = superblock.store.tag();
+        let decoded = EntryHeader::decode(bytes, tag, superblock.sector_size);
+        let reaches_end =
+            at.get() % superblock.journal.size + bytes.len() as u64 == superblock.journal.size;
+        let size = match &decoded {
+            Ok((header, _)) if header.kind != EntryKind::Pad => header.size as usize,
+            Err(format::disk::EntryDecodeError::NeedMore(size)) => *size,
+            _ => 0,
+        };
+        if size > bytes.len() && !reaches_end && !replay.chunk_begins_here() {
+            return Next::Fetch;
+        }
+        let is_acked = at < survey.acked;
+        let whole = decoded.ok().filter(|(header, _)| {
+            header.kind == EntryKind::Pad || header.size as usize <= bytes.len()
+        });
+        let state = replay.header_state(&whole);
+        if replay.hole.is_some() {
+            let found = matches!(state, Header::Next | Header::Unchained);
+            if !found {
+                replay.at = at.advance(superblock.sector_size as u64);
+                return Next::Again;
+            }
+            opening.end_hole();
+            return Next::Again;
+        }
+        if state != Header::Next {
+            let seen = Seen::without_entry(state, is_acked);
+            return self.no_entry(seen, superblock.sector_size);
+        }
+        let (header, checksum) = whole.expect("a header was seen");
+        if header.kind == EntryKind::WriteLarge && !is_acked && !survey.drops.contains(&at) {
+            replay.waiting = Some((header, checksum));
+            return Next::Data;
+        }
+        let data = match header.kind.is_inline() {
+            true => inline_data(&header, bytes, superblock.sector_size).to_vec(),
+            false => Vec::new(),
+        };
+        let bad = bad_units(&header, &data);
+        self.judge(header, checksum, bad, true, &data)
+    }
+
+    /// There is no next entry here: the journal ends, or a hole begins.
+    fn no_entry(&mut self, seen: Seen, sector_size: u32) -> Next {
+        let (row, verdict) = decide(seen);
+        self.count_row(row);
+        if verdict == Verdict::Stop {
+            return Next::End;
+        }
+        let replay = &mut self.opening().replay;
+        replay.hole = Some(replay.at);
+        replay.at = replay.at.advance(sector_size as u64);
+        Next::Again
+    }
+
+    /// Does what the table says with an entry.
+    fn judge(
+        &mut self,
+        header: EntryHeader,
+        checksum: Checksum,
+        bad: UnitSet,
+        is_data_whole: bool,
+        data: &[u8],
+    ) -> Next {
+        let opening = self.opening();
+        let (lsn, key) = (header.lsn, header.key);
+        if opening.survey.drops.contains(&lsn) && !planted::on(Bug::TailReplayedTwice) {
+            self.count_row('O');
+            self.pass(&header, checksum);
+            return Next::Again;
+        }
+        let (row, verdict) = decide(Seen {
+            header: Header::Next,
+            is_body_whole: bad.is_empty(),
+            is_block_data: header.kind == EntryKind::Write,
+            is_data_whole,
+            is_acked: lsn < opening.survey.acked,
+            follows_dropped: key.is_some_and(|key| opening.replay.dropped.contains(&key)),
+        });
+        let was_stated = opening.survey.damaged.contains(&lsn);
+        match verdict {
+            Verdict::Stop => {
+                self.count_row(row);
+                return Next::End;
+            }
+            Verdict::Drop => {
+                opening.decisions.push(Decision::Drop(lsn));
+                opening.replay.dropped.extend(key);
+            }
+            Verdict::Damaged | Verdict::Lost if !was_stated => {
+                opening.decisions.push(Decision::Damaged(lsn));
+            }
+            _ => {}
+        }
+        // Damage that was stated before does not make the store suspect once more.
+        self.count_row(if was_stated { 'O' } else { row });
+        if matches!(verdict, Verdict::Replay | Verdict::Damaged)
+            && let Err(reason) = self.replay_entry(&header, bad, data)
+        {
+            return Next::Stop(reason);
+        }
+        self.pass(&header, checksum);
+        Next::Again
+    }
+
+    /// Goes on behind an entry.
+    fn pass(&mut self, header: &EntryHeader, checksum: Checksum) {
+        let replay = &mut self.opening().replay;
+        replay.at = header.lsn.advance(header.size as u64);
+        replay.previous = checksum;
+        replay.is_unchained = false;
+    }
+
+    fn replay_entry(
+        &mut self,
+        header: &EntryHeader,
+        bad: UnitSet,
+        data: &[u8],
+    ) -> Result<(), String> {
+        let parts = self.parts_mut();
+        if let (EntryKind::Write | EntryKind::WriteLarge, Some(key), Some(block_size), Some(pg)) =
+            (header.kind, header.key, header.block_size, header.pg)
+        {
+            let old = parts.index.get(&key).map_or(LOCATION_NONE, |info| info.location);
+            if old != header.location {
+                let info = BlockInfo {
+                    version: header.version,
+                    pg: pg.number as u16,
+                    block_size,
+                    location: header.location,
+                    tombstone: false,
+                };
+                parts.occupy(header.location, info)?;
+            }
+        }
+        let sector_size = parts.superblock.sector_size;
+        let count = header.checksums.len();
+        let data_lsn = header.lsn.advance(EntryHeader::header_size(count, sector_size) as u64);
+        parts.change(header, header.lsn, data_lsn, bad, data);
+        if !bad.is_empty()
+            && let Some(key) = header.key
+        {
+            let mut units = UnitSet::EMPTY;
+            let first = header.offset / UNIT_SIZE as u32;
+            bad.iter().for_each(|unit| units.insert(first + unit));
+            parts.found_damaged(key, units);
+        }
+        Ok(())
+    }
+
+    /// The journal ends where replay stands; the next entry goes behind all that was ever seen.
+    fn end_replay(&mut self, effects: &mut Vec<Effect>) {
+        let opening = self.opening();
+        let (replay, survey) = (&mut opening.replay, &opening.survey);
+        let end = replay.hole.take().unwrap_or(replay.at);
+        let tail = end.max(survey.end).max(survey.acked);
+        let previous = replay.previous;
+        self.replayed(end, tail, previous, effects);
+    }
+}
+
+impl super::Opening {
+    /// A hole ends where replay stands.
+    fn end_hole(&mut self) {
+        if let Some(from) = self.replay.hole.take() {
+            self.decisions.push(Decision::Hole { from, to: self.replay.at });
+            self.replay.is_unchained = true;
+        }
+    }
+}
+
+impl Seen {
+    /// A place without an entry that follows.
+    fn without_entry(header: Header, is_acked: bool) -> Seen {
+        Seen {
+            header,
+            is_body_whole: false,
+            is_block_data: false,
+            is_data_whole: false,
+            is_acked,
+            follows_dropped: false,
+        }
+    }
+}
+
+impl Replay {
+    /// Journal in memory from the next entry on; `None` if there is none.
+    fn bytes(&self) -> Option<&[u8]> {
+        let (start, chunk) = self.chunk.as_ref()?;
+        let from = (*start <= self.at).then(|| self.at.since(*start))?;
+        (from < chunk.len() as u64).then(|| &chunk[from as usize..])
+    }
+
+    fn chunk_begins_here(&self) -> bool {
+        self.chunk.as_ref().is_some_and(|(start, _)| *start == self.at)
+    }
+
+    fn header_state(&self, whole: &Option<(EntryHeader, Checksum)>) -> Header {
+        let Some((header, _)) = whole else { return Header::Bad };
+        match header.lsn.cmp(&self.at) {
+            std::cmp::Ordering::Less => Header::Old,
+            std::cmp::Ordering::Greater => Header::Newer,
+            std::cmp::Ordering::Equal => {
+                let is_next = self.is_unchained || header.previous == self.previous;
+                if is_next { Header::Next } else { Header::Unchained }
+            }
+        }
+    }
+}

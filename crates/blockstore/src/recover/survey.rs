@@ -1,0 +1,155 @@
+//! The survey: one pass over the whole ring, headers only, before anything is replayed. It finds
+//! up to where entries are known to be durable, where the last of them ends, and what earlier
+//! recoveries decided.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Lsn, UNIT_SIZE};
+use format::disk::{
+    Decision, EntryDecodeError, EntryHeader, EntryKind, Superblock, decode_decisions,
+};
+
+use super::{CHUNK_SIZE, Stage};
+use crate::Effect;
+use crate::store::{Phase, Store};
+
+/// What the survey found.
+#[derive(Default)]
+pub struct Survey {
+    /// Position in the ring.
+    position: u64,
+    /// Journal read, in bytes.
+    pub bytes: u64,
+    /// Everything before this is recorded as durable.
+    pub acked: Lsn,
+    /// Where the last entry of this lap ends.
+    pub end: Lsn,
+    /// Decisions of earlier recoveries, with the lsn of their entries.
+    found: Vec<(Lsn, Vec<Decision>)>,
+    /// Cuts and holes that hold: from, to, and whether the chain goes on behind.
+    pub skips: BTreeMap<Lsn, (Lsn, bool)>,
+    /// Entries that are dropped.
+    pub drops: BTreeSet<Lsn>,
+    /// Entries whose lost data is settled.
+    pub damaged: BTreeSet<Lsn>,
+}
+
+/// The lsn that belongs to a position in the ring: the one in the lap that begins at `from`.
+pub fn lsn_at(position: u64, from: Lsn, size: u64) -> Lsn {
+    let lap = from.get() - from.get() % size;
+    let lsn = lap + position;
+    Lsn::new(if lsn < from.get() { lsn + size } else { lsn })
+}
+
+/// Inline data that matches its checksums: which units do not.
+pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
+    let mut bad = format::disk::UnitSet::EMPTY;
+    let units = data.chunks_exact(UNIT_SIZE as usize).zip(&header.checksums);
+    for (index, (unit, checksum)) in units.enumerate() {
+        if base::crc32c(unit) != *checksum {
+            bad.insert(index as u32);
+        }
+    }
+    bad
+}
+
+/// The inline data of an entry whose bytes begin here.
+pub fn inline_data<'a>(header: &EntryHeader, bytes: &'a [u8], sector_size: u32) -> &'a [u8] {
+    let from = EntryHeader::header_size(header.checksums.len(), sector_size) as usize;
+    &bytes[from..from + header.data_size() as usize]
+}
+
+impl Survey {
+    /// Looks at a chunk of the ring and says how far it got.
+    fn look(&mut self, bytes: &[u8], superblock: &Superblock, from: Lsn) -> u64 {
+        let sector = superblock.sector_size as usize;
+        let is_last = self.position + bytes.len() as u64 == superblock.journal.size;
+        let mut at = 0;
+        while at < bytes.len() {
+            let lsn = lsn_at(self.position + at as u64, from, superblock.journal.size);
+            let rest = &bytes[at..];
+            match EntryHeader::decode(rest, superblock.store.tag(), superblock.sector_size) {
+                Ok((header, _)) if header.lsn == lsn => {
+                    if header.kind == EntryKind::Recovery && rest.len() < header.size as usize {
+                        // It is whole in the next chunk, which begins with it.
+                        return at as u64;
+                    }
+                    self.note(&header, rest, superblock.sector_size);
+                    at += header.size as usize;
+                }
+                Err(EntryDecodeError::NeedMore(_)) if !is_last && at > 0 => return at as u64,
+                _ => at += sector,
+            }
+        }
+        at as u64
+    }
+
+    fn note(&mut self, header: &EntryHeader, bytes: &[u8], sector_size: u32) {
+        self.acked = self.acked.max(header.durable);
+        self.end = self.end.max(header.lsn.advance(header.size as u64));
+        if header.kind != EntryKind::Recovery {
+            return;
+        }
+        let data = inline_data(header, bytes, sector_size);
+        if bad_units(header, data).is_empty()
+            && let Some(decisions) = decode_decisions(&data[..header.length as usize])
+        {
+            self.found.push((header.lsn, decisions));
+        }
+    }
+
+    /// Keeps the decisions that hold: those not in a part that a later recovery cut off.
+    fn settle(&mut self) {
+        let found = std::mem::take(&mut self.found);
+        let is_void = |lsn: Lsn| {
+            found.iter().any(|(by, decisions)| {
+                let cuts = decisions.iter().filter_map(|decision| match decision {
+                    Decision::Cut { from, to } => Some((*from, *to)),
+                    _ => None,
+                });
+                *by > lsn && cuts.into_iter().any(|(from, to)| from <= lsn && lsn < to)
+            })
+        };
+        for (lsn, decisions) in &found {
+            if is_void(*lsn) {
+                continue;
+            }
+            for decision in decisions {
+                match *decision {
+                    Decision::Cut { from, to } => drop(self.skips.insert(from, (to, true))),
+                    Decision::Hole { from, to } => drop(self.skips.insert(from, (to, false))),
+                    Decision::Drop(lsn) => drop(self.drops.insert(lsn)),
+                    Decision::Damaged(lsn) => drop(self.damaged.insert(lsn)),
+                }
+            }
+        }
+    }
+}
+
+impl Store {
+    pub(super) fn begin_survey(&mut self, effects: &mut Vec<Effect>) {
+        self.opening().stage = Stage::Survey;
+        self.survey_next(effects);
+    }
+
+    fn survey_next(&mut self, effects: &mut Vec<Effect>) {
+        let journal = self.parts().superblock.journal;
+        let position = self.opening().survey.position;
+        let size = CHUNK_SIZE.min(journal.size - position) as usize;
+        self.fetch(journal.offset + position, size, effects);
+    }
+
+    pub(super) fn survey_read(&mut self, bytes: &[u8], effects: &mut Vec<Effect>) {
+        let Phase::Opening(opening) = &mut self.phase else { unreachable!("it is opening") };
+        let parts = self.parts.as_ref().expect("the superblock is known");
+        let survey = &mut opening.survey;
+        let looked = survey.look(bytes, &parts.superblock, parts.root.replay);
+        survey.bytes += bytes.len() as u64;
+        survey.position += looked;
+        if survey.position < parts.superblock.journal.size {
+            return self.survey_next(effects);
+        }
+        survey.settle();
+        self.begin_replay(effects);
+    }
+}

@@ -1,0 +1,325 @@
+//! What a store promises, on a disk that loses and tears.
+
+use base::{BlockSize, Duration, GIB, MIB, UNIT_SIZE, Version};
+
+use crate::harness::{Bench, PG, created, key, options, settings};
+use crate::{Answer, CommitMode, Event, NoteKey, Request, StoreError};
+
+const MODES: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
+
+#[test]
+fn a_small_write_is_one_device_write_and_survives_a_crash() {
+    for mode in MODES {
+        let mut bench = Bench::new(mode);
+        assert!(bench.opened, "{:?}", bench.stopped);
+        let writes = bench.disk.write_count;
+        let id = bench.write(1, 3, 1, 100);
+        bench.run();
+        assert!(bench.is_durable(id));
+        assert_eq!(bench.disk.write_count, writes + 1);
+        assert_eq!(bench.disk.write_bytes, 512 + 4096);
+        bench.assert_unit(1, 3, Some(100));
+        bench.assert_unit(1, 4, None);
+        let mut bench = bench.crash();
+        bench.assert_unit(1, 3, Some(100));
+        bench.assert_unit(1, 4, None);
+        assert_eq!(bench.rows(), "AF");
+    }
+}
+
+#[test]
+fn writes_of_one_turn_share_a_device_write() {
+    let mut bench = Bench::new(CommitMode::Immediate);
+    let writes = bench.disk.write_count;
+    let ids: Vec<_> = (0..10).map(|number| bench.write(number, 0, 1, 7)).collect();
+    bench.run();
+    assert!(ids.iter().all(|id| bench.is_durable(*id)));
+    assert_eq!(bench.disk.write_count, writes + 1);
+}
+
+#[test]
+fn a_read_sees_writes_that_are_not_durable_yet() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 2, 5);
+    let read = bench.ask(Request::Read { key: key(1), offset: 0, length: 8192 });
+    assert!(matches!(&bench.answers[&read], Ok(Answer::Read { data, .. }) if data.len() == 8192));
+}
+
+#[test]
+fn a_large_write_goes_to_its_place_once() {
+    for mode in MODES {
+        let mut bench = Bench::new(mode);
+        bench.write(1, 0, 32, 1000);
+        bench.run();
+        assert_eq!(bench.disk.write_bytes, 512 + 128 * 1024);
+        bench.assert_unit(1, 31, Some(1000));
+        let old = bench.store.parts().index.get(&key(1)).expect("it is written").location;
+        bench.write(1, 0, 32, 2000);
+        bench.write(1, 5, 1, 3000);
+        bench.run();
+        let new = bench.store.parts().index.get(&key(1)).expect("it is written").location;
+        assert_ne!(old, new);
+        let mut bench = bench.crash();
+        bench.assert_unit(1, 5, Some(3000));
+        bench.assert_unit(1, 6, Some(2000));
+        bench.checkpoint();
+        bench.assert_unit(1, 5, Some(3000));
+        bench.assert_unit(1, 6, Some(2000));
+        assert_eq!(bench.store.space().used_bytes, 128 * 1024);
+        let mut bench = bench.crash();
+        bench.assert_unit(1, 5, Some(3000));
+        bench.assert_unit(1, 6, Some(2000));
+    }
+}
+
+#[test]
+fn zeroes_and_deletes_free_space_and_tombstones_leave_with_the_floor() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    for number in 0..4 {
+        bench.write(number, 0, 32, 10);
+    }
+    bench.run();
+    assert_eq!(bench.store.space().used_bytes, 4 * 128 * 1024);
+    bench.zero(0, 0, 32);
+    bench.zero(1, 0, 31);
+    bench.zero(1, 31, 1);
+    bench.zero(2, 4, 4);
+    bench.delete(3);
+    bench.run();
+    for _ in 0..2 {
+        for (number, index) in [(0, 0), (1, 0), (1, 31), (2, 4), (3, 9)] {
+            bench.assert_unit(number, index, None);
+        }
+        bench.assert_unit(2, 3, Some(10));
+        bench.assert_unit(2, 8, Some(10));
+        assert!(bench.store.is_tombstone(&key(3)));
+        bench.checkpoint();
+        assert_eq!(bench.store.space().used_bytes, 128 * 1024);
+        bench = bench.crash();
+    }
+    assert_eq!(bench.store.last_version(PG).counter, bench.counter);
+    let floor = bench.store.version_of(&key(3));
+    assert!(bench.done(Request::SetFloor { pg: PG, floor }).is_ok());
+    assert!(bench.store.is_tombstone(&key(3)));
+    bench.checkpoint();
+    assert_eq!(bench.store.version_of(&key(3)), Version::ZERO);
+    let bench = bench.crash();
+    assert_eq!(bench.store.version_of(&key(3)), Version::ZERO);
+    let keys: Vec<_> = bench.store.blocks(PG.pool, 0, u32::MAX, None).collect();
+    assert_eq!(keys.len(), 3);
+    let behind = bench.store.blocks(PG.pool, 0, u32::MAX, Some(keys[0].0)).count();
+    assert_eq!(behind, 2);
+}
+
+#[test]
+fn notes_survive() {
+    let mut bench = Bench::new(CommitMode::Immediate);
+    let entry = NoteKey::Pg(PG);
+    let long = vec![7; 300_000];
+    assert!(bench.done(Request::Note { key: entry, bytes: b"one".to_vec() }).is_ok());
+    assert!(bench.done(Request::Note { key: NoteKey::Cluster, bytes: long.clone() }).is_ok());
+    for round in 0..3 {
+        assert_eq!(bench.store.note(entry), Some(&b"one"[..]));
+        assert_eq!(bench.store.note(NoteKey::Cluster), Some(&long[..]));
+        if round == 1 {
+            bench.checkpoint();
+        }
+        bench = bench.crash();
+    }
+    assert!(bench.done(Request::Note { key: entry, bytes: Vec::new() }).is_ok());
+    let bench = bench.crash();
+    assert_eq!(bench.store.note(entry), None);
+    assert_eq!(bench.store.notes().count(), 1);
+}
+
+#[test]
+fn extents_tell_what_is_written() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 2, 3, 5);
+    bench.checkpoint();
+    bench.zero(1, 3, 1);
+    bench.write(1, 31, 1, 5);
+    let answer = bench.done(Request::Extents { key: key(1) });
+    let Ok(Answer::Extents { written, damaged, .. }) = answer else { panic!("{answer:?}") };
+    assert_eq!((written, damaged), (vec![1 << 2 | 1 << 4 | 1 << 31], vec![0]));
+    let answer = bench.done(Request::Extents { key: key(9) });
+    assert!(matches!(answer, Ok(Answer::Extents { version: Version::ZERO, .. })));
+}
+
+#[test]
+fn rot_is_an_error_never_data_and_a_rewrite_heals() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 32, 5);
+    bench.run();
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    bench.disk.flip(place + 7 * UNIT_SIZE + 100);
+    assert_eq!(bench.read(1, 0, 32), Err(StoreError::Damaged { units: vec![1 << 7] }));
+    bench.assert_unit(1, 6, Some(5));
+    assert_eq!(bench.store.damaged_units_count(), 1);
+    bench.write(1, 7, 1, 6);
+    bench.assert_unit(1, 7, Some(6));
+    bench.checkpoint();
+    bench.assert_unit(1, 7, Some(6));
+    let answer = bench.done(Request::Extents { key: key(1) });
+    assert!(matches!(answer, Ok(Answer::Extents { damaged, .. }) if damaged == vec![0]));
+}
+
+#[test]
+fn an_unreadable_place_costs_its_units_only() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 32, 5);
+    bench.write(2, 0, 32, 6);
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    bench.disk.unreadable = Some((place, place + 4096));
+    assert!(matches!(bench.read(1, 0, 4), Err(StoreError::Damaged { .. })));
+    bench.assert_unit(1, 4, Some(5));
+    bench.assert_unit(2, 0, Some(6));
+}
+
+#[test]
+fn a_failed_write_or_flush_stops_the_store() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.disk.fails = true;
+    let id = bench.write(1, 0, 1, 5);
+    bench.run();
+    assert!(bench.stopped.as_ref().is_some_and(|reason| reason.contains("journal")));
+    assert!(!bench.answers.contains_key(&id));
+    bench.apply(Event::Tick);
+    assert_eq!(bench.store.deadline(), None);
+}
+
+#[test]
+fn a_full_file_system_is_full_not_poison() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.disk.no_space = 1;
+    let waits = bench.write(1, 0, 32, 5);
+    bench.run();
+    assert!(!bench.is_durable(waits));
+    assert!(bench.store.space().full);
+    let refused = bench.write(2, 0, 1, 5);
+    assert_eq!(bench.answers[&refused], Err(StoreError::Full));
+    let delete = bench.delete(7);
+    bench.run();
+    assert!(!bench.is_durable(refused));
+    bench.pass(Duration::from_secs(1));
+    assert!(bench.is_durable(waits));
+    assert!(bench.is_durable(delete));
+    assert!(!bench.store.space().full);
+    bench.assert_unit(1, 0, Some(5));
+}
+
+#[test]
+fn a_full_store_refuses_new_blocks_but_overwrites_and_deletes_work() {
+    for mode in MODES {
+        let mut bench = Bench::new(mode);
+        let mut count = 0;
+        loop {
+            let id = bench.write(count, 0, 32, count as u64);
+            bench.run();
+            if !bench.is_durable(id) {
+                assert_eq!(bench.answers[&id], Err(StoreError::Full));
+                break;
+            }
+            count += 1;
+        }
+        let space = bench.store.space();
+        assert!(space.full);
+        assert!(space.size_bytes - space.used_bytes <= 3 * MIB);
+        for round in 1..3u64 {
+            for number in 0..count {
+                bench.write(number, 0, 32, round * 1000);
+                if number % 16 == 0 {
+                    bench.run();
+                }
+            }
+            bench.run();
+        }
+        assert!(bench.answers.values().filter(|answer| answer.is_err()).count() == 1);
+        bench.assert_unit(count - 1, 31, Some(2000));
+        for number in 0..count {
+            bench.delete(number);
+        }
+        bench.run();
+        assert_eq!(bench.store.space().used_bytes, 0);
+        let id = bench.write(5000, 0, 32, 9);
+        bench.run();
+        assert!(bench.is_durable(id));
+        let mut bench = bench.crash();
+        bench.assert_unit(5000, 31, Some(9));
+        assert_eq!(bench.store.space().used_bytes, 128 * 1024);
+    }
+}
+
+#[test]
+fn the_journal_goes_round_many_times() {
+    for (mode, sector_size) in [(CommitMode::Fsync, 512), (CommitMode::Immediate, 4096)] {
+        let disk = created(&options(mode, sector_size));
+        let mut bench = Bench::on(disk, settings(), 5);
+        for round in 0..12_000u64 {
+            let number = bench.random.below(200) as u32;
+            bench.write(number, (round % 32) as u32, 1, round);
+            if round % 8 == 0 {
+                bench.run();
+            }
+        }
+        bench.run();
+        let lsn = bench.store.parts().journal.tail();
+        assert!(lsn.get() > 3 * 16 * MIB);
+        assert!(bench.store.parts().root.sequence > 3);
+        let versions: Vec<_> = bench.store.blocks(PG.pool, 0, u32::MAX, None).collect();
+        let bench = bench.crash();
+        assert!(bench.store.blocks(PG.pool, 0, u32::MAX, None).eq(versions));
+    }
+}
+
+#[test]
+fn an_idle_journal_records_what_is_durable_once() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 1, 5);
+    bench.run();
+    assert!(bench.store.deadline().is_some());
+    bench.pass(Duration::from_millis(101));
+    let tail = bench.store.parts().journal.tail();
+    assert_eq!(bench.store.deadline(), None);
+    bench.pass(Duration::from_secs(10));
+    assert_eq!(bench.store.parts().journal.tail(), tail);
+    let bench = bench.crash();
+    assert_eq!(bench.rows(), "AF");
+}
+
+#[test]
+fn block_sizes_share_a_store() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let sizes: Vec<BlockSize> = (14..=20).filter_map(BlockSize::from_shift).collect();
+    for (number, size) in sizes.iter().enumerate() {
+        let request = bench.write_of(number as u32, *size, 0, size.unit_count(), 50);
+        assert_eq!(bench.done(request), Ok(Answer::Durable));
+        let request = bench.write_of(number as u32, *size, 1, 1, 60);
+        assert_eq!(bench.done(request), Ok(Answer::Durable));
+    }
+    bench.checkpoint();
+    let mut bench = bench.crash();
+    for (number, size) in sizes.iter().enumerate() {
+        bench.assert_unit(number as u32, size.unit_count() - 1, Some(50));
+        bench.assert_unit(number as u32, 1, Some(60));
+    }
+}
+
+#[test]
+fn what_is_no_store_says_so() {
+    let empty = crate::harness::MemoryDisk::default();
+    let bench = Bench::on(empty, settings(), 1);
+    assert!(bench.stopped.is_some_and(|reason| reason.contains("no OSD here")));
+    let mut disk = created(&options(CommitMode::Fsync, 512));
+    disk.flip(100);
+    disk.flip((64 << 10) + 100);
+    let bench = Bench::on(disk, settings(), 1);
+    assert!(bench.stopped.is_some_and(|reason| reason.contains("both copies")));
+    let large = crate::CreateOptions { size: GIB, ..options(CommitMode::Fsync, 512) };
+    let bench = Bench::on(created(&large), settings(), 1);
+    assert!(bench.stopped.is_some_and(|reason| reason.contains("truncated")));
+}

@@ -1,0 +1,486 @@
+//! Requests that change something: admitted in order, journaled, applied to the index at once,
+//! answered when durable.
+//!
+//! ```text
+//!   small:  [entry | data] ──one device write──▶ answer ... written back by the next checkpoint
+//!   large:  [entry] and, in parallel, data ──▶ newly allocated place; both durable ──▶ answer
+//! ```
+//!
+//! Live requests and recovery change the store through the same [`Parts::change`].
+
+use base::planted::{self, Bug};
+use base::{BlockSize, Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
+use format::disk::{EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
+
+use crate::dirty::UnitState;
+use crate::disk::Purpose;
+use crate::index::BlockInfo;
+use crate::journal::{LARGE_IN_FLIGHT_MAX, plain_header};
+use crate::store::{Parts, Store};
+use crate::{BlockKey, Effect, NOTE_SIZE_MAX, NoteKey, Request, RequestId, StoreError};
+
+/// Data from this size on goes to its place at once when the block is new.
+const LARGE_SIZE_MIN: u64 = 64 << 10;
+/// Journal kept free for what is no write.
+const WRITE_RESERVE_SHARE: u64 = 8;
+/// Journal kept free for the store itself: idle entries, recovery's decisions.
+const REQUEST_RESERVE: u64 = 512 << 10;
+
+/// What is done with a request now.
+enum Admit {
+    /// It takes effect.
+    Now(Plan),
+    /// It waits for a checkpoint or for operations in flight.
+    Wait {
+        /// Only a checkpoint makes room.
+        checkpoint: bool,
+    },
+    /// It is answered with an error; nothing changes.
+    Refuse(StoreError),
+}
+
+/// How a request is journaled.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    /// No data.
+    Plain,
+    /// Data in the entry; the block gets a place if it has none.
+    Inline,
+    /// Data at a newly allocated place.
+    Large,
+}
+
+impl Store {
+    /// Takes a request, or lets it wait.
+    pub(crate) fn request(&mut self, id: RequestId, request: Request, effects: &mut Vec<Effect>) {
+        let waits = match &request {
+            Request::Read { key, .. } | Request::Extents { key } => {
+                self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
+            }
+            _ => !self.queue.is_empty(),
+        };
+        if waits {
+            return self.queue.push_back((id, request));
+        }
+        if let Some(request) = self.try_request(id, request, effects) {
+            self.queue.push_back((id, request));
+        }
+    }
+
+    /// Takes waiting requests in order, as far as there is room.
+    pub(crate) fn run_queue(&mut self, effects: &mut Vec<Effect>) {
+        while let Some((id, request)) = self.queue.pop_front() {
+            if let Some(request) = self.try_request(id, request, effects) {
+                return self.queue.push_front((id, request));
+            }
+        }
+    }
+
+    /// Takes a request; hands it back if it must wait.
+    fn try_request(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        match request {
+            Request::Read { key, offset, length } => {
+                self.read_begin(id, key, offset, length, effects);
+                return None;
+            }
+            Request::Extents { key } => {
+                self.extents_begin(id, key, effects);
+                return None;
+            }
+            Request::Sync => {
+                self.parts_mut().journal.wait_all(id);
+                return None;
+            }
+            _ => {}
+        }
+        match self.admit(&request) {
+            Admit::Now(plan) => {
+                self.accept(id, request, plan, effects);
+                None
+            }
+            Admit::Wait { checkpoint } => {
+                self.parts_mut().wants_checkpoint |= checkpoint;
+                Some(request)
+            }
+            Admit::Refuse(error) => {
+                effects.push(Effect::Done { id, result: Err(error) });
+                None
+            }
+        }
+    }
+
+    fn admit(&self, request: &Request) -> Admit {
+        let parts = self.parts();
+        let (kind, units) = match request {
+            Request::Write { key, block_size, offset, data, .. } => {
+                return self.admit_write(*key, *block_size, *offset, data.len() as u64);
+            }
+            Request::Zero { key, block_size, .. } => {
+                if !parts.has_record_space(parts.index.get(key), *block_size, false) {
+                    return Admit::Refuse(StoreError::Full);
+                }
+                (EntryKind::Zero, 0)
+            }
+            Request::Delete { key, .. } => {
+                if !parts.has_record_space(parts.index.get(key), BlockSize::MIN, false) {
+                    return Admit::Refuse(StoreError::Full);
+                }
+                (EntryKind::Delete, 0)
+            }
+            Request::Note { key, bytes } => {
+                let old = parts.notes.get(key).map_or(0, |note| note.len());
+                if !parts.has_note_space(bytes.len().saturating_sub(old) as u64) {
+                    return Admit::Refuse(StoreError::Full);
+                }
+                (EntryKind::Note, bytes.len().div_ceil(UNIT_SIZE as usize))
+            }
+            _ => (EntryKind::Floor, 0),
+        };
+        match parts.journal.has_room(kind, units, REQUEST_RESERVE) {
+            true => Admit::Now(if units > 0 { Plan::Inline } else { Plan::Plain }),
+            false => Admit::Wait { checkpoint: true },
+        }
+    }
+
+    fn admit_write(&self, key: BlockKey, size: BlockSize, offset: u32, length: u64) -> Admit {
+        let parts = self.parts();
+        let old = parts.index.get(&key);
+        let has_place = old.is_some_and(|old| old.location != LOCATION_NONE);
+        if self.disk.has_no_space() || !parts.has_record_space(old, size, true) {
+            return Admit::Refuse(StoreError::Full);
+        }
+        if !has_place && !parts.has_space_for_block(size) {
+            return Admit::Refuse(StoreError::Full);
+        }
+        let is_whole = offset == 0 && length == size.bytes();
+        let mut plan = match is_whole || (!has_place && length >= LARGE_SIZE_MIN) {
+            true => Plan::Large,
+            false => Plan::Inline,
+        };
+        let needs_place = plan == Plan::Large || !has_place;
+        if needs_place && !parts.allocator.can_allocate(size) {
+            match (parts.freed_bytes > 0, has_place) {
+                (true, _) => return Admit::Wait { checkpoint: true },
+                // All space is in segments of other block sizes; the block's own place stays.
+                (false, true) => plan = Plan::Inline,
+                (false, false) => return Admit::Refuse(StoreError::Full),
+            }
+        }
+        if plan == Plan::Large && parts.journal.large_count() >= LARGE_IN_FLIGHT_MAX {
+            return Admit::Wait { checkpoint: false };
+        }
+        let kind = if plan == Plan::Large { EntryKind::WriteLarge } else { EntryKind::Write };
+        let reserve = parts.journal.size() / WRITE_RESERVE_SHARE;
+        let has_memory = parts.live_bytes + parts.frozen_bytes < self.settings.memory_bytes / 2;
+        let units = (length / UNIT_SIZE) as usize;
+        match has_memory && parts.journal.has_room(kind, units, reserve) {
+            true => Admit::Now(plan),
+            false => Admit::Wait { checkpoint: true },
+        }
+    }
+
+    fn accept(&mut self, id: RequestId, request: Request, plan: Plan, effects: &mut Vec<Effect>) {
+        self.written_at = self.now;
+        match request {
+            Request::Write { pg, key, block_size, version, offset, checksums, data } => {
+                let header = EntryHeader {
+                    key: Some(key),
+                    block_size: Some(block_size),
+                    pg: Some(pg),
+                    version,
+                    offset,
+                    length: data.len() as u32,
+                    checksums,
+                    ..plain_header(EntryKind::Write)
+                };
+                self.accept_write(id, header, data, plan, effects);
+            }
+            Request::Zero { pg, key, block_size, version, offset, length } => {
+                let header = EntryHeader {
+                    block_size: Some(block_size),
+                    offset,
+                    length,
+                    ..block_header(EntryKind::Zero, pg, key, version)
+                };
+                self.accept_entry(id, header, None);
+            }
+            Request::Delete { pg, key, version } => {
+                self.accept_entry(id, block_header(EntryKind::Delete, pg, key, version), None);
+            }
+            Request::Note { key, bytes } => self.accept_note(id, key, &bytes),
+            Request::SetFloor { pg, floor } => {
+                let header =
+                    EntryHeader { pg: Some(pg), version: floor, ..plain_header(EntryKind::Floor) };
+                self.accept_entry(id, header, None);
+            }
+            Request::Absolve { pg } => {
+                let header = EntryHeader { pg: Some(pg), ..plain_header(EntryKind::Absolve) };
+                self.accept_entry(id, header, None);
+            }
+            Request::Read { .. } | Request::Extents { .. } | Request::Sync => {
+                unreachable!("taken before")
+            }
+        }
+    }
+
+    fn accept_write(
+        &mut self,
+        id: RequestId,
+        mut header: EntryHeader,
+        data: Buffer,
+        plan: Plan,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (key, block_size) = (header.key.expect("set"), header.block_size.expect("set"));
+        assert!(header.checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let place = parts.index.get(&key).map_or(LOCATION_NONE, |old| old.location);
+        header.location = match plan == Plan::Large || place == LOCATION_NONE {
+            true => parts.allocator.allocate(block_size).expect("admitted only with space"),
+            false => place,
+        };
+        if plan != Plan::Large {
+            return self.accept_entry(id, header, Some(data));
+        }
+        header.kind = EntryKind::WriteLarge;
+        let offset = parts.place(header.location) + header.offset as u64;
+        let lsn = self.journal_entry(&header, None);
+        let parts = self.parts.as_mut().expect("requests come after Opened");
+        parts.journal.begin_large(lsn, key);
+        parts.journal.wait(id, lsn, Some(key));
+        let durable = parts.journal.is_immediate();
+        let data = match data.is_aligned_to(parts.superblock.sector_size as usize) {
+            true => data,
+            false => self.pool.copy_of(&data),
+        };
+        self.disk.write(Purpose::Large(lsn), offset, vec![data], durable, effects);
+    }
+
+    fn accept_note(&mut self, id: RequestId, key: NoteKey, bytes: &[u8]) {
+        assert!(bytes.len() <= NOTE_SIZE_MAX);
+        let pg = match key {
+            NoteKey::Pg(pg) => Some(pg),
+            NoteKey::Cluster => None,
+        };
+        let (data, checksums) = self.padded(bytes);
+        let length = bytes.len() as u32;
+        let header = EntryHeader { pg, length, checksums, ..plain_header(EntryKind::Note) };
+        self.accept_entry(id, header, Some(data));
+    }
+
+    /// The bytes padded with zeros to whole units, and the units' checksums.
+    pub(crate) fn padded(&self, bytes: &[u8]) -> (Buffer, Vec<Checksum>) {
+        let mut data = self.pool.take(bytes.len().next_multiple_of(UNIT_SIZE as usize));
+        data[..bytes.len()].copy_from_slice(bytes);
+        data[bytes.len()..].fill(0);
+        let mut checksums = Vec::new();
+        base::checksum::checksum_units(&data, &mut checksums);
+        (data.freeze(), checksums)
+    }
+
+    fn accept_entry(&mut self, id: RequestId, header: EntryHeader, data: Option<Buffer>) {
+        let key = header.key;
+        let lsn = self.journal_entry(&header, data);
+        self.parts_mut().journal.wait(id, lsn, key);
+    }
+
+    /// Journals a change and applies it.
+    fn journal_entry(&mut self, header: &EntryHeader, data: Option<Buffer>) -> Lsn {
+        let parts = self.parts_mut();
+        if let Some(key) = header.key {
+            let old = parts.index.get(&key).map_or(Version::ZERO, |info| info.version);
+            assert!(old < header.version, "versions of a block only grow");
+        }
+        let note = data.clone().filter(|_| header.kind == EntryKind::Note);
+        let (lsn, data_lsn) = parts.journal.append(header.clone(), data);
+        parts.change(header, lsn, data_lsn, UnitSet::EMPTY, note.as_deref().unwrap_or(&[]));
+        lsn
+    }
+}
+
+fn key_of(request: &Request) -> Option<BlockKey> {
+    match request {
+        Request::Write { key, .. } | Request::Zero { key, .. } | Request::Delete { key, .. } => {
+            Some(*key)
+        }
+        _ => None,
+    }
+}
+
+fn block_header(kind: EntryKind, pg: PgId, key: BlockKey, version: Version) -> EntryHeader {
+    EntryHeader { key: Some(key), pg: Some(pg), version, ..plain_header(kind) }
+}
+
+impl Parts {
+    /// Applies an entry: the same for a request and for recovery. `bad` are units of the entry
+    /// whose data is lost; `note` is the inline data of a note.
+    pub(crate) fn change(
+        &mut self,
+        header: &EntryHeader,
+        lsn: Lsn,
+        data_lsn: Lsn,
+        bad: UnitSet,
+        note: &[u8],
+    ) {
+        if let Some(pg) = header.pg {
+            self.change_pg(header, pg, lsn);
+        }
+        match (header.kind, header.key) {
+            (EntryKind::Note, _) => self.change_note(header, note),
+            (EntryKind::Write, Some(key)) => self.change_inline(header, key, data_lsn, bad),
+            (EntryKind::WriteLarge, Some(key)) => self.change_large(header, key),
+            (EntryKind::Zero, Some(key)) => self.change_zero(header, key),
+            (EntryKind::Delete, Some(key)) => self.change_delete(header, key),
+            _ => {}
+        }
+    }
+
+    fn change_pg(&mut self, header: &EntryHeader, pg: PgId, lsn: Lsn) {
+        let record = self.pgs.entry(pg).or_default();
+        match header.kind {
+            EntryKind::Floor => record.floor = record.floor.max(header.version),
+            EntryKind::Absolve => record.absolved = Some(lsn),
+            _ => record.last = record.last.max(header.version),
+        }
+    }
+
+    fn change_note(&mut self, header: &EntryHeader, bytes: &[u8]) {
+        let key = header.pg.map_or(NoteKey::Cluster, NoteKey::Pg);
+        let bytes = &bytes[..header.length as usize];
+        let old = match bytes.is_empty() {
+            true => self.notes.remove(&key),
+            false => self.notes.insert(key, bytes.into()),
+        };
+        self.notes_bytes += bytes.len() as u64;
+        self.notes_bytes -= old.map_or(0, |old| old.len() as u64);
+    }
+
+    fn change_inline(&mut self, header: &EntryHeader, key: BlockKey, data_lsn: Lsn, bad: UnitSet) {
+        let old = self.place_of(&key);
+        self.overlay(key, |overlay| {
+            if old == LOCATION_NONE {
+                overlay.reset();
+            }
+            for (index, checksum) in header.checksums.iter().enumerate() {
+                let unit = header.offset / UNIT_SIZE as u32 + index as u32;
+                let state = match bad.contains(index as u32) {
+                    true => UnitState::Damaged,
+                    false => {
+                        UnitState::Journal(*checksum, data_lsn.advance(index as u64 * UNIT_SIZE))
+                    }
+                };
+                overlay.set(unit, state);
+            }
+        });
+        self.moved(header, key, old, false);
+    }
+
+    fn change_large(&mut self, header: &EntryHeader, key: BlockKey) {
+        let old = self.place_of(&key);
+        self.overlay(key, |overlay| {
+            overlay.reset();
+            for (index, checksum) in header.checksums.iter().enumerate() {
+                let unit = header.offset / UNIT_SIZE as u32 + index as u32;
+                overlay.set(unit, UnitState::Place(*checksum));
+            }
+        });
+        self.moved(header, key, old, false);
+    }
+
+    fn change_zero(&mut self, header: &EntryHeader, key: BlockKey) {
+        let old = self.place_of(&key);
+        let block_size = header.block_size.expect("the format demands it");
+        let is_whole = header.length as u64 == block_size.bytes();
+        let location = if is_whole { LOCATION_NONE } else { old };
+        self.overlay(key, |overlay| {
+            if location == LOCATION_NONE {
+                return overlay.reset();
+            }
+            let first = header.offset / UNIT_SIZE as u32;
+            for unit in first..first + header.length / UNIT_SIZE as u32 {
+                overlay.set(unit, UnitState::Zero);
+            }
+        });
+        let header = EntryHeader { location, ..header.clone() };
+        self.moved(&header, key, old, true);
+    }
+
+    fn change_delete(&mut self, header: &EntryHeader, key: BlockKey) {
+        let old = self.place_of(&key);
+        self.overlay(key, |overlay| overlay.reset());
+        let header = EntryHeader { location: LOCATION_NONE, ..header.clone() };
+        self.moved(&header, key, old, true);
+    }
+
+    fn place_of(&self, key: &BlockKey) -> u32 {
+        self.index.get(key).map_or(LOCATION_NONE, |info| info.location)
+    }
+
+    /// Writes what the entry says of its block into the index and frees the old place.
+    fn moved(&mut self, header: &EntryHeader, key: BlockKey, old_place: u32, discard: bool) {
+        let old = self.index.get(&key);
+        let old_size = old.map(|info| info.block_size);
+        let info = BlockInfo {
+            version: header.version,
+            pg: header.pg.expect("the format demands it").number as u16,
+            block_size: header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
+            location: header.location,
+            tombstone: header.kind == EntryKind::Delete,
+        };
+        if old_place != LOCATION_NONE && old_place != header.location {
+            self.free(old_place, old_size.expect("it has a place"), discard);
+        }
+        self.set_info(key, Some(info));
+        self.forget_rotten(header, key);
+    }
+
+    fn forget_rotten(&mut self, header: &EntryHeader, key: BlockKey) {
+        let Some(rotten) = self.rotten.get_mut(&key) else { return };
+        let first = header.offset / UNIT_SIZE as u32;
+        match header.location == LOCATION_NONE || header.kind == EntryKind::WriteLarge {
+            true => *rotten = UnitSet::EMPTY,
+            false => (first..first + header.length / UNIT_SIZE as u32)
+                .for_each(|unit| rotten.remove(unit)),
+        }
+        if rotten.is_empty() {
+            self.rotten.remove(&key);
+        }
+    }
+
+    /// Changes the index, and keeps what it said for the checkpoint being made.
+    pub(crate) fn set_info(&mut self, key: BlockKey, info: Option<BlockInfo>) {
+        if let Some(frozen) = self.frozen.get_mut(&key)
+            && frozen.info.is_none()
+        {
+            frozen.info = Some(self.index.get(&key));
+        }
+        self.index.set(key, info);
+    }
+
+    /// Changes the block's overlay.
+    fn overlay(&mut self, key: BlockKey, change: impl FnOnce(&mut crate::dirty::Overlay)) {
+        let overlay = self.live.entry(key).or_insert_with(|| {
+            self.live_bytes += crate::dirty::Overlay::default().memory_bytes();
+            crate::dirty::Overlay::default()
+        });
+        let before = overlay.memory_bytes();
+        change(overlay);
+        self.live_bytes = self.live_bytes + overlay.memory_bytes() - before;
+    }
+
+    /// Where the unit's content is, as far as overlays say.
+    pub(crate) fn unit_state(&self, key: &BlockKey, unit: u32) -> Option<UnitState> {
+        let live = self.live.get(key).and_then(|overlay| overlay.get(unit));
+        live.or_else(|| self.frozen.get(key).and_then(|overlay| overlay.get(unit)))
+    }
+
+    /// Whether data read from the disk is what was written.
+    pub(crate) fn matches(data: &[u8], checksum: Checksum) -> bool {
+        planted::on(Bug::ChecksumNotCompared) || base::crc32c(data) == checksum
+    }
+}

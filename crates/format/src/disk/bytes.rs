@@ -1,0 +1,119 @@
+//! Little-endian fields one after another, to bytes and back. Reading past the end is an error,
+//! never a panic: what is read comes from a disk.
+
+use base::{Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
+
+use super::BlockKey;
+
+/// Appends fields.
+#[derive(Default)]
+pub(super) struct Writer {
+    pub bytes: Vec<u8>,
+}
+
+impl Writer {
+    pub fn u8(&mut self, value: u8) {
+        self.bytes.push(value);
+    }
+
+    pub fn u16(&mut self, value: u16) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn u32(&mut self, value: u32) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn u64(&mut self, value: u64) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn u128(&mut self, value: u128) {
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub fn version(&mut self, version: Version) {
+        self.u32(version.epoch.get());
+        self.u64(version.counter);
+    }
+
+    /// Pool 0 names nothing, so it stands for no key.
+    pub fn key(&mut self, key: Option<BlockKey>) {
+        match key {
+            Some(key) => {
+                self.u32(key.pool.get());
+                self.u32(key.hash);
+                self.u32(key.image.get());
+                self.u32(key.stripe.get());
+            }
+            None => self.u128(0),
+        }
+    }
+
+    /// Pool 0 names nothing, so it stands for no PG.
+    pub fn pg(&mut self, pg: Option<PgId>) {
+        self.u32(pg.map_or(0, |pg| pg.pool.get()));
+        self.u32(pg.map_or(0, |pg| pg.number));
+    }
+}
+
+/// Takes fields; `None` past the end or where a value is out of range.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes }
+    }
+
+    pub fn is_at_end(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub fn take(&mut self, size: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.bytes.split_at_checked(size)?;
+        self.bytes = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    pub fn u8(&mut self) -> Option<u8> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub fn u128(&mut self) -> Option<u128> {
+        self.array().map(u128::from_le_bytes)
+    }
+
+    pub fn version(&mut self) -> Option<Version> {
+        Some(Version { epoch: Epoch::new(self.u32()?), counter: self.u64()? })
+    }
+
+    pub fn key(&mut self) -> Option<Option<BlockKey>> {
+        let (pool, hash, image, stripe) = (self.u32()?, self.u32()?, self.u32()?, self.u32()?);
+        let Some(pool) = PoolId::new(pool) else { return Some(None) };
+        let image = ImageId::new(image)?;
+        Some(Some(BlockKey { pool, hash, image, stripe: StripeIndex::new(stripe) }))
+    }
+
+    pub fn pg(&mut self) -> Option<Option<PgId>> {
+        let (pool, number) = (self.u32()?, self.u32()?);
+        Some(PoolId::new(pool).map(|pool| PgId { pool, number }))
+    }
+}

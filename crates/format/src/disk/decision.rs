@@ -1,0 +1,86 @@
+//! What a recovery decided, as the inline data of its entry: 24 bytes each.
+
+use base::Lsn;
+
+use super::bytes::{Reader, Writer};
+
+/// One decision. It holds for ever: every later recovery follows it without looking again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// The journal ended at `from` and goes on at `to`; what lies between is void.
+    Cut {
+        /// Where it ended.
+        from: Lsn,
+        /// Where it goes on, chained to what came before `from`.
+        to: Lsn,
+    },
+    /// Acknowledged entries from `from` on are lost; the next whole one lies at `to`.
+    Hole {
+        /// Where the first lost entry lay.
+        from: Lsn,
+        /// The next entry; its chain cannot be compared.
+        to: Lsn,
+    },
+    /// The entry is dropped, as if it had never been written.
+    Drop(Lsn),
+    /// Data of the acknowledged entry is lost, and that is settled.
+    Damaged(Lsn),
+}
+
+/// Bytes of a decision.
+pub const DECISION_SIZE: usize = 24;
+
+/// Decisions to bytes.
+pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
+    let mut to = Writer::default();
+    for decision in decisions {
+        let (kind, first, second) = match *decision {
+            Decision::Cut { from, to } => (1, from, to),
+            Decision::Hole { from, to } => (2, from, to),
+            Decision::Drop(lsn) => (3, lsn, Lsn::ZERO),
+            Decision::Damaged(lsn) => (4, lsn, Lsn::ZERO),
+        };
+        to.u64(kind);
+        to.u64(first.get());
+        to.u64(second.get());
+    }
+    to.bytes
+}
+
+/// Decisions of bytes; `None` where there is something else.
+pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
+    let mut from = Reader::new(bytes);
+    let mut decisions = Vec::new();
+    while !from.is_at_end() {
+        let (kind, first, second) = (from.u64()?, Lsn::new(from.u64()?), Lsn::new(from.u64()?));
+        decisions.push(match kind {
+            1 if first < second => Decision::Cut { from: first, to: second },
+            2 if first < second => Decision::Hole { from: first, to: second },
+            3 => Decision::Drop(first),
+            4 => Decision::Damaged(first),
+            _ => return None,
+        });
+    }
+    Some(decisions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_frozen() {
+        let (from, to) = (Lsn::new(512), Lsn::new(4096));
+        let decisions = vec![
+            Decision::Cut { from, to },
+            Decision::Hole { from, to },
+            Decision::Drop(to),
+            Decision::Damaged(from),
+        ];
+        let bytes = encode_decisions(&decisions);
+        super::super::golden("decisions.1", &bytes);
+        assert_eq!(decode_decisions(&bytes), Some(decisions));
+        assert_eq!(decode_decisions(&bytes[1..]), None);
+        assert_eq!(decode_decisions(&[9; 24]), None);
+    }
+}

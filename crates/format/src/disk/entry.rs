@@ -1,0 +1,347 @@
+//! A journal entry: header, one checksum for each unit of data, padding to a sector, inline data.
+//!
+//! ```text
+//!   0   magic   4  checksum of [8, header_size)   8  store tag   16 lsn   24 checksum of the entry before
+//!   28  kind    29 block size shift  30 zero      32 durable lsn         40 size   44 checksum count
+//!   48  key     64 PG                72 version   84 offset   88 length  92 location   96 checksums...
+//! ```
+//!
+//! Invariants
+//!   1. `size` is whole sectors, and data starts at a sector.
+//!   2. The header is checked alone; data is checked by its own checksums.
+
+use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version, crc32c};
+
+use super::BlockKey;
+use super::bytes::{Reader, Writer};
+
+const MAGIC: u32 = 0x3145_4a41;
+const FIXED_SIZE: usize = 96;
+/// Most checksums of an entry: those of the largest block.
+const CHECKSUM_COUNT_MAX: usize = 256;
+/// Longest header with its checksums, before padding, in bytes.
+pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + 4 * CHECKSUM_COUNT_MAX;
+
+/// What an entry does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum EntryKind {
+    /// A range of a block; the data is inline.
+    Write = 1,
+    /// A range of a block that replaces all of it; the data lies at `location`.
+    WriteLarge = 2,
+    /// A range of a block reads as zeros.
+    Zero = 3,
+    /// The block is deleted.
+    Delete = 4,
+    /// A note; inline, padded with zeros to whole units; `length` is its true size.
+    Note = 5,
+    /// Tombstones of the PG up to `version` may go.
+    Floor = 6,
+    /// The PG is no longer suspect.
+    Absolve = 7,
+    /// Nothing; records the durable lsn.
+    Idle = 8,
+    /// Nothing; fills the ring to its end. Only its first sector is written.
+    Pad = 9,
+    /// What a recovery decided; inline like a note.
+    Recovery = 10,
+}
+
+impl EntryKind {
+    fn new(number: u8) -> Option<EntryKind> {
+        use EntryKind::*;
+        [Write, WriteLarge, Zero, Delete, Note, Floor, Absolve, Idle, Pad, Recovery]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+    }
+
+    /// Whether the data follows the header in the journal.
+    pub const fn is_inline(self) -> bool {
+        matches!(self, EntryKind::Write | EntryKind::Note | EntryKind::Recovery)
+    }
+}
+
+/// The header of an entry. Fields that a kind does not use are zero or `None`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EntryHeader {
+    /// What it does.
+    pub kind: EntryKind,
+    /// Where it lies; the place in the ring is this modulo the ring's size.
+    pub lsn: Lsn,
+    /// Checksum of the entry before.
+    pub previous: Checksum,
+    /// Entries before this lsn, and their data, were durable when this was written.
+    pub durable: Lsn,
+    /// Bytes of the journal it takes, header and padding included.
+    pub size: u32,
+    /// The block.
+    pub key: Option<BlockKey>,
+    /// The block's size.
+    pub block_size: Option<BlockSize>,
+    /// The PG; of a note that belongs to none, `None`.
+    pub pg: Option<PgId>,
+    /// The version of the change.
+    pub version: Version,
+    /// From, in bytes in the block.
+    pub offset: u32,
+    /// How much, in bytes; of a note, its size.
+    pub length: u32,
+    /// Where the block lies in the data area.
+    pub location: u32,
+    /// One for each unit of data.
+    pub checksums: Vec<Checksum>,
+}
+
+/// Why bytes are no entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryDecodeError {
+    /// There is no header here.
+    NotEntry,
+    /// The header is longer than the bytes given; carries its size.
+    NeedMore(usize),
+    /// There is something like a header, with a wrong checksum or impossible fields, or another
+    /// store's.
+    Damaged,
+}
+
+impl EntryHeader {
+    /// Size of the header with its checksums, padded to sectors, in bytes.
+    pub fn header_size(checksum_count: usize, sector_size: u32) -> u32 {
+        assert!(checksum_count <= CHECKSUM_COUNT_MAX);
+        ((FIXED_SIZE + 4 * checksum_count) as u32).next_multiple_of(sector_size)
+    }
+
+    /// Bytes of inline data.
+    pub fn data_size(&self) -> u32 {
+        if self.kind.is_inline() { (self.checksums.len() as u64 * UNIT_SIZE) as u32 } else { 0 }
+    }
+
+    /// Bytes of the journal an entry takes: header, padding, data.
+    pub fn size_of(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
+        let data = if kind.is_inline() { checksum_count as u32 * UNIT_SIZE as u32 } else { 0 };
+        EntryHeader::header_size(checksum_count, sector_size) + data
+    }
+
+    /// Writes the header to the front of `bytes` and zeros behind it, and returns its checksum.
+    /// Requires: `bytes` is exactly the padded header.
+    pub fn encode(&self, store_tag: u64, bytes: &mut [u8]) -> Checksum {
+        assert!(self.checksums.len() <= CHECKSUM_COUNT_MAX);
+        let end = FIXED_SIZE + 4 * self.checksums.len();
+        assert!(end <= bytes.len());
+        let mut to = Writer::default();
+        to.bytes.reserve(end);
+        to.u32(MAGIC);
+        to.u32(0);
+        to.u64(store_tag);
+        to.u64(self.lsn.get());
+        to.u32(self.previous.get());
+        to.u8(self.kind as u8);
+        to.u8(self.block_size.map_or(0, BlockSize::shift));
+        to.u16(0);
+        to.u64(self.durable.get());
+        to.u32(self.size);
+        to.u32(self.checksums.len() as u32);
+        to.key(self.key);
+        to.pg(self.pg);
+        to.version(self.version);
+        to.u32(self.offset);
+        to.u32(self.length);
+        to.u32(self.location);
+        assert!(to.bytes.len() == FIXED_SIZE);
+        for checksum in &self.checksums {
+            to.u32(checksum.get());
+        }
+        let checksum = crc32c(&to.bytes[8..]);
+        to.bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
+        bytes[..end].copy_from_slice(&to.bytes);
+        bytes[end..].fill(0);
+        checksum
+    }
+
+    /// The header at the front of `bytes`, and its checksum.
+    pub fn decode(
+        bytes: &[u8],
+        store_tag: u64,
+        sector_size: u32,
+    ) -> Result<(EntryHeader, Checksum), EntryDecodeError> {
+        let mut from = Reader::new(bytes);
+        if from.u32() != Some(MAGIC) || bytes.len() < FIXED_SIZE {
+            return Err(EntryDecodeError::NotEntry);
+        }
+        let mut count = Reader::new(&bytes[44..48]);
+        let count = count.u32().ok_or(EntryDecodeError::Damaged)? as usize;
+        if count > CHECKSUM_COUNT_MAX {
+            return Err(EntryDecodeError::Damaged);
+        }
+        let end = FIXED_SIZE + 4 * count;
+        if bytes.len() < end {
+            return Err(EntryDecodeError::NeedMore(end));
+        }
+        let stored = from.u32().ok_or(EntryDecodeError::Damaged)?;
+        let checksum = crc32c(&bytes[8..end]);
+        if stored != checksum.get() || from.u64() != Some(store_tag) {
+            return Err(EntryDecodeError::Damaged);
+        }
+        let header = decode_fields(&mut from, count).ok_or(EntryDecodeError::Damaged)?;
+        if !header.is_sound(sector_size) {
+            return Err(EntryDecodeError::Damaged);
+        }
+        Ok((header, checksum))
+    }
+
+    /// Whether the fields fit each other, so that nobody behind has to ask again.
+    fn is_sound(&self, sector_size: u32) -> bool {
+        let count = self.checksums.len();
+        let size_fits = match self.kind {
+            EntryKind::Pad => {
+                self.size >= sector_size && self.size.is_multiple_of(sector_size) && count == 0
+            }
+            kind => self.size == EntryHeader::size_of(kind, count, sector_size),
+        };
+        size_fits && self.durable <= self.lsn && self.fields_fit_kind()
+    }
+
+    fn fields_fit_kind(&self) -> bool {
+        let units = self.checksums.len() as u64 * UNIT_SIZE;
+        let in_block = match self.block_size {
+            Some(size) => self.offset as u64 + self.length as u64 <= size.bytes(),
+            None => false,
+        };
+        let whole_units = (self.offset as u64).is_multiple_of(UNIT_SIZE)
+            && (self.length as u64).is_multiple_of(UNIT_SIZE)
+            && self.length > 0;
+        let of_block = self.key.is_some() && self.pg.is_some();
+        match self.kind {
+            EntryKind::Write | EntryKind::WriteLarge => {
+                of_block && in_block && whole_units && self.length as u64 == units
+            }
+            EntryKind::Zero => of_block && in_block && whole_units && units == 0,
+            EntryKind::Delete => of_block && units == 0,
+            EntryKind::Note | EntryKind::Recovery => self.length as u64 <= units,
+            EntryKind::Floor | EntryKind::Absolve => self.pg.is_some() && units == 0,
+            EntryKind::Idle | EntryKind::Pad => units == 0,
+        }
+    }
+}
+
+fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
+    let lsn = Lsn::new(from.u64()?);
+    let previous = Checksum::new(from.u32()?);
+    let kind = EntryKind::new(from.u8()?)?;
+    let block_size = match from.u8()? {
+        0 => None,
+        shift => Some(BlockSize::from_shift(shift)?),
+    };
+    from.u16()?;
+    let durable = Lsn::new(from.u64()?);
+    let size = from.u32()?;
+    from.u32()?;
+    let key = from.key()?;
+    let pg = from.pg()?;
+    let version = from.version()?;
+    let (offset, length, location) = (from.u32()?, from.u32()?, from.u32()?);
+    let mut checksums = Vec::with_capacity(count);
+    for _ in 0..count {
+        checksums.push(Checksum::new(from.u32()?));
+    }
+    Some(EntryHeader {
+        kind,
+        lsn,
+        previous,
+        durable,
+        size,
+        key,
+        block_size,
+        pg,
+        version,
+        offset,
+        length,
+        location,
+        checksums,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    fn sample() -> EntryHeader {
+        let pool = PoolId::new(2).expect("2 is in range");
+        EntryHeader {
+            kind: EntryKind::Write,
+            lsn: Lsn::new(0x1_0000),
+            previous: Checksum::new(0xdead_beef),
+            durable: Lsn::new(0x8000),
+            size: 512 + 8192,
+            key: Some(BlockKey {
+                pool,
+                hash: 0x1234_5678,
+                image: ImageId::FIRST,
+                stripe: StripeIndex::new(9),
+            }),
+            block_size: Some(BlockSize::DEFAULT),
+            pg: Some(PgId { pool, number: 0x1f }),
+            version: Version { epoch: Epoch::new(3), counter: 77 },
+            offset: 4096,
+            length: 8192,
+            location: 8,
+            checksums: vec![Checksum::new(1), Checksum::new(2)],
+        }
+    }
+
+    fn encoded(entry: &EntryHeader) -> Vec<u8> {
+        let mut bytes = vec![0xff; 512];
+        entry.encode(42, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn bytes_are_frozen() {
+        super::super::golden("entry.1", &encoded(&sample()));
+    }
+
+    #[test]
+    fn encoding_and_decoding_are_inverse() {
+        let (entry, _) = EntryHeader::decode(&encoded(&sample()), 42, 512).expect("it is whole");
+        assert_eq!(entry, sample());
+    }
+
+    #[test]
+    fn another_stores_entry_does_not_fit() {
+        let bytes = encoded(&sample());
+        assert_eq!(EntryHeader::decode(&bytes, 43, 512), Err(EntryDecodeError::Damaged));
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        let bytes = encoded(&sample());
+        for at in 0..104 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x10;
+            assert!(EntryHeader::decode(&changed, 42, 512).is_err(), "byte {at}");
+        }
+        assert_eq!(
+            EntryHeader::decode(&bytes[..100], 42, 512),
+            Err(EntryDecodeError::NeedMore(104))
+        );
+    }
+
+    #[test]
+    fn impossible_fields_are_refused() {
+        let wrong: [fn(&mut EntryHeader); 5] = [
+            |entry| entry.durable = entry.lsn.advance(1),
+            |entry| entry.size += 512,
+            |entry| entry.offset = 124 << 10,
+            |entry| entry.key = None,
+            |entry| entry.length = 4096,
+        ];
+        for change in wrong {
+            let mut entry = sample();
+            change(&mut entry);
+            let bytes = encoded(&entry);
+            assert_eq!(EntryHeader::decode(&bytes, 42, 512), Err(EntryDecodeError::Damaged));
+        }
+    }
+}

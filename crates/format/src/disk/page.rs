@@ -1,0 +1,588 @@
+//! Pages of a checkpoint: leaves with the records of blocks, streams (directory, PGs, notes), and
+//! the root that names them all.
+//!
+//! ```text
+//!   root ──▶ directory stream ──▶ leaf, leaf, leaf ...     leaves in key order, each a key range
+//!        ──▶ PG stream     a stream is a chain of pages, each with the number and the checksum
+//!        ──▶ note stream   of the next
+//! ```
+//!
+//! Invariants
+//!   1. Who names a page knows its checksum, so an older content of the place never fits.
+//!   2. Pages are never changed in place; the two root slots are written in turn.
+
+use base::{BlockSize, Checksum, Lsn, PgId, Version, crc32c};
+
+use super::bytes::{Reader, Writer};
+use super::{BlockKey, LOCATION_NONE, NoteKey, UnitSet};
+
+/// Size of a page in bytes.
+pub const PAGE_SIZE: usize = 4096;
+/// Names no page.
+pub const PAGE_NONE: u32 = u32::MAX;
+
+const LEAF_MAGIC: u32 = 0x464c_4a41;
+const STREAM_MAGIC: u32 = 0x5453_4a41;
+const ROOT_MAGIC: u32 = 0x5452_4a41;
+const HEADER_SIZE: usize = 32;
+/// Bytes of records a leaf holds.
+pub const LEAF_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE;
+/// Bytes of a stream a page holds.
+pub const STREAM_PAGE_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE - 4;
+const RECORD_FIXED_SIZE: usize = 36;
+
+/// Why bytes are not the page they should be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageDecodeError;
+
+/// Where a page lies and what it must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageRef {
+    /// Number of the page in the checkpoint area.
+    pub page: u32,
+    /// Its checksum.
+    pub checksum: Checksum,
+    /// Bytes of its records.
+    pub used: u16,
+}
+
+/// One block in a leaf.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeafRecord {
+    /// The block.
+    pub key: BlockKey,
+    /// Number of the PG that wrote the version.
+    pub pg: u16,
+    /// Its version.
+    pub version: Version,
+    /// Its size.
+    pub block_size: BlockSize,
+    /// Whether it is deleted.
+    pub tombstone: bool,
+    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    pub location: u32,
+    /// Units that hold data. Empty without a location.
+    pub written: UnitSet,
+    /// Written units that lost their data.
+    pub damaged: UnitSet,
+    /// Without a location empty, else one for each unit of the block; those of units that hold
+    /// no data have no meaning.
+    pub checksums: Vec<Checksum>,
+}
+
+/// Bytes a record takes in a leaf.
+pub const fn record_size(block_size: BlockSize, has_location: bool) -> usize {
+    if !has_location {
+        return RECORD_FIXED_SIZE;
+    }
+    let units = block_size.unit_count() as usize;
+    RECORD_FIXED_SIZE + 2 * bitmap_size(units) + 4 * units
+}
+
+const fn bitmap_size(units: usize) -> usize {
+    units.div_ceil(8)
+}
+
+/// A leaf: records in key order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeafPage {
+    /// The checkpoint that wrote it.
+    pub sequence: u64,
+    /// The blocks.
+    pub records: Vec<LeafRecord>,
+}
+
+impl LeafPage {
+    /// The bytes of the page and what names it. Requires: the records fit.
+    pub fn encode(&self, store_tag: u64, page: u32) -> (Vec<u8>, PageRef) {
+        let mut to = header(LEAF_MAGIC, store_tag, self.sequence, page);
+        to.u16(self.records.len() as u16);
+        to.u16(0);
+        for record in &self.records {
+            encode_record(&mut to, record);
+        }
+        assert!(to.bytes.len() <= PAGE_SIZE);
+        let used = (to.bytes.len() - HEADER_SIZE) as u16;
+        let (bytes, checksum) = seal(to);
+        (bytes, PageRef { page, checksum, used })
+    }
+
+    /// The leaf of the bytes.
+    pub fn decode(
+        bytes: &[u8],
+        store_tag: u64,
+        page: PageRef,
+    ) -> Result<LeafPage, PageDecodeError> {
+        let (sequence, mut from) =
+            open(bytes, LEAF_MAGIC, store_tag, page.page, page.checksum).ok_or(PageDecodeError)?;
+        let records = decode_records(&mut from).ok_or(PageDecodeError)?;
+        let in_order = records.windows(2).all(|pair| pair[0].key < pair[1].key);
+        if !in_order {
+            return Err(PageDecodeError);
+        }
+        Ok(LeafPage { sequence, records })
+    }
+}
+
+fn encode_record(to: &mut Writer, record: &LeafRecord) {
+    to.key(Some(record.key));
+    to.version(record.version);
+    to.u32(record.location);
+    to.u16(record.pg);
+    to.u8(record.block_size.shift());
+    to.u8(record.tombstone as u8);
+    if record.location == LOCATION_NONE {
+        assert!(record.checksums.is_empty());
+        return;
+    }
+    let units = record.block_size.unit_count() as usize;
+    assert!(record.checksums.len() == units);
+    for set in [&record.written, &record.damaged] {
+        for word in set.words(units as u32) {
+            let bytes = word.to_le_bytes();
+            to.bytes.extend_from_slice(&bytes[..bitmap_size(units).min(8)]);
+        }
+    }
+    for checksum in &record.checksums {
+        to.u32(checksum.get());
+    }
+}
+
+fn decode_records(from: &mut Reader) -> Option<Vec<LeafRecord>> {
+    let count = from.u16()?;
+    from.u16()?;
+    (0..count).map(|_| decode_record(from)).collect()
+}
+
+fn decode_record(from: &mut Reader) -> Option<LeafRecord> {
+    let key = from.key()??;
+    let version = from.version()?;
+    let location = from.u32()?;
+    let pg = from.u16()?;
+    let block_size = BlockSize::from_shift(from.u8()?)?;
+    let tombstone = match from.u8()? {
+        0 => false,
+        1 => true,
+        _ => return None,
+    };
+    let mut record = LeafRecord {
+        key,
+        pg,
+        version,
+        block_size,
+        tombstone,
+        location,
+        written: UnitSet::EMPTY,
+        damaged: UnitSet::EMPTY,
+        checksums: Vec::new(),
+    };
+    if location != LOCATION_NONE {
+        let units = block_size.unit_count();
+        record.written = decode_units(from, units)?;
+        record.damaged = decode_units(from, units)?;
+        let checksums: Option<Vec<u32>> = (0..units).map(|_| from.u32()).collect();
+        record.checksums = checksums?.into_iter().map(Checksum::new).collect();
+    }
+    Some(record)
+}
+
+fn decode_units(from: &mut Reader, units: u32) -> Option<UnitSet> {
+    let mut set = UnitSet::EMPTY;
+    let bytes = from.take(bitmap_size(units as usize))?;
+    for unit in 0..units {
+        if bytes[unit as usize / 8] & (1 << (unit % 8)) != 0 {
+            set.insert(unit);
+        }
+    }
+    Some(set)
+}
+
+fn header(magic: u32, store_tag: u64, sequence: u64, page: u32) -> Writer {
+    let mut to = Writer::default();
+    to.bytes.reserve(PAGE_SIZE);
+    to.u32(magic);
+    to.u32(0);
+    to.u64(store_tag);
+    to.u64(sequence);
+    to.u32(page);
+    to
+}
+
+/// Fills the page and puts its checksum in.
+fn seal(mut to: Writer) -> (Vec<u8>, Checksum) {
+    to.bytes.resize(PAGE_SIZE, 0);
+    let checksum = crc32c(&to.bytes[8..]);
+    to.bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
+    (to.bytes, checksum)
+}
+
+/// Checks the page and returns its sequence and a reader behind its header.
+fn open(
+    bytes: &[u8],
+    magic: u32,
+    store_tag: u64,
+    page: u32,
+    checksum: Checksum,
+) -> Option<(u64, Reader<'_>)> {
+    if bytes.len() != PAGE_SIZE || crc32c(&bytes[8..]) != checksum {
+        return None;
+    }
+    let mut from = Reader::new(bytes);
+    let fits = from.u32()? == magic && from.u32()? == checksum.get() && from.u64()? == store_tag;
+    let sequence = from.u64()?;
+    (fits && from.u32()? == page).then_some((sequence, from))
+}
+
+/// Where a stream begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StreamRef {
+    /// Its first page; `PAGE_NONE` if it is empty.
+    pub page: u32,
+    /// Checksum of that page.
+    pub checksum: Checksum,
+    /// Its bytes.
+    pub size: u64,
+}
+
+impl StreamRef {
+    /// A stream without bytes.
+    pub const EMPTY: StreamRef = StreamRef { page: PAGE_NONE, checksum: Checksum::new(0), size: 0 };
+
+    /// Pages it takes.
+    pub const fn page_count(&self) -> u64 {
+        self.size.div_ceil(STREAM_PAGE_CAPACITY as u64)
+    }
+}
+
+/// A page of a stream. `next.size` are the bytes behind this page.
+pub struct StreamPage;
+
+impl StreamPage {
+    /// Cuts a stream into pages with these numbers: their bytes, and where it begins.
+    /// Requires: one number for each page.
+    pub fn encode_all(
+        stream: &[u8],
+        pages: &[u32],
+        store_tag: u64,
+        sequence: u64,
+    ) -> (Vec<Vec<u8>>, StreamRef) {
+        let capacity = STREAM_PAGE_CAPACITY;
+        assert!(pages.len() == stream.len().div_ceil(capacity));
+        let mut next = StreamRef::EMPTY;
+        let mut images = Vec::with_capacity(pages.len());
+        // From the end, since each page carries the checksum of the next.
+        for (chunk, page) in stream.chunks(capacity).zip(pages).rev() {
+            let mut to = header(STREAM_MAGIC, store_tag, sequence, *page);
+            to.u32(next.page);
+            to.u32(next.checksum.get());
+            to.bytes.extend_from_slice(chunk);
+            let (bytes, checksum) = seal(to);
+            images.push(bytes);
+            next = StreamRef { page: *page, checksum, size: next.size + chunk.len() as u64 };
+        }
+        images.reverse();
+        (images, next)
+    }
+
+    /// Appends the bytes of the page that `from` names and returns where the rest begins.
+    pub fn decode(
+        bytes: &[u8],
+        store_tag: u64,
+        from: StreamRef,
+        stream: &mut Vec<u8>,
+    ) -> Result<StreamRef, PageDecodeError> {
+        let (_, mut reader) = open(bytes, STREAM_MAGIC, store_tag, from.page, from.checksum)
+            .ok_or(PageDecodeError)?;
+        let page = reader.u32().ok_or(PageDecodeError)?;
+        let checksum = Checksum::new(reader.u32().ok_or(PageDecodeError)?);
+        let size = from.size.min(STREAM_PAGE_CAPACITY as u64);
+        stream.extend_from_slice(reader.take(size as usize).ok_or(PageDecodeError)?);
+        let rest = StreamRef { page, checksum, size: from.size - size };
+        if (rest.size == 0) != (rest.page == PAGE_NONE) {
+            return Err(PageDecodeError);
+        }
+        Ok(rest)
+    }
+}
+
+/// What a checkpoint is: everything as the entries before `replay` left it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Root {
+    /// Counts checkpoints; also tells which slot it is written to.
+    pub sequence: u64,
+    /// The journal is replayed from here.
+    pub replay: Lsn,
+    /// Checksum of the entry before that.
+    pub previous: Checksum,
+    /// First keys and places of the leaves.
+    pub directory: StreamRef,
+    /// What is known of each PG.
+    pub pgs: StreamRef,
+    /// The notes.
+    pub notes: StreamRef,
+}
+
+impl Root {
+    /// The bytes of the root.
+    pub fn encode(&self, store_tag: u64) -> Vec<u8> {
+        let mut to = header(ROOT_MAGIC, store_tag, self.sequence, 0);
+        to.u32(self.previous.get());
+        to.u64(self.replay.get());
+        for stream in [&self.directory, &self.pgs, &self.notes] {
+            to.u32(stream.page);
+            to.u32(stream.checksum.get());
+            to.u64(stream.size);
+        }
+        seal(to).0
+    }
+
+    /// The root of the bytes.
+    pub fn decode(bytes: &[u8], store_tag: u64) -> Result<Root, PageDecodeError> {
+        if bytes.len() != PAGE_SIZE {
+            return Err(PageDecodeError);
+        }
+        let checksum = crc32c(&bytes[8..]);
+        let (sequence, mut from) =
+            open(bytes, ROOT_MAGIC, store_tag, 0, checksum).ok_or(PageDecodeError)?;
+        let mut fields = || {
+            let previous = Checksum::new(from.u32()?);
+            let replay = Lsn::new(from.u64()?);
+            let mut stream = || {
+                let page = from.u32()?;
+                let checksum = Checksum::new(from.u32()?);
+                Some(StreamRef { page, checksum, size: from.u64()? })
+            };
+            let (directory, pgs, notes) = (stream()?, stream()?, stream()?);
+            Some(Root { sequence, replay, previous, directory, pgs, notes })
+        };
+        fields().ok_or(PageDecodeError)
+    }
+}
+
+/// The directory as a stream.
+pub fn encode_directory<'a>(leaves: impl Iterator<Item = (&'a BlockKey, &'a PageRef)>) -> Vec<u8> {
+    let mut to = Writer::default();
+    for (first, leaf) in leaves {
+        to.key(Some(*first));
+        to.u32(leaf.page);
+        to.u32(leaf.checksum.get());
+        to.u32(leaf.used as u32);
+    }
+    to.bytes
+}
+
+/// The directory of a stream: the first key of each leaf, in order.
+pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageDecodeError> {
+    let mut from = Reader::new(stream);
+    let mut leaves: Vec<(BlockKey, PageRef)> = Vec::new();
+    while !from.is_at_end() {
+        let mut leaf = || {
+            let key = from.key()??;
+            let (page, checksum) = (from.u32()?, Checksum::new(from.u32()?));
+            Some((key, PageRef { page, checksum, used: u16::try_from(from.u32()?).ok()? }))
+        };
+        let leaf = leaf().ok_or(PageDecodeError)?;
+        if leaves.last().is_some_and(|last| last.0 >= leaf.0) {
+            return Err(PageDecodeError);
+        }
+        leaves.push(leaf);
+    }
+    Ok(leaves)
+}
+
+/// What a store knows of one PG.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct PgRecord {
+    /// The highest version ever accepted.
+    pub last: Version,
+    /// Tombstones up to this version are gone.
+    pub floor: Version,
+    /// The PG was absolved here in the journal.
+    pub absolved: Option<Lsn>,
+}
+
+/// The PG table as a stream.
+pub fn encode_pgs<'a>(pgs: impl Iterator<Item = (&'a PgId, &'a PgRecord)>) -> Vec<u8> {
+    let mut to = Writer::default();
+    for (pg, record) in pgs {
+        to.pg(Some(*pg));
+        to.version(record.last);
+        to.version(record.floor);
+        to.u64(record.absolved.is_some() as u64);
+        to.u64(record.absolved.map_or(0, Lsn::get));
+    }
+    to.bytes
+}
+
+/// The PG table of a stream.
+pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeError> {
+    let mut from = Reader::new(stream);
+    let mut pgs = Vec::new();
+    while !from.is_at_end() {
+        let mut record = || {
+            let pg = from.pg()??;
+            let (last, floor) = (from.version()?, from.version()?);
+            let (is_absolved, lsn) = (from.u64()? != 0, Lsn::new(from.u64()?));
+            Some((pg, PgRecord { last, floor, absolved: is_absolved.then_some(lsn) }))
+        };
+        pgs.push(record().ok_or(PageDecodeError)?);
+    }
+    Ok(pgs)
+}
+
+/// The notes as a stream.
+pub fn encode_notes<'a>(notes: impl Iterator<Item = (&'a NoteKey, &'a [u8])>) -> Vec<u8> {
+    let mut to = Writer::default();
+    for (key, note) in notes {
+        to.pg(match key {
+            NoteKey::Pg(pg) => Some(*pg),
+            NoteKey::Cluster => None,
+        });
+        to.u32(note.len() as u32);
+        to.bytes.extend_from_slice(note);
+    }
+    to.bytes
+}
+
+/// The notes of a stream.
+pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecodeError> {
+    let mut from = Reader::new(stream);
+    let mut notes = Vec::new();
+    while !from.is_at_end() {
+        let mut note = || {
+            let key = from.pg()?.map_or(NoteKey::Cluster, NoteKey::Pg);
+            let size = from.u32()?;
+            Some((key, from.take(size as usize)?.to_vec()))
+        };
+        notes.push(note().ok_or(PageDecodeError)?);
+    }
+    Ok(notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    fn key(hash: u32) -> BlockKey {
+        let pool = PoolId::new(1).expect("1 is in range");
+        BlockKey { pool, hash, image: ImageId::FIRST, stripe: StripeIndex::new(hash + 1) }
+    }
+
+    fn sample() -> LeafPage {
+        let version = Version { epoch: Epoch::new(2), counter: 40 };
+        let mut written = UnitSet::first(9);
+        written.remove(3);
+        let mut damaged = UnitSet::EMPTY;
+        damaged.insert(8);
+        let data = LeafRecord {
+            key: key(5),
+            pg: 7,
+            version,
+            block_size: BlockSize::DEFAULT,
+            tombstone: false,
+            location: 24,
+            written,
+            damaged,
+            checksums: (0..32).map(Checksum::new).collect(),
+        };
+        let tombstone = LeafRecord {
+            key: key(6),
+            tombstone: true,
+            location: LOCATION_NONE,
+            written: UnitSet::EMPTY,
+            damaged: UnitSet::EMPTY,
+            checksums: Vec::new(),
+            ..data.clone()
+        };
+        LeafPage { sequence: 11, records: vec![data, tombstone] }
+    }
+
+    #[test]
+    fn leaf_bytes_are_frozen() {
+        let (bytes, page) = sample().encode(42, 9);
+        super::super::golden("leaf.1", &bytes);
+        assert_eq!(LeafPage::decode(&bytes, 42, page), Ok(sample()));
+    }
+
+    #[test]
+    fn records_have_the_size_that_is_counted() {
+        for shift in 14..=20 {
+            let block_size = BlockSize::from_shift(shift).expect("in range");
+            let units = block_size.unit_count();
+            let mut leaf = sample();
+            leaf.records.truncate(1);
+            leaf.records[0].block_size = block_size;
+            leaf.records[0].checksums = vec![Checksum::new(1); units as usize];
+            leaf.records[0].written = UnitSet::first(units);
+            leaf.records[0].damaged = UnitSet::EMPTY;
+            let (bytes, page) = leaf.encode(42, 9);
+            assert_eq!(page.used as usize, record_size(block_size, true));
+            assert_eq!(LeafPage::decode(&bytes, 42, page), Ok(leaf));
+        }
+    }
+
+    #[test]
+    fn another_content_of_the_place_does_not_fit() {
+        let (_, page) = sample().encode(42, 9);
+        let mut older = sample();
+        older.sequence = 10;
+        let (bytes, _) = older.encode(42, 9);
+        assert_eq!(LeafPage::decode(&bytes, 42, page), Err(PageDecodeError));
+    }
+
+    #[test]
+    fn root_bytes_are_frozen() {
+        let stream = StreamRef { page: 3, checksum: Checksum::new(4), size: 5 };
+        let root = Root {
+            sequence: 2,
+            replay: Lsn::new(8192),
+            previous: Checksum::new(6),
+            directory: stream,
+            pgs: StreamRef::EMPTY,
+            notes: stream,
+        };
+        let bytes = root.encode(42);
+        super::super::golden("root.1", &bytes);
+        assert_eq!(Root::decode(&bytes, 42), Ok(root));
+        assert_eq!(Root::decode(&bytes, 43), Err(PageDecodeError));
+        assert_eq!(Root::decode(&vec![0; PAGE_SIZE], 42), Err(PageDecodeError));
+    }
+
+    #[test]
+    fn streams_come_back_and_notice_damage() {
+        let bytes: Vec<u8> = (0..10_000).map(|i| i as u8).collect();
+        let (images, mut at) = StreamPage::encode_all(&bytes, &[5, 9, 2], 42, 1);
+        assert_eq!(at.page_count(), 3);
+        super::super::golden("stream.1", &images[2]);
+        let mut stream = Vec::new();
+        for image in &images {
+            let mut wrong = image.clone();
+            wrong[PAGE_SIZE - 1] ^= 1;
+            assert!(StreamPage::decode(&wrong, 42, at, &mut Vec::new()).is_err());
+            at = StreamPage::decode(image, 42, at, &mut stream).expect("it is whole");
+        }
+        assert_eq!(at.page, PAGE_NONE);
+        assert_eq!(stream, bytes);
+    }
+
+    #[test]
+    fn directory_pgs_and_notes_come_back() {
+        let leaf = PageRef { page: 3, checksum: Checksum::new(4), used: 500 };
+        let directory = vec![(key(1), leaf), (key(2), leaf)];
+        let bytes = encode_directory(directory.iter().map(|(key, leaf)| (key, leaf)));
+        assert_eq!(decode_directory(&bytes), Ok(directory));
+        assert!(decode_directory(&bytes[..bytes.len() - 1]).is_err());
+
+        let pg = PgId { pool: PoolId::FIRST, number: 3 };
+        let record = PgRecord { absolved: Some(Lsn::new(9)), ..PgRecord::default() };
+        let bytes = encode_pgs([(&pg, &record)].into_iter());
+        assert_eq!(decode_pgs(&bytes), Ok(vec![(pg, record)]));
+
+        let notes = vec![(NoteKey::Pg(pg), b"entry".to_vec()), (NoteKey::Cluster, b"map".to_vec())];
+        let bytes = encode_notes(notes.iter().map(|(key, note)| (key, &note[..])));
+        assert_eq!(decode_notes(&bytes), Ok(notes));
+        assert!(decode_notes(&bytes[..5]).is_err());
+    }
+}

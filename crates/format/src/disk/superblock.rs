@@ -1,0 +1,241 @@
+//! The superblock: who the store is and where its areas lie. Two copies; the newer valid one
+//! counts, and both are never written at once.
+
+use base::{ClusterId, Lsn, OsdId, crc32c};
+
+use super::bytes::{Reader, Writer};
+use super::{CommitMode, StoreId};
+
+/// Where the two copies lie on the device, in bytes.
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
+/// Size of a copy in bytes.
+pub const SUPERBLOCK_SIZE: usize = 4096;
+/// Version of everything a store writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
+/// The checksum covers everything behind itself.
+const CHECKSUM_END: usize = 12;
+
+/// A range of the device in bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Area {
+    /// From.
+    pub offset: u64,
+    /// How much.
+    pub size: u64,
+}
+
+impl Area {
+    /// Where it ends.
+    pub const fn end(self) -> u64 {
+        self.offset + self.size
+    }
+}
+
+/// What is frozen with a store, and whether it is suspect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Superblock {
+    /// Grows with each writing of a copy.
+    pub sequence: u64,
+    /// The store.
+    pub store: StoreId,
+    /// Its cluster.
+    pub cluster: ClusterId,
+    /// The OSD it belongs to.
+    pub osd: OsdId,
+    /// The device's logical block in bytes: 512 or 4096.
+    pub sector_size: u32,
+    /// When a write is durable.
+    pub commit: CommitMode,
+    /// Bytes of the device that are the store's.
+    pub size: u64,
+    /// The journal ring.
+    pub journal: Area,
+    /// Roots and pages of checkpoints.
+    pub checkpoints: Area,
+    /// Blocks.
+    pub data: Area,
+    /// Damage was found when the journal ended here; what was absolved later is not suspect.
+    pub suspect: Option<Lsn>,
+}
+
+/// Why bytes are no superblock that can be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SuperblockError {
+    /// No store of ours was made here.
+    NotOurs,
+    /// Ours once; its checksum or its fields are wrong.
+    Damaged,
+    /// Written by a newer program; carries its format version.
+    Newer(u32),
+    /// Uses what this program cannot do; says what.
+    Unsupported(&'static str),
+}
+
+impl Superblock {
+    /// The bytes of a copy.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.u32(FORMAT_VERSION);
+        to.u64(self.sequence);
+        to.u128(self.store.get());
+        to.u128(self.cluster.get());
+        to.u32(self.osd.get());
+        to.u32(self.sector_size);
+        to.u64(match self.commit {
+            CommitMode::Fsync => 0,
+            CommitMode::Immediate => 1,
+        });
+        to.u64(self.size);
+        for area in [self.journal, self.checkpoints, self.data] {
+            to.u64(area.offset);
+            to.u64(area.size);
+        }
+        // The store that holds the journal, and the slice of a shared drive: none yet.
+        to.u128(0);
+        to.u64(0);
+        to.u64(0);
+        to.u64(self.suspect.is_some() as u64);
+        to.u64(self.suspect.map_or(0, Lsn::get));
+
+        let mut bytes = MAGIC.to_vec();
+        bytes.resize(CHECKSUM_END, 0);
+        bytes.extend_from_slice(&to.bytes);
+        bytes.resize(SUPERBLOCK_SIZE, 0);
+        let checksum = crc32c(&bytes[CHECKSUM_END..]).get();
+        bytes[MAGIC.len()..CHECKSUM_END].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// The superblock of the bytes of a copy.
+    pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
+        if bytes.len() < SUPERBLOCK_SIZE || bytes[..MAGIC.len()] != MAGIC {
+            return Err(SuperblockError::NotOurs);
+        }
+        let mut checksum = Reader::new(&bytes[MAGIC.len()..CHECKSUM_END]);
+        let body = &bytes[CHECKSUM_END..SUPERBLOCK_SIZE];
+        if checksum.u32() != Some(crc32c(body).get()) {
+            return Err(SuperblockError::Damaged);
+        }
+        let mut from = Reader::new(body);
+        match from.u32() {
+            Some(FORMAT_VERSION) => {}
+            Some(version) if version > FORMAT_VERSION => {
+                return Err(SuperblockError::Newer(version));
+            }
+            _ => return Err(SuperblockError::Damaged),
+        }
+        let superblock = decode_fields(&mut from).ok_or(SuperblockError::Damaged)?;
+        let journal_elsewhere = from.u128().ok_or(SuperblockError::Damaged)? != 0;
+        let slice = (from.u64(), from.u64());
+        let suspect = (from.u64(), from.u64());
+        if journal_elsewhere {
+            return Err(SuperblockError::Unsupported("its journal lies on another device"));
+        }
+        if slice != (Some(0), Some(0)) {
+            return Err(SuperblockError::Unsupported("it is a slice of a shared drive"));
+        }
+        let suspect = match suspect {
+            (Some(0), _) => None,
+            (_, Some(lsn)) => Some(Lsn::new(lsn)),
+            _ => return Err(SuperblockError::Damaged),
+        };
+        let superblock = Superblock { suspect, ..superblock };
+        if !superblock.is_sound() {
+            return Err(SuperblockError::Damaged);
+        }
+        Ok(superblock)
+    }
+
+    /// Whether the areas follow one another within the store.
+    fn is_sound(&self) -> bool {
+        let areas = [self.journal, self.checkpoints, self.data];
+        let aligned = areas.iter().all(|area| {
+            area.size > 0
+                && area.offset.is_multiple_of(1 << 20)
+                && area.size.is_multiple_of(1 << 20)
+                && area.size <= self.size
+                && area.offset <= self.size
+        });
+        aligned
+            && matches!(self.sector_size, 512 | 4096)
+            && self.journal.offset >= 1 << 20
+            && self.journal.end() <= self.checkpoints.offset
+            && self.checkpoints.end() <= self.data.offset
+            && self.data.end() <= self.size
+    }
+}
+
+fn decode_fields(from: &mut Reader) -> Option<Superblock> {
+    Some(Superblock {
+        sequence: from.u64()?,
+        store: StoreId::new(from.u128()?),
+        cluster: ClusterId::new(from.u128()?),
+        osd: OsdId::new(from.u32()?)?,
+        sector_size: from.u32()?,
+        commit: match from.u64()? {
+            0 => CommitMode::Fsync,
+            1 => CommitMode::Immediate,
+            _ => return None,
+        },
+        size: from.u64()?,
+        journal: Area { offset: from.u64()?, size: from.u64()? },
+        checkpoints: Area { offset: from.u64()?, size: from.u64()? },
+        data: Area { offset: from.u64()?, size: from.u64()? },
+        suspect: None,
+    })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn sample() -> Superblock {
+        Superblock {
+            sequence: 7,
+            store: StoreId::new(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
+            cluster: ClusterId::new(0xabc),
+            osd: OsdId::new(3).expect("3 is in range"),
+            sector_size: 512,
+            commit: CommitMode::Immediate,
+            size: 128 << 20,
+            journal: Area { offset: 1 << 20, size: 16 << 20 },
+            checkpoints: Area { offset: 17 << 20, size: 4 << 20 },
+            data: Area { offset: 21 << 20, size: 107 << 20 },
+            suspect: Some(Lsn::new(4096)),
+        }
+    }
+
+    #[test]
+    fn bytes_are_frozen() {
+        super::super::golden("superblock.1", &sample().encode());
+    }
+
+    #[test]
+    fn encoding_and_decoding_are_inverse() {
+        assert_eq!(Superblock::decode(&sample().encode()), Ok(sample()));
+    }
+
+    #[test]
+    fn each_wrong_superblock_says_what_is_wrong() {
+        let good = sample().encode();
+        let mut other = good.clone();
+        other[0] ^= 1;
+        assert_eq!(Superblock::decode(&other), Err(SuperblockError::NotOurs));
+        assert_eq!(Superblock::decode(&[]), Err(SuperblockError::NotOurs));
+        let mut damaged = good.clone();
+        damaged[100] ^= 1;
+        assert_eq!(Superblock::decode(&damaged), Err(SuperblockError::Damaged));
+        let mut newer = good.clone();
+        newer[12] = 2;
+        let checksum = crc32c(&newer[12..]).get().to_le_bytes();
+        newer[8..12].copy_from_slice(&checksum);
+        assert_eq!(Superblock::decode(&newer), Err(SuperblockError::Newer(2)));
+        let mut slice = good;
+        slice[12 + 132] = 1;
+        let checksum = crc32c(&slice[12..]).get().to_le_bytes();
+        slice[8..12].copy_from_slice(&checksum);
+        assert!(matches!(Superblock::decode(&slice), Err(SuperblockError::Unsupported(_))));
+    }
+}
