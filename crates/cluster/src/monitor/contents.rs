@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use base::{ImageId, MapRevision, OsdId, PgId, PoolId, SessionId};
-use format::wire::PgEntry;
+use format::wire::{Member, PgEntry};
 
 use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
@@ -70,27 +70,40 @@ impl Contents {
         Ok(())
     }
 
-    /// The rule that the records break among each other, if any.
+    /// The rule that the records break among each other, if any: what a foreign hand, or a damaged
+    /// copy, did to them.
     pub(super) fn broken_rule(&self) -> Option<String> {
-        for pool in self.pools() {
-            let mut expected = 0;
-            for entry in self.pgs(pool.pool.id) {
-                if entry.pg.pool != pool.pool.id || entry.pg.number != expected {
-                    return Some(format!("PG {} stands where number {expected} should", entry.pg));
-                }
-                if entry.revision > pool.revision {
-                    return Some(format!("PG {} is newer than its pool's map", entry.pg));
-                }
-                expected += 1;
+        let broken = self.pools().find_map(|pool| self.broken_pool(pool));
+        let no_pool = |key: Key, pool: PoolId| {
+            self.pool(pool).is_none().then(|| format!("{key} names a pool that is not there"))
+        };
+        broken
+            .or_else(|| self.images().find_map(|r| no_pool(Key::Image(r.info.id), r.info.pool)))
+            .or_else(|| self.tasks().find_map(|r| no_pool(Key::Task(r.id), r.pool)))
+            .map(|what| format!("the state store is damaged: {what}"))
+    }
+
+    fn broken_pool(&self, pool: &PoolRecord) -> Option<String> {
+        let id = pool.pool.id;
+        let mut expected = 0;
+        for entry in self.pgs(id) {
+            if entry.pg.pool != id || entry.pg.number != expected {
+                return Some(format!("PG {} stands where number {expected} should", entry.pg));
             }
-            if expected != pool.pool.pg_count {
-                return Some(format!(
-                    "pool {} lacks PG entries from {expected} on",
-                    pool.pool.name
-                ));
+            if entry.revision > pool.revision {
+                return Some(format!("PG {} is newer than its pool's map", entry.pg));
             }
+            let is_given = |member: &Member| {
+                let record = self.osd(member.osd);
+                record.is_some_and(|record| member.incarnation <= record.info.incarnation)
+            };
+            if !entry.acting.iter().chain(&entry.learners).all(is_given) {
+                return Some(format!("PG {} has a member that there never was", entry.pg));
+            }
+            expected += 1;
         }
-        None
+        let count = pool.pool.pg_count;
+        (expected != count).then(|| format!("pool {id} has {expected} PG entries of {count}"))
     }
 
     /// Whether no key is there but the leader's.
@@ -234,6 +247,11 @@ pub(super) enum Write {
 }
 
 impl Write {
+    /// Whether receivers of the map must hear of it.
+    pub(super) fn changes_map(&self) -> bool {
+        matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)))
+    }
+
     pub(super) fn key(&self) -> Key {
         match self {
             Write::Put(record) => record.key(),

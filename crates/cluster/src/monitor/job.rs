@@ -159,7 +159,11 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let InFlight { job, writes, done, .. } = in_flight;
+        let changes_map = writes.iter().any(Write::changes_map);
         self.contents.commit(writes, revision);
+        if changes_map {
+            self.publish(effects);
+        }
         self.go_on(now, job, done, effects);
     }
 
@@ -182,7 +186,6 @@ impl Monitor {
             other => other,
         };
         self.track_tasks();
-        self.publish(effects);
         match done {
             Some(done) => self.finish(now, job, done, effects),
             None => self.jobs.push_front(job),

@@ -226,9 +226,9 @@ impl Monitor {
         self.stage = Stage::Ready;
         self.track_sessions(now);
         self.track_tasks();
+        self.publish(effects);
         self.settle_in_flight(now, effects);
         if self.has_led {
-            self.publish(effects);
             return;
         }
         self.has_led = true;

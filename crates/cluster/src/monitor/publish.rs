@@ -45,7 +45,7 @@ impl Monitor {
 
     /// Sends everyone what changed since they were last told.
     pub(super) fn publish(&mut self, effects: &mut Vec<Effect>) {
-        let mut cache = Texts::default();
+        let mut cache = Texts::new(self.contents.osd_revision_max());
         let subscribed = self.connections.iter().filter(|(_, state)| state.subscription.is_some());
         let subscribed: Vec<ConnectionId> = subscribed.map(|(connection, _)| *connection).collect();
         for connection in subscribed {
@@ -60,7 +60,8 @@ impl Monitor {
         asked: bool,
         effects: &mut Vec<Effect>,
     ) {
-        self.send_map_cached(connection, asked, &mut Texts::default(), effects);
+        let mut cache = Texts::new(self.contents.osd_revision_max());
+        self.send_map_cached(connection, asked, &mut cache, effects);
     }
 
     fn send_map_cached(
@@ -75,7 +76,7 @@ impl Monitor {
             return;
         };
         let mut texts: Vec<String> = Vec::new();
-        let newest = self.contents.osd_revision_max();
+        let newest = cache.osd_revision;
         if subscription.osds < newest {
             let osds = cache.osds.entry(subscription.osds);
             let osds = osds.or_insert_with(|| {
@@ -110,8 +111,15 @@ impl Monitor {
 }
 
 /// Messages made for one change, for receivers that have the same.
-#[derive(Default)]
 struct Texts {
+    /// The highest revision of an OSD's entry.
+    osd_revision: u64,
     osds: BTreeMap<u64, Vec<String>>,
     pools: BTreeMap<(PoolId, MapRevision), String>,
+}
+
+impl Texts {
+    fn new(osd_revision: u64) -> Texts {
+        Texts { osd_revision, osds: BTreeMap::new(), pools: BTreeMap::new() }
+    }
 }

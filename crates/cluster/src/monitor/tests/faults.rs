@@ -202,6 +202,7 @@ fn a_foreign_or_damaged_store_is_refused() {
         ("cluster", format!(r#"{{"id":"{CLUSTER}","format":2}}"#)),
         ("osd/1", "{}".into()),
         ("pg/1/0", r#"{"pool":1,"shard":0,"pgs":[]}"#.into()),
+        ("image/9", r#"{"id":9,"name":"v","pool":9,"size":4096,"seed":9}"#.into()),
     ];
     for (key, value) in cases {
         let mut store = good.clone();

@@ -469,3 +469,45 @@ fn rubbish_closes_the_connection_and_is_counted() {
     assert!(!rig.open.contains(&client));
     assert!(rig.checks().contains(&"protocol_errors".to_string()));
 }
+
+#[test]
+fn damaged_messages_never_harm_the_monitor() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let revisions = [(base::PoolId::FIRST, MapRevision::new(1))].into_iter().collect();
+    let resize = Command::VolumeResize { volume: "v".into(), size: 4096, shrink: true };
+    let messages = [
+        rig.boot_message(osd_id(1)),
+        ToMonitor::Subscribe { have: revisions },
+        ToMonitor::ResumeSession { session: SessionId::new(1) },
+        ToMonitor::Command { request: 1, command: resize },
+        ToMonitor::Command { request: 2, command: pool_create("q") },
+    ];
+    let texts = messages.map(|message| serde_json::to_string(&message).unwrap());
+    let mut random = 88172645463325252u64;
+    let mut next = |limit: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % limit as u64) as usize
+    };
+    for _ in 0..3000 {
+        let mut bytes = texts[next(texts.len())].clone().into_bytes();
+        for _ in 0..=next(3) {
+            let place = next(bytes.len());
+            match next(3) {
+                0 => bytes[place] = b"0123456789\"{}[],:-ex "[next(21)],
+                1 => bytes.truncate(place.max(1)),
+                _ => bytes.insert(place, bytes[next(bytes.len())]),
+            }
+        }
+        let Ok(text) = String::from_utf8(bytes) else { continue };
+        let role = Role::Osd(osd_id(1), base::Incarnation::ZERO);
+        let connection = rig.accept(if next(2) == 0 { Role::Client } else { role });
+        let message = Message::Control(text);
+        rig.event(Event::Net(NetEvent::Received { connection, message }));
+        rig.break_connection(connection);
+        assert_eq!(rig.stopped, None);
+    }
+    assert!(rig.checks().contains(&"protocol_errors".to_string()));
+}
