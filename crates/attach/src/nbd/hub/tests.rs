@@ -2,18 +2,15 @@
 
 use std::collections::VecDeque;
 
-use base::checksum::checksum_units;
-use base::{
-    BlockSize, ClusterId, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
-    SessionId, StripeIndex, UNIT_SIZE, Version,
-};
-use cluster::map::{FailureDomain, ImageInfo, MapDelta, OsdInfo, Pool, PoolDelta};
-use cluster::message::{FromMonitor, ToMonitor};
+use base::{ClusterId, Incarnation, MonitorId, OsdId, UNIT_SIZE};
 use format::door::{Peer, Role};
-use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply};
-use serde_json::json;
+use format::wire::{Message, Refusal, Reply};
 
 use super::*;
+
+#[path = "../../../tests/memory/mod.rs"]
+mod memory;
+use memory::{MemoryMonitor, MemoryOsd};
 
 const UNIT: usize = UNIT_SIZE as usize;
 const SIZE: u64 = 8 << 20;
@@ -31,54 +28,12 @@ struct World {
     /// What `AskQueued` is answered with.
     queued: usize,
     monitors: BTreeSet<ConnectionId>,
-    /// Names and sizes.
-    volumes: BTreeMap<String, u64>,
-    /// Names of attached volumes by session.
-    sessions: BTreeMap<SessionId, String>,
-    opened_count: u64,
-    units: BTreeMap<(StripeIndex, u32), Vec<u8>>,
-    counter: u64,
+    cluster: MemoryMonitor,
+    osd: MemoryOsd,
     /// Requests are kept here instead of answered, while it is there.
     held: Option<Vec<(ConnectionId, format::wire::Request)>>,
     refusal: Option<Refusal>,
     last_client: u64,
-}
-
-fn delta() -> MapDelta {
-    let member = Member { osd: OsdId::FIRST, incarnation: Incarnation::new(1) };
-    MapDelta {
-        osds: vec![OsdInfo {
-            id: OsdId::FIRST,
-            revision: 1,
-            addresses: vec!["tcp:osd:1".to_string()],
-            incarnation: Incarnation::new(1),
-            up: true,
-            in_cluster: true,
-        }],
-        pools: vec![PoolDelta {
-            since: MapRevision::ZERO,
-            revision: MapRevision::new(1),
-            pool: Pool {
-                id: PoolId::FIRST,
-                name: "default".to_string(),
-                replicas: 1,
-                min_size: 1,
-                pg_count: 1,
-                failure_domain: FailureDomain::Osd,
-                block_size: BlockSize::DEFAULT,
-            },
-            pgs: vec![PgEntry {
-                pg: PgId { pool: PoolId::FIRST, number: 0 },
-                epoch: Epoch::new(1),
-                revision: MapRevision::new(1),
-                primary: Some(OsdId::FIRST),
-                acting: vec![member],
-                learners: Vec::new(),
-            }],
-            fences: Vec::new(),
-        }],
-        removed_pools: Vec::new(),
-    }
 }
 
 impl World {
@@ -104,11 +59,8 @@ impl World {
             closed: BTreeSet::new(),
             queued: 0,
             monitors: BTreeSet::new(),
-            volumes: BTreeMap::from([("disk".to_string(), SIZE)]),
-            sessions: BTreeMap::new(),
-            opened_count: 0,
-            units: BTreeMap::new(),
-            counter: 0,
+            cluster: MemoryMonitor::new(SIZE, "tcp:osd:1"),
+            osd: MemoryOsd::default(),
             held: None,
             refusal: None,
             last_client: 1,
@@ -157,7 +109,7 @@ impl World {
             }
             NetEffect::Send { connection, message: Message::Control(text) } => {
                 let message = serde_json::from_str(&text).expect("it is ours");
-                for answer in self.monitor(message) {
+                if let Some(answer) = self.cluster.answer(message) {
                     let text = serde_json::to_string(&answer).expect("JSON");
                     let message = Message::Control(text);
                     events.push_back(Event::Net(NetEvent::Received { connection, message }));
@@ -166,115 +118,31 @@ impl World {
             NetEffect::Send { connection, message: Message::Request(request) } => {
                 match &mut self.held {
                     Some(held) => held.push((connection, request)),
-                    None => events.push_back(self.osd(connection, request)),
+                    None => events.push_back(self.answer_request(connection, request)),
                 }
             }
             NetEffect::Send { .. } | NetEffect::Close { .. } => panic!("not expected"),
         }
     }
 
-    fn monitor(&mut self, message: ToMonitor) -> Vec<FromMonitor> {
-        let unknown = |name: &str| Failure {
-            code: "not_found".to_string(),
-            message: format!("there is no volume {name}"),
-            hint: String::new(),
-        };
-        vec![match message {
-            ToMonitor::Subscribe { .. } => FromMonitor::Map(delta()),
-            ToMonitor::OpenSession { request, image, .. } => match self.volumes.get(&image) {
-                None => FromMonitor::SessionRefused { request, error: unknown(&image) },
-                Some(size) => {
-                    self.opened_count += 1;
-                    let session = SessionId::new(self.opened_count);
-                    self.sessions.insert(session, image.clone());
-                    let image = ImageInfo {
-                        id: ImageId::FIRST,
-                        name: image,
-                        pool: PoolId::FIRST,
-                        size: *size,
-                        seed: ImageId::FIRST,
-                        parents: Vec::new(),
-                    };
-                    FromMonitor::SessionOpened { request, session, image }
-                }
-            },
-            ToMonitor::CloseSession { session } => {
-                assert!(self.sessions.remove(&session).is_some());
-                return Vec::new();
-            }
-            ToMonitor::Command { request, command } => {
-                let result = match command {
-                    Ask::VolumeList => {
-                        let rows = self.volumes.keys().map(|name| json!({ "name": name }));
-                        Ok(rows.collect())
-                    }
-                    Ask::VolumeInfo { volume } => match self.volumes.get(&volume) {
-                        Some(size) => Ok(json!({ "name": volume, "size": size })),
-                        None => Err(unknown(&volume)),
-                    },
-                    other => panic!("not asked: {other:?}"),
-                };
-                FromMonitor::Answer { request, result }
-            }
-            _ => return Vec::new(),
-        }]
-    }
-
-    fn osd(&mut self, connection: ConnectionId, request: format::wire::Request) -> Event {
+    fn answer_request(
+        &mut self,
+        connection: ConnectionId,
+        request: format::wire::Request,
+    ) -> Event {
         let outcome = match self.refusal.clone() {
             Some(refusal) => Err(refusal),
-            None => Ok(self.execute(request.op)),
+            None => self.osd.execute(&request.op, &self.pool),
         };
         let (session, sequence) = (request.session, request.sequence);
         let message = Message::Reply(Reply { session, sequence, outcome });
         Event::Net(NetEvent::Received { connection, message })
     }
 
-    fn execute(&mut self, op: Op) -> Outcome {
-        self.counter += 1;
-        let version = Version { epoch: Epoch::new(1), counter: self.counter };
-        let units =
-            |offset: u32, length: u32| offset / UNIT as u32..(offset + length) / UNIT as u32;
-        match op {
-            Op::Read { place, offset, length, .. } => {
-                let mut data = Vec::new();
-                let mut is_written = false;
-                for unit in units(offset, length) {
-                    let found = self.units.get(&(place.stripe, unit));
-                    is_written |= found.is_some();
-                    data.extend(found.cloned().unwrap_or(vec![0; UNIT]));
-                }
-                data.truncate(if is_written { data.len() } else { 0 });
-                let mut checksums = Vec::new();
-                checksum_units(&data, &mut checksums);
-                Outcome::Read { version, checksums, data: self.pool.copy_of(&data) }
-            }
-            Op::Write { place, offset, data, .. } => {
-                for (unit, bytes) in units(offset, data.len() as u32).zip(data.chunks(UNIT)) {
-                    self.units.insert((place.stripe, unit), bytes.to_vec());
-                }
-                Outcome::Written { version, durable: true }
-            }
-            Op::Zero { place, offset, length } => {
-                for unit in units(offset, length) {
-                    self.units.remove(&(place.stripe, unit));
-                }
-                Outcome::Written { version, durable: true }
-            }
-            Op::Extents { place, .. } => {
-                let written = |unit: &u32| self.units.contains_key(&(place.stripe, *unit));
-                let bits = (0..32).filter(written).fold(0, |bits, unit| bits | 1 << unit);
-                Outcome::Extents { bitmap: vec![bits] }
-            }
-            Op::Sync => Outcome::Synced,
-            Op::DeleteRange { .. } => panic!("not of clients"),
-        }
-    }
-
     /// Answers what was held.
     fn release(&mut self) {
         for (connection, request) in self.held.take().expect("requests are held") {
-            let event = self.osd(connection, request);
+            let event = self.answer_request(connection, request);
             self.apply(event);
         }
     }
@@ -381,14 +249,14 @@ fn a_volume_is_attached_while_a_client_uses_it() {
     let mut world = World::new();
     let looking = world.connect();
     assert_eq!(world.option(looking, 6, &information("disk")), [3, 3, 1]);
-    assert!(world.sessions.is_empty(), "looking is not using");
+    assert!(world.cluster.sessions.is_empty(), "looking is not using");
     let first = world.user();
     let second = world.user();
-    assert_eq!(world.opened_count, 1, "they share it");
+    assert_eq!(world.cluster.opened_count, 1, "they share it");
     world.apply(Event::Gone(first));
-    assert_eq!(world.sessions.len(), 1);
+    assert_eq!(world.cluster.sessions.len(), 1);
     world.apply(Event::Gone(second));
-    assert!(world.sessions.is_empty());
+    assert!(world.cluster.sessions.is_empty());
     assert!(world.hub.volumes.is_empty());
 }
 
@@ -422,10 +290,10 @@ fn exports_are_listed_afresh_and_limited_to_the_chosen() {
     let mut world = World::new();
     let client = world.connect();
     assert_eq!(world.option(client, 3, &[]), [2, 1]);
-    world.volumes.insert("other".to_string(), SIZE);
+    world.cluster.volumes.insert("other".to_string(), SIZE);
     assert_eq!(world.option(client, 3, &[]), [2, 2, 1]);
     let mut world = World::serving(&["disk"], false);
-    world.volumes.insert("other".to_string(), SIZE);
+    world.cluster.volumes.insert("other".to_string(), SIZE);
     let client = world.connect();
     assert_eq!(world.option(client, 3, &[]), [2, 1]);
     assert_eq!(world.go(client, "other"), [(1 << 31) + 6]);
@@ -437,7 +305,7 @@ fn the_default_export_is_the_only_volume() {
     let mut world = World::new();
     let client = world.connect();
     assert_eq!(world.option(client, 6, &information("")), [3, 3, 1]);
-    world.volumes.insert("other".to_string(), SIZE);
+    world.cluster.volumes.insert("other".to_string(), SIZE);
     assert_eq!(world.go(client, ""), [(1 << 31) + 6]);
     assert_eq!(world.go(client, "disk"), [3, 3, 1], "the client may try again");
 }
@@ -456,7 +324,7 @@ fn a_volume_that_is_not_there_is_unknown() {
 fn a_resized_volume_is_seen_on_reconnect() {
     let mut world = World::new();
     let client = world.user();
-    world.volumes.insert("disk".to_string(), 2 * SIZE);
+    world.cluster.volumes.insert("disk".to_string(), 2 * SIZE);
     world.request(client, 0, 0, (SIZE, 1));
     assert_eq!(world.take(client), simple(22));
     world.apply(Event::Gone(client));
@@ -476,7 +344,7 @@ fn a_client_that_says_goodbye_gets_its_answers_first() {
     world.release();
     assert_eq!(world.take(client), simple(0));
     assert!(world.closed.contains(&client));
-    assert!(world.sessions.is_empty());
+    assert!(world.cluster.sessions.is_empty());
 }
 
 #[test]
@@ -486,9 +354,9 @@ fn a_client_that_breaks_off_leaves_nothing_behind() {
     world.held = Some(Vec::new());
     world.write(client, 0, &[1; UNIT]);
     world.apply(Event::Gone(client));
-    assert_eq!(world.sessions.len(), 1, "the write is finished first");
+    assert_eq!(world.cluster.sessions.len(), 1, "the write is finished first");
     world.release();
-    assert!(world.sessions.is_empty());
+    assert!(world.cluster.sessions.is_empty());
     assert!(world.hub.running.is_empty());
 }
 
@@ -514,7 +382,7 @@ fn when_a_session_is_over_its_clients_are_cut_off_and_the_next_attaches_anew() {
     assert!(world.closed.contains(&second));
     world.refusal = None;
     let third = world.user();
-    assert_eq!(world.opened_count, 2);
+    assert_eq!(world.cluster.opened_count, 2);
     world.write(third, 0, &[1; UNIT]);
     assert_eq!(world.take(third), simple(0));
 }
@@ -529,7 +397,7 @@ fn a_forced_write_is_followed_by_a_flush() {
     world.send(client, &bytes);
     world.release();
     assert_eq!(world.take(client), simple(0));
-    assert_eq!(world.counter, 2, "a write and a sync");
+    assert_eq!(world.osd.counter, 2, "a write and a sync");
 }
 
 #[test]
@@ -584,7 +452,7 @@ fn a_shutdown_finishes_what_was_begun() {
     world.release();
     assert_eq!(world.take(busy), simple(0));
     assert!(world.hub.is_finished());
-    assert!(world.sessions.is_empty());
+    assert!(world.cluster.sessions.is_empty());
     let late = ConnectionId::new(99);
     world.apply(Event::Accepted(late));
     assert!(world.closed.contains(&late));
@@ -593,7 +461,7 @@ fn a_shutdown_finishes_what_was_begun() {
 #[test]
 fn extents_are_told_for_a_bounded_range() {
     let mut world = World::new();
-    world.volumes.insert("disk".to_string(), 1 << 30);
+    world.cluster.volumes.insert("disk".to_string(), 1 << 30);
     let client = world.connect();
     world.option(client, 8, &[]);
     let mut context = information("disk");
