@@ -510,7 +510,7 @@ impl Setting {
         }
     }
 
-    const fn about(self) -> &'static str {
+    const fn help(self) -> &'static str {
         match self {
             Setting::SessionTimeout => "a session without a connection ends after so long",
             Setting::OsdReport => {

@@ -133,7 +133,7 @@ impl Monitor {
             members.iter().map(|member| member.osd).collect()
         };
         json!({
-            "id": entry.pg.to_string(),
+            "pg": entry.pg.to_string(),
             "pool": entry.pg.pool,
             "number": entry.pg.number,
             "epoch": entry.epoch,
@@ -215,7 +215,7 @@ impl Monitor {
             "name": setting.name(),
             "value": self.setting(setting),
             "default": setting.default_value(),
-            "about": setting.about(),
+            "help": setting.help(),
         })
     }
 }

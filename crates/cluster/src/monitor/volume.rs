@@ -267,7 +267,8 @@ impl Monitor {
             "name": info.name,
             "id": info.id,
             "pool": pool,
-            "size": info.size,
+            "size_bytes": info.size,
+            "attached": sessions.len(),
             "sessions": sessions,
         })
     }

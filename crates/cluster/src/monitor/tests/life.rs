@@ -186,7 +186,7 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
 fn volumes_are_made_listed_and_grown() {
     let mut rig = Rig::with_pool(1, 8);
     let row = rig.make_volume("v", GIB).unwrap();
-    let wanted = json!({ "name": "v", "id": 1, "pool": "p", "size": GIB, "sessions": [] });
+    let wanted = json!({ "name": "v", "id": 1, "pool": "p", "size_bytes": GIB, "attached": 0, "sessions": [] });
     assert_eq!(row, wanted);
     assert_eq!(code(rig.make_volume("v", GIB)), "exists");
     for size in [0, 1, 4097, 2048 * TIB, u64::MAX] {
@@ -194,9 +194,9 @@ fn volumes_are_made_listed_and_grown() {
     }
     assert_eq!(code(rig.make_volume("a/b", GIB)), "invalid");
     let resize = |size, shrink| Command::VolumeResize { volume: "v".into(), size, shrink };
-    assert_eq!(rig.command(resize(2 * GIB, false)).unwrap()["size"], 2 * GIB);
+    assert_eq!(rig.command(resize(2 * GIB, false)).unwrap()["size_bytes"], 2 * GIB);
     assert_eq!(code(rig.command(resize(GIB, false))), "invalid");
-    assert_eq!(rig.command(Command::VolumeList).unwrap()[0]["size"], 2 * GIB);
+    assert_eq!(rig.command(Command::VolumeList).unwrap()[0]["size_bytes"], 2 * GIB);
     let info = Command::VolumeInfo { volume: "v".into() };
     assert_eq!(rig.command(info).unwrap()["tasks"], json!([]));
     let info = Command::VolumeInfo { volume: "w".into() };
@@ -347,7 +347,7 @@ fn shrinking_zeroes_the_cut_stripe_and_deletes_the_rest() {
     let size = 3 * (128 << 10) + 8192;
     let resize = |size| Command::VolumeResize { volume: "v".into(), size, shrink: true };
     let row = rig.command(resize(size)).unwrap();
-    assert_eq!((row["size"].clone(), row["task"].clone()), (json!(size), json!(1)));
+    assert_eq!((row["size_bytes"].clone(), row["task"].clone()), (json!(size), json!(1)));
     assert_eq!(code(rig.command(resize(GIB))), "busy", "it may not grow over what is deleted");
     rig.osds.get_mut(&osd_id(1)).unwrap().refusal = None;
     rig.advance(Duration::from_secs(1));
