@@ -27,6 +27,8 @@ mod requests;
 mod sessions;
 
 #[cfg(test)]
+mod node_fuzz;
+#[cfg(test)]
 mod tests;
 
 use base::{ClusterId, Duration, Incarnation, MIB, OsdId};

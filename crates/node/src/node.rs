@@ -193,6 +193,12 @@ impl Node {
         self.pg_slots.get(&id).map(|slot| &self.pgs[*slot])
     }
 
+    /// Whether every request has been answered and every connection's count says so.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.sessions.nothing_is_open()
+    }
+
     fn net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
         match event {
             NetEvent::Accepted { connection, peer } => self.accepted(connection, peer, effects),

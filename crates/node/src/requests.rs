@@ -78,6 +78,13 @@ impl Requests {
         self.waiting.len() + self.started.len()
     }
 
+    /// Whether all have been answered.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        assert!(self.count() > 0 || self.bytes == 0);
+        self.count() == 0
+    }
+
     /// Whether any request has started and not ended.
     pub fn any_started(&self) -> bool {
         !self.started.is_empty()

@@ -159,6 +159,13 @@ impl Sessions {
         known.started_before == 0
     }
 
+    /// Whether no connection and no session counts an open request.
+    #[cfg(test)]
+    pub fn nothing_is_open(&self) -> bool {
+        self.connections.values().all(|link| link.open_count == 0)
+            && self.sessions.values().all(|known| known.started + known.started_before == 0)
+    }
+
     /// Forgets sessions that have long been silent.
     pub fn forget_silent(&mut self, now: Time) {
         self.sessions.retain(|_, session| {

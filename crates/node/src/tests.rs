@@ -1,1 +1,683 @@
+//! Scripts: what a monitor, clients and the disk do, and what the node answers.
 
+pub mod rig;
+
+use base::{
+    ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,
+    StripeIndex, Version,
+};
+use cluster::message::{Failure, FromMonitor, OsdReport, ToMonitor};
+use format::door::{NetEvent, Peer, Role};
+use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
+
+use crate::{Event, Settings, StopReason};
+use rig::*;
+
+const OTHER: ConnectionId = ConnectionId::new(3);
+const THIRD: ConnectionId = ConnectionId::new(5);
+
+fn last_report(rig: &Rig) -> OsdReport {
+    let reports = rig.told.iter().rev();
+    reports
+        .filter_map(|told| match told {
+            ToMonitor::OsdReport(report) => Some(report.clone()),
+            _ => None,
+        })
+        .next()
+        .expect("a report was sent")
+}
+
+fn saw(rig: &Rig) -> Vec<u64> {
+    let told = rig.told.iter();
+    let seen = told.filter_map(|told| match told {
+        ToMonitor::OsdSaw { revisions } => Some(revisions.get(&POOL).map_or(0, |seen| seen.get())),
+        _ => None,
+    });
+    seen.collect()
+}
+
+#[test]
+fn an_osd_boots_subscribes_and_serves() {
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    assert_eq!(rig.connects.len(), 1);
+    rig.connect();
+    let ToMonitor::OsdBoot { osd, store, incarnation, .. } = &rig.told[0] else {
+        panic!("{:?}", rig.told)
+    };
+    assert_eq!((*osd, store, *incarnation), (OSD, &identity().store, None));
+    assert!(rig.joined.is_empty());
+    rig.monitor_says(FromMonitor::OsdBooted { incarnation: Incarnation::new(1) });
+    assert_eq!(rig.joined, [Incarnation::new(1)]);
+    assert!(matches!(&rig.told[1], ToMonitor::Subscribe { have } if have.is_empty()));
+    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
+    assert_eq!(*saw(&rig).last().unwrap(), 10);
+    rig.accept(CLIENT);
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    assert_eq!(rig.read_bytes(1, read(0, 2)), [7, 0]);
+}
+
+#[test]
+fn writes_of_one_turn_are_all_answered() {
+    let mut rig = Rig::serving();
+    let requests: Vec<Request> =
+        (0..4).map(|unit| rig.request(1, write(unit, 1, unit as u8 + 1))).collect();
+    let events = requests.into_iter().map(|request| {
+        let message = Message::Request(request);
+        Event::Net(NetEvent::Received { connection: CLIENT, message })
+    });
+    rig.turn(events.collect());
+    assert_eq!(rig.replies.len(), 4);
+    assert_eq!(rig.read_bytes(1, read(0, 4)), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_restart_keeps_data_and_counter() {
+    let mut rig = Rig::serving();
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    assert_eq!(rig.ask(1, write(1, 1, 8)), written(1, 2));
+    let mut rig = Rig::serving_over(rig.disk, 2, 2);
+    assert_eq!(rig.read_bytes(2, read(0, 2)), [7, 8]);
+    assert_eq!(rig.ask(2, write(0, 1, 9)), written(2, 3));
+}
+
+#[test]
+fn an_older_epoch_is_refused_with_the_entry() {
+    let mut rig = Rig::serving_over(MemoryDisk::formatted(), 3, 1);
+    let stale = Err(Refusal::Stale(Some(entry(3, 1))));
+    assert_eq!(rig.ask(2, write(0, 1, 7)), stale);
+    assert_eq!(rig.ask(3, write(0, 1, 7)), written(3, 1));
+}
+
+#[test]
+fn a_newer_epoch_waits_for_the_map() {
+    let mut rig = Rig::serving();
+    let sequence = rig.send(CLIENT, 2, write(0, 1, 7));
+    assert_eq!(rig.reply_to(sequence), None);
+    rig.monitor_says(map(10, 11, vec![entry(2, 1)], &[]));
+    assert_eq!(rig.reply_to(sequence), Some(written(2, 1)));
+}
+
+#[test]
+fn a_pg_of_another_osd_is_refused_with_the_entry() {
+    let mut rig = Rig::serving();
+    let mut elsewhere = entry(2, 1);
+    elsewhere.primary = OsdId::new(9);
+    rig.monitor_says(map(10, 11, vec![elsewhere.clone()], &[]));
+    assert_eq!(rig.ask(2, read(0, 1)), Err(Refusal::Stale(Some(elsewhere))));
+}
+
+#[test]
+fn a_fenced_session_is_refused() {
+    let mut rig = Rig::serving();
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
+    assert_eq!(rig.ask(1, write(0, 1, 8)), Err(Refusal::Fenced));
+    assert_eq!(rig.ask(1, read(0, 1)), Err(Refusal::Fenced));
+}
+
+#[test]
+fn a_queued_request_of_a_fenced_session_is_not_executed() {
+    let mut rig = Rig::serving();
+    rig.holds_disk = true;
+    let started = rig.send(CLIENT, 1, write(0, 1, 7));
+    let (checksums, data) = fill(1, 8);
+    let expected = Some(version(1, 1));
+    let place = place(1, 0);
+    let queued = rig.send(CLIENT, 1, Op::Write { place, offset: 0, checksums, data, expected });
+    let reading = rig.send(CLIENT, 1, read(0, 1));
+    rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
+    assert_eq!(rig.reply_to(queued), Some(Err(Refusal::Fenced)));
+    assert_eq!(rig.reply_to(reading), Some(Err(Refusal::Fenced)));
+    rig.release_disk();
+    assert_eq!(rig.reply_to(started), Some(written(1, 1)));
+}
+
+#[test]
+fn a_revision_is_reported_when_nothing_of_a_fenced_session_is_under_way() {
+    let mut rig = Rig::serving();
+    rig.holds_disk = true;
+    rig.send(CLIENT, 1, write(0, 1, 7));
+    rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
+    assert_eq!(*saw(&rig).last().unwrap(), 10);
+    rig.release_disk();
+    assert_eq!(*saw(&rig).last().unwrap(), 11);
+}
+
+#[test]
+fn a_higher_revision_waits_for_the_map() {
+    let mut rig = Rig::serving();
+    let mut request = rig.request(2, write(0, 1, 7));
+    request.revision = MapRevision::new(11);
+    let sequence = request.sequence;
+    rig.receive(CLIENT, Message::Request(request));
+    assert_eq!(rig.reply_to(sequence), None);
+    rig.monitor_says(map(10, 11, vec![entry(2, 1)], &[]));
+    assert_eq!(rig.reply_to(sequence), Some(written(2, 1)));
+}
+
+#[test]
+fn a_request_waits_for_the_map_for_a_bounded_time() {
+    let mut rig = Rig::serving();
+    let mut request = rig.request(1, write(0, 1, 7));
+    request.revision = MapRevision::new(99);
+    let sequence = request.sequence;
+    rig.receive(CLIENT, Message::Request(request));
+    rig.advance(Duration::from_millis(4_900));
+    assert_eq!(rig.reply_to(sequence), None);
+    rig.advance(Duration::from_millis(200));
+    assert_eq!(rig.reply_to(sequence), Some(Err(Refusal::Busy)));
+}
+
+#[test]
+fn a_lower_revision_is_served_in_the_same_epoch() {
+    let mut rig = Rig::serving();
+    rig.monitor_says(map(10, 12, vec![], &[]));
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+}
+
+#[test]
+fn nothing_is_accepted_before_the_map_is_read() {
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    rig.join(1);
+    rig.accept(CLIENT);
+    let sequence = rig.send(CLIENT, 1, write(0, 1, 7));
+    assert_eq!(rig.reply_to(sequence), None);
+    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
+    assert_eq!(rig.reply_to(sequence), Some(written(1, 1)));
+}
+
+#[test]
+fn a_request_that_came_twice_is_executed_once() {
+    let mut rig = Rig::serving();
+    let request = rig.request(1, write(0, 1, 7));
+    rig.receive(CLIENT, Message::Request(request.clone()));
+    assert_eq!(rig.replies.len(), 1);
+    rig.receive(CLIENT, Message::Request(request));
+    assert_eq!(rig.replies.len(), 1);
+    assert_eq!(rig.ask(1, write(0, 1, 8)), written(1, 2), "no version was given to it");
+}
+
+#[test]
+fn a_delayed_connection_cannot_undo_what_came_after_it() {
+    let mut rig = Rig::serving();
+    // The client gave up its first connection, sent the write again over another one and went on.
+    let delayed = rig.request(1, write(0, 1, 7));
+    rig.accept(OTHER);
+    rig.send(OTHER, 1, write(0, 1, 7));
+    rig.send(OTHER, 1, write(0, 1, 8));
+    rig.receive(CLIENT, Message::Request(delayed.clone()));
+    rig.accept(THIRD);
+    rig.receive(THIRD, Message::Request(delayed));
+    rig.send(OTHER, 1, read(0, 1));
+    let (connection, last) = rig.replies.pop().unwrap();
+    assert_eq!(connection, OTHER);
+    assert_eq!(bytes_of(last.outcome), [8]);
+    assert_eq!(rig.replies.len(), 2);
+}
+
+#[test]
+fn a_new_connection_is_served_after_the_old_ones_started_requests() {
+    let mut rig = Rig::serving();
+    rig.holds_disk = true;
+    let old = rig.send(CLIENT, 1, write(0, 1, 7));
+    rig.accept(OTHER);
+    let new = rig.send(OTHER, 1, write_in(place(1, 1), 0, 1, 8));
+    rig.release_disk();
+    let order: Vec<u64> = rig.replies.iter().map(|(_, reply)| reply.sequence).collect();
+    assert_eq!(order, [old, new]);
+    assert_eq!(rig.reply_to(old), Some(written(1, 1)));
+    assert_eq!(rig.reply_to(new), Some(written(1, 2)));
+}
+
+#[test]
+fn a_new_connection_waits_while_the_old_ones_requests_are_at_the_disk() {
+    let mut rig = Rig::serving();
+    assert_eq!(rig.ask(1, write_in(place(1, 1), 0, 1, 3)), written(1, 1));
+    rig.holds_disk = true;
+    rig.send(CLIENT, 1, write(0, 1, 7));
+    rig.accept(OTHER);
+    let new = rig.send(OTHER, 1, Op::Extents { place: place(1, 1), parents: Vec::new() });
+    assert_eq!(rig.reply_to(new), None);
+    rig.close(CLIENT);
+    assert_eq!(rig.reply_to(new), None, "what was started has not ended");
+    rig.release_disk();
+    assert!(rig.reply_to(new).is_some());
+    assert!(rig.replies.is_empty(), "the old connection is gone");
+}
+
+#[test]
+fn a_session_that_hops_between_connections_harms_nobody() {
+    let mut rig = Rig::serving();
+    rig.accept(OTHER);
+    rig.holds_disk = true;
+    for unit in 0..4 {
+        let connection = if unit % 2 == 0 { CLIENT } else { OTHER };
+        rig.send(connection, 1, write(unit, 1, 7));
+        rig.turn(Vec::new());
+    }
+    rig.release_disk();
+    assert!(rig.replies.iter().any(|(_, reply)| reply.outcome == written(1, 1)));
+    assert_eq!(rig.read_bytes(1, read(3, 1)), [7]);
+}
+
+#[test]
+fn what_waits_on_an_old_connection_is_dropped_when_its_session_moves() {
+    let mut rig = Rig::serving();
+    let mut request = rig.request(2, write(0, 1, 7));
+    request.revision = MapRevision::new(11);
+    rig.receive(CLIENT, Message::Request(request));
+    rig.accept(OTHER);
+    let read = rig.send(OTHER, 1, read(0, 1));
+    assert!(rig.reply_to(read).is_some());
+    rig.monitor_says(map(10, 11, vec![entry(2, 1)], &[]));
+    assert!(rig.replies.is_empty());
+    let sequence = rig.send(OTHER, 2, write(0, 1, 8));
+    assert_eq!(rig.reply_to(sequence), Some(written(2, 1)), "it was never executed");
+}
+
+#[test]
+fn what_waits_on_a_connection_is_dropped_with_it() {
+    let mut rig = Rig::serving();
+    let mut request = rig.request(1, write(0, 1, 7));
+    request.revision = MapRevision::new(11);
+    rig.receive(CLIENT, Message::Request(request));
+    rig.close(CLIENT);
+    rig.monitor_says(map(10, 11, vec![], &[]));
+    rig.accept(OTHER);
+    let sequence = rig.send(OTHER, 1, write(0, 1, 8));
+    assert_eq!(rig.reply_to(sequence), Some(written(1, 1)));
+    assert!(rig.replies.is_empty());
+}
+
+#[test]
+fn a_read_waits_behind_a_write_in_flight() {
+    let mut rig = Rig::serving();
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    rig.holds_disk = true;
+    let writing = rig.send(CLIENT, 1, write(0, 1, 8));
+    let reading = rig.send(CLIENT, 1, read(0, 1));
+    assert_eq!(rig.reply_to(reading), None);
+    rig.release_disk();
+    assert_eq!(rig.reply_to(writing), Some(written(1, 2)));
+    let outcome = rig.reply_to(reading).unwrap();
+    assert_eq!(bytes_of(outcome), [8]);
+}
+
+#[test]
+fn compare_and_set_compares_the_version() {
+    let mut rig = Rig::serving();
+    let set = |byte, expected: Version| {
+        let (checksums, data) = fill(1, byte);
+        let (place, expected) = (place(1, 0), Some(expected));
+        Op::Write { place, offset: 0, checksums, data, expected }
+    };
+    assert_eq!(rig.ask(1, set(1, Version::ZERO)), written(1, 1));
+    let failed = Err(Refusal::CompareFailed { version: version(1, 1) });
+    assert_eq!(rig.ask(1, set(2, Version::ZERO)), failed);
+    assert_eq!(rig.ask(1, set(3, version(1, 1))), written(1, 2));
+    assert_eq!(rig.read_bytes(1, read(0, 1)), [3]);
+}
+
+#[test]
+fn zeroed_units_read_as_zeros() {
+    let mut rig = Rig::serving();
+    let zero = |first, units| {
+        let (offset, length) = (first * UNIT, units * UNIT);
+        Op::Zero { place: place(1, 0), offset, length }
+    };
+    assert_eq!(rig.ask(1, write(0, 4, 7)), written(1, 1));
+    assert_eq!(rig.ask(1, zero(1, 2)), written(1, 2));
+    assert_eq!(rig.read_bytes(1, read(0, 4)), [7, 0, 0, 7]);
+    assert_eq!(rig.ask(1, zero(0, 4)), written(1, 3));
+    assert!(rig.read_bytes(1, read(0, 4)).is_empty(), "all of it is zeros");
+    assert_eq!(rig.ask(1, zero(0, 4)), written(1, 3), "nothing is left to zero");
+    let extents = Op::Extents { place: place(1, 0), parents: Vec::new() };
+    assert_eq!(rig.ask(1, extents), Ok(Outcome::Extents { bitmap: vec![0] }));
+}
+
+#[test]
+fn a_chain_is_read_in_one_request() {
+    let mut rig = Rig::serving();
+    rig.ask(1, write_in(place(1, 0), 0, 4, 1)).unwrap();
+    rig.ask(1, write_in(place(2, 0), 1, 1, 2)).unwrap();
+    let op =
+        Op::Read { place: place(2, 0), offset: 0, length: 3 * UNIT, parents: vec![ImageId::FIRST] };
+    assert_eq!(rig.read_bytes(1, op), [1, 2, 1]);
+}
+
+#[test]
+fn sync_is_answered() {
+    let mut rig = Rig::serving();
+    rig.ask(1, write(0, 1, 7)).unwrap();
+    assert_eq!(rig.ask(1, Op::Sync), Ok(Outcome::Synced));
+}
+
+fn task(rig: &mut Rig, connection: ConnectionId, op: Op) -> Result<Outcome, Refusal> {
+    let mut request = rig.request(1, op);
+    request.session = SessionId::ZERO;
+    let sequence = request.sequence;
+    rig.receive(connection, Message::Request(request));
+    rig.reply_to(sequence).expect("answered at once")
+}
+
+#[test]
+fn a_monitor_deletes_an_image_in_portions() {
+    let mut rig = Rig::serving();
+    for stripe in 0..300 {
+        rig.ask(1, write_in(place(1, stripe), 0, 1, 1)).unwrap();
+    }
+    rig.ask(1, write_in(place(2, 0), 0, 1, 2)).unwrap();
+    let link = rig.link();
+    let mut total = 0;
+    loop {
+        let op = Op::DeleteRange { image: ImageId::FIRST, from: StripeIndex::new(0) };
+        match task(&mut rig, link, op) {
+            Ok(Outcome::Deleted { count, complete }) => {
+                total += count;
+                if complete {
+                    break;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(total, 300);
+    assert!(rig.read_bytes(1, read(0, 1)).is_empty());
+    let op = Op::Read { place: place(2, 0), offset: 0, length: UNIT, parents: Vec::new() };
+    assert_eq!(rig.read_bytes(1, op), [2]);
+}
+
+#[test]
+fn only_monitors_run_tasks_and_only_clients_have_sessions() {
+    let mut rig = Rig::serving();
+    let delete = || Op::DeleteRange { image: ImageId::FIRST, from: StripeIndex::new(0) };
+    let link = rig.link();
+    let is_invalid = |outcome| matches!(outcome, Err(Refusal::Invalid { .. }));
+    assert!(is_invalid(task(&mut rig, CLIENT, delete())));
+    assert!(is_invalid(task(&mut rig, CLIENT, read(0, 1))));
+    assert!(is_invalid(task(&mut rig, link, read(0, 1))));
+    assert!(is_invalid(rig.ask(1, delete())));
+    let sequence = rig.send(link, 1, read(0, 1));
+    assert!(is_invalid(rig.reply_to(sequence).unwrap()));
+}
+
+#[test]
+fn corrupted_data_is_refused() {
+    let mut rig = Rig::serving();
+    let (checksums, _) = fill(1, 1);
+    let (_, data) = fill(1, 2);
+    let op = Op::Write { place: place(1, 0), offset: 0, checksums, data, expected: None };
+    assert_eq!(rig.ask(1, op), Err(Refusal::Corrupted));
+}
+
+#[test]
+fn bad_requests_are_invalid_and_nothing_crashes() {
+    let mut rig = Rig::serving();
+    let mut bad = Vec::new();
+    for offset in [1, UNIT, u32::MAX, u32::MAX - UNIT + 1] {
+        for length in [0, 1, UNIT * 4, UNIT * 5, u32::MAX, u32::MAX - UNIT + 1] {
+            bad.push(Op::Zero { place: place(1, 0), offset, length });
+            bad.push(Op::Read { place: place(1, 0), offset, length, parents: Vec::new() });
+        }
+    }
+    for op in bad {
+        let outcome = rig.ask(1, op.clone());
+        assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{op:?}: {outcome:?}");
+    }
+    let mut request = rig.request(1, read(0, 1));
+    request.pg = PgId { pool: POOL, number: u32::MAX };
+    let sequence = request.sequence;
+    rig.receive(CLIENT, Message::Request(request));
+    assert!(matches!(rig.reply_to(sequence), Some(Err(Refusal::Invalid { .. }))));
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+}
+
+#[test]
+fn who_sends_what_nobody_sends_is_hung_up_on() {
+    let mut rig = Rig::serving();
+    rig.receive(CLIENT, Message::Control("{}".into()));
+    assert_eq!(rig.closed, [CLIENT]);
+    rig.accept(OTHER);
+    let reply = Reply { session: SESSION, sequence: 1, outcome: Ok(Outcome::Synced) };
+    rig.receive(OTHER, Message::Reply(reply));
+    assert_eq!(rig.closed, [CLIENT, OTHER]);
+}
+
+#[test]
+fn strangers_are_hung_up_on() {
+    let mut rig = Rig::serving();
+    let strangers = [
+        Peer { cluster: ClusterId::new(1), role: Role::Client },
+        Peer { cluster: CLUSTER, role: Role::Osd(OSD, Incarnation::new(3)) },
+    ];
+    for (connection, peer) in [OTHER, THIRD].into_iter().zip(strangers) {
+        rig.apply(Event::Net(NetEvent::Accepted { connection, peer }));
+    }
+    assert_eq!(rig.closed, [OTHER, THIRD]);
+}
+
+#[test]
+fn more_requests_than_a_connection_may_have_are_busy() {
+    let settings = Settings { connection_requests_max: 2, ..Settings::default() };
+    let mut rig = Rig::with(MemoryDisk::formatted(), identity(), settings);
+    rig.join(1);
+    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
+    rig.accept(CLIENT);
+    rig.holds_disk = true;
+    for unit in 0..3 {
+        rig.send(CLIENT, 1, write(unit, 1, 7));
+    }
+    assert_eq!(rig.replies.len(), 1);
+    assert_eq!(rig.reply_to(3), Some(Err(Refusal::Busy)));
+    rig.release_disk();
+    assert_eq!(rig.replies.len(), 2);
+    rig.replies.clear();
+    assert_eq!(rig.ask(1, write(0, 1, 8)), written(1, 3));
+}
+
+#[test]
+fn more_bytes_than_may_be_open_are_busy() {
+    let settings = Settings { request_bytes_max: u64::from(2 * UNIT), ..Settings::default() };
+    let mut rig = Rig::with(MemoryDisk::formatted(), identity(), settings);
+    rig.join(1);
+    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
+    rig.accept(CLIENT);
+    rig.holds_disk = true;
+    rig.send(CLIENT, 1, write(0, 2, 7));
+    let refused = rig.send(CLIENT, 1, write(2, 1, 7));
+    assert_eq!(rig.reply_to(refused), Some(Err(Refusal::Busy)));
+    rig.release_disk();
+    assert_eq!(rig.ask(1, write(0, 2, 8)), written(1, 2));
+}
+
+#[test]
+fn io_goes_on_without_a_monitor_and_the_same_run_comes_back() {
+    let mut rig = Rig::serving();
+    rig.close(rig.link());
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    let first = rig.connects.last().unwrap().1.clone();
+    rig.advance(Duration::from_millis(100));
+    let second = rig.connects.last().unwrap().1.clone();
+    assert_ne!(first, second, "another address is tried");
+    rig.told.clear();
+    rig.connect();
+    let ToMonitor::OsdBoot { incarnation, .. } = &rig.told[0] else { panic!("{:?}", rig.told) };
+    assert_eq!(*incarnation, Some(Incarnation::new(1)), "the same run goes on");
+    rig.monitor_says(FromMonitor::OsdBooted { incarnation: Incarnation::new(1) });
+    let ToMonitor::Subscribe { have } = &rig.told[1] else { panic!("{:?}", rig.told) };
+    assert_eq!(have.get(&POOL), Some(&MapRevision::new(10)));
+    assert_eq!(saw(&rig), [10], "told again");
+    assert_eq!(rig.joined.len(), 1);
+    assert_eq!(rig.ask(1, write(0, 1, 8)), written(1, 2), "the epoch has not ended");
+}
+
+#[test]
+fn a_monitor_that_does_not_answer_is_given_up() {
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    rig.connect();
+    let silent = rig.link();
+    rig.advance(Duration::from_secs(6));
+    assert_eq!(rig.closed[0], silent);
+    assert_ne!(rig.link(), silent);
+}
+
+#[test]
+fn a_refused_osd_stops() {
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    rig.connect();
+    let error = Failure { code: "x".into(), message: "not you".into(), hint: "go".into() };
+    rig.monitor_says(FromMonitor::OsdRefused { error });
+    assert_eq!(rig.stopped, Some(StopReason::Refused("not you; go".into())));
+    assert_eq!(rig.node.deadline(), None);
+}
+
+#[test]
+fn another_osds_store_is_refused() {
+    for wrong in 0..3 {
+        let mut identity = identity();
+        match wrong {
+            0 => identity.cluster = ClusterId::new(1),
+            1 => identity.osd = OsdId::new(2).unwrap(),
+            _ => identity.store = "0".repeat(32),
+        }
+        let rig = Rig::with(MemoryDisk::formatted(), identity, Settings::default());
+        assert!(matches!(rig.stopped, Some(StopReason::Store(_))), "{:?}", rig.stopped);
+        assert!(rig.connects.is_empty());
+    }
+}
+
+#[test]
+fn a_disk_that_is_no_store_stops_the_osd() {
+    let rig = Rig::over(MemoryDisk::default());
+    assert!(matches!(rig.stopped, Some(StopReason::Store(_))), "{:?}", rig.stopped);
+}
+
+#[test]
+fn a_map_gap_is_answered_with_a_subscription_for_the_whole() {
+    let mut rig = Rig::serving();
+    rig.told.clear();
+    rig.monitor_says(map(12, 13, vec![], &[]));
+    let ToMonitor::Subscribe { have } = &rig.told[0] else { panic!("{:?}", rig.told) };
+    assert!(have.is_empty());
+    rig.monitor_says(map(12, 14, vec![], &[]));
+    let subscribes = |rig: &Rig| {
+        let told = rig.told.iter();
+        told.filter(|told| matches!(told, ToMonitor::Subscribe { .. })).count()
+    };
+    assert_eq!(subscribes(&rig), 1, "it was just asked");
+    rig.advance(Duration::from_secs(2));
+    assert_eq!(subscribes(&rig), 2);
+}
+
+#[test]
+fn an_entry_of_another_run_is_not_served() {
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    rig.join(2);
+    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
+    rig.accept(CLIENT);
+    assert!(matches!(rig.ask(1, read(0, 1)), Err(Refusal::Incomplete { .. })));
+    rig.monitor_says(map(10, 11, vec![entry(2, 2)], &[]));
+    assert_eq!(rig.ask(2, write(0, 1, 7)), written(2, 1));
+}
+
+#[test]
+fn a_map_older_than_the_osds_notes_is_refused() {
+    let mut rig = Rig::serving_over(MemoryDisk::formatted(), 5, 1);
+    rig.ask(5, write(0, 1, 7)).unwrap();
+    let mut rig = Rig::serving_over(rig.disk, 3, 2);
+    let Err(Refusal::Incomplete { why }) = rig.ask(3, read(0, 1)) else {
+        panic!("an older epoch is never served")
+    };
+    assert!(why.contains("epoch 3") && why.contains("epoch 5"), "{why}");
+    assert!(why.contains("state recover"), "{why}");
+    rig.advance(Duration::from_secs(2));
+    let report = last_report(&rig);
+    assert_eq!(report.incomplete, [(PG, why)]);
+    assert!(report.active.is_empty());
+}
+
+#[test]
+fn a_revision_older_than_the_osds_note_is_refused_until_it_is_reached() {
+    let mut rig = Rig::serving();
+    rig.advance(Duration::from_secs(2));
+    let mut rig = Rig::over(rig.disk);
+    rig.join(2);
+    rig.monitor_says(map(0, 9, vec![entry(2, 2)], &[]));
+    rig.accept(CLIENT);
+    let Err(Refusal::Incomplete { why }) = rig.ask(2, read(0, 1)) else {
+        panic!("an older map is never served")
+    };
+    assert!(why.contains("revision 9") && why.contains("10"), "{why}");
+    rig.monitor_says(map(9, 10, vec![], &[]));
+    assert_eq!(rig.ask(2, write(0, 1, 7)), written(2, 1));
+}
+
+#[test]
+fn an_osd_reports_what_it_serves() {
+    let mut rig = Rig::serving();
+    rig.ask(1, write(0, 4, 7)).unwrap();
+    rig.told.clear();
+    rig.advance(Duration::from_millis(2_500));
+    let report = last_report(&rig);
+    assert_eq!(report.active, [PG]);
+    assert_eq!(report.commit, "fsync");
+    assert!(report.size_bytes > 0);
+    let count = rig.told.iter().filter(|told| matches!(told, ToMonitor::OsdReport(_))).count();
+    assert!((2..=3).contains(&count), "about once a second: {count}");
+}
+
+#[test]
+fn a_shutdown_finishes_what_was_started() {
+    let mut rig = Rig::serving();
+    rig.holds_disk = true;
+    let started = rig.send(CLIENT, 1, write(0, 1, 7));
+    let behind_it = rig.send(CLIENT, 1, read(0, 1));
+    let mut waiting = rig.request(1, write(0, 1, 8));
+    waiting.revision = MapRevision::new(99);
+    let waits = waiting.sequence;
+    rig.receive(CLIENT, Message::Request(waiting));
+    rig.apply(Event::Shutdown);
+    assert_eq!(rig.reply_to(waits), Some(Err(Refusal::Busy)));
+    let late = rig.send(CLIENT, 1, read(0, 1));
+    assert_eq!(rig.reply_to(late), Some(Err(Refusal::Busy)));
+    assert_eq!(rig.stopped, None);
+    rig.release_disk();
+    assert_eq!(rig.reply_to(started), Some(written(1, 1)));
+    assert_eq!(bytes_of(rig.reply_to(behind_it).expect("it was started")), [7]);
+    assert_eq!(rig.stopped, Some(StopReason::Shutdown));
+    let mut rig = Rig::serving_over(rig.disk, 2, 2);
+    assert_eq!(rig.read_bytes(2, read(0, 1)), [7]);
+}
+
+#[test]
+fn an_epoch_that_changes_under_way_ends_what_started_and_refuses_what_waits() {
+    let mut rig = Rig::serving();
+    rig.holds_disk = true;
+    let started = rig.send(CLIENT, 1, write(0, 1, 7));
+    let waits = rig.send(CLIENT, 1, read(0, 1));
+    rig.monitor_says(map(10, 11, vec![entry(2, 1)], &[]));
+    assert_eq!(rig.reply_to(waits), Some(Err(Refusal::Stale(Some(entry(2, 1))))));
+    let next = rig.send(CLIENT, 2, write(0, 1, 8));
+    assert_eq!(rig.reply_to(next), None, "the new epoch is not journaled yet");
+    rig.release_disk();
+    assert_eq!(rig.reply_to(started), Some(written(1, 1)));
+    assert_eq!(rig.reply_to(next), Some(written(2, 2)));
+    assert_eq!(rig.read_bytes(2, read(0, 1)), [8]);
+}
+
+#[test]
+fn a_session_is_remembered_for_a_while_after_its_last_request() {
+    let mut rig = Rig::serving();
+    let old = rig.request(1, write(0, 1, 7));
+    rig.ask(1, write(0, 1, 8)).unwrap();
+    rig.close(CLIENT);
+    rig.advance(Duration::from_secs(30));
+    rig.accept(OTHER);
+    rig.receive(OTHER, Message::Request(old));
+    assert!(rig.replies.is_empty());
+    rig.close(OTHER);
+    rig.advance(Duration::from_secs(90));
+    rig.accept(THIRD);
+    let sequence = rig.send(THIRD, 1, read(0, 1));
+    assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [8]);
+}

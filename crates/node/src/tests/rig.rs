@@ -1,0 +1,403 @@
+//! A node over a disk in memory, spoken to by the test in the place of monitor and clients.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::checksum::checksum_units;
+use base::{
+    BlockSize, Buffer, BufferPool, Checksum, ClusterId, ConnectionId, Duration, Epoch, ImageId,
+    Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId, StripeIndex, Time,
+    UNIT_SIZE, Version,
+};
+use blockstore::{CommitMode, CreateOptions, STORE_SIZE_MIN, StoreId};
+use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
+use cluster::message::{FromMonitor, ToMonitor};
+use format::door::{CloseReason, DiskEffect, DiskEvent, NetEffect, NetEvent, Peer, Role};
+use format::wire::{Member, Message, Op, Outcome, PgEntry, Place, Refusal, Reply, Request};
+
+use crate::{Effect, Event, Identity, Node, Settings, StopReason};
+
+pub const UNIT: u32 = UNIT_SIZE as u32;
+pub const CLUSTER: ClusterId = ClusterId::new(77);
+pub const OSD: OsdId = OsdId::FIRST;
+pub const POOL: PoolId = PoolId::FIRST;
+pub const PG: PgId = PgId { pool: POOL, number: 0 };
+/// A client's connection.
+pub const CLIENT: ConnectionId = ConnectionId::new(1);
+pub const SESSION: SessionId = SessionId::new(40);
+const STORE: StoreId = StoreId::new(5);
+const PAGE: u64 = 4096;
+
+/// A disk that does at once what it is asked, or holds it back.
+#[derive(Clone, Default)]
+pub struct MemoryDisk {
+    pages: BTreeMap<u64, Vec<u8>>,
+}
+
+impl MemoryDisk {
+    /// A disk with an empty store.
+    pub fn formatted() -> MemoryDisk {
+        let options = CreateOptions {
+            cluster: CLUSTER,
+            osd: OSD,
+            store: STORE,
+            size: STORE_SIZE_MIN,
+            sector_size: 4096,
+            commit: CommitMode::Fsync,
+        };
+        let created = blockstore::create(&options).unwrap();
+        let mut disk = MemoryDisk::default();
+        for (offset, bytes) in created.images {
+            disk.write(offset, &bytes);
+        }
+        disk
+    }
+
+    fn write(&mut self, mut offset: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let start = (offset % PAGE) as usize;
+            let length = bytes.len().min(PAGE as usize - start);
+            let (part, rest) = bytes.split_at(length);
+            let page = self.pages.entry(offset / PAGE).or_insert_with(|| vec![0; PAGE as usize]);
+            page[start..start + length].copy_from_slice(part);
+            offset += length as u64;
+            bytes = rest;
+        }
+    }
+
+    fn read(&self, mut offset: u64, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            let start = (offset % PAGE) as usize;
+            let length = bytes.len().min(PAGE as usize - start);
+            let (part, rest) = bytes.split_at_mut(length);
+            match self.pages.get(&(offset / PAGE)) {
+                Some(page) => part.copy_from_slice(&page[start..start + length]),
+                None => part.fill(0),
+            }
+            offset += length as u64;
+            bytes = rest;
+        }
+    }
+
+    fn carry_out(&mut self, effect: DiskEffect) -> DiskEvent {
+        match effect {
+            DiskEffect::Read { op, offset, mut buffer } => {
+                self.read(offset, &mut buffer);
+                DiskEvent::Read { op, buffer, result: Ok(()) }
+            }
+            DiskEffect::Write { op, mut offset, buffers, .. } => {
+                for buffer in buffers {
+                    self.write(offset, &buffer);
+                    offset += buffer.len() as u64;
+                }
+                DiskEvent::Done { op, result: Ok(()) }
+            }
+            DiskEffect::Flush { op } | DiskEffect::Discard { op, .. } => {
+                DiskEvent::Done { op, result: Ok(()) }
+            }
+        }
+    }
+}
+
+/// A node and all that it asked.
+pub struct Rig {
+    pub node: Node,
+    pub disk: MemoryDisk,
+    pub now: Time,
+    /// While true, the disk does nothing.
+    pub holds_disk: bool,
+    held: VecDeque<DiskEffect>,
+    pub connects: Vec<(ConnectionId, String)>,
+    pub closed: Vec<ConnectionId>,
+    pub told: Vec<ToMonitor>,
+    pub replies: Vec<(ConnectionId, Reply)>,
+    pub joined: Vec<Incarnation>,
+    pub stopped: Option<StopReason>,
+    sequence: u64,
+}
+
+pub fn identity() -> Identity {
+    Identity {
+        cluster: CLUSTER,
+        osd: OSD,
+        store: STORE.to_string(),
+        monitors: vec!["tcp:a:1".into(), "tcp:b:1".into()],
+        addresses: vec!["tcp:c:1".into()],
+        pid: 9,
+        path: "/osd".into(),
+        host: "here".into(),
+    }
+}
+
+pub fn client() -> Peer {
+    Peer { cluster: CLUSTER, role: Role::Client }
+}
+
+pub fn monitor() -> Peer {
+    Peer { cluster: CLUSTER, role: Role::Monitor(MonitorId::FIRST) }
+}
+
+/// The entry of [`PG`] in which this OSD serves it in the run `incarnation`.
+pub fn entry(epoch: u32, incarnation: u64) -> PgEntry {
+    let member = Member { osd: OSD, incarnation: Incarnation::new(incarnation) };
+    PgEntry {
+        pg: PG,
+        epoch: Epoch::new(epoch),
+        revision: MapRevision::new(1),
+        primary: Some(OSD),
+        acting: vec![member],
+        learners: Vec::new(),
+    }
+}
+
+pub fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) -> PoolDelta {
+    let pool = Pool {
+        id: POOL,
+        name: "default".into(),
+        replicas: 1,
+        min_size: 1,
+        pg_count: 1,
+        failure_domain: FailureDomain::Osd,
+        block_size: BlockSize::MIN,
+    };
+    let fences = fences.iter().map(|session| SessionId::new(*session)).collect();
+    let (since, revision) = (MapRevision::new(since), MapRevision::new(revision));
+    PoolDelta { since, revision, pool, pgs, fences }
+}
+
+pub fn map(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) -> FromMonitor {
+    let pools = vec![pool_delta(since, revision, pgs, fences)];
+    FromMonitor::Map(MapDelta { pools, ..MapDelta::default() })
+}
+
+pub fn place(image: u32, stripe: u32) -> Place {
+    Place {
+        image: ImageId::new(image).unwrap(),
+        seed: ImageId::FIRST,
+        stripe: StripeIndex::new(stripe),
+    }
+}
+
+pub fn fill(units: u32, byte: u8) -> (Vec<Checksum>, Buffer) {
+    let data = BufferPool::default().copy_of(&vec![byte; (units * UNIT) as usize]);
+    let mut checksums = Vec::new();
+    checksum_units(&data, &mut checksums);
+    (checksums, data)
+}
+
+pub fn write_in(place: Place, first: u32, units: u32, byte: u8) -> Op {
+    let (checksums, data) = fill(units, byte);
+    Op::Write { place, offset: first * UNIT, checksums, data, expected: None }
+}
+
+pub fn write(first: u32, units: u32, byte: u8) -> Op {
+    write_in(place(1, 0), first, units, byte)
+}
+
+pub fn read(first: u32, units: u32) -> Op {
+    let (offset, length) = (first * UNIT, units * UNIT);
+    Op::Read { place: place(1, 0), offset, length, parents: Vec::new() }
+}
+
+pub fn version(epoch: u32, counter: u64) -> Version {
+    Version { epoch: Epoch::new(epoch), counter }
+}
+
+pub fn written(epoch: u32, counter: u64) -> Result<Outcome, Refusal> {
+    Ok(Outcome::Written { version: version(epoch, counter), durable: true })
+}
+
+impl Rig {
+    /// A node that has opened its store and asked for a monitor.
+    pub fn over(disk: MemoryDisk) -> Rig {
+        Rig::with(disk, identity(), Settings::default())
+    }
+
+    pub fn with(disk: MemoryDisk, identity: Identity, settings: Settings) -> Rig {
+        let mut effects = Vec::new();
+        let now = Time::from_nanos(1_000_000_000);
+        let pool = BufferPool::default();
+        let node = Node::new(identity, settings, pool, STORE_SIZE_MIN, now, &mut effects);
+        let mut rig = Rig {
+            node,
+            disk,
+            now,
+            holds_disk: false,
+            held: VecDeque::new(),
+            connects: Vec::new(),
+            closed: Vec::new(),
+            told: Vec::new(),
+            replies: Vec::new(),
+            joined: Vec::new(),
+            stopped: None,
+            sequence: 0,
+        };
+        rig.run(effects);
+        rig
+    }
+
+    /// A node that has joined in its first run and serves epoch 1 to one client.
+    pub fn serving() -> Rig {
+        Rig::serving_over(MemoryDisk::formatted(), 1, 1)
+    }
+
+    /// The same over a disk that was used before.
+    pub fn serving_over(disk: MemoryDisk, epoch: u32, incarnation: u64) -> Rig {
+        let mut rig = Rig::over(disk);
+        rig.join(incarnation);
+        let revision = 10 * u64::from(epoch);
+        rig.monitor_says(map(0, revision, vec![entry(epoch, incarnation)], &[]));
+        rig.accept(CLIENT);
+        rig
+    }
+
+    pub fn apply(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.node.apply(self.now, event, &mut effects);
+        self.run(effects);
+    }
+
+    /// Several events in one turn of the loop.
+    pub fn turn(&mut self, events: Vec<Event>) {
+        let mut effects = Vec::new();
+        for event in events {
+            self.node.apply(self.now, event, &mut effects);
+        }
+        self.run(effects);
+    }
+
+    fn run(&mut self, mut effects: Vec<Effect>) {
+        loop {
+            let mut events = Vec::new();
+            for effect in effects.drain(..) {
+                assert!(self.stopped.is_none(), "nothing follows a stop");
+                match effect {
+                    Effect::Disk(effect) if self.holds_disk => self.held.push_back(effect),
+                    Effect::Disk(effect) => events.push(self.disk.carry_out(effect)),
+                    Effect::Net(effect) => self.net(effect),
+                    Effect::Joined { incarnation } => self.joined.push(incarnation),
+                    Effect::Stop(reason) => self.stopped = Some(reason),
+                }
+            }
+            for event in events {
+                self.node.apply(self.now, Event::Disk(event), &mut effects);
+            }
+            self.node.finish_turn(self.now, &mut effects);
+            if effects.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn net(&mut self, effect: NetEffect) {
+        match effect {
+            NetEffect::Connect { connection, address } => self.connects.push((connection, address)),
+            NetEffect::Close { connection } => self.closed.push(connection),
+            NetEffect::Send { connection, message: Message::Reply(reply) } => {
+                self.replies.push((connection, reply));
+            }
+            NetEffect::Send { connection, message: Message::Control(text) } => {
+                assert_eq!(connection, self.link());
+                self.told.push(serde_json::from_str(&text).unwrap());
+            }
+            NetEffect::Send { message, .. } => panic!("an OSD does not send {message:?}"),
+        }
+    }
+
+    /// Lets the disk do what it held back.
+    pub fn release_disk(&mut self) {
+        self.holds_disk = false;
+        let held = self.held.drain(..).map(Effect::Disk).collect();
+        self.run(held);
+    }
+
+    /// Lets time pass, with a tick at each deadline.
+    pub fn advance(&mut self, span: Duration) {
+        let end = self.now + span;
+        while let Some(deadline) = self.node.deadline().filter(|deadline| *deadline <= end) {
+            self.now = self.now.max(deadline);
+            self.apply(Event::Tick);
+        }
+        self.now = end;
+    }
+
+    /// The newest connection to a monitor.
+    pub fn link(&self) -> ConnectionId {
+        self.connects.last().unwrap().0
+    }
+
+    pub fn connect(&mut self) {
+        let connection = self.link();
+        self.apply(Event::Net(NetEvent::Connected { connection, peer: monitor() }));
+    }
+
+    pub fn join(&mut self, incarnation: u64) {
+        self.connect();
+        self.monitor_says(FromMonitor::OsdBooted { incarnation: Incarnation::new(incarnation) });
+    }
+
+    pub fn monitor_says(&mut self, message: FromMonitor) {
+        let message = Message::Control(serde_json::to_string(&message).unwrap());
+        self.receive(self.link(), message);
+    }
+
+    pub fn receive(&mut self, connection: ConnectionId, message: Message) {
+        self.apply(Event::Net(NetEvent::Received { connection, message }));
+    }
+
+    pub fn accept(&mut self, connection: ConnectionId) {
+        self.apply(Event::Net(NetEvent::Accepted { connection, peer: client() }));
+    }
+
+    pub fn close(&mut self, connection: ConnectionId) {
+        let reason = CloseReason::Reset;
+        self.apply(Event::Net(NetEvent::Closed { connection, reason }));
+    }
+
+    /// A request of the usual session, with the next sequence.
+    pub fn request(&mut self, epoch: u32, op: Op) -> Request {
+        self.sequence += 1;
+        Request {
+            session: SESSION,
+            sequence: self.sequence,
+            pg: PG,
+            epoch: Epoch::new(epoch),
+            revision: MapRevision::new(1),
+            op,
+        }
+    }
+
+    /// Sends a request and gives its sequence.
+    pub fn send(&mut self, connection: ConnectionId, epoch: u32, op: Op) -> u64 {
+        let request = self.request(epoch, op);
+        self.receive(connection, Message::Request(request));
+        self.sequence
+    }
+
+    /// Sends a request and takes its reply.
+    pub fn ask(&mut self, epoch: u32, op: Op) -> Result<Outcome, Refusal> {
+        let sequence = self.send(CLIENT, epoch, op);
+        self.reply_to(sequence).expect("answered at once")
+    }
+
+    /// Takes the reply to a request.
+    pub fn reply_to(&mut self, sequence: u64) -> Option<Result<Outcome, Refusal>> {
+        let index = self.replies.iter().position(|(_, reply)| reply.sequence == sequence)?;
+        Some(self.replies.remove(index).1.outcome)
+    }
+
+    /// The bytes that fill each unit of a read.
+    pub fn read_bytes(&mut self, epoch: u32, op: Op) -> Vec<u8> {
+        bytes_of(self.ask(epoch, op))
+    }
+}
+
+/// The byte that fills each unit; nothing where the whole range is zeros.
+pub fn bytes_of(outcome: Result<Outcome, Refusal>) -> Vec<u8> {
+    match outcome {
+        Ok(Outcome::Read { data, checksums, .. }) => {
+            assert_eq!(base::checksum::first_mismatch(&data, &checksums), None);
+            data.chunks(UNIT as usize).map(|unit| unit[0]).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
