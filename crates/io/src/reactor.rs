@@ -119,7 +119,7 @@ struct Shared {
     bell: OwnedFd,
     woken: AtomicBool,
     /// Names that were looked up for connects.
-    resolved: Mutex<Vec<(ConnectionId, Result<Address, Error>)>>,
+    resolved: Mutex<Vec<(ConnectionId, Result<Address, CloseReason>)>>,
 }
 
 impl Shared {
@@ -345,7 +345,8 @@ impl Reactor {
         stream.address = address;
         let index = self.insert(stream);
         self.set_deadline(index, Some(clock::now() + HANDSHAKE_TIME_MAX));
-        let address = Address::parse(&self.streams[index].address);
+        let address = Address::parse(&self.streams[index].address)
+            .map_err(|error| CloseReason::Untrusted(error.0));
         let Ok(name @ Address::Name(_)) = address else {
             self.resolved(connection, address);
             return;
@@ -353,13 +354,13 @@ impl Reactor {
         // Looking a name up waits for other machines: not on this thread.
         let shared = self.shared.clone();
         std::thread::spawn(move || {
-            let found = name.resolve();
+            let found = name.resolve().map_err(|_| CloseReason::TimedOut);
             shared.resolved.lock().expect("no holder panics").push((connection, found));
             shared.ring_bell();
         });
     }
 
-    fn resolved(&mut self, connection: ConnectionId, address: Result<Address, Error>) {
+    fn resolved(&mut self, connection: ConnectionId, address: Result<Address, CloseReason>) {
         let Some(&index) = self.indexes.get(&connection) else { return };
         assert!(matches!(self.streams[index].stage, Stage::Resolve));
         self.streams[index].stage = Stage::Resolved { address };

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use base::{Buffer, BufferMut, BufferPool, ConnectionId, Time};
+use format::door::CloseReason;
 
-use crate::Error;
 use crate::address::Address;
 use crate::handshake::Handshake;
 use crate::inbox::Inbox;
@@ -42,7 +42,7 @@ pub(crate) enum Stage {
     /// Waits for a name to be looked up.
     Resolve,
     /// Waits for the next turn, to begin the connect.
-    Resolved { address: Result<Address, Error> },
+    Resolved { address: Result<Address, CloseReason> },
     /// Waits for the connect to end.
     Connect,
     /// Waits for the peer's part of the handshake.

@@ -94,7 +94,7 @@ impl Reactor {
         };
         let address = match address {
             Ok(address) => address,
-            Err(error) => return self.end(index, CloseReason::Untrusted(error.0), events),
+            Err(reason) => return self.end(index, reason, events),
         };
         match socket::connect(&address) {
             Ok((socket, finished)) => {
