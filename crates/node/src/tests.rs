@@ -459,10 +459,7 @@ fn strangers_are_hung_up_on() {
 #[test]
 fn more_requests_than_a_connection_may_have_are_busy() {
     let settings = Settings { connection_requests_max: 2, ..Settings::default() };
-    let mut rig = Rig::with(MemoryDisk::formatted(), identity(), settings);
-    rig.join(1);
-    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
-    rig.accept(CLIENT);
+    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
     rig.holds_disk = true;
     for unit in 0..3 {
         rig.send(CLIENT, 1, write(unit, 1, 7));
@@ -478,10 +475,7 @@ fn more_requests_than_a_connection_may_have_are_busy() {
 #[test]
 fn more_bytes_than_may_be_open_are_busy() {
     let settings = Settings { request_bytes_max: u64::from(2 * UNIT), ..Settings::default() };
-    let mut rig = Rig::with(MemoryDisk::formatted(), identity(), settings);
-    rig.join(1);
-    rig.monitor_says(map(0, 10, vec![entry(1, 1)], &[]));
-    rig.accept(CLIENT);
+    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
     rig.holds_disk = true;
     rig.send(CLIENT, 1, write(0, 2, 7));
     let refused = rig.send(CLIENT, 1, write(2, 1, 7));
@@ -680,4 +674,103 @@ fn a_session_is_remembered_for_a_while_after_its_last_request() {
     rig.accept(THIRD);
     let sequence = rig.send(THIRD, 1, read(0, 1));
     assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [8]);
+}
+
+/// A read of the four units that were written before, after one page of the journal rotted.
+fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
+    let mut rig = Rig::serving();
+    for unit in 0..4 {
+        rig.ask(1, write(unit, 1, 7)).unwrap();
+    }
+    // The store falls idle: all of it is recorded as durable.
+    rig.advance(Duration::from_secs(3));
+    rig.disk.rot(JOURNAL_OFFSET / 4096 + page);
+    let mut rig = Rig::serving_over(rig.disk, 2, 2);
+    assert_eq!(rig.stopped, None);
+    let outcome = rig.ask(2, read(0, 4));
+    (rig, outcome)
+}
+
+/// Where the journal of a store begins, in bytes.
+const JOURNAL_OFFSET: u64 = base::MIB;
+
+#[test]
+fn rot_is_answered_by_an_error_or_a_suspect_pg_and_never_by_other_data() {
+    let (mut damaged, mut incomplete) = (0, 0);
+    for page in 0..14 {
+        match read_after_rot(page) {
+            (_, Ok(read)) => assert_eq!(bytes_of(Ok(read)), [7; 4]),
+            (mut rig, Err(Refusal::Damaged { units })) => {
+                damaged += 1;
+                let unit = units[0].trailing_zeros();
+                assert_eq!(units, [1 << unit]);
+                rig.advance(Duration::from_secs(1));
+                assert!(last_report(&rig).damaged_units > 0);
+                rig.ask(2, write(unit, 1, 7)).unwrap();
+                assert_eq!(rig.read_bytes(2, read(0, 4)), [7; 4], "rewritten");
+            }
+            (mut rig, Err(Refusal::Incomplete { why })) => {
+                incomplete += 1;
+                assert!(why.contains("give-up 1.0"), "{why}");
+                rig.advance(Duration::from_secs(1));
+                assert!(last_report(&rig).suspect);
+                assert_eq!(last_report(&rig).incomplete, [(PG, why)]);
+                rig.monitor_says(FromMonitor::GiveUp { pg: PG });
+                let left = rig.read_bytes(2, read(0, 4));
+                assert!(left.iter().all(|byte| [0, 7].contains(byte)), "what is left");
+                rig.advance(Duration::from_secs(1));
+                assert!(!last_report(&rig).suspect);
+                assert_eq!(last_report(&rig).active, [PG]);
+            }
+            (_, other) => panic!("page {page}: {other:?}"),
+        }
+    }
+    assert!(damaged > 0 && incomplete > 0);
+}
+
+#[test]
+fn what_was_given_up_stays_given_up() {
+    let (mut rig, outcome) = read_after_rot(4);
+    assert!(matches!(outcome, Err(Refusal::Incomplete { .. })));
+    rig.monitor_says(FromMonitor::GiveUp { pg: PG });
+    let left = rig.read_bytes(2, read(0, 4));
+    let mut rig = Rig::serving_over(rig.disk, 3, 3);
+    assert_eq!(rig.read_bytes(3, read(0, 4)), left);
+}
+
+#[test]
+fn writes_wait_while_the_journal_is_full() {
+    let settings = Settings { connection_requests_max: 4096, ..Settings::default() };
+    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
+    rig.holds_disk = true;
+    let count = 2_000;
+    for stripe in 0..count {
+        rig.send(CLIENT, 1, write_in(place(1, stripe), 0, 3, 7));
+    }
+    assert!(rig.node.store.is_congested());
+    rig.release_disk();
+    assert_eq!(rig.replies.len(), count as usize);
+    assert!(rig.replies.iter().all(|(_, reply)| reply.outcome.is_ok()));
+}
+
+#[test]
+fn a_full_osd_refuses_writes_and_takes_them_again_after_a_deletion() {
+    let mut rig = Rig::serving();
+    let mut stripe = 0;
+    while rig.ask(1, write_in(place(1, stripe), 0, 4, 7)).is_ok() {
+        stripe += 1;
+        assert!(stripe < 10_000, "the store has 128 MiB");
+    }
+    assert_eq!(rig.ask(1, write_in(place(1, stripe), 0, 4, 7)), Err(Refusal::Full));
+    rig.advance(Duration::from_secs(1));
+    assert!(last_report(&rig).full);
+    let read = Op::Read { place: place(1, 3), offset: 0, length: UNIT, parents: Vec::new() };
+    assert_eq!(rig.read_bytes(1, read), [7]);
+    let zero = |stripe| Op::Zero { place: place(1, stripe), offset: 0, length: 4 * UNIT };
+    for stripe in 0..200 {
+        assert!(rig.ask(1, zero(stripe)).is_ok(), "deletes always work");
+    }
+    rig.advance(Duration::from_secs(1));
+    assert!(!last_report(&rig).full);
+    assert!(rig.ask(1, write_in(place(1, stripe), 0, 4, 8)).is_ok());
 }

@@ -78,6 +78,14 @@ impl MemoryDisk {
         }
     }
 
+    /// Changes bytes of a page, if it was ever written.
+    pub fn rot(&mut self, page: u64) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page[20] ^= 1;
+            page[100] ^= 1;
+        }
+    }
+
     fn carry_out(&mut self, effect: DiskEffect) -> DiskEvent {
         match effect {
             DiskEffect::Read { op, offset, mut buffer } => {
@@ -242,12 +250,20 @@ impl Rig {
 
     /// The same over a disk that was used before.
     pub fn serving_over(disk: MemoryDisk, epoch: u32, incarnation: u64) -> Rig {
-        let mut rig = Rig::over(disk);
-        rig.join(incarnation);
+        Rig::over(disk).start_serving(epoch, incarnation)
+    }
+
+    /// The same with other settings.
+    pub fn serving_with(disk: MemoryDisk, settings: Settings) -> Rig {
+        Rig::with(disk, identity(), settings).start_serving(1, 1)
+    }
+
+    fn start_serving(mut self, epoch: u32, incarnation: u64) -> Rig {
+        self.join(incarnation);
         let revision = 10 * u64::from(epoch);
-        rig.monitor_says(map(0, revision, vec![entry(epoch, incarnation)], &[]));
-        rig.accept(CLIENT);
-        rig
+        self.monitor_says(map(0, revision, vec![entry(epoch, incarnation)], &[]));
+        self.accept(CLIENT);
+        self
     }
 
     pub fn apply(&mut self, event: Event) {
