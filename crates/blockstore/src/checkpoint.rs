@@ -157,6 +157,9 @@ impl Store {
                 if self.parts().journal.durable() < checkpoint.until {
                     return false;
                 }
+                if planted::on(Bug::TrimBeforeCheckpoint) {
+                    self.parts_mut().journal.trim(checkpoint.until);
+                }
                 checkpoint.stage = Stage::WriteBack(self.parts().plan_write_back());
                 true
             }
@@ -187,9 +190,6 @@ impl Store {
         match (&mut checkpoint.stage, purpose) {
             (Stage::WriteBack(work), Purpose::WriteBack) => work.writes -= 1,
             (Stage::FlushData, Purpose::FlushData) => {
-                if planted::on(Bug::TrimBeforeCheckpoint) {
-                    self.parts_mut().journal.trim(checkpoint.until);
-                }
                 let todo = self.parts().plan_leaves();
                 checkpoint.stage = Stage::Leaves(Leaves { todo, ..Leaves::default() });
             }

@@ -266,6 +266,7 @@ impl Bench {
         };
         bench.take_effects();
         bench.run();
+        bench.counter = bench.store.last_version(PG).counter;
         bench
     }
 
@@ -330,12 +331,29 @@ impl Bench {
         Bench { counter, ..Bench::on(disk, settings, seed) }
     }
 
-    /// The process ends and starts again; what was done is on the disk.
-    pub fn restart(mut self) -> Bench {
-        let all: Vec<(u64, Vec<u8>)> = std::mem::take(&mut self.disk.unsafe_writes);
-        all.iter().for_each(|(offset, bytes)| self.disk.safe.write(*offset, bytes));
-        self.disk.ops.clear();
-        self.crash()
+    /// The process ends; all that was written stays. The disk may be changed before `Bench::on`.
+    pub fn off(self) -> MemoryDisk {
+        let mut disk = self.disk;
+        disk.ops.clear();
+        for (offset, bytes) in std::mem::take(&mut disk.unsafe_writes) {
+            disk.safe.write(offset, &bytes);
+        }
+        disk
+    }
+
+    /// Where an lsn lies on the device.
+    pub fn place(&self, lsn: base::Lsn) -> u64 {
+        self.store.parts().journal.place(lsn)
+    }
+
+    pub fn tail(&self) -> base::Lsn {
+        self.store.parts().journal.tail()
+    }
+
+    /// Lets the journal fall idle: everything so far is recorded as durable.
+    pub fn idle(&mut self) {
+        self.run();
+        self.pass(Duration::from_millis(150));
     }
 
     pub fn ask(&mut self, request: Request) -> RequestId {

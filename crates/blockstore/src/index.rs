@@ -105,7 +105,7 @@ pub struct Index {
 }
 
 /// Below or at every key.
-const KEY_FIRST: BlockKey =
+pub const KEY_FIRST: BlockKey =
     BlockKey { pool: PoolId::FIRST, hash: 0, image: ImageId::FIRST, stripe: StripeIndex::ZERO };
 
 impl Index {

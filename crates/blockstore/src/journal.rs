@@ -109,6 +109,9 @@ pub struct Journal {
     cache_bytes_max: u64,
     /// The tail behind the last idle entry.
     idle: Lsn,
+    /// Until recovery's decisions are durable, entries record no more than this: a torn decision
+    /// must leave everything to be decided as it was.
+    recorded_max: Option<Lsn>,
 }
 
 impl Journal {
@@ -142,7 +145,13 @@ impl Journal {
             cache_bytes: 0,
             cache_bytes_max,
             idle: tail,
+            recorded_max: None,
         }
+    }
+
+    /// Limits what entries record as durable, while recovery's decisions are not.
+    pub fn limit_recorded(&mut self, recorded_max: Option<Lsn>) {
+        self.recorded_max = recorded_max;
     }
 
     pub fn tail(&self) -> Lsn {
@@ -230,7 +239,7 @@ impl Journal {
         let lsn = self.tail;
         header.lsn = lsn;
         header.previous = self.previous;
-        header.durable = self.durable();
+        header.durable = self.recorded_max.unwrap_or_else(|| self.durable());
         assert!(header.size as u64 <= self.rest_of_ring());
         assert!(self.used() + header.size as u64 <= self.size);
         let header_size = EntryHeader::header_size(header.checksums.len(), self.sector_size);

@@ -24,12 +24,16 @@ mod fuzz;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod recovery_tests;
+#[cfg(test)]
 mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
 use format::door::{DiskEffect, DiskEvent};
 
-pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
+pub use check::{
+    CheckOptions, CheckReport, Finding, Inspection, ReadDevice, Severity, check, inspect,
+};
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
 pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
 pub use store::Store;

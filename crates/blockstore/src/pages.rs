@@ -178,6 +178,12 @@ impl Pages {
         }
     }
 
+    /// Forgets a leaf, so that it must be read again.
+    #[cfg(test)]
+    pub fn forget(&mut self, page: u32) {
+        self.cache.remove(&page);
+    }
+
     /// Waits for a leaf. True: nobody did yet, so it must be read.
     pub fn wait(&mut self, page: PageRef, waiter: LeafWaiter) -> bool {
         let waiters = self.waiting.entry((page.page, page.checksum.get())).or_default();

@@ -38,8 +38,6 @@ use crate::{BlockKey, Effect};
 const LEAF_READS_MAX: usize = 64;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
-/// Where a chunk cannot be read, it is read in pieces of this size.
-const PIECE_SIZE: usize = 4096;
 /// More damage than this is not settled by itself.
 const DECISIONS_MAX: usize = 16_000;
 
@@ -105,6 +103,7 @@ struct Fetch {
     size: usize,
     /// Filled piece by piece; what cannot be read stays zeros.
     pieces: Option<BufferMut>,
+    piece_size: usize,
     at: usize,
 }
 
@@ -121,7 +120,9 @@ impl Store {
     }
 
     fn fetch(&mut self, offset: u64, size: usize, effects: &mut Vec<Effect>) {
-        self.opening().fetch = Fetch { offset, size, pieces: None, at: 0 };
+        let sector_size = self.parts.as_ref().map(|parts| parts.superblock.sector_size as usize);
+        let piece_size = sector_size.unwrap_or(SUPERBLOCK_SIZE);
+        self.opening().fetch = Fetch { offset, size, pieces: None, piece_size, at: 0 };
         self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
     }
 
@@ -142,7 +143,7 @@ impl Store {
         if let Some(buffer) = buffer {
             pieces[fetch.at..fetch.at + buffer.len()].copy_from_slice(&buffer);
         }
-        fetch.at += PIECE_SIZE;
+        fetch.at += fetch.piece_size;
         if fetch.at < fetch.size {
             return self.fetch_piece(effects);
         }
@@ -152,8 +153,8 @@ impl Store {
 
     fn fetch_piece(&mut self, effects: &mut Vec<Effect>) {
         let fetch = &self.opening().fetch;
-        let (offset, size) =
-            (fetch.offset + fetch.at as u64, PIECE_SIZE.min(fetch.size - fetch.at));
+        let offset = fetch.offset + fetch.at as u64;
+        let size = fetch.piece_size.min(fetch.size - fetch.at);
         self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
     }
 
@@ -460,6 +461,7 @@ impl Store {
             return;
         }
         let bytes = encode_decisions(&opening.decisions);
+        let acked = opening.survey.acked;
         let (data, checksums) = self.padded(&bytes);
         let parts = self.parts.as_mut().expect("the superblock is known");
         let kind = format::disk::EntryKind::Recovery;
@@ -470,7 +472,9 @@ impl Store {
         }
         let length = bytes.len() as u32;
         let header = format::disk::EntryHeader { length, checksums, ..plain_header(kind) };
+        parts.journal.limit_recorded(Some(acked));
         parts.journal.append(header, Some(data));
+        parts.journal.limit_recorded(None);
         parts.journal.submit(&self.pool, &mut self.disk, effects);
     }
 

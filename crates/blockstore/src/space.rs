@@ -28,6 +28,16 @@ pub struct Freed {
     pub discard: bool,
 }
 
+/// Neighbouring freed blocks whose space is given back together.
+#[derive(Debug)]
+pub struct Discard {
+    /// Position on the device in bytes.
+    offset: u64,
+    /// In bytes.
+    length: u64,
+    blocks: Vec<(u32, BlockSize)>,
+}
+
 impl Parts {
     /// Kept free of data.
     fn reserve_bytes(&self) -> u64 {
@@ -105,11 +115,14 @@ impl Parts {
             }
             let named = (block.location, block.block_size);
             match self.discards.back_mut() {
-                Some((from, length, blocks)) if *from + *length == offset => {
-                    *length += size;
-                    blocks.push(named);
+                Some(discard) if discard.offset + discard.length == offset => {
+                    discard.length += size;
+                    discard.blocks.push(named);
                 }
-                _ => self.discards.push_back((offset, size, vec![named])),
+                _ => {
+                    let blocks = vec![named];
+                    self.discards.push_back(Discard { offset, length: size, blocks });
+                }
             }
         }
     }
@@ -117,7 +130,8 @@ impl Parts {
     /// Asks for discards, while few are in flight.
     pub fn discard(&mut self, disk: &mut Disk, effects: &mut Vec<crate::Effect>) {
         while self.discards_in_flight < DISCARDS_IN_FLIGHT_MAX {
-            let Some((offset, length, blocks)) = self.discards.pop_front() else { return };
+            let Some(discard) = self.discards.pop_front() else { return };
+            let Discard { offset, length, blocks } = discard;
             self.discards_in_flight += 1;
             disk.discard(Purpose::Discard(blocks), offset, length, effects);
         }

@@ -28,7 +28,7 @@ use crate::journal::Journal;
 use crate::pages::Pages;
 use crate::read::Read;
 use crate::recover::Opening;
-use crate::space::Freed;
+use crate::space::{Discard, Freed};
 use crate::{
     Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, RecoveryReport, Request,
     RequestId, Settings, Space,
@@ -59,8 +59,8 @@ pub(crate) struct Parts {
     pub freed: Vec<Freed>,
     /// Bytes of all blocks that are freed but not to be allocated yet.
     pub freed_bytes: u64,
-    /// Ranges to discard: (offset, length, blocks).
-    pub discards: VecDeque<(u64, u64, Vec<(u32, base::BlockSize)>)>,
+    /// Ranges to give back to the device before their blocks are allocated again.
+    pub discards: VecDeque<Discard>,
     pub discards_in_flight: usize,
     pub journal: Journal,
     pub pages: Pages,

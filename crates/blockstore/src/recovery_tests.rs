@@ -1,0 +1,432 @@
+//! One test for each row of the recovery table, and for what a check says of it.
+
+use std::collections::BTreeSet;
+
+use base::{Checksum, Lsn, UNIT_SIZE, Version};
+use format::disk::{EntryHeader, EntryKind, PAGE_SIZE};
+
+use crate::decide::{Header, Seen, decide};
+use crate::harness::{Bench, MemoryDisk, PG, SIZE, key, options, settings};
+use crate::journal::plain_header;
+use crate::{
+    Answer, CheckOptions, CheckReport, CommitMode, NoteKey, Request, Severity, check, inspect,
+};
+
+const ENTRY: u64 = 512 + 4096;
+
+fn report(disk: &MemoryDisk) -> CheckReport {
+    let mut read = |offset: u64, buffer: &mut [u8]| {
+        disk.visible.read(offset, buffer);
+        Ok(())
+    };
+    check(&mut read, SIZE, CheckOptions { data: true })
+}
+
+fn open(disk: MemoryDisk) -> Bench {
+    let bench = Bench::on(disk, settings(), 3);
+    assert!(bench.opened, "{:?}", bench.stopped);
+    bench
+}
+
+/// A store with three blocks whose last unit-0 write is in the journal, and where each entry lies.
+fn three_writes(is_acked: bool) -> (Bench, [Lsn; 3]) {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let entries = [1, 2, 3].map(|number| {
+        let lsn = bench.tail();
+        bench.write(number, 0, 1, number as u64 * 100);
+        lsn
+    });
+    bench.run();
+    if is_acked {
+        bench.idle();
+    }
+    (bench, entries)
+}
+
+/// An entry without content, as a misdirected or old write would leave it.
+fn stray(lsn: Lsn, previous: u32) -> Vec<u8> {
+    let header = EntryHeader {
+        lsn,
+        previous: Checksum::new(previous),
+        size: 512,
+        ..plain_header(EntryKind::Idle)
+    };
+    let mut bytes = vec![0; 512];
+    header.encode(options(CommitMode::Fsync, 512).store.tag(), &mut bytes);
+    bytes
+}
+
+fn assert_written(bench: &mut Bench, numbers: &[u32]) {
+    for number in 1..=3 {
+        let is_written = numbers.contains(&number);
+        assert_eq!(bench.store.version_of(&key(number)) != Version::ZERO, is_written);
+        if is_written {
+            bench.assert_unit(number, 0, Some(number as u64 * 100));
+        }
+    }
+}
+
+/// The store takes writes and keeps them over further starts, which find nothing new.
+fn goes_on(mut bench: Bench, numbers: &[u32], is_suspect: bool) {
+    for round in 0..2 {
+        assert_written(&mut bench, numbers);
+        assert_eq!(bench.store.is_suspect(PG), is_suspect);
+        bench.write(10 + round, 0, 1, 7);
+        bench.idle();
+        let rows = bench.rows();
+        bench = bench.crash();
+        assert!(bench.opened, "{:?}", bench.stopped);
+        let new = bench.rows();
+        let is_known = |row| "AFDNO".contains(row);
+        assert!(new.chars().all(is_known), "{rows} then {new}");
+    }
+    bench.assert_unit(10, 0, Some(7));
+    bench.assert_unit(11, 0, Some(7));
+    if is_suspect {
+        assert_eq!(bench.done(Request::Absolve { pg: PG }), Ok(Answer::Durable));
+        assert!(!bench.store.is_suspect(PG));
+        bench.checkpoint();
+        let bench = bench.crash();
+        assert!(!bench.store.is_suspect(PG));
+    }
+}
+
+#[test]
+fn row_a_whole_entries_are_replayed() {
+    let (bench, _) = three_writes(false);
+    let disk = bench.off();
+    assert!(report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AF");
+    goes_on(bench, &[1, 2, 3], false);
+}
+
+#[test]
+fn row_b_a_torn_tail_is_cut_and_stays_cut() {
+    let (bench, [_, second, third]) = three_writes(false);
+    let place = bench.place(second) + 512;
+    let mut disk = bench.off();
+    disk.flip(place);
+    assert!(report(&disk).findings.is_empty());
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AB");
+    assert!(bench.tail() > third);
+    assert_written(&mut bench, &[1]);
+    // The bytes come back: what was decided holds.
+    let mut disk = bench.off();
+    disk.flip(place);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFN");
+    goes_on(bench, &[1], false);
+}
+
+#[test]
+fn row_c_acknowledged_data_that_is_damaged_costs_its_own_units() {
+    let (mut bench, _) = three_writes(false);
+    let lsn = bench.tail();
+    bench.write(4, 0, 3, 400);
+    bench.idle();
+    let place = bench.place(lsn) + 512 + UNIT_SIZE;
+    let mut disk = bench.off();
+    disk.flip(place);
+    let findings = report(&disk).findings;
+    assert!(findings.iter().any(|finding| finding.severity == Severity::Error));
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "ACF");
+    for _ in 0..2 {
+        bench.assert_unit(4, 0, Some(400));
+        bench.assert_unit(4, 2, Some(400));
+        assert!(bench.read(4, 1, 1).is_err());
+        bench.checkpoint();
+    }
+    let mut bench = bench.crash();
+    assert!(bench.read(4, 0, 32).is_err());
+    bench.zero(4, 1, 1);
+    bench.assert_unit(4, 1, None);
+    goes_on(bench, &[1, 2, 3], false);
+}
+
+#[test]
+fn row_d_an_entry_of_an_earlier_lap_ends_the_journal() {
+    let (bench, _) = three_writes(false);
+    let place = bench.place(bench.tail());
+    let mut disk = bench.off();
+    disk.overwrite(place, &stray(Lsn::ZERO, 0));
+    assert!(report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AD");
+    goes_on(bench, &[1, 2, 3], false);
+}
+
+#[test]
+fn row_e_an_acknowledged_entry_that_is_still_the_old_one_makes_the_store_suspect() {
+    let (bench, [_, second, _]) = three_writes(true);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.overwrite(place, &stray(Lsn::ZERO, 0));
+    assert!(!report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AEF");
+    goes_on(bench, &[1, 3], true);
+}
+
+#[test]
+fn row_f_a_torn_header_ends_the_journal() {
+    let (bench, [_, _, third]) = three_writes(false);
+    let place = bench.place(third);
+    let mut disk = bench.off();
+    disk.flip(place + 20);
+    assert!(report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AF");
+    assert_eq!(bench.tail(), third);
+    goes_on(bench, &[1, 2], false);
+}
+
+#[test]
+fn row_g_a_lost_sector_inside_the_journal_makes_the_store_suspect() {
+    let (bench, [_, second, _]) = three_writes(true);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.flip(place + 20);
+    assert!(!report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFG");
+    goes_on(bench, &[1, 3], true);
+}
+
+#[test]
+fn row_g_an_unreadable_sector_is_a_lost_one() {
+    let (bench, [_, second, _]) = three_writes(true);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.unreadable = Some((place, place + 512));
+    let mut bench = open(disk);
+    assert!(bench.store.is_suspect(PG));
+    assert_written(&mut bench, &[1, 3]);
+}
+
+#[test]
+fn rows_h_p_o_wrong_data_drops_its_entry_and_later_ones_of_its_block_for_ever() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 1, 100);
+    bench.idle();
+    bench.write(2, 0, 32, 900);
+    bench.write(2, 0, 1, 200);
+    bench.write(3, 0, 1, 300);
+    bench.run();
+    let parts = bench.store.parts();
+    let place = parts.place(parts.index.get(&key(2)).expect("it is written").location);
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    assert!(report(&disk).findings.is_empty());
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AFHP");
+    assert_written(&mut bench, &[1, 3]);
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFO");
+    goes_on(bench, &[1, 3], false);
+}
+
+#[test]
+fn row_i_an_entry_of_a_later_lap_makes_the_store_suspect() {
+    let (bench, _) = three_writes(false);
+    let place = bench.place(bench.tail());
+    let mut disk = bench.off();
+    disk.overwrite(place, &stray(Lsn::new(1 << 40), 0));
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AI");
+    goes_on(bench, &[1, 2, 3], true);
+}
+
+#[test]
+fn row_j_a_misdirected_write_over_an_acknowledged_entry_makes_the_store_suspect() {
+    let (bench, [_, second, _]) = three_writes(true);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.overwrite(place, &stray(Lsn::new(1 << 40), 0));
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFJ");
+    goes_on(bench, &[1, 3], true);
+}
+
+#[test]
+fn row_k_a_replaced_tail_does_not_fit() {
+    let (bench, _) = three_writes(false);
+    let (tail, place) = (bench.tail(), bench.place(bench.tail()));
+    let mut disk = bench.off();
+    disk.overwrite(place, &stray(tail, 12345));
+    assert!(report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AK");
+    assert!(bench.tail() > tail);
+    goes_on(bench, &[1, 2, 3], false);
+}
+
+#[test]
+fn row_l_an_acknowledged_entry_replaced_by_another_makes_the_store_suspect() {
+    let (bench, [_, second, _]) = three_writes(true);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.overwrite(place, &stray(second, 12345));
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AFL");
+    assert!(bench.store.is_suspect(PG));
+    assert_written(&mut bench, &[1, 3]);
+}
+
+#[test]
+fn row_m_a_lost_note_makes_the_store_suspect() {
+    let (mut bench, _) = three_writes(false);
+    let lsn = bench.tail();
+    let note = Request::Note { key: NoteKey::Cluster, bytes: b"map".to_vec() };
+    assert!(bench.done(note).is_ok());
+    bench.idle();
+    let place = bench.place(lsn) + 512;
+    let mut disk = bench.off();
+    disk.flip(place);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFM");
+    assert_eq!(bench.store.note(NoteKey::Cluster), None);
+    goes_on(bench, &[1, 2, 3], true);
+}
+
+#[test]
+fn row_n_a_recovery_that_is_killed_decides_the_same_again() {
+    let (bench, [_, second, _]) = three_writes(false);
+    let place = bench.place(second) + 512;
+    let mut disk = bench.off();
+    disk.flip(place);
+    // The entry with the decision is torn each time but the last.
+    for _ in 0..3 {
+        let bench = open(disk);
+        assert_eq!(bench.rows(), "AB");
+        let decision = bench.place(bench.store.parts().journal.durable()) - ENTRY;
+        disk = bench.off();
+        disk.flip(decision + 512);
+    }
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AB");
+    goes_on(bench, &[1], false);
+}
+
+#[test]
+fn row_q_a_damaged_superblock_copy_is_rewritten() {
+    for offset in [0, 64 << 10] {
+        let (bench, _) = three_writes(false);
+        let mut disk = bench.off();
+        disk.flip(offset + 40);
+        assert_eq!(report(&disk).findings.len(), 1);
+        let bench = open(disk);
+        assert_eq!(bench.rows(), "AFQ");
+        goes_on(bench, &[1, 2, 3], false);
+    }
+}
+
+#[test]
+fn row_r_the_older_root_is_used_where_the_newest_is_damaged() {
+    let (mut bench, _) = three_writes(false);
+    bench.checkpoint();
+    bench.write(9, 0, 1, 9);
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let place = parts.page_place(parts.root.directory.page);
+    let mut disk = bench.off();
+    disk.flip(place + PAGE_SIZE as u64 - 1);
+    let mut bench = open(disk);
+    assert!(bench.rows().contains('R'), "{}", bench.rows());
+    assert!(bench.store.is_suspect(PG));
+    assert_written(&mut bench, &[1, 2, 3]);
+    bench.assert_unit(9, 0, Some(9));
+    bench.checkpoint();
+    let bench = bench.crash();
+    assert!(!bench.rows().contains('R'));
+}
+
+#[test]
+fn row_s_a_damaged_leaf_costs_its_blocks_and_makes_the_store_suspect() {
+    let (mut bench, _) = three_writes(false);
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let (_, leaf) = parts.pages.directory().first_key_value().expect("there is one");
+    let place = parts.page_place(leaf.page);
+    let mut disk = bench.off();
+    disk.flip(place + 100);
+    assert!(!report(&disk).findings.is_empty());
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "FS");
+    bench.checkpoint();
+    let bench = bench.crash();
+    assert!(!bench.rows().contains('S'));
+    goes_on(bench, &[], true);
+}
+
+#[test]
+fn a_leaf_that_rots_while_running_costs_data_but_no_versions() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    for number in 0..800 {
+        bench.write(number, 0, 1, 100);
+        if number % 64 == 0 {
+            bench.run();
+        }
+    }
+    bench.checkpoint();
+    let mut bench = bench.crash();
+    let parts = bench.store.parts_mut();
+    let (page, _) = parts.pages.leaf_of(&key(7)).map(|(_, page)| (page, ())).expect("it is there");
+    let place = parts.page_place(page.page);
+    parts.pages.forget(page.page);
+    bench.disk.flip(place + 200);
+    assert!(bench.read(7, 0, 1).is_err());
+    bench.write(7, 1, 1, 200);
+    bench.checkpoint();
+    for _ in 0..2 {
+        bench.assert_unit(7, 1, Some(200));
+        assert!(bench.read(7, 0, 1).is_err());
+        assert_eq!(bench.store.blocks(PG.pool, 0, u32::MAX, None).count(), 800);
+        bench = bench.crash();
+        assert!(!bench.store.is_suspect(PG));
+    }
+}
+
+#[test]
+fn every_row_can_happen_and_no_sight_is_without_one() {
+    let bits = [false, true];
+    let mut rows = BTreeSet::new();
+    for header in [Header::Bad, Header::Old, Header::Newer, Header::Unchained, Header::Next] {
+        for index in 0..32 {
+            let bit = |at: u32| bits[(index >> at) as usize & 1];
+            let seen = Seen {
+                header,
+                is_body_whole: bit(0),
+                is_block_data: bit(1),
+                is_data_whole: bit(2),
+                is_acked: bit(3),
+                follows_dropped: bit(4),
+            };
+            rows.insert(decide(seen).0);
+        }
+    }
+    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMP");
+}
+
+#[test]
+fn inspect_tells_and_changes_nothing() {
+    let (mut bench, _) = three_writes(true);
+    bench.delete(3);
+    bench.run();
+    let (head, tail) = (bench.store.parts().root.replay, bench.tail());
+    let disk = bench.off();
+    let mut read = |offset: u64, buffer: &mut [u8]| {
+        disk.visible.read(offset, buffer);
+        Ok(())
+    };
+    let seen = inspect(&mut read, SIZE).expect("it is a store");
+    assert_eq!((seen.blocks, seen.tombstones, seen.notes), (2, 1, 0));
+    assert_eq!((seen.journal_head, seen.journal_tail), (head.get(), tail.get()));
+    assert!(!seen.suspect);
+    let mut nothing = |_: u64, _: &mut [u8]| Err("unreadable".to_owned());
+    assert!(inspect(&mut nothing, SIZE).is_err());
+}
