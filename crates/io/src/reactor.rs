@@ -411,3 +411,15 @@ impl Reactor {
         self.linger(index);
     }
 }
+
+impl Drop for Reactor {
+    /// What is queued leaves as far as the sockets take it: a program may end right after its
+    /// last message.
+    fn drop(&mut self) {
+        for (_, stream) in &mut self.streams {
+            if let Some(socket) = &stream.socket {
+                let _ = stream.queue.send(socket.as_fd());
+            }
+        }
+    }
+}

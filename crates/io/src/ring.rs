@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use base::{BufferMut, ConnectionId, Duration};
@@ -281,7 +281,13 @@ impl Drop for Ring {
             if self.ops.is_empty() || self.enter(Some(Duration::from_millis(100))).is_err() {
                 break;
             }
-            while self.next().is_some() {}
+            while let Some(completion) = self.next() {
+                if completion.accepting.is_some() && completion.result >= 0 {
+                    // SAFETY: the kernel has just opened this descriptor for us; nobody else
+                    // knows it, and nobody will.
+                    drop(unsafe { OwnedFd::from_raw_fd(completion.result) });
+                }
+            }
         }
         if !self.ops.is_empty() {
             // A disk that does not answer: its memory is given up rather than reused.

@@ -324,6 +324,23 @@ fn a_closed_connection_is_silent_and_its_peer_gets_all_that_was_sent() {
 }
 
 #[test]
+fn the_last_message_of_a_program_that_ends_arrives() {
+    let mut server = Feed::new(reactor(FeatureMask::NONE));
+    let address = server.reactor.listen("tcp:127.0.0.1:0").unwrap();
+    let client = std::thread::spawn(move || {
+        let mut client = Feed::new(reactor(FeatureMask::NONE));
+        let connection = client.connect(2, &address);
+        assert!(matches!(client.net(), NetEvent::Connected { .. }));
+        client.send(connection, Message::Control("farewell".into()));
+        client.reactor.net(NetEffect::Close { connection });
+    });
+    let NetEvent::Accepted { connection, .. } = server.net() else { panic!() };
+    assert_eq!(server.received(), (connection, Message::Control("farewell".into())));
+    assert_eq!(server.closed(), (connection, CloseReason::Reset));
+    client.join().unwrap();
+}
+
+#[test]
 fn another_key_or_cluster_is_untrusted_on_both_sides() {
     for mask in masks() {
         for (key, cluster, says) in [(2, 9, "cluster key"), (1, 8, "belongs to cluster")] {
