@@ -1,1 +1,89 @@
-fn main() {}
+//! The `ashlar` program: arguments and wiring only. Each role is a loop that moves events from
+//! the reactor into its logic and effects back; see `osd.rs`, `mon.rs` and the crate `attach`.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage.
+
+#![allow(clippy::disallowed_methods)] // A program: it has a clock, threads and files.
+
+mod admin;
+mod bench;
+mod cli;
+mod mon;
+mod nbd;
+mod osd;
+mod output;
+mod parent;
+mod status;
+mod up;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use client::Config;
+use cluster::message::Failure;
+
+use crate::cli::{Cli, Command, MonCommand, OsdCommand};
+use crate::output::Format;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let format = if cli.json { Format::Json } else { Format::Text };
+    match run(cli, format) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::print_failure(format, &failure);
+            ExitCode::from(if failure.code == "usage" { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(cli: Cli, format: Format) -> Result<(), Failure> {
+    let cluster = cli.cluster.as_deref();
+    match cli.command {
+        Command::Up(args) => {
+            let background = std::env::var_os("ASHLAR_UP_BACKGROUND").is_some();
+            up::up(args, background, format)
+        }
+        Command::Down(args) => up::down(args, format),
+        Command::Osd(command) => run_osd(command, cluster, format),
+        Command::Mon { command: MonCommand::Run { path, parent } } => {
+            parent::follow(parent)?;
+            mon::run(&config(cluster)?, &path)
+        }
+        Command::Nbd(args) => {
+            parent::follow(args.parent)?;
+            nbd::run(&config(cluster)?, args)
+        }
+        Command::Volume(command) => admin::volume(&config(cluster)?, command, format),
+        Command::Pool(command) => admin::pool(&config(cluster)?, command, format),
+        Command::Pg(command) => admin::pg(&config(cluster)?, command, format),
+        Command::Config(command) => admin::config(&config(cluster)?, command, format),
+        Command::State(command) => admin::state(&config(cluster)?, command, format),
+        Command::Status => status::status(&config(cluster)?, format),
+        Command::Check => status::check(&config(cluster)?, format),
+        Command::Bench(command) => bench::run(cluster, command, format),
+    }
+}
+
+fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Result<(), Failure> {
+    match command {
+        OsdCommand::Create { path, size, commit } => {
+            osd::create(&config(cluster)?, &path, size.map(|size| size.0), commit, format)
+        }
+        OsdCommand::Run { path, listen, memory, parent } => {
+            parent::follow(parent)?;
+            osd::run(&config(cluster)?, &path, &listen, memory.0)
+        }
+        OsdCommand::Start { osd } => up::start_osd(&config(cluster)?.dir, osd, format),
+        OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?.dir, osd, format),
+        OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
+        OsdCommand::Inspect { path } => osd::inspect(&path, format),
+        OsdCommand::Check { path } => osd::check(&path, format),
+    }
+}
+
+/// The cluster the user means.
+fn config(cluster: Option<&Path>) -> Result<Config, Failure> {
+    Config::find(cluster)
+}

@@ -1,0 +1,48 @@
+# Two commands matter: `make up` runs a cluster on this machine, `make test` runs every test.
+
+CARGO ?= cargo
+DIR ?= .ashlar
+SEEDS ?= 1..500
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help up down build test check bench soak planted clean
+
+help:
+	@echo "make up       install what is missing, build, run a cluster in $(DIR), link ./ashlar"
+	@echo "make down     stop it"
+	@echo "make test     everything CI runs (installs what tests need)"
+	@echo "make check    format, lints, unit tests, 50 seeds: before every commit"
+	@echo "make bench    speed beside the machine's limits (docs/performance.md)"
+	@echo "make soak     fresh simulator seeds until stopped"
+	@echo "make planted  shows that the simulator finds planted bugs"
+
+up: build
+	ln -sf $(TARGET)/release/ashlar ashlar
+	./ashlar up --dir $(DIR) --detach
+
+down:
+	@if [ -x ./ashlar ]; then ./ashlar down --dir $(DIR); else echo "nothing was built, nothing runs"; fi
+
+build:
+	sh scripts/install.sh build
+	$(CARGO) build --release --locked -p ashlar
+
+test:
+	bash scripts/test.sh all
+
+check:
+	bash scripts/test.sh check
+
+bench: build
+	bash scripts/bench.sh
+
+soak:
+	$(CARGO) build --profile ci --locked -p sim
+	bash scripts/soak.sh
+
+planted:
+	$(CARGO) run --profile ci --locked -p sim --features planted -- --planted all --seeds $(SEEDS)
+
+clean:
+	$(CARGO) clean
+	rm -f ashlar

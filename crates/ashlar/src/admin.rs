@@ -1,0 +1,178 @@
+//! Operator's commands that a monitor carries out: ask, then print.
+
+use std::time::Duration;
+
+use client::Config;
+use cluster::map::FailureDomain;
+use cluster::message::{Command, Failure};
+use serde_json::Value;
+
+use crate::cli::{ConfigCommand, DomainArg, PgCommand, PoolCommand, StateCommand, VolumeCommand};
+use crate::output::{
+    Column, Format, Show, column, print_json, print_object, print_rows, size_column,
+};
+
+/// How long a command may take, the monitor's start included.
+pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
+
+const VOLUME: &[Column] = &[
+    column("NAME", "name"),
+    column("ID", "id"),
+    column("POOL", "pool"),
+    size_column("SIZE", "size_bytes"),
+    column("ATTACHED", "attached"),
+];
+
+const POOL: &[Column] = &[
+    column("NAME", "name"),
+    column("ID", "id"),
+    column("COPIES", "replicas"),
+    column("MIN", "min_size"),
+    column("PGS", "pg_count"),
+    column("DOMAIN", "failure_domain"),
+    size_column("BLOCK", "block_size"),
+];
+
+const PG: &[Column] = &[
+    column("PG", "pg"),
+    column("STATE", "state"),
+    column("EPOCH", "epoch"),
+    column("PRIMARY", "primary"),
+    column("ACTING", "acting"),
+    column("WHY", "why"),
+];
+
+const OSD: &[Column] = &[
+    column("ID", "id"),
+    Column { title: "UP", key: "up", show: Show::YesNo },
+    Column { title: "IN", key: "in", show: Show::YesNo },
+    size_column("SIZE", "size_bytes"),
+    size_column("USED", "used_bytes"),
+    column("PID", "pid"),
+    column("PATH", "path"),
+];
+
+fn call(config: &Config, command: Command) -> Result<Value, Failure> {
+    client::call(config, command, COMMAND_TIME_MAX)
+}
+
+/// `ashlar volume`
+pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        VolumeCommand::Create { name, size, pool } => {
+            let create = Command::VolumeCreate { volume: name, size: size.0, pool };
+            print_object(format, &call(config, create)?, VOLUME);
+        }
+        VolumeCommand::Ls => {
+            let empty = "no volumes; make one: ashlar volume create disk1 --size 10GiB";
+            print_rows(format, &call(config, Command::VolumeList)?, VOLUME, empty);
+        }
+        VolumeCommand::Info { name } => {
+            print_object(format, &call(config, Command::VolumeInfo { volume: name })?, VOLUME);
+        }
+        VolumeCommand::Resize { name, size, shrink } => {
+            let resize = Command::VolumeResize { volume: name, size: size.0, shrink };
+            print_object(format, &call(config, resize)?, VOLUME);
+        }
+        VolumeCommand::Rm { name } => {
+            let answer = call(config, Command::VolumeRemove { volume: name.clone() })?;
+            print_done(format, &answer, &format!("{name} is removed; its space returns meanwhile"));
+        }
+    }
+    Ok(())
+}
+
+/// `ashlar pool`
+pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        PoolCommand::Create { name, replicas, min_size, pgs, failure_domain, block_size } => {
+            let create = Command::PoolCreate {
+                pool: name,
+                replicas,
+                min_size,
+                pg_count: pgs,
+                failure_domain: failure_domain.map(|domain| match domain {
+                    DomainArg::Host => FailureDomain::Host,
+                    DomainArg::Osd => FailureDomain::Osd,
+                }),
+                block_size,
+            };
+            print_object(format, &call(config, create)?, POOL);
+        }
+        PoolCommand::Ls => {
+            let empty = "no pools; make one: ashlar pool create fast --failure-domain osd";
+            print_rows(format, &call(config, Command::PoolList)?, POOL, empty);
+        }
+    }
+    Ok(())
+}
+
+/// `ashlar pg`
+pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        PgCommand::Ls { pool } => {
+            print_rows(format, &call(config, Command::PgList { pool })?, PG, "no pools yet");
+        }
+        PgCommand::Describe { pg } => {
+            print_object(format, &call(config, Command::PgDescribe { pg })?, PG);
+        }
+        PgCommand::GiveUp { pg } => {
+            let answer = call(config, Command::PgGiveUp { pg })?;
+            print_done(format, &answer, &format!("{pg} serves what is left of it"));
+        }
+    }
+    Ok(())
+}
+
+/// `ashlar osd ls`
+pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
+    let empty = "no OSDs; make one: ashlar osd create PATH --size 10GiB";
+    print_rows(format, &call(config, Command::OsdList)?, OSD, empty);
+    Ok(())
+}
+
+/// `ashlar config`
+pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result<(), Failure> {
+    const SETTING: &[Column] = &[
+        column("SETTING", "name"),
+        column("VALUE", "value"),
+        column("DEFAULT", "default"),
+        column("MEANING", "help"),
+    ];
+    match command {
+        ConfigCommand::Ls => {
+            print_rows(format, &call(config, Command::ConfigList)?, SETTING, "no settings");
+        }
+        ConfigCommand::Get { name } => {
+            let value = call(config, Command::ConfigGet { setting: name })?;
+            print_object(format, &value, SETTING);
+        }
+    }
+    Ok(())
+}
+
+/// `ashlar state`
+pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        StateCommand::Ls { prefix } => {
+            let keys = call(config, Command::StateList { prefix })?;
+            match format {
+                Format::Json => print_json(&keys),
+                Format::Text => {
+                    for key in keys.as_array().into_iter().flatten() {
+                        println!("{}", key.as_str().or(key["key"].as_str()).unwrap_or_default());
+                    }
+                }
+            }
+        }
+        StateCommand::Get { key } => print_json(&call(config, Command::StateGet { key })?),
+    }
+    Ok(())
+}
+
+fn print_done(format: Format, answer: &Value, line: &str) {
+    match format {
+        Format::Json => print_json(answer),
+        Format::Text => println!("{line}"),
+    }
+}

@@ -1,0 +1,231 @@
+//! `ashlar bench`: measures a volume's whole path, or the store alone beside raw io_uring.
+
+mod disk;
+mod volume;
+
+use std::path::Path;
+
+use base::histogram::Histogram;
+use base::{Duration, UNIT_SIZE};
+use client::Config;
+use cluster::message::Failure;
+use serde_json::{Value, json};
+
+use crate::cli::{BenchCommand, CommitArg, LoadArgs, OpArg};
+use crate::output::{Format, failure, print_json, size_text};
+
+/// A load that was checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// What to do.
+    pub kind: OpKind,
+    /// Bytes of one operation; whole units.
+    pub block_size: u64,
+    /// Operations in flight.
+    pub depth: usize,
+    /// How long.
+    pub time: Duration,
+}
+
+/// A kind of operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// Writes at random places.
+    RandomWrite,
+    /// Reads at random places.
+    RandomRead,
+    /// Writes one after another.
+    Write,
+    /// Reads one after another.
+    Read,
+}
+
+impl OpKind {
+    /// Whether it only reads.
+    pub fn is_read(self) -> bool {
+        matches!(self, OpKind::RandomRead | OpKind::Read)
+    }
+
+    /// Whether places follow each other.
+    pub fn is_linear(self) -> bool {
+        matches!(self, OpKind::Write | OpKind::Read)
+    }
+}
+
+/// What was measured.
+pub struct Measured {
+    /// Latencies.
+    pub histogram: Histogram,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// Processor time of the OSDs (of this process, where it is the store), in nanoseconds.
+    pub cpu: Option<Duration>,
+    /// Bytes of one operation.
+    pub block_size: u64,
+}
+
+impl Measured {
+    fn value(&self) -> Value {
+        let seconds = self.elapsed.as_secs_f64();
+        let count = self.histogram.count();
+        let micros = |duration: Duration| duration.as_nanos() as f64 / 1e3;
+        json!({
+            "ops_per_second": count as f64 / seconds,
+            "bytes_per_second": (count * self.block_size) as f64 / seconds,
+            "latency_us": {
+                "p50": micros(self.histogram.quantile(0.5)),
+                "p99": micros(self.histogram.quantile(0.99)),
+                "max": micros(self.histogram.max()),
+            },
+            "osd_cpu_us_per_op": self.cpu.map(|cpu| micros(cpu) / count.max(1) as f64),
+        })
+    }
+}
+
+/// Places of operations within `size` bytes.
+pub struct Places {
+    /// In bytes; a multiple of the operation's.
+    pub size: u64,
+    block_size: u64,
+    next: u64,
+    random: u64,
+}
+
+impl Places {
+    /// Places of `block_size` bytes within `size`; at least one.
+    pub fn new(size: u64, block_size: u64) -> Places {
+        let size = (size / block_size).max(1) * block_size;
+        Places { size, block_size, next: 0, random: 0x2545_f491_4f6c_dd1d }
+    }
+
+    /// The next one. Random ones are the same in each run (xorshift64*, Vigna 2014).
+    pub fn next(&mut self, linear: bool) -> u64 {
+        let count = self.size / self.block_size;
+        if linear {
+            self.next = (self.next + 1) % count;
+            return self.next * self.block_size;
+        }
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % count * self.block_size
+    }
+}
+
+/// Processor time of this process, its kernel workers included.
+pub fn cpu_time() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// `ashlar bench`
+pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Volume { name, load } => {
+            let config = Config::find(cluster)?;
+            let value = volume::run(&config, &name, checked(load)?)?.value();
+            print(format, &value);
+        }
+        BenchCommand::Disk { path, load, size, commit } => {
+            let commit = match commit {
+                CommitArg::Fsync => blockstore::CommitMode::Fsync,
+                CommitArg::Immediate => blockstore::CommitMode::Immediate,
+            };
+            let value = disk_beside_raw(&path, size.0, commit, checked(load)?)?;
+            print(format, &value);
+        }
+    }
+    Ok(())
+}
+
+fn checked(load: LoadArgs) -> Result<Load, Failure> {
+    let block_size = load.block_size.0;
+    if block_size == 0 || block_size % UNIT_SIZE != 0 || block_size > 32 << 20 {
+        let message = format!("--block-size {} is not possible", size_text(block_size));
+        return Err(failure("invalid", message, "a multiple of 4KiB, at most 32MiB"));
+    }
+    let kind = match load.op {
+        OpArg::Randwrite => OpKind::RandomWrite,
+        OpArg::Randread => OpKind::RandomRead,
+        OpArg::Write => OpKind::Write,
+        OpArg::Read => OpKind::Read,
+    };
+    let time = Duration::from_secs(u64::from(load.seconds));
+    Ok(Load { kind, block_size, depth: load.depth as usize, time })
+}
+
+/// A file that goes away with its owner.
+struct Scratch(std::path::PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The store, raw io_uring on the same file, and a loopback echo, one after the other.
+fn disk_beside_raw(
+    directory: &Path,
+    size: u64,
+    commit: blockstore::CommitMode,
+    load: Load,
+) -> Result<Value, Failure> {
+    if !directory.is_dir() {
+        let message = format!("{} is not a directory", directory.display());
+        return Err(failure("invalid", message, "name one with free space"));
+    }
+    let path = directory.join(format!("ashlar-bench.{}", std::process::id()));
+    let scratch = Scratch(path.clone());
+    let store = disk::run(&path, size, commit, load)?;
+    let mut value = store.value();
+    let cannot = |error: io::Error| failure("io", error.to_string(), "");
+    let raw = io::bench::raw(&io::bench::RawLoad {
+        path: path.clone(),
+        size,
+        is_read: load.kind.is_read(),
+        is_linear: load.kind.is_linear(),
+        block_size: load.block_size,
+        depth: load.depth,
+        time: load.time,
+        durable: commit == blockstore::CommitMode::Immediate,
+    })
+    .map_err(cannot)?;
+    let raw = Measured {
+        histogram: raw.histogram,
+        elapsed: raw.elapsed,
+        cpu: Some(raw.cpu),
+        block_size: load.block_size,
+    };
+    let echo = io::bench::echo(4096, Duration::from_millis(500)).map_err(cannot)?;
+    drop(scratch);
+    let raw_cpu = raw.value()["osd_cpu_us_per_op"].clone();
+    value["raw"] = raw.value();
+    value["raw"]["cpu_us_per_op"] = raw_cpu;
+    value["echo_us"] = json!(echo.histogram.quantile(0.5).as_nanos() as f64 / 1e3);
+    Ok(value)
+}
+
+fn print(format: Format, value: &Value) {
+    if format == Format::Json {
+        return print_json(value);
+    }
+    println!("{}", line_of(value));
+    if value["raw"].is_object() {
+        println!("raw io_uring  {}", line_of(&value["raw"]));
+        println!("4 KiB loopback echo: p50 {:.1} us", value["echo_us"].as_f64().unwrap_or(0.0));
+    }
+}
+
+fn line_of(value: &Value) -> String {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let latency = &value["latency_us"];
+    format!(
+        "{:.0} ops/s  {}/s  latency p50 {:.1} us  p99 {:.1} us  max {:.1} us  cpu {:.2} us/op",
+        number(&value["ops_per_second"]),
+        size_text(number(&value["bytes_per_second"]) as u64),
+        number(&latency["p50"]),
+        number(&latency["p99"]),
+        number(&latency["max"]),
+        number(&value["osd_cpu_us_per_op"]),
+    )
+}

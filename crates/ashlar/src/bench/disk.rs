@@ -1,0 +1,246 @@
+//! `ashlar bench disk`: the store on a scratch file, driven on the reactor as an OSD drives it.
+//!
+//! The load is one PG's: versions grow without gaps, data is checksummed as a client would have
+//! done, and a read compares. What is measured is the store and the ring, without network.
+
+use std::path::Path;
+
+use base::hash::stripe_hash;
+use base::histogram::Histogram;
+use base::{
+    BlockSize, Buffer, Checksum, Duration, Epoch, ImageId, PgId, PoolId, StripeIndex, Time,
+    Version, checksum,
+};
+use blockstore::{
+    BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings, Store,
+    StoreId,
+};
+use cluster::message::Failure;
+use io::{Disk, Event as IoEvent, Reactor};
+
+use super::{Load, Measured, Places, cpu_time};
+use crate::osd::no_reactor;
+use crate::output::failure;
+
+const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
+const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
+
+/// Makes a store in a new file of `size` bytes and measures it.
+pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Measured, Failure> {
+    let cannot = |error: io::Error| failure("io", error.to_string(), "name a directory with space");
+    let options = CreateOptions {
+        cluster: base::ClusterId::new(0),
+        osd: base::OsdId::FIRST,
+        store: StoreId::new(u128::from_le_bytes(io::random_bytes())),
+        size,
+        sector_size: 512,
+        commit,
+    };
+    let created = blockstore::create(&options)
+        .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
+    io::prepare(path, size, &created.zero, &created.images, &mut |_, _| {}).map_err(cannot)?;
+    let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
+    reactor.attach_disk(Disk::open(path).map_err(cannot)?);
+    let mut bench = Bench::open(reactor, size)?;
+    let places = Places::new(bench.space / 2, load.block_size);
+    if load.kind.is_read() {
+        bench.fill(&places, load.block_size)?;
+    }
+    bench.measure(places, load)
+}
+
+struct Bench {
+    reactor: Reactor,
+    store: Store,
+    effects: Vec<Effect>,
+    events: Vec<IoEvent>,
+    /// Parts that are still missing of each operation in flight, and when it began.
+    flights: Vec<Flight>,
+    counter: u64,
+    data: Buffer,
+    checksums: Vec<Checksum>,
+    /// Bytes of data the store can hold.
+    space: u64,
+    opened: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Flight {
+    began: Time,
+    parts_missing: u32,
+}
+
+impl Bench {
+    fn open(reactor: Reactor, size: u64) -> Result<Bench, Failure> {
+        let mut effects = Vec::new();
+        let pool = reactor.pool().clone();
+        let store = Store::open(Settings::default(), pool.clone(), size, &mut effects);
+        let mut data = pool.take(BLOCK_SIZE.bytes() as usize);
+        for (index, byte) in data.iter_mut().enumerate() {
+            *byte = (index * 31 / 7) as u8;
+        }
+        let data = data.freeze();
+        let mut checksums = Vec::new();
+        checksum::checksum_units(&data, &mut checksums);
+        let mut bench = Bench {
+            reactor,
+            store,
+            effects,
+            events: Vec::new(),
+            flights: Vec::new(),
+            counter: 0,
+            data,
+            checksums,
+            space: 0,
+            opened: false,
+        };
+        while !bench.opened {
+            bench.turn(&mut |_, _| {})?;
+        }
+        bench.space = bench.store.space().free_bytes;
+        Ok(bench)
+    }
+
+    /// One turn of the ring, unless operations ended without one; tells `done` which ended.
+    fn turn(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<(), Failure> {
+        self.store.submit(&mut self.effects);
+        if self.carry_out(done)? {
+            return Ok(());
+        }
+        self.reactor.turn(self.store.deadline(), &mut self.events).map_err(no_reactor)?;
+        let now = self.reactor.now();
+        for event in self.events.drain(..) {
+            if let IoEvent::Disk(event) = event {
+                self.store.apply(now, Event::Disk(event), &mut self.effects);
+            }
+        }
+        if self.store.deadline().is_some_and(|deadline| deadline <= now) {
+            self.store.apply(now, Event::Tick, &mut self.effects);
+        }
+        self.store.submit(&mut self.effects);
+        self.carry_out(done).map(|_| ())
+    }
+
+    /// Carries out what the store asks; whether something ended.
+    fn carry_out(&mut self, done: &mut dyn FnMut(usize, Time)) -> Result<bool, Failure> {
+        let mut ended = false;
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Disk(effect) => self.reactor.disk(effect),
+                Effect::Opened => {
+                    self.opened = true;
+                    ended = true;
+                }
+                Effect::Stopped { reason } => {
+                    return Err(failure("store", reason, "is the disk full or broken?"));
+                }
+                Effect::Done { result: Err(error), .. } => {
+                    let message = format!("the store refused: {error:?}");
+                    return Err(failure("store", message, "give it more --size"));
+                }
+                Effect::Done { id, result: Ok(_) } => {
+                    self.part_done(id, done);
+                    ended = true;
+                }
+            }
+        }
+        self.effects = effects;
+        Ok(ended)
+    }
+
+    fn part_done(&mut self, id: RequestId, done: &mut dyn FnMut(usize, Time)) {
+        let slot = id.0 as usize;
+        let flight = &mut self.flights[slot];
+        assert!(flight.parts_missing > 0);
+        flight.parts_missing -= 1;
+        if flight.parts_missing == 0 {
+            done(slot, flight.began);
+        }
+    }
+
+    /// Starts an operation on bytes [offset, offset + length) of one image.
+    fn start(&mut self, slot: usize, is_read: bool, offset: u64, length: u64) {
+        let now = self.reactor.now();
+        let block = BLOCK_SIZE.bytes();
+        let (first, last) = (offset / block, (offset + length - 1) / block);
+        self.flights[slot] = Flight { began: now, parts_missing: (last - first + 1) as u32 };
+        for stripe in first..=last {
+            let from = offset.max(stripe * block) - stripe * block;
+            let to = (offset + length).min((stripe + 1) * block) - stripe * block;
+            let stripe = StripeIndex::new(stripe as u32);
+            let hash = stripe_hash(ImageId::FIRST, stripe);
+            let key = BlockKey { pool: PG.pool, hash, image: ImageId::FIRST, stripe };
+            let request = if is_read {
+                Request::Read { key, offset: from as u32, length: (to - from) as u32 }
+            } else {
+                self.counter += 1;
+                let units = (to - from) as usize / base::UNIT_SIZE as usize;
+                // As a client and a primary do: sums are computed, and compared on arrival.
+                let data = self.data.slice(0..(to - from) as usize);
+                let checksums = self.checksums[..units].to_vec();
+                assert!(checksum::first_mismatch(&data, &checksums).is_none());
+                Request::Write {
+                    pg: PG,
+                    key,
+                    block_size: BLOCK_SIZE,
+                    version: Version { epoch: Epoch::new(1), counter: self.counter },
+                    offset: from as u32,
+                    checksums,
+                    data,
+                }
+            };
+            let event = Event::Request { id: RequestId(slot as u64), request };
+            self.store.apply(now, event, &mut self.effects);
+        }
+    }
+
+    /// Writes every place once, so that reads find data.
+    fn fill(&mut self, places: &Places, block_size: u64) -> Result<(), Failure> {
+        self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; 1];
+        let step = BLOCK_SIZE.bytes().max(block_size);
+        let mut offset = 0;
+        while offset < places.size {
+            let mut ended = false;
+            self.start(0, false, offset, step.min(places.size - offset));
+            while !ended {
+                self.turn(&mut |_, _| ended = true)?;
+            }
+            offset += step;
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, mut places: Places, load: Load) -> Result<Measured, Failure> {
+        let is_read = load.kind.is_read();
+        let linear = load.kind.is_linear();
+        self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; load.depth];
+        let mut histogram = Histogram::default();
+        let (began, cpu) = (self.reactor.now(), cpu_time());
+        for slot in 0..load.depth {
+            self.start(slot, is_read, places.next(linear), load.block_size);
+        }
+        let mut ended = Vec::new();
+        let mut open = load.depth;
+        while open > 0 {
+            self.turn(&mut |slot, began| ended.push((slot, began)))?;
+            let now = self.reactor.now();
+            for (slot, flight_began) in ended.drain(..) {
+                histogram.record(now.since(flight_began));
+                if now.since(began) >= load.time {
+                    open -= 1;
+                } else {
+                    self.start(slot, is_read, places.next(linear), load.block_size);
+                }
+            }
+        }
+        let elapsed = self.reactor.now().since(began);
+        let cpu = cpu_time().saturating_sub(cpu);
+        Ok(Measured {
+            histogram,
+            elapsed,
+            cpu: Some(Duration::from_nanos(cpu)),
+            block_size: load.block_size,
+        })
+    }
+}

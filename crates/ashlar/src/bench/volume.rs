@@ -1,0 +1,60 @@
+//! `ashlar bench volume`: the whole path, and what processor time it took the OSDs of this host.
+
+use client::Config;
+use cluster::message::{Command, Failure};
+
+use super::{Load, Measured, OpKind};
+use crate::admin::COMMAND_TIME_MAX;
+
+/// Puts the load on a volume.
+pub fn run(config: &Config, name: &str, load: Load) -> Result<Measured, Failure> {
+    let osds = osd_pids(config)?;
+    let before = cpu_times(&osds);
+    let measured = client::bench::run(
+        config,
+        name,
+        &client::bench::Load {
+            kind: match load.kind {
+                OpKind::RandomWrite => client::bench::OpKind::RandomWrite,
+                OpKind::RandomRead => client::bench::OpKind::RandomRead,
+                OpKind::Write => client::bench::OpKind::Write,
+                OpKind::Read => client::bench::OpKind::Read,
+            },
+            block_size: load.block_size,
+            depth: load.depth,
+            time: std::time::Duration::from_nanos(load.time.as_nanos()),
+        },
+    )?;
+    let cpu = match (before, cpu_times(&osds)) {
+        (Some(before), Some(after)) => {
+            Some(base::Duration::from_nanos(after.saturating_sub(before)))
+        }
+        _ => None,
+    };
+    Ok(Measured {
+        histogram: measured.latencies,
+        elapsed: measured.elapsed,
+        cpu,
+        block_size: load.block_size,
+    })
+}
+
+fn osd_pids(config: &Config) -> Result<Vec<u64>, Failure> {
+    let osds = client::call(config, Command::OsdList, COMMAND_TIME_MAX)?;
+    let rows = osds.as_array().into_iter().flatten();
+    Ok(rows.filter(|row| row["up"] == true).filter_map(|row| row["pid"].as_u64()).collect())
+}
+
+/// Processor time in nanoseconds of processes on this host, kernel workers included; `None` if
+/// one of them is not here.
+fn cpu_times(pids: &[u64]) -> Option<u64> {
+    let ticks_per_second = rustix::param::clock_ticks_per_second();
+    let mut ticks = 0;
+    for pid in pids {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name, in parentheses, may hold spaces; utime and stime are the 14th and 15th field.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        ticks += fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    }
+    Some(ticks * (1_000_000_000 / ticks_per_second))
+}

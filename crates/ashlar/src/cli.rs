@@ -1,0 +1,480 @@
+//! The command line: every command, option and example, in one definition. `--help` and the
+//! reference in `docs/commands.md` come from here.
+
+use std::path::PathBuf;
+
+use base::size::{BlockSize, Size};
+use base::{OsdId, PgId};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Turns disks into fast, safe volumes.
+#[derive(Parser)]
+#[command(name = "ashlar", version, max_term_width = 100, after_help = EXAMPLES)]
+pub struct Cli {
+    /// Directory with cluster.toml and key, or the file itself. Found by itself as `.ashlar` in
+    /// the current folder or above.
+    #[arg(long, global = true, env = "ASHLAR_CLUSTER", value_name = "DIR|FILE")]
+    pub cluster: Option<PathBuf>,
+    /// Print JSON: lists are arrays, sizes are bytes; errors as {"error":{...}} on stderr.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  ashlar up --detach                 a whole cluster on this machine
+  ashlar volume create disk1 --size 20GiB
+  qemu-img convert -n image.qcow2 'nbd+unix:///disk1?socket=.ashlar/nbd.sock'
+  ashlar status
+  ashlar down";
+
+/// Commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a whole cluster on this machine: monitor, OSDs, NBD server
+    #[command(
+        after_help = "Example:\n  ashlar up --dir /var/lib/ashlar --osds 3 --osd-size 100GiB --detach"
+    )]
+    Up(UpArgs),
+    /// Stop the cluster that `up` runs
+    #[command(after_help = "Example:\n  ashlar down --dir /var/lib/ashlar")]
+    Down(DownArgs),
+    /// Storage daemons and their disks
+    #[command(subcommand)]
+    Osd(OsdCommand),
+    /// Volumes
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Pools: redundancy and placement rules
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// Placement groups
+    #[command(subcommand)]
+    Pg(PgCommand),
+    /// Settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Keys of the state store
+    #[command(subcommand)]
+    State(StateCommand),
+    /// Is my data safe, what is happening, when is it done
+    #[command(after_help = "Example:\n  ashlar status --json | jq .health")]
+    Status,
+    /// Health checks alone; exit code 1 if one of them is an error
+    #[command(after_help = "Example:\n  ashlar check || echo trouble")]
+    Check,
+    /// Measure a volume or a disk
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Serve volumes to NBD clients
+    #[command(
+        after_help = "Example:\n  ashlar nbd --listen tcp:127.0.0.1:10809\n  nbdinfo --list nbd://127.0.0.1"
+    )]
+    Nbd(NbdArgs),
+    /// Run a monitor
+    #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
+    Mon {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: MonCommand,
+    },
+}
+
+/// `up`
+#[derive(Args)]
+pub struct UpArgs {
+    /// Where the cluster lives
+    #[arg(long, default_value = ".ashlar")]
+    pub dir: PathBuf,
+    /// Number of OSDs; more than before adds some
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub osds: u32,
+    /// Size of each new OSD; space is used as it is written
+    #[arg(long, default_value = "10GiB")]
+    pub osd_size: Size,
+    /// When a write counts as done: `fsync` flushes the disk, `immediate` trusts no cache
+    #[arg(long, value_enum)]
+    pub commit: Option<CommitArg>,
+    /// Start a child that died again after this time, or never
+    #[arg(long, default_value = "1s", value_name = "TIME|never")]
+    pub restart_after: RestartAfter,
+    /// Return when a volume can be written; the cluster goes on in the background
+    #[arg(long)]
+    pub detach: bool,
+}
+
+/// `down`
+#[derive(Args)]
+pub struct DownArgs {
+    /// Where the cluster lives
+    #[arg(long, default_value = ".ashlar")]
+    pub dir: PathBuf,
+}
+
+/// `osd`
+#[derive(Subcommand)]
+pub enum OsdCommand {
+    /// Make a new OSD in a directory, or on a block device
+    #[command(
+        after_help = "Examples:\n  ashlar osd create /var/lib/ashlar/osd.4 --size 100GiB\n  ashlar osd create /dev/nvme0n1p2 --commit immediate"
+    )]
+    Create {
+        /// A directory (made if missing), or a block device whose content is lost
+        path: PathBuf,
+        /// Size; needed for a directory, the whole device otherwise
+        #[arg(long)]
+        size: Option<Size>,
+        /// When a write counts as done; found by measuring if not given
+        #[arg(long, value_enum)]
+        commit: Option<CommitArg>,
+    },
+    /// Run the storage daemon of a directory or device
+    #[command(after_help = "Example:\n  ashlar osd run /var/lib/ashlar/osd.4")]
+    Run {
+        /// As given to `osd create`
+        path: PathBuf,
+        /// Where to listen
+        #[arg(long, default_value = "tcp:127.0.0.1:0")]
+        listen: String,
+        /// Memory for caches
+        #[arg(long, default_value = "128MiB")]
+        memory: Size,
+        /// End when this process ends
+        #[arg(long, hide = true)]
+        parent: Option<u32>,
+    },
+    /// Start an OSD that was stopped, under `up`
+    #[command(after_help = "Example:\n  ashlar osd start 2")]
+    Start {
+        /// 2 or osd.2
+        osd: OsdId,
+    },
+    /// Stop an OSD under `up`; it stays stopped until `osd start`
+    #[command(after_help = "Example:\n  ashlar osd stop osd.2")]
+    Stop {
+        /// 2 or osd.2
+        osd: OsdId,
+    },
+    /// All OSDs
+    #[command(after_help = "Example:\n  ashlar osd ls --json")]
+    Ls,
+    /// What is on a disk: superblock, journal, counts
+    #[command(after_help = "Example:\n  ashlar osd inspect .ashlar/osd.1")]
+    Inspect {
+        /// As given to `osd create`
+        path: PathBuf,
+    },
+    /// Read everything on a stopped OSD's disk and verify it; exit code 1 if something is wrong
+    #[command(after_help = "Example:\n  ashlar osd check .ashlar/osd.1")]
+    Check {
+        /// As given to `osd create`
+        path: PathBuf,
+    },
+}
+
+/// `mon`
+#[derive(Subcommand)]
+pub enum MonCommand {
+    /// Run the monitor whose state lies in a directory
+    Run {
+        /// The directory of its state
+        path: PathBuf,
+        /// End when this process ends
+        #[arg(long, hide = true)]
+        parent: Option<u32>,
+    },
+}
+
+/// `volume`
+#[derive(Subcommand)]
+pub enum VolumeCommand {
+    /// Make a volume; it takes space as it is written
+    #[command(after_help = "Example:\n  ashlar volume create disk1 --size 20GiB")]
+    Create {
+        /// Letters, digits, `.`, `_`, `-`; at most 63
+        name: String,
+        /// A multiple of 4 KiB
+        #[arg(long)]
+        size: Size,
+        /// Not needed while there is one pool
+        #[arg(long)]
+        pool: Option<String>,
+    },
+    /// All volumes
+    #[command(after_help = "Example:\n  ashlar volume ls --json")]
+    Ls,
+    /// One volume
+    #[command(after_help = "Example:\n  ashlar volume info disk1")]
+    Info {
+        /// Its name
+        name: String,
+    },
+    /// Make a volume larger, or with --shrink smaller
+    #[command(after_help = "Example:\n  ashlar volume resize disk1 40GiB")]
+    Resize {
+        /// Its name
+        name: String,
+        /// The new size, a multiple of 4 KiB
+        size: Size,
+        /// What lies beyond the new size is lost
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Remove a volume and its data; refused while it is attached
+    #[command(after_help = "Example:\n  ashlar volume rm disk1")]
+    Rm {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `pool`
+#[derive(Subcommand)]
+pub enum PoolCommand {
+    /// Make a pool
+    #[command(after_help = "Example:\n  ashlar pool create fast --replicas 1 --failure-domain osd")]
+    Create {
+        /// Letters, digits, `.`, `_`, `-`; at most 63
+        name: String,
+        /// Number of copies
+        #[arg(long)]
+        replicas: Option<u32>,
+        /// Fewest copies that may acknowledge a write
+        #[arg(long)]
+        min_size: Option<u32>,
+        /// Number of placement groups, a power of two; by the number of OSDs if not given
+        #[arg(long)]
+        pgs: Option<u32>,
+        /// What copies must not share
+        #[arg(long, value_enum)]
+        failure_domain: Option<DomainArg>,
+        /// A power of two from 16KiB to 1MiB
+        #[arg(long, value_parser = parse_block_size)]
+        block_size: Option<BlockSize>,
+    },
+    /// All pools
+    #[command(after_help = "Example:\n  ashlar pool ls")]
+    Ls,
+}
+
+/// `pg`
+#[derive(Subcommand)]
+pub enum PgCommand {
+    /// All placement groups
+    #[command(after_help = "Example:\n  ashlar pg ls --pool default")]
+    Ls {
+        /// Only of this pool
+        #[arg(long)]
+        pool: Option<String>,
+    },
+    /// One placement group: epoch, members, state and why
+    #[command(after_help = "Example:\n  ashlar pg describe 1.1f")]
+    Describe {
+        /// POOL.HEX
+        pg: PgId,
+    },
+    /// Accept the loss of what a damaged placement group had, and serve what is left
+    #[command(after_help = "Example:\n  ashlar pg give-up 1.1f")]
+    GiveUp {
+        /// POOL.HEX
+        pg: PgId,
+    },
+}
+
+/// `config`
+#[derive(Subcommand)]
+pub enum ConfigCommand {
+    /// All settings
+    #[command(after_help = "Example:\n  ashlar config ls")]
+    Ls,
+    /// One setting
+    #[command(after_help = "Example:\n  ashlar config get session_timeout_ms")]
+    Get {
+        /// As `config ls` names it
+        name: String,
+    },
+}
+
+/// `state`
+#[derive(Subcommand)]
+pub enum StateCommand {
+    /// Keys of the state store
+    #[command(after_help = "Example:\n  ashlar state ls image/")]
+    Ls {
+        /// Only keys that begin so
+        #[arg(default_value = "")]
+        prefix: String,
+    },
+    /// The JSON value of a key
+    #[command(after_help = "Example:\n  ashlar state get pool/1")]
+    Get {
+        /// The whole key
+        key: String,
+    },
+}
+
+/// `bench`
+#[derive(Subcommand)]
+pub enum BenchCommand {
+    /// A volume, through its whole path. Writing modes overwrite the volume
+    #[command(after_help = "Example:\n  ashlar bench volume disk1 --op randwrite --depth 32")]
+    Volume {
+        /// Its name
+        name: String,
+        /// How
+        #[command(flatten)]
+        load: LoadArgs,
+    },
+    /// The store on a scratch file in a directory, beside raw io_uring on the same file
+    #[command(after_help = "Example:\n  ashlar bench disk /mnt/nvme --op randwrite --depth 1")]
+    Disk {
+        /// A directory; the scratch file is removed at the end
+        path: PathBuf,
+        /// How
+        #[command(flatten)]
+        load: LoadArgs,
+        /// Size of the scratch file
+        #[arg(long, default_value = "1GiB")]
+        size: Size,
+        /// When a write counts as done
+        #[arg(long, value_enum, default_value = "immediate")]
+        commit: CommitArg,
+    },
+}
+
+/// What a measurement does.
+#[derive(Args, Clone)]
+pub struct LoadArgs {
+    /// What to do
+    #[arg(long, value_enum, default_value = "randwrite")]
+    pub op: OpArg,
+    /// Bytes of one operation
+    #[arg(long, default_value = "4KiB")]
+    pub block_size: Size,
+    /// Operations in flight
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub depth: u32,
+    /// How long
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub seconds: u32,
+}
+
+/// `nbd`
+#[derive(Args)]
+pub struct NbdArgs {
+    /// Serve only these; default: all volumes
+    pub volumes: Vec<String>,
+    /// Where to listen; default: unix:DIR/nbd.sock
+    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT")]
+    pub listen: Vec<String>,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// End when this process ends
+    #[arg(long, hide = true)]
+    pub parent: Option<u32>,
+}
+
+/// When a write counts as done.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CommitArg {
+    /// After a flush of the disk's cache
+    Fsync,
+    /// Each write goes through the disk's cache
+    Immediate,
+}
+
+/// What copies must not share.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DomainArg {
+    /// A host
+    Host,
+    /// An OSD
+    Osd,
+}
+
+/// A kind of load.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OpArg {
+    /// Writes at random places
+    Randwrite,
+    /// Reads at random places
+    Randread,
+    /// Writes one after another
+    Write,
+    /// Reads one after another
+    Read,
+}
+
+/// `--restart-after`
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RestartAfter {
+    /// After this time.
+    Time(std::time::Duration),
+    /// Not at all.
+    Never,
+}
+
+impl std::str::FromStr for RestartAfter {
+    type Err = String;
+    fn from_str(text: &str) -> Result<RestartAfter, String> {
+        if text == "never" {
+            return Ok(RestartAfter::Never);
+        }
+        let (digits, unit) =
+            text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+        let wrong = || format!("{text:?} is no time: write 1s, 500ms or never");
+        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        let time = match unit {
+            "s" => std::time::Duration::from_secs(number.min(86_400)),
+            "ms" => std::time::Duration::from_millis(number.min(86_400_000)),
+            _ => return Err(wrong()),
+        };
+        Ok(RestartAfter::Time(time))
+    }
+}
+
+fn parse_block_size(text: &str) -> Result<BlockSize, String> {
+    let size: Size = text.parse().map_err(|error: base::ids::ParseIdError| error.0)?;
+    BlockSize::new(size.0)
+        .ok_or_else(|| format!("{text:?} is no block size: a power of two from 16KiB to 1MiB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definition_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn restart_times_are_read() {
+        assert_eq!("never".parse(), Ok(RestartAfter::Never));
+        let second = std::time::Duration::from_secs(1);
+        assert_eq!("1s".parse(), Ok(RestartAfter::Time(second)));
+        assert_eq!("1000ms".parse(), Ok(RestartAfter::Time(second)));
+        assert!("1h".parse::<RestartAfter>().is_err());
+        assert!("s".parse::<RestartAfter>().is_err());
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        use clap::CommandFactory;
+        fn visit(command: &clap::Command, path: &str) {
+            let children: Vec<_> = command.get_subcommands().collect();
+            if children.is_empty() && command.get_name() != "help" {
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Example"), "{path} {} has none", command.get_name());
+            }
+            for child in children {
+                visit(child, &format!("{path} {}", command.get_name()));
+            }
+        }
+        visit(&Cli::command(), "");
+    }
+}

@@ -1,0 +1,135 @@
+//! `ashlar mon run`: moves events between the reactor, the state store and the monitor's logic.
+
+use std::path::Path;
+
+use base::{MonitorId, Time};
+use client::Config;
+use cluster::message::Failure;
+use cluster::monitor::{Effect, Event, Identity, Monitor, StopReason};
+use cluster::state::{StateEvent, StateStore};
+use format::door::{Peer, Role};
+use io::embedded::EmbeddedState;
+use io::{Event as IoEvent, Reactor, Trust};
+
+use crate::output::failure;
+
+/// The state store within a monitor's directory.
+const STATE_FILE: &str = "state.redb";
+
+/// Makes the directory and the empty state store of a new cluster's monitor, unless it is there.
+pub fn create(path: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(path).map_err(|error| {
+        failure("io", format!("cannot make {}: {error}", path.display()), "check its permissions")
+    })?;
+    let file = path.join(STATE_FILE);
+    if file.exists() {
+        return Ok(());
+    }
+    EmbeddedState::create(&file)
+        .map_err(|error| failure("state", error.to_string(), "check permissions and free space"))
+}
+
+/// Runs a monitor until it is told to stop.
+pub fn run(config: &Config, path: &Path) -> Result<(), Failure> {
+    let monitor = MonitorId::FIRST;
+    let address = config.file.monitors.first().ok_or_else(|| {
+        failure("invalid", "cluster.toml names no monitor", "add its address under `monitors`")
+    })?;
+    let state = EmbeddedState::open(&path.join(STATE_FILE))
+        .map_err(|error| failure("state", error.to_string(), "see docs/internals/state.md"))?;
+    let mut reactor = Reactor::new(io::Options::default()).map_err(crate::osd::no_reactor)?;
+    reactor.watch_signals().map_err(crate::osd::no_reactor)?;
+    let peer = Peer { cluster: config.file.cluster, role: Role::Monitor(monitor) };
+    reactor.set_trust(Trust { key: config.key.clone(), peer });
+    let address = reactor.listen(address).map_err(|error| {
+        failure("io", error.to_string(), "is another monitor running on this address?")
+    })?;
+    eprintln!("monitor {monitor} listens at {address}");
+    let identity = Identity {
+        cluster: config.file.cluster,
+        monitor,
+        pid: std::process::id(),
+        addresses: vec![address],
+    };
+    let shell = Shell {
+        reactor,
+        state,
+        monitor: Monitor::new(identity),
+        effects: Vec::new(),
+        answers: Vec::new(),
+    };
+    shell.serve()
+}
+
+struct Shell {
+    reactor: Reactor,
+    state: EmbeddedState,
+    monitor: Monitor,
+    effects: Vec<Effect>,
+    answers: Vec<StateEvent>,
+}
+
+impl Shell {
+    fn serve(mut self) -> Result<(), Failure> {
+        let mut events = Vec::new();
+        loop {
+            let deadline = earlier(self.monitor.deadline(), self.state.deadline());
+            self.reactor.turn(deadline, &mut events).map_err(crate::osd::no_reactor)?;
+            let now = self.reactor.now();
+            for event in events.drain(..) {
+                match event {
+                    IoEvent::Net(event) => self.tell(now, Event::Net(event))?,
+                    IoEvent::Terminate => return Ok(()),
+                    _ => {}
+                }
+            }
+            self.state.poll(now, &mut self.answers);
+            self.carry_out(now)?;
+            if self.monitor.deadline().is_some_and(|deadline| deadline <= now) {
+                self.tell(now, Event::Tick)?;
+            }
+        }
+    }
+
+    fn tell(&mut self, now: Time, event: Event) -> Result<(), Failure> {
+        self.monitor.apply(now, event, &mut self.effects);
+        self.carry_out(now)
+    }
+
+    /// Carries out effects, and tells the store's answers, until there are none.
+    fn carry_out(&mut self, now: Time) -> Result<(), Failure> {
+        loop {
+            for effect in std::mem::take(&mut self.effects) {
+                match effect {
+                    Effect::Net(effect) => self.reactor.net(effect),
+                    Effect::State(effect) => self.state.apply(now, effect, &mut self.answers),
+                    Effect::Ready => eprintln!("monitor: the state is loaded"),
+                    Effect::Stop(reason) => return Err(stopped(reason)),
+                }
+            }
+            if self.answers.is_empty() {
+                return Ok(());
+            }
+            for answer in std::mem::take(&mut self.answers) {
+                self.monitor.apply(now, Event::State(answer), &mut self.effects);
+            }
+        }
+    }
+}
+
+fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+fn stopped(reason: StopReason) -> Failure {
+    match reason {
+        StopReason::State(text) => failure("state", text, "see docs/internals/state.md"),
+        StopReason::OtherCluster(text) => {
+            failure("other_cluster", text, "name the right directory with --cluster")
+        }
+        StopReason::LostLeadership(text) => failure("not_leader", text, "start it again"),
+    }
+}

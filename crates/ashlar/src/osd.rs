@@ -1,0 +1,436 @@
+//! `ashlar osd`: make, run, inspect and check storage daemons and their disks.
+//!
+//! `run` is the loop of an OSD: what one turn of the ring brought goes into the node, and what the
+//! node asks goes back to the ring. Nothing is decided here.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use base::size::MIB;
+use base::{Incarnation, OsdId, Time};
+use blockstore::{CheckOptions, CommitMode, CreateOptions, Severity, StoreId};
+use client::Config;
+use cluster::message::{Command, Failure};
+use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
+use format::door::{Peer, Role};
+use io::{Disk, Event as IoEvent, Reactor, Trust};
+use node::{Effect, Event, Identity, Node, StopReason};
+use rustix::fs::{FlockOperation, flock};
+use serde_json::{Value, json};
+
+use crate::admin::COMMAND_TIME_MAX;
+use crate::cli::CommitArg;
+use crate::output::{Format, Progress, failure, print_json, size_text};
+
+/// A durable 4 KiB write faster than this means that the disk's cache is protected (or that the
+/// file lies in memory): going through the cache with each write then costs next to nothing.
+const FAST_WRITE_US_MAX: u64 = 100;
+
+/// What to make an OSD of.
+pub struct CreateRequest<'a> {
+    /// Where, once its id is known.
+    pub path: &'a dyn Fn(OsdId) -> PathBuf,
+    /// Needed for a directory.
+    pub size: Option<u64>,
+    /// Found by measuring if not given.
+    pub commit: Option<CommitArg>,
+}
+
+/// An OSD that was made.
+pub struct CreatedOsd {
+    /// Its id.
+    pub osd: OsdId,
+    /// What was found and chosen, for people.
+    pub summary: String,
+    /// The same for programs.
+    pub value: Value,
+}
+
+/// `ashlar osd create`
+pub fn create(
+    config: &Config,
+    path: &Path,
+    size: Option<u64>,
+    commit: Option<CommitArg>,
+    format: Format,
+) -> Result<(), Failure> {
+    let mut progress = None;
+    let request = CreateRequest { path: &|_| path.to_owned(), size, commit };
+    let created = create_osd(config, &request, &mut |done, total| {
+        progress.get_or_insert_with(|| Progress::new(format, "writing", total)).set(done);
+    })?;
+    drop(progress);
+    match format {
+        Format::Json => print_json(&created.value),
+        Format::Text => {
+            println!("{}", created.summary);
+            println!("Start it: ashlar osd run {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// Makes an OSD: asks the monitor for its id, measures the disk, writes an empty store.
+/// `progress` is told (bytes done, bytes in all).
+pub fn create_osd(
+    config: &Config,
+    request: &CreateRequest,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CreatedOsd, Failure> {
+    // Everything that can be refused is refused before the monitor gives an id away.
+    let place = (request.path)(OsdId::FIRST);
+    if device_at(&place).is_none() && request.size.is_none() {
+        let hint = "say how large it may become: --size 100GiB";
+        return Err(failure("invalid", "an OSD in a directory needs a size", hint));
+    }
+    if let Some(size) = request.size.filter(|size| *size < blockstore::STORE_SIZE_MIN) {
+        let message = format!("{} is too small for an OSD", size_text(size));
+        return Err(failure("invalid", message, "give it at least 128MiB"));
+    }
+    let store = StoreId::new(u128::from_le_bytes(io::random_bytes()));
+    let answer =
+        client::call(config, Command::OsdCreate { store: store.to_string() }, COMMAND_TIME_MAX)?;
+    let osd = answer["id"].as_u64().and_then(|id| OsdId::new(u32::try_from(id).ok()?));
+    let osd = osd.ok_or_else(|| failure("protocol", "the monitor gave no OSD id", ""))?;
+    let path = (request.path)(osd);
+    refuse_existing(&path)?;
+    write_store(config, request, osd, store, &path, progress)
+}
+
+/// The block device at `path`, if it is one.
+fn device_at(path: &Path) -> Option<&Path> {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()).then_some(path)
+}
+
+/// The file or device that holds the blocks of the OSD at `path`.
+pub fn blocks_of(path: &Path) -> PathBuf {
+    if device_at(path).is_some() { path.to_owned() } else { path.join("blocks") }
+}
+
+fn refuse_existing(path: &Path) -> Result<(), Failure> {
+    let exists = |what: &str| {
+        let message = format!("{} {what}", path.display());
+        Err(failure("exists", message, "name another place, or wipe this one by hand first"))
+    };
+    if let Some(device) = device_at(path) {
+        let mut start = [0; 4096];
+        let read = File::open(device).and_then(|file| file.read_exact_at(&mut start, 0));
+        if read.is_ok() && start.iter().any(|byte| *byte != 0) {
+            return exists("is not empty: its first 4 KiB hold data");
+        }
+        return Ok(());
+    }
+    if path.join("blocks").exists() {
+        return exists("holds an OSD already");
+    }
+    if path.exists() && !path.is_dir() {
+        return exists("is neither a directory nor a block device");
+    }
+    Ok(())
+}
+
+fn write_store(
+    config: &Config,
+    request: &CreateRequest,
+    osd: OsdId,
+    store: StoreId,
+    path: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CreatedOsd, Failure> {
+    let cannot = |error: io::Error| {
+        let message = format!("cannot make an OSD at {}: {error}", path.display());
+        failure("io", message, "check the path, its permissions and free space")
+    };
+    if device_at(path).is_none() {
+        fs::create_dir_all(path).map_err(|error| cannot(io::Error::new(path.display(), error)))?;
+    }
+    let probe = io::probe(path).map_err(cannot)?;
+    let size = request.size.or(probe.size).unwrap_or_default() / MIB * MIB;
+    let fast = probe.durable_write_us <= FAST_WRITE_US_MAX;
+    let commit = match request.commit {
+        Some(CommitArg::Fsync) => CommitMode::Fsync,
+        Some(CommitArg::Immediate) => CommitMode::Immediate,
+        None if fast => CommitMode::Immediate,
+        None => CommitMode::Fsync,
+    };
+    let options = CreateOptions {
+        cluster: config.file.cluster,
+        osd,
+        store,
+        size,
+        sector_size: probe.sector_size,
+        commit,
+    };
+    let created = blockstore::create(&options)
+        .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
+    io::prepare(&blocks_of(path), size, &created.zero, &created.images, progress)
+        .map_err(cannot)?;
+    let cache = match probe.write_cache {
+        Some(true) => "has a write cache",
+        Some(false) => "has no volatile write cache",
+        None => "does not tell whether it has a write cache",
+    };
+    let direct = if probe.direct { "O_DIRECT works" } else { "O_DIRECT is refused: buffered" };
+    let summary = format!(
+        "{osd}: {} at {}; sectors of {} bytes, {direct}; the disk {cache}, a durable 4 KiB write \
+         takes {} us: commit mode {}",
+        size_text(size),
+        path.display(),
+        probe.sector_size,
+        probe.durable_write_us,
+        commit_name(commit),
+    );
+    let value = json!({
+        "id": osd, "path": path, "size_bytes": size, "sector_size": probe.sector_size,
+        "direct": probe.direct, "write_cache": probe.write_cache,
+        "durable_write_us": probe.durable_write_us, "commit": commit_name(commit),
+    });
+    Ok(CreatedOsd { osd, summary, value })
+}
+
+/// The word of a commit mode.
+pub fn commit_name(commit: CommitMode) -> &'static str {
+    match commit {
+        CommitMode::Fsync => "fsync",
+        CommitMode::Immediate => "immediate",
+    }
+}
+
+/// The failure of a reactor that cannot run.
+pub fn no_reactor(error: std::io::Error) -> Failure {
+    let hint = "Linux 6.1 or newer with io_uring allowed (kernel.io_uring_disabled = 0)";
+    failure("io_uring", format!("io_uring does not work: {error}"), hint)
+}
+
+/// `ashlar osd run`
+pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<(), Failure> {
+    let blocks = blocks_of(path);
+    let disk = Disk::open(&blocks).map_err(|error| {
+        failure("io", error.to_string(), "make an OSD with `ashlar osd create`")
+    })?;
+    let device_size = disk.size();
+    let superblock = superblock_of(&blocks)?;
+    let commit = superblock.commit;
+    if disk.buffered() {
+        eprintln!("{}: O_DIRECT is refused here: buffered, with RWF_DSYNC", blocks.display());
+    }
+    let buffered = disk.buffered();
+    let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
+    reactor.watch_signals().map_err(no_reactor)?;
+    reactor.attach_disk(disk);
+    let trust = |incarnation| Trust {
+        key: config.key.clone(),
+        peer: Peer { cluster: config.file.cluster, role: Role::Osd(superblock.osd, incarnation) },
+    };
+    reactor.set_trust(trust(Incarnation::ZERO));
+    let address = reactor
+        .listen(listen)
+        .map_err(|error| failure("io", error.to_string(), "choose another --listen"))?;
+    eprintln!("{} listens at {address}, commit mode {}", superblock.osd, commit_name(commit));
+    let identity = Identity {
+        cluster: config.file.cluster,
+        osd: superblock.osd,
+        store: superblock.store.to_string(),
+        monitors: config.file.monitors.clone(),
+        addresses: vec![address],
+        pid: std::process::id(),
+        path: path.display().to_string(),
+        host: host_name(),
+    };
+    let mut settings = node::Settings::default();
+    settings.store.memory_bytes = memory;
+    settings.buffered = buffered;
+    serve(reactor, identity, settings, device_size, &trust)
+}
+
+/// Either copy of a store's superblock: enough to know whose it is. The node looks closer.
+fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
+    let (file, _) = open_blocks(blocks, false)?;
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    for offset in SUPERBLOCK_OFFSETS {
+        if file.read_exact_at(&mut bytes, offset).is_ok()
+            && let Ok(superblock) = Superblock::decode(&bytes)
+        {
+            return Ok(superblock);
+        }
+    }
+    // None is whole: the inspection says what is wrong.
+    inspect_file(blocks, false).map(|_| ())?;
+    Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), ""))
+}
+
+/// The loop of an OSD.
+fn serve(
+    mut reactor: Reactor,
+    identity: Identity,
+    settings: node::Settings,
+    device_size: u64,
+    trust: &dyn Fn(Incarnation) -> Trust,
+) -> Result<(), Failure> {
+    let mut effects = Vec::new();
+    let mut events = Vec::new();
+    let now = reactor.now();
+    let pool = reactor.pool().clone();
+    let mut node = Node::new(identity, settings, pool, device_size, now, &mut effects);
+    loop {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Disk(effect) => reactor.disk(effect),
+                Effect::Net(effect) => reactor.net(effect),
+                Effect::Joined { incarnation } => {
+                    eprintln!("joined the cluster, run {incarnation}");
+                    reactor.set_trust(trust(incarnation));
+                }
+                Effect::Stop(reason) => return stopped(reason),
+            }
+        }
+        reactor.turn(node.deadline(), &mut events).map_err(no_reactor)?;
+        let now = reactor.now();
+        for event in events.drain(..) {
+            tell(&mut node, now, event, &mut effects);
+        }
+        if node.deadline().is_some_and(|deadline| deadline <= now) {
+            node.apply(now, Event::Tick, &mut effects);
+        }
+        node.finish_turn(now, &mut effects);
+    }
+}
+
+fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
+    match event {
+        IoEvent::Disk(event) => node.apply(now, Event::Disk(event), effects),
+        IoEvent::Net(event) => node.apply(now, Event::Net(event), effects),
+        IoEvent::Terminate => node.apply(now, Event::Shutdown, effects),
+        // An OSD opens no raw streams and is woken by nobody.
+        _ => {}
+    }
+}
+
+fn stopped(reason: StopReason) -> Result<(), Failure> {
+    match reason {
+        StopReason::Shutdown => Ok(()),
+        StopReason::Store(text) => {
+            Err(failure("store", text, "look at the disk: ashlar osd check PATH"))
+        }
+        StopReason::Refused(text) => Err(failure("refused", text, "see `ashlar osd ls`")),
+    }
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if name.is_empty() { "localhost".into() } else { name }
+}
+
+/// Opens the file or device of a stopped OSD for reading. `lock`: refuse one that is running.
+fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
+    use std::io::Seek;
+    let cannot = |error: std::io::Error| {
+        let message = format!("cannot open {}: {error}", blocks.display());
+        failure("io", message, "name the path as given to `ashlar osd create`")
+    };
+    let mut file = File::open(blocks).map_err(cannot)?;
+    if lock && flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
+        let message = format!("{} is in use: its OSD is running", blocks.display());
+        return Err(failure("busy", message, "stop it first: ashlar osd stop ID"));
+    }
+    let size = file.seek(std::io::SeekFrom::End(0)).map_err(cannot)?;
+    Ok((file, size))
+}
+
+fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Failure> {
+    let (file, size) = open_blocks(blocks, lock)?;
+    let mut read = |offset, buffer: &mut [u8]| {
+        file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
+    };
+    blockstore::inspect(&mut read, size).map_err(|why| {
+        let message = format!("{}: {why}", blocks.display());
+        failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
+    })
+}
+
+/// `ashlar osd inspect`
+pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
+    let found = inspect_file(&blocks_of(path), true)?;
+    let area = |(offset, length): (u64, u64)| json!({ "offset": offset, "bytes": length });
+    let rows: Vec<Value> = found
+        .recovery
+        .rows
+        .iter()
+        .map(|(row, count)| json!({ "row": row.to_string(), "count": count }))
+        .collect();
+    let value = json!({
+        "osd": found.identity.osd,
+        "cluster": found.identity.cluster.to_string(),
+        "store": found.identity.store.to_string(),
+        "commit": commit_name(found.commit),
+        "size_bytes": found.size_bytes,
+        "sector_size": found.sector_size,
+        "journal": area(found.journal),
+        "journal_head": found.journal_head,
+        "journal_tail": found.journal_tail,
+        "checkpoints": area(found.checkpoints),
+        "checkpoint_sequence": found.checkpoint_sequence,
+        "data": area(found.data),
+        "blocks": found.blocks,
+        "tombstones": found.tombstones,
+        "notes": found.notes,
+        "used_bytes": found.space.used_bytes,
+        "suspect": found.suspect,
+        "recovery_rows": rows,
+    });
+    match format {
+        Format::Json => print_json(&value),
+        Format::Text => {
+            for (key, value) in value.as_object().into_iter().flatten() {
+                println!("{:<20} {value}", key.replace('_', " "));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `ashlar osd check`
+pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
+    let blocks = blocks_of(path);
+    inspect_file(&blocks, true)?;
+    let (file, size) = open_blocks(&blocks, true)?;
+    let mut progress = Progress::new(format, "checking", size);
+    let mut furthest = 0;
+    let mut read = |offset: u64, buffer: &mut [u8]| {
+        furthest = furthest.max(offset);
+        progress.set(furthest);
+        file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
+    };
+    let report = blockstore::check(&mut read, size, CheckOptions { data: true });
+    drop(progress);
+    let severity = |severity| match severity {
+        Severity::Warning => "warning",
+        Severity::Error => "error",
+    };
+    match format {
+        Format::Json => {
+            let findings: Vec<Value> = report
+                .findings
+                .iter()
+                .map(|f| json!({ "severity": severity(f.severity), "message": f.text }))
+                .collect();
+            print_json(&json!({
+                "clean": report.findings.is_empty(),
+                "units_checked": report.units_checked,
+                "findings": findings,
+            }));
+        }
+        Format::Text => {
+            for finding in &report.findings {
+                println!("{}: {}", severity(finding.severity), finding.text);
+            }
+            println!("{} compared", size_text(report.units_checked * base::UNIT_SIZE));
+        }
+    }
+    if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
+        let message = format!("{} is damaged", path.display());
+        return Err(failure("damaged", message, "each finding above says what it means"));
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! What commands print: JSON as it is, or tables and lines for people; and errors.
+
+use std::io::IsTerminal;
+
+use cluster::message::Failure;
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// A failure made of its three parts.
+pub fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
+    Failure { code: code.into(), message: message.into(), hint: hint.into() }
+}
+
+/// Prints a failure on stderr.
+pub fn print_failure(format: Format, failure: &Failure) {
+    match format {
+        Format::Json => eprintln!("{}", json!({ "error": failure })),
+        Format::Text => {
+            eprintln!("ashlar: {}", failure.message);
+            if !failure.hint.is_empty() {
+                eprintln!("  hint: {}", failure.hint);
+            }
+        }
+    }
+}
+
+/// Prints a value as one JSON document.
+pub fn print_json(value: &Value) {
+    println!("{value:#}");
+}
+
+/// A column of a table: its title, the key of the row's field, how to show it.
+pub struct Column {
+    /// Its title.
+    pub title: &'static str,
+    /// The row's field; nested ones as `a.b`.
+    pub key: &'static str,
+    /// How it is shown.
+    pub show: Show,
+}
+
+/// How a field is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Show {
+    /// As it is.
+    Plain,
+    /// As a size.
+    Size,
+    /// As `yes` or `no`.
+    YesNo,
+}
+
+/// A column shown as it is.
+pub const fn column(title: &'static str, key: &'static str) -> Column {
+    Column { title, key, show: Show::Plain }
+}
+
+/// A column of sizes.
+pub const fn size_column(title: &'static str, key: &'static str) -> Column {
+    Column { title, key, show: Show::Size }
+}
+
+/// Prints rows as JSON or as a table; `empty` says what to do where there are none.
+pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str) {
+    if format == Format::Json {
+        return print_json(rows);
+    }
+    let Some(rows) = rows.as_array().filter(|rows| !rows.is_empty()) else {
+        println!("{empty}");
+        return;
+    };
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(columns.iter().map(|column| column.title));
+    for row in rows {
+        table.add_row(columns.iter().map(|column| cell(row, column)));
+    }
+    for line in table.to_string().lines() {
+        println!("{}", line.trim_end());
+    }
+}
+
+/// Prints one object as JSON or as lines `title: value`.
+pub fn print_object(format: Format, object: &Value, columns: &[Column]) {
+    if format == Format::Json {
+        return print_json(object);
+    }
+    let width = columns.iter().map(|column| column.title.len()).max().unwrap_or(0);
+    for column in columns {
+        println!("{:<width$}  {}", column.title, cell(object, column));
+    }
+}
+
+fn cell(row: &Value, column: &Column) -> String {
+    let mut value = row;
+    for part in column.key.split('.') {
+        value = &value[part];
+    }
+    match (column.show, value) {
+        (_, Value::Null) => "-".into(),
+        (Show::Size, value) => value.as_u64().map_or_else(|| value.to_string(), size_text),
+        (Show::YesNo, value) => if value.as_bool() == Some(true) { "yes" } else { "no" }.into(),
+        (Show::Plain, Value::String(text)) => text.clone(),
+        (Show::Plain, Value::Array(items)) => {
+            let items: Vec<String> = items
+                .iter()
+                .map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned))
+                .collect();
+            items.join(", ")
+        }
+        (Show::Plain, value) => value.to_string(),
+    }
+}
+
+/// A size for people.
+pub fn size_text(bytes: u64) -> String {
+    base::size::Size(bytes).to_string()
+}
+
+/// Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+pub struct Progress {
+    bar: Option<indicatif::ProgressBar>,
+    title: &'static str,
+    total: u64,
+    next_tenth: u64,
+}
+
+impl Progress {
+    /// Shows nothing in JSON output. `total` is in bytes.
+    pub fn new(format: Format, title: &'static str, total: u64) -> Progress {
+        let bar = (format == Format::Text && std::io::stderr().is_terminal()).then(|| {
+            let style = indicatif::ProgressStyle::with_template(
+                "{msg} [{bar:30}] {bytes}/{total_bytes} {eta}",
+            );
+            let bar = indicatif::ProgressBar::new(total).with_message(title);
+            bar.with_style(style.expect("the template is valid"))
+        });
+        let next_tenth = if format == Format::Text { 1 } else { u64::MAX };
+        Progress { bar, title, total, next_tenth }
+    }
+
+    /// `done` of the total is done.
+    pub fn set(&mut self, done: u64) {
+        if let Some(bar) = &self.bar {
+            return bar.set_position(done);
+        }
+        let tenth = if self.total == 0 { 10 } else { done.saturating_mul(10) / self.total };
+        if self.next_tenth <= tenth {
+            self.next_tenth = tenth + 1;
+            eprintln!("{}: {}% of {}", self.title, tenth * 10, size_text(self.total));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `ashlar status`: one screen that answers: is my data safe, what is happening, when is it done.
+
+use client::Config;
+use cluster::message::{Command, Failure};
+use serde_json::Value;
+
+use crate::admin::COMMAND_TIME_MAX;
+use crate::output::{Format, failure, print_json, size_text};
+
+/// `ashlar status`
+pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
+    let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
+    match format {
+        Format::Json => print_json(&status),
+        Format::Text => print!("{}", render(&status)),
+    }
+    Ok(())
+}
+
+/// `ashlar check`: fails if a check is an error.
+pub fn check(config: &Config, format: Format) -> Result<(), Failure> {
+    let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
+    match format {
+        Format::Json => print_json(&status["checks"]),
+        Format::Text => print!("{}", render_checks(&status)),
+    }
+    if status["health"] == "error" {
+        let hint = "each check above names its remedy";
+        return Err(failure("unhealthy", "the cluster's health is `error`", hint));
+    }
+    Ok(())
+}
+
+/// The screen of a status.
+fn render(status: &Value) -> String {
+    let mut text = String::new();
+    let mut line = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    line(format!("health      {}", health_sentence(status)));
+    for check in render_checks(status).lines() {
+        line(format!("            {check}"));
+    }
+    let osds = status["osds"].as_array().cloned().unwrap_or_default();
+    let up = osds.iter().filter(|osd| osd["up"] == Value::Bool(true)).count();
+    let size: u64 = osds.iter().filter_map(|osd| osd["size_bytes"].as_u64()).sum();
+    let used: u64 = osds.iter().filter_map(|osd| osd["used_bytes"].as_u64()).sum();
+    line(format!("osds        {up} of {} up", osds.len()));
+    line(format!("space       {} used of {}", size_text(used), size_text(size)));
+    let pgs = &status["pgs"];
+    line(format!(
+        "pgs         {} of {} active, {} clean",
+        pgs["active"], pgs["total"], pgs["clean"]
+    ));
+    line(format!("recovery    {}", recovery_sentence(&status["recovery"])));
+    for process in status["processes"].as_array().into_iter().flatten() {
+        let word = |key: &str| match &process[key] {
+            Value::String(text) => text.clone(),
+            Value::Null => "-".to_owned(),
+            value => value.to_string(),
+        };
+        let name = format!("{}.{}", word("role"), word("id"));
+        line(format!("{name:<11} pid {:<8} {}", word("pid"), word("address")));
+    }
+    text
+}
+
+fn health_sentence(status: &Value) -> &'static str {
+    match status["health"].as_str() {
+        Some("ok") => "ok: all data can be read and written",
+        Some("warn") => "warn: data is safe, something needs a look",
+        Some("error") => "ERROR: some data cannot be served or is damaged",
+        _ => "unknown",
+    }
+}
+
+fn render_checks(status: &Value) -> String {
+    let mut text = String::new();
+    for check in status["checks"].as_array().into_iter().flatten() {
+        let word = |key: &str| check[key].as_str().unwrap_or_default();
+        text.push_str(&format!("{} {}: {}\n", word("severity"), word("code"), word("message")));
+        if !word("hint").is_empty() {
+            text.push_str(&format!("  -> {}\n", word("hint")));
+        }
+    }
+    text
+}
+
+fn recovery_sentence(recovery: &Value) -> String {
+    match recovery["bytes_left"].as_u64() {
+        None | Some(0) => "nothing to do".into(),
+        Some(left) => {
+            let rate = recovery["bytes_per_second"].as_u64().unwrap_or(0);
+            let eta = recovery["eta_seconds"].as_u64();
+            let eta = eta.map_or_else(|| "unknown".into(), |eta| format!("{eta} s"));
+            format!("{} left at {}/s, done in {eta}", size_text(left), size_text(rate))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_screen_names_every_trouble_and_its_remedy() {
+        let status = json!({
+            "health": "error",
+            "checks": [{"code": "osd_down", "severity": "error", "message": "osd.2 is down",
+                        "hint": "ashlar osd start 2"}],
+            "osds": [{"id": 2, "up": false, "size_bytes": 1 << 30, "used_bytes": 1 << 20}],
+            "pgs": {"total": 8, "active": 4, "clean": 4},
+            "recovery": {"bytes_left": 1 << 20, "bytes_per_second": 1 << 18, "eta_seconds": 4},
+            "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:127.0.0.1:1"}],
+        });
+        let screen = render(&status);
+        for wanted in ["ERROR", "osd_down", "-> ashlar osd start 2", "0 of 1 up", "done in 4 s"] {
+            assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
+        }
+    }
+}

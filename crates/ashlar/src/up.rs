@@ -1,0 +1,67 @@
+//! `ashlar up`: a whole cluster on this machine, each role a child process.
+//!
+//! ```text
+//!   up ──spawns──▶ mon.1, osd.1 .. osd.N, nbd          logs in DIR/log/
+//!    ▲
+//!    └── DIR/up.sock: one JSON line a request: wait, down, stop/start an OSD
+//! ```
+//!
+//! Invariants
+//!   1. One `up` per directory: it holds an exclusive lock on DIR/up.lock while it lives.
+//!   2. Children are spawned by the main thread only: they die with it (parent-death signal).
+//!   3. A child that died is started again after `--restart-after`, unless it was stopped by hand.
+
+mod control;
+mod setup;
+mod supervise;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cluster::message::Failure;
+
+use crate::cli::{DownArgs, UpArgs};
+use crate::output::{Format, failure};
+
+pub use control::{start_osd, stop_osd};
+
+/// Runs `ashlar up`.
+pub fn up(args: UpArgs, detached_child: bool, format: Format) -> Result<(), Failure> {
+    fs::create_dir_all(args.dir.join("log")).map_err(|error| cannot_make(&args.dir, &error))?;
+    let dir = fs::canonicalize(&args.dir).map_err(|error| cannot_make(&args.dir, &error))?;
+    if args.detach && !detached_child {
+        return control::detach(&dir, &args, format);
+    }
+    let Some(lock) = control::take_lock(&dir)? else {
+        return control::wait_ready(&dir, format, "is running");
+    };
+    supervise::run(&dir, &args, format, lock)
+}
+
+/// Runs `ashlar down`: returns when every process of the cluster has ended.
+pub fn down(args: DownArgs, format: Format) -> Result<(), Failure> {
+    control::down(&args.dir, format)
+}
+
+fn cannot_make(dir: &Path, error: &std::io::Error) -> Failure {
+    failure(
+        "io",
+        format!("cannot make the directory {}: {error}", dir.display()),
+        "name another one with --dir",
+    )
+}
+
+/// Where the socket of a directory's `up` is, short enough for the limit of socket names.
+/// The open directory must outlive the use of the path.
+fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
+    use std::os::fd::AsRawFd;
+    let open = fs::File::open(dir).map_err(|error| {
+        failure(
+            "not_found",
+            format!("cannot open {}: {error}", dir.display()),
+            "start a cluster there with `ashlar up --dir`",
+        )
+    })?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/up.sock", open.as_raw_fd()));
+    Ok((open, path))
+}

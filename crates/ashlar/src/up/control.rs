@@ -1,0 +1,228 @@
+//! How other commands talk to a running `up`: JSON lines over DIR/up.sock.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use base::OsdId;
+use cluster::message::Failure;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::socket_path;
+use crate::cli::{RestartAfter, UpArgs};
+use crate::output::{Format, failure, print_json};
+
+/// What `up` is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// Answer when a volume can be written.
+    Wait,
+    /// Stop all children and end.
+    Down,
+    /// Stop an OSD until it is started by hand.
+    StopOsd {
+        /// Which.
+        osd: OsdId,
+    },
+    /// Start a stopped OSD.
+    StartOsd {
+        /// Which.
+        osd: OsdId,
+    },
+}
+
+/// What `up` answers: any number of `Progress`, then one of the others.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Answer {
+    /// What is happening, for people.
+    Progress {
+        /// One line.
+        line: String,
+    },
+    /// It is done.
+    Done {
+        /// What to type next, or nothing.
+        #[serde(default)]
+        next: Vec<String>,
+    },
+    /// It cannot be done.
+    Failed {
+        /// Why.
+        error: Failure,
+    },
+}
+
+/// The lock of a directory, or `None` if another `up` holds it.
+pub fn take_lock(dir: &Path) -> Result<Option<File>, Failure> {
+    let path = dir.join("up.lock");
+    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = open.map_err(|error| {
+        failure("io", format!("cannot open {}: {error}", path.display()), "check its permissions")
+    })?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(failure(
+            "io",
+            format!("cannot lock {}: {error}", path.display()),
+            "use a directory on a local file system",
+        )),
+    }
+}
+
+/// Starts `up` in the background and returns when it is ready.
+pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
+    if take_lock(dir)?.is_none() {
+        return wait_ready(dir, format, "is running");
+    }
+    let mut child = spawn_background(dir, args)?;
+    let mut connection = loop {
+        if let Ok(connection) = connect(dir) {
+            break connection;
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(died_early(dir, &status.to_string()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let next = ask_on(&mut connection, Request::Wait, format)
+        .map_err(|error| explain_death(error, &mut child, dir))?;
+    print_ready(dir, format, "is up", &next);
+    Ok(())
+}
+
+fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
+    let cannot = |error: std::io::Error| {
+        failure("io", format!("cannot start in the background: {error}"), "try without --detach")
+    };
+    let log_path = dir.join("log/up.log");
+    let log = OpenOptions::new().create(true).append(true).open(log_path).map_err(cannot)?;
+    let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
+    command.arg("up").arg("--dir").arg(dir).arg("--detach");
+    command.arg(format!("--osds={}", args.osds));
+    command.arg(format!("--osd-size={}B", args.osd_size.0));
+    if let Some(commit) = args.commit {
+        command.arg(format!("--commit={}", super::setup::commit_name(commit)));
+    }
+    command.arg(match args.restart_after {
+        RestartAfter::Never => "--restart-after=never".to_owned(),
+        RestartAfter::Time(time) => format!("--restart-after={}ms", time.as_millis()),
+    });
+    command.env(super::supervise::BACKGROUND_VARIABLE, "1");
+    command.stdin(Stdio::null()).stdout(log.try_clone().map_err(cannot)?).stderr(log);
+    command.spawn().map_err(cannot)
+}
+
+fn explain_death(error: Failure, child: &mut Child, dir: &Path) -> Failure {
+    if error.code != "closed" {
+        return error;
+    }
+    match child.wait() {
+        Ok(status) => died_early(dir, &status.to_string()),
+        Err(_) => error,
+    }
+}
+
+fn died_early(dir: &Path, status: &str) -> Failure {
+    let log = dir.join("log/up.log");
+    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    let last = text.lines().rev().take(3).collect::<Vec<_>>();
+    let last = last.into_iter().rev().collect::<Vec<_>>().join("; ");
+    failure(
+        "died",
+        format!("the cluster ended ({status}): {last}"),
+        format!("see {}", log.display()),
+    )
+}
+
+/// Waits until the running `up` of `dir` is ready and prints what to type next.
+pub fn wait_ready(dir: &Path, format: Format, what: &str) -> Result<(), Failure> {
+    let next = ask(dir, Request::Wait, format)?;
+    print_ready(dir, format, what, &next);
+    Ok(())
+}
+
+/// Prints that the cluster is ready and what to type next.
+pub fn print_ready(dir: &Path, format: Format, what: &str, next: &[String]) {
+    if format == Format::Json {
+        return print_json(&json!({ "dir": dir, "ready": true, "next": next }));
+    }
+    println!("The cluster in {} {what}.", dir.display());
+    println!("What to type next:");
+    for line in next {
+        println!("  {line}");
+    }
+}
+
+/// Stops the cluster of `dir`; fine if none is running.
+pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
+    let running = dir.is_dir() && take_lock(dir)?.is_none();
+    if running {
+        ask(dir, Request::Down, format)?;
+        // The answer comes before the process ends; its lock goes with it.
+        let path = dir.join("up.lock");
+        let file = File::open(&path).map_err(|error| {
+            failure("io", format!("cannot open {}: {error}", path.display()), "")
+        })?;
+        let locked = flock(&file, FlockOperation::LockShared);
+        locked.map_err(|error| failure("io", format!("cannot lock up.lock: {error}"), ""))?;
+    }
+    match (format, running) {
+        (Format::Json, _) => print_json(&json!({ "dir": dir, "was_running": running })),
+        (Format::Text, true) => println!("The cluster in {} is down.", dir.display()),
+        (Format::Text, false) => println!("No cluster is running in {}.", dir.display()),
+    }
+    Ok(())
+}
+
+/// Stops an OSD of the cluster in `dir` until it is started by hand.
+pub fn stop_osd(dir: &Path, osd: OsdId, format: Format) -> Result<(), Failure> {
+    ask(dir, Request::StopOsd { osd }, format).map(|_| ())
+}
+
+/// Starts a stopped OSD of the cluster in `dir`.
+pub fn start_osd(dir: &Path, osd: OsdId, format: Format) -> Result<(), Failure> {
+    ask(dir, Request::StartOsd { osd }, format).map(|_| ())
+}
+
+fn connect(dir: &Path) -> Result<UnixStream, Failure> {
+    let (_open, path) = socket_path(dir)?;
+    UnixStream::connect(path).map_err(|_| {
+        failure(
+            "not_running",
+            format!("no `ashlar up` is running in {}", dir.display()),
+            format!("start it: ashlar up --dir {} --detach", dir.display()),
+        )
+    })
+}
+
+fn ask(dir: &Path, request: Request, format: Format) -> Result<Vec<String>, Failure> {
+    ask_on(&mut connect(dir)?, request, format)
+}
+
+fn ask_on(
+    connection: &mut UnixStream,
+    request: Request,
+    format: Format,
+) -> Result<Vec<String>, Failure> {
+    let closed = || failure("closed", "`ashlar up` ended before it answered", "see DIR/log/up.log");
+    let line = serde_json::to_string(&request).expect("plain data has a JSON form");
+    writeln!(connection, "{line}").map_err(|_| closed())?;
+    for line in BufReader::new(connection).lines() {
+        match serde_json::from_str(&line.map_err(|_| closed())?) {
+            Ok(Answer::Progress { line }) if format == Format::Text => eprintln!("{line}"),
+            Ok(Answer::Progress { .. }) => {}
+            Ok(Answer::Done { next }) => return Ok(next),
+            Ok(Answer::Failed { error }) => return Err(error),
+            Err(_) => return Err(closed()),
+        }
+    }
+    Err(closed())
+}

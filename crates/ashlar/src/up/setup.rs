@@ -1,0 +1,261 @@
+//! What `up` does until a volume can be written: make what is missing, start the roles in order.
+//!
+//! Runs on a thread of its own beside the main loop and is repeatable: killed at any point, the
+//! next `up` goes on where it stopped.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use base::{ClusterId, OsdId};
+use client::Config;
+use cluster::map::{ClusterFile, FailureDomain};
+use cluster::message::{Command, Failure};
+use serde_json::Value;
+
+use super::supervise::{Event, Role};
+use crate::cli::{CommitArg, UpArgs};
+use crate::osd::{CreateRequest, create_osd};
+use crate::output::failure;
+
+/// How long the monitor and the OSDs may take to come up.
+const START_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Starts the setup; it speaks through `events`.
+pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>) {
+    let setup = Setup {
+        dir: dir.to_owned(),
+        osds: args.osds,
+        osd_size: args.osd_size.0,
+        commit: args.commit,
+        events,
+    };
+    std::thread::spawn(move || {
+        let event = match setup.run() {
+            Ok(next) => Event::Ready(next),
+            Err(error) => Event::Failed(error),
+        };
+        let _ = setup.events.send(event);
+    });
+}
+
+/// The command-line word of a commit mode.
+pub fn commit_name(commit: CommitArg) -> &'static str {
+    match commit {
+        CommitArg::Fsync => "fsync",
+        CommitArg::Immediate => "immediate",
+    }
+}
+
+struct Setup {
+    dir: PathBuf,
+    osds: u32,
+    osd_size: u64,
+    commit: Option<CommitArg>,
+    events: Sender<Event>,
+}
+
+impl Setup {
+    fn run(&self) -> Result<Vec<String>, Failure> {
+        let config = self.cluster_files()?;
+        self.start_monitor(&config)?;
+        self.start_osds(&config)?;
+        self.make_pool(&config)?;
+        self.start_nbd()?;
+        self.wait_active(&config)?;
+        Ok(self.next_steps())
+    }
+
+    fn say(&self, line: impl Into<String>) {
+        let _ = self.events.send(Event::Progress(line.into()));
+    }
+
+    fn spawn(&self, role: Role, arguments: Vec<String>) {
+        let _ = self.events.send(Event::Spawn(role, arguments));
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.join(name).display().to_string()
+    }
+
+    /// The key and cluster.toml; made at the first start. The monitor's port is free at that
+    /// moment; one that was taken meanwhile is replaced.
+    fn cluster_files(&self) -> Result<Config, Failure> {
+        let cannot = |what: &str, error: &dyn std::fmt::Display| {
+            let message = format!("cannot write {} in {}: {error}", what, self.dir.display());
+            failure("io", message, "check its permissions and free space")
+        };
+        if !self.dir.join("key").exists() {
+            io::ClusterKey::create(&self.dir.join("key")).map_err(|e| cannot("the key", &e))?;
+        }
+        let path = self.dir.join("cluster.toml");
+        let mut file = match fs::read_to_string(&path) {
+            Ok(text) => toml::from_str(&text).map_err(|error| {
+                let message = format!("{} cannot be read: {error}", path.display());
+                failure("invalid", message, "restore it from a copy")
+            })?,
+            // The state store is made only here: later starts must find the one there was.
+            Err(_) if !path.exists() => {
+                crate::mon::create(&self.dir.join("mon.1"))?;
+                ClusterFile { cluster: Setup::new_cluster_id(), monitors: Vec::new() }
+            }
+            Err(error) => return Err(cannot("cluster.toml (it cannot be read)", &error)),
+        };
+        let usable = file.monitors.first().and_then(|address| address.strip_prefix("tcp:"));
+        if !usable.is_some_and(|address| TcpListener::bind(address).is_ok()) {
+            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+            let free = free.map_err(|error| cannot("cluster.toml: no free port", &error))?;
+            file.monitors = vec![format!("tcp:{free}")];
+            let text = toml::to_string(&file).expect("plain data has a TOML form");
+            write_durably(&path, &text).map_err(|error| cannot("cluster.toml", &error))?;
+        }
+        Config::load(&self.dir)
+    }
+
+    fn new_cluster_id() -> ClusterId {
+        ClusterId::new(u128::from_le_bytes(io::random_bytes()))
+    }
+
+    fn start_monitor(&self, config: &Config) -> Result<(), Failure> {
+        self.say("starting the monitor");
+        let arguments = vec!["mon".into(), "run".into(), self.path("mon.1")];
+        self.spawn(Role::Monitor, arguments);
+        client::call(config, Command::Status, START_TIME_MAX).map(|_| ())
+    }
+
+    fn start_osds(&self, config: &Config) -> Result<(), Failure> {
+        let mut osds = self.existing_osds();
+        let missing = (self.osds as usize).saturating_sub(osds.len());
+        for number in 1..=missing {
+            self.say(format!("making OSD {number} of {missing}"));
+            let request = CreateRequest {
+                path: &|osd| self.dir.join(osd.to_string()),
+                size: Some(self.osd_size),
+                commit: self.commit,
+            };
+            let created = create_osd(config, &request, &mut |_, _| {})?;
+            self.say(created.summary);
+            osds.push(created.osd);
+        }
+        self.say(format!("starting {} OSDs", osds.len()));
+        for osd in &osds {
+            let arguments = vec!["osd".into(), "run".into(), self.path(&osd.to_string())];
+            self.spawn(Role::Osd(*osd), arguments);
+        }
+        self.wait(config, "OSDs", |status| {
+            let rows = status["osds"].as_array().cloned().unwrap_or_default();
+            let up = |osd: &OsdId| {
+                rows.iter().any(|row| row["id"] == osd.get() && row["up"] == Value::Bool(true))
+            };
+            osds.iter().all(up)
+        })
+    }
+
+    /// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short:
+    /// nothing was ever written to it.
+    fn existing_osds(&self) -> Vec<OsdId> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut osds: Vec<OsdId> = entries
+            .filter(|entry| entry.path().join("blocks").exists())
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok())
+            .collect();
+        osds.sort();
+        osds
+    }
+
+    fn make_pool(&self, config: &Config) -> Result<(), Failure> {
+        let pools = client::call(config, Command::PoolList, START_TIME_MAX)?;
+        if pools.as_array().is_some_and(|pools| !pools.is_empty()) {
+            return Ok(());
+        }
+        let create = Command::PoolCreate {
+            pool: "default".into(),
+            replicas: Some(1),
+            min_size: None,
+            pg_count: None,
+            failure_domain: Some(FailureDomain::Osd),
+            block_size: None,
+        };
+        match client::call(config, create, START_TIME_MAX) {
+            // An answer that was lost on the way: the pool was made.
+            Err(error) if error.code == "exists" => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
+    fn start_nbd(&self) -> Result<(), Failure> {
+        let socket = self.dir.join("nbd.sock");
+        if socket.as_os_str().len() > 100 {
+            self.say(format!(
+                "{} is too long for a socket: start `ashlar nbd --listen` yourself",
+                socket.display()
+            ));
+            return Ok(());
+        }
+        let arguments = vec!["nbd".into(), format!("--listen=unix:{}", socket.display())];
+        self.spawn(Role::Nbd, arguments);
+        Ok(())
+    }
+
+    fn wait_active(&self, config: &Config) -> Result<(), Failure> {
+        let socket = self.dir.join("nbd.sock");
+        self.wait(config, "placement groups", |status| {
+            let pgs = &status["pgs"];
+            let active = pgs["total"] != 0 && pgs["active"] == pgs["total"];
+            let long = socket.as_os_str().len() > 100;
+            active && (long || std::os::unix::net::UnixStream::connect(&socket).is_ok())
+        })
+    }
+
+    /// Asks for the status until it is as wanted.
+    fn wait(
+        &self,
+        config: &Config,
+        what: &str,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Result<(), Failure> {
+        let deadline = std::time::Instant::now() + START_TIME_MAX;
+        loop {
+            let status = client::call(config, Command::Status, START_TIME_MAX)?;
+            if wanted(&status) {
+                return Ok(());
+            }
+            if std::time::Instant::now() > deadline {
+                let message = format!("the {what} did not come up within 5 minutes");
+                return Err(failure("timeout", message, format!("see {}", self.path("log"))));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn next_steps(&self) -> Vec<String> {
+        let program = if Path::new("./ashlar").exists() { "./ashlar" } else { "ashlar" };
+        let cluster = if self.dir.ends_with(".ashlar") {
+            String::new()
+        } else {
+            format!(" --cluster {}", self.dir.display())
+        };
+        vec![
+            format!("{program} status{cluster}"),
+            format!("{program} volume create disk1 --size 10GiB{cluster}"),
+            format!("nbdinfo 'nbd+unix:///disk1?socket={}'", self.path("nbd.sock")),
+            format!("{program} down --dir {}", self.dir.display()),
+        ]
+    }
+}
+
+/// Replaces a file: a crash leaves the old one or the new one.
+fn write_durably(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write;
+    let new = path.with_extension("new");
+    let mut file = fs::File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(dir) => fs::File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}

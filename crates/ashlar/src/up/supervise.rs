@@ -1,0 +1,446 @@
+//! The main loop of `up`: spawns children, starts dead ones again, answers requests.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use base::OsdId;
+use cluster::message::Failure;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::control::{Answer, Request, print_ready};
+use super::{setup, socket_path};
+use crate::cli::{RestartAfter, UpArgs};
+use crate::output::{Format, failure};
+
+/// Set for the process that `--detach` leaves in the background.
+pub const BACKGROUND_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
+
+/// How long a child may take to end after SIGTERM before it is killed.
+const STOP_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// A log file larger than this is set aside when its child starts.
+const LOG_SIZE_MAX: u64 = 16 << 20;
+
+/// Before the cluster was ready once, a child that ended so often will not do better.
+const STARTS_BEFORE_READY_MAX: u64 = 3;
+
+/// Names a child: also the name of its log.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// The monitor.
+    Monitor,
+    /// A storage daemon.
+    Osd(OsdId),
+    /// The NBD server.
+    Nbd,
+}
+
+impl Role {
+    fn log_name(&self) -> String {
+        match self {
+            Role::Monitor => "mon.1".into(),
+            Role::Osd(osd) => osd.to_string(),
+            Role::Nbd => "nbd".into(),
+        }
+    }
+}
+
+/// What reaches the main loop.
+pub enum Event {
+    /// The setup wants a child.
+    Spawn(Role, Vec<String>),
+    /// A child ended; carries which of its runs.
+    Exited(Role, u64, String),
+    /// Another command asks.
+    Asked(Request, UnixStream),
+    /// The setup says what it does.
+    Progress(String),
+    /// A volume can be written; carries what to type next.
+    Ready(Vec<String>),
+    /// The setup failed.
+    Failed(Failure),
+    /// SIGTERM or SIGINT.
+    Terminate,
+}
+
+/// One child.
+struct Child {
+    arguments: Vec<String>,
+    state: State,
+    run: u64,
+    /// Those who wait for it to end.
+    waiting: Vec<UnixStream>,
+}
+
+/// Where a child is in its life.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running(Pid),
+    /// Asked to end; killed at the time.
+    Stopping(Pid, Instant),
+    /// Died; started again at the time, if at all.
+    Dead(Option<Instant>),
+    /// Stopped by hand.
+    Stopped,
+}
+
+struct Supervisor<'a> {
+    dir: &'a Path,
+    restart_after: RestartAfter,
+    program: PathBuf,
+    children: BTreeMap<Role, Child>,
+    events: Sender<Event>,
+    /// `Some` once a volume can be written.
+    ready: Option<Vec<String>>,
+    waiting: Vec<UnixStream>,
+    format: Format,
+}
+
+/// Runs the cluster until it is told to stop.
+pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), Failure> {
+    let background = std::env::var_os(BACKGROUND_VARIABLE).is_some();
+    if background {
+        // A session of its own: closing the terminal does not reach it.
+        let _ = rustix::process::setsid();
+    }
+    let cannot = |error: std::io::Error| {
+        failure("io", format!("cannot run in {}: {error}", dir.display()), "check its permissions")
+    };
+    let (events, inbox) = channel();
+    listen(dir, events.clone()).map_err(cannot)?;
+    watch_signals(events.clone()).map_err(cannot)?;
+    let mut supervisor = Supervisor {
+        dir,
+        restart_after: args.restart_after,
+        program: std::env::current_exe().map_err(cannot)?,
+        children: BTreeMap::new(),
+        events: events.clone(),
+        ready: None,
+        waiting: Vec::new(),
+        format: if background { Format::Json } else { format },
+    };
+    setup::start(dir, args, events);
+    let result = supervisor.serve(&inbox);
+    supervisor.stop_all(&inbox);
+    let _ = fs::remove_file(dir.join("up.sock"));
+    drop(lock);
+    result
+}
+
+fn listen(dir: &Path, events: Sender<Event>) -> std::io::Result<()> {
+    let _ = fs::remove_file(dir.join("up.sock"));
+    let (open, path) = socket_path(dir).map_err(|error| std::io::Error::other(error.message))?;
+    let listener = UnixListener::bind(path)?;
+    drop(open);
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let events = events.clone();
+            std::thread::spawn(move || read_request(connection, &events));
+        }
+    });
+    Ok(())
+}
+
+fn read_request(connection: UnixStream, events: &Sender<Event>) {
+    let _ = connection.set_read_timeout(Some(Duration::from_secs(10)));
+    let Ok(reader) = connection.try_clone() else { return };
+    let mut line = String::new();
+    let read = BufReader::new(std::io::Read::take(reader, 4096)).read_line(&mut line);
+    match read.ok().and_then(|_| serde_json::from_str(&line).ok()) {
+        Some(request) => drop(events.send(Event::Asked(request, connection))),
+        None => answer(&connection, &failed("invalid", "not a request of ashlar's", "")),
+    }
+}
+
+fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT])?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            let _ = events.send(Event::Terminate);
+        }
+    });
+    Ok(())
+}
+
+fn answer(mut connection: &UnixStream, answer: &Answer) {
+    let line = serde_json::to_string(answer).expect("plain data has a JSON form");
+    // Who asked may be gone; that is its own affair.
+    let _ = writeln!(connection, "{line}");
+}
+
+fn failed(code: &str, message: &str, hint: &str) -> Answer {
+    Answer::Failed { error: failure(code, message, hint) }
+}
+
+impl Supervisor<'_> {
+    /// Handles events until the end is asked for.
+    fn serve(&mut self, inbox: &Receiver<Event>) -> Result<(), Failure> {
+        loop {
+            match self.next_event(inbox) {
+                None => self.on_time(),
+                Some(Event::Spawn(role, arguments)) => self.add(role, arguments),
+                Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
+                Some(Event::Asked(Request::Down, connection)) => {
+                    self.waiting.push(connection);
+                    return Ok(());
+                }
+                Some(Event::Asked(request, connection)) => self.on_request(request, connection),
+                Some(Event::Progress(line)) => self.on_progress(line),
+                Some(Event::Ready(next)) => self.on_ready(next),
+                Some(Event::Failed(error)) => {
+                    for connection in self.waiting.drain(..) {
+                        answer(&connection, &Answer::Failed { error: error.clone() });
+                    }
+                    return Err(error);
+                }
+                Some(Event::Terminate) => return Ok(()),
+            }
+        }
+    }
+
+    /// The next event, or `None` when a child is due.
+    fn next_event(&self, inbox: &Receiver<Event>) -> Option<Event> {
+        let due = self.children.values().filter_map(|child| match child.state {
+            State::Stopping(_, at) | State::Dead(Some(at)) => Some(at),
+            State::Running(_) | State::Dead(None) | State::Stopped => None,
+        });
+        match due.min() {
+            None => Some(inbox.recv().expect("this process holds a sender")),
+            Some(at) => match inbox.recv_timeout(at.saturating_duration_since(Instant::now())) {
+                Ok(event) => Some(event),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+            },
+        }
+    }
+
+    fn add(&mut self, role: Role, arguments: Vec<String>) {
+        let child = Child { arguments, state: State::Dead(None), run: 0, waiting: Vec::new() };
+        self.children.insert(role.clone(), child);
+        self.spawn(&role);
+    }
+
+    fn spawn(&mut self, role: &Role) {
+        let Some(child) = self.children.get_mut(role) else { return };
+        child.run += 1;
+        let run = child.run;
+        match start_process(&self.program, self.dir, role, &child.arguments) {
+            Ok(mut process) => {
+                let pid = Pid::from_child(&process);
+                child.state = State::Running(pid);
+                let (events, role) = (self.events.clone(), role.clone());
+                std::thread::spawn(move || {
+                    let status = process.wait().map_or_else(|e| e.to_string(), |s| s.to_string());
+                    let _ = events.send(Event::Exited(role, run, status));
+                });
+            }
+            Err(error) => {
+                eprintln!("ashlar: cannot start {}: {error}", role.log_name());
+                child.state = State::Dead(restart_time(self.restart_after));
+            }
+        }
+    }
+
+    fn on_exit(&mut self, role: &Role, run: u64, status: &str) {
+        let restart_after = self.restart_after;
+        let Some(child) = self.children.get_mut(role).filter(|child| child.run == run) else {
+            return;
+        };
+        child.state = match child.state {
+            State::Stopping(..) => State::Stopped,
+            _ => {
+                eprintln!("ashlar: {} ended ({status})", role.log_name());
+                State::Dead(restart_time(restart_after))
+            }
+        };
+        if self.ready.is_none() && run >= STARTS_BEFORE_READY_MAX {
+            let error = never_started(self.dir, role, status);
+            let _ = self.events.send(Event::Failed(error));
+        }
+        for connection in child.waiting.drain(..) {
+            answer(&connection, &Answer::Done { next: Vec::new() });
+        }
+    }
+
+    fn on_time(&mut self) {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        for (role, child) in &self.children {
+            match child.state {
+                State::Stopping(pid, at) if at <= now => {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+                State::Dead(Some(at)) if at <= now => due.push(role.clone()),
+                _ => {}
+            }
+        }
+        for role in due {
+            self.spawn(&role);
+        }
+        for child in self.children.values_mut() {
+            if let State::Stopping(pid, at) = child.state
+                && at <= now
+            {
+                child.state = State::Stopping(pid, now + STOP_TIME_MAX);
+            }
+        }
+    }
+
+    fn on_request(&mut self, request: Request, connection: UnixStream) {
+        match request {
+            Request::Wait => match &self.ready {
+                Some(next) => answer(&connection, &Answer::Done { next: next.clone() }),
+                None => self.waiting.push(connection),
+            },
+            Request::StopOsd { osd } => self.stop_by_hand(osd, connection),
+            Request::StartOsd { osd } => self.start_by_hand(osd, &connection),
+            Request::Down => unreachable!("handled by the loop"),
+        }
+    }
+
+    fn stop_by_hand(&mut self, osd: OsdId, connection: UnixStream) {
+        let Some(child) = self.children.get_mut(&Role::Osd(osd)) else {
+            return answer(&connection, &no_such_osd(osd));
+        };
+        match child.state {
+            State::Running(pid) => {
+                let _ = kill_process(pid, Signal::TERM);
+                child.state = State::Stopping(pid, Instant::now() + STOP_TIME_MAX);
+                child.waiting.push(connection);
+            }
+            State::Stopping(..) => child.waiting.push(connection),
+            State::Dead(_) | State::Stopped => {
+                child.state = State::Stopped;
+                answer(&connection, &Answer::Done { next: Vec::new() });
+            }
+        }
+    }
+
+    fn start_by_hand(&mut self, osd: OsdId, connection: &UnixStream) {
+        let role = Role::Osd(osd);
+        match self.children.get(&role).map(|child| child.state) {
+            None => return answer(connection, &no_such_osd(osd)),
+            Some(State::Running(_)) => {}
+            Some(State::Dead(_) | State::Stopped) => self.spawn(&role),
+            Some(State::Stopping(..)) => {
+                let busy = failed("busy", &format!("{osd} is still stopping"), "try again");
+                return answer(connection, &busy);
+            }
+        }
+        answer(connection, &Answer::Done { next: Vec::new() });
+    }
+
+    fn on_progress(&mut self, line: String) {
+        if self.format == Format::Text {
+            eprintln!("{line}");
+        }
+        let progress = Answer::Progress { line };
+        for connection in &self.waiting {
+            answer(connection, &progress);
+        }
+    }
+
+    fn on_ready(&mut self, next: Vec<String>) {
+        for connection in self.waiting.drain(..) {
+            answer(&connection, &Answer::Done { next: next.clone() });
+        }
+        if self.format == Format::Text {
+            print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &next);
+        }
+        self.ready = Some(next);
+    }
+
+    /// Stops clients before OSDs, and OSDs before the monitor; then answers who asked for it.
+    fn stop_all(&mut self, inbox: &Receiver<Event>) {
+        let order: [fn(&Role) -> bool; 3] = [
+            |role| *role == Role::Nbd,
+            |role| matches!(role, Role::Osd(_)),
+            |role| *role == Role::Monitor,
+        ];
+        for belongs in order {
+            self.stop_some(belongs, inbox);
+        }
+        for connection in self.waiting.drain(..) {
+            answer(&connection, &Answer::Done { next: Vec::new() });
+        }
+    }
+
+    fn stop_some(&mut self, belongs: fn(&Role) -> bool, inbox: &Receiver<Event>) {
+        for (_, child) in self.children.iter_mut().filter(|(role, _)| belongs(role)) {
+            match child.state {
+                State::Running(pid) => {
+                    let _ = kill_process(pid, Signal::TERM);
+                    child.state = State::Stopping(pid, Instant::now() + STOP_TIME_MAX);
+                }
+                State::Dead(_) => child.state = State::Stopped,
+                State::Stopping(..) | State::Stopped => {}
+            }
+        }
+        let stopping = |supervisor: &Self| {
+            let mut children = supervisor.children.iter().filter(|(role, _)| belongs(role));
+            children.any(|(_, child)| matches!(child.state, State::Stopping(..)))
+        };
+        while stopping(self) {
+            match self.next_event(inbox) {
+                None => self.on_time(),
+                Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
+                Some(Event::Asked(Request::Down, connection)) => self.waiting.push(connection),
+                Some(Event::Asked(_, connection)) => {
+                    answer(&connection, &failed("busy", "the cluster is going down", ""));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+/// The failure of a child that ends whenever it is started; its last words say why.
+fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
+    let log = dir.join("log").join(format!("{}.log", role.log_name()));
+    let text = fs::read_to_string(&log).unwrap_or_default();
+    let words: Vec<&str> = text.lines().rev().take(2).collect();
+    let words: Vec<&str> = words.into_iter().rev().map(str::trim).collect();
+    let message = format!("{} does not start ({status}): {}", role.log_name(), words.join("; "));
+    failure("died", message, format!("see {}", log.display()))
+}
+
+fn no_such_osd(osd: OsdId) -> Answer {
+    failed("not_found", &format!("`up` runs no {osd}"), "see `ashlar osd ls`")
+}
+
+fn restart_time(restart_after: RestartAfter) -> Option<Instant> {
+    match restart_after {
+        RestartAfter::Never => None,
+        RestartAfter::Time(time) => Some(Instant::now() + time),
+    }
+}
+
+/// Starts a child whose output goes to its log.
+fn start_process(
+    program: &Path,
+    dir: &Path,
+    role: &Role,
+    arguments: &[String],
+) -> std::io::Result<std::process::Child> {
+    let path = dir.join("log").join(format!("{}.log", role.log_name()));
+    if fs::metadata(&path).is_ok_and(|metadata| metadata.len() > LOG_SIZE_MAX) {
+        fs::rename(&path, path.with_extension("log.old"))?;
+    }
+    let log = OpenOptions::new().create(true).append(true).open(&path)?;
+    Command::new(program)
+        .args(arguments)
+        .arg(format!("--parent={}", std::process::id()))
+        .arg("--cluster")
+        .arg(dir)
+        .env_remove(BACKGROUND_VARIABLE)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+}

@@ -1,0 +1,254 @@
+//! Do the documents and the sources say the truth, and keep the rules of the house?
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::succeed;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Files below `directory` whose name ends with `ending`.
+fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn sources() -> Vec<PathBuf> {
+    files(&root().join("crates"), ".rs")
+}
+
+/// Every step of "Follow one write" is `path: symbol`, and the symbol is defined in that file.
+#[test]
+fn follow_one_write_names_what_exists() {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    let section = text.split("## Follow one write").nth(1).expect("the section exists");
+    let steps: Vec<&str> = section
+        .lines()
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_digit()) && line.contains(".rs: "))
+        .collect();
+    assert!(steps.len() >= 8, "{steps:?}");
+    for step in steps {
+        let (path, rest) = step.split_once(".rs: ").expect("filtered");
+        let path = path.split_whitespace().last().expect("a path");
+        let symbol = rest.split_whitespace().next().expect("a symbol");
+        let name = symbol.rsplit("::").next().expect("a name");
+        let source = read(&root().join(format!("crates/{path}.rs")));
+        let kinds = ["fn ", "struct ", "enum ", "trait "];
+        let mut defined = kinds.iter().any(|kind| {
+            source.match_indices(&format!("{kind}{name}")).any(|(at, found)| {
+                let next = source[at + found.len()..].chars().next();
+                next.is_some_and(|c| !c.is_alphanumeric() && c != '_')
+            })
+        });
+        // A variant of an enum.
+        defined |= symbol.contains("::")
+            && source.lines().any(|line| {
+                let line = line.trim_start();
+                line.strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with([' ', ',', '(', '{']) || rest.is_empty())
+            });
+        assert!(defined, "{path}.rs defines no {symbol}: {step}");
+    }
+}
+
+/// The arrows of the map point down: no crate uses one above it.
+#[test]
+fn crates_use_only_what_lies_below_them() {
+    let order = [
+        "base",
+        "format",
+        "placement",
+        "blockstore",
+        "pg",
+        "cluster",
+        "volume",
+        "node",
+        "io",
+        "sim",
+        "client",
+        "attach",
+        "ashlar",
+    ];
+    let rank: BTreeMap<&str, usize> =
+        order.iter().enumerate().map(|(i, name)| (*name, i)).collect();
+    let logic = &order[..8];
+    for name in order {
+        let manifest = read(&root().join("crates").join(name).join("Cargo.toml"));
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap_or_default();
+        let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+        for line in dependencies.lines() {
+            let used = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            let Some(below) = rank.get(used) else { continue };
+            assert!(*below < rank[name], "{name} uses {used}, which lies above it");
+            if logic.contains(&name) {
+                assert!(logic.contains(&used), "{name} is logic and uses {used}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_source_file_opens_with_its_purpose() {
+    for path in sources() {
+        let text = read(&path);
+        let first = text.lines().next().unwrap_or_default();
+        assert!(first.starts_with("//!"), "{} does not open with //!", path.display());
+    }
+}
+
+#[test]
+fn source_files_stay_readable() {
+    for path in sources() {
+        let text = read(&path);
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let lines = code.lines().count();
+        assert!(lines <= 1100, "{} has {lines} lines without tests", path.display());
+        for (number, line) in text.lines().enumerate() {
+            let place = format!("{}:{}", path.display(), number + 1);
+            assert!(line.chars().count() <= 120, "{place} is too long");
+            // Spelled apart, so that this file passes its own test.
+            for word in [concat!("todo", "!("), concat!("FIX", "ME"), concat!("XX", "X")] {
+                assert!(!line.contains(word), "{place} has {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_says_why_it_is_sound() {
+    let mut blocks = 0;
+    for path in sources() {
+        let text = read(&path);
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if !code.contains(concat!("uns", "afe {")) && !code.contains(concat!("uns", "afe impl"))
+            {
+                continue;
+            }
+            blocks += 1;
+            let place = format!("{}:{}", path.display(), number + 1);
+            let allowed = ["/io/", "/attach/", "/client/"];
+            assert!(allowed.iter().any(|home| place.contains(home)), "{place}: not its home");
+            let before = &lines[number.saturating_sub(8)..number];
+            let explained = before.iter().any(|line| line.contains("SAFETY:"));
+            assert!(explained, "{place}: no SAFETY comment");
+        }
+    }
+    assert!(blocks > 0, "the reactor has some");
+}
+
+/// Nothing we link is under GPL-type terms only.
+#[test]
+fn licences_are_permissive() {
+    let metadata = succeed(
+        Command::new(env!("CARGO"))
+            .args(["metadata", "--format-version=1", "--locked", "--all-features"])
+            .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+            .current_dir(root()),
+    );
+    let metadata: Value = serde_json::from_str(&metadata).expect("JSON");
+    let allowed = [
+        "MIT",
+        "MIT-0",
+        "Apache-2.0",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "ISC",
+        "Zlib",
+        "0BSD",
+        "Unicode-3.0",
+        "Unlicense",
+        "CC0-1.0",
+        "BSL-1.0",
+        "Apache-2.0 WITH LLVM-exception",
+    ];
+    let packages = metadata["packages"].as_array().expect("a list");
+    assert!(packages.len() > 20);
+    for package in packages {
+        let name = package["name"].as_str().expect("a name");
+        let licence = package["license"].as_str().unwrap_or("none");
+        // Every AND-part needs an allowed alternative.
+        let fine = licence.replace('/', " OR ").split(" AND ").all(|part| {
+            let part = part.trim_matches(['(', ')', ' ']);
+            part.split(" OR ").any(|one| allowed.contains(&one.trim_matches(['(', ')', ' '])))
+        });
+        assert!(fine, "{name}: {licence}");
+    }
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let reasons = read(&root().join("docs/dependencies.md"));
+    let manifest: String = read(&root().join("Cargo.toml"));
+    let dependencies = manifest.split("[workspace.dependencies]").nth(1).unwrap_or_default();
+    let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+    for line in dependencies.lines().filter(|line| line.contains('=')) {
+        if line.contains("path = ") {
+            continue;
+        }
+        let name = line.split([' ', '=']).next().unwrap_or_default();
+        assert!(
+            reasons.contains(&format!("`{name}`")),
+            "docs/dependencies.md says nothing of {name}"
+        );
+    }
+}
+
+/// Links between documents lead somewhere.
+#[test]
+fn documents_link_to_what_exists() {
+    let root = root();
+    let mut documents = files(&root.join("docs"), ".md");
+    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+        documents.push(root.join(name));
+    }
+    let mut links = 0;
+    for document in documents {
+        let text = read(&document);
+        for part in text.split("](").skip(1) {
+            let target = part.split([')', '#']).next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            links += 1;
+            let path = document.parent().expect("in a folder").join(target);
+            assert!(path.exists(), "{} links to {target}", document.display());
+        }
+    }
+    assert!(links > 5);
+}
+
+/// Words that the glossary rejects are not used as names.
+#[test]
+fn rejected_words_are_not_used() {
+    for path in sources() {
+        for (number, line) in read(&path).lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for word in ["seqno", "inode", concat!("block", "list")] {
+                let place = format!("{}:{}", path.display(), number + 1);
+                let quoted = code.contains(&format!("\"{word}\""));
+                assert!(!code.contains(word) || quoted, "{place} says {word}");
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! A cluster of real processes in a temporary directory, and helpers to wait for what it does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The program under test.
+pub const ASHLAR: &str = env!("CARGO_BIN_EXE_ashlar");
+
+/// How long anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A directory that goes away with its owner.
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// An empty directory. Its path is short: socket names are limited to 107 bytes.
+    pub fn new(name: &str) -> Directory {
+        let path = std::env::temp_dir().join(format!("ashlar-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("the temporary directory is writable");
+        Directory(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("kept for inspection: {}", self.0.display());
+        } else {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// A running cluster; goes down with its owner.
+pub struct Cluster {
+    pub directory: Directory,
+}
+
+impl Cluster {
+    /// `up --detach` with `arguments` added.
+    pub fn up(name: &str, arguments: &[&str]) -> Cluster {
+        let cluster = Cluster { directory: Directory::new(name) };
+        cluster.start(arguments);
+        cluster
+    }
+
+    /// Starts it (again).
+    pub fn start(&self, arguments: &[&str]) {
+        let mut command = Command::new(ASHLAR);
+        command.args(["up", "--detach", "--dir"]).arg(self.path()).args(arguments);
+        succeed(&mut command);
+    }
+
+    /// Stops it.
+    pub fn down(&self) {
+        succeed(Command::new(ASHLAR).arg("down").arg("--dir").arg(self.path()));
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A command of ashlar's on this cluster.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(ASHLAR);
+        command.args(arguments).arg("--cluster").arg(self.path());
+        command
+    }
+
+    /// Runs a command that must succeed; its text.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        succeed(&mut self.command(arguments))
+    }
+
+    /// Runs a command that must succeed with `--json`; its value.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let text = succeed(self.command(arguments).arg("--json"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    /// Runs a command that must fail with exit code 1; its error.
+    pub fn refused(&self, arguments: &[&str]) -> Value {
+        refused(self.command(arguments).arg("--json"))
+    }
+
+    /// Address of a volume for NBD clients.
+    pub fn uri(&self, volume: &str) -> String {
+        format!("nbd+unix:///{volume}?socket={}", self.path().join("nbd.sock").display())
+    }
+
+    /// The process of a role, as `status` tells: `osd` 1, `mon` 1, `nbd` 0.
+    pub fn pid(&self, role: &str, id: u64) -> u32 {
+        if role == "nbd" {
+            return self.nbd_pid();
+        }
+        let status = self.json(&["status"]);
+        let processes = status["processes"].as_array().expect("a list");
+        let found = processes.iter().find(|row| row["role"] == role && row["id"] == id);
+        let pid = found.and_then(|row| row["pid"].as_u64());
+        pid.unwrap_or_else(|| panic!("no {role} {id} in {status:#}")) as u32
+    }
+
+    /// The NBD server is a client of the cluster: its arguments name this directory.
+    fn nbd_pid(&self) -> u32 {
+        let socket = format!("unix:{}", self.path().join("nbd.sock").display());
+        let entries = fs::read_dir("/proc").expect("Linux").flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let serves = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(&socket)
+        };
+        pids.find(serves).expect("the NBD server runs")
+    }
+
+    /// Ends a process as `kill -9` does.
+    pub fn kill(&self, role: &str, id: u64) {
+        kill_9(self.pid(role, id));
+    }
+
+    /// Every process of the cluster, and `up`, at once.
+    pub fn kill_everything(&self) {
+        let directory = self.path().display().to_string();
+        let pids = fs::read_dir("/proc").expect("Linux").flatten().filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+            let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).into_owned();
+            (line.starts_with(ASHLAR) && line.contains(&directory)).then_some(pid)
+        });
+        let pids: Vec<u32> = pids.collect();
+        assert!(pids.len() >= 3, "up, monitor and OSDs run");
+        for pid in &pids {
+            kill_9(*pid);
+        }
+        wait_for("the killed processes to be gone", || pids.iter().all(|pid| !is_running(*pid)));
+    }
+
+    /// Waits until `status` says that every PG is served.
+    pub fn wait_active(&self) {
+        wait_for("every PG to be active", || {
+            let status = self.json(&["status"]);
+            status["pgs"]["total"] == status["pgs"]["active"] && status["pgs"]["total"] != 0
+        });
+    }
+
+    /// Stops the cluster and runs `osd check` on every OSD: nothing may be wrong.
+    pub fn check_osds(&self) {
+        self.down();
+        self.check_stopped_osds();
+    }
+
+    /// `osd check` on every OSD while nothing runs.
+    pub fn check_stopped_osds(&self) {
+        for path in self.osd_paths() {
+            succeed(Command::new(ASHLAR).args(["osd", "check"]).arg(&path));
+        }
+    }
+
+    /// Directories of the OSDs.
+    pub fn osd_paths(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path()).expect("the cluster's directory").flatten();
+        let named = |path: &PathBuf| {
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with("osd."))
+        };
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(named).collect();
+        paths.sort();
+        assert!(!paths.is_empty());
+        paths
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let mut down = Command::new(ASHLAR);
+        let _ = down.arg("down").arg("--dir").arg(self.path()).output();
+    }
+}
+
+/// Sends SIGKILL.
+pub fn kill_9(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid is not 0");
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+fn is_running(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie has ended; only its parent has not looked yet.
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+/// Runs a command that must succeed; its standard output.
+pub fn succeed(command: &mut Command) -> String {
+    let output = run(command);
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text_of(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command that must fail with exit code 1 and a JSON error; the error.
+pub fn refused(command: &mut Command) -> Value {
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(1), "{command:?}\n{}", text_of(&output));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let line = errors.lines().rfind(|line| line.starts_with('{'));
+    let line = line.unwrap_or_else(|| panic!("{command:?}: no JSON error in {errors}"));
+    let value: Value = serde_json::from_str(line).expect("one JSON document a line");
+    let error = value["error"].clone();
+    assert!(error["code"].is_string(), "{error}");
+    assert!(error["message"].as_str().is_some_and(|message| message.len() > 10), "{error}");
+    error
+}
+
+/// Runs a command; bounded in time.
+pub fn run(command: &mut Command) -> Output {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    finish(child, PATIENCE)
+}
+
+/// Waits for a child; kills it and fails after `patience`.
+pub fn finish(child: Child, patience: Duration) -> Output {
+    let pid = child.id();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    match receiver.recv_timeout(patience) {
+        Ok(output) => output.expect("the output can be read"),
+        Err(_) => {
+            kill_9(pid);
+            panic!("process {pid} did not end within {patience:?}");
+        }
+    }
+}
+
+/// Both outputs of a command.
+pub fn text_of(output: &Output) -> String {
+    let out = String::from_utf8_lossy(&output.stdout);
+    format!("{out}{}", String::from_utf8_lossy(&output.stderr))
+}
+
+/// Asks again and again until it is so.
+pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether two files have the same bytes up to the shorter `length`.
+pub fn same_bytes(a: &Path, b: &Path, length: u64) -> bool {
+    use std::io::Read;
+    let open = |path: &Path| {
+        let file = fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        std::io::BufReader::with_capacity(1 << 20, file.take(length))
+    };
+    let (mut a, mut b) = (open(a), open(b));
+    let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut seen = 0;
+    loop {
+        let n = read_full(&mut a, &mut left);
+        let m = read_full(&mut b, &mut right);
+        seen += n as u64;
+        if left[..n] != right[..m] {
+            return false;
+        }
+        if n == 0 {
+            return seen == length;
+        }
+    }
+}
+
+fn read_full(from: &mut impl std::io::Read, buffer: &mut [u8]) -> usize {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match from.read(&mut buffer[filled..]).expect("readable") {
+            0 => break,
+            n => filled += n,
+        }
+    }
+    filled
+}
+
+/// A file of `size` bytes that differ everywhere and are the same each time for one `seed`.
+pub fn pattern_file(path: &Path, size: usize, seed: u64) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(size);
+    while bytes.len() < size {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(size);
+    fs::write(path, bytes).expect("the temporary directory is writable");
+}

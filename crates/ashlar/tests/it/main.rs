@@ -1,0 +1,14 @@
+//! Whole programs: real processes on loopback, driven by the tools users have.
+//!
+//! Every test runs its own cluster in its own directory and takes it down at its end.
+
+#![allow(clippy::disallowed_methods)] // Tests of programs start processes and read the clock.
+
+mod bad_input;
+mod damage;
+mod documents;
+mod faults;
+mod harness;
+mod life;
+mod nbd;
+mod round_trip;

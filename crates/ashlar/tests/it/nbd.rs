@@ -1,0 +1,191 @@
+//! Do the tools that people use on NBD servers work?
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, pattern_file, run, same_bytes, succeed, text_of, wait_for};
+
+fn qemu_io(cluster: &Cluster, volume: &str, commands: &[&str]) -> String {
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw"]).arg(cluster.uri(volume));
+    for command in commands {
+        qemu.args(["-c", command]);
+    }
+    let output = run(&mut qemu);
+    let text = text_of(&output);
+    assert!(output.status.success(), "{commands:?}: {text}");
+    assert!(!text.contains("Pattern verification failed"), "{text}");
+    assert!(!text.contains("failed:"), "{text}");
+    text
+}
+
+#[test]
+fn exports_are_listed_with_their_sizes() {
+    let cluster = Cluster::up("list", &["--osds", "1", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "a", "--size", "64MiB"]);
+    cluster.run(&["volume", "create", "b.2", "--size", "1TiB"]);
+    let socket = cluster.path().join("nbd.sock");
+    let list_uri = format!("nbd+unix:///?socket={}", socket.display());
+    let list = succeed(Command::new("nbdinfo").args(["--list", "--json", &list_uri]));
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    let exports = list["exports"].as_array().expect("a list");
+    let size_of = |name: &str| {
+        let found = exports.iter().find(|export| export["export-name"] == name);
+        found.and_then(|export| export["export-size"].as_u64())
+    };
+    assert_eq!(size_of("a"), Some(64 << 20));
+    assert_eq!(size_of("b.2"), Some(1 << 40));
+
+    let info = succeed(Command::new("nbdinfo").args(["--json", &cluster.uri("a")]));
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    let export = &info["exports"][0];
+    assert_eq!(export["is_read_only"], false);
+    for ability in ["can_flush", "can_fua", "can_multi_conn", "can_trim", "can_zero"] {
+        assert_eq!(export[ability], true, "{ability}: {export:#}");
+    }
+    assert_eq!(export["block_minimum"], 1);
+    assert_eq!(export["block_preferred"], 4096);
+
+    let unknown = run(Command::new("nbdinfo").arg(cluster.uri("nobody")));
+    assert!(!unknown.status.success());
+}
+
+#[test]
+fn copies_are_equal_and_holes_stay_holes() {
+    let cluster = Cluster::up("copy", &["--osds", "2", "--osd-size", "512MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "128MiB"]);
+    let scratch = cluster.path().join("scratch");
+    fs::create_dir_all(&scratch).expect("writable");
+    let (source, back) = (scratch.join("source"), scratch.join("back"));
+    pattern_file(&source, 20 << 20, 7);
+    let file = fs::OpenOptions::new().write(true).open(&source).expect("made above");
+    file.set_len(128 << 20).expect("writable");
+    succeed(Command::new("nbdcopy").arg(&source).arg(cluster.uri("v")));
+    succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&back));
+    assert!(same_bytes(&source, &back, 128 << 20));
+
+    let map = succeed(Command::new("nbdinfo").args(["--map", "--json", &cluster.uri("v")]));
+    let map: Value = serde_json::from_str(&map).expect("JSON");
+    let allocated: u64 = map
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|extent| extent["type"].as_u64().is_some_and(|kind| kind & 1 == 0))
+        .filter_map(|extent| extent["length"].as_u64())
+        .sum();
+    assert_eq!(allocated, 20 << 20, "{map:#}");
+}
+
+#[test]
+fn unaligned_writes_keep_their_neighbours() {
+    let cluster = Cluster::up("unaligned", &["--osds", "1", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    let commands = [
+        "write -P 0x11 0 1M",
+        "write -P 0x22 4095 2",
+        "read -P 0x11 0 4095",
+        "read -P 0x22 4095 2",
+        "read -P 0x11 4097 1000",
+        // Across a block's edge.
+        "write -P 0x33 131000 5000",
+        "read -P 0x11 130000 1000",
+        "read -P 0x33 131000 5000",
+        "read -P 0x11 136000 1000",
+        // The volume's last bytes.
+        "write -P 0x44 16777211 5",
+        "read -P 0x44 16777211 5",
+        "read -P 0 16777000 211",
+    ];
+    qemu_io(&cluster, "v", &commands);
+    cluster.check_osds();
+}
+
+#[test]
+fn discarded_and_zeroed_ranges_read_as_zeros_and_free_space() {
+    let cluster = Cluster::up("discard", &["--osds", "1", "--osd-size", "512MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x5a 0 64M", "flush"]);
+    let used = |cluster: &Cluster| {
+        cluster.json(&["osd", "ls"])[0]["used_bytes"].as_u64().expect("a number")
+    };
+    wait_for("the writes to be counted", || used(&cluster) >= 64 << 20);
+    let commands = [
+        "discard 1M 30M",
+        "read -P 0x5a 0 1M",
+        "read -P 0 1M 30M",
+        "read -P 0x5a 31M 1M",
+        "write -z 40M 4096",
+        "write -z -u 41M 1000",
+        "read -P 0x5a 40959k 1k",
+        "read -P 0 40M 4096",
+        "read -P 0 41M 1000",
+        "read -P 0x5a 42992616 1000",
+    ];
+    qemu_io(&cluster, "v", &commands);
+    wait_for("the discarded space to be free", || used(&cluster) <= 36 << 20);
+    qemu_io(&cluster, "v", &["discard 0 64M", "read -P 0 0 64M"]);
+    wait_for("all space to be free", || used(&cluster) == 0);
+    cluster.check_osds();
+}
+
+#[test]
+fn read_only_exports_refuse_writes_over_tcp() {
+    let cluster = Cluster::up("readonly", &["--osds", "1", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x77 0 64k"]);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = port.local_addr().expect("bound");
+    drop(port);
+    let listen = format!("tcp:{address}");
+    let mut server = cluster.command(&["nbd", "v", "--read-only", "--listen", &listen]);
+    let mut server = server.stdout(Stdio::null()).spawn().expect("starts");
+    let uri = format!("nbd://{address}/v");
+    wait_for("the server to listen", || {
+        Command::new("nbdinfo").arg(&uri).output().is_ok_and(|output| output.status.success())
+    });
+    let mut read = Command::new("qemu-io");
+    succeed(read.args(["-r", "-f", "raw", &uri, "-c", "read -P 0x77 0 64k"]));
+    let write = run(Command::new("qemu-io").args(["-f", "raw", &uri, "-c", "write 0 4k"]));
+    assert!(!write.status.success(), "{}", text_of(&write));
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    assert!(server.wait().expect("it ends").success());
+}
+
+#[test]
+fn ext4_lives_on_a_volume() {
+    let cluster = Cluster::up("fuse", &["--osds", "2", "--osd-size", "512MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
+    let disk = cluster.path().join("disk");
+    fs::write(&disk, b"").expect("writable");
+    let mut fuse =
+        Command::new("nbdfuse").arg(&disk).arg(cluster.uri("v")).spawn().expect("starts");
+    wait_for("the volume to appear", || {
+        fs::metadata(&disk).is_ok_and(|metadata| metadata.len() == 256 << 20)
+    });
+    succeed(Command::new("/usr/sbin/mke2fs").args(["-q", "-t", "ext4", "-F"]).arg(&disk));
+    // Files are put in and read back by debugfs where no loop device can be mounted.
+    let source = cluster.path().join("source");
+    pattern_file(&source, 8 << 20, 3);
+    for number in 0..8 {
+        let request = format!("write {} file{number}", source.display());
+        let mut debugfs = Command::new("/usr/sbin/debugfs");
+        succeed(debugfs.args(["-w", "-R", &request]).arg(&disk));
+    }
+    let back = cluster.path().join("back");
+    let request = format!("dump file5 {}", back.display());
+    succeed(Command::new("/usr/sbin/debugfs").args(["-R", &request]).arg(&disk));
+    assert!(same_bytes(&source, &back, 8 << 20));
+    let mut fsck = Command::new("/usr/sbin/fsck.ext4");
+    succeed(fsck.args(["-f", "-n"]).arg(&disk));
+    succeed(Command::new("fusermount3").arg("-u").arg(&disk));
+    assert!(fuse.wait().expect("it ends").success());
+    // And again after everything was down.
+    cluster.check_osds();
+    cluster.start(&[]);
+    let image = cluster.path().join("image");
+    succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&image));
+    succeed(Command::new("/usr/sbin/fsck.ext4").args(["-f", "-n"]).arg(&image));
+}

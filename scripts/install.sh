@@ -1,0 +1,48 @@
+#!/bin/sh
+# Installs what a bare Debian 12 lacks: `install.sh build` to build, `install.sh test` to test as
+# well. Does nothing, and needs no root, where everything is there.
+set -eu
+
+want=${1:?build or test}
+packages=""
+
+need() { # COMMAND PACKAGE...
+    command=$1
+    shift
+    if ! command -v "$command" >/dev/null 2>&1 && ! [ -x "/usr/sbin/$command" ]; then
+        packages="$packages $*"
+    fi
+}
+
+need cc gcc libc6-dev
+# Debian keeps a current compiler for its browsers; the plain one is too old.
+cargo_version=$(cargo --version 2>/dev/null | sed -n 's/^cargo 1\.\([0-9]*\)\..*/\1/p')
+if [ "${cargo_version:-0}" -lt 95 ]; then
+    packages="$packages cargo-web rustc-web"
+fi
+if [ "$want" = test ]; then
+    need fio fio
+    need qemu-img qemu-utils
+    need nbdinfo libnbd-bin
+    need nbdfuse libnbd-bin fuse3
+    need fusermount3 fuse3
+    need mke2fs e2fsprogs
+    need fsck.ext4 e2fsprogs
+    need losetup mount
+    if ! cargo fmt --version >/dev/null 2>&1; then
+        need rustfmt rustfmt-web
+    fi
+fi
+
+if [ -z "$packages" ]; then
+    exit 0
+fi
+root=""
+if [ "$(id -u)" != 0 ]; then
+    root=sudo
+fi
+echo "installing:$packages"
+export DEBIAN_FRONTEND=noninteractive
+$root apt-get update -qq
+# shellcheck disable=SC2086  # a list of words
+$root apt-get install -y -qq --no-install-recommends $packages >/dev/null

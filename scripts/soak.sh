@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Fresh seeds until stopped or until one fails; each round starts at a random number.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rounds=${ROUNDS:-1000000}
+while [ "$rounds" -gt 0 ]; do
+    first=$((RANDOM * 32768 + RANDOM + 1000))
+    "${CARGO_TARGET_DIR:-target}/ci/sim" --seeds "$first..$((first + 199))"
+    rounds=$((rounds - 1))
+done
