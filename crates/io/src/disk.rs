@@ -24,6 +24,7 @@ use crate::Error;
 /// A process that was killed lets go of its files only when the kernel has ended its last
 /// operations: so long, in milliseconds, the lock is tried again.
 const LOCK_WAIT_MS: u64 = 2_000;
+const LOCK_RETRY_MS: u64 = 20;
 /// Most pieces of one vectored write (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
@@ -41,21 +42,24 @@ pub struct Disk {
 impl Disk {
     /// Opens it for reading and writing, for this process alone.
     pub fn open(path: &Path) -> Result<Disk, Error> {
-        let disk = Disk::open_shared(path)?;
-        disk.lock()?;
-        Ok(disk)
+        for _ in 0..LOCK_WAIT_MS / LOCK_RETRY_MS {
+            if let Some(disk) = Disk::open_with(path, true)?
+                && disk.try_lock()?
+            {
+                return Ok(disk);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(LOCK_RETRY_MS));
+        }
+        Err(in_use(path))
     }
 
     /// Opens it without asking for it alone, to look at it; nothing may be written to it.
     pub fn open_read_only(path: &Path) -> Result<Disk, Error> {
-        Disk::open_with(path, false)
+        Disk::open_with(path, false)?.ok_or_else(|| in_use(path))
     }
 
-    fn open_shared(path: &Path) -> Result<Disk, Error> {
-        Disk::open_with(path, true)
-    }
-
-    fn open_with(path: &Path, write: bool) -> Result<Disk, Error> {
+    /// `None` if it is a device that another process has for itself.
+    fn open_with(path: &Path, write: bool) -> Result<Option<Disk>, Error> {
         let failed = |error| Error::new(format!("cannot open {}", path.display()), error);
         let kind = std::fs::metadata(path).map_err(failed)?.file_type();
         let is_device = kind.is_block_device();
@@ -71,7 +75,7 @@ impl Disk {
         let direct = match open(libc::O_DIRECT) {
             Ok(file) => direct_sector_size(&file, is_device).map(|size| (file, size)),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(in_use(path)),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
         let buffered = direct.is_none();
@@ -80,22 +84,16 @@ impl Disk {
             None => (open(0).map_err(failed)?, 4096),
         };
         let size = seek(&file, SeekFrom::End(0)).map_err(|error| failed(error.into()))?;
-        Ok(Disk { file, path: path.to_path_buf(), size, sector_size, buffered, is_device })
+        let path = path.to_path_buf();
+        Ok(Some(Disk { file, path, size, sector_size, buffered, is_device }))
     }
 
-    fn lock(&self) -> Result<(), Error> {
-        let wait_ms = 20;
-        for _ in 0..LOCK_WAIT_MS / wait_ms {
-            match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(()),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => {
-                    return Err(Error::new(format!("cannot lock {}", self.path.display()), error));
-                }
-            }
-            std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+    fn try_lock(&self) -> Result<bool, Error> {
+        match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+            Err(error) => Err(Error::new(format!("cannot lock {}", self.path.display()), error)),
         }
-        Err(in_use(&self.path))
     }
 
     /// Where it is.
