@@ -466,7 +466,8 @@ fn absurd_fields_are_refused() {
     assert!(forged(&zero, length, &(1u32 << 20).to_le_bytes()).is_ok());
 
     let extents = request(Op::Extents { place: place(), parents: vec![] });
-    assert!(forged(&extents, op + 13, &[CHAIN_LENGTH_MAX as u8 + 1]).is_err());
+    let too_many = forged(&extents, op + 13, &[CHAIN_LENGTH_MAX as u8 + 1]).unwrap_err();
+    assert!(too_many.0.contains("at most 32 are allowed"), "{too_many}");
 
     let write = examples().swap_remove(1).1;
     assert!(forged(&write, op + 17, &[2]).is_err());
