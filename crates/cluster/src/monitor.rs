@@ -54,6 +54,9 @@ const EARLY_COUNT_MAX: usize = 10_000;
 /// Connections; beyond it new ones are closed.
 const CONNECTION_COUNT_MAX: usize = 50_000;
 
+/// Longest span that a setting may name, in milliseconds: ten years.
+const SPAN_MS_MAX: u64 = 3650 * 24 * 3600 * 1000;
+
 /// What a monitor is told.
 #[derive(Debug)]
 pub enum Event {
@@ -243,7 +246,7 @@ impl Monitor {
     }
 
     fn span(&self, setting: Setting) -> Duration {
-        Duration::from_millis(self.setting(setting))
+        Duration::from_millis(self.setting(setting).min(SPAN_MS_MAX))
     }
 
     fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {

@@ -300,10 +300,10 @@ impl Batch {
         true
     }
 
-    /// Adds writes that always fit: few and short.
+    /// Adds writes that always fit, by the limits on what they hold.
     pub(super) fn add(&mut self, contents: &Contents, writes: Vec<Write>) {
         let added = self.try_add(contents, writes);
-        assert!(added, "a few short records fit a transaction");
+        assert!(added, "limits keep these records below a transaction");
     }
 
     pub(super) fn put(&mut self, contents: &Contents, record: Record) {

@@ -16,8 +16,8 @@ use crate::records::{CounterName, PoolRecord, Record, Rest};
 
 /// Pools of a cluster.
 const POOL_COUNT_MAX: usize = 256;
-/// PGs of a pool: its whole map fits one message.
-const PG_COUNT_MAX: u32 = 16_384;
+/// PGs of a pool: all its entries fit the transaction that makes it.
+const PG_COUNT_MAX: u32 = 8192;
 /// PGs that a pool gets for each OSD, unless told.
 const PGS_PER_OSD: u32 = 32;
 /// Copies that may be asked for.
@@ -25,10 +25,15 @@ const REPLICAS_MAX: u32 = 16;
 
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
-        let Command::PoolCreate { pool: name, replicas, min_size, pg_count, .. } = command else {
-            unreachable!("the caller matched it");
-        };
-        let Command::PoolCreate { failure_domain, block_size, .. } = command else {
+        let Command::PoolCreate {
+            pool: name,
+            replicas,
+            min_size,
+            pg_count,
+            failure_domain,
+            block_size,
+        } = command
+        else {
             unreachable!("the caller matched it");
         };
         let contents = &self.contents;
@@ -84,17 +89,8 @@ impl Monitor {
             acting: vec![self.member(osd)],
             learners: Vec::new(),
         });
-        for shard in shards_of(pgs.collect()) {
-            if !batch.try_add(contents, vec![Write::Put(Record::PgShard(shard))]) {
-                return Err(failure(
-                    "invalid",
-                    format!(
-                        "{pg_count} PGs are more than one transaction of the state store holds"
-                    ),
-                    "ask for half as many",
-                ));
-            }
-        }
+        let shards = shards_of(pgs.collect());
+        batch.add(contents, shards.map(|shard| Write::Put(Record::PgShard(shard))).collect());
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 

@@ -1,5 +1,7 @@
 //! `status`: is my data safe, what is happening, when is it done.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use base::{OsdId, Time};
 use serde_json::{Value, json};
 
@@ -84,7 +86,7 @@ impl Monitor {
         let mut tally = PgTally::default();
         let contents = &self.contents;
         // One pass with sets: a report's list is long.
-        let active: std::collections::BTreeSet<_> = self
+        let active: BTreeSet<_> = self
             .osds
             .iter()
             .filter_map(|(osd, live)| Some((osd, live.current_report()?)))
@@ -306,7 +308,7 @@ impl Monitor {
     fn processes(&self) -> Value {
         let identity = &self.identity;
         let mut rows = vec![json!({
-            "role": "monitor",
+            "role": "mon",
             "id": identity.monitor,
             "pid": identity.pid,
             "address": identity.addresses.first(),
@@ -320,10 +322,14 @@ impl Monitor {
             }));
         }
         let introduced = self.connections.values().filter_map(|state| state.introduced.as_ref());
+        // They have no id of their own: numbered by role, in the order they connected.
+        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
         for process in introduced {
+            let count = counts.entry(&process.role).or_default();
+            *count += 1;
             rows.push(json!({
                 "role": process.role,
-                "id": null,
+                "id": *count,
                 "pid": process.pid,
                 "address": process.address,
             }));

@@ -173,13 +173,14 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
     for name in ["", "a/b", "a@b", ".x", "-x", &"x".repeat(64), "ä"] {
         assert_eq!(code(rig.command(pool_create(name))), "invalid", "{name}");
     }
+    let large = rig.make_pool("large", 8192).unwrap();
     let pool = rig.command(pool_create("p")).unwrap();
     assert_eq!(pool["pg_count"], 128);
     assert_eq!(pool["replicas"], 1);
     assert_eq!(pool["failure_domain"], "host");
     assert_eq!(code(rig.command(pool_create("p"))), "exists");
     let pools = rig.command(Command::PoolList).unwrap();
-    assert_eq!(pools, json!([pool]));
+    assert_eq!(pools, json!([large, pool]));
 }
 
 #[test]
@@ -426,7 +427,7 @@ fn processes_that_introduce_themselves_are_listed() {
     let client = rig.client();
     let address = Some("unix:nbd.sock".to_string());
     rig.say(client, &ToMonitor::Introduce { role: "nbd".into(), pid: 7, address });
-    let wanted = json!({ "role": "nbd", "id": null, "pid": 7, "address": "unix:nbd.sock" });
+    let wanted = json!({ "role": "nbd", "id": 1, "pid": 7, "address": "unix:nbd.sock" });
     assert_eq!(rig.status()["processes"][1], wanted);
     rig.break_connection(client);
     assert_eq!(rig.status()["processes"].as_array().unwrap().len(), 1);
