@@ -247,6 +247,14 @@ impl Bench {
 
     /// Opens a store on a disk.
     pub fn on(disk: MemoryDisk, settings: Settings, seed: u64) -> Bench {
+        let mut bench = Bench::begin(disk, settings, seed, u64::MAX);
+        bench.run();
+        bench.counter = bench.store.last_version(PG).counter;
+        bench
+    }
+
+    /// Begins to open a store, and lets so many operations end.
+    fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
         let pool = BufferPool::default();
         let mut effects = Vec::new();
         let store = Store::open(settings.clone(), pool.clone(), SIZE, &mut effects);
@@ -265,8 +273,11 @@ impl Bench {
             effects,
         };
         bench.take_effects();
-        bench.run();
-        bench.counter = bench.store.last_version(PG).counter;
+        for _ in 0..steps {
+            if !bench.step() {
+                break;
+            }
+        }
         bench
     }
 
@@ -321,6 +332,20 @@ impl Bench {
         self.now = self.now + span;
         self.apply(Event::Tick);
         self.run();
+    }
+
+    /// Power is lost, and again while the store recovers, `count` times; then it is opened.
+    pub fn crash_often(self, count: u64) -> Bench {
+        let Bench { mut disk, settings, mut random, counter, .. } = self;
+        for _ in 0..count {
+            disk.crash(&mut random);
+            let seed = random.below(u64::MAX);
+            let steps = random.below(60);
+            disk = Bench::begin(disk, settings.clone(), seed, steps).disk;
+        }
+        disk.crash(&mut random);
+        let seed = random.below(u64::MAX);
+        Bench { counter, ..Bench::on(disk, settings, seed) }
     }
 
     /// Power is lost, and the store is opened again.

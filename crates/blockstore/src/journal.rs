@@ -58,6 +58,9 @@ enum GroupStage {
 /// Out-of-line data that is not durable yet.
 struct Large {
     key: BlockKey,
+    location: u32,
+    /// From, in bytes in the block.
+    offset: u32,
     stage: LargeStage,
     /// Requests that wait for it, with the lsn of their entries.
     waiters: Vec<(Lsn, RequestId)>,
@@ -65,8 +68,8 @@ struct Large {
 
 #[derive(PartialEq)]
 enum LargeStage {
-    /// Waits for the disk.
-    Writing,
+    /// Waits for the disk; reads take the data from here.
+    Writing(Buffer),
     /// Waits for a flush to begin.
     Written,
     /// Waits for a flush to end.
@@ -372,9 +375,27 @@ impl Journal {
     }
 
     /// The data of an entry is on its way to its place.
-    pub fn begin_large(&mut self, lsn: Lsn, key: BlockKey) {
-        let large = Large { key, stage: LargeStage::Writing, waiters: Vec::new() };
+    pub fn begin_large(
+        &mut self,
+        lsn: Lsn,
+        key: BlockKey,
+        location: u32,
+        offset: u32,
+        data: Buffer,
+    ) {
+        let stage = LargeStage::Writing(data);
+        let large = Large { key, location, offset, stage, waiters: Vec::new() };
         self.large.insert(lsn, large);
+    }
+
+    /// Data on its way to a place, and where in the block it begins, in bytes.
+    pub fn large_data(&self, key: &BlockKey, location: u32) -> Option<(u32, &Buffer)> {
+        let mut same = self.large.values().filter(|large| large.key == *key);
+        let large = same.find(|large| large.location == location)?;
+        match &large.stage {
+            LargeStage::Writing(data) => Some((large.offset, data)),
+            LargeStage::Written | LargeStage::Flushing => None,
+        }
     }
 
     /// The request is answered when its entry at `lsn`, the last one, is durable.

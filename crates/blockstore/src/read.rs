@@ -156,10 +156,18 @@ impl Store {
         let may_be = |state: &Option<UnitState>| matches!(state, None | Some(UnitState::Place(_)));
         let Some(first) = read.states.iter().position(may_be) else { return };
         let last = read.states.iter().rposition(may_be).expect("there is a first");
-        let place = self.parts().place(read.stamp.info.location) + read.offset as u64;
-        let offset = place + (first * UNIT) as u64;
         let size = (last + 1 - first) * UNIT;
         read.place_first = first as u32;
+        let parts = self.parts.as_ref().expect("requests come after Opened");
+        let location = read.stamp.info.location;
+        let from = read.offset + (first * UNIT) as u32;
+        if let Some((start, data)) = parts.journal.large_data(&read.key, location) {
+            // Before a checkpoint only this data can be in the new place.
+            let at = (from - start) as usize;
+            read.place = Some(data.slice(at..at + size));
+            return;
+        }
+        let offset = parts.place(location) + from as u64;
         read.outstanding += 1;
         let purpose = Purpose::Read(id, ReadPart::Place);
         self.disk.read(&self.pool, purpose, offset, size, effects);

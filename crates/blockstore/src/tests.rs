@@ -46,6 +46,16 @@ fn a_read_sees_writes_that_are_not_durable_yet() {
 }
 
 #[test]
+fn a_read_sees_a_large_write_that_is_still_on_its_way() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 4, 20, 5);
+    let read = bench.ask(Request::Read { key: key(1), offset: 3 * 4096, length: 4 * 4096 });
+    let Ok(Answer::Read { data, .. }) = &bench.answers[&read] else { panic!("it is not answered") };
+    assert!(data[..4096].iter().all(|byte| *byte == 0));
+    assert!(data[4096..8192] == crate::harness::unit(9));
+}
+
+#[test]
 fn a_large_write_goes_to_its_place_once() {
     for mode in MODES {
         let mut bench = Bench::new(mode);

@@ -251,13 +251,13 @@ impl Store {
         let offset = parts.place(header.location) + header.offset as u64;
         let lsn = self.journal_entry(&header, None);
         let parts = self.parts.as_mut().expect("requests come after Opened");
-        parts.journal.begin_large(lsn, key);
-        parts.journal.wait(id, lsn, Some(key));
-        let durable = parts.journal.is_immediate();
         let data = match data.is_aligned_to(parts.superblock.sector_size as usize) {
             true => data,
             false => self.pool.copy_of(&data),
         };
+        parts.journal.begin_large(lsn, key, header.location, header.offset, data.clone());
+        parts.journal.wait(id, lsn, Some(key));
+        let durable = parts.journal.is_immediate();
         self.disk.write(Purpose::Large(lsn), offset, vec![data], durable, effects);
     }
 
