@@ -6,10 +6,12 @@ use base::{
     ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,
     StripeIndex, Version,
 };
+use cluster::map::{ClusterMap, MapDelta, OsdInfo};
 use cluster::message::{Failure, FromMonitor, OsdReport, ToMonitor};
 use format::door::{NetEvent, Peer, Role};
 use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
 
+use crate::notes::ClusterNote;
 use crate::{Event, Settings, StopReason};
 use rig::*;
 
@@ -773,4 +775,37 @@ fn a_full_osd_refuses_writes_and_takes_them_again_after_a_deletion() {
     rig.advance(Duration::from_secs(1));
     assert!(!last_report(&rig).full);
     assert!(rig.ask(1, write_in(place(1, stripe), 0, 4, 8)).is_ok());
+}
+
+#[test]
+fn the_bytes_of_the_cluster_note_are_frozen() {
+    let golden = include_bytes!("../testdata/cluster_note.json");
+    let mut map = ClusterMap::default();
+    let delta = pool_delta(0, 9, vec![entry(2, 3)], &[4, 5]);
+    let osd = OsdInfo {
+        id: OSD,
+        revision: 7,
+        addresses: vec!["tcp:a:1".into()],
+        incarnation: Incarnation::new(3),
+        up: true,
+        in_cluster: true,
+    };
+    let delta = MapDelta { pools: vec![delta], osds: vec![osd], ..MapDelta::default() };
+    map.apply(delta).unwrap();
+    let note = ClusterNote::of(CLUSTER, &map);
+    let bytes = note.clone().encode();
+    assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(golden));
+    assert_eq!(ClusterNote::decode(golden), Ok(note));
+}
+
+#[test]
+fn a_long_cluster_note_keeps_the_revisions() {
+    let fences: Vec<u64> = (0..200_000).collect();
+    let mut map = ClusterMap::default();
+    let delta = pool_delta(0, 9, vec![entry(2, 3)], &fences);
+    map.apply(MapDelta { pools: vec![delta], ..MapDelta::default() }).unwrap();
+    let bytes = ClusterNote::of(CLUSTER, &map).encode();
+    assert!(bytes.len() <= blockstore::NOTE_SIZE_MAX);
+    let note = ClusterNote::decode(&bytes).unwrap();
+    assert_eq!(note.revisions().get(&POOL), Some(&MapRevision::new(9)));
 }

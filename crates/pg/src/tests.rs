@@ -746,3 +746,11 @@ fn records_are_read_back_as_written() {
     assert_eq!(ActivationRecord::decode(&record.encode()), Ok(record));
     assert!(ActivationRecord::decode(b"{}").is_err());
 }
+
+#[test]
+fn the_bytes_of_a_record_are_frozen() {
+    let golden = include_bytes!("../testdata/activation_record.json");
+    let record = ActivationRecord { entry: entry(4), adopted: version(3, 17) };
+    assert_eq!(String::from_utf8_lossy(&record.encode()), String::from_utf8_lossy(golden));
+    assert_eq!(ActivationRecord::decode(golden), Ok(record));
+}
