@@ -4,11 +4,12 @@
 //! ```text
 //!   begin: live overlays become frozen; new changes go to new overlays
 //!     ▼
-//!   Durable ─▶ WriteBack ─▶ FlushData ─▶ Leaves ─▶ Streams ─▶ FlushPages ─▶ Root ─▶ FlushRoot ─▶ trim
+//!   Durable ─▶ Recorded ─▶ WriteBack ─▶ FlushData ─▶ Leaves ─▶ Streams ─▶ FlushPages ─▶ Root ─▶ FlushRoot ─▶ trim
 //! ```
 //!
 //! Invariants
-//!   1. Before everything up to its lsn is durable, a checkpoint writes nothing.
+//!   1. Before everything up to its lsn is durable, and recorded as such, a checkpoint writes
+//!      nothing.
 //!   2. Data in places is flushed before a page names it; pages before the root names them; the
 //!      root before the journal is trimmed and anything is used again.
 //!   3. In a place only units are overwritten whose data is still in the journal that would be
@@ -70,6 +71,9 @@ pub struct Checkpoint {
 enum Stage {
     /// Waits until everything before `until` is durable.
     Durable,
+    /// Waits until an entry that records this is durable itself. Write-back changes the places of
+    /// large writes; recovery must not compare them with what those writes wrote.
+    Recorded(Lsn),
     /// Waits for write-back of journal data into the blocks' places.
     WriteBack(WriteBack),
     /// Waits for the flush of the data area.
@@ -146,6 +150,7 @@ impl Store {
         }
         let journal_max = self.settings.checkpoint_after_bytes.min(parts.journal.size() / 2);
         parts.wants_checkpoint
+            || self.gives_back_at().is_some_and(|at| at <= self.now)
             || parts.journal.used() > journal_max
             || parts.live_bytes > self.settings.memory_bytes / 4
     }
@@ -155,6 +160,15 @@ impl Store {
         match &mut checkpoint.stage {
             Stage::Durable => {
                 if self.parts().journal.durable() < checkpoint.until {
+                    return false;
+                }
+                let journal = &mut self.parts_mut().journal;
+                journal.append_idle();
+                checkpoint.stage = Stage::Recorded(journal.tail());
+                false
+            }
+            Stage::Recorded(recorded) => {
+                if self.parts().journal.durable() < *recorded {
                     return false;
                 }
                 if planted::on(Bug::TrimBeforeCheckpoint) {
@@ -491,6 +505,7 @@ impl Parts {
     pub(crate) fn begin_checkpoint(&mut self) {
         assert!(self.frozen.is_empty());
         self.wants_checkpoint = false;
+        self.gives_back = false;
         self.frozen = std::mem::take(&mut self.live);
         self.frozen_bytes = std::mem::take(&mut self.live_bytes);
         self.drop_tombstones();

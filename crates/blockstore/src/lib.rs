@@ -160,7 +160,8 @@ pub enum Request {
         /// Newer than the block's.
         version: Version,
     },
-    /// Read a range, as the writes before this left it (durable or not).
+    /// Read a range, as the writes before this left it (durable or not). Where a later change
+    /// overtakes it, the answer may be the state after that one, and says so by its version.
     Read {
         /// The block.
         key: BlockKey,

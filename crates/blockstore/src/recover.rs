@@ -577,6 +577,7 @@ impl Parts {
             notes_bytes: 0,
             checkpoint: None,
             wants_checkpoint: false,
+            gives_back: false,
             rotten: BTreeMap::new(),
             damaged_units: 0,
             superblock,

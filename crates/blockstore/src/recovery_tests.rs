@@ -356,7 +356,7 @@ fn row_s_a_damaged_leaf_costs_its_blocks_and_makes_the_store_suspect() {
     disk.flip(place + 100);
     assert!(!report(&disk).findings.is_empty());
     let mut bench = open(disk);
-    assert_eq!(bench.rows(), "FS");
+    assert_eq!(bench.rows(), "AFS");
     bench.checkpoint();
     let bench = bench.crash();
     assert!(!bench.rows().contains('S'));

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use base::{BufferPool, PgId, PoolId, StripeIndex, Time, Version};
+use base::{BufferPool, Duration, PgId, PoolId, StripeIndex, Time, Version};
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
@@ -33,6 +33,10 @@ use crate::{
     Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, RecoveryReport, Request,
     RequestId, Settings, Space,
 };
+
+/// Space of what was deleted or zeroed is given back when the journal was idle for so many times
+/// the span after which it counts as idle.
+const GIVE_BACK_AFTER: u64 = 10;
 
 /// The life of a store, in the order of time.
 pub(crate) enum Phase {
@@ -72,6 +76,9 @@ pub(crate) struct Parts {
     pub notes_bytes: u64,
     pub checkpoint: Option<Checkpoint>,
     pub wants_checkpoint: bool,
+    /// Something was deleted or zeroed since the last checkpoint began: the next one gives space
+    /// back.
+    pub gives_back: bool,
     /// Units that reads found damaged, until they are written again.
     pub rotten: BTreeMap<BlockKey, UnitSet>,
     pub damaged_units: u64,
@@ -163,7 +170,14 @@ impl Store {
             }
             _ => None,
         };
-        [idle, self.disk.deadline()].into_iter().flatten().min()
+        [idle, self.gives_back_at(), self.disk.deadline()].into_iter().flatten().min()
+    }
+
+    /// When a checkpoint is made to give back the space of what was deleted or zeroed.
+    pub(crate) fn gives_back_at(&self) -> Option<Time> {
+        let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else { return None };
+        let span = Duration::from_nanos(GIVE_BACK_AFTER * self.settings.idle_after.as_nanos());
+        (parts.gives_back && parts.checkpoint.is_none()).then(|| self.written_at + span)
     }
 
     /// Restores what holds between events; always the same steps in the same order.

@@ -122,6 +122,21 @@ fn zeroes_and_deletes_free_space_and_tombstones_leave_with_the_floor() {
 }
 
 #[test]
+fn space_of_zeroed_blocks_is_given_back_when_the_store_is_idle() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 32, 10);
+    bench.run();
+    bench.checkpoint();
+    bench.zero(1, 0, 20);
+    bench.zero(1, 20, 12);
+    bench.idle();
+    assert_eq!(bench.store.space().used_bytes, 128 * 1024);
+    bench.pass(Duration::from_millis(900));
+    assert_eq!(bench.store.space().used_bytes, 0);
+    assert_eq!(bench.store.deadline(), None);
+}
+
+#[test]
 fn notes_survive() {
     let mut bench = Bench::new(CommitMode::Immediate);
     let entry = NoteKey::Pg(PG);

@@ -421,7 +421,8 @@ impl Parts {
         self.index.get(key).map_or(LOCATION_NONE, |info| info.location)
     }
 
-    /// Writes what the entry says of its block into the index and frees the old place.
+    /// Writes what the entry says of its block into the index and frees the old place; `discard`:
+    /// the change takes data away.
     fn moved(&mut self, header: &EntryHeader, key: BlockKey, old_place: u32, discard: bool) {
         let old = self.index.get(&key);
         let old_size = old.map(|info| info.block_size);
@@ -432,6 +433,7 @@ impl Parts {
             location: header.location,
             tombstone: header.kind == EntryKind::Delete,
         };
+        self.gives_back |= discard && old_place != LOCATION_NONE;
         if old_place != LOCATION_NONE && old_place != header.location {
             self.free(old_place, old_size.expect("it has a place"), discard);
         }
