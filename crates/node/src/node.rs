@@ -178,19 +178,10 @@ impl Node {
         [self.store.deadline(), self.link.deadline(), report, waiting].into_iter().flatten().min()
     }
 
-    /// What the store's recovery found.
+    /// What the store's recovery found, for the log. Meaningful once the node has asked for a
+    /// monitor.
     pub fn recovery_report(&self) -> blockstore::RecoveryReport {
         self.store.recovery_report()
-    }
-
-    /// The map as this OSD knows it.
-    pub fn map(&self) -> &ClusterMap {
-        &self.map
-    }
-
-    /// How a PG is served here, if this OSD leads it or has led it in this run.
-    pub fn pg(&self, id: PgId) -> Option<&Pg> {
-        self.pg_slots.get(&id).map(|slot| &self.pgs[*slot])
     }
 
     /// Whether every request has been answered and every connection's count says so.

@@ -9,7 +9,7 @@ use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Call, Pg, Refusal};
+use super::{Action, Call, Pg};
 
 /// What a member keeps of an activation: its store's note of the PG.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -156,13 +156,5 @@ impl Pg {
         self.record = Some(record);
         // A newer entry may have come meanwhile.
         self.journal_when_drained(actions);
-    }
-
-    /// Why it does not serve, as an answer to a request.
-    pub fn refusal(&self) -> Option<Refusal> {
-        match &self.serving {
-            Serving::Idle { why } => Some(Refusal::Incomplete { why: why.clone() }),
-            _ => None,
-        }
     }
 }
