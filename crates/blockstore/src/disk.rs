@@ -48,8 +48,8 @@ pub enum Purpose {
     Discard(Vec<(u32, BlockSize)>),
     /// Recovery reads; what, its stage knows.
     RecoveryRead,
-    /// A leaf is read at start: its position in the directory.
-    RecoveryLeaf(usize),
+    /// A leaf is read at start: its position in the directory, and for which time.
+    RecoveryLeaf { index: usize, attempt: u32 },
     /// Recovery writes; what, its stage knows.
     RecoveryWrite,
     /// Recovery flushes.

@@ -36,6 +36,8 @@ use crate::{BlockKey, Effect};
 
 /// Leaves read at once.
 const LEAF_READS_MAX: usize = 64;
+/// So often a leaf is tried to be read.
+const LEAF_ATTEMPTS_MAX: u32 = 4;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
 /// More damage than this is not settled by itself.
@@ -305,7 +307,7 @@ impl Store {
         let parts = self.parts.as_ref().expect("the superblock is known");
         while *asked < opening.leaves.len() && *asked - *arrived < LEAF_READS_MAX {
             let offset = parts.page_place(opening.leaves[*asked].1.page);
-            let purpose = Purpose::RecoveryLeaf(*asked);
+            let purpose = Purpose::RecoveryLeaf { index: *asked, attempt: 1 };
             self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
             *asked += 1;
         }
@@ -314,14 +316,22 @@ impl Store {
         }
     }
 
+    /// A leaf was read. Where the medium could not read it, it is tried again before its blocks
+    /// are given up.
     pub(crate) fn recover_leaf(
         &mut self,
         index: usize,
+        attempt: u32,
         buffer: Option<Buffer>,
         effects: &mut Vec<Effect>,
     ) {
         let opening = self.opening();
         let (first, page) = opening.leaves[index];
+        if buffer.is_none() && attempt < LEAF_ATTEMPTS_MAX {
+            let offset = self.parts().page_place(page.page);
+            let purpose = Purpose::RecoveryLeaf { index, attempt: attempt + 1 };
+            return self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
+        }
         let next = opening.leaves.get(index + 1).map(|(next, _)| *next);
         if let Stage::Leaves { arrived, .. } = &mut opening.stage {
             *arrived += 1;

@@ -230,7 +230,9 @@ impl Store {
                         self.write_back_read(key, unit, buffer, effects);
                     }
                     Purpose::RecoveryRead => self.recover_read(buffer, effects),
-                    Purpose::RecoveryLeaf(index) => self.recover_leaf(index, buffer, effects),
+                    Purpose::RecoveryLeaf { index, attempt } => {
+                        self.recover_leaf(index, attempt, buffer, effects);
+                    }
                     other => unreachable!("{other:?} is no read"),
                 }
             }
