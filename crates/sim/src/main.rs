@@ -15,6 +15,9 @@ use sim::tally::Tally;
 /// Seeds from which on every kind of fault must have happened.
 const SEED_COUNT_FOR_ALL_FAULTS: u64 = 50;
 
+/// Finds of one run that are printed; the rest is counted.
+const FIND_COUNT_PRINTED: u64 = 12;
+
 /// Threads; each runs whole seeds.
 const THREAD_COUNT: usize = 2;
 
@@ -184,6 +187,9 @@ fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
             hash = hash.rotate_left(1) ^ outcome.hash;
             if let Err(text) = outcome.result {
                 finds += 1;
+                if finds > FIND_COUNT_PRINTED {
+                    return true;
+                }
                 println!("FOUND in seed {seed}: {text}");
                 println!(
                     "  repeat: cargo run --profile ci -p sim -- {} --seed {seed} --trace",

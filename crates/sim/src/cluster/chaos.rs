@@ -13,6 +13,8 @@ use crate::register::Moment;
 pub struct Divorce {
     /// Which client.
     pub client: usize,
+    /// A volume that it has attached, and that is to be removed meanwhile.
+    pub volume: usize,
 }
 
 impl World {
@@ -35,18 +37,23 @@ impl World {
                 self.cut(one, other, longest);
             }
         }
-        if self.chaos.chance(faults.divorce) && self.divorce.is_none() {
-            let client = self.chaos.index(self.clients.len());
-            self.fault("client cut off its monitor");
-            self.divorce = Some(Divorce { client });
-            let span = Duration::from_millis(self.chaos.range(11_000..20_000));
-            self.cut(Process::Client(client), Process::Monitor, span);
-            self.schedule(span, Item::Remarry);
-        }
         if self.chaos.chance(faults.rot) {
             self.rot();
         }
         Ok(())
+    }
+
+    /// Cuts a client off its monitor until its session has ended.
+    pub(super) fn divorce(&mut self) {
+        let client = self.chaos.index(self.clients.len());
+        let Some(volume) = self.clients[client].attached_volumes().next() else {
+            return self.schedule(Duration::from_millis(50), Item::Divorce);
+        };
+        self.fault("client cut off its monitor");
+        self.divorce = Some(Divorce { client, volume });
+        let span = Duration::from_millis(self.chaos.range(11_000..20_000));
+        self.cut(Process::Client(client), Process::Monitor, span);
+        self.schedule(span, Item::Remarry);
     }
 
     fn draw_process(&mut self) -> Process {
@@ -67,10 +74,9 @@ impl World {
         self.schedule(span, Item::Heal(one, other));
     }
 
-    /// A volume that the cut off client holds.
+    /// A volume that a cut off client holds.
     pub(super) fn stale_volume(&self) -> Option<usize> {
-        let client = self.divorce?.client;
-        self.clients[client].attached_volumes().next()
+        self.divorce.map(|divorce| divorce.volume)
     }
 
     /// Whether a client believes that it has the volume attached.
@@ -151,7 +157,8 @@ impl World {
             Process::Osd(index) => {
                 let mut effects = Vec::new();
                 let pool = self.pool.clone();
-                self.osds[index].start(self.now, self.cluster, index, pool, &mut effects);
+                let (now, cluster) = (self.now, self.cluster);
+                self.osds[index].start(now, cluster, index, &self.plan, pool, &mut effects);
                 self.carry_out_osd(index, effects)
             }
             Process::Client(index) => {

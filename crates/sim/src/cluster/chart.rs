@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use base::UNIT_SIZE;
+use base::{ImageId, UNIT_SIZE};
 
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
@@ -27,6 +27,8 @@ pub type ChangeId = u64;
 pub struct Volume {
     /// Of the volume.
     pub name: String,
+    /// Of its image, once anybody heard of it.
+    pub image: Option<ImageId>,
     /// Its size in units, as the operator last heard of it.
     pub units: u64,
     /// How far it is.
@@ -75,6 +77,7 @@ impl Volume {
             name,
             units,
             life: Life::Changing,
+            image: None,
             number,
             registers: BTreeMap::new(),
             open: BTreeMap::new(),

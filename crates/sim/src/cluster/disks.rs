@@ -7,6 +7,7 @@ use node::Node;
 
 use super::plan::Plan;
 use crate::disk::SimDisk;
+use crate::store::install_store;
 
 /// One OSD.
 pub struct Osd {
@@ -61,7 +62,7 @@ impl Osd {
     pub fn new(seed: u64, index: usize) -> Osd {
         Osd {
             id: None,
-            store: StoreId::new(u128::from(seed) << 8 | index as u128 + 1),
+            store: StoreId::new((u128::from(seed) << 8) | (index as u128 + 1)),
             disk: None,
             node: None,
             incarnation: Incarnation::ZERO,
@@ -84,17 +85,9 @@ impl Osd {
             sector_size: plan.sector_size,
             commit: plan.commit,
         };
-        let created = blockstore::create(&options).expect("a plan is always possible");
         let mut disk = SimDisk::new(plan.osd_size, plan.sector_size);
-        for (offset, bytes) in &created.images {
-            disk.install(*offset, bytes);
-        }
-        let mut read = |offset, into: &mut [u8]| {
-            disk.peek(offset, into);
-            Ok(())
-        };
-        let found = blockstore::inspect(&mut read, plan.osd_size).expect("just created");
-        self.data_start = found.data.0;
+        let layout = install_store(&mut disk, &options, plan.journal_size);
+        self.data_start = layout.data.offset;
         self.id = Some(id);
         self.disk = Some(disk);
     }
@@ -105,6 +98,7 @@ impl Osd {
         now: Time,
         cluster: ClusterId,
         index: usize,
+        plan: &Plan,
         pool: BufferPool,
         effects: &mut Vec<node::Effect>,
     ) {
@@ -122,6 +116,7 @@ impl Osd {
             store: blockstore::Settings {
                 memory_bytes: 8 << 20,
                 idle_after: base::Duration::from_millis(50),
+                checkpoint_after_bytes: plan.checkpoint_after_bytes,
             },
             ..node::Settings::default()
         };

@@ -319,18 +319,21 @@ impl Net {
 
     fn between(&self, one: Process, other: Process) -> Vec<usize> {
         (0..self.ends.len())
-            .filter(|index| {
-                let [a, b] = &self.ends[*index];
-                self.is_live(*index) && Net::pair(a.process, b.process) == Net::pair(one, other)
-            })
+            .filter(|index| self.is_live(*index) && self.is_between(*index, one, other))
             .collect()
+    }
+
+    fn is_between(&self, connection: usize, one: Process, other: Process) -> bool {
+        let [a, b] = &self.ends[connection];
+        Net::pair(a.process, b.process) == Net::pair(one, other)
     }
 
     /// Everything passes again.
     pub fn heal(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
         self.partitions.remove(&Net::pair(one, other));
-        let connections = self.between(one, other).into_iter();
-        connections
+        // Also those that broke meanwhile: the news waits behind what was held back.
+        (0..self.ends.len())
+            .filter(|index| self.is_between(*index, one, other))
             .flat_map(|connection| (0..2).map(move |side| (now, EndId { connection, side })))
             .collect()
     }

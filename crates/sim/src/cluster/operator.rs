@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use base::{ConnectionId, OsdId, UNIT_SIZE};
+use base::{ConnectionId, ImageId, OsdId, UNIT_SIZE};
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use format::door::{NetEffect, NetEvent};
@@ -46,6 +46,8 @@ pub struct Operator {
     /// The command of the first job that is under way.
     waiting: Option<u64>,
     tries: u64,
+    /// It is the end: everything goes.
+    removes_all: bool,
     /// What was last answered, for people.
     pub last: String,
 }
@@ -211,17 +213,21 @@ impl World {
             (Job::CreatePool, Ok(_)) => {}
             (Job::CreatePool, Err(failure)) if failure.code == "exists" && !first_try => {}
             (Job::Create(volume), result) => match result {
-                Ok(_) => self.created(volume),
+                Ok(answer) => {
+                    let id = answer["id"].as_u64().and_then(|id| ImageId::new(id as u32));
+                    self.volumes[volume].image = id;
+                    self.created(volume);
+                }
                 Err(failure) if failure.code == "exists" && !first_try => self.created(volume),
                 Err(failure) => return self.refused(failure),
             },
             (Job::Remove(volume), result) => match result {
                 Ok(_) => self.removed(volume),
                 Err(failure) if failure.code == "not_found" && !first_try => self.removed(volume),
-                // A cut off client's session ends by itself.
+                // A cut off client's session ends by itself, and so does a dead one's.
                 Err(failure)
                     if failure.code == "busy"
-                        && self.stage_is_work()
+                        && !self.operator.removes_all
                         && self.stale_volume().is_none() =>
                 {
                     self.give_up_job(volume);
@@ -230,7 +236,8 @@ impl World {
             },
             (Job::Resize(volume, units), result) => match result {
                 Ok(_) => self.resized(volume, units),
-                Err(failure) if failure.code == "busy" && first_try => self.give_up_job(volume),
+                // If an earlier try had happened, this one would have found nothing to change.
+                Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
             (Job::AwaitTasks, Ok(answer)) => {
@@ -300,6 +307,7 @@ impl World {
 
     /// At the end: all volumes go, and nothing may be left of them.
     pub(super) fn plan_removal_of_all(&mut self) {
+        self.operator.removes_all = true;
         for volume in 0..self.volumes.len() {
             if self.volumes[volume].life != Life::Gone {
                 self.volumes[volume].life = Life::Changing;

@@ -16,6 +16,10 @@ pub struct Plan {
     pub osd_size: u64,
     /// 512 or 4096, by OSD.
     pub sector_size: u32,
+    /// Of an OSD's journal: smaller than a user's, so that it goes round often.
+    pub journal_size: u64,
+    /// A checkpoint begins when the journal holds so many bytes.
+    pub checkpoint_after_bytes: u64,
     /// When a write is durable.
     pub commit: CommitMode,
     /// Of the pool.
@@ -57,8 +61,8 @@ pub struct Faults {
     pub connection_breaks: Chance,
     /// Of events: two processes are cut off each other for a while.
     pub partition: Chance,
-    /// Of events: a client is cut off its monitor long enough for its session to end.
-    pub divorce: Chance,
+    /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
+    pub divorce: Option<u64>,
     /// A write or flush of a disk fails.
     pub disk_error: Chance,
     /// Of events: a bit flips in a data area.
@@ -85,6 +89,8 @@ impl Plan {
             client_count: random.range(2..5) as usize,
             osd_size: 128 * MIB,
             sector_size: *random.pick(&[512, 4096]),
+            journal_size: *random.pick(&[2, 4, 16]) * MIB,
+            checkpoint_after_bytes: random.scale(64 << 10..16 << 20),
             commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
             block_size,
             pg_count: 1 << random.range(0..4),
@@ -122,7 +128,7 @@ impl Faults {
         client_dies: Chance::NEVER,
         connection_breaks: Chance::NEVER,
         partition: Chance::NEVER,
-        divorce: Chance::NEVER,
+        divorce: None,
         disk_error: Chance::NEVER,
         rot: Chance::NEVER,
         state: Chance::NEVER,
@@ -135,9 +141,9 @@ impl Faults {
             client_dies: some(random, 40, 1_000),
             connection_breaks: some(random, 80, 4_000),
             partition: some(random, 50, 1_000),
-            divorce: some(random, 25, 300),
-            disk_error: some(random, 15, 500),
-            rot: some(random, 15, 2_000),
+            divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
+            disk_error: some(random, 20, 1_000),
+            rot: some(random, 20, 4_000),
             state: some(random, 40, 100_000),
         }
     }

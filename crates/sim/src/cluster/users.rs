@@ -68,6 +68,8 @@ impl Client {
         let settings = Settings {
             monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
             client: "sim".to_string(),
+            pid: 1,
+            address: None,
             retry_for: None,
         };
         self.core = Some(ClientCore::new(settings, pool));
@@ -82,7 +84,8 @@ impl Client {
 
     /// Volumes that it believes to have attached.
     pub fn attached_volumes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.attached.values().map(|attachment| attachment.volume)
+        let open = |attachment: &&Attachment| matches!(attachment.stage, Stage::Open { .. });
+        self.attached.values().filter(open).map(|attachment| attachment.volume)
     }
 
     /// Attachments that nobody has asked to end.
@@ -123,10 +126,20 @@ impl World {
             return if client.attached.len() < 2 { self.attach(index) } else { Ok(()) };
         }
         let handle = *self.work.pick(&ready);
-        if draw < 14 {
+        if self.must_detach(index, handle) || (draw < 14 && !self.is_cut_off(index)) {
             return self.detach(index, handle);
         }
         if client.open.len() < self.plan.depth_max { self.ask(index, handle) } else { Ok(()) }
+    }
+
+    /// Whether the volume is to be removed under a client that is cut off: others let it go.
+    fn must_detach(&self, index: usize, handle: VolumeHandle) -> bool {
+        let volume = self.clients[index].attached[&handle].volume;
+        self.stale_volume() == Some(volume) && !self.is_cut_off(index)
+    }
+
+    fn is_cut_off(&self, index: usize) -> bool {
+        self.divorce.is_some_and(|divorce| divorce.client == index)
     }
 
     fn attach(&mut self, index: usize) -> Result<(), String> {
@@ -322,12 +335,21 @@ impl World {
         let Some(attachment) = self.clients[index].attached.get_mut(&handle) else {
             return Err(format!("client {index}: {handle:?} is attached, but nobody asked"));
         };
-        let volume = &self.volumes[attachment.volume];
         match result {
             Ok(attached) => {
-                if attached.image.name != volume.name {
-                    return Err(format!("{} was attached as {}", volume.name, attached.image.name));
+                let name = &self.volumes[attachment.volume].name;
+                if attached.image.name != *name {
+                    return Err(format!("{name} was attached as {}", attached.image.name));
                 }
+                // Another volume may have the name by now.
+                let image = Some(attached.image.id);
+                let known = self.volumes.iter().position(|volume| volume.image == image);
+                let found = known.or_else(|| {
+                    let is_new = |volume: &Volume| volume.image.is_none() && volume.name == *name;
+                    self.volumes.iter().rposition(is_new)
+                });
+                attachment.volume = found.ok_or_else(|| format!("{image:?} is unknown"))?;
+                self.volumes[attachment.volume].image = image;
                 if attachment.stage == Stage::Opening {
                     let units = attached.image.size / UNIT_SIZE;
                     attachment.stage = Stage::Open { units, opened };
@@ -335,6 +357,7 @@ impl World {
                 Ok(())
             }
             Err(failure) => {
+                let volume = &self.volumes[attachment.volume];
                 let sure = attachment.sure && volume.life == Life::Live;
                 self.clients[index].attached.remove(&handle);
                 if sure && failure.code == "not_found" {

@@ -102,7 +102,9 @@ pub enum Item {
     Start(Process),
     /// Two processes reach each other again.
     Heal(Process, Process),
-    /// The client that was cut off may reach its monitor again.
+    /// A client is cut off its monitor.
+    Divorce,
+    /// It may reach its monitor again.
     Remarry,
 }
 
@@ -119,6 +121,7 @@ impl Item {
             | Item::OperatorTurn
             | Item::Start(_)
             | Item::Heal(..)
+            | Item::Divorce
             | Item::Remarry => None,
         }
     }
@@ -177,7 +180,13 @@ impl World {
         self.build()?;
         self.stage = Stage::Work;
         self.faults = self.plan.faults;
-        while self.asked_count < self.plan.operation_count || self.tally.faults.sum() < 5 {
+        if let Some(after) = self.faults.divorce {
+            self.schedule(Duration::from_millis(after), Item::Divorce);
+        }
+        while self.asked_count < self.plan.operation_count
+            || self.tally.faults.sum() < 5
+            || self.divorce.is_some()
+        {
             self.step()?;
             if self.asked_count >= self.plan.operation_count && self.fault_count < 5 {
                 let process = Process::Osd(self.chaos.index(self.osds.len()));
@@ -372,6 +381,9 @@ impl World {
                 let after = Duration::from_nanos(1 + self.timing.below(self.plan.think * 2));
                 let pause = self.timing.chance(Chance::percent(1));
                 let after = if pause { Duration::from_millis(500) } else { after };
+                // Who only waits for a session to end need not work hard.
+                let is_enough = self.asked_count > self.plan.operation_count;
+                let after = if is_enough { Duration::from_millis(200) } else { after };
                 self.schedule(after, Item::ClientTurn(index));
                 self.client_turn(index)
             }
@@ -384,6 +396,12 @@ impl World {
             Item::Heal(one, other) => {
                 let wakes = self.net.heal(self.now, one, other);
                 self.wake(wakes);
+                Ok(())
+            }
+            Item::Divorce => {
+                if self.stage == Stage::Work {
+                    self.divorce();
+                }
                 Ok(())
             }
             Item::Remarry => {

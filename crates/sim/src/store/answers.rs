@@ -161,7 +161,8 @@ impl World {
 
     /// The store is open again: it must have kept what was certain.
     pub(super) fn opened(&mut self) -> Result<(), String> {
-        self.trace.line(format_args!("{:?} opened", self.now));
+        let report = self.store().recovery_report();
+        self.trace.line(format_args!("{:?} opened: {report:?}", self.now));
         if self.stage != Stage::Opening {
             return Err("the store opened twice".into());
         }

@@ -56,9 +56,15 @@ impl World {
             self.tally.faults.add("store full", 1);
             return Ok(());
         }
+        let target = self.draw_target();
+        if self.plan.polite && matches!(kind, 3 | 4) && self.is_changing(target.key) {
+            return Ok(());
+        }
+        if self.plan.polite && matches!(kind, 0..=2) && self.is_read(target.key) {
+            return Ok(());
+        }
         self.asked_count += 1;
         self.tally.operations.add(super::OPERATIONS[kind], 1);
-        let target = self.draw_target();
         match kind {
             0 => self.ask_write(target),
             1 => self.ask_zero(target),
@@ -79,6 +85,18 @@ impl World {
             }
             _ => self.ask_floor(target.pg),
         }
+    }
+
+    fn is_changing(&self, of: BlockKey) -> bool {
+        self.asked.values().any(|asked| matches!(asked, Asked::Change { key, .. } if *key == of))
+    }
+
+    fn is_read(&self, of: BlockKey) -> bool {
+        let reads = |asked: &Asked| match asked {
+            Asked::Read { key, .. } | Asked::Extents { key, .. } => *key == of,
+            _ => false,
+        };
+        self.asked.values().any(reads)
     }
 
     fn draw_target(&mut self) -> Target {
@@ -122,7 +140,7 @@ impl World {
         let version = self.next_version(pg);
         let large = length >= 64 * base::KIB || length == size.bytes();
         let kind = ChangeKind::Write(units.clone());
-        let order = self.model.ask(key, version, kind, large);
+        let order = self.note_change(target, version, kind, large);
         self.damage.written.insert(order, (key, units.clone()));
         let mut data = self.pool.take(length as usize);
         for (unit, bytes) in units.clone().zip(data.chunks_exact_mut(UNIT_SIZE as usize)) {
@@ -146,7 +164,7 @@ impl World {
         let Target { key, pg, size } = target;
         let units = self.draw_units(size);
         let version = self.next_version(pg);
-        let order = self.model.ask(key, version, ChangeKind::Zero(units.clone()), false);
+        let order = self.note_change(target, version, ChangeKind::Zero(units.clone()), false);
         let request = Request::Zero {
             pg,
             key,
@@ -161,8 +179,21 @@ impl World {
     fn ask_delete(&mut self, target: Target) -> Result<(), String> {
         let Target { key, pg, .. } = target;
         let version = self.next_version(pg);
-        let order = self.model.ask(key, version, ChangeKind::Delete, false);
+        let order = self.note_change(target, version, ChangeKind::Delete, false);
         self.request(Asked::Change { key, order }, Request::Delete { pg, key, version })
+    }
+
+    /// A change of a block, as the model and the trace know it. Returns its order.
+    fn note_change(
+        &mut self,
+        target: Target,
+        version: Version,
+        kind: ChangeKind,
+        large: bool,
+    ) -> u64 {
+        let (pg, stripe) = (target.pg, target.key.stripe);
+        self.trace.line(format_args!("  {version} in {pg}, stripe {stripe}: {kind:?}"));
+        self.model.ask(target.key, version, kind, large)
     }
 
     pub(super) fn ask_read(&mut self, key: BlockKey, units: Range<u32>) -> Result<(), String> {
@@ -195,6 +226,7 @@ impl World {
             model.open.first().map(|open| Version { epoch: open.epoch, counter: open.counter - 1 });
         let floor = below_open.unwrap_or(model.certain).min(model.certain).max(model.floor);
         model.floor = floor;
+        self.trace.line(format_args!("  floor {floor} in {pg}"));
         self.request(Asked::Floor, Request::SetFloor { pg, floor })
     }
 

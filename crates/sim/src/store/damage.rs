@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::UNIT_SIZE;
-use blockstore::{BlockKey, Inspection};
+use blockstore::BlockKey;
+use format::disk::{Area, Superblock};
 use format::door::DiskError;
 
 use super::world::{Operation, Stage, World};
@@ -41,13 +42,13 @@ pub(super) struct Damage {
 }
 
 impl Damage {
-    pub fn new(found: &Inspection) -> Damage {
-        let area = |(offset, length): (u64, u64)| offset..offset + length;
+    pub fn new(layout: &Superblock) -> Damage {
+        let area = |area: Area| area.offset..area.end();
         Damage {
             superblock: 0..UNIT_SIZE,
-            journal: area(found.journal),
-            checkpoints: area(found.checkpoints),
-            data: area(found.data),
+            journal: area(layout.journal),
+            checkpoints: area(layout.checkpoints),
+            data: area(layout.data),
             happened: false,
             deep: false,
             must_stop: false,

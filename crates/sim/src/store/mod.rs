@@ -14,6 +14,8 @@ mod model;
 mod plan;
 mod world;
 
+pub use world::install_store;
+
 use crate::outcome::{Outcome, Run};
 use crate::tally::Tally;
 

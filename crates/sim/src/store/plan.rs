@@ -18,10 +18,16 @@ pub struct Plan {
     pub memory_bytes: u64,
     /// Of the store.
     pub idle_after: Duration,
+    /// A checkpoint begins when the journal holds so many bytes.
+    pub checkpoint_after_bytes: u64,
+    /// Of the journal: smaller than a user's, so that it goes round often.
+    pub journal_size: u64,
     /// How many operations are asked before the end.
     pub operation_count: u64,
     /// Most operations open at once.
     pub depth_max: usize,
+    /// Reads wait for changes of their block, as a PG lets them.
+    pub polite: bool,
     /// Of operations, in the order of [`super::OPERATIONS`].
     pub weights: [u32; 8],
     /// Of the size of writes: a few units, any, at least 64 KiB, a whole block.
@@ -92,8 +98,11 @@ impl Plan {
             commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
             memory_bytes: *random.pick(&[4, 16, 64]) * MIB,
             idle_after: Duration::from_millis(random.scale(1..200)),
+            checkpoint_after_bytes: random.scale(64 << 10..16 << 20),
+            journal_size: *random.pick(&[2, 3, 4, 16]) * MIB,
             operation_count: random.range(1000..1400),
             depth_max: random.scale(1..64) as usize,
+            polite: random.chance(Chance::percent(60)),
             weights: [
                 random.range(20..60) as u32,
                 random.range(0..10) as u32,

@@ -7,6 +7,7 @@ use blockstore::{
     CheckOptions, CreateOptions, Effect, Event, Request, RequestId, Settings, Severity, Store,
     StoreId,
 };
+use format::disk::Superblock;
 use format::door::{DiskEffect, DiskError, DiskOp};
 
 use super::asks::{Asked, Todo};
@@ -110,23 +111,15 @@ impl World {
             sector_size: plan.sector_size,
             commit: plan.commit,
         };
-        let created = blockstore::create(&options).expect("a plan is always possible");
-        for (offset, bytes) in &created.images {
-            disk.install(*offset, bytes);
-        }
-        let mut read = |offset, into: &mut [u8]| {
-            disk.peek(offset, into);
-            Ok(())
-        };
-        let found = blockstore::inspect(&mut read, plan.size).expect("just created");
-        trace.line(format_args!("created {options:?}"));
+        let layout = install_store(&mut disk, &options, plan.journal_size);
+        trace.line(format_args!("created {options:?} {}", if plan.polite { "polite" } else { "" }));
         World {
             work: Random::new(run.seed, "work"),
             chaos: Random::new(run.seed, "chaos"),
             medium: Random::new(run.seed, "medium"),
             timing: Random::new(run.seed, "timing"),
             disk,
-            damage: Damage::new(&found),
+            damage: Damage::new(&layout),
             store: None,
             stage: Stage::Opening,
             model: Model::default(),
@@ -420,8 +413,11 @@ impl World {
 
     fn start(&mut self) -> Result<(), String> {
         self.stage = Stage::Opening;
-        let settings =
-            Settings { memory_bytes: self.plan.memory_bytes, idle_after: self.plan.idle_after };
+        let settings = Settings {
+            memory_bytes: self.plan.memory_bytes,
+            idle_after: self.plan.idle_after,
+            checkpoint_after_bytes: self.plan.checkpoint_after_bytes,
+        };
         let mut effects = Vec::new();
         let (pool, size) = (self.pool.clone(), self.disk.size());
         self.store = Some(Store::open(settings, pool, size, &mut effects));
@@ -460,4 +456,21 @@ impl World {
         }
         Err(format!("{used} bytes are used, but the blocks with data have {expected}"))
     }
+}
+
+/// Puts a new store onto a new disk, with a journal of this size. Returns its layout.
+pub fn install_store(disk: &mut SimDisk, options: &CreateOptions, journal_size: u64) -> Superblock {
+    let created = blockstore::create(options).expect("a plan is always possible");
+    let mut layout = None;
+    for (offset, bytes) in &created.images {
+        match Superblock::decode(bytes) {
+            Ok(mut superblock) => {
+                superblock.journal.size = superblock.journal.size.min(journal_size);
+                disk.install(*offset, &superblock.encode());
+                layout = Some(superblock);
+            }
+            Err(_) => disk.install(*offset, bytes),
+        }
+    }
+    layout.expect("a store has a superblock")
 }
