@@ -5,65 +5,19 @@
 #![allow(clippy::disallowed_methods)]
 
 mod memory;
+#[path = "memory/served.rs"]
+mod served;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use attach::nbd::{Server, ServerSettings};
-use base::{ClusterId, Incarnation, MonitorId, OsdId};
-use format::door::{NetEffect, NetEvent, Peer, Role};
-use format::wire::{Message, Reply};
-use io::{ClusterKey, Options, Reactor, Trust};
-use memory::{MemoryMonitor, MemoryOsd};
+use io::ClusterKey;
+use served::{CLUSTER, KEY};
 
-const CLUSTER: ClusterId = ClusterId::new(0xa51);
-const KEY: [u8; 32] = [7; 32];
-const SIZE: u64 = 256 << 20;
 /// Set in the process that is the server: the folder of its sockets.
 const SERVER_FOLDER: &str = "ASHLAR_TEST_NBD_SERVER";
-
-fn reactor(role: Role, address: &str) -> Reactor {
-    let mut reactor = Reactor::new(Options::default()).expect("io_uring works");
-    let peer = Peer { cluster: CLUSTER, role };
-    reactor.set_trust(Trust { key: ClusterKey::from_bytes(KEY), peer });
-    reactor.listen(address).expect("the folder is writable");
-    reactor
-}
-
-/// Answers each message of each connection with `answer`, for ever.
-fn serve(mut reactor: Reactor, mut answer: impl FnMut(Message, &Reactor) -> Option<Message>) {
-    let mut events = Vec::new();
-    loop {
-        reactor.turn(None, &mut events).expect("io_uring works");
-        for event in events.drain(..) {
-            if let io::Event::Net(NetEvent::Received { connection, message }) = event
-                && let Some(message) = answer(message, &reactor)
-            {
-                reactor.net(NetEffect::Send { connection, message });
-            }
-        }
-    }
-}
-
-fn run_monitor(address: &str, osd_address: &str) {
-    let mut monitor = MemoryMonitor::new(SIZE, osd_address);
-    serve(reactor(Role::Monitor(MonitorId::FIRST), address), |message, _| {
-        let Message::Control(text) = message else { panic!("not for monitors") };
-        let answer = monitor.answer(serde_json::from_str(&text).expect("it is ours"))?;
-        Some(Message::Control(serde_json::to_string(&answer).expect("JSON")))
-    });
-}
-
-fn run_osd(address: &str) {
-    let mut osd = MemoryOsd::default();
-    let role = Role::Osd(OsdId::FIRST, Incarnation::new(1));
-    serve(reactor(role, address), |message, reactor| {
-        let Message::Request(request) = message else { panic!("not for OSDs") };
-        let outcome = osd.execute(&request.op, reactor.pool());
-        let (session, sequence) = (request.session, request.sequence);
-        Some(Message::Reply(Reply { session, sequence, outcome }))
-    });
-}
+const SIZE: u64 = 256 << 20;
 
 /// The server, with its cluster and folder; ended when dropped.
 struct Running {
@@ -76,10 +30,7 @@ impl Running {
         let folder = std::env::temp_dir().join(format!("ashlar-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
         let address = |file: &str| format!("unix:{}", folder.join(file).display());
-        let (monitor, osd) = (address("monitor"), address("osd"));
-        let osd_address = osd.clone();
-        std::thread::spawn(move || run_osd(&osd));
-        std::thread::spawn(move || run_monitor(&monitor, &osd_address));
+        served::start(SIZE, address("monitor"), address("osd"));
         let program = std::env::current_exe().expect("it runs");
         let mut server = Command::new(program);
         server.args(["--exact", "the_server_process", "--nocapture"]);

@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker as TaskWaker};
 use std::thread::JoinHandle;
 
-use base::Duration;
 use cluster::message::Failure;
 use io::Waker;
 use slab::Slab;
@@ -27,9 +26,6 @@ use volume::{
 
 use crate::config::{Config, failure};
 use crate::shell::Shell;
-
-/// So long the last messages may take to leave.
-const FAREWELL_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// A thread that serves volumes of one cluster. It ends when the client and all its volumes are
 /// gone.
@@ -290,13 +286,16 @@ impl Worker {
     fn serve(mut self) {
         let mut answers = Vec::new();
         let mut is_over = false;
-        while !(is_over && self.volumes.is_empty()) {
+        loop {
             while !is_over {
                 match self.inbox.try_recv() {
                     Ok(job) => self.begin(job, &mut answers),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => is_over = true,
                 }
+            }
+            if is_over && self.volumes.is_empty() {
+                break;
             }
             if answers.is_empty() && self.shell.turn(None, &mut answers).is_err() {
                 return;
@@ -305,8 +304,6 @@ impl Worker {
                 self.answer(answer);
             }
         }
-        let end = self.shell.reactor.now() + FAREWELL_TIME_MAX;
-        while self.shell.reactor.now() < end && self.shell.turn(Some(end), &mut answers).is_ok() {}
     }
 
     fn begin(&mut self, job: Job, answers: &mut Vec<Effect>) {

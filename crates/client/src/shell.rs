@@ -26,6 +26,8 @@ impl Shell {
         let settings = Settings {
             monitors: config.file.monitors.clone(),
             client: client.to_string(),
+            pid: std::process::id(),
+            address: None,
             retry_for: None,
         };
         let core = ClientCore::new(settings, reactor.pool().clone());

@@ -452,7 +452,7 @@ impl Hub {
                 let client = self.clients.get_mut(&connection).expect("looked at above");
                 client.session.listed(exported);
             }
-            Question::Describe { name } => match value["size"].as_u64() {
+            Question::Describe { name } => match value["size_bytes"].as_u64() {
                 Some(size) => {
                     client.session.opened(Export { size, read_only: self.exports.read_only });
                 }

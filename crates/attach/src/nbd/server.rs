@@ -9,8 +9,6 @@ use super::hub::{Effect, Event, Exports, Hub};
 
 /// So long requests that were begun may take to finish after the server was told to end.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
-/// So long the last messages may take to leave.
-const FAREWELL_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// What an NBD server is made with.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,13 +45,20 @@ impl Server {
         reactor.set_trust(Trust { key, peer });
         let cannot_watch = |error| io::Error::new("signals cannot be watched", error);
         reactor.watch_signals().map_err(cannot_watch)?;
-        for address in &settings.listen {
-            let (_, address) = reactor.listen_raw(address)?;
-            eprintln!("nbd listens at {address}");
+        let mut address = None;
+        for listen in &settings.listen {
+            let (_, bound) = reactor.listen_raw(listen)?;
+            eprintln!("nbd listens at {bound}");
+            address.get_or_insert(bound);
         }
         let exports = Exports { names: settings.volumes, read_only: settings.read_only };
-        let core =
-            Settings { monitors: settings.monitors, client: "nbd".to_string(), retry_for: None };
+        let core = Settings {
+            monitors: settings.monitors,
+            client: "nbd".to_string(),
+            pid: std::process::id(),
+            address,
+            retry_for: None,
+        };
         let hub = Hub::new(exports, core, reactor.pool().clone());
         Server { reactor, hub, effects: Vec::new() }.serve()
     }
@@ -77,10 +82,7 @@ impl Server {
                 self.tell(now, Event::Tick);
             }
         }
-        let farewell = self.reactor.now() + FAREWELL_TIME_MAX;
-        while self.reactor.now() < farewell {
-            self.turn(Some(farewell), &mut events)?;
-        }
+        // The last messages leave when the reactor goes.
         Ok(())
     }
 

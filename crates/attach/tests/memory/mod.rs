@@ -139,8 +139,9 @@ impl MemoryMonitor {
                         let rows = self.volumes.keys().map(|name| json!({ "name": name }));
                         Ok(rows.collect())
                     }
+                    Command::TaskList { .. } => Ok(json!({ "sessions": self.sessions.len() })),
                     Command::VolumeInfo { volume } => match self.volumes.get(&volume) {
-                        Some(size) => Ok(json!({ "name": volume, "size": size })),
+                        Some(size) => Ok(json!({ "name": volume, "size_bytes": size })),
                         None => Err(unknown(&volume)),
                     },
                     other => panic!("not asked: {other:?}"),

@@ -46,6 +46,8 @@ impl World {
         let settings = Settings {
             monitors: vec!["tcp:mon:1".to_string()],
             client: "nbd".to_string(),
+            pid: 7,
+            address: None,
             retry_for: None,
         };
         let names = names.iter().map(|name| name.to_string()).collect();
