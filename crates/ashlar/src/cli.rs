@@ -30,13 +30,22 @@ const EXAMPLES: &str = "Examples:
   ashlar status
   ashlar down";
 
+const UP_EXAMPLE: &str = "Example:
+  ashlar up --dir /var/lib/ashlar --osds 3 --osd-size 100GiB --detach";
+
+const NBD_EXAMPLE: &str = "Example:
+  ashlar nbd --listen tcp:127.0.0.1:10809
+  nbdinfo --list nbd://127.0.0.1";
+
+const OSD_CREATE_EXAMPLE: &str = "Examples:
+  ashlar osd create /var/lib/ashlar/osd.4 --size 100GiB
+  ashlar osd create /dev/nvme0n1p2 --commit immediate";
+
 /// Commands.
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a whole cluster on this machine: monitor, OSDs, NBD server
-    #[command(
-        after_help = "Example:\n  ashlar up --dir /var/lib/ashlar --osds 3 --osd-size 100GiB --detach"
-    )]
+    #[command(after_help = UP_EXAMPLE)]
     Up(UpArgs),
     /// Stop the cluster that `up` runs
     #[command(after_help = "Example:\n  ashlar down --dir /var/lib/ashlar")]
@@ -69,9 +78,7 @@ pub enum Command {
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Serve volumes to NBD clients
-    #[command(
-        after_help = "Example:\n  ashlar nbd --listen tcp:127.0.0.1:10809\n  nbdinfo --list nbd://127.0.0.1"
-    )]
+    #[command(after_help = NBD_EXAMPLE)]
     Nbd(NbdArgs),
     /// Run a monitor
     #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
@@ -117,9 +124,7 @@ pub struct DownArgs {
 #[derive(Subcommand)]
 pub enum OsdCommand {
     /// Make a new OSD in a directory, or on a block device
-    #[command(
-        after_help = "Examples:\n  ashlar osd create /var/lib/ashlar/osd.4 --size 100GiB\n  ashlar osd create /dev/nvme0n1p2 --commit immediate"
-    )]
+    #[command(after_help = OSD_CREATE_EXAMPLE)]
     Create {
         /// A directory (made if missing), or a block device whose content is lost
         path: PathBuf,

@@ -455,7 +455,8 @@ impl Store {
     }
 
     fn stop_full(&mut self, effects: &mut Vec<Effect>) {
-        let reason = "the checkpoint area is full, which its accounting should have prevented:                       this is a bug; the data is safe in the journal, a newer program can open it";
+        let reason = "the checkpoint area is full, which its accounting should have prevented: this \
+                      is a bug; the data is safe in the journal, a newer program can open it";
         self.stop(reason.to_owned(), effects);
     }
 

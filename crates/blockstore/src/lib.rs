@@ -192,6 +192,10 @@ pub enum Request {
     },
     /// Make everything before it durable.
     Sync,
+    /// Record in the journal that everything durable is durable, as an idle journal does by
+    /// itself: a later start takes none of it for a torn tail. Done when the record is durable.
+    /// The last request before an orderly end.
+    Record,
     /// The operator accepts what the PG lost: it is no longer suspect here. Done when durable.
     Absolve {
         /// Which PG.

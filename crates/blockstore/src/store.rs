@@ -206,10 +206,15 @@ impl Store {
 
     /// When the journal has fallen idle, one entry says that all before it is durable.
     fn record_idle(&mut self) {
-        let due = self.written_at + self.settings.idle_after;
+        if self.now >= self.written_at + self.settings.idle_after {
+            self.record_durable();
+        }
+    }
+
+    /// Writes an entry that says so where everything is durable and none says it yet.
+    pub(crate) fn record_durable(&mut self) {
         let Some(parts) = &mut self.parts else { return };
-        if self.now >= due
-            && parts.journal.is_idle_unrecorded()
+        if parts.journal.is_idle_unrecorded()
             && parts.journal.has_room(format::disk::EntryKind::Idle, 0, 64 << 10)
         {
             parts.journal.append_idle();

@@ -317,6 +317,23 @@ fn an_idle_journal_records_what_is_durable_once() {
 }
 
 #[test]
+fn after_a_recorded_end_wrong_data_is_damage_not_a_torn_tail() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(2, 0, 32, 900);
+    bench.run();
+    assert_eq!(bench.done(Request::Record), Ok(Answer::Durable));
+    let parts = bench.store.parts();
+    let place = parts.place(parts.index.get(&key(2)).expect("it is written").location);
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let mut bench = Bench::on(disk, settings(), 1);
+    bench.run();
+    assert_eq!(bench.rows(), "AF");
+    let read = bench.read(2, 0, 32);
+    assert!(matches!(read, Err(StoreError::Damaged { .. })), "{read:?}");
+}
+
+#[test]
 fn block_sizes_share_a_store() {
     let mut bench = Bench::new(CommitMode::Fsync);
     let sizes: Vec<BlockSize> = (14..=20).filter_map(BlockSize::from_shift).collect();

@@ -96,6 +96,11 @@ impl Store {
                 self.parts_mut().journal.wait_all(id);
                 return None;
             }
+            Request::Record => {
+                self.record_durable();
+                self.parts_mut().journal.wait_all(id);
+                return None;
+            }
             _ => {}
         }
         match self.admit(&request) {
@@ -222,7 +227,7 @@ impl Store {
                 let header = EntryHeader { pg: Some(pg), ..plain_header(EntryKind::Absolve) };
                 self.accept_entry(id, header, None);
             }
-            Request::Read { .. } | Request::Extents { .. } | Request::Sync => {
+            Request::Read { .. } | Request::Extents { .. } | Request::Sync | Request::Record => {
                 unreachable!("taken before")
             }
         }

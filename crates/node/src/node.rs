@@ -80,6 +80,7 @@ pub enum Phase {
 /// The node's own requests to its store.
 const CALL_CLUSTER_NOTE: RequestId = RequestId(1);
 const CALL_LAST_SYNC: RequestId = RequestId(2);
+const CALL_LAST_RECORD: RequestId = RequestId(3);
 
 /// A PG's request to the store: which PG and which call.
 fn request_id(slot: usize, call: CallId) -> RequestId {
@@ -415,7 +416,10 @@ impl Node {
                     self.pgs[slot].store_done(call, result, &mut self.actions);
                     self.carry_out(now, slot, effects);
                 }
-                None if id == CALL_LAST_SYNC => self.stop(StopReason::Shutdown, effects),
+                None if id == CALL_LAST_SYNC => {
+                    self.ask_store(now, CALL_LAST_RECORD, StoreRequest::Record);
+                }
+                None if id == CALL_LAST_RECORD => self.stop(StopReason::Shutdown, effects),
                 None => {
                     assert!(id == CALL_CLUSTER_NOTE);
                     self.note_is_open = false;

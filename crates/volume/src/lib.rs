@@ -216,6 +216,10 @@ pub struct Settings {
     pub monitors: Vec<String>,
     /// What attaches, for people: `nbd`, `bench`.
     pub client: String,
+    /// Its process id, for `status`.
+    pub pid: u32,
+    /// Where it serves others, if it does, for `status`.
+    pub address: Option<String>,
     /// How long network and PG faults are retried; `None`: for ever.
     pub retry_for: Option<Duration>,
 }

@@ -108,6 +108,9 @@ impl ClientCore {
         self.monitor.untrusted_count = 0;
         let have = self.routes.revisions();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
+        let (role, pid) = (self.settings.client.clone(), self.settings.pid);
+        let address = self.settings.address.clone();
+        self.tell_monitor(&ToMonitor::Introduce { role, pid, address }, effects);
         for session in std::mem::take(&mut self.farewells) {
             self.tell_monitor(&ToMonitor::CloseSession { session }, effects);
         }

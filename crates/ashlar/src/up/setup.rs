@@ -199,14 +199,23 @@ impl Setup {
         Ok(())
     }
 
+    /// Waits until every PG is served, or waits for the operator, and NBD clients are let in.
     fn wait_active(&self, config: &Config) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
         self.wait(config, "placement groups", |status| {
             let pgs = &status["pgs"];
-            let active = pgs["total"] != 0 && pgs["active"] == pgs["total"];
+            let active = pgs["active"].as_u64().unwrap_or(0);
+            let settled = active + pgs["incomplete"].as_u64().unwrap_or(0);
             let long = socket.as_os_str().len() > 100;
-            active && (long || std::os::unix::net::UnixStream::connect(&socket).is_ok())
-        })
+            pgs["total"] != 0
+                && pgs["total"] == settled
+                && (long || std::os::unix::net::UnixStream::connect(&socket).is_ok())
+        })?;
+        let status = client::call(config, Command::Status, START_TIME_MAX)?;
+        if status["pgs"]["total"] != status["pgs"]["active"] {
+            self.say("some placement groups cannot be served: see `ashlar status`");
+        }
+        Ok(())
     }
 
     /// Asks for the status until it is as wanted.

@@ -43,11 +43,12 @@ fn follow_one_write_names_what_exists() {
     let section = text.split("## Follow one write").nth(1).expect("the section exists");
     let steps: Vec<&str> = section
         .lines()
+        .map(str::trim_start)
         .filter(|line| line.starts_with(|c: char| c.is_ascii_digit()) && line.contains(".rs: "))
         .collect();
     assert!(steps.len() >= 8, "{steps:?}");
     for step in steps {
-        let (path, rest) = step.split_once(".rs: ").expect("filtered");
+        let (path, rest) = step.split_once(".rs: ").expect("the filter saw it");
         let path = path.split_whitespace().last().expect("a path");
         let symbol = rest.split_whitespace().next().expect("a symbol");
         let name = symbol.rsplit("::").next().expect("a name");

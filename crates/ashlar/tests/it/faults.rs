@@ -129,11 +129,11 @@ fn writes_go_on_when_the_monitor_is_killed() {
 fn writes_go_on_when_the_nbd_server_is_killed() {
     let cluster = Cluster::up("kill-nbd", &["--osds", "2", "--osd-size", "512MiB"]);
     writes_survive(&cluster, |_| {
-        let pid = cluster.pid("nbd", 0);
+        let pid = cluster.pid("nbd", 1);
         crate::harness::kill_9(pid);
         wait_for("a new server", || {
             std::os::unix::net::UnixStream::connect(cluster.path().join("nbd.sock")).is_ok()
-                && cluster.pid("nbd", 0) != pid
+                && cluster.pid("nbd", 1) != pid
         });
     });
     cluster.check_osds();

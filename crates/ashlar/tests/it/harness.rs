@@ -97,28 +97,17 @@ impl Cluster {
         format!("nbd+unix:///{volume}?socket={}", self.path().join("nbd.sock").display())
     }
 
-    /// The process of a role, as `status` tells: `osd` 1, `mon` 1, `nbd` 0.
+    /// The process of a role, as `status` tells: `osd` 1, `mon` 1, `nbd` 1.
     pub fn pid(&self, role: &str, id: u64) -> u32 {
-        if role == "nbd" {
-            return self.nbd_pid();
-        }
-        let status = self.json(&["status"]);
-        let processes = status["processes"].as_array().expect("a list");
-        let found = processes.iter().find(|row| row["role"] == role && row["id"] == id);
-        let pid = found.and_then(|row| row["pid"].as_u64());
-        pid.unwrap_or_else(|| panic!("no {role} {id} in {status:#}")) as u32
-    }
-
-    /// The NBD server is a client of the cluster: its arguments name this directory.
-    fn nbd_pid(&self) -> u32 {
-        let socket = format!("unix:{}", self.path().join("nbd.sock").display());
-        let entries = fs::read_dir("/proc").expect("Linux").flatten();
-        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        let serves = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains(&socket)
-        };
-        pids.find(serves).expect("the NBD server runs")
+        let mut found = None;
+        wait_for("the process to be known", || {
+            let status = self.json(&["status"]);
+            let processes = status["processes"].as_array().expect("a list");
+            let row = processes.iter().find(|row| row["role"] == role && row["id"] == id);
+            found = row.and_then(|row| row["pid"].as_u64());
+            found.is_some()
+        });
+        found.expect("just seen") as u32
     }
 
     /// Ends a process as `kill -9` does.

@@ -45,8 +45,8 @@ fn exports_are_listed_with_their_sizes() {
     for ability in ["can_flush", "can_fua", "can_multi_conn", "can_trim", "can_zero"] {
         assert_eq!(export[ability], true, "{ability}: {export:#}");
     }
-    assert_eq!(export["block_minimum"], 1);
-    assert_eq!(export["block_preferred"], 4096);
+    assert_eq!(export["block_size_minimum"], 1, "{export:#}");
+    assert_eq!(export["block_size_preferred"], 4096);
 
     let unknown = run(Command::new("nbdinfo").arg(cluster.uri("nobody")));
     assert!(!unknown.status.success());

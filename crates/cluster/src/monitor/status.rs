@@ -75,7 +75,12 @@ impl Monitor {
             "health": health,
             "checks": checks.into_iter().map(check).collect::<Vec<Value>>(),
             "osds": self.osd_rows(),
-            "pgs": { "total": tally.total, "active": tally.active, "clean": tally.clean },
+            "pgs": {
+                "total": tally.total,
+                "active": tally.active,
+                "clean": tally.clean,
+                "incomplete": tally.incomplete,
+            },
             // With one copy there is nothing to recover from.
             "recovery": { "bytes_left": 0, "bytes_per_second": 0, "eta_seconds": 0 },
             "processes": self.processes(),

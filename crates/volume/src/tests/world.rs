@@ -123,6 +123,8 @@ impl World {
         let settings = Settings {
             monitors: vec!["tcp:mon1:1".to_string(), "tcp:mon2:1".to_string()],
             client: "test".to_string(),
+            pid: 7,
+            address: None,
             retry_for,
         };
         let pool = BufferPool::default();
