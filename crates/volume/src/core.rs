@@ -133,6 +133,7 @@ impl ClientCore {
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Net(event) => self.apply_net(now, event, effects),
+            Event::Connect => self.need_monitor(effects),
             Event::Open { volume, name, read_only } => {
                 self.open(now, volume, name, read_only, effects);
             }

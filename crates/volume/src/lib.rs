@@ -45,6 +45,8 @@ pub struct RequestId(pub u64);
 pub enum Event {
     /// From the network.
     Net(NetEvent),
+    /// Connect to a monitor before anything is attached, so that the cluster knows of the process.
+    Connect,
     /// Attach a volume.
     Open {
         /// Its name from now on.

@@ -69,10 +69,18 @@ impl ClientCore {
             read_only: volume.read_only,
             client: self.settings.client.clone(),
         };
+        self.need_monitor(effects);
+        if matches!(self.monitor.state, MonitorState::Open { .. }) {
+            self.tell_monitor(&message, effects);
+        }
+    }
+
+    /// Connects to a monitor, unless that is done or under way.
+    pub(crate) fn need_monitor(&mut self, effects: &mut Vec<Effect>) {
         match self.monitor.state {
             MonitorState::Idle => self.connect_monitor(effects),
-            MonitorState::Waiting | MonitorState::Connecting { .. } => {}
-            MonitorState::Open { .. } => self.tell_monitor(&message, effects),
+            MonitorState::Waiting | MonitorState::Connecting { .. } | MonitorState::Open { .. } => {
+            }
         }
     }
 

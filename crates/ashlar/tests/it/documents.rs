@@ -125,7 +125,9 @@ fn source_files_stay_readable() {
         assert!(lines <= 1100, "{} has {lines} lines without tests", path.display());
         for (number, line) in text.lines().enumerate() {
             let place = format!("{}:{}", path.display(), number + 1);
-            assert!(line.chars().count() <= 120, "{place} is too long");
+            // Pictures and tables in the header may be wider.
+            let width_max = if line.starts_with("//!") { 200 } else { 110 };
+            assert!(line.chars().count() <= width_max, "{place} is too long");
             // Spelled apart, so that this file passes its own test.
             for word in [concat!("todo", "!("), concat!("FIX", "ME"), concat!("XX", "X")] {
                 assert!(!line.contains(word), "{place} has {word}");

@@ -25,6 +25,9 @@ fn unpacked_packages(to: &Path, bytes_min: u64, files_min: u32) {
         let target = to.join(directory.strip_prefix("/").expect("absolute"));
         fs::create_dir_all(&target).expect("writable");
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if bytes >= bytes_min && files >= files_min {
+                break;
+            }
             let Ok(kind) = entry.file_type() else { continue };
             if kind.is_dir() {
                 pending.push(entry.path());
@@ -48,13 +51,13 @@ fn ext4_image_comes_back_byte_for_byte() {
     fs::create_dir_all(&tree).expect("writable");
     unpacked_packages(&tree, 210 << 20, 2000);
     let image = scratch.join("image.raw");
-    let size = 512 << 20;
+    let size = 768 << 20;
     fs::File::create(&image).and_then(|file| file.set_len(size)).expect("writable");
     let mut make = Command::new("/usr/sbin/mke2fs");
     succeed(make.args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&image));
     fs::remove_dir_all(&tree).expect("made above");
 
-    cluster.run(&["volume", "create", "image", "--size", "512MiB"]);
+    cluster.run(&["volume", "create", "image", "--size", "768MiB"]);
     let uri = cluster.uri("image");
     let mut convert = Command::new("qemu-img");
     succeed(convert.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(&image).arg(&uri));

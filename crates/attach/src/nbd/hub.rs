@@ -45,6 +45,8 @@ const COMMAND_CONNECTION_BASE: ConnectionId = ConnectionId::new(1 << 62);
 /// What the hub is told.
 #[derive(Debug)]
 pub enum Event {
+    /// The server listens: the cluster may know of it.
+    Started,
     /// A client connected.
     Accepted(ConnectionId),
     /// Bytes came: as they arrived, or the lent memory, full.
@@ -204,6 +206,7 @@ impl Hub {
     /// Takes one event and appends what follows from it.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
+            Event::Started => self.tell_core(now, CoreEvent::Connect, effects),
             Event::Accepted(connection) => self.accepted(now, connection, effects),
             Event::Received(connection, bytes) => {
                 if let Some(client) = self.clients.get_mut(&connection) {

@@ -66,6 +66,8 @@ impl Server {
     fn serve(mut self) -> Result<(), io::Error> {
         let mut events = Vec::new();
         let mut end_at: Option<Time> = None;
+        let now = self.reactor.now();
+        self.tell(now, Event::Started);
         while !self.hub.is_finished() && end_at.is_none_or(|end| self.reactor.now() < end) {
             let deadline = [self.hub.deadline(), end_at].into_iter().flatten().min();
             self.turn(deadline, &mut events)?;

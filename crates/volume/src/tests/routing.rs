@@ -28,6 +28,20 @@ fn a_session_is_opened_at_whichever_monitor_answers() {
 }
 
 #[test]
+fn a_client_may_be_known_before_it_attaches() {
+    let mut world = World::new(None);
+    world.apply(Event::Connect);
+    world.apply(Event::Connect);
+    assert_eq!(world.connecting.len(), 1);
+    world.connect();
+    let is_introduction = |told: &ToMonitor| matches!(told, ToMonitor::Introduce { pid: 7, .. });
+    assert!(world.told.iter().any(is_introduction));
+    world.open(false);
+    world.accept_session();
+    assert_eq!(world.opened.len(), 1);
+}
+
+#[test]
 fn delays_between_monitors_double_up_to_a_second() {
     let mut world = World::new(None);
     world.open(false);
