@@ -140,7 +140,7 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
 
 fn checked(load: LoadArgs) -> Result<Load, Failure> {
     let block_size = load.block_size.0;
-    if block_size == 0 || block_size % UNIT_SIZE != 0 || block_size > 32 << 20 {
+    if block_size == 0 || !block_size.is_multiple_of(UNIT_SIZE) || block_size > 32 << 20 {
         let message = format!("--block-size {} is not possible", size_text(block_size));
         return Err(failure("invalid", message, "a multiple of 4KiB, at most 32MiB"));
     }

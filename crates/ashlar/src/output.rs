@@ -153,7 +153,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             return bar.set_position(done);
         }
-        let tenth = if self.total == 0 { 10 } else { done.saturating_mul(10) / self.total };
+        let tenth = done.saturating_mul(10).checked_div(self.total).unwrap_or(10);
         if self.next_tenth <= tenth {
             self.next_tenth = tenth + 1;
             eprintln!("{}: {}% of {}", self.title, tenth * 10, size_text(self.total));

@@ -224,7 +224,7 @@ impl Bench {
                 self.notes.push(ActivationRecord::decode(&bytes).unwrap());
             }
             StoreRequest::SetFloor { floor, .. } => self.floors.push(floor),
-            StoreRequest::Sync | StoreRequest::Absolve { .. } => {}
+            StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
         }
         Ok(Answer::Durable)
     }

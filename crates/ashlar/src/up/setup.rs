@@ -104,7 +104,7 @@ impl Setup {
             Err(error) => return Err(cannot("cluster.toml (it cannot be read)", &error)),
         };
         let usable = file.monitors.first().and_then(|address| address.strip_prefix("tcp:"));
-        if !usable.is_some_and(|address| TcpListener::bind(address).is_ok()) {
+        if usable.is_none_or(|address| TcpListener::bind(address).is_err()) {
             let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
             let free = free.map_err(|error| cannot("cluster.toml: no free port", &error))?;
             file.monitors = vec![format!("tcp:{free}")];

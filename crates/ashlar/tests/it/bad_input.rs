@@ -1,5 +1,7 @@
 //! Is every bad input a clear error that loses nothing?
 
+#![allow(clippy::big_endian_bytes)] // NBD is big-endian.
+
 use std::fs;
 use std::io::{Read, Write};
 use std::process::Command;
