@@ -377,7 +377,8 @@ fn status_tells_health_with_reasons() {
     let status = rig.status();
     assert_eq!(status["health"], "ok");
     assert_eq!(rig.checks(), ["single_copy"]);
-    assert_eq!(status["pgs"], json!({ "total": 8, "active": 8, "clean": 8 }));
+    let pgs = json!({ "total": 8, "active": 8, "clean": 8, "incomplete": 0 });
+    assert_eq!(status["pgs"], pgs);
     assert_eq!(status["osds"][1]["path"], "/osd2");
     assert_eq!(status["osds"][1]["size_bytes"], 10u64 << 30);
     assert_eq!(status["processes"][1]["address"], "unix:osd1");
