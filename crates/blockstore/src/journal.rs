@@ -232,7 +232,8 @@ impl Journal {
             self.close_group();
         }
         let placed = self.push(header, data);
-        if self.tail.since(self.open_start) >= GROUP_SIZE_MAX {
+        let ends_ring = self.tail.get().is_multiple_of(self.size);
+        if ends_ring || self.tail.since(self.open_start) >= GROUP_SIZE_MAX {
             self.close_group();
         }
         placed
@@ -256,7 +257,7 @@ impl Journal {
 
     /// Turns the collected entries into one group, ready to be written.
     fn close_group(&mut self) {
-        if self.open.is_empty() {
+        if self.open_start == self.tail {
             return;
         }
         let group =
@@ -286,7 +287,9 @@ impl Journal {
             if let GroupStage::Closed(pieces) = &mut group.stage {
                 let pieces = std::mem::take(pieces);
                 group.stage = GroupStage::Writing;
-                let offset = self.offset + group.start.get() % self.size;
+                let position = group.start.get() % self.size;
+                assert!(position + group.end.since(group.start) <= self.size);
+                let offset = self.offset + position;
                 let durable = self.commit == CommitMode::Immediate;
                 disk.write(Purpose::Group(group.start), offset, pieces, durable, effects);
             }
