@@ -75,7 +75,8 @@ impl World {
         for state in possible {
             match self.compare(key, &units, state, version, &values) {
                 Ok(()) => {
-                    let deleted = version == Version::ZERO;
+                    let tombstone = self.store().is_tombstone(&key);
+                    let deleted = version == Version::ZERO || tombstone;
                     self.model.learn_version(key, version, deleted);
                     for (unit, value) in units.zip(values) {
                         self.model.learn(key, unit, value);
@@ -83,6 +84,12 @@ impl World {
                     return Ok(());
                 }
                 Err(text) => error = error.or(Some(text)),
+            }
+        }
+        for state in &expected.later {
+            if self.compare(key, &units, state, version, &values).is_ok() {
+                self.model.seen(key, version);
+                return Ok(());
             }
         }
         Err(error.expect("one state is always possible"))
@@ -134,29 +141,39 @@ impl World {
         if damaged.iter().any(|word| *word != 0) {
             self.damage.met(key, damaged)?;
         }
-        let possible = std::iter::once(&expected.state).chain(&expected.others);
+        let certain = std::iter::once(&expected.state).chain(&expected.others);
         let mut error = None;
-        for state in possible {
-            let result = self.compare_version(key, state, version).and_then(|()| {
-                let wrong = state.units.iter().enumerate().find(|(unit, value)| {
-                    !has_bit(damaged, *unit)
-                        && **value != UNKNOWN
-                        && has_bit(written, *unit) != (**value != 0)
-                });
-                match wrong {
-                    None => Ok(()),
-                    Some((unit, value)) => {
-                        let is = if *value == 0 { "not written" } else { "written" };
-                        Err(format!("unit {unit} of {key:?} is {is}; its extents say otherwise"))
+        for state in certain.chain(&expected.later) {
+            match self.compare_extents(key, state, version, written, damaged) {
+                Ok(()) => {
+                    if expected.later.iter().any(|later| later.version == Some(version)) {
+                        self.model.seen(key, version);
                     }
+                    return Ok(());
                 }
-            });
-            match result {
-                Ok(()) => return Ok(()),
                 Err(text) => error = error.or(Some(text)),
             }
         }
         Err(error.expect("one state is always possible"))
+    }
+
+    fn compare_extents(
+        &self,
+        key: BlockKey,
+        state: &State,
+        version: Version,
+        written: &[u64],
+        damaged: &[u64],
+    ) -> Result<(), String> {
+        self.compare_version(key, state, version)?;
+        let wrong = state.units.iter().enumerate().find(|(unit, value)| {
+            !has_bit(damaged, *unit)
+                && **value != UNKNOWN
+                && has_bit(written, *unit) != (**value != 0)
+        });
+        let Some((unit, value)) = wrong else { return Ok(()) };
+        let is = if *value == 0 { "not written" } else { "written" };
+        Err(format!("unit {unit} of {key:?} is {is}; its extents say otherwise"))
     }
 
     /// The store is open again: it must have kept what was certain.

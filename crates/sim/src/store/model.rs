@@ -97,6 +97,9 @@ pub struct Expected {
     pub state: State,
     /// States that are possible too, because a write without an answer may yet be refused.
     pub others: Vec<State>,
+    /// States after each change that was asked later: a read that was overtaken may return one,
+    /// which is certain from then on.
+    pub later: Vec<State>,
 }
 
 /// One note. A content is the order of the request that put it, or 0: none.
@@ -297,10 +300,27 @@ impl Model {
                 others.push(other);
             }
         }
+        let mut newer = state.clone();
+        let later = block.later.iter().filter(|change| change.order > order);
+        let later = later.map(|change| {
+            newer.apply(change);
+            newer.clone()
+        });
+        let later = later.collect();
         block.open_reads.remove(&order);
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
         block.settle(pg);
-        Expected { state, others }
+        Expected { state, others, later }
+    }
+
+    /// A read returned what the change of this version left: it must stay.
+    pub fn seen(&mut self, key: BlockKey, version: Version) {
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
+        for change in block.later.iter_mut().filter(|change| change.version <= version) {
+            change.answered = true;
+        }
+        block.settle(pg);
     }
 
     /// The store is gone, and with it all requests without an answer. What can no more be lost is
