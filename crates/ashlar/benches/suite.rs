@@ -107,7 +107,8 @@ fn path_table(dir: &Path, rounds: usize) {
     json(&mut fill);
 
     println!(
-        "| volume through one OSD | ops/s | p50 us | p99 us | OSD CPU us/op | echo us | raw us | p50 / (echo + raw) |"
+        "| volume through one OSD | ops/s | p50 us | p99 us | OSD CPU us/op | echo us | raw us \
+         | p50 / (echo + raw) |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for (name, options) in LOADS {

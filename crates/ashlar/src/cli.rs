@@ -81,7 +81,6 @@ pub enum Command {
     #[command(after_help = NBD_EXAMPLE)]
     Nbd(NbdArgs),
     /// Run a monitor
-    #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
     Mon {
         /// What to do with it.
         #[command(subcommand)]
@@ -95,9 +94,9 @@ pub struct UpArgs {
     /// Where the cluster lives
     #[arg(long, default_value = ".ashlar")]
     pub dir: PathBuf,
-    /// Number of OSDs; more than before adds some
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub osds: u32,
+    /// Number of OSDs; more than before adds some [default: 3, later what is there]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub osds: Option<u32>,
     /// Size of each new OSD; space is used as it is written
     #[arg(long, default_value = "10GiB")]
     pub osd_size: Size,
@@ -183,6 +182,7 @@ pub enum OsdCommand {
 #[derive(Subcommand)]
 pub enum MonCommand {
     /// Run the monitor whose state lies in a directory
+    #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
     Run {
         /// The directory of its state
         path: PathBuf,

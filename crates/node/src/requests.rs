@@ -205,7 +205,22 @@ impl Node {
         match self.pgs[slot].serving() {
             Serving::Active => Verdict::Serve(slot),
             Serving::Draining { .. } | Serving::Journaling { .. } => Verdict::Wait,
-            Serving::Idle { why } => Verdict::Refuse(Refusal::Incomplete { why: why.clone() }),
+            Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
+        }
+    }
+
+    /// Nobody but the operator ends the wait of a PG that lost data nobody else has: its clients
+    /// are told that their data is damaged. Everything else passes by itself.
+    fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
+        let pool = self.map.pools.get(&scope.pg.pool);
+        match pool.filter(|_| scope.session != SessionId::ZERO && self.store.is_suspect(scope.pg)) {
+            Some(pool) => {
+                let count = pool.pool.block_size.unit_count();
+                let words = (0..count).step_by(64);
+                let units = words.map(|first| u64::MAX >> (64 - (count - first).min(64))).collect();
+                Refusal::Damaged { units }
+            }
+            None => Refusal::Incomplete { why: why.to_owned() },
         }
     }
 

@@ -106,7 +106,9 @@ fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
     let log = OpenOptions::new().create(true).append(true).open(log_path).map_err(cannot)?;
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
     command.arg("up").arg("--dir").arg(dir).arg("--detach");
-    command.arg(format!("--osds={}", args.osds));
+    if let Some(osds) = args.osds {
+        command.arg(format!("--osds={osds}"));
+    }
     command.arg(format!("--osd-size={}B", args.osd_size.0));
     if let Some(commit) = args.commit {
         command.arg(format!("--commit={}", super::setup::commit_name(commit)));

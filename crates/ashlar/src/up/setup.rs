@@ -23,6 +23,9 @@ use crate::output::failure;
 /// How long the monitor and the OSDs may take to come up.
 const START_TIME_MAX: Duration = Duration::from_secs(300);
 
+/// OSDs of a new cluster.
+const OSDS_DEFAULT: usize = 3;
+
 /// Starts the setup; it speaks through `events`.
 pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>) {
     let setup = Setup {
@@ -51,7 +54,7 @@ pub fn commit_name(commit: CommitArg) -> &'static str {
 
 struct Setup {
     dir: PathBuf,
-    osds: u32,
+    osds: Option<u32>,
     osd_size: u64,
     commit: Option<CommitArg>,
     events: Sender<Event>,
@@ -127,7 +130,12 @@ impl Setup {
 
     fn start_osds(&self, config: &Config) -> Result<(), Failure> {
         let mut osds = self.existing_osds();
-        let missing = (self.osds as usize).saturating_sub(osds.len());
+        let wanted = match self.osds {
+            Some(osds) => osds as usize,
+            None if osds.is_empty() => OSDS_DEFAULT,
+            None => osds.len(),
+        };
+        let missing = wanted.saturating_sub(osds.len());
         for number in 1..=missing {
             self.say(format!("making OSD {number} of {missing}"));
             let request = CreateRequest {
