@@ -29,9 +29,9 @@ if [ "$want" = test ]; then
     need mke2fs e2fsprogs
     need fsck.ext4 e2fsprogs
     need losetup mount
-    if ! cargo fmt --version >/dev/null 2>&1; then
-        need rustfmt rustfmt-web
-    fi
+    need debugfs e2fsprogs
+    cargo fmt --version >/dev/null 2>&1 || packages="$packages rustfmt-web"
+    cargo clippy --version >/dev/null 2>&1 || packages="$packages rust-web-clippy"
 fi
 
 if [ -z "$packages" ]; then

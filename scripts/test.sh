@@ -28,17 +28,9 @@ trap finish EXIT
 
 cargo_ci() { cargo "$1" --profile ci --locked "${@:2}"; }
 
-if [ "$what" = all ]; then
-    part install sh scripts/install.sh test
-else
-    part install sh scripts/install.sh build
-fi
-if cargo fmt --version >/dev/null 2>&1; then
-    part format cargo fmt --all --check
-fi
-if cargo clippy --version >/dev/null 2>&1; then
-    part lints cargo_ci clippy --workspace --all-targets --quiet
-fi
+part install sh scripts/install.sh test
+part format cargo fmt --all --check
+part lints cargo_ci clippy --workspace --all-targets --quiet
 part 'unit tests' cargo_ci test --workspace --exclude ashlar
 part 'unit tests of the program' cargo_ci test -p ashlar --bins
 if [ "$what" = check ]; then

@@ -27,7 +27,10 @@ use crate::cli::{Cli, Command, MonCommand, OsdCommand};
 use crate::output::Format;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return wrong_usage(&error),
+    };
     let format = if cli.json { Format::Json } else { Format::Text };
     match run(cli, format) {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,6 +39,20 @@ fn main() -> ExitCode {
             ExitCode::from(if failure.code == "usage" { 2 } else { 1 })
         }
     }
+}
+
+/// Prints help, the version, or what is wrong with the arguments: as JSON if that was asked for.
+fn wrong_usage(error: &clap::Error) -> ExitCode {
+    let wants_json = std::env::args_os().any(|argument| argument == "--json");
+    if error.exit_code() == 0 || !wants_json {
+        let _ = error.print();
+    } else {
+        let text = error.to_string();
+        let message = text.trim_start_matches("error: ").trim_end();
+        let usage = output::failure("usage", message, "see `ashlar --help`");
+        output::print_failure(Format::Json, &usage);
+    }
+    ExitCode::from(if error.exit_code() == 0 { 0 } else { 2 })
 }
 
 fn run(cli: Cli, format: Format) -> Result<(), Failure> {

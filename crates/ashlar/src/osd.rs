@@ -29,12 +29,21 @@ const FAST_WRITE_US_MAX: u64 = 100;
 
 /// What to make an OSD of.
 pub struct CreateRequest<'a> {
-    /// Where, once its id is known.
-    pub path: &'a dyn Fn(OsdId) -> PathBuf,
+    /// Where.
+    pub place: Place<'a>,
     /// Needed for a directory.
     pub size: Option<u64>,
     /// Found by measuring if not given.
     pub commit: Option<CommitArg>,
+}
+
+/// Where to make an OSD.
+#[derive(Clone, Copy)]
+pub enum Place<'a> {
+    /// There: a directory, made if missing, or a block device.
+    At(&'a Path),
+    /// In a new directory `osd.ID` within this one.
+    Within(&'a Path),
 }
 
 /// An OSD that was made.
@@ -56,7 +65,7 @@ pub fn create(
     format: Format,
 ) -> Result<(), Failure> {
     let mut progress = None;
-    let request = CreateRequest { path: &|_| path.to_owned(), size, commit };
+    let request = CreateRequest { place: Place::At(path), size, commit };
     let created = create_osd(config, &request, &mut |done, total| {
         progress.get_or_insert_with(|| Progress::new(format, "writing", total)).set(done);
     })?;
@@ -79,23 +88,56 @@ pub fn create_osd(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CreatedOsd, Failure> {
     // Everything that can be refused is refused before the monitor gives an id away.
-    let place = (request.path)(OsdId::FIRST);
-    if device_at(&place).is_none() && request.size.is_none() {
+    let device = match request.place {
+        Place::At(path) => {
+            refuse_existing(path)?;
+            device_at(path).is_some()
+        }
+        Place::Within(_) => false,
+    };
+    if !device && request.size.is_none() {
         let hint = "say how large it may become: --size 100GiB";
         return Err(failure("invalid", "an OSD in a directory needs a size", hint));
     }
-    if let Some(size) = request.size.filter(|size| *size < blockstore::STORE_SIZE_MIN) {
-        let message = format!("{} is too small for an OSD", size_text(size));
-        return Err(failure("invalid", message, "give it at least 128MiB"));
+    let (Place::At(path) | Place::Within(path)) = request.place;
+    let cannot = |error: io::Error| {
+        let message = format!("cannot make an OSD at {}: {error}", path.display());
+        failure("io", message, "check the path, its permissions and free space")
+    };
+    if !device {
+        fs::create_dir_all(path).map_err(|error| cannot(io::Error::new(path.display(), error)))?;
     }
-    let store = StoreId::new(u128::from_le_bytes(io::random_bytes()));
-    let answer =
-        client::call(config, Command::OsdCreate { store: store.to_string() }, COMMAND_TIME_MAX)?;
+    let probe = io::probe(path).map_err(cannot)?;
+    let mut options = options_of(config, request, &probe);
+    blockstore::create(&options)
+        .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
+    let command = Command::OsdCreate { store: options.store.to_string() };
+    let answer = client::call(config, command, COMMAND_TIME_MAX)?;
     let osd = answer["id"].as_u64().and_then(|id| OsdId::new(u32::try_from(id).ok()?));
-    let osd = osd.ok_or_else(|| failure("protocol", "the monitor gave no OSD id", ""))?;
-    let path = (request.path)(osd);
-    refuse_existing(&path)?;
-    write_store(config, request, osd, store, &path, progress)
+    options.osd = osd.ok_or_else(|| failure("protocol", "the monitor gave no OSD id", ""))?;
+    let path = match request.place {
+        Place::At(path) => path.to_owned(),
+        Place::Within(dir) => dir.join(options.osd.to_string()),
+    };
+    write_store(&options, &probe, &path, progress)
+}
+
+/// What is frozen with the store; its OSD's id is not known yet.
+fn options_of(config: &Config, request: &CreateRequest, probe: &io::Probe) -> CreateOptions {
+    let fast = probe.durable_write_us <= FAST_WRITE_US_MAX;
+    CreateOptions {
+        cluster: config.file.cluster,
+        osd: OsdId::FIRST,
+        store: StoreId::new(u128::from_le_bytes(io::random_bytes())),
+        size: request.size.or(probe.size).unwrap_or_default() / MIB * MIB,
+        sector_size: probe.sector_size,
+        commit: match request.commit {
+            Some(CommitArg::Fsync) => CommitMode::Fsync,
+            Some(CommitArg::Immediate) => CommitMode::Immediate,
+            None if fast => CommitMode::Immediate,
+            None => CommitMode::Fsync,
+        },
+    }
 }
 
 /// The block device at `path`, if it is one.
@@ -114,12 +156,11 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
         Err(failure("exists", message, "name another place, or wipe this one by hand first"))
     };
     if let Some(device) = device_at(path) {
-        let mut start = [0; 4096];
-        let read = File::open(device).and_then(|file| file.read_exact_at(&mut start, 0));
-        if read.is_ok() && start.iter().any(|byte| *byte != 0) {
-            return exists("is not empty: its first 4 KiB hold data");
-        }
-        return Ok(());
+        return match is_empty(device) {
+            Ok(true) => Ok(()),
+            Ok(false) => exists("is not empty: its first or last MiB holds data"),
+            Err(error) => exists(&format!("cannot be read: {error}")),
+        };
     }
     if path.join("blocks").exists() {
         return exists("holds an OSD already");
@@ -130,11 +171,24 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether the ends of a device, where signatures of all kinds lie, hold nothing.
+fn is_empty(device: &Path) -> std::io::Result<bool> {
+    use std::io::Seek;
+    let mut file = File::open(device)?;
+    let size = file.seek(std::io::SeekFrom::End(0))?;
+    let mut bytes = vec![0; MIB.min(size) as usize];
+    for offset in [0, size - bytes.len() as u64] {
+        file.read_exact_at(&mut bytes, offset)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 fn write_store(
-    config: &Config,
-    request: &CreateRequest,
-    osd: OsdId,
-    store: StoreId,
+    options: &CreateOptions,
+    probe: &io::Probe,
     path: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CreatedOsd, Failure> {
@@ -145,24 +199,8 @@ fn write_store(
     if device_at(path).is_none() {
         fs::create_dir_all(path).map_err(|error| cannot(io::Error::new(path.display(), error)))?;
     }
-    let probe = io::probe(path).map_err(cannot)?;
-    let size = request.size.or(probe.size).unwrap_or_default() / MIB * MIB;
-    let fast = probe.durable_write_us <= FAST_WRITE_US_MAX;
-    let commit = match request.commit {
-        Some(CommitArg::Fsync) => CommitMode::Fsync,
-        Some(CommitArg::Immediate) => CommitMode::Immediate,
-        None if fast => CommitMode::Immediate,
-        None => CommitMode::Fsync,
-    };
-    let options = CreateOptions {
-        cluster: config.file.cluster,
-        osd,
-        store,
-        size,
-        sector_size: probe.sector_size,
-        commit,
-    };
-    let created = blockstore::create(&options)
+    let (osd, size, commit) = (options.osd, options.size, options.commit);
+    let created = blockstore::create(options)
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
     io::prepare(&blocks_of(path), size, &created.zero, &created.images, progress)
         .map_err(cannot)?;

@@ -298,7 +298,11 @@ impl Store {
                 Err(StoreError::Damaged { units: units.words(count) })
             }
         };
-        effects.push(Effect::Done { id, result });
+        let answer = Effect::Done { id, result };
+        match read.attempt {
+            0 => effects.push(answer),
+            _ => self.held.push((self.parts().journal.tail(), answer)),
+        }
     }
 
     fn read_again(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
@@ -308,8 +312,17 @@ impl Store {
                 let range = (read.key, read.offset, read.length);
                 self.plan(id, range, info, read.attempt + 1, read.is_extents, effects);
             }
-            None if read.is_extents => self.extents_begin(id, read.key, effects),
-            None => self.read_begin(id, read.key, read.offset, read.length, effects),
+            None => {
+                let mut answers = Vec::new();
+                match read.is_extents {
+                    true => self.extents_begin(id, read.key, &mut answers),
+                    false => {
+                        self.read_begin(id, read.key, read.offset, read.length, &mut answers);
+                    }
+                }
+                let tail = self.parts().journal.tail();
+                self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
+            }
         }
     }
 }

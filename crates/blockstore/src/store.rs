@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use base::{BufferPool, Duration, PgId, PoolId, StripeIndex, Time, Version};
+use base::{BufferPool, Duration, Lsn, PgId, PoolId, StripeIndex, Time, Version};
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
@@ -96,6 +96,9 @@ pub struct Store {
     /// Requests that wait for the journal or for space, in order.
     pub(crate) queue: VecDeque<(RequestId, Request)>,
     pub(crate) reads: BTreeMap<RequestId, Read>,
+    /// Answers of overtaken reads. They hold what later requests wrote, so they wait until
+    /// everything before the lsn is durable: a power cut must not take back what was read.
+    pub(crate) held: Vec<(Lsn, Effect)>,
     pub(crate) report: RecoveryReport,
     /// When the last entry was made.
     pub(crate) written_at: Time,
@@ -120,6 +123,7 @@ impl Store {
             parts: None,
             queue: VecDeque::new(),
             reads: BTreeMap::new(),
+            held: Vec::new(),
             report: RecoveryReport::default(),
             written_at: Time::ZERO,
         };
@@ -202,6 +206,8 @@ impl Store {
         parts.journal.answer(&mut answers);
         parts.journal.flush(&mut self.disk, effects);
         push_durable(answers, effects);
+        let durable = parts.journal.durable();
+        effects.extend(self.held.extract_if(.., |(lsn, _)| *lsn <= durable).map(|(_, held)| held));
     }
 
     /// When the journal has fallen idle, one entry says that all before it is durable.

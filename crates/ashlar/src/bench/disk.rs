@@ -28,12 +28,14 @@ const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 /// Makes a store in a new file of `size` bytes and measures it.
 pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Measured, Failure> {
     let cannot = |error: io::Error| failure("io", error.to_string(), "name a directory with space");
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let sector_size = io::probe(directory).map_err(cannot)?.sector_size;
     let options = CreateOptions {
         cluster: base::ClusterId::new(0),
         osd: base::OsdId::FIRST,
         store: StoreId::new(u128::from_le_bytes(io::random_bytes())),
         size,
-        sector_size: 512,
+        sector_size,
         commit,
     };
     let created = blockstore::create(&options)

@@ -186,12 +186,23 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
 
 /// Stops an OSD of the cluster in `dir` until it is started by hand.
 pub fn stop_osd(dir: &Path, osd: OsdId, format: Format) -> Result<(), Failure> {
-    ask(dir, Request::StopOsd { osd }, format).map(|_| ())
+    ask(dir, Request::StopOsd { osd }, format)?;
+    print_osd(osd, "stopped", format);
+    Ok(())
 }
 
 /// Starts a stopped OSD of the cluster in `dir`.
 pub fn start_osd(dir: &Path, osd: OsdId, format: Format) -> Result<(), Failure> {
-    ask(dir, Request::StartOsd { osd }, format).map(|_| ())
+    ask(dir, Request::StartOsd { osd }, format)?;
+    print_osd(osd, "started", format);
+    Ok(())
+}
+
+fn print_osd(osd: OsdId, state: &str, format: Format) {
+    match format {
+        Format::Json => print_json(&json!({ "id": osd, "state": state })),
+        Format::Text => println!("{osd} is {state}"),
+    }
 }
 
 fn connect(dir: &Path) -> Result<UnixStream, Failure> {

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::supervise::{Event, Role};
 use crate::cli::{CommitArg, UpArgs};
-use crate::osd::{CreateRequest, create_osd};
+use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
 
 /// How long the monitor and the OSDs may take to come up.
@@ -139,7 +139,7 @@ impl Setup {
         for number in 1..=missing {
             self.say(format!("making OSD {number} of {missing}"));
             let request = CreateRequest {
-                path: &|osd| self.dir.join(osd.to_string()),
+                place: Place::Within(&self.dir),
                 size: Some(self.osd_size),
                 commit: self.commit,
             };

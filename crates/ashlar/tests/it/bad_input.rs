@@ -24,7 +24,7 @@ fn bad_names_and_sizes_are_refused() {
         ["volume", "create", "v", "--size", "many"],
         ["volume", "create", "v", "--size", "99999999TiB"],
         ["pool", "create", "p", "--block-size", "5KiB"],
-        ["osd", "stop", "zero", "--json", "--json"],
+        ["osd", "create", "/nowhere", "--size", "-1"],
     ] {
         let output = run(&mut cluster.command(&usage));
         assert_eq!(output.status.code(), Some(2), "{usage:?}: {}", text_of(&output));
@@ -74,7 +74,7 @@ fn foreign_and_damaged_disks_are_refused() {
     let osd = cluster.osd_paths()[0].clone();
     let path = osd.display().to_string();
     let error = cluster.refused(&["osd", "run", &path]);
-    assert!(error["message"].as_str().unwrap_or_default().contains("use"), "{error}");
+    assert!(error["message"].as_str().unwrap_or_default().contains("in use"), "{error}");
     // Made again over one that is there.
     let again = cluster.refused(&["osd", "create", &path, "--size", "256MiB"]);
     assert_eq!(again["code"], "exists", "{again}");

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, finish, run, text_of, wait_for};
+use crate::harness::{
+    Cluster, assert_qemu_io, finish, qemu_io, qemu_io_text, run, text_of, wait_for,
+};
 
-/// fio, writing at random places for `seconds` and verifying what it wrote, in between and at
-/// the end.
+/// fio, writing at random places for `seconds` and reading back and verifying what it wrote in
+/// between.
 fn fio(cluster: &Cluster, volume: &str, seconds: u32) -> Child {
     let mut fio = Command::new("fio");
     fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k,4k", "--iodepth=16"]);
@@ -16,7 +18,7 @@ fn fio(cluster: &Cluster, volume: &str, seconds: u32) -> Child {
     fio.args(["--size=256m", "--verify=crc32c", "--verify_backlog=2048", "--verify_fatal=1"]);
     fio.args(["--time_based", "--bssplit=4k/60:16k/20:128k/15:512k/5", "--randseed=17"]);
     fio.arg(format!("--runtime={seconds}"));
-    fio.args(["--output-format=json"]);
+    fio.args(["--output-format=json", "--verify_state_save=0"]);
     fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     fio.spawn().expect("fio is installed")
 }
@@ -53,7 +55,9 @@ fn fio_survives_kills(name: &str, commit: &str) {
         });
     }
     let (written, verified) = fio_result(fio);
-    println!("{commit}: {written} bytes written, {verified} bytes verified, {kills} kills");
+    crate::harness::report(&format!(
+        "fio, {commit}: {written} bytes written, {verified} bytes verified, {kills} kills"
+    ));
     assert!(written >= 256 << 20, "{written}");
     assert!(verified >= 256 << 20, "{verified}");
     cluster.check_osds();
@@ -77,46 +81,73 @@ fn patient_qemu_io(cluster: &Cluster, volume: &str) -> Command {
          file.reconnect-delay=60,file.open-timeout=60",
         socket.display()
     );
-    let mut qemu = Command::new("qemu-io");
-    qemu.args(["--image-opts", &image]);
+    // A line at a time, so that what is done is known at once.
+    let mut qemu = Command::new("stdbuf");
+    qemu.args(["-oL", "qemu-io", "--image-opts", &image]);
     qemu
 }
 
-/// Writes all over a volume while `interrupt` does its worst, then reads everything back.
-fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut(u32)) {
+/// One command a line: `STEPS` writes of different patterns, all over a volume.
+const STEPS: u32 = 400;
+
+fn pattern_of(step: u32) -> u32 {
+    1 + step % 250
+}
+
+fn place_of(step: u32) -> String {
+    // 512 KiB each, scattered over 256 MiB.
+    format!("{}k 512k", (step * 37 % 512) * 512)
+}
+
+/// Writes all over a volume; after some writes, twice, `interrupt` does its worst among them.
+/// Then everything is read back.
+fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
+    use std::io::{BufRead, BufReader, Write};
     cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
     let mut qemu = patient_qemu_io(cluster, "v");
-    for round in 0..4u32 {
-        for step in 0..64u32 {
-            let pattern = 1 + (round * 64 + step) % 250;
-            qemu.args(["-c", &format!("write -P {pattern} {}k 512k", step * 4096 + round * 512)]);
+    qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = qemu.spawn().expect("qemu-io is installed");
+    let mut input = child.stdin.take().expect("piped");
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    let mut done = 0;
+    let mut wait_for_writes = |until: u32| {
+        let mut line = String::new();
+        while done < until {
+            line.clear();
+            assert!(output.read_line(&mut line).expect("readable") > 0, "ended after {done}");
+            assert!(!line.to_lowercase().contains("failed"), "{line}");
+            done += u32::from(line.contains("wrote 524288/524288"));
         }
-        qemu.args(["-c", "flush"]);
+    };
+    for step in 0..STEPS {
+        writeln!(input, "write -P {} {}", pattern_of(step), place_of(step)).expect("it runs");
+        match step {
+            // What is done is known before the kill; the next writes are under way during it.
+            100 | 250 => wait_for_writes(step - 5),
+            105 | 255 => interrupt(),
+            _ => {}
+        }
     }
-    qemu.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = qemu.spawn().expect("qemu-io is installed");
-    interrupt(0);
-    interrupt(1);
+    writeln!(input, "flush").expect("it runs");
+    drop(input);
+    wait_for_writes(STEPS);
     let output = finish(child, Duration::from_secs(200));
-    let text = text_of(&output);
-    assert!(output.status.success() && !text.contains("failed"), "{text}");
+    assert!(output.status.success(), "{}", text_of(&output));
 
+    let mut newest = std::collections::BTreeMap::new();
+    newest.extend((0..STEPS).map(|step| (place_of(step), pattern_of(step))));
     let mut read = patient_qemu_io(cluster, "v");
-    for round in 0..4u32 {
-        for step in 0..64u32 {
-            let pattern = 1 + (round * 64 + step) % 250;
-            read.args(["-c", &format!("read -P {pattern} {}k 512k", step * 4096 + round * 512)]);
-        }
+    for (place, pattern) in &newest {
+        read.args(["-c", &format!("read -P {pattern} {place}")]);
     }
-    let text = text_of(&run(&mut read));
-    assert!(!text.contains("failed"), "{text}");
+    assert_qemu_io(&run(&mut read), newest.len());
 }
 
 #[test]
 fn writes_go_on_when_the_monitor_is_killed() {
     let cluster = Cluster::up("kill-mon", &["--osds", "2", "--osd-size", "512MiB"]);
     let pid = std::cell::Cell::new(0);
-    writes_survive(&cluster, |_| {
+    writes_survive(&cluster, || {
         pid.set(cluster.pid("mon", 1));
         cluster.kill("mon", 1);
     });
@@ -128,7 +159,7 @@ fn writes_go_on_when_the_monitor_is_killed() {
 #[test]
 fn writes_go_on_when_the_nbd_server_is_killed() {
     let cluster = Cluster::up("kill-nbd", &["--osds", "2", "--osd-size", "512MiB"]);
-    writes_survive(&cluster, |_| {
+    writes_survive(&cluster, || {
         let pid = cluster.pid("nbd", 1);
         crate::harness::kill_9(pid);
         wait_for("a new server", || {
@@ -142,7 +173,7 @@ fn writes_go_on_when_the_nbd_server_is_killed() {
 #[test]
 fn writes_go_on_when_everything_is_killed_at_once() {
     let cluster = Cluster::up("kill-all", &["--osds", "2", "--osd-size", "512MiB"]);
-    writes_survive(&cluster, |_| {
+    writes_survive(&cluster, || {
         cluster.kill_everything();
         cluster.check_stopped_osds();
         cluster.start(&[]);
@@ -163,11 +194,13 @@ fn a_stopped_osd_stays_stopped_and_its_io_waits() {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw", "-c", "write -P 5 0 1M", "-c", "read -P 5 0 1M"]);
     qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let qemu = qemu.spawn().expect("qemu-io is installed");
+    let mut qemu = qemu.spawn().expect("qemu-io is installed");
+    // Longer than `--restart-after`: only a hand brings it back.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(cluster.json(&["osd", "ls"])[0]["up"], false);
+    assert!(qemu.try_wait().expect("a child").is_none(), "its I/O waits");
     cluster.run(&["osd", "start", "osd.1"]);
-    let output = finish(qemu, Duration::from_secs(100));
-    let text = text_of(&output);
-    assert!(output.status.success() && !text.contains("failed"), "{text}");
+    assert_qemu_io(&finish(qemu, Duration::from_secs(100)), 2);
     cluster.check_osds();
 }
 
@@ -175,20 +208,15 @@ fn a_stopped_osd_stays_stopped_and_its_io_waits() {
 fn a_full_disk_refuses_writes_and_recovers_by_deletion() {
     let cluster = Cluster::up("full", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "1GiB"]);
-    let write = |command: &str| {
-        let mut qemu = Command::new("qemu-io");
-        text_of(&run(qemu.args(["-f", "raw", "-c", command]).arg(cluster.uri("v"))))
-    };
-    let first = write("write -P 3 0 64M");
-    assert!(!first.contains("failed"), "{first}");
+    qemu_io(&cluster, "v", &["write -P 3 0 64M"]);
     let mut full = false;
     for step in 1..8 {
-        let text = write(&format!("write -P 4 {}M 64M", step * 64));
+        let text = qemu_io_text(&cluster, "v", &format!("write -P 4 {}M 64M", step * 64));
         if text.contains("No space left") {
             full = true;
             break;
         }
-        assert!(!text.contains("failed"), "{text}");
+        assert!(text.contains("wrote 67108864/67108864"), "{text}");
     }
     assert!(full, "256 MiB held 512 MiB");
     wait_for("the status to name it", || {
@@ -196,12 +224,10 @@ fn a_full_disk_refuses_writes_and_recovers_by_deletion() {
         let checks = status["checks"].as_array().expect("a list").clone();
         checks.iter().any(|check| check["code"].as_str().is_some_and(|c| c.contains("full")))
     });
-    let kept = write("read -P 3 0 64M");
-    assert!(!kept.contains("failed"), "{kept}");
-    let discard = write("discard 64M 960M");
-    assert!(!discard.contains("failed"), "{discard}");
-    wait_for("writes to be accepted again", || !write("write -P 6 64M 32M").contains("failed"));
-    let text = write("read -P 6 64M 32M");
-    assert!(!text.contains("failed"), "{text}");
+    qemu_io(&cluster, "v", &["read -P 3 0 64M", "discard 64M 960M"]);
+    wait_for("writes to be accepted again", || {
+        qemu_io_text(&cluster, "v", "write -P 6 64M 32M").contains("wrote 33554432/33554432")
+    });
+    qemu_io(&cluster, "v", &["read -P 6 64M 32M", "read -P 3 0 64M"]);
     cluster.check_osds();
 }

@@ -149,7 +149,9 @@ impl Cluster {
     /// `osd check` on every OSD while nothing runs.
     pub fn check_stopped_osds(&self) {
         for path in self.osd_paths() {
-            succeed(Command::new(ASHLAR).args(["osd", "check"]).arg(&path));
+            let text = succeed(Command::new(ASHLAR).args(["osd", "check", "--json"]).arg(&path));
+            let report: Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(report["clean"], true, "{}: {report:#}", path.display());
         }
     }
 
@@ -171,6 +173,13 @@ impl Drop for Cluster {
         let mut down = Command::new(ASHLAR);
         let _ = down.arg("down").arg("--dir").arg(self.path()).output();
     }
+}
+
+/// Says something past the test runner's capture, for people who watch the run.
+pub fn report(line: &str) {
+    use std::io::Write;
+    // The runner captures the print macros only.
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Sends SIGKILL.
@@ -211,6 +220,41 @@ pub fn run(command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
     finish(child, PATIENCE)
+}
+
+/// Runs qemu-io commands on a volume; all must be done, and reads must find their pattern.
+pub fn qemu_io(cluster: &Cluster, volume: &str, commands: &[&str]) {
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw"]).arg(cluster.uri(volume));
+    for command in commands {
+        qemu.args(["-c", command]);
+    }
+    assert_qemu_io(&run(&mut qemu), commands.iter().filter(|command| **command != "flush").count());
+}
+
+/// Asserts that a finished qemu-io has done `count` reads, writes and discards in full.
+pub fn assert_qemu_io(output: &Output, count: usize) {
+    let text = text_of(output);
+    assert!(output.status.success(), "{}: {text}", output.status);
+    assert!(!text.to_lowercase().contains("failed"), "{text}");
+    let done = text.lines().filter(|line| is_done_in_full(line)).count();
+    assert_eq!(done, count, "{text}");
+}
+
+/// `wrote N/N bytes at ...`: all of it.
+fn is_done_in_full(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let is_done = matches!(words.next(), Some("wrote" | "read" | "discard"));
+    is_done
+        && words.next().and_then(|word| word.split_once('/')).is_some_and(|(done, all)| done == all)
+}
+
+/// What one qemu-io command prints, whether it is done or not.
+pub fn qemu_io_text(cluster: &Cluster, volume: &str, command: &str) -> String {
+    let mut qemu = Command::new("qemu-io");
+    let text = text_of(&run(qemu.args(["-f", "raw", "-c", command]).arg(cluster.uri(volume))));
+    assert!(!text.contains("can't open"), "{text}");
+    text
 }
 
 /// Waits for a child; kills it and fails after `patience`.

@@ -2,17 +2,13 @@
 
 use std::process::Command;
 
-use crate::harness::{ASHLAR, Cluster, run, succeed, text_of, wait_for};
-
-fn qemu_io(cluster: &Cluster, volume: &str, command: &str) -> std::process::Output {
-    run(Command::new("qemu-io").args(["-f", "raw", "-c", command]).arg(cluster.uri(volume)))
-}
+use crate::harness::{ASHLAR, Cluster, qemu_io, run, succeed, text_of, wait_for};
 
 #[test]
 fn everything_is_intact_after_a_restart() {
     let cluster = Cluster::up("restart", &["--osds", "3", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
-    assert!(qemu_io(&cluster, "v", "write -P 0x31 0 33M").status.success());
+    qemu_io(&cluster, "v", &["write -P 0x31 0 33M"]);
     let volumes = cluster.json(&["volume", "ls"]);
     let pools = cluster.json(&["pool", "ls"]);
     let again = run(Command::new(ASHLAR).args(["up", "--detach", "--dir"]).arg(cluster.path()));
@@ -22,8 +18,7 @@ fn everything_is_intact_after_a_restart() {
     cluster.start(&[]);
     assert_eq!(cluster.json(&["volume", "ls"]), volumes);
     assert_eq!(cluster.json(&["pool", "ls"]), pools);
-    let read = qemu_io(&cluster, "v", "read -P 0x31 0 33M");
-    assert!(!text_of(&read).contains("failed"), "{}", text_of(&read));
+    qemu_io(&cluster, "v", &["read -P 0x31 0 33M"]);
     cluster.down();
     cluster.down();
 }
@@ -57,12 +52,11 @@ fn a_volume_is_made_resized_and_removed() {
     };
     cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
     assert_eq!(cluster.refused(&["volume", "create", "v", "--size", "1GiB"])["code"], "exists");
-    assert!(qemu_io(&cluster, "v", "write -P 9 0 32M").status.success());
+    qemu_io(&cluster, "v", &["write -P 9 0 32M"]);
 
     cluster.run(&["volume", "resize", "v", "64MiB"]);
     assert_eq!(cluster.json(&["volume", "info", "v"])["size_bytes"], 64 << 20);
-    let grown = qemu_io(&cluster, "v", "write -P 8 32M 32M");
-    assert!(grown.status.success(), "{}", text_of(&grown));
+    qemu_io(&cluster, "v", &["write -P 8 32M 32M"]);
 
     cluster.refused(&["volume", "resize", "v", "16MiB"]);
     wait_for("the session to end", || {
@@ -76,10 +70,8 @@ fn a_volume_is_made_resized_and_removed() {
     wait_for("the shrinking to be done", || {
         run(&mut cluster.command(&["volume", "resize", "v", "64MiB"])).status.success()
     });
-    let read = text_of(&qemu_io(&cluster, "v", "read -P 0 16M 48M"));
-    assert!(!read.contains("failed"), "{read}");
-    let read = text_of(&qemu_io(&cluster, "v", "read -P 9 0 16M"));
-    assert!(!read.contains("failed"), "{read}");
+    qemu_io(&cluster, "v", &["read -P 0 16M 48M"]);
+    qemu_io(&cluster, "v", &["read -P 9 0 16M"]);
 
     wait_for("the session to end", || {
         run(&mut cluster.command(&["volume", "rm", "v"])).status.success()
@@ -91,8 +83,7 @@ fn a_volume_is_made_resized_and_removed() {
     });
     // The name is free, and the new volume is empty.
     cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
-    let read = text_of(&qemu_io(&cluster, "v", "read -P 0 0 32M"));
-    assert!(!read.contains("failed"), "{read}");
+    qemu_io(&cluster, "v", &["read -P 0 0 32M"]);
     cluster.check_osds();
 }
 
@@ -129,10 +120,8 @@ fn pools_have_their_own_block_sizes() {
     }
     cluster.wait_active();
     for pool in ["small", "large"] {
-        let write = qemu_io(&cluster, pool, "write -P 0x42 3000 20M");
-        assert!(write.status.success(), "{}", text_of(&write));
-        let read = text_of(&qemu_io(&cluster, pool, "read -P 0x42 3000 20M"));
-        assert!(!read.contains("failed"), "{read}");
+        qemu_io(&cluster, pool, &["write -P 0x42 3000 20M"]);
+        qemu_io(&cluster, pool, &["read -P 0x42 3000 20M"]);
     }
     cluster.check_osds();
 }
@@ -155,9 +144,8 @@ fn a_raw_device_is_an_osd_too() {
     });
     cluster.run(&["pool", "create", "wide", "--failure-domain", "osd", "--pgs", "16"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "wide"]);
-    assert!(qemu_io(&cluster, "v", "write -P 0x66 0 64M").status.success());
-    let read = text_of(&qemu_io(&cluster, "v", "read -P 0x66 0 64M"));
-    assert!(!read.contains("failed"), "{read}");
+    qemu_io(&cluster, "v", &["write -P 0x66 0 64M"]);
+    qemu_io(&cluster, "v", &["read -P 0x66 0 64M"]);
     let pid = rustix::process::Pid::from_child(&daemon);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
     daemon.wait().expect("it ends");

@@ -5,21 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, pattern_file, run, same_bytes, succeed, text_of, wait_for};
-
-fn qemu_io(cluster: &Cluster, volume: &str, commands: &[&str]) -> String {
-    let mut qemu = Command::new("qemu-io");
-    qemu.args(["-f", "raw"]).arg(cluster.uri(volume));
-    for command in commands {
-        qemu.args(["-c", command]);
-    }
-    let output = run(&mut qemu);
-    let text = text_of(&output);
-    assert!(output.status.success(), "{commands:?}: {text}");
-    assert!(!text.contains("Pattern verification failed"), "{text}");
-    assert!(!text.contains("failed:"), "{text}");
-    text
-}
+use crate::harness::{Cluster, pattern_file, qemu_io, run, same_bytes, succeed, text_of, wait_for};
 
 #[test]
 fn exports_are_listed_with_their_sizes() {

@@ -68,6 +68,6 @@ fn ext4_image_comes_back_byte_for_byte() {
 
     let mut fsck = Command::new("/usr/sbin/fsck.ext4");
     succeed(fsck.args(["-f", "-n"]).arg(&back));
-    println!("image of {size} bytes came back byte for byte");
+    crate::harness::report(&format!("ext4 image of {size} bytes came back byte for byte"));
     cluster.check_osds();
 }
