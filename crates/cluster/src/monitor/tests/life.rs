@@ -187,7 +187,9 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
 fn volumes_are_made_listed_and_grown() {
     let mut rig = Rig::with_pool(1, 8);
     let row = rig.make_volume("v", GIB).unwrap();
-    let wanted = json!({ "name": "v", "id": 1, "pool": "p", "size_bytes": GIB, "attached": 0, "sessions": [] });
+    let wanted = json!({
+        "name": "v", "id": 1, "pool": "p", "size_bytes": GIB, "attached": 0, "sessions": [],
+    });
     assert_eq!(row, wanted);
     assert_eq!(code(rig.make_volume("v", GIB)), "exists");
     for size in [0, 1, 4097, 2048 * TIB, u64::MAX] {
