@@ -69,6 +69,8 @@ struct Write {
 struct InFlight {
     purpose: Purpose,
     write: Option<Write>,
+    /// It was refused for want of space before.
+    is_retry: bool,
 }
 
 /// Operations of one store on its disk.
@@ -77,17 +79,25 @@ pub struct Disk {
     in_flight: BTreeMap<DiskOp, InFlight>,
     refused: Vec<InFlight>,
     retry_at: Option<Time>,
+    /// Writes in flight that were refused before: there is no space until one of them is done.
+    retries: usize,
 }
 
 impl Disk {
     pub fn new() -> Disk {
-        Disk { op_last: 0, in_flight: BTreeMap::new(), refused: Vec::new(), retry_at: None }
+        Disk {
+            op_last: 0,
+            in_flight: BTreeMap::new(),
+            refused: Vec::new(),
+            retry_at: None,
+            retries: 0,
+        }
     }
 
     fn begin(&mut self, purpose: Purpose, write: Option<Write>) -> DiskOp {
         self.op_last += 1;
         let op = DiskOp(self.op_last);
-        self.in_flight.insert(op, InFlight { purpose, write });
+        self.in_flight.insert(op, InFlight { purpose, write, is_retry: false });
         op
     }
 
@@ -150,7 +160,9 @@ impl Disk {
 
     /// The operation ended: what it was for.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
-        self.in_flight.remove(&op).expect("each operation ends once").purpose
+        let ended = self.in_flight.remove(&op).expect("each operation ends once");
+        self.retries -= usize::from(ended.is_retry);
+        ended.purpose
     }
 
     /// The file system had no space. True: it was a write, which will be asked again. The bytes
@@ -160,6 +172,7 @@ impl Disk {
             return false;
         }
         let refused = self.in_flight.remove(&op).expect("it was just seen");
+        self.retries -= usize::from(refused.is_retry);
         self.refused.push(refused);
         self.retry_at.get_or_insert(now + NO_SPACE_RETRY);
         true
@@ -167,7 +180,7 @@ impl Disk {
 
     /// Whether a write waits for space in the file system.
     pub fn has_no_space(&self) -> bool {
-        !self.refused.is_empty()
+        !self.refused.is_empty() || self.retries > 0
     }
 
     /// When writes without space are tried again.
@@ -181,9 +194,12 @@ impl Disk {
             return;
         }
         self.retry_at = None;
-        for InFlight { purpose, write } in std::mem::take(&mut self.refused) {
+        for InFlight { purpose, write, .. } in std::mem::take(&mut self.refused) {
             let Write { offset, buffers, durable } = write.expect("only writes are refused");
             self.write(purpose, offset, buffers, durable, effects);
+            let again = self.in_flight.get_mut(&DiskOp(self.op_last)).expect("just asked");
+            again.is_retry = true;
+            self.retries += 1;
         }
     }
 }

@@ -40,6 +40,8 @@ const LEAF_READS_MAX: usize = 64;
 const LEAF_ATTEMPTS_MAX: u32 = 4;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
+/// A sector that cannot be read so often counts as unreadable.
+const READ_ATTEMPTS_MAX: u32 = 4;
 /// More damage than this is not settled by itself.
 const DECISIONS_MAX: usize = 16_000;
 
@@ -64,6 +66,8 @@ pub struct Opening {
     /// Writes in flight.
     writes: usize,
     steps: VecDeque<Step>,
+    /// A newer root could not be used: a checkpoint must replace it.
+    root_was_lost: bool,
 }
 
 /// In the order of time; each says what it waits for.
@@ -105,6 +109,10 @@ struct Fetch {
     size: usize,
     /// Filled piece by piece; what cannot be read stays zeros.
     pieces: Option<BufferMut>,
+    /// How often the piece was tried in vain.
+    attempts: u32,
+    /// A piece could not be read.
+    is_torn: bool,
     piece_size: usize,
     at: usize,
 }
@@ -124,7 +132,9 @@ impl Store {
     fn fetch(&mut self, offset: u64, size: usize, effects: &mut Vec<Effect>) {
         let sector_size = self.parts.as_ref().map(|parts| parts.superblock.sector_size as usize);
         let piece_size = sector_size.unwrap_or(SUPERBLOCK_SIZE);
-        self.opening().fetch = Fetch { offset, size, pieces: None, piece_size, at: 0 };
+        let pieces = None;
+        let fetch = Fetch { offset, size, pieces, attempts: 0, is_torn: false, piece_size, at: 0 };
+        self.opening().fetch = fetch;
         self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
     }
 
@@ -142,9 +152,14 @@ impl Store {
             fetch.pieces = Some(self.pool.take_zeroed(fetch.size));
             return self.fetch_piece(effects);
         };
-        if let Some(buffer) = buffer {
-            pieces[fetch.at..fetch.at + buffer.len()].copy_from_slice(&buffer);
+        fetch.attempts += 1;
+        match buffer {
+            Some(buffer) => pieces[fetch.at..fetch.at + buffer.len()].copy_from_slice(&buffer),
+            // What passes by must not look like a torn write.
+            None if fetch.attempts < READ_ATTEMPTS_MAX => return self.fetch_piece(effects),
+            None => fetch.is_torn = true,
         }
+        fetch.attempts = 0;
         fetch.at += fetch.piece_size;
         if fetch.at < fetch.size {
             return self.fetch_piece(effects);
@@ -273,7 +288,7 @@ impl Store {
     fn root_failed(&mut self, effects: &mut Vec<Effect>) {
         if !self.opening().roots.is_empty() {
             self.count_row('R');
-            self.parts_mut().wants_checkpoint = true;
+            self.opening().root_was_lost = true;
         }
         self.try_root(effects);
     }
@@ -371,8 +386,11 @@ impl Store {
         let parts = self.parts.as_mut().expect("the superblock is known");
         let head = parts.root.replay;
         parts.journal = Journal::new(&parts.superblock, head, tail, previous, cache);
-        let opening = self.opening();
+        let Phase::Opening(opening) = &mut self.phase else {
+            unreachable!("the journal is replayed before the store opens")
+        };
         let acked = opening.survey.acked;
+        parts.wants_checkpoint |= opening.root_was_lost;
         if tail > end {
             opening.decisions.push(Decision::Cut { from: end, to: tail });
         }
@@ -401,6 +419,11 @@ impl Store {
     }
 
     fn rewrite_read(&mut self, at: Lsn, buffer: Buffer, effects: &mut Vec<Effect>) {
+        if self.opening().fetch.is_torn {
+            let reason = "the journal could be read a moment ago and cannot be read now: look at \
+                          the disk, then start this OSD again";
+            return self.stop(reason.to_owned(), effects);
+        }
         let place = self.parts().journal.place(at);
         let next = at.advance(buffer.len() as u64);
         self.write_again(place, buffer, effects);
