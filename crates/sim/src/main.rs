@@ -269,27 +269,21 @@ fn look_for_planted(name: &str, parts: &[Part], seeds: &RangeInclusive<u64>) -> 
         return ExitCode::from(2);
     }
     let mut good = true;
-    for (name, bug) in chosen {
+    for (name, bug) in chosen.into_iter().filter(|(_, bug)| parts.contains(&part_of(*bug))) {
+        let part = part_of(bug);
         let mut found = None;
-        for part in parts {
-            run_seeds(
-                *part,
-                seeds.clone(),
-                false,
-                || plant(Some(bug)),
-                |seed, outcome| {
-                    if let Err(text) = outcome.result {
-                        found = Some((*part, seed, text));
-                    }
-                    found.is_none()
-                },
-            );
-            if found.is_some() {
-                break;
-            }
-        }
+        run_seeds(
+            part,
+            seeds.clone(),
+            false,
+            || plant(Some(bug)),
+            |seed, outcome| {
+                found = outcome.result.err().map(|text| (seed, text));
+                found.is_none()
+            },
+        );
         match found {
-            Some((part, seed, text)) => {
+            Some((seed, text)) => {
                 let count = seed - seeds.start() + 1;
                 let line: String = text.chars().take(100).collect();
                 println!("{name:<26} found by {} after {count:>4} seeds: {line}", part.name());

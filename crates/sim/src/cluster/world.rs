@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use base::{BufferPool, ClusterId, Duration, MonitorId, Time};
+use base::{BufferPool, ClusterId, Duration, Epoch, MonitorId, SessionId, Time};
 use cluster::monitor::{self, Monitor};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
+use format::wire::{Message, Outcome};
 use volume::VolumeHandle;
 
 use super::Process;
@@ -30,7 +31,7 @@ pub fn osd_address(index: usize) -> String {
 }
 
 /// Events after which a run without end is given up.
-const STEP_COUNT_MAX: u64 = 3_000_000;
+const STEP_COUNT_MAX: u64 = 400_000;
 
 /// How long a cluster without faults may take for what was asked.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -67,6 +68,8 @@ pub struct World {
     pub(super) fault_count: u64,
     pub(super) rot_happened: bool,
     step_count: u64,
+    /// The epoch that each request without an answer names.
+    epochs: BTreeMap<(SessionId, u64), Epoch>,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
 }
@@ -161,6 +164,7 @@ impl World {
             fault_count: 0,
             rot_happened: false,
             step_count: 0,
+            epochs: BTreeMap::new(),
             tally: super::tally(),
             trace: Trace::new(run.verbose),
             plan,
@@ -423,6 +427,7 @@ impl World {
                 self.schedule_at(at, Item::Arrive(end));
             }
             NetEffect::Send { connection, message } => {
+                self.check_epoch(&message)?;
                 let wake = self.net.send(self.now, from, connection, &message);
                 self.wake(wake);
             }
@@ -430,6 +435,30 @@ impl World {
                 let wake = self.net.close(self.now, from, connection);
                 self.wake(wake);
             }
+        }
+        Ok(())
+    }
+
+    /// Nothing is done in another epoch than its request names.
+    fn check_epoch(&mut self, message: &Message) -> Result<(), String> {
+        match message {
+            Message::Request(request) => {
+                self.epochs.insert((request.session, request.sequence), request.epoch);
+            }
+            Message::Reply(reply) => {
+                let asked = self.epochs.remove(&(reply.session, reply.sequence));
+                // What finds nothing to change answers with an old version.
+                if let (Some(asked), Ok(Outcome::Written { version, .. })) = (asked, &reply.outcome)
+                    && version.epoch > asked
+                {
+                    return Err(format!(
+                        "request {} of session {} names epoch {asked}, but it got version \
+                         {version}",
+                        reply.sequence, reply.session
+                    ));
+                }
+            }
+            Message::Control(_) => {}
         }
         Ok(())
     }

@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use base::UNIT_SIZE;
+use base::{BlockSize, UNIT_SIZE};
 use blockstore::BlockKey;
 use format::disk::{Area, Superblock};
 use format::door::DiskError;
 
 use super::world::{Operation, Stage, World};
 use crate::disk::WriteFault;
+use crate::random::Chance;
 
 /// What was damaged so far, and what follows from it.
 pub(super) struct Damage {
@@ -131,7 +132,8 @@ impl World {
     /// A lie about a small write to the data area.
     pub(super) fn draw_lie(&mut self, operation: Operation) -> Option<WriteFault> {
         let Operation::Write { offset, length } = operation else { return None };
-        let small = length < 64 * base::KIB;
+        // The smallest large write is a whole block of the smallest size.
+        let small = length < BlockSize::MIN.bytes();
         if !small || !self.damage.data.contains(&offset) || self.stage != Stage::Open {
             return None;
         }
@@ -141,7 +143,7 @@ impl World {
         let unit_count = length.div_ceil(UNIT_SIZE);
         let aside = self.settled_page(self.damage.data.clone());
         let fault = match aside {
-            Some(to) if self.is_settled(to, length) => {
+            Some(to) if self.is_settled(to, length) && self.chaos.chance(Chance::percent(50)) => {
                 self.tally.faults.add("write misdirected", 1);
                 self.damage.units_hit += 2 * unit_count;
                 WriteFault::Misdirected { to }

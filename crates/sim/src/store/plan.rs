@@ -133,13 +133,13 @@ impl Faults {
             power: Chance(random.scale(300..3_000) as u32),
             kill: some(random, 50, 2_000),
             opening: some(random, 60, 50_000),
-            write_error: some(random, 15, 1_000),
-            read_error: some(random, 10, 20_000),
-            no_space: some(random, 10, 20_000),
-            lying: some(random, 12, 20_000),
+            write_error: some(random, 30, 3_000),
+            read_error: some(random, 20, 20_000),
+            no_space: some(random, 20, 20_000),
+            lying: some(random, 25, 60_000),
             rot_data: some(random, 15, 3_000),
-            rot_journal: some(random, 8, 1_000),
-            rot_checkpoint: some(random, 8, 1_000),
+            rot_journal: some(random, 20, 2_000),
+            rot_checkpoint: some(random, 20, 2_000),
         }
     }
 }

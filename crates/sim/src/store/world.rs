@@ -21,7 +21,7 @@ use crate::tally::Tally;
 use crate::trace::Trace;
 
 /// Events after which a run without end is given up.
-const STEP_COUNT_MAX: u64 = 2_000_000;
+const STEP_COUNT_MAX: u64 = 300_000;
 
 /// Everything of one run.
 pub struct World {
