@@ -192,7 +192,7 @@ impl World {
             || self.divorce.is_some()
         {
             self.step()?;
-            if self.asked_count >= self.plan.operation_count && self.fault_count < 5 {
+            if self.asked_count >= self.plan.operation_count && self.tally.faults.sum() < 5 {
                 let process = Process::Osd(self.chaos.index(self.osds.len()));
                 if self.is_running(process) {
                     self.kill(process)?;

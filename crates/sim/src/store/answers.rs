@@ -75,12 +75,7 @@ impl World {
         for state in possible {
             match self.compare(key, &units, state, version, &values) {
                 Ok(()) => {
-                    let tombstone = self.store().is_tombstone(&key);
-                    let deleted = version == Version::ZERO || tombstone;
-                    self.model.learn_version(key, version, deleted);
-                    for (unit, value) in units.zip(values) {
-                        self.model.learn(key, unit, value);
-                    }
+                    self.learn(key, units, state, version, &values);
                     return Ok(());
                 }
                 Err(text) => error = error.or(Some(text)),
@@ -93,6 +88,27 @@ impl World {
             }
         }
         Err(error.expect("one state is always possible"))
+    }
+
+    /// What the model did not know it knows now; not what later changes left.
+    fn learn(
+        &mut self,
+        key: BlockKey,
+        units: Range<u32>,
+        state: &State,
+        version: Version,
+        values: &[u64],
+    ) {
+        if state.version.is_none() {
+            let tombstone = self.store().is_tombstone(&key);
+            let deleted = version == Version::ZERO || tombstone;
+            self.model.learn_version(key, version, deleted);
+        }
+        for (unit, value) in units.zip(values) {
+            if state.units[unit as usize] == UNKNOWN {
+                self.model.learn(key, unit, *value);
+            }
+        }
     }
 
     fn compare(

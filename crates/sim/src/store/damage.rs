@@ -76,8 +76,9 @@ impl Damage {
         }
     }
 
-    /// The store opened: it has made durable what it found.
+    /// The store opened: it has made durable what it found, and what damage cost is settled.
     pub fn opened(&mut self, written_count: u64) {
+        self.flips.clear();
         self.settling = written_count;
     }
 
