@@ -152,7 +152,7 @@ impl Bench {
     }
 
     fn part_done(&mut self, id: RequestId, done: &mut dyn FnMut(usize, Time)) {
-        let slot = id.0 as usize;
+        let slot = (id.0 >> 32) as usize;
         let flight = &mut self.flights[slot];
         assert!(flight.parts_missing > 0);
         flight.parts_missing -= 1;
@@ -170,6 +170,7 @@ impl Bench {
         for stripe in first..=last {
             let from = offset.max(stripe * block) - stripe * block;
             let to = (offset + length).min((stripe + 1) * block) - stripe * block;
+            let id = RequestId((slot as u64) << 32 | (stripe - first));
             let stripe = StripeIndex::new(stripe as u32);
             let hash = stripe_hash(ImageId::FIRST, stripe);
             let key = BlockKey { pool: PG.pool, hash, image: ImageId::FIRST, stripe };
@@ -192,7 +193,7 @@ impl Bench {
                     data,
                 }
             };
-            let event = Event::Request { id: RequestId(slot as u64), request };
+            let event = Event::Request { id, request };
             self.store.apply(now, event, &mut self.effects);
         }
     }
