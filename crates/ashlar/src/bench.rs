@@ -8,49 +8,12 @@ use std::path::Path;
 use base::histogram::Histogram;
 use base::{Duration, UNIT_SIZE};
 use client::Config;
+use client::bench::{Load, OpKind};
 use cluster::message::Failure;
 use serde_json::{Value, json};
 
 use crate::cli::{BenchCommand, CommitArg, LoadArgs, OpArg};
 use crate::output::{Format, failure, print_json, size_text};
-
-/// A load that was checked.
-#[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// What to do.
-    pub kind: OpKind,
-    /// Bytes of one operation; whole units.
-    pub block_size: u64,
-    /// Operations in flight.
-    pub depth: usize,
-    /// How long.
-    pub time: Duration,
-}
-
-/// A kind of operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OpKind {
-    /// Writes at random places.
-    RandomWrite,
-    /// Reads at random places.
-    RandomRead,
-    /// Writes one after another.
-    Write,
-    /// Reads one after another.
-    Read,
-}
-
-impl OpKind {
-    /// Whether it only reads.
-    pub fn is_read(self) -> bool {
-        matches!(self, OpKind::RandomRead | OpKind::Read)
-    }
-
-    /// Whether places follow each other.
-    pub fn is_linear(self) -> bool {
-        matches!(self, OpKind::Write | OpKind::Read)
-    }
-}
 
 /// What was measured.
 pub struct Measured {
@@ -138,6 +101,11 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
     Ok(())
 }
 
+/// How long a load lasts, on the clock of logic.
+fn span_of(load: &Load) -> Duration {
+    Duration::from_nanos(u64::try_from(load.time.as_nanos()).expect("at most a day"))
+}
+
 fn checked(load: LoadArgs) -> Result<Load, Failure> {
     let block_size = load.block_size.0;
     if block_size == 0 || !block_size.is_multiple_of(UNIT_SIZE) || block_size > 32 << 20 {
@@ -150,7 +118,7 @@ fn checked(load: LoadArgs) -> Result<Load, Failure> {
         OpArg::Write => OpKind::Write,
         OpArg::Read => OpKind::Read,
     };
-    let time = Duration::from_secs(u64::from(load.seconds));
+    let time = std::time::Duration::from_secs(u64::from(load.seconds));
     Ok(Load { kind, block_size, depth: load.depth as usize, time })
 }
 
@@ -186,7 +154,7 @@ fn disk_beside_raw(
         is_linear: load.kind.is_linear(),
         block_size: load.block_size,
         depth: load.depth,
-        time: load.time,
+        time: span_of(&load),
         durable: commit == blockstore::CommitMode::Immediate,
     })
     .map_err(cannot)?;

@@ -58,10 +58,7 @@ fn wrong_usage(error: &clap::Error) -> ExitCode {
 fn run(cli: Cli, format: Format) -> Result<(), Failure> {
     let cluster = cli.cluster.as_deref();
     match cli.command {
-        Command::Up(args) => {
-            let background = std::env::var_os("ASHLAR_UP_BACKGROUND").is_some();
-            up::up(args, background, format)
-        }
+        Command::Up(args) => up::up(args, format),
         Command::Down(args) => up::down(args, format),
         Command::Osd(command) => run_osd(command, cluster, format),
         Command::Mon { command: MonCommand::Run { path, parent } } => {

@@ -26,10 +26,10 @@ use crate::output::{Format, failure};
 pub use control::{start_osd, stop_osd};
 
 /// Runs `ashlar up`.
-pub fn up(args: UpArgs, detached_child: bool, format: Format) -> Result<(), Failure> {
+pub fn up(args: UpArgs, format: Format) -> Result<(), Failure> {
     fs::create_dir_all(args.dir.join("log")).map_err(|error| cannot_make(&args.dir, &error))?;
     let dir = fs::canonicalize(&args.dir).map_err(|error| cannot_make(&args.dir, &error))?;
-    if args.detach && !detached_child {
+    if args.detach && !supervise::is_background() {
         return control::detach(&dir, &args, format);
     }
     let Some(lock) = control::take_lock(&dir)? else {

@@ -24,6 +24,18 @@ pub enum OpKind {
     Read,
 }
 
+impl OpKind {
+    /// Whether it only reads.
+    pub fn is_read(self) -> bool {
+        matches!(self, OpKind::RandomRead | OpKind::Read)
+    }
+
+    /// Whether places follow each other.
+    pub fn is_linear(self) -> bool {
+        matches!(self, OpKind::Write | OpKind::Read)
+    }
+}
+
 /// What to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
@@ -57,8 +69,7 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
     assert!(load.depth > 0);
     assert!(load.block_size > 0);
     let mut shell = Shell::new(config, "bench")?;
-    let is_write = matches!(load.kind, OpKind::RandomWrite | OpKind::Write);
-    let attached = attach(&mut shell, name, !is_write)?;
+    let attached = attach(&mut shell, name, load.kind.is_read())?;
     if load.block_size > attached.image.size {
         let message = format!("volume {name} is smaller than one operation");
         return Err(failure("invalid", message, "use a smaller --block-size"));

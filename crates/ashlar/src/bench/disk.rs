@@ -15,10 +15,11 @@ use blockstore::{
     BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings, Store,
     StoreId,
 };
+use client::bench::Load;
 use cluster::message::Failure;
 use io::{Disk, Event as IoEvent, Reactor};
 
-use super::{Load, Measured, Places, cpu_time};
+use super::{Measured, Places, cpu_time, span_of};
 use crate::osd::no_reactor;
 use crate::output::failure;
 
@@ -217,6 +218,7 @@ impl Bench {
     fn measure(&mut self, mut places: Places, load: Load) -> Result<Measured, Failure> {
         let is_read = load.kind.is_read();
         let linear = load.kind.is_linear();
+        let time = span_of(&load);
         self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; load.depth];
         let mut histogram = Histogram::default();
         let (began, cpu) = (self.reactor.now(), cpu_time());
@@ -230,7 +232,7 @@ impl Bench {
             let now = self.reactor.now();
             for (slot, flight_began) in ended.drain(..) {
                 histogram.record(now.since(flight_began));
-                if now.since(began) >= load.time {
+                if now.since(began) >= time {
                     open -= 1;
                 } else {
                     self.start(slot, is_read, places.next(linear), load.block_size);

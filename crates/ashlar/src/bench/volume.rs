@@ -1,30 +1,17 @@
 //! `ashlar bench volume`: the whole path, and what processor time it took the OSDs of this host.
 
 use client::Config;
+use client::bench::Load;
 use cluster::message::{Command, Failure};
 
-use super::{Load, Measured, OpKind};
+use super::Measured;
 use crate::admin::COMMAND_TIME_MAX;
 
 /// Puts the load on a volume.
 pub fn run(config: &Config, name: &str, load: Load) -> Result<Measured, Failure> {
     let osds = osd_pids(config)?;
     let before = cpu_times(&osds);
-    let measured = client::bench::run(
-        config,
-        name,
-        &client::bench::Load {
-            kind: match load.kind {
-                OpKind::RandomWrite => client::bench::OpKind::RandomWrite,
-                OpKind::RandomRead => client::bench::OpKind::RandomRead,
-                OpKind::Write => client::bench::OpKind::Write,
-                OpKind::Read => client::bench::OpKind::Read,
-            },
-            block_size: load.block_size,
-            depth: load.depth,
-            time: std::time::Duration::from_nanos(load.time.as_nanos()),
-        },
-    )?;
+    let measured = client::bench::run(config, name, &load)?;
     let cpu = match (before, cpu_times(&osds)) {
         (Some(before), Some(after)) => {
             Some(base::Duration::from_nanos(after.saturating_sub(before)))

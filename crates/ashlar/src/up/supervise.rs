@@ -102,9 +102,14 @@ struct Supervisor<'a> {
     format: Format,
 }
 
+/// Whether this is the process that `--detach` leaves in the background.
+pub fn is_background() -> bool {
+    std::env::var_os(BACKGROUND_VARIABLE).is_some()
+}
+
 /// Runs the cluster until it is told to stop.
 pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), Failure> {
-    let background = std::env::var_os(BACKGROUND_VARIABLE).is_some();
+    let background = is_background();
     if background {
         // A session of its own: closing the terminal does not reach it.
         let _ = rustix::process::setsid();
