@@ -9,11 +9,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use clap::{Parser, ValueEnum};
+use rustix::time::{ClockId, clock_gettime};
 use sim::outcome::{Outcome, Run};
 use sim::tally::Tally;
 
 /// Seeds from which on every kind of fault must have happened.
 const SEED_COUNT_FOR_ALL_FAULTS: u64 = 50;
+
+/// Operations that each seed asks, at least: fewer say too little.
+const SEED_OPERATION_COUNT_MIN: u64 = 1000;
+
+/// Faults that each seed meets, at least.
+const SEED_FAULT_COUNT_MIN: u64 = 5;
 
 /// Finds of one run that are printed; the rest is counted.
 const FIND_COUNT_PRINTED: u64 = 12;
@@ -41,6 +48,9 @@ struct Arguments {
     /// the feature `planted`.
     #[arg(long)]
     planted: Option<String>,
+    /// Fail if all of it takes more minutes of CPU than this.
+    #[arg(long, value_name = "MINUTES")]
+    cpu_minutes_max: Option<u64>,
 }
 
 /// What is simulated.
@@ -97,14 +107,33 @@ fn main() -> ExitCode {
     let seeds = arguments.seed.map_or(arguments.seeds.0, |seed| seed..=seed);
     let parts = arguments.part.map_or(Part::ALL.to_vec(), |part| vec![part]);
     quiet_panics();
-    if let Some(name) = arguments.planted {
-        return look_for_planted(&name, &parts, &seeds);
-    }
     let mut good = true;
-    for part in parts {
-        good &= run_part(part, seeds.clone(), arguments.trace);
+    if let Some(name) = arguments.planted {
+        match look_for_planted(&name, &parts, &seeds) {
+            Ok(all_found) => good = all_found,
+            Err(usage) => {
+                eprintln!("error: {usage}");
+                return ExitCode::from(2);
+            }
+        }
+    } else {
+        for part in parts {
+            good &= run_part(part, seeds.clone(), arguments.trace);
+        }
     }
+    good &= is_cheap(arguments.cpu_minutes_max);
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints what the run cost; whether that is within the limit.
+fn is_cheap(minutes_max: Option<u64>) -> bool {
+    let seconds = clock_gettime(ClockId::ProcessCPUTime).tv_sec.cast_unsigned();
+    println!("CPU: {} min {:02} s", seconds / 60, seconds % 60);
+    let is_cheap = minutes_max.is_none_or(|minutes| seconds <= minutes * 60);
+    if !is_cheap {
+        println!("FAILED: it may take {} minutes of CPU", minutes_max.unwrap_or_default());
+    }
+    is_cheap
 }
 
 /// A panic in the code under test is a find, and printed as one.
@@ -119,8 +148,21 @@ thread_local! {
     static PANIC_PLACE: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
 }
 
-/// One seed; a panic is a find.
+/// One seed; a panic is a find, and so is a run that tried too little.
 fn run_one(part: Part, run: Run) -> Outcome {
+    let mut outcome = run_caught(part, run);
+    let (operations, faults) = (outcome.tally.operations.sum(), outcome.tally.faults.sum());
+    let is_enough = operations >= SEED_OPERATION_COUNT_MIN && faults >= SEED_FAULT_COUNT_MIN;
+    if outcome.result.is_ok() && !is_enough {
+        outcome.result = Err(format!(
+            "the simulator tried too little: {operations} operations and {faults} faults, not \
+             {SEED_OPERATION_COUNT_MIN} and {SEED_FAULT_COUNT_MIN}"
+        ));
+    }
+    outcome
+}
+
+fn run_caught(part: Part, run: Run) -> Outcome {
     catch_unwind(AssertUnwindSafe(|| part.run(run))).unwrap_or_else(|panic| {
         let text = panic
             .downcast_ref::<String>()
@@ -230,12 +272,14 @@ fn print_total(part: Part, seeds: &RangeInclusive<u64>, total: &Tally, hash: u64
 }
 
 #[cfg(not(feature = "planted"))]
-fn look_for_planted(_name: &str, _parts: &[Part], _seeds: &RangeInclusive<u64>) -> ExitCode {
-    eprintln!(
-        "error: this build has no planted bugs: \
+fn look_for_planted(
+    _name: &str,
+    _parts: &[Part],
+    _seeds: &RangeInclusive<u64>,
+) -> Result<bool, String> {
+    Err("this build has no planted bugs: \
          cargo run --profile ci -p sim --features planted -- --planted all --seeds 1..500"
-    );
-    ExitCode::from(2)
+        .to_string())
 }
 
 /// The part that must find a bug.
@@ -257,16 +301,19 @@ fn part_of(bug: base::planted::Bug) -> Part {
     }
 }
 
-/// Runs seeds with each bug until one finds it; all must be found.
+/// Runs seeds with each bug until one finds it; whether all were found.
 #[cfg(feature = "planted")]
-fn look_for_planted(name: &str, parts: &[Part], seeds: &RangeInclusive<u64>) -> ExitCode {
+fn look_for_planted(
+    name: &str,
+    parts: &[Part],
+    seeds: &RangeInclusive<u64>,
+) -> Result<bool, String> {
     use base::planted::{Bug, plant};
     let chosen: Vec<(&str, Bug)> =
         Bug::ALL.into_iter().filter(|(known, _)| name == "all" || name == *known).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = Bug::ALL.iter().map(|(name, _)| *name).collect();
-        eprintln!("error: no bug is called {name:?}: all, {}", names.join(", "));
-        return ExitCode::from(2);
+        return Err(format!("no bug is called {name:?}: all, {}", names.join(", ")));
     }
     let mut good = true;
     for (name, bug) in chosen.into_iter().filter(|(_, bug)| parts.contains(&part_of(*bug))) {
@@ -294,5 +341,5 @@ fn look_for_planted(name: &str, parts: &[Part], seeds: &RangeInclusive<u64>) -> 
             }
         }
     }
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(good)
 }

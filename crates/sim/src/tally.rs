@@ -18,6 +18,11 @@ impl Counts {
         *self.0.get_mut(name).expect("every name is known beforehand") += count;
     }
 
+    /// How many of one. Requires: the name is known.
+    pub fn get(&self, name: &'static str) -> u64 {
+        self.0[name]
+    }
+
     /// All of them together.
     pub fn sum(&self) -> u64 {
         self.0.values().sum()

@@ -8,6 +8,7 @@
 //!                          Monitor ─ StateDoor
 //! ```
 
+mod arrivals;
 mod chaos;
 mod chart;
 mod disks;
@@ -51,12 +52,20 @@ pub const OPERATIONS: [&str; 12] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 26] = [
+pub const FAULTS: [&str; 34] = [
     "OSD killed",
     "OSD power cut",
     "monitor killed",
     "client killed",
     "connection broken",
+    "connection broken within a frame",
+    "connection's bytes arrived late",
+    "request lost",
+    "reply lost",
+    "control message lost",
+    "request arrived twice",
+    "request arrived late, after its repetition",
+    "requests arrived in another order",
     "partition",
     "client cut off its monitor",
     "message delayed",

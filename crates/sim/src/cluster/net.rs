@@ -1,8 +1,9 @@
 //! The simulated network: connections as the net door promises them.
 //!
-//! Messages of a connection arrive in order, each at most once, until it breaks; then both ends
-//! learn it, each at its own time, and what was on its way may or may not arrive. Messages are
-//! encoded to the bytes of the wire and decoded again.
+//! Messages of a connection arrive in order, each at most once, until it breaks, at any byte; then
+//! both ends learn it, each at its own time. What was sent before that byte still arrives, at once
+//! or long after its sender has gone on over another connection. Messages are encoded to the bytes
+//! of the wire and decoded again.
 //!
 //! Invariants
 //!   1. Events of one end come in the order of its queue, at times that never go back.
@@ -47,8 +48,59 @@ pub struct Weather {
 enum Parcel {
     Accepted(Peer),
     Connected(Peer),
-    Frame { bytes: Vec<u8>, payload: Option<base::Buffer> },
+    Frame { kind: Kind, bytes: Vec<u8>, payload: Option<base::Buffer> },
     Closed(CloseReason),
+}
+
+impl Parcel {
+    /// Bytes of the connection that it takes.
+    fn length(&self) -> u64 {
+        match self {
+            Parcel::Frame { bytes, payload, .. } => {
+                (bytes.len() + payload.as_ref().map_or(0, |payload| payload.len())) as u64
+            }
+            Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => 0,
+        }
+    }
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Request,
+    Reply,
+    Control,
+}
+
+impl Kind {
+    fn of(message: &Message) -> Kind {
+        match message {
+            Message::Request(_) => Kind::Request,
+            Message::Reply(_) => Kind::Reply,
+            Message::Control(_) => Kind::Control,
+        }
+    }
+}
+
+/// What the network did to messages.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Harm {
+    /// A bit of the data flipped.
+    pub corrupted_payloads: u64,
+    /// A bit of header or body flipped.
+    pub corrupted_frames: u64,
+    /// Took long.
+    pub delayed: u64,
+    /// Requests on their way when their connection broke, lost.
+    pub lost_requests: u64,
+    /// Likewise replies.
+    pub lost_replies: u64,
+    /// Likewise messages to and from the monitor.
+    pub lost_controls: u64,
+    /// Connections that broke within a frame.
+    pub torn_frames: u64,
+    /// Connections whose bytes kept arriving after the sender had been told of the end.
+    pub lingering: u64,
 }
 
 struct End {
@@ -70,10 +122,8 @@ pub struct Net {
     by_id: BTreeMap<(Process, ConnectionId), EndId>,
     partitions: BTreeSet<(Process, Process)>,
     accepted_last: u64,
-    /// Bits flipped, by where: payload, frame.
-    pub corrupted: [u64; 2],
-    /// Messages that took long.
-    pub delayed: u64,
+    /// What happened so far.
+    pub harm: Harm,
 }
 
 /// When an end has something to be delivered.
@@ -90,8 +140,7 @@ impl Net {
             by_id: BTreeMap::new(),
             partitions: BTreeSet::new(),
             accepted_last: 1,
-            corrupted: [0; 2],
-            delayed: 0,
+            harm: Harm::default(),
         }
     }
 
@@ -113,7 +162,7 @@ impl Net {
     fn latency(&mut self) -> Duration {
         let usual = 1 + self.random.below(self.weather.latency * 2);
         if self.random.chance(self.weather.delay) {
-            self.delayed += 1;
+            self.harm.delayed += 1;
             return Duration::from_nanos(usual * self.random.scale(10..1000));
         }
         Duration::from_nanos(usual)
@@ -182,19 +231,21 @@ impl Net {
         message: &Message,
     ) -> Option<Wake> {
         let end = *self.by_id.get(&(from, id))?;
+        let kind = Kind::of(message);
         if self.end(end).mute {
+            self.count_lost(kind);
             return None;
         }
         let mut bytes = Vec::new();
         let mut payload = wire::encode(message, &mut bytes);
         if self.random.chance(self.weather.corrupt_frame) {
-            self.corrupted[1] += 1;
+            self.harm.corrupted_frames += 1;
             let at = self.random.index(bytes.len());
             bytes[at] ^= 1 << self.random.below(8);
         } else if let Some(data) = payload.as_ref().filter(|data| !data.is_empty())
             && self.random.chance(self.weather.corrupt_payload)
         {
-            self.corrupted[0] += 1;
+            self.harm.corrupted_payloads += 1;
             let mut copy = self.pool.take(data.len());
             copy.copy_from_slice(data);
             let at = self.random.index(copy.len());
@@ -202,7 +253,7 @@ impl Net {
             payload = Some(copy.freeze());
         }
         let at = now + self.latency();
-        Some(self.push(at, end.other(), Parcel::Frame { bytes, payload }))
+        Some(self.push(at, end.other(), Parcel::Frame { kind, bytes, payload }))
     }
 
     /// A process closes its end; the other learns it after all that was sent before.
@@ -223,31 +274,102 @@ impl Net {
             return None;
         }
         if cut {
-            let count = self.end(end).queue.len();
-            let keep = self.random.index(count + 1);
-            let queue = &mut self.end(end).queue;
-            // Nobody hears of the end of what he never heard of.
-            let accepts = matches!(queue.front(), Some((_, Parcel::Accepted(_))));
-            queue.truncate(keep.max(usize::from(accepts)));
+            self.cut_short(end);
         }
         Some(self.push(at, end, Parcel::Closed(reason)))
     }
 
-    /// A connection breaks for both ends, each learning it at its own time.
+    /// Of what is on its way to an end only what lies before some byte arrives.
+    fn cut_short(&mut self, end: EndId) {
+        let total: u64 = self.end(end).queue.iter().map(|(_, parcel)| parcel.length()).sum();
+        let all_sent = self.random.chance(Chance::percent(30));
+        let mut left = if all_sent { total } else { self.random.below(total + 1) };
+        let mut lost = Vec::new();
+        let mut is_torn = false;
+        self.end(end).queue.retain(|(_, parcel)| match parcel {
+            // Nobody hears of the end of what he never heard of.
+            Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => true,
+            Parcel::Frame { kind, .. } if parcel.length() > left => {
+                is_torn |= left > 0;
+                left = 0;
+                lost.push(*kind);
+                false
+            }
+            Parcel::Frame { .. } => {
+                left -= parcel.length();
+                true
+            }
+        });
+        self.harm.torn_frames += u64::from(is_torn);
+        lost.into_iter().for_each(|kind| self.count_lost(kind));
+    }
+
+    /// Nothing of what is on its way to an end arrives.
+    fn lose_frames(&mut self, end: EndId) {
+        let mut lost = Vec::new();
+        self.end(end).queue.retain(|(_, parcel)| match parcel {
+            // Nobody hears of the end of what he never heard of.
+            Parcel::Accepted(_) => true,
+            Parcel::Connected(_) | Parcel::Closed(_) => false,
+            Parcel::Frame { kind, .. } => {
+                lost.push(*kind);
+                false
+            }
+        });
+        lost.into_iter().for_each(|kind| self.count_lost(kind));
+    }
+
+    fn count_lost(&mut self, kind: Kind) {
+        match kind {
+            Kind::Request => self.harm.lost_requests += 1,
+            Kind::Reply => self.harm.lost_replies += 1,
+            Kind::Control => self.harm.lost_controls += 1,
+        }
+    }
+
+    /// A connection breaks for both ends, each learning it at its own time. `lingers`: what was
+    /// sent to the end that accepted it still lies in kernels and switches, and comes late.
     fn break_connection(
         &mut self,
         now: Time,
         connection: usize,
         reason: CloseReason,
         longest: Duration,
+        lingers: bool,
     ) -> Vec<Wake> {
         let mut wakes = Vec::new();
         for side in 0..2 {
             let after = Duration::from_nanos(self.random.below(longest.as_nanos()));
             let end = EndId { connection, side };
-            wakes.extend(self.lose(now + after, end, reason.clone(), true));
+            let told = self.lose(now + after, end, reason.clone(), true);
+            if lingers && side == 1 && told.is_some() {
+                wakes.extend(self.put_off(end));
+            }
+            wakes.extend(told);
         }
         wakes
+    }
+
+    /// Messages on their way to an end.
+    fn frame_count(&self, end: EndId) -> usize {
+        let queue = &self.ends[end.connection][end.side].queue;
+        queue.iter().filter(|(_, parcel)| matches!(parcel, Parcel::Frame { .. })).count()
+    }
+
+    /// What is on its way to an end comes much later, from some message on.
+    fn put_off(&mut self, end: EndId) -> Option<Wake> {
+        let late = Duration::from_millis(self.random.scale(1..8000));
+        let frame_count = self.frame_count(end);
+        // All but the last parcel, the news of the end, may be in time.
+        let first = self.random.index(frame_count.max(1));
+        let comes_late = frame_count > 0;
+        let queue = &mut self.end(end).queue;
+        for (at, _) in queue.range_mut(first..) {
+            *at = *at + late;
+        }
+        let front = queue.front().map(|(at, _)| (*at, end));
+        self.harm.lingering += u64::from(comes_late);
+        front
     }
 
     /// Breaks one connection, if there is one.
@@ -256,11 +378,21 @@ impl Net {
         if live.is_empty() {
             return None;
         }
-        let connection = *self.random.pick(&live);
+        // Most connections are idle at most times; what breaks under load says more.
+        let is_loaded = |index: &usize| {
+            let end = EndId { connection: *index, side: 1 };
+            self.frame_count(end) > 0
+        };
+        let loaded: Vec<usize> = live.iter().copied().filter(is_loaded).collect();
+        let prefers = !loaded.is_empty() && self.random.chance(Chance::percent(70));
+        let connection = *self.random.pick(if prefers { &loaded } else { &live });
         let [one, other] = &self.ends[connection];
         let (one, other) = (one.process, other.process);
         let longest = Duration::from_millis(self.random.scale(1..500));
-        Some((one, other, self.break_connection(now, connection, CloseReason::Reset, longest)))
+        let lingers = self.random.chance(Chance::percent(50));
+        let reason = CloseReason::Reset;
+        let wakes = self.break_connection(now, connection, reason, longest, lingers);
+        Some((one, other, wakes))
     }
 
     fn is_live(&self, connection: usize) -> bool {
@@ -307,11 +439,13 @@ impl Net {
             if self.random.chance(Chance::percent(70)) {
                 let longest = Duration::from_millis(self.random.scale(10..4000));
                 let reason = CloseReason::TimedOut;
-                // What is on its way is lost: the ends keep nothing but the news.
-                for end in &mut self.ends[connection] {
-                    end.queue.retain(|(_, parcel)| matches!(parcel, Parcel::Accepted(_)));
+                // What was sent to the asker is lost. What was sent to its peer may wait in
+                // kernels until the two reach each other again.
+                let waits = self.random.chance(Chance::percent(50));
+                for side in 0..if waits { 1 } else { 2 } {
+                    self.lose_frames(EndId { connection, side });
                 }
-                wakes.extend(self.break_connection(now, connection, reason, longest));
+                wakes.extend(self.break_connection(now, connection, reason, longest, false));
             }
         }
         wakes
@@ -364,7 +498,7 @@ impl Net {
         let event = match parcel {
             Parcel::Accepted(peer) => NetEvent::Accepted { connection, peer },
             Parcel::Connected(peer) => NetEvent::Connected { connection, peer },
-            Parcel::Frame { bytes, payload } => match self.decode(&bytes, payload) {
+            Parcel::Frame { bytes, payload, .. } => match self.decode(&bytes, payload) {
                 Ok(message) => NetEvent::Received { connection, message },
                 Err(why) => return (Some(self.protocol_error(id, why)), None),
             },
@@ -493,6 +627,31 @@ mod tests {
             assert!(bench.run().is_empty());
         }
         assert!(cut_short > 20);
+    }
+
+    #[test]
+    fn a_connection_breaks_at_any_byte_and_what_came_before_it_may_come_late() {
+        let (mut torn, mut lost, mut late) = (0, 0, 0);
+        for seed in 0..200 {
+            let mut bench = Bench::new(seed, CALM);
+            bench.run();
+            (0..4).for_each(|number| bench.send(number));
+            let sent_at = bench.now;
+            let (_, _, wakes) = bench.net.break_any(bench.now).expect("one is live");
+            bench.due.extend(wakes);
+            let events = bench.run();
+            let got = numbers(&events);
+            assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>());
+            let harm = bench.net.harm;
+            assert_eq!(harm.lost_controls, 4 - got.len() as u64);
+            assert!(harm.torn_frames <= harm.lost_controls);
+            torn += harm.torn_frames;
+            lost += harm.lost_controls;
+            late += u64::from(harm.lingering > 0 && bench.now.since(sent_at).as_millis() > 500);
+        }
+        assert!(torn > 50, "{torn}");
+        assert!(lost > 150, "{lost}");
+        assert!(late > 10, "{late}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use format::wire::{Message, Outcome};
 use volume::VolumeHandle;
 
 use super::Process;
+use super::arrivals::Arrivals;
 use super::chaos::Divorce;
 use super::chart::{Life, Volume};
 use super::disks::{DiskWork, Osd};
@@ -70,6 +71,7 @@ pub struct World {
     step_count: u64,
     /// The epoch that each request without an answer names.
     epochs: BTreeMap<(SessionId, u64), Epoch>,
+    arrivals: Arrivals,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
 }
@@ -165,6 +167,7 @@ impl World {
             rot_happened: false,
             step_count: 0,
             epochs: BTreeMap::new(),
+            arrivals: Arrivals::default(),
             tally: super::tally(),
             trace: Trace::new(run.verbose),
             plan,
@@ -173,9 +176,16 @@ impl World {
 
     /// Hash of the trace, and totals.
     pub fn into_parts(mut self) -> (u64, Tally) {
-        self.tally.faults.add("payload corrupted", self.net.corrupted[0]);
-        self.tally.faults.add("frame corrupted", self.net.corrupted[1]);
-        self.tally.faults.add("message delayed", self.net.delayed);
+        let harm = self.net.harm;
+        let faults = &mut self.tally.faults;
+        faults.add("payload corrupted", harm.corrupted_payloads);
+        faults.add("frame corrupted", harm.corrupted_frames);
+        faults.add("message delayed", harm.delayed);
+        faults.add("request lost", harm.lost_requests);
+        faults.add("reply lost", harm.lost_replies);
+        faults.add("control message lost", harm.lost_controls);
+        faults.add("connection broken within a frame", harm.torn_frames);
+        faults.add("connection's bytes arrived late", harm.lingering);
         (self.trace.hash(), self.tally)
     }
 
@@ -428,6 +438,9 @@ impl World {
             }
             NetEffect::Send { connection, message } => {
                 self.check_epoch(&message)?;
+                if let (Process::Osd(index), Message::Reply(reply)) = (from, &message) {
+                    self.arrivals.answered((index, self.life(from)), reply);
+                }
                 let wake = self.net.send(self.now, from, connection, &message);
                 self.wake(wake);
             }
@@ -513,7 +526,15 @@ impl World {
         }
         match process {
             Process::Monitor => self.apply_monitor(monitor::Event::Net(event)),
-            Process::Osd(index) => self.apply_osd(index, node::Event::Net(event)),
+            Process::Osd(index) => {
+                if let NetEvent::Received { message: Message::Request(request), .. } = &event
+                    && request.session != SessionId::ZERO
+                {
+                    let run = (index, self.life(process));
+                    self.arrivals.note(run, request, &mut self.tally.faults);
+                }
+                self.apply_osd(index, node::Event::Net(event))
+            }
             Process::Client(index) => self.apply_client(index, volume::Event::Net(event)),
             Process::Operator => self.operator_event(event),
         }
