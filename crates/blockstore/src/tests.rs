@@ -137,6 +137,26 @@ fn space_of_zeroed_blocks_is_given_back_when_the_store_is_idle() {
 }
 
 #[test]
+fn records_of_deleted_blocks_are_given_back_after_their_floor() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 32, 10);
+    bench.run();
+    bench.delete(1);
+    bench.run();
+    bench.checkpoint();
+    bench.idle();
+    bench.pass(Duration::from_millis(900));
+    let floor = bench.store.version_of(&key(1));
+    assert!(bench.done(Request::SetFloor { pg: PG, floor }).is_ok());
+    bench.idle();
+    bench.pass(Duration::from_millis(900));
+    assert_eq!(bench.store.version_of(&key(1)), Version::ZERO, "no other write came");
+    assert!(bench.done(Request::SetFloor { pg: PG, floor }).is_ok());
+    bench.idle();
+    assert_eq!(bench.store.deadline(), None, "a floor without tombstones starts nothing");
+}
+
+#[test]
 fn notes_survive() {
     let mut bench = Bench::new(CommitMode::Immediate);
     let entry = NoteKey::Pg(PG);

@@ -348,7 +348,11 @@ impl Parts {
     fn change_pg(&mut self, header: &EntryHeader, pg: PgId, lsn: Lsn) {
         let record = self.pgs.entry(pg).or_default();
         match header.kind {
-            EntryKind::Floor => record.floor = record.floor.max(header.version),
+            EntryKind::Floor => {
+                record.floor = record.floor.max(header.version);
+                // A full store takes no write that would start the checkpoint which drops them.
+                self.gives_back |= self.index.tombstones_up_to(pg, record.floor).next().is_some();
+            }
             EntryKind::Absolve => record.absolved = Some(lsn),
             _ => record.last = record.last.max(header.version),
         }

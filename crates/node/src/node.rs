@@ -193,7 +193,9 @@ impl Node {
 
     fn net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
         match event {
-            NetEvent::Accepted { connection, peer } => self.accepted(connection, peer, effects),
+            NetEvent::Accepted { connection, peer } => {
+                self.accepted(now, connection, peer, effects);
+            }
             NetEvent::Connected { connection, peer } => {
                 self.connected(now, connection, peer, effects);
             }
@@ -210,11 +212,17 @@ impl Node {
         }
     }
 
-    fn accepted(&mut self, connection: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
+    fn accepted(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        peer: Peer,
+        effects: &mut Vec<Effect>,
+    ) {
         let is_ours = peer.cluster == self.identity.cluster;
         let has_business = matches!(peer.role, Role::Client | Role::Monitor(_));
         if is_ours && has_business && matches!(self.phase, Phase::Opening | Phase::Running) {
-            self.sessions.open(connection, peer);
+            self.sessions.open(now, connection, peer);
         } else {
             effects.push(Effect::Net(NetEffect::Close { connection }));
         }
@@ -230,7 +238,7 @@ impl Node {
         if self.link.connection() != Some(connection) {
             return;
         }
-        self.sessions.open(connection, peer);
+        self.sessions.open(now, connection, peer);
         let is_ours = peer.cluster == self.identity.cluster;
         if !is_ours || !matches!(peer.role, Role::Monitor(_)) {
             return self.hang_up(now, connection, effects);
@@ -249,7 +257,12 @@ impl Node {
     }
 
     /// Closes a connection; no event of it follows.
-    fn hang_up(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
+    pub(crate) fn hang_up(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
         self.closed(now, connection);
     }

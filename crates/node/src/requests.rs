@@ -59,7 +59,10 @@ struct Scope {
     pg: PgId,
     epoch: Epoch,
     revision: MapRevision,
+    /// It brings data: refused while the store is full.
     writes_data: bool,
+    /// It takes room in the journal: waits while there is none.
+    changes: bool,
 }
 
 /// What is to be done with a request now.
@@ -104,6 +107,10 @@ impl Scope {
             epoch: request.epoch,
             revision: request.revision,
             writes_data: matches!(request.op, Op::Write { .. }),
+            changes: match request.op {
+                Op::Write { .. } | Op::Zero { .. } | Op::DeleteRange { .. } => true,
+                Op::Read { .. } | Op::Extents { .. } | Op::Sync => false,
+            },
         }
     }
 }
@@ -155,6 +162,8 @@ impl Node {
                 waiting.request.session == session && waiting.connection != connection
             }),
             Arrival::Repeat => return,
+            // Its client connects again, and sends again what has no answer.
+            Arrival::Forgotten => return self.hang_up(now, connection, effects),
             Arrival::TooMany => {
                 return reply(connection, session, sequence, Err(Refusal::Busy), effects);
             }
@@ -198,7 +207,7 @@ impl Node {
         if self.sessions.must_wait(scope.session) {
             return Verdict::Wait;
         }
-        if scope.writes_data && self.store.is_congested() {
+        if scope.changes && self.store.is_congested() {
             self.waits_for_store = true;
             return Verdict::Wait;
         }

@@ -5,8 +5,9 @@
 //!   2. The sequence of a session only grows, over all its connections, since a client gives a new
 //!      one to each retry. What is not above the highest one seen is a repeat, or comes late over
 //!      a connection that the client has left.
-//!   3. A session is remembered while one of its requests may still be on its way: long after the
-//!      last one came.
+//!   3. A session is remembered while its connection is open, and long after its last request. Of
+//!      one that may have been forgotten nothing is taken over a connection from before: there a
+//!      request may come late that was overtaken long ago.
 
 use std::collections::BTreeMap;
 
@@ -14,20 +15,34 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, SessionId, Time};
 use format::door::{Peer, Role};
 
-/// How long a session is remembered after its last request: longer than bytes of an old
-/// connection can lie in a kernel or a handshake.
+/// How long a session is remembered after its last request: longer than a connection's handshake
+/// takes, so one that its client left before that request has been accepted by then, or never is.
 const REMEMBER: Duration = Duration::from_secs(60);
+
+/// How long it is remembered while its connection is open.
+const REMEMBER_CONNECTED: Duration = Duration::from_secs(3600);
 
 /// All connections and sessions.
 #[derive(Default)]
 pub struct Sessions {
     connections: BTreeMap<ConnectionId, Connection>,
     sessions: BTreeMap<SessionId, Session>,
+    forgotten: Option<Forgotten>,
+}
+
+/// What is left of the sessions that were forgotten.
+#[derive(Clone, Copy)]
+struct Forgotten {
+    /// The highest of them. Ids only grow: a session above it was never known.
+    session_max: SessionId,
+    /// When the last one was forgotten.
+    at: Time,
 }
 
 /// One open connection.
 pub struct Connection {
     pub role: Role,
+    opened_at: Time,
     /// The last sequence without a session: a monitor's tasks.
     last_sequence: u64,
     /// Requests that have not been answered.
@@ -57,14 +72,18 @@ pub enum Arrival {
     Moved,
     /// It came before, or over a connection that its session has left: not executed.
     Repeat,
+    /// Its session may have been forgotten, and its connection is older than that: whether it came
+    /// before cannot be told. Over a new connection it can.
+    Forgotten,
     /// Too many sessions.
     TooMany,
 }
 
 impl Sessions {
     /// A connection was opened, by either side.
-    pub fn open(&mut self, connection: ConnectionId, peer: Peer) {
-        let new = Connection { role: peer.role, last_sequence: 0, open_count: 0 };
+    pub fn open(&mut self, now: Time, connection: ConnectionId, peer: Peer) {
+        let role = peer.role;
+        let new = Connection { role, opened_at: now, last_sequence: 0, open_count: 0 };
         let old = self.connections.insert(connection, new);
         assert!(old.is_none());
     }
@@ -97,6 +116,12 @@ impl Sessions {
             return Arrival::New;
         }
         let Some(known) = self.sessions.get_mut(&session) else {
+            let is_forgotten = |forgotten: Forgotten| {
+                session <= forgotten.session_max && link.opened_at <= forgotten.at
+            };
+            if self.forgotten.is_some_and(is_forgotten) {
+                return Arrival::Forgotten;
+            }
             if self.sessions.len() >= sessions_max {
                 return Arrival::TooMany;
             }
@@ -168,9 +193,17 @@ impl Sessions {
 
     /// Forgets sessions that have long been silent.
     pub fn forget_silent(&mut self, now: Time) {
-        self.sessions.retain(|_, session| {
-            let is_silent = now.since(session.seen_at) > REMEMBER;
-            !is_silent || session.started > 0 || session.started_before > 0
+        let Sessions { connections, sessions, forgotten } = self;
+        sessions.retain(|id, session| {
+            let is_connected = connections.contains_key(&session.connection);
+            let span = if is_connected { REMEMBER_CONNECTED } else { REMEMBER };
+            let is_silent = now.since(session.seen_at) > span;
+            if !is_silent || session.started > 0 || session.started_before > 0 {
+                return true;
+            }
+            let before = forgotten.map_or(SessionId::ZERO, |forgotten| forgotten.session_max);
+            *forgotten = Some(Forgotten { session_max: before.max(*id), at: now });
+            false
         });
     }
 }

@@ -678,6 +678,43 @@ fn a_session_is_remembered_for_a_while_after_its_last_request() {
     assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [8]);
 }
 
+#[test]
+fn a_connection_from_before_a_session_was_forgotten_cannot_undo_what_came_after_it() {
+    let mut rig = Rig::serving();
+    let delayed = rig.request(1, write(0, 1, 7));
+    rig.accept(OTHER);
+    rig.send(OTHER, 1, write(0, 1, 8));
+    rig.close(OTHER);
+    rig.advance(Duration::from_secs(120));
+    rig.receive(CLIENT, Message::Request(delayed));
+    assert_eq!(rig.closed, [CLIENT], "its client connects again if it is there");
+    rig.accept(THIRD);
+    let sequence = rig.send(THIRD, 1, read(0, 1));
+    assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [8]);
+}
+
+#[test]
+fn a_session_is_remembered_while_its_connection_is_open_and_new_ones_are_taken_over_old_ones() {
+    let mut rig = Rig::serving();
+    rig.accept(OTHER);
+    rig.ask(1, write(0, 1, 7)).unwrap();
+    rig.send(OTHER, 1, write_in(place(1, 1), 0, 1, 8));
+    let mut gone = rig.request(1, write(1, 1, 9));
+    gone.session = SessionId::new(SESSION.get() - 1);
+    rig.accept(THIRD);
+    rig.receive(THIRD, Message::Request(gone));
+    rig.close(THIRD);
+    rig.advance(Duration::from_secs(120));
+    let sequence = rig.send(OTHER, 1, read(0, 1));
+    assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [7], "idle for long, but connected");
+    let mut new = rig.request(1, read(0, 1));
+    new.session = SessionId::new(SESSION.get() + 1);
+    let sequence = new.sequence;
+    rig.receive(OTHER, Message::Request(new));
+    assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [7], "it was never known");
+    assert!(rig.closed.is_empty());
+}
+
 /// A read of the four units that were written before, after one page of the journal rotted.
 fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
     let mut rig = Rig::serving();
@@ -753,6 +790,53 @@ fn writes_wait_while_the_journal_is_full() {
     rig.release_disk();
     assert_eq!(rig.replies.len(), count as usize);
     assert!(rig.replies.iter().all(|(_, reply)| reply.outcome.is_ok()));
+}
+
+#[test]
+fn zeroes_and_deletions_wait_while_the_journal_is_full() {
+    let settings = Settings { connection_requests_max: 4096, ..Settings::default() };
+    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
+    for stripe in 0..2 {
+        rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).unwrap();
+    }
+    rig.replies.clear();
+    rig.holds_disk = true;
+    let mut stripe = 2;
+    while !rig.node.store.is_congested() {
+        rig.send(CLIENT, 1, write_in(place(1, stripe), 0, 3, 7));
+        stripe += 1;
+    }
+    let waits = |rig: &Rig| rig.node.requests.deadline(Duration::ZERO).is_some();
+    assert!(!waits(&rig), "nothing has come since");
+    let zero = rig.send(CLIENT, 1, Op::Zero { place: place(1, 0), offset: 0, length: UNIT });
+    assert!(waits(&rig));
+    let link = rig.link();
+    let op = Op::DeleteRange { image: ImageId::FIRST, from: StripeIndex::new(1) };
+    let request = Request { session: SessionId::ZERO, ..rig.request(1, op) };
+    let deletion = request.sequence;
+    rig.receive(link, Message::Request(request));
+    rig.release_disk();
+    assert!(!waits(&rig));
+    assert!(rig.reply_to(zero).unwrap().is_ok());
+    assert!(matches!(rig.reply_to(deletion), Some(Ok(Outcome::Deleted { .. }))));
+}
+
+#[test]
+fn records_of_deleted_blocks_make_room_again_in_a_full_osd() {
+    let mut rig = Rig::serving();
+    let mut stripe = 0;
+    // No second passes, so no floor is raised: a tombstone stays of each block.
+    while rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).is_ok() {
+        let zero = Op::Zero { place: place(1, stripe), offset: 0, length: UNIT };
+        assert!(rig.ask(1, zero).is_ok(), "deletes always work");
+        stripe += 1;
+        assert!(stripe < 100_000, "the area for records has its end");
+    }
+    assert_eq!(rig.ask(1, write_in(place(1, stripe), 0, 1, 7)), Err(Refusal::Full));
+    for _ in 0..3 {
+        rig.advance(Duration::from_secs(1));
+    }
+    assert!(rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).is_ok());
 }
 
 #[test]

@@ -140,20 +140,23 @@ impl Pg {
 
     pub(crate) fn noted(&mut self, result: Result<Answer, StoreError>, actions: &mut Vec<Action>) {
         let record = self.noting.take().expect("one note at a time, until its answer");
-        if let Err(error) = result {
-            let why = format!("its activation could not be journaled: {error:?}");
-            if matches!(self.serving, Serving::Journaling { .. }) {
+        let is_awaited = matches!(self.serving, Serving::Journaling { .. });
+        match result {
+            Ok(_) => {
+                if is_awaited {
+                    assert!(record.adopted == self.newest);
+                    self.member_count = record.entry.acting.len();
+                    self.serving = Serving::Active;
+                    actions.push(Action::Activated);
+                }
+                self.record = Some(record);
+            }
+            Err(error) if is_awaited => {
+                let why = format!("its activation could not be journaled: {error:?}");
                 self.serving = Serving::Idle { why };
             }
-            return;
+            Err(_) => {}
         }
-        if matches!(self.serving, Serving::Journaling { .. }) {
-            assert!(record.adopted == self.newest);
-            self.member_count = record.entry.acting.len();
-            self.serving = Serving::Active;
-            actions.push(Action::Activated);
-        }
-        self.record = Some(record);
         // A newer entry may have come meanwhile.
         self.journal_when_drained(actions);
     }

@@ -712,6 +712,35 @@ fn a_newer_entry_is_journaled_after_the_one_on_its_way() {
 }
 
 #[test]
+fn a_newer_entry_is_journaled_after_one_that_could_not_be() {
+    let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
+    let mut actions = Vec::new();
+    bench.pg.activate(entry(1), &mut actions);
+    bench.pg.activate(entry(2), &mut actions);
+    bench.carry_out(actions);
+    let (call, _) = bench.answers.pop_front().unwrap();
+    bench.give(call, Err(StoreError::Full));
+    assert_eq!(bench.pg.serving(), &Serving::Journaling { entry: entry(2) });
+    bench.answer_all();
+    assert_eq!(bench.activated, 1);
+    assert_eq!(bench.pg.record().unwrap().entry.epoch, Epoch::new(2));
+}
+
+#[test]
+fn an_activation_that_cannot_be_journaled_is_tried_again() {
+    let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
+    let mut actions = Vec::new();
+    bench.pg.activate(entry(1), &mut actions);
+    bench.carry_out(actions);
+    let (call, _) = bench.answers.pop_front().unwrap();
+    bench.give(call, Err(StoreError::Full));
+    assert!(matches!(bench.pg.serving(), Serving::Idle { .. }));
+    assert_eq!(bench.pg.epoch_floor(), Epoch::ZERO, "the entry may be tried again");
+    bench.activate(1);
+    assert_eq!(bench.pg.serving(), &Serving::Active);
+}
+
+#[test]
 fn a_halt_during_an_activation_lasts() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
