@@ -2,6 +2,8 @@
 //!
 //! Nothing of ours is in between: what these cost, any program on this machine pays.
 
+mod journaled;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
@@ -17,7 +19,7 @@ use crate::{Error, clock};
 
 /// The part of the file that is used, in bytes; it is filled before anything is measured, so that
 /// no write has to allocate space.
-const RANGE_SIZE_MAX: u64 = 256 << 20;
+pub const RANGE_SIZE_MAX: u64 = 256 << 20;
 const FILL_SIZE: u64 = 4 << 20;
 
 /// A load on a file.
@@ -59,10 +61,17 @@ impl Measured {
     }
 }
 
+pub use journaled::journaled;
+
+/// The part of the file that a load uses, in bytes.
+fn range_of(load: &RawLoad) -> u64 {
+    load.size.min(RANGE_SIZE_MAX) / load.block_size * load.block_size
+}
+
 /// Measures plain io_uring on a file, with O_DIRECT where the file system allows it.
 pub fn raw(load: &RawLoad) -> Result<Measured, Error> {
     let failed = |error: std::io::Error| Error::new("io_uring", error);
-    let range = load.size.min(RANGE_SIZE_MAX) / load.block_size * load.block_size;
+    let range = range_of(load);
     if range == 0 || load.depth == 0 || !load.block_size.is_multiple_of(4096) {
         return Err(Error("the load does not fit the file".into()));
     }
@@ -72,7 +81,8 @@ pub fn raw(load: &RawLoad) -> Result<Measured, Error> {
     let slots: Vec<Slot> = (0..load.depth)
         .map(|_| Slot { buffer: pool.take_zeroed(load.block_size as usize), began: Time::ZERO })
         .collect();
-    let mut run = Run { load, fd: disk.file().as_raw_fd(), range, slots, next: 0, random: 1 };
+    let places = Places::new(range, load);
+    let mut run = Run { load, fd: disk.file().as_raw_fd(), places, slots };
     run.measure(&mut uring).map_err(failed)
 }
 
@@ -106,8 +116,15 @@ struct Slot {
 struct Run<'a> {
     load: &'a RawLoad,
     fd: RawFd,
-    range: u64,
+    places: Places,
     slots: Vec<Slot>,
+}
+
+/// Where the operations of a load go, one after the other.
+struct Places {
+    block_size: u64,
+    count: u64,
+    is_linear: bool,
     next: u64,
     random: u64,
 }
@@ -150,7 +167,7 @@ impl Run<'_> {
     }
 
     fn start(&mut self, uring: &mut IoUring, slot: usize, now: Time) {
-        let offset = self.place();
+        let offset = self.places.next();
         let entry = self.entry(slot, offset);
         self.slots[slot].began = now;
         // SAFETY: the buffer belongs to the slot, which is not used again before the completion
@@ -171,20 +188,27 @@ impl Run<'_> {
         };
         entry.user_data(slot as u64)
     }
+}
 
-    fn place(&mut self) -> u64 {
-        let count = self.range / self.load.block_size;
-        let index = if self.load.is_linear {
+impl Places {
+    fn new(range: u64, load: &RawLoad) -> Places {
+        let block_size = load.block_size;
+        let count = range / block_size;
+        Places { block_size, count, is_linear: load.is_linear, next: 0, random: 1 }
+    }
+
+    fn next(&mut self) -> u64 {
+        let index = if self.is_linear {
             self.next += 1;
-            self.next % count
+            self.next % self.count
         } else {
             // xorshift64: no two neighbours, the same places in each run.
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
-            self.random % count
+            self.random % self.count
         };
-        index * self.load.block_size
+        index * self.block_size
     }
 }
 

@@ -45,10 +45,11 @@ pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Mea
     let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
     reactor.attach_disk(Disk::open(path).map_err(cannot)?);
     let mut bench = Bench::open(reactor, size)?;
-    let places = Places::new(bench.space / 2, load.block_size);
-    if load.kind.is_read() {
-        bench.fill(&places, load.block_size)?;
-    }
+    // As many places as the raw load has, and all of them written once: no operation has to
+    // allocate space.
+    let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
+    let places = Places::new(range, load.block_size);
+    bench.fill(&places, load.block_size)?;
     bench.measure(places, load)
 }
 
@@ -199,7 +200,7 @@ impl Bench {
         }
     }
 
-    /// Writes every place once, so that reads find data.
+    /// Writes every place once.
     fn fill(&mut self, places: &Places, block_size: u64) -> Result<(), Failure> {
         self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; 1];
         let step = BLOCK_SIZE.bytes().max(block_size);

@@ -1,0 +1,187 @@
+//! The least that a store with a journal can cost: the data of each turn copied into one
+//! contiguous write, and each unit written once more, to its place, when half of the ring is full.
+//!
+//! ```text
+//!   turn:  [header|data][header|data]... ──one write──▶ ring of the journal ... all of the turn done
+//!   later: data, from the memory of the ring ──one write each──▶ its place
+//! ```
+//!
+//! No checksums, no index, no checkpoints, no request and no answer: the difference between a store
+//! and this is what the store itself costs; the difference to plain writes is what a journal costs.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+
+use base::histogram::Histogram;
+use base::{BufferMut, BufferPool};
+use io_uring::{IoUring, cqueue, opcode, types};
+
+use super::{Measured, Places, RawLoad, cpu_time, open_filled, range_of, ring};
+use crate::{Error, clock};
+
+/// The ring of the journal, in bytes.
+const RING_SIZE: u64 = 64 << 20;
+/// What precedes the data in the journal, in bytes.
+const HEADER_SIZE: u64 = 512;
+/// Writes to places in flight at once.
+const WRITE_BACKS_MAX: usize = 64;
+/// `user_data` of a write to the journal, and of one to a place.
+const GROUP: u64 = 0;
+const WRITE_BACK: u64 = 1;
+
+/// Measures random writes through a ring on a file. Requires: `load` is one of small random writes.
+pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
+    let failed = |error: std::io::Error| Error::new("io_uring", error);
+    assert!(!load.is_read);
+    let places = range_of(load);
+    if load.depth == 0 || load.block_size > RING_SIZE / 64 || load.size < RING_SIZE + places {
+        return Err(Error("the load does not fit the file".into()));
+    }
+    let disk = open_filled(&load.path, RING_SIZE + places)?;
+    let mut uring = ring(load.depth + WRITE_BACKS_MAX).map_err(failed)?;
+    let pool = BufferPool::default();
+    let mut run = Run {
+        load,
+        fd: disk.file().as_raw_fd(),
+        places: Places::new(places, load),
+        source: pool.take_zeroed(load.block_size as usize),
+        ring: pool.take_zeroed(RING_SIZE as usize),
+        tail: 0,
+        head: 0,
+        todo: VecDeque::new(),
+        until: None,
+        todo_count: 0,
+        write_backs: 0,
+    };
+    let measured = run.measure(&mut uring);
+    if measured.is_err() {
+        // The kernel may still use the memory: it is given up.
+        std::mem::forget(std::mem::replace(&mut run.ring, pool.take(0)));
+    }
+    measured.map_err(failed)
+}
+
+struct Run<'a> {
+    load: &'a RawLoad,
+    fd: RawFd,
+    places: Places,
+    /// What every operation writes.
+    source: BufferMut,
+    ring: BufferMut,
+    /// Bytes ever written to the ring.
+    tail: u64,
+    /// Bytes of it whose data is in its places.
+    head: u64,
+    /// Data in the ring that is not on its way to its place: position in the ring, and place.
+    todo: VecDeque<(u64, u64)>,
+    /// While data is written back: up to which byte of the ring.
+    until: Option<u64>,
+    /// Of `todo`, how much is part of that.
+    todo_count: usize,
+    write_backs: usize,
+}
+
+impl Run<'_> {
+    /// One turn after the other: `depth` operations begin and end together.
+    fn measure(&mut self, uring: &mut IoUring) -> std::io::Result<Measured> {
+        let mut histogram = Histogram::default();
+        let (begin, cpu_begin) = (clock::now(), cpu_time());
+        let mut now = begin;
+        while now.since(begin) < self.load.time {
+            let began = now;
+            self.write_group(uring);
+            let mut missing = true;
+            while missing || self.tail - self.head > RING_SIZE - self.group_size() {
+                self.write_back(uring);
+                uring.submit_and_wait(1)?;
+                now = clock::now();
+                while let Some(completion) = uring.completion().next() {
+                    check(&completion)?;
+                    match completion.user_data() {
+                        GROUP => missing = false,
+                        _ => self.write_backs -= 1,
+                    }
+                }
+            }
+            (0..self.load.depth).for_each(|_| histogram.record(now.since(began)));
+        }
+        while self.write_backs > 0 {
+            uring.submit_and_wait(1)?;
+            while let Some(completion) = uring.completion().next() {
+                check(&completion)?;
+                self.write_backs -= 1;
+            }
+        }
+        let (elapsed, cpu) = (now.since(begin), cpu_time().since(cpu_begin));
+        Ok(Measured { histogram, elapsed, cpu })
+    }
+
+    fn group_size(&self) -> u64 {
+        self.load.depth as u64 * (HEADER_SIZE + self.load.block_size)
+    }
+
+    /// Copies the turn's data into the ring and writes it there.
+    fn write_group(&mut self, uring: &mut IoUring) {
+        let size = self.group_size();
+        let rest = RING_SIZE - self.tail % RING_SIZE;
+        if size > rest {
+            self.tail += rest;
+        }
+        let at = self.tail % RING_SIZE;
+        for index in 0..self.load.depth as u64 {
+            let data = at + index * (HEADER_SIZE + self.load.block_size) + HEADER_SIZE;
+            let to = data as usize..(data + self.load.block_size) as usize;
+            self.ring[to].copy_from_slice(&self.source);
+            self.todo.push_back((data, RING_SIZE + self.places.next()));
+        }
+        self.tail += size;
+        self.write(uring, (at, at, size), self.load.durable, GROUP);
+    }
+
+    /// Writes data to its places while the ring is more than half full.
+    fn write_back(&mut self, uring: &mut IoUring) {
+        if self.until.is_none() && self.tail - self.head > RING_SIZE / 2 {
+            self.until = Some(self.tail);
+            // The group in flight waits for the next time.
+            self.todo_count = self.todo.len() - self.load.depth;
+        }
+        let Some(until) = self.until else { return };
+        while self.write_backs < WRITE_BACKS_MAX && self.todo_count > 0 {
+            let (from, place) = self.todo.pop_front().expect("counted");
+            self.todo_count -= 1;
+            self.write_backs += 1;
+            self.write(uring, (place, from, self.load.block_size), false, WRITE_BACK);
+        }
+        if self.todo_count == 0 && self.write_backs == 0 {
+            self.head = until - self.group_size();
+            self.until = None;
+        }
+    }
+
+    /// Writes `size` bytes from `from` in the ring to `place` of the file.
+    fn write(
+        &self,
+        uring: &mut IoUring,
+        (place, from, size): (u64, u64, u64),
+        durable: bool,
+        user_data: u64,
+    ) {
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        let bytes = &self.ring[from as usize..(from + size) as usize];
+        let entry = opcode::Write::new(types::Fd(self.fd), bytes.as_ptr(), size as u32)
+            .offset(place)
+            .rw_flags(flags)
+            .build()
+            .user_data(user_data);
+        // SAFETY: the bytes belong to the ring's memory, which outlives the uring's operations:
+        // `measure` ends when all have ended, and where it fails the memory is never freed.
+        unsafe { uring.submission().push(&entry) }.expect("the ring has room for all");
+    }
+}
+
+fn check(completion: &cqueue::Entry) -> std::io::Result<()> {
+    match completion.result() {
+        1.. => Ok(()),
+        error => Err(std::io::Error::from_raw_os_error(-error)),
+    }
+}
