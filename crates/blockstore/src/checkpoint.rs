@@ -99,9 +99,13 @@ struct WriteBack {
     writes: usize,
 }
 
+/// Journal data of a block, and how many reads it waits for. Units are in no order.
 #[derive(Default)]
 struct BlockData {
-    units: BTreeMap<u32, Buffer>,
+    /// From memory: compared when it came, not again.
+    kept: Vec<(u32, Buffer)>,
+    /// From the disk: to be compared.
+    read: Vec<(u32, Buffer)>,
     missing: usize,
 }
 
@@ -260,7 +264,7 @@ impl Store {
         for (unit, state) in parts.frozen[&key].iter() {
             let UnitState::Journal(_, lsn) = state else { continue };
             if let Some(bytes) = parts.journal.data(lsn, UNIT) {
-                data.units.insert(unit, bytes);
+                data.kept.push((unit, bytes));
                 continue;
             }
             match &mut run {
@@ -299,7 +303,7 @@ impl Store {
         if let Some(buffer) = buffer {
             for index in 0..buffer.len() / UNIT {
                 let bytes = buffer.slice(index * UNIT..(index + 1) * UNIT);
-                data.units.insert(unit + index as u32, bytes);
+                data.read.push((unit + index as u32, bytes));
             }
         }
         if data.missing == 0 {
@@ -309,38 +313,19 @@ impl Store {
         self.parts_mut().checkpoint = Some(checkpoint);
     }
 
-    /// Compares journal data of a block and writes it to its place, in runs of units. A unit whose
-    /// data is lost becomes damaged.
+    /// Writes journal data of a block to its place, in runs of units. A unit whose data is lost
+    /// becomes damaged.
     fn write_block(&mut self, key: BlockKey, data: BlockData, effects: &mut Vec<Effect>) -> usize {
         let parts = self.parts.as_mut().expect("it is open");
         let location = parts.frozen_info(&key).expect("it has a place").location;
         let place = parts.place(location);
-        let overlay = parts.frozen.get_mut(&key).expect("it is frozen");
-        let mut runs: Vec<(u32, Vec<Buffer>)> = Vec::new();
-        let mut lost = UnitSet::EMPTY;
-        let units: Vec<(u32, UnitState)> = overlay.iter().collect();
-        for (unit, state) in units {
-            let UnitState::Journal(checksum, _) = state else { continue };
-            let whole = data.units.get(&unit).filter(|bytes| Parts::matches(bytes, checksum));
-            let Some(bytes) = whole else {
-                overlay.set(unit, UnitState::Damaged);
-                lost.insert(unit);
-                continue;
-            };
-            match runs.last_mut() {
-                Some((first, buffers)) if *first + buffers.len() as u32 == unit => {
-                    buffers.push(bytes.clone());
-                }
-                _ => runs.push((unit, vec![bytes.clone()])),
-            }
-        }
-        if !lost.is_empty() {
-            parts.found_damaged(key, lost);
-        }
-        let count = runs.len();
-        for (first, buffers) in runs {
-            let offset = place + first as u64 * UNIT_SIZE;
+        let units = parts.whole_units(key, data);
+        let mut count = 0;
+        for run in units.chunk_by(|before, next| before.0 + 1 == next.0) {
+            let offset = place + run[0].0 as u64 * UNIT_SIZE;
+            let buffers = run.iter().map(|(_, bytes)| bytes.clone()).collect();
             self.disk.write(Purpose::WriteBack, offset, buffers, false, effects);
+            count += 1;
         }
         count
     }
@@ -510,7 +495,7 @@ impl Parts {
         self.frozen = std::mem::take(&mut self.live);
         self.frozen_bytes = std::mem::take(&mut self.live_bytes);
         self.drop_tombstones();
-        self.checkpoint = Some(Checkpoint {
+        self.checkpoint = Some(Box::new(Checkpoint {
             until: self.journal.tail(),
             previous: self.journal.previous(),
             sequence: self.root.sequence + 1,
@@ -522,7 +507,7 @@ impl Parts {
             stage: Stage::Durable,
             page_queue: VecDeque::new(),
             page_writes: 0,
-        });
+        }));
     }
 
     /// Tombstones up to the floor of their PG leave the index, and the checkpoint.
@@ -558,6 +543,34 @@ impl Parts {
         todo.sort_unstable();
         assert!(todo.iter().all(|(location, _)| *location != LOCATION_NONE));
         WriteBack { todo: todo.into(), ..WriteBack::default() }
+    }
+
+    /// Journal data of a frozen block in the order of units; what was read is compared. Units whose
+    /// data is lost become damaged.
+    fn whole_units(&mut self, key: BlockKey, data: BlockData) -> Vec<(u32, Buffer)> {
+        let BlockData { kept: mut units, read, missing } = data;
+        assert!(missing == 0);
+        let overlay = self.frozen.get_mut(&key).expect("it is frozen");
+        let expected = overlay.journal_units_count();
+        if units.len() == expected {
+            return units;
+        }
+        units.extend(read.into_iter().filter(|(unit, bytes)| match overlay.get(*unit) {
+            Some(UnitState::Journal(checksum, _)) => Parts::matches(bytes, checksum),
+            _ => unreachable!("only journal data is read"),
+        }));
+        units.sort_unstable_by_key(|(unit, _)| *unit);
+        if units.len() < expected {
+            let is_lost = |(unit, state): (u32, UnitState)| {
+                let is_whole = units.binary_search_by_key(&unit, |(unit, _)| *unit).is_ok();
+                (matches!(state, UnitState::Journal(..)) && !is_whole).then_some(unit)
+            };
+            let mut lost = UnitSet::EMPTY;
+            overlay.iter().filter_map(is_lost).for_each(|unit| lost.insert(unit));
+            lost.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
+            self.found_damaged(key, lost);
+        }
+        units
     }
 
     /// Which leaves are written anew: those with frozen blocks, or all where they are sparse.
@@ -660,7 +673,7 @@ impl Parts {
         freed.push(Freed { location: info.location, block_size: info.block_size, discard: true });
         self.freed_bytes += info.block_size.bytes();
         let info = BlockInfo { location: LOCATION_NONE, ..info };
-        self.set_info(key, Some(info));
+        self.set_info(key, self.index.get(&key), Some(info));
         self.rotten.remove(&key);
         Some(self.record(key, info, |_| UnitState::Zero))
     }
@@ -715,7 +728,7 @@ impl Parts {
     }
 
     /// The root is durable: everything that only older roots named is free.
-    fn finish_checkpoint(&mut self, checkpoint: Checkpoint, root: Root) {
+    fn finish_checkpoint(&mut self, checkpoint: Box<Checkpoint>, root: Root) {
         self.journal.trim(checkpoint.until);
         self.root = root;
         self.frozen.clear();

@@ -100,9 +100,14 @@ impl Overlay {
         self.patches.iter().map(|patch| (patch.unit as u32, patch.state()))
     }
 
+    /// Units whose data waits in the journal to be written back.
+    pub fn journal_units_count(&self) -> usize {
+        self.iter().filter(|(_, state)| matches!(state, UnitState::Journal(..))).count()
+    }
+
     /// Whether data of it waits in the journal to be written back.
     pub fn has_journal_data(&self) -> bool {
-        self.iter().any(|(_, state)| matches!(state, UnitState::Journal(..)))
+        self.journal_units_count() > 0
     }
 
     /// About what it takes in memory, in bytes.

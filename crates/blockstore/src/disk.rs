@@ -4,7 +4,7 @@
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
 //! it is asked again.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
 use format::door::{DiskEffect, DiskOp};
@@ -75,8 +75,10 @@ struct InFlight {
 
 /// Operations of one store on its disk.
 pub struct Disk {
-    op_last: u64,
-    in_flight: BTreeMap<DiskOp, InFlight>,
+    /// The first operation in `in_flight`; they are numbered in order.
+    op_first: u64,
+    /// `None`: it ended, before the first one.
+    in_flight: VecDeque<Option<InFlight>>,
     refused: Vec<InFlight>,
     retry_at: Option<Time>,
     /// Writes in flight that were refused before: there is no space until one of them is done.
@@ -86,8 +88,8 @@ pub struct Disk {
 impl Disk {
     pub fn new() -> Disk {
         Disk {
-            op_last: 0,
-            in_flight: BTreeMap::new(),
+            op_first: 1,
+            in_flight: VecDeque::new(),
             refused: Vec::new(),
             retry_at: None,
             retries: 0,
@@ -95,10 +97,22 @@ impl Disk {
     }
 
     fn begin(&mut self, purpose: Purpose, write: Option<Write>) -> DiskOp {
-        self.op_last += 1;
-        let op = DiskOp(self.op_last);
-        self.in_flight.insert(op, InFlight { purpose, write, is_retry: false });
-        op
+        self.in_flight.push_back(Some(InFlight { purpose, write, is_retry: false }));
+        DiskOp(self.op_first + self.in_flight.len() as u64 - 1)
+    }
+
+    fn get_mut(&mut self, op: DiskOp) -> &mut Option<InFlight> {
+        let index = op.0.checked_sub(self.op_first).expect("each operation ends once");
+        &mut self.in_flight[index as usize]
+    }
+
+    fn remove(&mut self, op: DiskOp) -> InFlight {
+        let ended = self.get_mut(op).take().expect("each operation ends once");
+        while let Some(None) = self.in_flight.front() {
+            self.in_flight.pop_front();
+            self.op_first += 1;
+        }
+        ended
     }
 
     /// Reads `size` bytes into a new buffer.
@@ -160,7 +174,7 @@ impl Disk {
 
     /// The operation ended: what it was for.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
-        let ended = self.in_flight.remove(&op).expect("each operation ends once");
+        let ended = self.remove(op);
         self.retries -= usize::from(ended.is_retry);
         ended.purpose
     }
@@ -168,10 +182,10 @@ impl Disk {
     /// The file system had no space. True: it was a write, which will be asked again. The bytes
     /// and the place stay the same, so a part already written does no harm.
     pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
-        if self.in_flight.get(&op).is_none_or(|in_flight| in_flight.write.is_none()) {
+        if self.get_mut(op).as_ref().is_none_or(|in_flight| in_flight.write.is_none()) {
             return false;
         }
-        let refused = self.in_flight.remove(&op).expect("it was just seen");
+        let refused = self.remove(op);
         self.retries -= usize::from(refused.is_retry);
         self.refused.push(refused);
         self.retry_at.get_or_insert(now + NO_SPACE_RETRY);
@@ -197,7 +211,7 @@ impl Disk {
         for InFlight { purpose, write, .. } in std::mem::take(&mut self.refused) {
             let Write { offset, buffers, durable } = write.expect("only writes are refused");
             self.write(purpose, offset, buffers, durable, effects);
-            let again = self.in_flight.get_mut(&DiskOp(self.op_last)).expect("just asked");
+            let again = self.in_flight.back_mut().and_then(Option::as_mut).expect("just asked");
             again.is_retry = true;
             self.retries += 1;
         }

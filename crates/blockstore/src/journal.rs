@@ -35,7 +35,8 @@ pub const LARGE_IN_FLIGHT_MAX: usize = 64;
 /// An entry that waits for its group to be written.
 struct OpenEntry {
     data_lsn: Lsn,
-    header: Vec<u8>,
+    /// Bytes of its header, the next ones in `open_headers`.
+    header_size: usize,
     data: Option<Buffer>,
 }
 
@@ -95,7 +96,9 @@ pub struct Journal {
     tail: Lsn,
     /// Checksum of the last entry.
     previous: Checksum,
-    open: Vec<OpenEntry>,
+    open: VecDeque<OpenEntry>,
+    /// Headers of the open entries, one after the other.
+    open_headers: Vec<u8>,
     open_start: Lsn,
     groups: VecDeque<Group>,
     written: Lsn,
@@ -135,7 +138,8 @@ impl Journal {
             head,
             tail,
             previous,
-            open: Vec::new(),
+            open: VecDeque::new(),
+            open_headers: Vec::new(),
             open_start: tail,
             groups: VecDeque::new(),
             written: tail,
@@ -215,20 +219,17 @@ impl Journal {
         self.large.len()
     }
 
-    /// Appends an entry and returns its lsn and where its data begins. `header` needs no lsn, size
-    /// and chain. Requires: there is room.
-    pub fn append(&mut self, mut header: EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
+    /// Appends an entry and returns its lsn and where its data begins. Fills in the header's lsn,
+    /// size and chain. Requires: there is room.
+    pub fn append(&mut self, header: &mut EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
         let count = header.checksums.len();
         assert!(header.kind.is_inline() == data.is_some());
         assert!(data.as_ref().is_none_or(|data| data.len() as u64 == count as u64 * UNIT_SIZE));
         header.size = EntryHeader::size_of(header.kind, count, self.sector_size);
         if header.size as u64 > self.rest_of_ring() {
-            let pad = EntryHeader {
-                kind: EntryKind::Pad,
-                size: self.rest_of_ring() as u32,
-                ..plain_header(EntryKind::Pad)
-            };
-            self.push(pad, None);
+            let size = self.rest_of_ring() as u32;
+            let mut pad = EntryHeader { size, ..plain_header(EntryKind::Pad) };
+            self.push(&mut pad, None);
             self.close_group();
         }
         let placed = self.push(header, data);
@@ -239,7 +240,7 @@ impl Journal {
         placed
     }
 
-    fn push(&mut self, mut header: EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
+    fn push(&mut self, header: &mut EntryHeader, data: Option<Buffer>) -> (Lsn, Lsn) {
         let lsn = self.tail;
         header.lsn = lsn;
         header.previous = self.previous;
@@ -247,11 +248,11 @@ impl Journal {
         assert!(header.size as u64 <= self.rest_of_ring());
         assert!(self.used() + header.size as u64 <= self.size);
         let header_size = EntryHeader::header_size(header.checksums.len(), self.sector_size);
-        let mut bytes = vec![0; header_size as usize];
-        self.previous = header.encode(self.store_tag, &mut bytes);
+        let header_size = header_size as usize;
+        self.previous = header.encode(self.store_tag, header_size, &mut self.open_headers);
         self.tail = lsn.advance(header.size as u64);
         let data_lsn = lsn.advance(header_size as u64);
-        self.open.push(OpenEntry { data_lsn, header: bytes, data });
+        self.open.push_back(OpenEntry { data_lsn, header_size, data });
         (lsn, data_lsn)
     }
 
@@ -309,30 +310,32 @@ impl Journal {
         for index in first..self.groups.len() {
             let (start, end) = (self.groups[index].start, self.groups[index].end);
             let count = self.open.partition_point(|entry| entry.data_lsn <= end);
-            let entries: Vec<OpenEntry> = self.open.drain(..count).collect();
-            let pieces = self.gather(start, entries, pool);
+            let pieces = self.gather(start, count, pool);
             self.groups[index].stage = GroupStage::Closed(pieces);
         }
     }
 
-    fn gather(&mut self, start: Lsn, entries: Vec<OpenEntry>, pool: &BufferPool) -> Vec<Buffer> {
+    /// The bytes of the first `count` open entries, which begin at `start`.
+    fn gather(&mut self, start: Lsn, count: usize, pool: &BufferPool) -> Vec<Buffer> {
         let mut pieces = Vec::new();
-        let mut at = start;
-        let mut entries = entries.into_iter().peekable();
-        while entries.peek().is_some() {
+        let (mut at, mut next, mut header_at) = (start, 0, 0);
+        while next < count {
             // A run of small entries, up to and with the header of one whose data is its own piece.
-            let mut run: Vec<(Vec<u8>, Option<Buffer>)> = Vec::new();
+            let mut run: Vec<(&[u8], &[u8])> = Vec::with_capacity(count - next);
             let mut piece = None;
-            for entry in entries.by_ref() {
-                let by_itself = entry.data.as_ref().is_some_and(|data| {
+            for entry in self.open.range(next..count) {
+                next += 1;
+                let header = &self.open_headers[header_at..header_at + entry.header_size];
+                header_at += entry.header_size;
+                let by_itself = entry.data.as_ref().filter(|data| {
                     data.len() >= COPY_SIZE_MAX && data.is_aligned_to(self.sector_size as usize)
                 });
-                if by_itself {
-                    run.push((entry.header, None));
-                    piece = entry.data;
+                if let Some(data) = by_itself {
+                    run.push((header, &[]));
+                    piece = Some(data.clone());
                     break;
                 }
-                run.push((entry.header, entry.data));
+                run.push((header, entry.data.as_deref().unwrap_or(&[])));
             }
             let copied = copy_run(&run, pool);
             for piece in [Some(copied), piece].into_iter().flatten() {
@@ -341,6 +344,8 @@ impl Journal {
                 pieces.push(piece);
             }
         }
+        self.open.drain(..count);
+        self.open_headers.drain(..header_at);
         pieces
     }
 
@@ -515,7 +520,7 @@ impl Journal {
 
     /// Records the durable lsn. Requires: there is room.
     pub fn append_idle(&mut self) {
-        self.append(plain_header(EntryKind::Idle), None);
+        self.append(&mut plain_header(EntryKind::Idle), None);
         self.idle = self.tail;
     }
 
@@ -532,16 +537,14 @@ impl Journal {
     }
 }
 
-fn copy_run(run: &[(Vec<u8>, Option<Buffer>)], pool: &BufferPool) -> Buffer {
-    let data_size = |data: &Option<Buffer>| data.as_ref().map_or(0, |data| data.len());
-    let size = run.iter().map(|(header, data)| header.len() + data_size(data)).sum();
+/// Headers and data of entries as they lie in the journal.
+fn copy_run(run: &[(&[u8], &[u8])], pool: &BufferPool) -> Buffer {
+    let size = run.iter().map(|(header, data)| header.len() + data.len()).sum();
     let mut buffer = pool.take(size);
     let mut at = 0;
-    for (header, data) in run {
-        for bytes in [&header[..], data.as_deref().unwrap_or(&[])] {
-            buffer[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        }
+    for bytes in run.iter().flat_map(|(header, data)| [header, data]) {
+        buffer[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
     }
     buffer.freeze()
 }

@@ -504,9 +504,9 @@ impl Store {
             return self.stop(reason.to_owned(), effects);
         }
         let length = bytes.len() as u32;
-        let header = format::disk::EntryHeader { length, checksums, ..plain_header(kind) };
+        let mut header = format::disk::EntryHeader { length, checksums, ..plain_header(kind) };
         parts.journal.limit_recorded(Some(acked));
-        parts.journal.append(header, Some(data));
+        parts.journal.append(&mut header, Some(data));
         parts.journal.limit_recorded(None);
         parts.journal.submit(&self.pool, &mut self.disk, effects);
     }

@@ -51,8 +51,8 @@ fn stray(lsn: Lsn, previous: u32) -> Vec<u8> {
         size: 512,
         ..plain_header(EntryKind::Idle)
     };
-    let mut bytes = vec![0; 512];
-    header.encode(options(CommitMode::Fsync, 512).store.tag(), &mut bytes);
+    let mut bytes = Vec::new();
+    header.encode(options(CommitMode::Fsync, 512).store.tag(), 512, &mut bytes);
     bytes
 }
 

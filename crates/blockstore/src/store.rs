@@ -74,7 +74,7 @@ pub(crate) struct Parts {
     pub pgs: BTreeMap<PgId, PgRecord>,
     pub notes: BTreeMap<NoteKey, Rc<[u8]>>,
     pub notes_bytes: u64,
-    pub checkpoint: Option<Checkpoint>,
+    pub checkpoint: Option<Box<Checkpoint>>,
     pub wants_checkpoint: bool,
     /// Something was deleted or zeroed since the last checkpoint began: the next one gives space
     /// back.

@@ -103,9 +103,10 @@ impl Store {
             }
             _ => {}
         }
-        match self.admit(&request) {
+        let old = key_of(&request).and_then(|key| self.parts().index.get(&key));
+        match self.admit(&request, old) {
             Admit::Now(plan) => {
-                self.accept(id, request, plan, effects);
+                self.accept(id, request, plan, old, effects);
                 None
             }
             Admit::Wait { checkpoint } => {
@@ -119,20 +120,21 @@ impl Store {
         }
     }
 
-    fn admit(&self, request: &Request) -> Admit {
+    /// `old`: what the index says of the block of the request.
+    fn admit(&self, request: &Request, old: Option<BlockInfo>) -> Admit {
         let parts = self.parts();
         let (kind, units) = match request {
-            Request::Write { key, block_size, offset, data, .. } => {
-                return self.admit_write(*key, *block_size, *offset, data.len() as u64);
+            Request::Write { block_size, offset, data, .. } => {
+                return self.admit_write(old, *block_size, *offset, data.len() as u64);
             }
-            Request::Zero { key, block_size, .. } => {
-                if !parts.has_record_space(parts.index.get(key), *block_size, false) {
+            Request::Zero { block_size, .. } => {
+                if !parts.has_record_space(old, *block_size, false) {
                     return Admit::Refuse(StoreError::Full);
                 }
                 (EntryKind::Zero, 0)
             }
-            Request::Delete { key, .. } => {
-                if !parts.has_record_space(parts.index.get(key), BlockSize::MIN, false) {
+            Request::Delete { .. } => {
+                if !parts.has_record_space(old, BlockSize::MIN, false) {
                     return Admit::Refuse(StoreError::Full);
                 }
                 (EntryKind::Delete, 0)
@@ -152,9 +154,14 @@ impl Store {
         }
     }
 
-    fn admit_write(&self, key: BlockKey, size: BlockSize, offset: u32, length: u64) -> Admit {
+    fn admit_write(
+        &self,
+        old: Option<BlockInfo>,
+        size: BlockSize,
+        offset: u32,
+        length: u64,
+    ) -> Admit {
         let parts = self.parts();
-        let old = parts.index.get(&key);
         let has_place = old.is_some_and(|old| old.location != LOCATION_NONE);
         if self.disk.has_no_space() || !parts.has_record_space(old, size, true) {
             return Admit::Refuse(StoreError::Full);
@@ -189,7 +196,14 @@ impl Store {
         }
     }
 
-    fn accept(&mut self, id: RequestId, request: Request, plan: Plan, effects: &mut Vec<Effect>) {
+    fn accept(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        plan: Plan,
+        old: Option<BlockInfo>,
+        effects: &mut Vec<Effect>,
+    ) {
         self.written_at = self.now;
         match request {
             Request::Write { pg, key, block_size, version, offset, checksums, data } => {
@@ -203,7 +217,7 @@ impl Store {
                     checksums,
                     ..plain_header(EntryKind::Write)
                 };
-                self.accept_write(id, header, data, plan, effects);
+                self.accept_write(id, header, data, plan, old, effects);
             }
             Request::Zero { pg, key, block_size, version, offset, length } => {
                 let header = EntryHeader {
@@ -212,20 +226,21 @@ impl Store {
                     length,
                     ..block_header(EntryKind::Zero, pg, key, version)
                 };
-                self.accept_entry(id, header, None);
+                self.accept_entry(id, header, None, old);
             }
             Request::Delete { pg, key, version } => {
-                self.accept_entry(id, block_header(EntryKind::Delete, pg, key, version), None);
+                let header = block_header(EntryKind::Delete, pg, key, version);
+                self.accept_entry(id, header, None, old);
             }
             Request::Note { key, bytes } => self.accept_note(id, key, &bytes),
             Request::SetFloor { pg, floor } => {
                 let header =
                     EntryHeader { pg: Some(pg), version: floor, ..plain_header(EntryKind::Floor) };
-                self.accept_entry(id, header, None);
+                self.accept_entry(id, header, None, old);
             }
             Request::Absolve { pg } => {
                 let header = EntryHeader { pg: Some(pg), ..plain_header(EntryKind::Absolve) };
-                self.accept_entry(id, header, None);
+                self.accept_entry(id, header, None, old);
             }
             Request::Read { .. } | Request::Extents { .. } | Request::Sync | Request::Record => {
                 unreachable!("taken before")
@@ -239,22 +254,23 @@ impl Store {
         mut header: EntryHeader,
         data: Buffer,
         plan: Plan,
+        old: Option<BlockInfo>,
         effects: &mut Vec<Effect>,
     ) {
         let (key, block_size) = (header.key.expect("set"), header.block_size.expect("set"));
         assert!(header.checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
         let parts = self.parts.as_mut().expect("requests come after Opened");
-        let place = parts.index.get(&key).map_or(LOCATION_NONE, |old| old.location);
+        let place = place_of(old);
         header.location = match plan == Plan::Large || place == LOCATION_NONE {
             true => parts.allocator.allocate(block_size).expect("admitted only with space"),
             false => place,
         };
         if plan != Plan::Large {
-            return self.accept_entry(id, header, Some(data));
+            return self.accept_entry(id, header, Some(data), old);
         }
         header.kind = EntryKind::WriteLarge;
         let offset = parts.place(header.location) + header.offset as u64;
-        let lsn = self.journal_entry(&header, None);
+        let lsn = self.journal_entry(&mut header, None, old);
         let parts = self.parts.as_mut().expect("requests come after Opened");
         let data = match data.is_aligned_to(parts.superblock.sector_size as usize) {
             true => data,
@@ -275,7 +291,7 @@ impl Store {
         let (data, checksums) = self.padded(bytes);
         let length = bytes.len() as u32;
         let header = EntryHeader { pg, length, checksums, ..plain_header(EntryKind::Note) };
-        self.accept_entry(id, header, Some(data));
+        self.accept_entry(id, header, Some(data), None);
     }
 
     /// The bytes padded with zeros to whole units, and the units' checksums.
@@ -288,22 +304,34 @@ impl Store {
         (data.freeze(), checksums)
     }
 
-    fn accept_entry(&mut self, id: RequestId, header: EntryHeader, data: Option<Buffer>) {
+    fn accept_entry(
+        &mut self,
+        id: RequestId,
+        mut header: EntryHeader,
+        data: Option<Buffer>,
+        old: Option<BlockInfo>,
+    ) {
         let key = header.key;
-        let lsn = self.journal_entry(&header, data);
+        let lsn = self.journal_entry(&mut header, data, old);
         self.parts_mut().journal.wait(id, lsn, key);
     }
 
-    /// Journals a change and applies it.
-    fn journal_entry(&mut self, header: &EntryHeader, data: Option<Buffer>) -> Lsn {
-        let parts = self.parts_mut();
-        if let Some(key) = header.key {
-            let old = parts.index.get(&key).map_or(Version::ZERO, |info| info.version);
-            assert!(old < header.version, "versions of a block only grow");
+    /// Journals a change and applies it. `old`: what the index says of its block.
+    fn journal_entry(
+        &mut self,
+        header: &mut EntryHeader,
+        data: Option<Buffer>,
+        old: Option<BlockInfo>,
+    ) -> Lsn {
+        if header.key.is_some() {
+            let version = old.map_or(Version::ZERO, |old| old.version);
+            assert!(version < header.version, "versions of a block only grow");
         }
+        let parts = self.parts_mut();
         let note = data.clone().filter(|_| header.kind == EntryKind::Note);
-        let (lsn, data_lsn) = parts.journal.append(header.clone(), data);
-        parts.change(header, lsn, data_lsn, UnitSet::EMPTY, note.as_deref().unwrap_or(&[]));
+        let (lsn, data_lsn) = parts.journal.append(header, data);
+        let change = Change { header, old, lsn, data_lsn, bad: UnitSet::EMPTY };
+        parts.change(&change, note.as_deref().unwrap_or(&[]));
         lsn
     }
 }
@@ -321,26 +349,37 @@ fn block_header(kind: EntryKind, pg: PgId, key: BlockKey, version: Version) -> E
     EntryHeader { key: Some(key), pg: Some(pg), version, ..plain_header(kind) }
 }
 
+/// Where the block lies.
+fn place_of(info: Option<BlockInfo>) -> u32 {
+    info.map_or(LOCATION_NONE, |info| info.location)
+}
+
+/// An entry that changes the store.
+pub(crate) struct Change<'a> {
+    pub header: &'a EntryHeader,
+    /// What the index says of its block.
+    pub old: Option<BlockInfo>,
+    pub lsn: Lsn,
+    pub data_lsn: Lsn,
+    /// Units of the entry whose data is lost.
+    pub bad: UnitSet,
+}
+
 impl Parts {
-    /// Applies an entry: the same for a request and for recovery. `bad` are units of the entry
-    /// whose data is lost; `note` is the inline data of a note.
-    pub(crate) fn change(
-        &mut self,
-        header: &EntryHeader,
-        lsn: Lsn,
-        data_lsn: Lsn,
-        bad: UnitSet,
-        note: &[u8],
-    ) {
+    /// Applies an entry: the same for a request and for recovery. `note` is the inline data of a
+    /// note.
+    pub(crate) fn change(&mut self, change: &Change, note: &[u8]) {
+        let header = change.header;
+        debug_assert!(header.key.is_none_or(|key| self.index.get(&key) == change.old));
         if let Some(pg) = header.pg {
-            self.change_pg(header, pg, lsn);
+            self.change_pg(header, pg, change.lsn);
         }
         match (header.kind, header.key) {
             (EntryKind::Note, _) => self.change_note(header, note),
-            (EntryKind::Write, Some(key)) => self.change_inline(header, key, data_lsn, bad),
-            (EntryKind::WriteLarge, Some(key)) => self.change_large(header, key),
-            (EntryKind::Zero, Some(key)) => self.change_zero(header, key),
-            (EntryKind::Delete, Some(key)) => self.change_delete(header, key),
+            (EntryKind::Write, Some(key)) => self.change_inline(change, key),
+            (EntryKind::WriteLarge, Some(key)) => self.change_large(change, key),
+            (EntryKind::Zero, Some(key)) => self.change_zero(change, key),
+            (EntryKind::Delete, Some(key)) => self.change_delete(change, key),
             _ => {}
         }
     }
@@ -369,28 +408,28 @@ impl Parts {
         self.notes_bytes -= old.map_or(0, |old| old.len() as u64);
     }
 
-    fn change_inline(&mut self, header: &EntryHeader, key: BlockKey, data_lsn: Lsn, bad: UnitSet) {
-        let old = self.place_of(&key);
+    fn change_inline(&mut self, change: &Change, key: BlockKey) {
+        let header = change.header;
+        let is_new = place_of(change.old) == LOCATION_NONE;
         self.overlay(key, |overlay| {
-            if old == LOCATION_NONE {
+            if is_new {
                 overlay.reset();
             }
             for (index, checksum) in header.checksums.iter().enumerate() {
                 let unit = header.offset / UNIT_SIZE as u32 + index as u32;
-                let state = match bad.contains(index as u32) {
+                let lsn = change.data_lsn.advance(index as u64 * UNIT_SIZE);
+                let state = match change.bad.contains(index as u32) {
                     true => UnitState::Damaged,
-                    false => {
-                        UnitState::Journal(*checksum, data_lsn.advance(index as u64 * UNIT_SIZE))
-                    }
+                    false => UnitState::Journal(*checksum, lsn),
                 };
                 overlay.set(unit, state);
             }
         });
-        self.moved(header, key, old, false);
+        self.moved(change, key, header.location, false);
     }
 
-    fn change_large(&mut self, header: &EntryHeader, key: BlockKey) {
-        let old = self.place_of(&key);
+    fn change_large(&mut self, change: &Change, key: BlockKey) {
+        let header = change.header;
         self.overlay(key, |overlay| {
             overlay.reset();
             for (index, checksum) in header.checksums.iter().enumerate() {
@@ -398,14 +437,14 @@ impl Parts {
                 overlay.set(unit, UnitState::Place(*checksum));
             }
         });
-        self.moved(header, key, old, false);
+        self.moved(change, key, header.location, false);
     }
 
-    fn change_zero(&mut self, header: &EntryHeader, key: BlockKey) {
-        let old = self.place_of(&key);
+    fn change_zero(&mut self, change: &Change, key: BlockKey) {
+        let header = change.header;
         let block_size = header.block_size.expect("the format demands it");
         let is_whole = header.length as u64 == block_size.bytes();
-        let location = if is_whole { LOCATION_NONE } else { old };
+        let location = if is_whole { LOCATION_NONE } else { place_of(change.old) };
         self.overlay(key, |overlay| {
             if location == LOCATION_NONE {
                 return overlay.reset();
@@ -415,45 +454,38 @@ impl Parts {
                 overlay.set(unit, UnitState::Zero);
             }
         });
-        let header = EntryHeader { location, ..header.clone() };
-        self.moved(&header, key, old, true);
+        self.moved(change, key, location, true);
     }
 
-    fn change_delete(&mut self, header: &EntryHeader, key: BlockKey) {
-        let old = self.place_of(&key);
+    fn change_delete(&mut self, change: &Change, key: BlockKey) {
         self.overlay(key, |overlay| overlay.reset());
-        let header = EntryHeader { location: LOCATION_NONE, ..header.clone() };
-        self.moved(&header, key, old, true);
+        self.moved(change, key, LOCATION_NONE, true);
     }
 
-    fn place_of(&self, key: &BlockKey) -> u32 {
-        self.index.get(key).map_or(LOCATION_NONE, |info| info.location)
-    }
-
-    /// Writes what the entry says of its block into the index and frees the old place; `discard`:
-    /// the change takes data away.
-    fn moved(&mut self, header: &EntryHeader, key: BlockKey, old_place: u32, discard: bool) {
-        let old = self.index.get(&key);
-        let old_size = old.map(|info| info.block_size);
+    /// Writes what the entry says of its block, which lies at `location` now, into the index and
+    /// frees the old place; `discard`: the change takes data away.
+    fn moved(&mut self, change: &Change, key: BlockKey, location: u32, discard: bool) {
+        let Change { header, old, .. } = *change;
+        let (old_place, old_size) = (place_of(old), old.map(|info| info.block_size));
         let info = BlockInfo {
             version: header.version,
             pg: header.pg.expect("the format demands it").number as u16,
             block_size: header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
-            location: header.location,
+            location,
             tombstone: header.kind == EntryKind::Delete,
         };
         self.gives_back |= discard && old_place != LOCATION_NONE;
-        if old_place != LOCATION_NONE && old_place != header.location {
+        if old_place != LOCATION_NONE && old_place != location {
             self.free(old_place, old_size.expect("it has a place"), discard);
         }
-        self.set_info(key, Some(info));
-        self.forget_rotten(header, key);
+        self.set_info(key, old, Some(info));
+        self.forget_rotten(header, location, key);
     }
 
-    fn forget_rotten(&mut self, header: &EntryHeader, key: BlockKey) {
+    fn forget_rotten(&mut self, header: &EntryHeader, location: u32, key: BlockKey) {
         let Some(rotten) = self.rotten.get_mut(&key) else { return };
         let first = header.offset / UNIT_SIZE as u32;
-        match header.location == LOCATION_NONE || header.kind == EntryKind::WriteLarge {
+        match location == LOCATION_NONE || header.kind == EntryKind::WriteLarge {
             true => *rotten = UnitSet::EMPTY,
             false => (first..first + header.length / UNIT_SIZE as u32)
                 .for_each(|unit| rotten.remove(unit)),
@@ -464,11 +496,16 @@ impl Parts {
     }
 
     /// Changes the index, and keeps what it said for the checkpoint being made.
-    pub(crate) fn set_info(&mut self, key: BlockKey, info: Option<BlockInfo>) {
+    pub(crate) fn set_info(
+        &mut self,
+        key: BlockKey,
+        old: Option<BlockInfo>,
+        info: Option<BlockInfo>,
+    ) {
         if let Some(frozen) = self.frozen.get_mut(&key)
             && frozen.info.is_none()
         {
-            frozen.info = Some(self.index.get(&key));
+            frozen.info = Some(old);
         }
         self.index.set(key, info);
     }

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use base::planted::{self, Bug};
 use base::{Buffer, Checksum, Lsn, UNIT_SIZE};
-use format::disk::{Decision, EntryHeader, EntryKind, LOCATION_NONE, LOCATION_STEP, UnitSet};
+use format::disk::{Decision, EntryHeader, EntryKind, LOCATION_STEP, UnitSet};
 
 use super::survey::{bad_units, inline_data};
 use super::{CHUNK_SIZE, Stage};
 use crate::decide::{Header, Seen, Verdict, decide};
 use crate::index::BlockInfo;
 use crate::store::Store;
+use crate::write::Change;
 use crate::{BlockKey, Effect};
 
 /// Where replay stands.
@@ -257,25 +258,24 @@ impl Store {
         data: &[u8],
     ) -> Result<(), String> {
         let parts = self.parts_mut();
-        if let (EntryKind::Write | EntryKind::WriteLarge, Some(key), Some(block_size), Some(pg)) =
-            (header.kind, header.key, header.block_size, header.pg)
+        let old = header.key.and_then(|key| parts.index.get(&key));
+        if let (EntryKind::Write | EntryKind::WriteLarge, Some(block_size), Some(pg)) =
+            (header.kind, header.block_size, header.pg)
+            && old.is_none_or(|old| old.location != header.location)
         {
-            let old = parts.index.get(&key).map_or(LOCATION_NONE, |info| info.location);
-            if old != header.location {
-                let info = BlockInfo {
-                    version: header.version,
-                    pg: pg.number as u16,
-                    block_size,
-                    location: header.location,
-                    tombstone: false,
-                };
-                parts.occupy(header.location, info)?;
-            }
+            let info = BlockInfo {
+                version: header.version,
+                pg: pg.number as u16,
+                block_size,
+                location: header.location,
+                tombstone: false,
+            };
+            parts.occupy(header.location, info)?;
         }
         let sector_size = parts.superblock.sector_size;
         let count = header.checksums.len();
         let data_lsn = header.lsn.advance(EntryHeader::header_size(count, sector_size) as u64);
-        parts.change(header, header.lsn, data_lsn, bad, data);
+        parts.change(&Change { header, old, lsn: header.lsn, data_lsn, bad }, data);
         if !bad.is_empty()
             && let Some(key) = header.key
         {

@@ -122,14 +122,14 @@ impl EntryHeader {
         EntryHeader::header_size(checksum_count, sector_size) + data
     }
 
-    /// Writes the header to the front of `bytes` and zeros behind it, and returns its checksum.
-    /// Requires: `bytes` is exactly the padded header.
-    pub fn encode(&self, store_tag: u64, bytes: &mut [u8]) -> Checksum {
+    /// Appends the header to `bytes`, zeros behind it up to `padded_size`, and returns its
+    /// checksum. Requires: it fits.
+    pub fn encode(&self, store_tag: u64, padded_size: usize, bytes: &mut Vec<u8>) -> Checksum {
         assert!(self.checksums.len() <= CHECKSUM_COUNT_MAX);
-        let end = FIXED_SIZE + 4 * self.checksums.len();
-        assert!(end <= bytes.len());
-        let mut to = Writer::default();
-        to.bytes.reserve(end);
+        assert!(FIXED_SIZE + 4 * self.checksums.len() <= padded_size);
+        let start = bytes.len();
+        let mut to = Writer { bytes: std::mem::take(bytes) };
+        to.bytes.reserve(padded_size);
         to.u32(MAGIC);
         to.u32(0);
         to.u64(store_tag);
@@ -147,14 +147,14 @@ impl EntryHeader {
         to.u32(self.offset);
         to.u32(self.length);
         to.u32(self.location);
-        assert!(to.bytes.len() == FIXED_SIZE);
+        assert!(to.bytes.len() == start + FIXED_SIZE);
         for checksum in &self.checksums {
             to.u32(checksum.get());
         }
-        let checksum = crc32c(&to.bytes[8..]);
-        to.bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
-        bytes[..end].copy_from_slice(&to.bytes);
-        bytes[end..].fill(0);
+        let checksum = crc32c(&to.bytes[start + 8..]);
+        to.bytes[start + 4..start + 8].copy_from_slice(&checksum.get().to_le_bytes());
+        to.bytes.resize(start + padded_size, 0);
+        *bytes = to.bytes;
         checksum
     }
 
@@ -292,8 +292,8 @@ mod tests {
     }
 
     fn encoded(entry: &EntryHeader) -> Vec<u8> {
-        let mut bytes = vec![0xff; 512];
-        entry.encode(42, &mut bytes);
+        let mut bytes = Vec::new();
+        entry.encode(42, 512, &mut bytes);
         bytes
     }
 
