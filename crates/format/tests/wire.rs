@@ -348,7 +348,9 @@ proptest! {
         bytes[at] = value;
         reseal(&mut bytes);
         if let Ok(message) = parse(&bytes) {
-            prop_assert_eq!(frame(&message), bytes);
+            // A forged length may end the frame earlier; what is behind it is another frame's.
+            let again = frame(&message);
+            prop_assert_eq!(&again[..], &bytes[..again.len()]);
         }
     }
 
