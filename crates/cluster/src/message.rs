@@ -74,10 +74,14 @@ pub enum ToMonitor {
         /// Which.
         session: SessionId,
     },
-    /// The image is detached: all its requests have been answered.
+    /// The image is detached.
     CloseSession {
         /// Which.
         session: SessionId,
+        /// A change was given up without an answer: it may still be on its way, so the session
+        /// is fenced before the image is removed or made smaller.
+        #[serde(default)]
+        unanswered: bool,
     },
     /// An operator's command.
     Command {
@@ -339,6 +343,7 @@ mod tests {
     fn unknown_fields_are_ignored() {
         let text = r#"{"type":"close_session","session":5,"colour":"red"}"#;
         let read: ToMonitor = serde_json::from_str(text).unwrap();
-        assert_eq!(read, ToMonitor::CloseSession { session: SessionId::new(5) });
+        let session = SessionId::new(5);
+        assert_eq!(read, ToMonitor::CloseSession { session, unanswered: false });
     }
 }

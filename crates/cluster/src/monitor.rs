@@ -369,9 +369,9 @@ impl Monitor {
             ToMonitor::ResumeSession { session } => {
                 self.resume_session(now, connection, session, effects);
             }
-            ToMonitor::CloseSession { session } => {
+            ToMonitor::CloseSession { session, unanswered } => {
                 if self.may_close_session(connection, session) {
-                    self.try_push_job(Job::CloseSession { session });
+                    self.try_push_job(Job::CloseSession { session, unanswered });
                 }
             }
             ToMonitor::Command { request, command } => {

@@ -308,7 +308,8 @@ pub struct SessionRecord {
     pub client: String,
     /// Whether it only reads.
     pub read_only: bool,
-    /// Its connection was gone for too long. It may still have requests on their way.
+    /// Its connection was gone for too long, or it was closed with a change that had no answer. It
+    /// may still have requests on their way.
     pub ended: bool,
     /// What this program does not know.
     #[serde(flatten)]

@@ -46,7 +46,10 @@ pub enum Message {
 pub struct Request {
     /// Who asks. `SessionId::ZERO` only for operations that need none (monitor's tasks).
     pub session: SessionId,
-    /// Grows with each request of a session on one connection; names the reply.
+    /// Names the reply. Grows with each sending of a session, over all its connections: what is
+    /// sent again gets a new one. Of what comes with one that is not above the highest seen nothing
+    /// happens, and it is not answered: it came late over a connection that its sender has left.
+    /// Without a session it grows on each connection.
     pub sequence: u64,
     /// The PG it is for.
     pub pg: PgId,
@@ -148,7 +151,7 @@ pub enum Outcome {
     },
     /// A write or zero.
     Written {
-        /// The version it got.
+        /// The version it got; the block's, if there was nothing to zero.
         version: Version,
         /// Whether it is durable on all members; if not, a later `Sync` makes it so.
         durable: bool,
@@ -203,7 +206,7 @@ pub enum Refusal {
     /// The sender acts on another epoch, or this OSD is not the primary. The refuser's entry,
     /// if it has one; the sender takes it only if its epoch is higher.
     Stale(Option<PgEntry>),
-    /// The session is fenced, or unknown to this OSD's map: it is over.
+    /// The session is fenced: it is over, for ever.
     Fenced,
     /// The block's version is another one.
     CompareFailed {
@@ -223,7 +226,7 @@ pub enum Refusal {
         /// For whom or what, for people.
         why: String,
     },
-    /// A queue is full; try again later.
+    /// A queue is full, or it waited too long for the map, its PG or room; try again later.
     Busy,
     /// The request breaks a rule: ours is the bug.
     Invalid {

@@ -46,7 +46,7 @@ pub struct ClientCore {
     /// Volumes that may have room for more parts, or may have become idle.
     touched: Vec<VolumeHandle>,
     /// Sessions to be closed when a monitor is connected.
-    pub(crate) farewells: Vec<SessionId>,
+    pub(crate) farewells: Vec<Farewell>,
     last_connection: u64,
     last_sequence: u64,
     last_ask: u64,
@@ -72,6 +72,16 @@ pub(crate) struct Volume {
     pub(crate) undurable_count: u64,
     /// Whether this session has synced every PG of the image.
     synced_all: bool,
+    /// A change was given up that had no answer: it may still be on its way.
+    has_unanswered: bool,
+}
+
+/// What the monitor is told of a session that its user gave back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Farewell {
+    pub(crate) session: SessionId,
+    /// A change of it may still be on its way.
+    pub(crate) unanswered: bool,
 }
 
 /// Top to bottom is the order in time.
@@ -237,6 +247,7 @@ impl ClientCore {
             undurable: BTreeMap::new(),
             undurable_count: 0,
             synced_all: false,
+            has_unanswered: false,
         };
         let before = self.volumes.insert(handle, volume);
         assert!(before.is_none());
@@ -290,7 +301,9 @@ impl ClientCore {
         let volume = self.volumes.remove(&handle).expect("looked at just now");
         assert!(volume.part_count == 0);
         if let Some(attached) = volume.attached() {
-            self.close_session(attached.session, effects);
+            let farewell =
+                Farewell { session: attached.session, unanswered: volume.has_unanswered };
+            self.close_session(farewell, effects);
         }
         effects.push(Effect::Closed { volume: handle });
     }
@@ -457,6 +470,7 @@ impl ClientCore {
                 stage: Stage::Held,
                 delay: RETRY_DELAY_MIN,
                 mismatch_count: 0,
+                is_astray: false,
                 weight,
             });
             self.enter_stripe(now, part, effects);
@@ -622,7 +636,10 @@ impl ClientCore {
         self.touched.push(part.volume);
         let request = &mut self.requests[part.request];
         request.parts_open -= 1;
-        if request.failure.is_none() {
+        if request.failure.is_some() {
+            // What was done at last has overtaken all earlier sendings; what was not may not have.
+            volume.has_unanswered |= part.is_astray;
+        } else {
             request.put(part.index, found);
             if planted::on(Bug::PartAnsweredForWhole) && matches!(request.kind, Kind::Write { .. })
             {

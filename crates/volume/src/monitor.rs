@@ -5,7 +5,7 @@ use cluster::message::{Failure, FromMonitor, ToMonitor};
 use format::door::{CloseReason, NetEffect, Peer, Role};
 use format::wire::Message;
 
-use crate::core::{Attachment, ClientCore};
+use crate::core::{Attachment, ClientCore, Farewell};
 use crate::link::{CONNECT_DELAY_MAX, CONNECT_DELAY_MIN};
 use crate::timers::Timer;
 use crate::{Attached, Effect, VolumeHandle};
@@ -85,12 +85,13 @@ impl ClientCore {
     }
 
     /// Tells the monitor that a volume is detached, now or when one is connected.
-    pub(crate) fn close_session(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
+    pub(crate) fn close_session(&mut self, farewell: Farewell, effects: &mut Vec<Effect>) {
         match self.monitor.state {
             MonitorState::Open { .. } => {
-                self.tell_monitor(&ToMonitor::CloseSession { session }, effects);
+                let Farewell { session, unanswered } = farewell;
+                self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
             }
-            _ => self.farewells.push(session),
+            _ => self.farewells.push(farewell),
         }
     }
 
@@ -119,8 +120,8 @@ impl ClientCore {
         let (role, pid) = (self.settings.client.clone(), self.settings.pid);
         let address = self.settings.address.clone();
         self.tell_monitor(&ToMonitor::Introduce { role, pid, address }, effects);
-        for session in std::mem::take(&mut self.farewells) {
-            self.tell_monitor(&ToMonitor::CloseSession { session }, effects);
+        for farewell in std::mem::take(&mut self.farewells) {
+            self.close_session(farewell, effects);
         }
         for handle in self.volumes.keys().copied().collect::<Vec<_>>() {
             match &self.volumes[&handle].attachment {
@@ -209,7 +210,7 @@ impl ClientCore {
                 Some(handle) => {
                     self.opened(handle, Ok(Attached { session, image }), effects);
                 }
-                None => self.close_session(session, effects),
+                None => self.close_session(Farewell { session, unanswered: false }, effects),
             },
             FromMonitor::SessionRefused { request, error } => {
                 if let Some(handle) = self.opening(request) {

@@ -38,6 +38,8 @@ pub(crate) struct Part {
     pub(crate) delay: Duration,
     /// Answers that did not match their checksums.
     pub(crate) mismatch_count: u32,
+    /// It changes something, and a connection was left with a sending that had no answer.
+    pub(crate) is_astray: bool,
     /// Bytes it counts for in the volume's bound.
     pub(crate) weight: u64,
 }

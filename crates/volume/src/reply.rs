@@ -68,7 +68,9 @@ impl ClientCore {
         self.timers.arm(until, Timer::Link(osd));
         let sent = std::mem::take(&mut link.in_flight);
         for in_flight in &sent {
-            self.parts[in_flight.part].stage = Stage::Unrouted;
+            let part = &mut self.parts[in_flight.part];
+            part.stage = Stage::Unrouted;
+            part.is_astray |= part.changes_stripe();
         }
         for in_flight in sent {
             self.route(now, in_flight.part, effects);
@@ -131,6 +133,8 @@ impl ClientCore {
             Stage::Held => false,
         });
         for key in &moved {
+            let part = &mut self.parts[*key];
+            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes_stripe();
             self.detach(*key);
             self.parts[*key].stage = Stage::Unrouted;
         }

@@ -129,7 +129,7 @@ impl MemoryMonitor {
                     FromMonitor::SessionOpened { request, session, image }
                 }
             },
-            ToMonitor::CloseSession { session } => {
+            ToMonitor::CloseSession { session, .. } => {
                 assert!(self.sessions.remove(&session).is_some());
                 return None;
             }

@@ -30,7 +30,7 @@ pub(super) enum Job {
         client: String,
     },
     /// A client detached an image.
-    CloseSession { session: SessionId },
+    CloseSession { session: SessionId, unanswered: bool },
     /// A session's connection was gone for too long.
     EndSession { session: SessionId },
     /// An operator's command.
@@ -94,7 +94,9 @@ impl Monitor {
             Job::OpenSession { connection, image, read_only, client, .. } => {
                 self.plan_open_session(*connection, image, *read_only, client)
             }
-            Job::CloseSession { session } => self.plan_close_session(*session),
+            Job::CloseSession { session, unanswered } => {
+                self.plan_close_session(*session, *unanswered)
+            }
             Job::EndSession { session } => self.plan_end_session(*session),
             Job::Command { command, .. } => self.plan_command(command),
             Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),

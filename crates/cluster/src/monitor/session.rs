@@ -1,5 +1,5 @@
 //! Sessions: attachments of images. Each is in the store from before its client is told of it until
-//! it is closed cleanly or fenced; its connection is only known here.
+//! it is closed with nothing on its way, or fenced; its connection is only known here.
 
 use std::collections::btree_map::Entry;
 
@@ -152,13 +152,18 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::SessionOpened(id, image.info.clone())) }
     }
 
-    pub(super) fn plan_close_session(&self, session: SessionId) -> Plan {
-        // One that has ended may be closed, too: its client knows that nothing is on its way.
-        if self.contents.session(session).is_none() {
+    pub(super) fn plan_close_session(&self, session: SessionId, unanswered: bool) -> Plan {
+        let Some(record) = self.contents.session(session) else {
             return Plan::Done(Done::SessionClosed(session));
-        }
+        };
         let mut batch = Batch::new(&self.contents);
-        batch.delete(&self.contents, Key::Session(session));
+        if unanswered {
+            let record = SessionRecord { ended: true, ..record.clone() };
+            batch.put(&self.contents, Record::Session(record));
+        } else {
+            // One that has ended may be closed, too: its client knows that nothing is on its way.
+            batch.delete(&self.contents, Key::Session(session));
+        }
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
     }
 

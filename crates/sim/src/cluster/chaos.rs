@@ -163,7 +163,8 @@ impl World {
             }
             Process::Client(index) => {
                 let pool = self.pool.clone();
-                self.clients[index].start(pool);
+                let patience = self.plan.patience.map(Duration::from_millis);
+                self.clients[index].start(patience, pool);
                 self.schedule(Duration::from_millis(1), Item::ClientTurn(index));
                 Ok(())
             }

@@ -52,7 +52,7 @@ pub const OPERATIONS: [&str; 12] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 34] = [
+pub const FAULTS: [&str; 35] = [
     "OSD killed",
     "OSD power cut",
     "monitor killed",
@@ -80,6 +80,7 @@ pub const FAULTS: [&str; 34] = [
     "pool full",
     "damaged range met",
     "session ended",
+    "operation given up by its client",
     "state store unavailable",
     "unknown transaction that happened",
     "unknown transaction that did not happen",

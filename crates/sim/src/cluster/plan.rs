@@ -38,6 +38,8 @@ pub struct Plan {
     pub think: u64,
     /// Of operations: read, write, unaligned write, discard, flush, extents.
     pub weights: [u32; 6],
+    /// How long clients try, in milliseconds; `None`: for ever.
+    pub patience: Option<u64>,
     /// How long an operation on a disk takes, usually; in nanoseconds.
     pub disk_latency: u64,
     /// An operation of a disk takes a hundred times as long.
@@ -108,6 +110,7 @@ impl Plan {
                 random.range(0..4) as u32,
             ],
             disk_latency: random.scale(5_000..2_000_000),
+            patience: random.chance(Chance::percent(25)).then(|| random.scale(200..20_000)),
             slow_disk: some(random, 30, 20_000),
             weather: Weather {
                 latency: random.scale(10_000..2_000_000),

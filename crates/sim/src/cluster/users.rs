@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use base::{BufferPool, UNIT_SIZE};
+use base::{BufferPool, Duration, UNIT_SIZE};
 use volume::{
     Answer, Attached, ClientCore, Effect, Event, Operation, Piece, RequestId, Settings,
     VolumeError, VolumeHandle,
@@ -64,13 +64,13 @@ enum Work {
 
 impl Client {
     /// A new process of it.
-    pub fn start(&mut self, pool: BufferPool) {
+    pub fn start(&mut self, patience: Option<Duration>, pool: BufferPool) {
         let settings = Settings {
             monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
             client: "sim".to_string(),
             pid: 1,
             address: None,
-            retry_for: None,
+            retry_for: patience,
         };
         self.core = Some(ClientCore::new(settings, pool));
     }
@@ -428,11 +428,14 @@ impl World {
                     self.to_close.push((index, handle));
                 }
             }
+            VolumeError::TimedOut if self.plan.patience.is_some() => {
+                self.tally.faults.add("operation given up by its client", 1);
+            }
             _ => return Err(format!("an operation failed: {error}")),
         }
         if let Work::Change { id } = work {
-            // Of one that failed for the end of its session parts may still be on their way.
-            if error != VolumeError::Ended {
+            // Of one that was given up parts may still be on their way.
+            if !matches!(error, VolumeError::Ended | VolumeError::TimedOut) {
                 self.volumes[volume].failed(*id, to);
             }
         }

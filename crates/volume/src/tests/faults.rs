@@ -1,9 +1,10 @@
 //! Refusals, lost connections, damage and patience.
 
 use base::{Checksum, Duration};
+use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal};
 
-use super::world::{BLOCK, UNIT, VOLUME, World};
+use super::world::{BLOCK, SESSION, UNIT, VOLUME, World};
 use crate::part::MISMATCH_COUNT_MAX;
 use crate::{Answer, Event, Operation, VolumeError};
 
@@ -222,6 +223,33 @@ fn a_timed_out_write_is_not_sent_again() {
     world.asked.clear();
     world.break_osd(osd);
     assert_eq!(world.core.deadline(), None);
+}
+
+#[test]
+fn a_change_that_may_be_on_its_way_is_told_when_its_session_is_closed() {
+    for (is_write, sent_again, unanswered) in
+        [(true, false, true), (true, true, false), (false, false, false)]
+    {
+        let mut world = World::attached_with(Some(Duration::from_secs(3)), false);
+        let id = match is_write {
+            true => world.write(0, &vec![1; UNIT]),
+            false => world.read(0, 1),
+        };
+        world.connect();
+        let osd = world.asked_osd();
+        if sent_again {
+            world.break_osd(osd);
+            world.wait();
+            world.finish(id).expect("written, and so what came before it is overtaken");
+        } else {
+            world.wait();
+            assert_eq!(world.result(id), Err(VolumeError::TimedOut));
+            world.break_osd(osd);
+        }
+        world.apply(Event::Close { volume: VOLUME });
+        let closed = ToMonitor::CloseSession { session: SESSION, unanswered };
+        assert_eq!(world.told.back(), Some(&closed));
+    }
 }
 
 #[test]

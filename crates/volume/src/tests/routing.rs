@@ -9,6 +9,8 @@ use format::wire::Refusal;
 use super::world::{SESSION, UNIT, VOLUME, World, entry, image, osd, osd_info, pg, pool_delta};
 use crate::{Answer, Event, Operation, VolumeError};
 
+const CLOSED: ToMonitor = ToMonitor::CloseSession { session: SESSION, unanswered: false };
+
 fn map(pools: Vec<cluster::map::PoolDelta>) -> FromMonitor {
     FromMonitor::Map(MapDelta { osds: Vec::new(), pools, removed_pools: Vec::new() })
 }
@@ -150,7 +152,7 @@ fn a_session_closed_without_a_monitor_is_closed_at_the_next() {
     world.told.clear();
     world.wait();
     world.connect();
-    assert!(world.told.contains(&ToMonitor::CloseSession { session: SESSION }));
+    assert!(world.told.contains(&CLOSED));
 }
 
 #[test]
@@ -162,7 +164,7 @@ fn a_session_that_opens_after_its_volume_was_closed_is_given_back() {
     assert!(matches!(world.opened[..], [(VOLUME, Err(_))]));
     assert_eq!(world.detached, [VOLUME]);
     world.accept_session();
-    assert_eq!(world.told.back(), Some(&ToMonitor::CloseSession { session: SESSION }));
+    assert_eq!(world.told.back(), Some(&CLOSED));
 }
 
 #[test]

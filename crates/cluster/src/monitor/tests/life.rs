@@ -230,7 +230,7 @@ fn an_attached_volume_is_not_removed() {
     assert_eq!(code(rig.command(shrink)), "busy");
     let rows = rig.command(Command::VolumeList).unwrap();
     assert_eq!(rows[0]["sessions"], json!([{ "id": 1, "client": "test", "read_only": false }]));
-    rig.say(client, &ToMonitor::CloseSession { session });
+    rig.say(client, &ToMonitor::CloseSession { session, unanswered: false });
     assert!(rig.remove_volume("v").is_ok());
     assert_eq!(code(rig.remove_volume("v")), "not_found");
     assert_eq!(rig.tasks(), [] as [Value; 0]);
@@ -242,10 +242,23 @@ fn a_session_closed_cleanly_is_not_fenced() {
     rig.make_volume("v", GIB).unwrap();
     let client = rig.client();
     let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
-    rig.say(client, &ToMonitor::CloseSession { session });
+    rig.say(client, &ToMonitor::CloseSession { session, unanswered: false });
     let before = rig.osds[&osd_id(1)].map.clone();
     rig.remove_volume("v").unwrap();
     assert_eq!(rig.osds[&osd_id(1)].map, before);
+    assert_eq!(rig.osds[&osd_id(1)].deleted.len(), 8);
+}
+
+#[test]
+fn a_session_closed_with_a_change_on_its_way_is_fenced() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let client = rig.client();
+    let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+    rig.say(client, &ToMonitor::CloseSession { session, unanswered: true });
+    rig.remove_volume("v").expect("nobody has it attached");
+    let map = &rig.osds[&osd_id(1)].map;
+    assert!(map.pools.values().any(|pool| pool.fences.contains(&session)));
     assert_eq!(rig.osds[&osd_id(1)].deleted.len(), 8);
 }
 
