@@ -253,7 +253,7 @@ pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<()
     if disk.buffered() {
         eprintln!("{}: O_DIRECT is refused here: buffered, with RWF_DSYNC", blocks.display());
     }
-    let buffered = disk.buffered();
+    let (buffered, is_sparse) = (disk.buffered(), !disk.is_device());
     let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
     reactor.watch_signals().map_err(no_reactor)?;
     reactor.attach_disk(disk);
@@ -278,6 +278,7 @@ pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<()
     };
     let mut settings = node::Settings::default();
     settings.store.memory_bytes = memory;
+    settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
     serve(reactor, identity, settings, device_size, &trust)
 }

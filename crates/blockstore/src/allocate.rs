@@ -1,125 +1,256 @@
 //! Space of the data area: segments of 1 MiB, each dedicated to one block size while in use.
 //!
 //! Nothing of this is on the disk: the index says what is allocated, and start-up rebuilds it.
+//! Under a sparse file a free place may have no space of the file system behind it; only a
+//! *reserved* one has, and only that is given to a block. `space.rs` reserves ahead of use.
 //!
 //! Invariants
-//!   1. A location is allocated at most once.
-//!   2. `open` holds exactly the segments in use with a free slot, `empty` those not in use.
+//!   1. A location is allocated at most once, and only where it is reserved.
+//!   2. `ready` holds exactly the segments with a free slot that is reserved, `bare` those with a
+//!      free slot that is not; a segment that is not in use is one slot, with the shift 0.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use base::{BlockSize, MIB};
 use format::disk::LOCATION_STEP;
 
-const SEGMENT_SIZE: u64 = MIB;
+/// Space is dedicated to a block size in pieces of so many bytes.
+pub const SEGMENT_SIZE: u64 = MIB;
 const STEPS_PER_SEGMENT: u32 = (SEGMENT_SIZE / LOCATION_STEP) as u32;
+/// While at least one segment in so many is not in use, whole ones are reserved: few operations.
+const EMPTY_SHARE: usize = 8;
 
-/// One segment: bit `i` is set while its block `i` is allocated.
+const _: () = assert!(STEPS_PER_SEGMENT == u64::BITS);
+
+/// One segment: a bit for each step of 16 KiB.
 #[derive(Clone, Copy, Default)]
 struct Segment {
     used: u64,
+    reserved: u64,
     /// log2 of the block size; 0 while not in use.
     shift: u8,
 }
 
-/// Which places are taken.
+impl Segment {
+    /// Steps of one slot. A segment that is not in use is one slot.
+    fn slot_steps(&self) -> u32 {
+        match self.shift {
+            0 => STEPS_PER_SEGMENT,
+            shift => ((1 << shift) / LOCATION_STEP) as u32,
+        }
+    }
+
+    /// The first step of each slot whose steps are all among these.
+    fn slots_within(&self, mut steps: u64) -> u64 {
+        let count = self.slot_steps();
+        let mut width = 1;
+        while width < count {
+            steps &= steps >> width;
+            width *= 2;
+        }
+        // One bit every `count` bits, from the lowest on.
+        steps & (u64::MAX / (u64::MAX >> (u64::BITS - count)))
+    }
+
+    fn ready_slots(&self) -> u64 {
+        self.slots_within(!self.used & self.reserved)
+    }
+
+    fn bare_slots(&self) -> u64 {
+        self.slots_within(!self.used) & !self.ready_slots()
+    }
+
+    fn ready_bytes(&self) -> u64 {
+        self.ready_slots().count_ones() as u64 * self.slot_steps() as u64 * LOCATION_STEP
+    }
+}
+
+/// Which places are taken, and which have space behind them.
 pub struct Allocator {
     segments: Vec<Segment>,
-    empty: BTreeSet<u32>,
-    open: BTreeSet<(u8, u32)>,
+    /// Whether free places may have no space behind them.
+    is_sparse: bool,
+    ready: BTreeSet<(u8, u32)>,
+    bare: BTreeSet<(u8, u32)>,
+    /// Segments in `bare` that are not in use.
+    bare_empty_count: usize,
+    /// Free bytes that are reserved, by shift.
+    ready_bytes: [u64; BlockSize::MAX.shift() as usize + 1],
     used_bytes: u64,
 }
 
-fn slots(block_size: BlockSize) -> u32 {
-    (SEGMENT_SIZE / block_size.bytes()) as u32
+fn mask(block_size: BlockSize, first_step: u32) -> u64 {
+    let count = (block_size.bytes() / LOCATION_STEP) as u32;
+    (u64::MAX >> (u64::BITS - count)) << first_step
 }
 
-fn all(block_size: BlockSize) -> u64 {
-    u64::MAX >> (64 - slots(block_size))
+/// The first segment in a set with this shift.
+fn first_of(set: &BTreeSet<(u8, u32)>, shift: u8) -> Option<u32> {
+    set.range((shift, 0)..=(shift, u32::MAX)).next().map(|(_, segment)| *segment)
 }
 
 impl Allocator {
-    /// Requires: whole segments, at most 64 TiB.
-    pub fn new(size: u64) -> Allocator {
+    /// `is_sparse`: nothing is reserved yet. Requires: whole segments, at most 64 TiB.
+    pub fn new(size: u64, is_sparse: bool) -> Allocator {
         assert!(size.is_multiple_of(SEGMENT_SIZE));
         let count = (size / SEGMENT_SIZE) as usize;
         assert!(count as u64 * STEPS_PER_SEGMENT as u64 <= u32::MAX as u64);
-        Allocator {
-            segments: vec![Segment::default(); count],
-            empty: (0..count as u32).collect(),
-            open: BTreeSet::new(),
-            used_bytes: 0,
-        }
+        let reserved = if is_sparse { 0 } else { u64::MAX };
+        let empty: BTreeSet<(u8, u32)> = (0..count as u32).map(|index| (0, index)).collect();
+        let (bare, ready) = match is_sparse {
+            true => (empty, BTreeSet::new()),
+            false => (BTreeSet::new(), empty),
+        };
+        let mut ready_bytes = [0; BlockSize::MAX.shift() as usize + 1];
+        ready_bytes[0] = ready.len() as u64 * SEGMENT_SIZE;
+        let segments = vec![Segment { used: 0, reserved, shift: 0 }; count];
+        let bare_empty_count = bare.len();
+        Allocator { segments, is_sparse, ready, bare, bare_empty_count, ready_bytes, used_bytes: 0 }
     }
 
     /// Whether a block of this size can be allocated now.
     pub fn can_allocate(&self, block_size: BlockSize) -> bool {
-        !self.empty.is_empty() || self.open_segment(block_size).is_some()
+        self.ready_bytes_of(block_size) > 0
     }
 
-    fn open_segment(&self, block_size: BlockSize) -> Option<u32> {
-        let shift = block_size.shift();
-        self.open.range((shift, 0)..=(shift, u32::MAX)).next().map(|(_, segment)| *segment)
+    /// Free bytes that are reserved and that blocks of this size can use.
+    pub fn ready_bytes_of(&self, block_size: BlockSize) -> u64 {
+        self.ready_bytes[0] + self.ready_bytes[block_size.shift() as usize]
+    }
+
+    /// Free bytes that are reserved.
+    pub fn ready_bytes(&self) -> u64 {
+        self.ready_bytes.iter().sum()
     }
 
     /// Allocates a block, at the lowest place there is.
     pub fn allocate(&mut self, block_size: BlockSize) -> Option<u32> {
-        let segment = match self.open_segment(block_size) {
-            Some(segment) => segment,
-            None => *self.empty.first()?,
-        };
-        let slot = (!self.segments[segment as usize].used).trailing_zeros();
-        let location = segment * STEPS_PER_SEGMENT + slot * (STEPS_PER_SEGMENT / slots(block_size));
+        let open = first_of(&self.ready, block_size.shift());
+        let index = open.or_else(|| first_of(&self.ready, 0))?;
+        let mut segment = self.segments[index as usize];
+        segment.shift = block_size.shift();
+        let location = index * STEPS_PER_SEGMENT + segment.ready_slots().trailing_zeros();
         assert!(self.take(location, block_size));
         Some(location)
     }
 
-    /// The segment and the slot of a block; `None` where no block of this size can lie.
+    /// The segment and the step of a block; `None` where no block of this size can lie.
     fn slot(&self, location: u32, block_size: BlockSize) -> Option<(u32, u32)> {
         let segment = location / STEPS_PER_SEGMENT;
-        let steps = STEPS_PER_SEGMENT / slots(block_size);
+        let steps = (block_size.bytes() / LOCATION_STEP) as u32;
         let step = location % STEPS_PER_SEGMENT;
         let fits = (segment as usize) < self.segments.len() && step.is_multiple_of(steps);
-        fits.then_some((segment, step / steps))
+        fits.then_some((segment, step))
     }
 
-    /// Marks a block as allocated. False: it lies outside, is allocated already, or its segment
-    /// belongs to another block size.
+    /// Changes a segment, and files it anew.
+    fn change(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
+        let old = self.segments[index as usize];
+        let mut new = old;
+        change(&mut new);
+        self.segments[index as usize] = new;
+        self.ready_bytes[old.shift as usize] -= old.ready_bytes();
+        self.ready_bytes[new.shift as usize] += new.ready_bytes();
+        let refile = |set: &mut BTreeSet<(u8, u32)>, was: bool, is: bool| {
+            if was && !(is && old.shift == new.shift) {
+                set.remove(&(old.shift, index));
+            }
+            if is && !(was && old.shift == new.shift) {
+                set.insert((new.shift, index));
+            }
+        };
+        refile(&mut self.ready, old.ready_slots() != 0, new.ready_slots() != 0);
+        let (was_bare, is_bare) = (old.bare_slots() != 0, new.bare_slots() != 0);
+        refile(&mut self.bare, was_bare, is_bare);
+        self.bare_empty_count -= usize::from(was_bare && old.shift == 0);
+        self.bare_empty_count += usize::from(is_bare && new.shift == 0);
+    }
+
+    /// Marks a block as allocated; what is named by the index has its space. False: it lies
+    /// outside, is allocated already, or its segment belongs to another block size.
     pub fn take(&mut self, location: u32, block_size: BlockSize) -> bool {
-        let Some((index, slot)) = self.slot(location, block_size) else { return false };
-        let segment = &mut self.segments[index as usize];
-        let shift = block_size.shift();
-        if segment.used & (1 << slot) != 0 || (segment.used != 0 && segment.shift != shift) {
+        let Some((index, step)) = self.slot(location, block_size) else { return false };
+        let segment = self.segments[index as usize];
+        let steps = mask(block_size, step);
+        if segment.used & steps != 0 || (segment.used != 0 && segment.shift != block_size.shift()) {
             return false;
         }
-        segment.used |= 1 << slot;
-        segment.shift = shift;
-        let is_full = segment.used == all(block_size);
-        self.empty.remove(&index);
-        if is_full {
-            self.open.remove(&(shift, index));
-        } else {
-            self.open.insert((shift, index));
-        }
+        self.change(index, |segment| {
+            segment.used |= steps;
+            segment.reserved |= steps;
+            segment.shift = block_size.shift();
+        });
         self.used_bytes += block_size.bytes();
         true
     }
 
-    /// Gives a block back. Requires: it is allocated.
-    pub fn release(&mut self, location: u32, block_size: BlockSize) {
-        let (index, slot) = self.slot(location, block_size).expect("it was allocated here");
-        let segment = &mut self.segments[index as usize];
+    /// Gives a block back; `is_punched`: its space went back to the file system before.
+    /// Requires: it is allocated.
+    pub fn release(&mut self, location: u32, block_size: BlockSize, is_punched: bool) {
+        let (index, step) = self.slot(location, block_size).expect("it was allocated here");
+        let segment = self.segments[index as usize];
+        let steps = mask(block_size, step);
         assert!(segment.shift == block_size.shift());
-        assert!(segment.used & (1 << slot) != 0);
-        segment.used &= !(1 << slot);
-        if segment.used == 0 {
-            segment.shift = 0;
-            self.open.remove(&(block_size.shift(), index));
-            self.empty.insert(index);
-        } else {
-            self.open.insert((block_size.shift(), index));
-        }
+        assert!(segment.used & steps == steps);
+        let is_bare = is_punched && self.is_sparse;
+        self.change(index, |segment| {
+            segment.used &= !steps;
+            segment.reserved &= if is_bare { !steps } else { u64::MAX };
+            if segment.used == 0 {
+                segment.shift = 0;
+            }
+        });
         self.used_bytes -= block_size.bytes();
+    }
+
+    /// Locations to be reserved next for blocks of this size, at most `bytes_max` of them:
+    /// segments that are not in use, or free slots between blocks.
+    pub fn to_reserve(&self, block_size: BlockSize, bytes_max: u64) -> Option<Range<u32>> {
+        let are_many = self.bare_empty_count * EMPTY_SHARE >= self.segments.len();
+        let whole = (bytes_max >= SEGMENT_SIZE).then(|| self.empty_run(bytes_max)).flatten();
+        match are_many {
+            true => whole.or_else(|| self.slot_run(block_size, bytes_max)),
+            false => self.slot_run(block_size, bytes_max).or(whole),
+        }
+    }
+
+    fn empty_run(&self, bytes_max: u64) -> Option<Range<u32>> {
+        let mut empty = self.bare.range((0, 0)..=(0, u32::MAX)).map(|(_, index)| *index);
+        let first = empty.next()?;
+        let count_max = (bytes_max / SEGMENT_SIZE) as u32;
+        let follows = |(at, index): &(u32, u32)| *index == first + at;
+        let more = (1..count_max).zip(empty).take_while(follows).count() as u32;
+        Some(first * STEPS_PER_SEGMENT..(first + 1 + more) * STEPS_PER_SEGMENT)
+    }
+
+    /// Neighbouring free slots of one segment.
+    fn slot_run(&self, block_size: BlockSize, bytes_max: u64) -> Option<Range<u32>> {
+        let index = first_of(&self.bare, block_size.shift())?;
+        let slots = self.segments[index as usize].bare_slots();
+        let first = slots.trailing_zeros();
+        let steps = (block_size.bytes() / LOCATION_STEP) as u32;
+        let is_bare = |slot: &u32| *slot < STEPS_PER_SEGMENT && slots & (1 << slot) != 0;
+        let count_max = (bytes_max / block_size.bytes()) as u32;
+        let count = (0..count_max).map(|at| first + at * steps).take_while(is_bare).count() as u32;
+        if count == 0 {
+            return None;
+        }
+        let start = index * STEPS_PER_SEGMENT + first;
+        Some(start..start + count * steps)
+    }
+
+    /// Space of the file system is behind these locations. Requires: they were to be reserved.
+    pub fn reserved(&mut self, locations: Range<u32>) {
+        let mut at = locations.start;
+        while at < locations.end {
+            let (index, step) = (at / STEPS_PER_SEGMENT, at % STEPS_PER_SEGMENT);
+            let count = (locations.end - at).min(STEPS_PER_SEGMENT - step);
+            let steps = (u64::MAX >> (u64::BITS - count)) << step;
+            assert!(self.segments[index as usize].used & steps == 0);
+            self.change(index, |segment| segment.reserved |= steps);
+            at += count;
+        }
     }
 
     /// Bytes of the data area.
@@ -142,7 +273,7 @@ mod tests {
 
     #[test]
     fn sizes_share_the_area_and_all_of_it_is_used() {
-        let mut allocator = Allocator::new(3 * MIB);
+        let mut allocator = Allocator::new(3 * MIB, false);
         let mut small: Vec<u32> =
             (0..65).map(|_| allocator.allocate(SMALL).expect("there is space")).collect();
         assert_eq!(small, (0..65).collect::<Vec<u32>>());
@@ -150,21 +281,62 @@ mod tests {
         assert_eq!(allocator.allocate(LARGE), None);
         assert!(allocator.can_allocate(SMALL));
         assert_eq!(allocator.used_bytes(), 65 * (16 << 10) + MIB);
-        allocator.release(small.pop().expect("65 were allocated"), SMALL);
+        allocator.release(small.pop().expect("65 were allocated"), SMALL, true);
         assert_eq!(allocator.allocate(LARGE), Some(64));
-        allocator.release(5, SMALL);
+        allocator.release(5, SMALL, false);
         assert_eq!(allocator.allocate(SMALL), Some(5));
         assert!(!allocator.can_allocate(SMALL));
     }
 
     #[test]
     fn no_place_is_taken_twice() {
-        let mut allocator = Allocator::new(2 * MIB);
+        let mut allocator = Allocator::new(2 * MIB, false);
         assert!(allocator.take(8, BlockSize::DEFAULT));
         assert!(!allocator.take(8, BlockSize::DEFAULT));
         assert!(!allocator.take(9, BlockSize::DEFAULT));
         assert!(!allocator.take(16, SMALL));
         assert!(!allocator.take(128, LARGE));
         assert_eq!(allocator.allocate(BlockSize::DEFAULT), Some(0));
+    }
+
+    #[test]
+    fn under_a_sparse_file_only_reserved_places_are_given_out() {
+        let mut allocator = Allocator::new(4 * MIB, true);
+        assert!(!allocator.can_allocate(SMALL));
+        assert_eq!(allocator.allocate(SMALL), None);
+        // A block that the index names has its space.
+        assert!(allocator.take(64, SMALL));
+        let next = |allocator: &Allocator, size| allocator.to_reserve(size, 2 * MIB);
+        assert_eq!(next(&allocator, LARGE), Some(0..64), "the next one is in use");
+        allocator.reserved(0..64);
+        assert_eq!(allocator.ready_bytes_of(SMALL), MIB);
+        assert_eq!(next(&allocator, LARGE), Some(128..256), "as many as are wanted");
+        assert_eq!(allocator.allocate(SMALL), Some(0));
+        assert_eq!(allocator.ready_bytes_of(SMALL), MIB - (16 << 10));
+        assert_eq!(allocator.ready_bytes_of(LARGE), 0);
+        // A replaced block keeps its space; a punched one does not.
+        allocator.release(0, SMALL, false);
+        assert!(allocator.can_allocate(LARGE));
+        assert_eq!(allocator.allocate(LARGE), Some(0));
+        allocator.release(0, LARGE, true);
+        assert!(!allocator.can_allocate(LARGE));
+        allocator.reserved(128..256);
+        assert_eq!((allocator.allocate(LARGE), allocator.allocate(LARGE)), (Some(128), Some(192)));
+        assert_eq!(allocator.ready_bytes(), 0);
+    }
+
+    #[test]
+    fn gaps_between_blocks_are_reserved_where_few_segments_are_empty() {
+        let mut allocator = Allocator::new(9 * MIB, true);
+        (0..9).for_each(|index| assert!(allocator.take(index * 64 + 8, BlockSize::DEFAULT)));
+        assert_eq!(allocator.to_reserve(LARGE, 2 * MIB), None);
+        assert_eq!(allocator.to_reserve(BlockSize::DEFAULT, 127 << 10), None);
+        assert_eq!(allocator.to_reserve(BlockSize::DEFAULT, 128 << 10), Some(0..8));
+        allocator.reserved(0..8);
+        assert_eq!(allocator.to_reserve(BlockSize::DEFAULT, MIB), Some(16..64));
+        assert_eq!(allocator.allocate(BlockSize::DEFAULT), Some(0));
+        assert!(!allocator.can_allocate(BlockSize::DEFAULT));
+        allocator.release(8, BlockSize::DEFAULT, true);
+        assert_eq!(allocator.to_reserve(BlockSize::DEFAULT, MIB / 4), Some(8..24));
     }
 }

@@ -135,9 +135,9 @@ impl Scratch<'_> {
                 }
                 DiskEvent::Done { op, result: Ok(()) }
             }
-            DiskEffect::Flush { op } | DiskEffect::Discard { op, .. } => {
-                DiskEvent::Done { op, result: Ok(()) }
-            }
+            DiskEffect::Flush { op }
+            | DiskEffect::Reserve { op, .. }
+            | DiskEffect::Discard { op, .. } => DiskEvent::Done { op, result: Ok(()) },
         }
     }
 }

@@ -5,6 +5,7 @@
 //! it is asked again.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
 use format::door::{DiskEffect, DiskOp};
@@ -12,8 +13,8 @@ use format::door::{DiskEffect, DiskOp};
 use crate::read::ReadPart;
 use crate::{BlockKey, Effect, RequestId};
 
-/// How long a write without space waits before it is tried again.
-const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
+/// How long a write or reservation without space waits before it is tried again.
+pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
 
 /// What an operation is for.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ pub enum Purpose {
     RootWrite,
     /// The root is flushed.
     FlushRoot,
+    /// Space of the file system is reserved behind these locations.
+    Reserve(Range<u32>),
     /// Freed blocks are discarded before they are allocated again.
     Discard(Vec<(u32, BlockSize)>),
     /// Recovery reads; what, its stage knows.
@@ -56,19 +59,18 @@ pub enum Purpose {
     RecoveryFlush,
 }
 
-/// A write as it was asked, to ask it again.
+/// What is asked again if there was no space for it, as it was asked.
 #[derive(Debug)]
-struct Write {
-    offset: u64,
-    buffers: Vec<Buffer>,
-    durable: bool,
+enum Again {
+    Write { offset: u64, buffers: Vec<Buffer>, durable: bool },
+    Reserve { offset: u64, length: u64 },
 }
 
 /// An operation on its way, and what it is for.
 #[derive(Debug)]
 struct InFlight {
     purpose: Purpose,
-    write: Option<Write>,
+    again: Option<Again>,
     /// It was refused for want of space before.
     is_retry: bool,
 }
@@ -96,8 +98,8 @@ impl Disk {
         }
     }
 
-    fn begin(&mut self, purpose: Purpose, write: Option<Write>) -> DiskOp {
-        self.in_flight.push_back(Some(InFlight { purpose, write, is_retry: false }));
+    fn begin(&mut self, purpose: Purpose, again: Option<Again>) -> DiskOp {
+        self.in_flight.push_back(Some(InFlight { purpose, again, is_retry: false }));
         DiskOp(self.op_first + self.in_flight.len() as u64 - 1)
     }
 
@@ -149,8 +151,8 @@ impl Disk {
         effects: &mut Vec<Effect>,
     ) {
         assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(512)));
-        let write = Write { offset, buffers: buffers.clone(), durable };
-        let op = self.begin(purpose, Some(write));
+        let again = Again::Write { offset, buffers: buffers.clone(), durable };
+        let op = self.begin(purpose, Some(again));
         effects.push(Effect::Disk(DiskEffect::Write { op, offset, buffers, durable }));
     }
 
@@ -158,6 +160,20 @@ impl Disk {
     pub fn flush(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
         let op = self.begin(purpose, None);
         effects.push(Effect::Disk(DiskEffect::Flush { op }));
+    }
+
+    /// Has space of the file system behind a range. Where there is none, recovery asks again.
+    pub fn reserve(
+        &mut self,
+        purpose: Purpose,
+        offset: u64,
+        length: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let is_asked_again = matches!(purpose, Purpose::RecoveryWrite);
+        let again = is_asked_again.then_some(Again::Reserve { offset, length });
+        let op = self.begin(purpose, again);
+        effects.push(Effect::Disk(DiskEffect::Reserve { op, offset, length }));
     }
 
     /// Gives space back.
@@ -179,10 +195,10 @@ impl Disk {
         ended.purpose
     }
 
-    /// The file system had no space. True: it was a write, which will be asked again. The bytes
-    /// and the place stay the same, so a part already written does no harm.
+    /// The file system had no space. True: it will be asked again. The bytes and the place stay the
+    /// same, so a part already done does no harm.
     pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
-        if self.get_mut(op).as_ref().is_none_or(|in_flight| in_flight.write.is_none()) {
+        if self.get_mut(op).as_ref().is_none_or(|in_flight| in_flight.again.is_none()) {
             return false;
         }
         let refused = self.remove(op);
@@ -208,9 +224,15 @@ impl Disk {
             return;
         }
         self.retry_at = None;
-        for InFlight { purpose, write, .. } in std::mem::take(&mut self.refused) {
-            let Write { offset, buffers, durable } = write.expect("only writes are refused");
-            self.write(purpose, offset, buffers, durable, effects);
+        for InFlight { purpose, again, .. } in std::mem::take(&mut self.refused) {
+            match again.expect("only what can be asked again is refused") {
+                Again::Write { offset, buffers, durable } => {
+                    self.write(purpose, offset, buffers, durable, effects);
+                }
+                Again::Reserve { offset, length } => {
+                    self.reserve(purpose, offset, length, effects);
+                }
+            }
             let again = self.in_flight.back_mut().and_then(Option::as_mut).expect("just asked");
             again.is_retry = true;
             self.retries += 1;

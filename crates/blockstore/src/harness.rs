@@ -1,6 +1,6 @@
 //! A disk in memory that loses and tears what was not flushed, and a store on it, for tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{
     BlockSize, Buffer, BufferPool, Checksum, ClusterId, Duration, Epoch, ImageId, MIB, OsdId, PgId,
@@ -68,7 +68,44 @@ enum Op {
     Read(u64, base::BufferMut),
     Write(u64, Vec<u8>, bool),
     Flush(usize),
+    Reserve(u64, u64),
     Discard(u64, u64),
+}
+
+/// A file system with little space under a sparse file.
+#[derive(Clone)]
+pub struct Host {
+    pub free_bytes: u64,
+    /// Pages of the file that have space.
+    held: BTreeSet<u64>,
+}
+
+impl Host {
+    /// One whose file has space in front of the data area only.
+    pub fn new(data_offset: u64, free_bytes: u64) -> Host {
+        Host { free_bytes, held: (0..data_offset / PAGE).collect() }
+    }
+
+    /// Gets space for a range, as far as there is any. False: not for all of it.
+    fn take(&mut self, offset: u64, length: u64) -> bool {
+        for page in offset / PAGE..(offset + length).div_ceil(PAGE) {
+            if self.held.contains(&page) {
+                continue;
+            }
+            if self.free_bytes < PAGE {
+                return false;
+            }
+            self.free_bytes -= PAGE;
+            self.held.insert(page);
+        }
+        true
+    }
+
+    fn give(&mut self, offset: u64, length: u64) {
+        for page in offset / PAGE..(offset + length) / PAGE {
+            self.free_bytes += PAGE * self.held.remove(&page) as u64;
+        }
+    }
 }
 
 /// The disk. A write is visible once done and safe once flushed.
@@ -83,6 +120,8 @@ pub struct MemoryDisk {
     pub write_count: u64,
     /// The next so many writes find no space.
     pub no_space: u32,
+    /// What is below, if it is a file.
+    pub host: Option<Host>,
     /// The next write or flush fails.
     pub fails: bool,
     /// Reads of this range fail.
@@ -100,6 +139,7 @@ impl MemoryDisk {
                 (op, Op::Write(offset, buffers.iter().flat_map(|b| b.to_vec()).collect(), durable))
             }
             DiskEffect::Flush { op } => (op, Op::Flush(self.unsafe_writes.len())),
+            DiskEffect::Reserve { op, offset, length } => (op, Op::Reserve(offset, length)),
             DiskEffect::Discard { op, offset, length } => (op, Op::Discard(offset, length)),
         };
         assert!(self.ops.insert(op, asked).is_none());
@@ -126,6 +166,14 @@ impl MemoryDisk {
                 self.no_space -= 1;
                 result = Err(DiskError::NoSpace);
             }
+            Op::Write(offset, ref bytes, _) if !self.has_space(offset, bytes.len() as u64) => {
+                result = Err(DiskError::NoSpace);
+            }
+            Op::Reserve(offset, length) => {
+                if !self.has_space(offset, length) {
+                    result = Err(DiskError::NoSpace);
+                }
+            }
             Op::Write(offset, bytes, durable) => {
                 self.write_count += 1;
                 self.write_bytes += bytes.len() as u64;
@@ -146,12 +194,19 @@ impl MemoryDisk {
                 }
             }
             Op::Discard(offset, length) => {
+                if let Some(host) = &mut self.host {
+                    host.give(offset, length);
+                }
                 // What a discarded range reads as is not promised.
                 self.visible.write(offset, &vec![0xdd; length as usize]);
                 self.safe.write(offset, &vec![0xdd; length as usize]);
             }
         }
         DiskEvent::Done { op, result }
+    }
+
+    fn has_space(&mut self, offset: u64, length: u64) -> bool {
+        self.host.as_mut().is_none_or(|host| host.take(offset, length))
     }
 
     /// Power is lost: of what was not flushed, each sector may be there or not.

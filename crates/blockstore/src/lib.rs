@@ -49,6 +49,9 @@ pub struct Settings {
     /// A checkpoint begins when the journal holds so many bytes, or is half full. Smaller: faster
     /// starts, more writing.
     pub checkpoint_after_bytes: u64,
+    /// The store is a file of a file system that may have no space for it: places get space before
+    /// a block gets them. Not for a block device.
+    pub is_sparse: bool,
 }
 
 impl Default for Settings {
@@ -57,6 +60,7 @@ impl Default for Settings {
             memory_bytes: 256 << 20,
             idle_after: Duration::from_millis(100),
             checkpoint_after_bytes: u64::MAX,
+            is_sparse: false,
         }
     }
 }

@@ -31,8 +31,9 @@ use crate::journal::{Journal, plain_header};
 use crate::pages::{Pages, ROOT_PAGES};
 use crate::recover::replay::Replay;
 use crate::recover::survey::Survey;
+use crate::space::Reserving;
 use crate::store::{Parts, Phase, Store};
-use crate::{BlockKey, Effect};
+use crate::{BlockKey, Effect, Settings};
 
 /// Leaves read at once.
 const LEAF_READS_MAX: usize = 64;
@@ -209,8 +210,7 @@ impl Store {
                 if !self.opening().superblocks_damaged.is_empty() {
                     self.count_row('Q');
                 }
-                let memory = self.settings.memory_bytes;
-                self.parts = Some(Box::new(Parts::new(superblock, memory)));
+                self.parts = Some(Box::new(Parts::new(superblock, &self.settings)));
                 self.opening().stage = Stage::Root(0);
                 let offset = self.parts().page_place(ROOT_PAGES[0]);
                 self.fetch(offset, PAGE_SIZE, effects);
@@ -241,8 +241,7 @@ impl Store {
             return self.stop(reason.to_owned(), effects);
         };
         let superblock = self.parts().superblock.clone();
-        let memory = self.settings.memory_bytes;
-        let mut parts = Parts::new(superblock, memory);
+        let mut parts = Parts::new(superblock, &self.settings);
         parts.root = root.clone();
         self.parts = Some(Box::new(parts));
         self.opening().streams = vec![Vec::new()];
@@ -580,7 +579,7 @@ fn choose_superblock(
 
 impl Parts {
     /// An empty store.
-    fn new(superblock: Superblock, memory_bytes: u64) -> Parts {
+    fn new(superblock: Superblock, settings: &Settings) -> Parts {
         let root = Root {
             sequence: 0,
             replay: Lsn::ZERO,
@@ -596,13 +595,14 @@ impl Parts {
             live_bytes: 0,
             frozen: BTreeMap::new(),
             frozen_bytes: 0,
-            allocator: Allocator::new(superblock.data.size),
+            reserving: Reserving::new(superblock.data.size),
+            allocator: Allocator::new(superblock.data.size, settings.is_sparse),
             freed: Vec::new(),
             freed_bytes: 0,
             discards: VecDeque::new(),
             discards_in_flight: 0,
             journal,
-            pages: Pages::new(superblock.checkpoints.size, memory_bytes / 4),
+            pages: Pages::new(superblock.checkpoints.size, settings.memory_bytes / 4),
             stream_pages: Vec::new(),
             root,
             pgs: BTreeMap::new(),

@@ -3,16 +3,90 @@
 //! A write is refused before anything changes, by what would be in use afterwards: blocks in the
 //! data area, records in the checkpoint area. Reserves are kept for what must always work:
 //! overwriting, deleting, zeroing, checkpoints.
+//!
+//! Under a sparse file space of the file system is reserved in the background, ahead of use: a
+//! write takes a place that has space, so it is never refused once it has a version.
+//!
+//! ```text
+//!   bare ──reserve──▶ ready ──a write──▶ in use ──replaced, checkpoint──▶ ready
+//!    ▲                                     └─deleted, checkpoint, punched─▶ bare
+//!    └── no space: the store is full; asked again when something was punched, and from time to time
+//! ```
+
+use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, GIB, MIB};
-use format::disk::{LOCATION_NONE, PAGE_SIZE};
+use base::{BlockSize, GIB, MIB, Time};
+use format::disk::{LOCATION_NONE, LOCATION_STEP, PAGE_SIZE};
 
-use crate::Space;
-use crate::disk::{Disk, Purpose};
+use crate::allocate::SEGMENT_SIZE;
+use crate::disk::{Disk, NO_SPACE_RETRY, Purpose};
 use crate::index::BlockInfo;
 use crate::pages::PAGES_RESERVED;
-use crate::store::Parts;
+use crate::store::{Parts, Store};
+use crate::{Effect, Space};
+
+/// Space is reserved in pieces of a 64th of the data area, within these limits, and as soon as less
+/// than two of them are ready.
+const RESERVE_SHARE: u64 = 64;
+const RESERVE_SIZE_MAX: u64 = 64 * MIB;
+
+/// Space of the file system that is reserved ahead of its use.
+pub struct Reserving {
+    /// One piece, in bytes.
+    size: u64,
+    /// The next piece; smaller where there was no space for a larger one.
+    next_size: u64,
+    /// A reservation is on its way.
+    is_asked: bool,
+    /// Sizes of blocks that want places, by shift.
+    wanted: u32,
+    /// There was no space for the smallest piece.
+    pub is_refused: bool,
+    /// When it is asked again.
+    retry_at: Option<Time>,
+}
+
+impl Reserving {
+    pub fn new(data_size: u64) -> Reserving {
+        let size = (data_size / RESERVE_SHARE).next_multiple_of(SEGMENT_SIZE);
+        let size = size.clamp(SEGMENT_SIZE, RESERVE_SIZE_MAX);
+        Reserving {
+            size,
+            next_size: size,
+            is_asked: false,
+            wanted: 1 << BlockSize::DEFAULT.shift(),
+            is_refused: false,
+            retry_at: None,
+        }
+    }
+
+    /// When space is asked for again.
+    pub fn deadline(&self) -> Option<Time> {
+        self.retry_at.filter(|_| !self.is_asked)
+    }
+
+    /// Whether it will soon be known if there is space.
+    pub fn is_pending(&self) -> bool {
+        self.is_asked
+    }
+
+    /// There was no space for these locations: a smaller piece may fit.
+    pub fn refused(&mut self, locations: &Range<u32>) {
+        self.is_asked = false;
+        let asked = locations.len() as u64 * LOCATION_STEP;
+        self.next_size = asked.min(self.next_size) / 2;
+    }
+
+    /// There is nothing to ask for now.
+    fn ended(&mut self, has_refused: bool, now: Time) {
+        self.is_refused = has_refused;
+        if has_refused {
+            self.next_size = SEGMENT_SIZE;
+            self.retry_at = Some(now + NO_SPACE_RETRY);
+        }
+    }
+}
 
 /// Discards in flight at once.
 const DISCARDS_IN_FLIGHT_MAX: usize = 16;
@@ -60,8 +134,12 @@ impl Parts {
     pub fn space(&self, has_no_space: bool) -> Space {
         let size_bytes = self.allocator.size_bytes();
         let used_bytes = self.allocator.used_bytes() - self.freed_bytes;
-        let free_bytes = size_bytes.saturating_sub(used_bytes + self.reserve_bytes());
+        let mut free_bytes = size_bytes.saturating_sub(used_bytes + self.reserve_bytes());
+        if self.reserving.is_refused {
+            free_bytes = free_bytes.min(self.allocator.ready_bytes());
+        }
         let full = has_no_space
+            || self.reserving.is_refused
             || free_bytes < BlockSize::MAX.bytes()
             || !self.has_record_space(None, BlockSize::MAX, true);
         Space { size_bytes, used_bytes, free_bytes, full }
@@ -97,7 +175,7 @@ impl Parts {
     pub fn free(&mut self, location: u32, block_size: BlockSize, discard: bool) {
         assert!(location != LOCATION_NONE);
         if planted::on(Bug::FreedBlockReusedEarly) {
-            return self.allocator.release(location, block_size);
+            return self.allocator.release(location, block_size, false);
         }
         self.freed_bytes += block_size.bytes();
         self.freed.push(Freed { location, block_size, discard });
@@ -110,7 +188,7 @@ impl Parts {
             let (offset, size) = (self.place(block.location), block.block_size.bytes());
             if !block.discard {
                 self.freed_bytes -= size;
-                self.allocator.release(block.location, block.block_size);
+                self.allocator.release(block.location, block.block_size, false);
                 continue;
             }
             let named = (block.location, block.block_size);
@@ -128,7 +206,7 @@ impl Parts {
     }
 
     /// Asks for discards, while few are in flight.
-    pub fn discard(&mut self, disk: &mut Disk, effects: &mut Vec<crate::Effect>) {
+    pub fn discard(&mut self, disk: &mut Disk, effects: &mut Vec<Effect>) {
         while self.discards_in_flight < DISCARDS_IN_FLIGHT_MAX {
             let Some(discard) = self.discards.pop_front() else { return };
             let Discard { offset, length, blocks } = discard;
@@ -137,12 +215,67 @@ impl Parts {
         }
     }
 
-    /// A discard ended: its blocks may be allocated.
+    /// A discard ended: its blocks may be allocated, once they have space again.
     pub fn discarded(&mut self, blocks: Vec<(u32, BlockSize)>) {
         self.discards_in_flight -= 1;
         for (location, block_size) in blocks {
             self.freed_bytes -= block_size.bytes();
-            self.allocator.release(location, block_size);
+            self.allocator.release(location, block_size, true);
         }
+        // What was punched may be what was missing.
+        if self.reserving.is_refused {
+            self.reserving.retry_at = Some(Time::ZERO);
+        }
+    }
+
+    /// Space was reserved.
+    pub fn reserved(&mut self, locations: Range<u32>) {
+        self.allocator.reserved(locations);
+        let reserving = &mut self.reserving;
+        reserving.is_asked = false;
+        reserving.is_refused = false;
+        reserving.next_size = (reserving.next_size * 2).min(reserving.size);
+    }
+
+    /// Sizes of blocks that have too little space ready.
+    fn lacking(&self) -> impl Iterator<Item = BlockSize> {
+        (BlockSize::MIN.shift()..=BlockSize::MAX.shift())
+            .filter(|shift| self.reserving.wanted & 1 << shift != 0)
+            .filter_map(BlockSize::from_shift)
+            .filter(|size| self.allocator.ready_bytes_of(*size) < 2 * self.reserving.size)
+    }
+}
+
+impl Store {
+    /// A block of this size may want a place: space is reserved for more of them.
+    pub(crate) fn want_place(&mut self, block_size: BlockSize, effects: &mut Vec<Effect>) {
+        let parts = self.parts_mut();
+        parts.reserving.wanted |= 1 << block_size.shift();
+        if !parts.allocator.can_allocate(block_size) {
+            self.reserve(effects);
+        }
+    }
+
+    /// Reserves space ahead of its use: one piece at a time, in the background.
+    pub(crate) fn reserve(&mut self, effects: &mut Vec<Effect>) {
+        let Store { parts, disk, now, .. } = self;
+        let parts = parts.as_mut().expect("it is open");
+        let is_waiting = parts.reserving.retry_at.is_some_and(|at| *now < at);
+        if parts.reserving.is_asked || is_waiting {
+            return;
+        }
+        parts.reserving.retry_at = None;
+        let next_size = parts.reserving.next_size;
+        let next = |size| parts.allocator.to_reserve(size, next_size);
+        let Some(locations) = parts.lacking().find_map(next) else {
+            let larger = |size| parts.allocator.to_reserve(size, SEGMENT_SIZE);
+            // There was no space for that, and there is nothing smaller to ask for.
+            let has_refused = parts.lacking().any(|size| larger(size).is_some());
+            return parts.reserving.ended(has_refused, *now);
+        };
+        parts.reserving.is_asked = true;
+        let offset = parts.place(locations.start);
+        let length = locations.len() as u64 * LOCATION_STEP;
+        disk.reserve(Purpose::Reserve(locations), offset, length, effects);
     }
 }

@@ -28,7 +28,7 @@ use crate::journal::Journal;
 use crate::pages::Pages;
 use crate::read::Read;
 use crate::recover::Opening;
-use crate::space::{Discard, Freed};
+use crate::space::{Discard, Freed, Reserving};
 use crate::{
     Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, RecoveryReport, Request,
     RequestId, Settings, Space,
@@ -59,6 +59,8 @@ pub(crate) struct Parts {
     pub frozen: BTreeMap<BlockKey, Overlay>,
     pub frozen_bytes: u64,
     pub allocator: Allocator,
+    /// Space of the file system that is reserved ahead of its use.
+    pub reserving: Reserving,
     /// Freed since the last checkpoint began.
     pub freed: Vec<Freed>,
     /// Bytes of all blocks that are freed but not to be allocated yet.
@@ -174,7 +176,11 @@ impl Store {
             }
             _ => None,
         };
-        [idle, self.gives_back_at(), self.disk.deadline()].into_iter().flatten().min()
+        let reserve = match (&self.phase, &self.parts) {
+            (Phase::Open, Some(parts)) => parts.reserving.deadline(),
+            _ => None,
+        };
+        [idle, self.gives_back_at(), reserve, self.disk.deadline()].into_iter().flatten().min()
     }
 
     /// When a checkpoint is made to give back the space of what was deleted or zeroed.
@@ -191,7 +197,9 @@ impl Store {
             return self.recover_settle(effects);
         }
         self.settle_journal(effects);
+        self.reserve(effects);
         self.run_queue(effects);
+        self.reserve(effects);
         self.checkpoint_settle(effects);
         self.record_idle();
         if let Some(parts) = &mut self.parts {
@@ -254,6 +262,9 @@ impl Store {
                     self.disk_done(purpose, effects);
                 }
                 Err(error) => match self.disk.end(op) {
+                    Purpose::Reserve(locations) if error == DiskError::NoSpace => {
+                        self.parts_mut().reserving.refused(&locations);
+                    }
                     // It only gives space back: what was not given back is only not free.
                     purpose @ Purpose::Discard(_) => self.disk_done(purpose, effects),
                     purpose => self.poison(&purpose, &error, effects),
@@ -268,6 +279,7 @@ impl Store {
             Purpose::Group(start) => self.parts_mut().journal.group_written(start),
             Purpose::Large(lsn) => self.parts_mut().journal.large_written(lsn, &mut answers),
             Purpose::Flush => self.parts_mut().journal.flush_done(&mut answers),
+            Purpose::Reserve(locations) => self.parts_mut().reserved(locations),
             Purpose::Discard(blocks) => self.parts_mut().discarded(blocks),
             Purpose::RecoveryWrite | Purpose::RecoveryFlush => self.recover_done(effects),
             purpose => self.checkpoint_done(purpose, effects),
@@ -286,6 +298,7 @@ impl Store {
             Purpose::LeafWrite(_) | Purpose::StreamWrite | Purpose::RootWrite => {
                 "a write of a checkpoint"
             }
+            Purpose::Reserve(_) => "a reservation of space",
             _ => "a write",
         };
         let why = match error {

@@ -2,8 +2,8 @@
 
 use base::{BlockSize, Duration, GIB, MIB, UNIT_SIZE, Version};
 
-use crate::harness::{Bench, PG, created, key, options, settings};
-use crate::{Answer, CommitMode, Event, NoteKey, Request, StoreError};
+use crate::harness::{Bench, Host, PG, created, key, options, settings};
+use crate::{Answer, CommitMode, Event, NoteKey, Request, Settings, StoreError};
 
 const MODES: [CommitMode; 2] = [CommitMode::Fsync, CommitMode::Immediate];
 
@@ -255,6 +255,74 @@ fn a_full_file_system_is_full_not_poison() {
     assert!(bench.is_durable(delete));
     assert!(!bench.store.space().full);
     bench.assert_unit(1, 0, Some(5));
+}
+
+/// A store on a file of a file system with so many free bytes.
+fn on_a_file(mode: CommitMode, free_bytes: u64) -> Bench {
+    let mut disk = created(&options(mode, 512));
+    disk.host = Some(Host::new(21 * MIB, free_bytes));
+    let bench = Bench::on(disk, Settings { is_sparse: true, ..settings() }, 1);
+    assert_eq!(bench.store.parts().superblock.data.offset, 21 * MIB);
+    bench
+}
+
+#[test]
+fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
+    for mode in MODES {
+        let mut bench = on_a_file(mode, 20 * MIB);
+        for round in 0..3u64 {
+            // Half of the blocks are written whole, half in one unit: write-back needs a place too.
+            let count = (0..).find(|number| {
+                let units = if number % 2 == 0 { 32 } else { 1 };
+                let id = bench.write(*number, 0, units, round * 1000);
+                bench.run();
+                bench.answers[&id] == Err(StoreError::Full)
+            });
+            let count = count.expect("it becomes full");
+            assert!((130..=160).contains(&count), "{count} blocks in 20 MiB");
+            assert!(bench.store.space().full);
+            bench.checkpoint();
+            // Everything that is there can be read, written over and deleted.
+            for number in 0..count {
+                let units = if number % 3 == 0 { 32 } else { 2 };
+                let id = bench.write(number, 0, units, round * 1000 + 7);
+                bench.run();
+                assert!(bench.is_durable(id), "block {number} of {count}");
+            }
+            assert_eq!(bench.done(Request::Sync), Ok(Answer::Durable));
+            bench.checkpoint();
+            for number in 0..count {
+                bench.assert_unit(number, 0, Some(round * 1000 + 7));
+                let id = bench.delete(number);
+                bench.run();
+                assert!(bench.is_durable(id));
+            }
+            bench.pass(Duration::from_secs(2));
+            assert_eq!(bench.store.space().used_bytes, 0);
+            assert!(!bench.store.space().full);
+            bench = bench.crash();
+        }
+    }
+}
+
+#[test]
+fn a_file_system_that_has_space_again_is_noticed() {
+    let mut bench = on_a_file(CommitMode::Fsync, 0);
+    let refused = bench.write(1, 0, 32, 5);
+    bench.run();
+    assert_eq!(bench.answers[&refused], Err(StoreError::Full));
+    assert!(bench.store.space().full);
+    bench.disk.host.as_mut().expect("it is a file").free_bytes = 256 << 10;
+    bench.pass(Duration::from_secs(1));
+    assert!(bench.store.space().full, "there is too little for what is reserved ahead");
+    bench.disk.host.as_mut().expect("it is a file").free_bytes = 20 * MIB;
+    bench.pass(Duration::from_secs(1));
+    assert!(!bench.store.space().full);
+    let written = bench.write(1, 0, 32, 5);
+    bench.run();
+    assert!(bench.is_durable(written));
+    bench.idle();
+    assert_eq!(bench.store.deadline(), None);
 }
 
 #[test]

@@ -103,6 +103,9 @@ impl Store {
             }
             _ => {}
         }
+        if let Request::Write { block_size, .. } = &request {
+            self.want_place(*block_size, effects);
+        }
         let old = key_of(&request).and_then(|key| self.parts().index.get(&key));
         match self.admit(&request, old) {
             Admit::Now(plan) => {
@@ -176,9 +179,13 @@ impl Store {
         };
         let needs_place = plan == Plan::Large || !has_place;
         if needs_place && !parts.allocator.can_allocate(size) {
+            if parts.reserving.is_pending() {
+                return Admit::Wait { checkpoint: false };
+            }
             match (parts.freed_bytes > 0, has_place) {
                 (true, _) => return Admit::Wait { checkpoint: true },
-                // All space is in segments of other block sizes; the block's own place stays.
+                // All space is in segments of other block sizes, or the file system is full; the
+                // block's own place stays.
                 (false, true) => plan = Plan::Inline,
                 (false, false) => return Admit::Refuse(StoreError::Full),
             }

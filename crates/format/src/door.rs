@@ -40,6 +40,18 @@ pub enum DiskEffect {
         /// Names it in [`DiskEvent`].
         op: DiskOp,
     },
+    /// Have space of the file system behind the range: until it is discarded, no write to it ends
+    /// with [`DiskError::NoSpace`]. What it held stays. As durable as the next durable write or
+    /// flush. Where it fails, parts of the range may have been reserved. Nothing is done on a
+    /// device, or where the file system cannot reserve.
+    Reserve {
+        /// Names it in [`DiskEvent`].
+        op: DiskOp,
+        /// Position on the device in bytes.
+        offset: u64,
+        /// In bytes.
+        length: u64,
+    },
     /// Give the range's space back to the file system or device; reads of it are unspecified
     /// until it is written again.
     Discard {
@@ -73,7 +85,7 @@ pub enum DiskEvent {
         /// Whether all of it was read.
         result: Result<(), DiskError>,
     },
-    /// A write, flush or discard ended.
+    /// A write, flush, reservation or discard ended.
     Done {
         /// As asked.
         op: DiskOp,

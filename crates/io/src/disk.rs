@@ -147,6 +147,7 @@ impl Disk {
                 (op, offset, length, Work::Write { buffers, durable })
             }
             DiskEffect::Flush { op } => (op, 0, 0, Work::Flush),
+            DiskEffect::Reserve { op, offset, length } => (op, offset, length, Work::Reserve),
             DiskEffect::Discard { op, offset, length } => (op, offset, length, Work::Discard),
         };
         let fd = self.file.as_raw_fd();
@@ -199,6 +200,7 @@ enum Work {
     Read(BufferMut),
     Write { buffers: Vec<Buffer>, durable: bool },
     Flush,
+    Reserve,
     Discard,
 }
 
@@ -233,6 +235,10 @@ impl DiskJob {
                 opcode::Writev::new(fd, pieces, count).offset(offset).rw_flags(flags).build()
             }
             Work::Flush => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Work::Reserve => {
+                let mode = libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(fd, self.length).offset(offset).mode(mode).build()
+            }
             Work::Discard => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 opcode::Fallocate::new(fd, self.length).offset(offset).mode(mode).build()
@@ -265,8 +271,10 @@ impl DiskJob {
     }
 
     fn end_with_error(self, errno: i32) -> DiskEvent {
-        let unsupported = [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENOTTY];
-        if matches!(self.work, Work::Discard) && unsupported.contains(&errno) {
+        // A block device has all its space, and says that it cannot reserve (ENODEV on some).
+        let unsupported = [libc::EOPNOTSUPP, libc::ENOSYS, libc::ENOTTY, libc::ENODEV];
+        let is_about_space = matches!(self.work, Work::Reserve | Work::Discard);
+        if is_about_space && unsupported.contains(&errno) {
             return self.end(Ok(()));
         }
         // A flush that found no space has lost what it was to flush: that is not merely full.
@@ -287,6 +295,7 @@ impl DiskJob {
             Work::Read(_) => format!("read of {length} bytes at {offset}: {what}"),
             Work::Write { .. } => format!("write of {length} bytes at {offset}: {what}"),
             Work::Flush => format!("flush: {what}"),
+            Work::Reserve => format!("reservation of {length} bytes at {offset}: {what}"),
             Work::Discard => format!("discard of {length} bytes at {offset}: {what}"),
         }
     }
@@ -377,6 +386,8 @@ mod tests {
         assert!(matches!(done(read.advance(0)), Err(DiskError::Io(_))), "the end of the disk");
         assert_eq!(done(job(Work::Discard, 4096).advance(-libc::EOPNOTSUPP)), Ok(()));
         assert!(done(job(Work::Discard, 4096).advance(-libc::EIO)).is_err());
+        assert_eq!(done(job(Work::Reserve, 4096).advance(-libc::EOPNOTSUPP)), Ok(()));
+        assert_eq!(done(job(Work::Reserve, 4096).advance(-libc::ENOSPC)), Err(DiskError::NoSpace));
         assert!(done(job(Work::Flush, 0).advance(-libc::EOPNOTSUPP)).is_err());
         let lost = done(job(Work::Flush, 0).advance(-libc::ENOSPC));
         assert!(matches!(lost, Err(DiskError::Io(_))), "{lost:?}");

@@ -13,6 +13,7 @@
 //!   3. A sector is never torn; a longer write is, at any sector.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use base::{Buffer, BufferMut, BufferPool};
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
@@ -32,6 +33,46 @@ pub struct SimDisk {
     written_last: Vec<u64>,
     /// Rotten bytes that were not written since, as they are now.
     rotten: BTreeMap<u64, u8>,
+    /// The file system below, if the disk is a sparse file.
+    host: Option<Host>,
+}
+
+/// A file system with little space, below a sparse file.
+struct Host {
+    free_bytes: u64,
+    /// By page of the file: whether it has space.
+    held: Vec<bool>,
+    /// Pages whose space a power cut may take back, with the count of completed operations when
+    /// they were reserved.
+    loose: Vec<(u64, u64)>,
+}
+
+impl Host {
+    /// Gets space for pages, as far as there is any. False: not for all of them.
+    fn take(&mut self, pages: Range<u64>, mut taken: impl FnMut(&mut Host, u64)) -> bool {
+        for page in pages {
+            if self.held[page as usize] {
+                continue;
+            }
+            if self.free_bytes < PAGE_SIZE {
+                return false;
+            }
+            self.free_bytes -= PAGE_SIZE;
+            self.held[page as usize] = true;
+            taken(self, page);
+        }
+        true
+    }
+
+    fn give(&mut self, page: u64) {
+        if std::mem::take(&mut self.held[page as usize]) {
+            self.free_bytes += PAGE_SIZE;
+        }
+    }
+}
+
+fn pages_of(offset: u64, length: u64) -> Range<u64> {
+    offset / PAGE_SIZE..(offset + length).div_ceil(PAGE_SIZE)
 }
 
 /// A completed write that is not, or not only, on the medium.
@@ -78,7 +119,8 @@ impl Data {
 
 enum InFlight {
     Read { offset: u64, buffer: BufferMut },
-    Write { offset: u64, data: Data, durable: bool },
+    Write { offset: u64, data: Data, durable: bool, asked: u64 },
+    Reserve { offset: u64, length: u64 },
     Discard { offset: u64, length: u64 },
     Flush { asked: u64 },
 }
@@ -131,6 +173,20 @@ impl SimDisk {
             completed_count: 0,
             written_last: vec![0; (size / PAGE_SIZE) as usize],
             rotten: BTreeMap::new(),
+            host: None,
+        }
+    }
+
+    /// Makes it a sparse file, with space in front of `data_offset` only, on a file system with so
+    /// many free bytes; or changes how many there are.
+    pub fn set_host(&mut self, data_offset: u64, free_bytes: u64) {
+        let pages = 0..self.medium.len() as u64;
+        match &mut self.host {
+            Some(host) => host.free_bytes = free_bytes,
+            None => {
+                let held = pages.map(|page| page * PAGE_SIZE < data_offset).collect();
+                self.host = Some(Host { free_bytes, held, loose: Vec::new() });
+            }
         }
     }
 
@@ -152,9 +208,13 @@ impl SimDisk {
                 assert!(buffers.iter().all(|buffer| buffer.is_aligned_to(sector)));
                 let data = Data::Bytes(buffers);
                 self.check_range(offset, data.len());
-                (op, InFlight::Write { offset, data, durable })
+                (op, InFlight::Write { offset, data, durable, asked: self.completed_count })
             }
             DiskEffect::Flush { op } => (op, InFlight::Flush { asked: self.completed_count }),
+            DiskEffect::Reserve { op, offset, length } => {
+                self.check_range(offset, length);
+                (op, InFlight::Reserve { offset, length })
+            }
             DiskEffect::Discard { op, offset, length } => {
                 self.check_range(offset, length);
                 (op, InFlight::Discard { offset, length })
@@ -172,7 +232,7 @@ impl SimDisk {
         assert!(offset + length <= self.size(), "{offset}+{length} is beyond the disk's end");
     }
 
-    /// Ends an operation well, but for `fault` (writes only).
+    /// Ends an operation well, but for `fault` (writes only) and for want of space below.
     /// Requires: it was submitted, and no crash happened since.
     pub fn complete(
         &mut self,
@@ -180,26 +240,39 @@ impl SimDisk {
         fault: Option<WriteFault>,
         random: &mut Random,
     ) -> DiskEvent {
+        if !self.has_space(op) {
+            return self.fail(op, DiskError::NoSpace, random);
+        }
         match self.in_flight.remove(&op).expect("an operation ends once") {
             InFlight::Read { offset, mut buffer } => {
                 self.read(offset, &mut buffer, random);
                 return DiskEvent::Read { op, buffer, result: Ok(()) };
             }
-            InFlight::Write { offset, data, durable } => match fault {
-                None => self.written(offset, data, durable),
-                Some(WriteFault::Lost) => {}
-                Some(WriteFault::Misdirected { to }) => {
-                    self.check_range(to, data.len());
-                    self.written(to, data, durable);
+            InFlight::Write { offset, data, durable, asked } => {
+                if durable {
+                    self.reservations_durable(asked);
                 }
-            },
+                match fault {
+                    None => self.written(offset, data, durable),
+                    Some(WriteFault::Lost) => {}
+                    Some(WriteFault::Misdirected { to }) => {
+                        self.check_range(to, data.len());
+                        self.written(to, data, durable);
+                    }
+                }
+            }
+            InFlight::Reserve { .. } => {}
             // What a discarded range holds is unspecified: sometimes zeros, sometimes the old.
             InFlight::Discard { offset, length } => {
+                if let Some(host) = &mut self.host {
+                    pages_of(offset, length).for_each(|page| host.give(page));
+                }
                 if random.chance(Chance::percent(50)) {
                     self.written(offset, Data::Zeros(length), false);
                 }
             }
             InFlight::Flush { asked } => {
+                self.reservations_durable(asked);
                 for written in &mut self.cached {
                     written.pinned |= written.completed <= asked;
                 }
@@ -207,6 +280,42 @@ impl SimDisk {
             }
         }
         DiskEvent::Done { op, result: Ok(()) }
+    }
+
+    /// Gets space for an operation that ends, if it needs any.
+    fn has_space(&mut self, op: DiskOp) -> bool {
+        let (Some(host), Some(ends)) = (&mut self.host, self.in_flight.get(&op)) else {
+            return true;
+        };
+        match ends {
+            InFlight::Write { offset, data, .. } => {
+                host.take(pages_of(*offset, data.len()), |_, _| {})
+            }
+            InFlight::Reserve { offset, length } => {
+                self.completed_count += 1;
+                let count = self.completed_count;
+                host.take(pages_of(*offset, *length), |host, page| host.loose.push((page, count)))
+            }
+            InFlight::Read { .. } | InFlight::Discard { .. } | InFlight::Flush { .. } => true,
+        }
+    }
+
+    fn reservations_durable(&mut self, asked: u64) {
+        if let Some(host) = &mut self.host {
+            host.loose.retain(|(_, reserved)| *reserved > asked);
+        }
+    }
+
+    /// The power goes: what was reserved just now and holds nothing may be gone.
+    fn lose_reservations(&mut self, random: &mut Random) {
+        let medium = &self.medium;
+        if let Some(host) = &mut self.host {
+            for (page, _) in std::mem::take(&mut host.loose) {
+                if medium[page as usize].is_none() && random.chance(Chance::percent(50)) {
+                    host.give(page);
+                }
+            }
+        }
     }
 
     /// Ends an operation with an error. A write may have happened in part, and what a failed
@@ -220,7 +329,7 @@ impl SimDisk {
                 let kept = self.keep_some(offset, &data, random, &mut CrashReport::default());
                 self.settle_kept(Crash::Process, kept);
             }
-            InFlight::Discard { .. } | InFlight::Flush { .. } => {}
+            InFlight::Reserve { .. } | InFlight::Discard { .. } | InFlight::Flush { .. } => {}
         }
         DiskEvent::Done { op, result: Err(error) }
     }
@@ -348,10 +457,15 @@ impl SimDisk {
             let (offset, data) = match operation {
                 InFlight::Write { offset, data, .. } => (offset, data),
                 InFlight::Discard { offset, length } => (offset, Data::Zeros(length)),
-                InFlight::Read { .. } | InFlight::Flush { .. } => continue,
+                InFlight::Read { .. } | InFlight::Reserve { .. } | InFlight::Flush { .. } => {
+                    continue;
+                }
             };
             let kept = self.keep_some(offset, &data, random, &mut report);
             self.settle_kept(crash, kept);
+        }
+        if crash == Crash::Power {
+            self.lose_reservations(random);
         }
         report
     }
@@ -454,7 +568,7 @@ impl SimDisk {
             InFlight::Discard { offset, length } => {
                 *offset >= page + PAGE_SIZE || offset + length <= page
             }
-            InFlight::Read { .. } | InFlight::Flush { .. } => true,
+            InFlight::Read { .. } | InFlight::Reserve { .. } | InFlight::Flush { .. } => true,
         })
     }
 
@@ -681,5 +795,41 @@ mod tests {
             seen.insert((bytes[0], bytes[512]));
         }
         assert_eq!(seen.len(), 4);
+    }
+
+    #[test]
+    fn a_full_file_system_below_a_sparse_file_takes_nothing_new() {
+        for seed in 0..50 {
+            let mut bench = Bench::new(seed);
+            bench.disk.set_host(4096, 3 * 4096);
+            let reserve = |bench: &mut Bench, offset, length| {
+                let op = bench.op();
+                bench.disk.submit(DiskEffect::Reserve { op, offset, length });
+                match bench.disk.complete(op, None, &mut bench.random) {
+                    DiskEvent::Done { result, .. } => result,
+                    other => panic!("{other:?}"),
+                }
+            };
+            let write = |bench: &mut Bench, offset| {
+                let op = bench.submit_write(offset, 4096, 1, false);
+                match bench.disk.complete(op, None, &mut bench.random) {
+                    DiskEvent::Done { result, .. } => result,
+                    other => panic!("{other:?}"),
+                }
+            };
+            assert_eq!(write(&mut bench, 0), Ok(()));
+            assert_eq!(reserve(&mut bench, 8192, 8192), Ok(()));
+            assert_eq!(write(&mut bench, 4096), Ok(()));
+            assert_eq!(write(&mut bench, 16384), Err(DiskError::NoSpace));
+            bench.flush();
+            bench.crash(Crash::Power);
+            assert_eq!(write(&mut bench, 12288), Ok(()), "a flushed reservation stays");
+            assert_eq!(reserve(&mut bench, 16384, 4096), Err(DiskError::NoSpace));
+            let op = bench.op();
+            bench.disk.submit(DiskEffect::Discard { op, offset: 8192, length: 4096 });
+            bench.disk.complete(op, None, &mut bench.random);
+            assert_eq!(reserve(&mut bench, 16384, 4096), Ok(()));
+            assert_eq!(write(&mut bench, 8192), Err(DiskError::NoSpace));
+        }
     }
 }

@@ -43,8 +43,10 @@ pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Mea
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
     io::prepare(path, size, &created.zero, &created.images, &mut |_, _| {}).map_err(cannot)?;
     let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
-    reactor.attach_disk(Disk::open(path).map_err(cannot)?);
-    let mut bench = Bench::open(reactor, size)?;
+    let disk = Disk::open(path).map_err(cannot)?;
+    let settings = Settings { is_sparse: !disk.is_device(), ..Settings::default() };
+    reactor.attach_disk(disk);
+    let mut bench = Bench::open(reactor, settings, size)?;
     // As many places as the raw load has, and all of them written once: no operation has to
     // allocate space.
     let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
@@ -75,10 +77,10 @@ struct Flight {
 }
 
 impl Bench {
-    fn open(reactor: Reactor, size: u64) -> Result<Bench, Failure> {
+    fn open(reactor: Reactor, settings: Settings, size: u64) -> Result<Bench, Failure> {
         let mut effects = Vec::new();
         let pool = reactor.pool().clone();
-        let store = Store::open(Settings::default(), pool.clone(), size, &mut effects);
+        let store = Store::open(settings, pool.clone(), size, &mut effects);
         let mut data = pool.take(BLOCK_SIZE.bytes() as usize);
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = (index * 31 / 7) as u8;

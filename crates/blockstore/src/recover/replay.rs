@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 
 use base::planted::{self, Bug};
-use base::{Buffer, Checksum, Lsn, UNIT_SIZE};
+use base::{BlockSize, Buffer, Checksum, Lsn, UNIT_SIZE};
 use format::disk::{Decision, EntryHeader, EntryKind, LOCATION_STEP, UnitSet};
 
 use super::survey::{bad_units, inline_data};
 use super::{CHUNK_SIZE, Stage};
 use crate::decide::{Header, Seen, Verdict, decide};
+use crate::disk::Purpose;
 use crate::index::BlockInfo;
-use crate::store::Store;
+use crate::store::{Phase, Store};
 use crate::write::Change;
 use crate::{BlockKey, Effect};
 
@@ -29,6 +30,8 @@ pub struct Replay {
     chunk: Option<(Lsn, Buffer)>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
+    /// Places that entries name which no one confirmed.
+    places: BTreeSet<(u32, BlockSize)>,
     /// The entry whose out-of-line data is looked at.
     waiting: Option<(EntryHeader, Checksum)>,
     /// Where the journal ends.
@@ -113,6 +116,19 @@ impl Store {
         match self.judge(header, checksum, UnitSet::EMPTY, is_whole, &[]) {
             Next::Stop(reason) => self.stop(reason, effects),
             _ => self.replay(effects),
+        }
+    }
+
+    /// Places that entries beyond the recorded durable lsn name: the power may have gone before
+    /// their reservation was durable.
+    fn reserve_places(&mut self, effects: &mut Vec<Effect>) {
+        if !self.settings.is_sparse {
+            return;
+        }
+        for (location, size) in std::mem::take(&mut self.opening().replay.places) {
+            self.opening().writes += 1;
+            let place = self.parts().place(location);
+            self.disk.reserve(Purpose::RecoveryWrite, place, size.bytes(), effects);
         }
     }
 
@@ -257,20 +273,27 @@ impl Store {
         bad: UnitSet,
         data: &[u8],
     ) -> Result<(), String> {
-        let parts = self.parts_mut();
+        let Store { parts, phase: Phase::Opening(opening), .. } = self else {
+            unreachable!("entries are replayed before the store opens")
+        };
+        let parts = parts.as_mut().expect("the superblock is known");
         let old = header.key.and_then(|key| parts.index.get(&key));
         if let (EntryKind::Write | EntryKind::WriteLarge, Some(block_size), Some(pg)) =
             (header.kind, header.block_size, header.pg)
-            && old.is_none_or(|old| old.location != header.location)
         {
-            let info = BlockInfo {
-                version: header.version,
-                pg: pg.number as u16,
-                block_size,
-                location: header.location,
-                tombstone: false,
-            };
-            parts.occupy(header.location, info)?;
+            if header.lsn >= opening.survey.acked {
+                opening.replay.places.insert((header.location, block_size));
+            }
+            if old.is_none_or(|old| old.location != header.location) {
+                let info = BlockInfo {
+                    version: header.version,
+                    pg: pg.number as u16,
+                    block_size,
+                    location: header.location,
+                    tombstone: false,
+                };
+                parts.occupy(header.location, info)?;
+            }
         }
         let sector_size = parts.superblock.sector_size;
         let count = header.checksums.len();
@@ -294,6 +317,7 @@ impl Store {
         let end = replay.hole.take().unwrap_or(replay.at);
         let tail = end.max(survey.end).max(survey.acked);
         let previous = replay.previous;
+        self.reserve_places(effects);
         self.replayed(end, tail, previous, effects);
     }
 }

@@ -99,9 +99,9 @@ impl MemoryDisk {
                 }
                 DiskEvent::Done { op, result: Ok(()) }
             }
-            DiskEffect::Flush { op } | DiskEffect::Discard { op, .. } => {
-                DiskEvent::Done { op, result: Ok(()) }
-            }
+            DiskEffect::Flush { op }
+            | DiskEffect::Reserve { op, .. }
+            | DiskEffect::Discard { op, .. } => DiskEvent::Done { op, result: Ok(()) },
         }
     }
 }

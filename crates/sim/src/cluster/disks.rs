@@ -42,8 +42,8 @@ pub enum DiskWork {
     Read,
     /// A write or flush.
     Change,
-    /// A discard.
-    Discard,
+    /// A reservation or discard.
+    Space,
 }
 
 impl DiskWork {
@@ -52,7 +52,7 @@ impl DiskWork {
         match effect {
             DiskEffect::Read { .. } => DiskWork::Read,
             DiskEffect::Write { .. } | DiskEffect::Flush { .. } => DiskWork::Change,
-            DiskEffect::Discard { .. } => DiskWork::Discard,
+            DiskEffect::Reserve { .. } | DiskEffect::Discard { .. } => DiskWork::Space,
         }
     }
 }
@@ -117,6 +117,7 @@ impl Osd {
                 memory_bytes: 8 << 20,
                 idle_after: base::Duration::from_millis(50),
                 checkpoint_after_bytes: plan.checkpoint_after_bytes,
+                is_sparse: plan.is_sparse,
             },
             ..node::Settings::default()
         };

@@ -48,6 +48,8 @@ pub struct Plan {
     pub weather: Weather,
     /// Faults.
     pub faults: Faults,
+    /// The stores are sparse files.
+    pub is_sparse: bool,
 }
 
 /// How often faults happen.
@@ -119,6 +121,7 @@ impl Plan {
                 corrupt_frame: some(random, 20, 5_000),
             },
             faults: Faults::draw(random),
+            is_sparse: random.chance(Chance::percent(50)),
         }
     }
 }

@@ -57,7 +57,9 @@ impl World {
     }
 
     fn may_refuse(&self) -> bool {
-        self.plan.faults.no_space != Chance::NEVER || self.store().space().full
+        self.plan.faults.no_space != Chance::NEVER
+            || self.plan.host_bytes.is_some()
+            || self.store().space().full
     }
 
     fn check_read(

@@ -114,6 +114,10 @@ impl World {
                 self.tally.faults.add("no space in the file system", 1);
                 Some(DiskError::NoSpace)
             }
+            Operation::Reserve if self.chaos.chance(faults.no_space) => {
+                self.tally.faults.add("no space in the file system", 1);
+                Some(DiskError::NoSpace)
+            }
             Operation::Flush if self.chaos.chance(faults.write_error) => {
                 self.tally.faults.add("flush error", 1);
                 io("flush")
@@ -197,6 +201,18 @@ impl World {
             self.rot_in(self.damage.checkpoints.clone(), "rot in the checkpoint area");
             self.rot_in(self.damage.superblock.clone(), "rot in a superblock");
         }
+    }
+
+    /// Others may use the file system below, or free some of it.
+    pub(super) fn change_host(&mut self) {
+        let Some(most) = self.plan.host_bytes else { return };
+        if self.stage == Stage::Quiet || !self.chaos.chance(self.plan.faults.host_use) {
+            return;
+        }
+        let free_bytes = if self.chaos.chance(Chance::percent(50)) { 0 } else { most };
+        self.trace.line(format_args!("{:?} {free_bytes} bytes free below", self.now));
+        self.tally.faults.add("file system used by others", 1);
+        self.disk.set_host(self.damage.data.start, free_bytes);
     }
 
     fn rot_in(&mut self, area: Range<u64>, kind: &'static str) {

@@ -24,7 +24,7 @@ pub const OPERATIONS: [&str; 8] =
     ["write", "zero", "delete", "read", "extents", "note", "sync", "floor"];
 
 /// What happens to it.
-pub const FAULTS: [&str; 19] = [
+pub const FAULTS: [&str; 21] = [
     "power cut",
     "process killed",
     "crash while opening",
@@ -36,6 +36,8 @@ pub const FAULTS: [&str; 19] = [
     "flush error",
     "read error",
     "no space in the file system",
+    "file system full",
+    "file system used by others",
     "store full",
     "write lost by a lying disk",
     "write misdirected",

@@ -40,6 +40,10 @@ pub struct Plan {
     pub slow: Chance,
     /// Faults.
     pub faults: Faults,
+    /// The store is a sparse file.
+    pub is_sparse: bool,
+    /// Of a sparse file: free bytes of the file system below, where they are few.
+    pub host_bytes: Option<u64>,
 }
 
 /// One pool.
@@ -64,8 +68,10 @@ pub struct Faults {
     pub write_error: Chance,
     /// A read of data fails.
     pub read_error: Chance,
-    /// A write of data finds the file system full.
+    /// A write of data, or a reservation, finds the file system full.
     pub no_space: Chance,
+    /// Others use the file system below, or free some of it.
+    pub host_use: Chance,
     /// A write of data is reported as done and lies nowhere, or elsewhere.
     pub lying: Chance,
     /// Bits flip in the data area.
@@ -92,7 +98,7 @@ impl Plan {
             }
         });
         let pools = pools.collect();
-        Plan {
+        let mut plan = Plan {
             size: if fill { 128 * MIB } else { *random.pick(&[128, 160, 256]) * MIB },
             sector_size: *random.pick(&[512, 4096]),
             commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
@@ -123,7 +129,14 @@ impl Plan {
             latency: random.scale(5_000..500_000),
             slow: some(random, 30, 20_000),
             faults: Faults::draw(random),
+            is_sparse: random.chance(Chance::percent(50)),
+            host_bytes: None,
+        };
+        if plan.is_sparse && random.chance(Chance::percent(40)) {
+            plan.host_bytes = Some(random.scale(1..64) * MIB);
+            plan.faults.host_use = Chance(random.scale(100..5_000) as u32);
         }
+        plan
     }
 }
 
@@ -136,6 +149,7 @@ impl Faults {
             write_error: some(random, 30, 3_000),
             read_error: some(random, 20, 20_000),
             no_space: some(random, 20, 20_000),
+            host_use: Chance::NEVER,
             lying: some(random, 25, 60_000),
             rot_data: some(random, 15, 3_000),
             rot_journal: some(random, 20, 2_000),

@@ -8,7 +8,7 @@ use blockstore::{
     StoreId,
 };
 use format::disk::Superblock;
-use format::door::{DiskEffect, DiskError, DiskOp};
+use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
 
 use super::asks::{Asked, Todo};
 use super::damage::Damage;
@@ -78,6 +78,7 @@ pub(super) enum Operation {
     Read { offset: u64, length: u64 },
     Write { offset: u64, length: u64 },
     Flush,
+    Reserve,
     Discard,
 }
 
@@ -92,6 +93,7 @@ impl Operation {
                 Operation::Write { offset: *offset, length }
             }
             DiskEffect::Flush { .. } => Operation::Flush,
+            DiskEffect::Reserve { .. } => Operation::Reserve,
             DiskEffect::Discard { .. } => Operation::Discard,
         }
     }
@@ -112,6 +114,9 @@ impl World {
             commit: plan.commit,
         };
         let layout = install_store(&mut disk, &options, plan.journal_size);
+        if let Some(free_bytes) = plan.host_bytes {
+            disk.set_host(layout.data.offset, free_bytes);
+        }
         trace.line(format_args!("created {options:?} {}", if plan.polite { "polite" } else { "" }));
         World {
             work: Random::new(run.seed, "work"),
@@ -247,6 +252,7 @@ impl World {
             }
         }
         self.rot();
+        self.change_host();
         Ok(())
     }
 
@@ -369,6 +375,9 @@ impl World {
         }
         let fault = self.draw_lie(operation);
         let event = self.disk.complete(op, fault, &mut self.medium);
+        if let DiskEvent::Done { result: Err(_), .. } = &event {
+            self.tally.faults.add("file system full", 1);
+        }
         self.apply(Event::Disk(event))
     }
 
@@ -417,6 +426,7 @@ impl World {
             memory_bytes: self.plan.memory_bytes,
             idle_after: self.plan.idle_after,
             checkpoint_after_bytes: self.plan.checkpoint_after_bytes,
+            is_sparse: self.plan.is_sparse,
         };
         let mut effects = Vec::new();
         let (pool, size) = (self.pool.clone(), self.disk.size());
