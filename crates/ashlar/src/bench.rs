@@ -45,36 +45,6 @@ impl Measured {
     }
 }
 
-/// Places of operations within `size` bytes.
-pub struct Places {
-    /// In bytes; a multiple of the operation's.
-    pub size: u64,
-    block_size: u64,
-    next: u64,
-    random: u64,
-}
-
-impl Places {
-    /// Places of `block_size` bytes within `size`; at least one.
-    pub fn new(size: u64, block_size: u64) -> Places {
-        let size = (size / block_size).max(1) * block_size;
-        Places { size, block_size, next: 0, random: 0x2545_f491_4f6c_dd1d }
-    }
-
-    /// The next one. Random ones are the same in each run (xorshift64*, Vigna 2014).
-    pub fn next(&mut self, linear: bool) -> u64 {
-        let count = self.size / self.block_size;
-        if linear {
-            self.next = (self.next + 1) % count;
-            return self.next * self.block_size;
-        }
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % count * self.block_size
-    }
-}
-
 /// Processor time of this process, its kernel workers included.
 pub fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

@@ -1,14 +1,23 @@
 //! `ashlar nbd`: serves volumes to NBD clients; the crate `attach` does the work.
 
+use std::time::Duration;
+
 use attach::nbd::{Server, ServerSettings};
 use client::Config;
-use cluster::message::Failure;
+use cluster::message::{Command, Failure};
 
 use crate::cli::NbdArgs;
 use crate::output::failure;
 
+/// How long the look at the cluster before serving may take; a sixth of it to find a monitor.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(12);
+
 /// Runs an NBD server until it is told to stop.
+///
+/// Errors: `not_found` (a volume that is named does not exist), `untrusted` (another cluster's
+/// key), `nbd`.
 pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
+    look(config, &args.volumes)?;
     let listen = if args.listen.is_empty() {
         vec![format!("unix:{}", config.dir.join("nbd.sock").display())]
     } else {
@@ -23,4 +32,25 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
     let cluster = config.file.cluster;
     Server::run(cluster, config.key.clone(), settings)
         .map_err(|error| failure("nbd", error.to_string(), "see `ashlar nbd --help`"))
+}
+
+/// Refuses what could never be served. A cluster that is down is no reason not to start: clients
+/// wait until it is there.
+fn look(config: &Config, names: &[String]) -> Result<(), Failure> {
+    let volumes = match client::call(config, Command::VolumeList, LOOK_TIME_MAX) {
+        Ok(volumes) => volumes,
+        Err(error) if matches!(error.code.as_str(), "unreachable" | "timed_out") => {
+            eprintln!("{}: clients wait until one does", error.message);
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    let rows = volumes.as_array().cloned().unwrap_or_default();
+    match names.iter().find(|name| !rows.iter().any(|row| row["name"] == name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let hint = "`ashlar volume ls` lists the volumes there are";
+            Err(failure("not_found", format!("there is no volume {name}"), hint))
+        }
+    }
 }

@@ -6,14 +6,15 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use base::size::MIB;
 use base::{Incarnation, OsdId, Time};
-use blockstore::{CheckOptions, CommitMode, CreateOptions, Severity, StoreId};
+use blockstore::{CheckOptions, CommitMode, CreateOptions, RecoveryReport, Severity, StoreId};
 use client::Config;
 use cluster::message::{Command, Failure};
-use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
-use format::door::{Peer, Role};
+use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
+use format::door::{CloseReason, NetEvent, Peer, Role};
 use io::{Disk, Event as IoEvent, Reactor, Trust};
 use node::{Effect, Event, Identity, Node, StopReason};
 use rustix::fs::{FlockOperation, flock};
@@ -26,6 +27,10 @@ use crate::output::{Format, Progress, failure, print_json, size_text};
 /// A durable 4 KiB write faster than this means that the disk's cache is protected (or that the
 /// file lies in memory): going through the cache with each write then costs next to nothing.
 const FAST_WRITE_US_MAX: u64 = 100;
+
+/// So long the disk of an OSD that was killed may stay locked.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
+const LOCK_DELAY: Duration = Duration::from_millis(10);
 
 /// What to make an OSD of.
 pub struct CreateRequest<'a> {
@@ -244,6 +249,8 @@ pub fn no_reactor(error: std::io::Error) -> Failure {
 /// `ashlar osd run`
 pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<(), Failure> {
     let blocks = blocks_of(path);
+    // Locked for good below: this says what is wrong if somebody else has it.
+    drop(open_blocks(&blocks, true)?);
     let disk = Disk::open(&blocks).map_err(|error| {
         failure("io", error.to_string(), "make an OSD with `ashlar osd create`")
     })?;
@@ -286,17 +293,14 @@ pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<()
 /// Either copy of a store's superblock: enough to know whose it is. The node looks closer.
 fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
     let (file, _) = open_blocks(blocks, false)?;
-    let mut bytes = [0; SUPERBLOCK_SIZE];
-    for offset in SUPERBLOCK_OFFSETS {
-        if file.read_exact_at(&mut bytes, offset).is_ok()
-            && let Ok(superblock) = Superblock::decode(&bytes)
-        {
-            return Ok(superblock);
-        }
+    let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
+    if let Some(superblock) = copies.find_map(Result::ok) {
+        return Ok(superblock);
     }
     // None is whole: the inspection says what is wrong.
     inspect_file(blocks, false).map(|_| ())?;
-    Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), ""))
+    let hint = "is this the path given to `ashlar osd create`?";
+    Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), hint))
 }
 
 /// The loop of an OSD.
@@ -311,6 +315,8 @@ fn serve(
     let mut events = Vec::new();
     let now = reactor.now();
     let pool = reactor.pool().clone();
+    // Trying again does not help against another key: until it has joined, the OSD ends.
+    let mut refusals_left = identity.monitors.len();
     let mut node = Node::new(identity, settings, pool, device_size, now, &mut effects);
     loop {
         for effect in effects.drain(..) {
@@ -318,6 +324,8 @@ fn serve(
                 Effect::Disk(effect) => reactor.disk(effect),
                 Effect::Net(effect) => reactor.net(effect),
                 Effect::Joined { incarnation } => {
+                    refusals_left = usize::MAX;
+                    eprintln!("{}", recovery_line(&node.recovery_report()));
                     eprintln!("joined the cluster, run {incarnation}");
                     reactor.set_trust(trust(incarnation));
                 }
@@ -327,6 +335,15 @@ fn serve(
         reactor.turn(node.deadline(), &mut events).map_err(no_reactor)?;
         let now = reactor.now();
         for event in events.drain(..) {
+            if let Some(why) = distrust(&event) {
+                eprintln!("{why}");
+                refusals_left = refusals_left.saturating_sub(1);
+                if refusals_left == 0 {
+                    let hint = "use the file `key` of this cluster's directory";
+                    let message = format!("the monitor refuses the connection: {why}");
+                    return Err(failure("untrusted", message, hint));
+                }
+            }
             tell(&mut node, now, event, &mut effects);
         }
         if node.deadline().is_some_and(|deadline| deadline <= now) {
@@ -334,6 +351,24 @@ fn serve(
         }
         node.finish_turn(now, &mut effects);
     }
+}
+
+/// Why a monitor does not trust us, if that is what the event tells: an OSD connects to nobody
+/// else.
+fn distrust(event: &IoEvent) -> Option<&str> {
+    match event {
+        IoEvent::Net(NetEvent::Closed { reason: CloseReason::Untrusted(why), .. }) => Some(why),
+        _ => None,
+    }
+}
+
+/// What recovery found, in one line.
+fn recovery_line(report: &RecoveryReport) -> String {
+    let rows: Vec<String> =
+        report.rows.iter().map(|(row, count)| format!("@{row} {count}")).collect();
+    let rows = if rows.is_empty() { "none".to_owned() } else { rows.join(", ") };
+    let read = size_text(report.journal_bytes);
+    format!("recovered: {} blocks, {read} of journal read, decisions: {rows}", report.blocks)
 }
 
 fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
@@ -369,12 +404,25 @@ fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
         failure("io", message, "name the path as given to `ashlar osd create`")
     };
     let mut file = File::open(blocks).map_err(cannot)?;
-    if lock && flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
+    if lock && !can_lock(&file) {
         let message = format!("{} is in use: its OSD is running", blocks.display());
         return Err(failure("busy", message, "stop it first: ashlar osd stop ID"));
     }
     let size = file.seek(std::io::SeekFrom::End(0)).map_err(cannot)?;
     Ok((file, size))
+}
+
+/// Whether no OSD runs on it. One that was killed a moment ago is waited for: the kernel ends what
+/// it had asked of the disk, and holds its lock until then.
+fn can_lock(file: &File) -> bool {
+    let end = std::time::Instant::now() + LOCK_TIME_MAX;
+    while flock(file, FlockOperation::NonBlockingLockShared).is_err() {
+        if std::time::Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(LOCK_DELAY);
+    }
+    true
 }
 
 fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Failure> {
@@ -384,8 +432,19 @@ fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Fai
     };
     blockstore::inspect(&mut read, size).map_err(|why| {
         let message = format!("{}: {why}", blocks.display());
+        let copies = SUPERBLOCK_OFFSETS.map(|offset| superblock_at(&file, offset));
+        if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Newer(_)))) {
+            return failure("newer_format", message, "nothing was changed; see `ashlar --version`");
+        }
         failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
     })
+}
+
+/// One copy of a store's superblock.
+fn superblock_at(file: &File, offset: u64) -> Result<Superblock, SuperblockError> {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    file.read_exact_at(&mut bytes, offset).map_err(|_| SuperblockError::Damaged)?;
+    Superblock::decode(&bytes)
 }
 
 /// `ashlar osd inspect`

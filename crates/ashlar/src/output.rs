@@ -129,19 +129,20 @@ pub fn size_text(bytes: u64) -> String {
 /// Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
 pub struct Progress {
     bar: Option<indicatif::ProgressBar>,
-    title: &'static str,
+    title: String,
     total: u64,
     next_tenth: u64,
 }
 
 impl Progress {
     /// Shows nothing in JSON output. `total` is in bytes.
-    pub fn new(format: Format, title: &'static str, total: u64) -> Progress {
+    pub fn new(format: Format, title: impl Into<String>, total: u64) -> Progress {
+        let title = title.into();
         let bar = (format == Format::Text && std::io::stderr().is_terminal()).then(|| {
             let style = indicatif::ProgressStyle::with_template(
                 "{msg} [{bar:30}] {bytes}/{total_bytes} {eta}",
             );
-            let bar = indicatif::ProgressBar::new(total).with_message(title);
+            let bar = indicatif::ProgressBar::new(total).with_message(title.clone());
             bar.with_style(style.expect("the template is valid"))
         });
         let next_tenth = if format == Format::Text { 1 } else { u64::MAX };

@@ -81,7 +81,7 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
         shell,
         load: *load,
         data,
-        places: Places::new(attached.image.size / load.block_size),
+        places: Places::new(attached.image.size, load.block_size),
         started: vec![Time::ZERO; load.depth],
         start: now,
         end: now + time,
@@ -157,16 +157,11 @@ impl Run {
     }
 
     fn request(&mut self, slot: usize, answers: &mut Vec<Effect>) {
-        let length = self.load.block_size;
-        let operation = match self.load.kind {
-            OpKind::RandomWrite => {
-                Operation::Write { offset: self.places.random() * length, data: self.data.clone() }
-            }
-            OpKind::Write => {
-                Operation::Write { offset: self.places.linear() * length, data: self.data.clone() }
-            }
-            OpKind::RandomRead => Operation::Read { offset: self.places.random() * length, length },
-            OpKind::Read => Operation::Read { offset: self.places.linear() * length, length },
+        let offset = self.places.next(self.load.kind.is_linear());
+        let operation = if self.load.kind.is_read() {
+            Operation::Read { offset, length: self.load.block_size }
+        } else {
+            Operation::Write { offset, data: self.data.clone() }
         };
         self.started[slot] = self.shell.reactor.now();
         let id = RequestId(slot as u64);
@@ -179,27 +174,40 @@ impl Run {
     }
 }
 
-/// Numbers of places, from 0.
-struct Places {
+/// Where one operation after the other goes, in bytes from the start.
+pub struct Places {
+    block_size: u64,
     count: u64,
     next: u64,
     random: Random,
 }
 
 impl Places {
-    fn new(count: u64) -> Places {
+    /// Places of `block_size` bytes, one beside the other, within `size` bytes.
+    ///
+    /// Requires: at least one fits.
+    pub fn new(size: u64, block_size: u64) -> Places {
+        assert!(block_size > 0);
+        let count = size / block_size;
         assert!(count > 0);
-        Places { count, next: 0, random: Random::new() }
+        Places { block_size, count, next: 0, random: Random::new() }
     }
 
-    fn linear(&mut self) -> u64 {
-        let place = self.next;
-        self.next = (self.next + 1) % self.count;
-        place
+    /// How many bytes they cover.
+    pub fn size(&self) -> u64 {
+        self.count * self.block_size
     }
 
-    fn random(&mut self) -> u64 {
-        ((u128::from(self.random.next()) * u128::from(self.count)) >> 64) as u64
+    /// The next one: after the last, or at random. Random ones are the same in each run.
+    pub fn next(&mut self, is_linear: bool) -> u64 {
+        let place = if is_linear {
+            let place = self.next;
+            self.next = (self.next + 1) % self.count;
+            place
+        } else {
+            ((u128::from(self.random.next()) * u128::from(self.count)) >> 64) as u64
+        };
+        place * self.block_size
     }
 }
 
@@ -226,12 +234,11 @@ mod tests {
 
     #[test]
     fn places_stay_in_range_and_reach_everything() {
-        let mut places = Places::new(7);
-        assert_eq!(
-            (0..9).map(|_| places.linear()).collect::<Vec<_>>(),
-            [0, 1, 2, 3, 4, 5, 6, 0, 1]
-        );
-        let seen: std::collections::BTreeSet<u64> = (0..200).map(|_| places.random()).collect();
-        assert_eq!(seen, (0..7).collect());
+        let mut places = Places::new(7 * 512 + 511, 512);
+        assert_eq!(places.size(), 7 * 512);
+        let linear: Vec<u64> = (0..9).map(|_| places.next(true) / 512).collect();
+        assert_eq!(linear, [0, 1, 2, 3, 4, 5, 6, 0, 1]);
+        let seen: std::collections::BTreeSet<u64> = (0..200).map(|_| places.next(false)).collect();
+        assert_eq!(seen, (0..7).map(|place| place * 512).collect());
     }
 }

@@ -15,13 +15,13 @@ use blockstore::{
     BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings, Store,
     StoreId,
 };
-use client::bench::Load;
+use client::bench::{Load, Places};
 use cluster::message::Failure;
 use io::{Disk, Event as IoEvent, Reactor};
 
-use super::{Measured, Places, cpu_time, span_of};
+use super::{Measured, cpu_time, span_of};
 use crate::osd::no_reactor;
-use crate::output::failure;
+use crate::output::{failure, size_text};
 
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
@@ -50,6 +50,10 @@ pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Mea
     // As many places as the raw load has, and all of them written once: no operation has to
     // allocate space.
     let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
+    if range < load.block_size {
+        let message = format!("--size {} is too small for --block-size", size_text(size));
+        return Err(failure("invalid", message, "half of the store must hold one operation"));
+    }
     let places = Places::new(range, load.block_size);
     bench.fill(&places, load.block_size)?;
     bench.measure(places, load)
@@ -207,9 +211,9 @@ impl Bench {
         self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; 1];
         let step = BLOCK_SIZE.bytes().max(block_size);
         let mut offset = 0;
-        while offset < places.size {
+        while offset < places.size() {
             let mut ended = false;
-            self.start(0, false, offset, step.min(places.size - offset));
+            self.start(0, false, offset, step.min(places.size() - offset));
             while !ended {
                 self.turn(&mut |_, _| ended = true)?;
             }

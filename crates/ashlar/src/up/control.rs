@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::socket_path;
 use crate::cli::{RestartAfter, UpArgs};
-use crate::output::{Format, failure, print_json};
+use crate::output::{Format, Progress, failure, print_json};
 
 /// What `up` is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub enum Request {
     },
 }
 
-/// What `up` answers: any number of `Progress`, then one of the others.
+/// What `up` answers: any number of `Progress` and `Work`, then one of the others.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
@@ -46,6 +46,8 @@ pub enum Answer {
         /// One line.
         line: String,
     },
+    /// How far long work is.
+    Work(Work),
     /// It is done.
     Done {
         /// What to type next, or nothing.
@@ -57,6 +59,49 @@ pub enum Answer {
         /// Why.
         error: Failure,
     },
+}
+
+/// How far long work is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Work {
+    /// What is done, for people.
+    pub title: String,
+    /// Bytes that are done.
+    pub done_bytes: u64,
+    /// Bytes there are to do.
+    pub total_bytes: u64,
+}
+
+/// Shows one work after the other, each from its begin to its end.
+pub struct WorkShow {
+    format: Format,
+    shown: Option<(String, Progress)>,
+}
+
+impl WorkShow {
+    /// Shows nothing yet.
+    pub fn new(format: Format) -> WorkShow {
+        WorkShow { format, shown: None }
+    }
+
+    /// Shows how far it is.
+    pub fn work(&mut self, work: &Work) {
+        if self.shown.as_ref().is_none_or(|(title, _)| *title != work.title) {
+            let progress = Progress::new(self.format, work.title.clone(), work.total_bytes);
+            self.shown = Some((work.title.clone(), progress));
+        }
+        if let Some((_, progress)) = &mut self.shown {
+            progress.set(work.done_bytes);
+        }
+    }
+
+    /// A line for people, in place of a bar.
+    pub fn line(&mut self, line: &str) {
+        self.shown = None;
+        if self.format == Format::Text {
+            eprintln!("{line}");
+        }
+    }
 }
 
 /// The lock of a directory, or `None` if another `up` holds it.
@@ -228,10 +273,11 @@ fn ask_on(
     let closed = || failure("closed", "`ashlar up` ended before it answered", "see DIR/log/up.log");
     let line = serde_json::to_string(&request).expect("plain data has a JSON form");
     writeln!(connection, "{line}").map_err(|_| closed())?;
+    let mut show = WorkShow::new(format);
     for line in BufReader::new(connection).lines() {
         match serde_json::from_str(&line.map_err(|_| closed())?) {
-            Ok(Answer::Progress { line }) if format == Format::Text => eprintln!("{line}"),
-            Ok(Answer::Progress { .. }) => {}
+            Ok(Answer::Progress { line }) => show.line(&line),
+            Ok(Answer::Work(work)) => show.work(&work),
             Ok(Answer::Done { next }) => return Ok(next),
             Ok(Answer::Failed { error }) => return Err(error),
             Err(_) => return Err(closed()),

@@ -15,13 +15,17 @@ use cluster::map::{ClusterFile, FailureDomain};
 use cluster::message::{Command, Failure};
 use serde_json::Value;
 
-use super::supervise::{Event, Role};
+use super::control::Work;
+use super::supervise::{Event, Role, is_stopped};
 use crate::cli::{CommitArg, UpArgs};
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
 
 /// How long the monitor and the OSDs may take to come up.
 const START_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Longer names of a socket, in bytes, may not fit the kernel's limit.
+const SOCKET_NAME_MAX: usize = 100;
 
 /// OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
@@ -137,18 +141,25 @@ impl Setup {
         };
         let missing = wanted.saturating_sub(osds.len());
         for number in 1..=missing {
-            self.say(format!("making OSD {number} of {missing}"));
+            let title = format!("making OSD {number} of {missing}");
+            self.say(title.clone());
             let request = CreateRequest {
                 place: Place::Within(&self.dir),
                 size: Some(self.osd_size),
                 commit: self.commit,
             };
-            let created = create_osd(config, &request, &mut |_, _| {})?;
+            let created = create_osd(config, &request, &mut |done_bytes, total_bytes| {
+                let work = Work { title: title.clone(), done_bytes, total_bytes };
+                let _ = self.events.send(Event::Work(work));
+            })?;
             self.say(created.summary);
             osds.push(created.osd);
         }
         self.say(format!("starting {} OSDs", osds.len()));
         for osd in &osds {
+            if is_stopped(&self.dir, *osd) {
+                self.say(format!("{osd} was stopped and stays so: ashlar osd start {osd}"));
+            }
             let arguments = vec!["osd".into(), "run".into(), self.path(&osd.to_string())];
             self.spawn(Role::Osd(*osd), arguments);
         }
@@ -157,7 +168,7 @@ impl Setup {
             let up = |osd: &OsdId| {
                 rows.iter().any(|row| row["id"] == osd.get() && row["up"] == Value::Bool(true))
             };
-            osds.iter().all(up)
+            osds.iter().all(|osd| up(osd) || is_stopped(&self.dir, *osd))
         })
     }
 
@@ -195,7 +206,7 @@ impl Setup {
 
     fn start_nbd(&self) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
-        if socket.as_os_str().len() > 100 {
+        if socket.as_os_str().len() > SOCKET_NAME_MAX {
             self.say(format!(
                 "{} is too long for a socket: start `ashlar nbd --listen` yourself",
                 socket.display()
@@ -208,15 +219,12 @@ impl Setup {
     }
 
     /// Waits until every PG is served, or waits for the operator, and NBD clients are let in.
+    /// A PG of an OSD that was stopped by hand is not waited for.
     fn wait_active(&self, config: &Config) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
+        let long = socket.as_os_str().len() > SOCKET_NAME_MAX;
         self.wait(config, "placement groups", |status| {
-            let pgs = &status["pgs"];
-            let active = pgs["active"].as_u64().unwrap_or(0);
-            let settled = active + pgs["incomplete"].as_u64().unwrap_or(0);
-            let long = socket.as_os_str().len() > 100;
-            pgs["total"] != 0
-                && pgs["total"] == settled
+            self.pgs_settled(config, &status["pgs"])
                 && (long || std::os::unix::net::UnixStream::connect(&socket).is_ok())
         })?;
         let status = client::call(config, Command::Status, START_TIME_MAX)?;
@@ -224,6 +232,31 @@ impl Setup {
             self.say("some placement groups cannot be served: see `ashlar status`");
         }
         Ok(())
+    }
+
+    /// Whether every PG is served, waits for the operator, or waits for an OSD that was stopped
+    /// by hand.
+    fn pgs_settled(&self, config: &Config, pgs: &Value) -> bool {
+        let active = pgs["active"].as_u64().unwrap_or(0);
+        let settled = active + pgs["incomplete"].as_u64().unwrap_or(0);
+        if pgs["total"] == 0 || pgs["total"] == settled {
+            return pgs["total"] != 0;
+        }
+        let mut stopped = self.existing_osds();
+        stopped.retain(|osd| is_stopped(&self.dir, *osd));
+        if stopped.is_empty() {
+            return false;
+        }
+        let rows = client::call(config, Command::PgList { pool: None }, START_TIME_MAX);
+        let rows = rows.ok().and_then(|rows| rows.as_array().cloned()).unwrap_or_default();
+        let waits = |row: &Value| {
+            let members = row["acting"].as_array().into_iter().flatten();
+            members
+                .filter_map(Value::as_u64)
+                .any(|osd| stopped.iter().any(|s| u64::from(s.get()) == osd))
+        };
+        rows.iter()
+            .all(|row| row["state"] == "active" || row["state"] == "incomplete" || waits(row))
     }
 
     /// Asks for the status until it is as wanted.

@@ -13,7 +13,7 @@ use base::OsdId;
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::control::{Answer, Request, print_ready};
+use super::control::{Answer, Request, Work, WorkShow, print_ready};
 use super::{setup, socket_path};
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, failure};
@@ -61,6 +61,8 @@ pub enum Event {
     Asked(Request, UnixStream),
     /// The setup says what it does.
     Progress(String),
+    /// How far a work of the setup is.
+    Work(Work),
     /// A volume can be written; carries what to type next.
     Ready(Vec<String>),
     /// The setup failed.
@@ -99,7 +101,10 @@ struct Supervisor<'a> {
     /// `Some` once a volume can be written.
     ready: Option<Vec<String>>,
     waiting: Vec<UnixStream>,
+    /// What the setup said: who comes later hears it too.
+    said: Vec<String>,
     format: Format,
+    show: WorkShow,
 }
 
 /// Whether this is the process that `--detach` leaves in the background.
@@ -120,6 +125,7 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
     let (events, inbox) = channel();
     listen(dir, events.clone()).map_err(cannot)?;
     watch_signals(events.clone()).map_err(cannot)?;
+    let format = if background { Format::Json } else { format };
     let mut supervisor = Supervisor {
         dir,
         restart_after: args.restart_after,
@@ -128,7 +134,9 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
         events: events.clone(),
         ready: None,
         waiting: Vec::new(),
-        format: if background { Format::Json } else { format },
+        said: Vec::new(),
+        format,
+        show: WorkShow::new(format),
     };
     setup::start(dir, args, events);
     let result = supervisor.serve(&inbox);
@@ -198,6 +206,7 @@ impl Supervisor<'_> {
                 }
                 Some(Event::Asked(request, connection)) => self.on_request(request, connection),
                 Some(Event::Progress(line)) => self.on_progress(line),
+                Some(Event::Work(work)) => self.on_work(work),
                 Some(Event::Ready(next)) => self.on_ready(next),
                 Some(Event::Failed(error)) => {
                     for connection in self.waiting.drain(..) {
@@ -223,9 +232,13 @@ impl Supervisor<'_> {
     }
 
     fn add(&mut self, role: Role, arguments: Vec<String>) {
-        let child = Child { arguments, state: State::Dead(None), run: 0, waiting: Vec::new() };
+        let stays = matches!(role, Role::Osd(osd) if is_stopped(self.dir, osd));
+        let state = if stays { State::Stopped } else { State::Dead(None) };
+        let child = Child { arguments, state, run: 0, waiting: Vec::new() };
         self.children.insert(role.clone(), child);
-        self.spawn(&role);
+        if !stays {
+            self.spawn(&role);
+        }
     }
 
     fn spawn(&mut self, role: &Role) {
@@ -298,7 +311,12 @@ impl Supervisor<'_> {
         match request {
             Request::Wait => match &self.ready {
                 Some(next) => answer(&connection, &Answer::Done { next: next.clone() }),
-                None => self.waiting.push(connection),
+                None => {
+                    for line in &self.said {
+                        answer(&connection, &Answer::Progress { line: line.clone() });
+                    }
+                    self.waiting.push(connection);
+                }
             },
             Request::StopOsd { osd } => self.stop_by_hand(osd, connection),
             Request::StartOsd { osd } => self.start_by_hand(osd, &connection),
@@ -310,6 +328,9 @@ impl Supervisor<'_> {
         let Some(child) = self.children.get_mut(&Role::Osd(osd)) else {
             return answer(&connection, &no_such_osd(osd));
         };
+        if let Err(error) = File::create(stop_mark(self.dir, osd)) {
+            return answer(&connection, &cannot_mark(osd, &error));
+        }
         match child.state {
             State::Running(pid) => {
                 let _ = kill_process(pid, Signal::TERM);
@@ -326,6 +347,11 @@ impl Supervisor<'_> {
 
     fn start_by_hand(&mut self, osd: OsdId, connection: &UnixStream) {
         let role = Role::Osd(osd);
+        if let Err(error) = fs::remove_file(stop_mark(self.dir, osd))
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return answer(connection, &cannot_mark(osd, &error));
+        }
         match self.children.get(&role).map(|child| child.state) {
             None => return answer(connection, &no_such_osd(osd)),
             Some(State::Running(_)) => {}
@@ -338,10 +364,17 @@ impl Supervisor<'_> {
         answer(connection, &Answer::Done { next: Vec::new() });
     }
 
-    fn on_progress(&mut self, line: String) {
-        if self.format == Format::Text {
-            eprintln!("{line}");
+    fn on_work(&mut self, work: Work) {
+        self.show.work(&work);
+        let progress = Answer::Work(work);
+        for connection in &self.waiting {
+            answer(connection, &progress);
         }
+    }
+
+    fn on_progress(&mut self, line: String) {
+        self.show.line(&line);
+        self.said.push(line.clone());
         let progress = Answer::Progress { line };
         for connection in &self.waiting {
             answer(connection, &progress);
@@ -410,6 +443,21 @@ fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let words: Vec<&str> = words.into_iter().rev().map(str::trim).collect();
     let message = format!("{} does not start ({status}): {}", role.log_name(), words.join("; "));
     failure("died", message, format!("see {}", log.display()))
+}
+
+/// The file that says that an OSD was stopped by hand: also the next `up` leaves it alone.
+fn stop_mark(dir: &Path, osd: OsdId) -> PathBuf {
+    dir.join(osd.to_string()).join("stopped")
+}
+
+/// Whether an OSD was stopped by hand and not started since.
+pub fn is_stopped(dir: &Path, osd: OsdId) -> bool {
+    stop_mark(dir, osd).exists()
+}
+
+fn cannot_mark(osd: OsdId, error: &std::io::Error) -> Answer {
+    let message = format!("cannot record whether {osd} is stopped: {error}");
+    failed("io", &message, "check the permissions of its directory")
 }
 
 fn no_such_osd(osd: OsdId) -> Answer {
