@@ -1,64 +1,111 @@
 //! Is anything lost when processes die during writes?
 
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::harness::{
-    Cluster, assert_qemu_io, finish, qemu_io, qemu_io_text, run, text_of, wait_for,
+    Cluster, QemuIo, assert_qemu_io, finish, qemu_io, qemu_io_text, run, text_of, wait_for,
 };
 
-/// fio, writing at random places for `seconds` and reading back and verifying what it wrote in
-/// between.
-fn fio(cluster: &Cluster, volume: &str, seconds: u32) -> Child {
-    let mut fio = Command::new("fio");
-    fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k,4k", "--iodepth=16"]);
-    fio.arg(format!("--uri={}", cluster.uri(volume)));
-    fio.args(["--size=256m", "--verify=crc32c", "--verify_backlog=2048", "--verify_fatal=1"]);
-    fio.args(["--time_based", "--bssplit=4k/60:16k/20:128k/15:512k/5", "--randseed=17"]);
-    fio.arg(format!("--runtime={seconds}"));
-    fio.args(["--output-format=json", "--verify_state_save=0"]);
-    fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    fio.spawn().expect("fio is installed")
+/// Bytes that one fio run reads or writes; then it reads all it has written once more.
+const FIO_SIZE: u64 = 384 << 20;
+
+/// A random mix of reads and writes, then a verification of everything written.
+struct Fio {
+    child: Child,
+    /// What it reports, each second and at its end.
+    reports: Receiver<Value>,
+    last: Value,
 }
 
-/// Bytes that a finished fio has written, and read back and verified.
-fn fio_result(child: Child) -> (u64, u64) {
-    let output = finish(child, Duration::from_secs(400));
-    let text = text_of(&output);
-    assert!(output.status.success(), "{text}");
-    let json = text.find('{').map(|start| &text[start..]).unwrap_or_default();
-    let value = serde_json::Deserializer::from_str(json).into_iter::<Value>().next();
-    let value = value.and_then(Result::ok).unwrap_or_else(|| panic!("no JSON in {text}"));
-    let job = &value["jobs"][0];
-    assert_eq!(job["error"], 0, "{text}");
-    let bytes = |direction: &str| job[direction]["io_bytes"].as_u64().expect("a number");
-    (bytes("write"), bytes("read"))
+impl Fio {
+    /// At this rate two runs, one after the other, take 64 seconds and the time of the reading.
+    fn start(cluster: &Cluster, volume: &str, seed: u32) -> Fio {
+        let mut fio = Command::new("fio");
+        fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
+        fio.args(["--bssplit=4k/60:16k/20:128k/15:512k/5", "--iodepth=16"]);
+        fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+        fio.args([format!("--size={FIO_SIZE}"), format!("--randseed={seed}")]);
+        fio.args(["--rate=4915k,7372k", "--output-format=json", "--status-interval=1"]);
+        fio.arg(format!("--uri={}", cluster.uri(volume)));
+        fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = fio.spawn().expect("fio is installed");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, reports) = channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            for line in output.lines().map_while(Result::ok) {
+                // Between its documents fio says other things.
+                if line == "{" {
+                    text.clear();
+                }
+                text.push_str(&line);
+                if line == "}" {
+                    let report: Value = serde_json::from_str(&text).expect("JSON");
+                    let _ = sender.send(report["jobs"][0].clone());
+                } else if line.starts_with("fio: ") || line.starts_with("verify: ") {
+                    eprintln!("{line}");
+                }
+            }
+        });
+        Fio { child, reports, last: Value::Null }
+    }
+
+    fn bytes(&self, direction: &str) -> u64 {
+        self.last[direction]["io_bytes"].as_u64().unwrap_or(0)
+    }
+
+    /// Waits until so many bytes are written.
+    fn wait_written(&mut self, bytes: u64) {
+        while self.bytes("write") < bytes {
+            self.last = self.reports.recv().expect("fio goes on");
+        }
+    }
+
+    /// Waits for its end; the bytes it wrote, all of which it read and verified.
+    fn verified_bytes(mut self) -> u64 {
+        while let Ok(report) = self.reports.recv_timeout(Duration::from_secs(120)) {
+            self.last = report;
+        }
+        let output = finish(self.child, Duration::from_secs(10));
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert_eq!(self.last["error"], 0, "{:#}", self.last);
+        let bytes = |direction: &str| self.last[direction]["io_bytes"].as_u64().expect("a number");
+        // What the mix did not write it read; what it wrote was read at the end.
+        let read_in_mix = FIO_SIZE - bytes("write");
+        assert_eq!(bytes("read") - read_in_mix, bytes("write"));
+        bytes("write")
+    }
 }
 
 fn fio_survives_kills(name: &str, commit: &str) {
-    let cluster = Cluster::up(name, &["--osds", "1", "--osd-size", "1GiB", "--commit", commit]);
-    cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
-    let mut fio = fio(&cluster, "v", 60);
-    let mut kills = 0;
-    while kills < 4 {
-        // Kills fall between seconds of load; how many writes that means is the machine's affair.
-        std::thread::sleep(Duration::from_secs(11));
-        assert!(fio.try_wait().expect("a child").is_none(), "fio ended before the kills");
-        let pid = cluster.pid("osd", 1);
-        crate::harness::kill_9(pid);
-        kills += 1;
-        wait_for("the OSD to be back", || {
-            let row = &cluster.json(&["osd", "ls"])[0];
-            row["up"] == true && row["pid"].as_u64() != Some(u64::from(pid))
-        });
+    let up = ["--osds", "1", "--osd-size", "1GiB", "--commit", commit, "--restart-after", "never"];
+    let cluster = Cluster::up(name, &up);
+    cluster.run(&["volume", "create", "v", "--size", "384MiB"]);
+    let (mut kills, mut verified) = (0, 0);
+    let begin = Instant::now();
+    for seed in [17, 18] {
+        let mut fio = Fio::start(&cluster, "v", seed);
+        for megabytes in [50, 100, 150] {
+            fio.wait_written(megabytes << 20);
+            cluster.kill_osd_for_good(1);
+            kills += 1;
+            cluster.check_stopped_osds();
+            cluster.run(&["osd", "start", "1"]);
+            cluster.wait_osd(1, true);
+        }
+        verified += fio.verified_bytes();
     }
-    let (written, verified) = fio_result(fio);
+    let seconds = begin.elapsed().as_secs();
     crate::harness::report(&format!(
-        "fio, {commit}: {written} bytes written, {verified} bytes verified, {kills} kills"
+        "fio, {commit}: {verified} bytes written and verified in {seconds} s, {kills} kills, \
+         each followed by a clean osd check"
     ));
-    assert!(written >= 256 << 20, "{written}");
+    assert!(seconds >= 60, "{seconds}");
     assert!(verified >= 256 << 20, "{verified}");
     cluster.check_osds();
 }
@@ -73,18 +120,14 @@ fn fio_verifies_over_killed_osds_in_immediate_mode() {
     fio_survives_kills("fio-now", "immediate");
 }
 
-/// qemu-io that waits for a lost server and goes on.
-fn patient_qemu_io(cluster: &Cluster, volume: &str) -> Command {
+/// Options of an image that waits for a lost server and goes on.
+fn patient_image(cluster: &Cluster, volume: &str) -> String {
     let socket = cluster.path().join("nbd.sock");
-    let image = format!(
+    format!(
         "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export={volume},\
          file.reconnect-delay=60,file.open-timeout=60",
         socket.display()
-    );
-    // A line at a time, so that what is done is known at once.
-    let mut qemu = Command::new("stdbuf");
-    qemu.args(["-oL", "qemu-io", "--image-opts", &image]);
-    qemu
+    )
 }
 
 /// One command a line: `STEPS` writes of different patterns, all over a volume.
@@ -102,36 +145,26 @@ fn place_of(step: u32) -> String {
 /// Writes all over a volume; after some writes, twice, `interrupt` does its worst among them.
 /// Then everything is read back.
 fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
-    use std::io::{BufRead, BufReader, Write};
     cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
-    let mut qemu = patient_qemu_io(cluster, "v");
-    qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = qemu.spawn().expect("qemu-io is installed");
-    let mut input = child.stdin.take().expect("piped");
-    let mut output = BufReader::new(child.stdout.take().expect("piped"));
-    let mut line = String::new();
+    let image = patient_image(cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
     for step in 0..STEPS {
-        // qemu-io reads one line at a time: it looks for the next when this one is done.
-        writeln!(input, "write -P {} {}", pattern_of(step), place_of(step)).expect("it runs");
+        let command = format!("write -P {} {}", pattern_of(step), place_of(step));
+        qemu.begin(&command);
         if step == 100 || step == 250 {
             // Behind a hundred acknowledged writes, with this one under way.
             interrupt();
         }
-        line.clear();
-        while !line.contains("wrote 524288/524288") {
-            line.clear();
-            assert!(output.read_line(&mut line).expect("readable") > 0, "ended at {step}");
-            assert!(!line.to_lowercase().contains("failed"), "{line}");
-        }
+        let line = qemu.end();
+        assert!(line.contains("wrote 524288/524288"), "{command}: {line}");
     }
-    writeln!(input, "flush").expect("it runs");
-    drop(input);
-    let output = finish(child, Duration::from_secs(200));
-    assert!(output.status.success(), "{}", text_of(&output));
+    qemu.begin("flush");
+    qemu.close();
 
     let mut newest = std::collections::BTreeMap::new();
     newest.extend((0..STEPS).map(|step| (place_of(step), pattern_of(step))));
-    let mut read = patient_qemu_io(cluster, "v");
+    let mut read = Command::new("qemu-io");
+    read.args(["--image-opts", &image]);
     for (place, pattern) in &newest {
         read.args(["-c", &format!("read -P {pattern} {place}")]);
     }

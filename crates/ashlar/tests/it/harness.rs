@@ -87,9 +87,27 @@ impl Cluster {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
 
-    /// Runs a command that must fail with exit code 1; its error.
-    pub fn refused(&self, arguments: &[&str]) -> Value {
-        refused(self.command(arguments).arg("--json"))
+    /// Runs a command that must fail with exit code 1 and this error code; its error.
+    pub fn refused(&self, arguments: &[&str], code: &str) -> Value {
+        refused(self.command(arguments).arg("--json"), code)
+    }
+
+    /// The address in cluster.toml, as `host:port`.
+    pub fn monitor_address(&self) -> String {
+        let text = fs::read_to_string(self.path().join("cluster.toml")).expect("it is there");
+        let address = text.split("tcp:").nth(1).and_then(|rest| rest.split('"').next());
+        address.expect("an address").to_owned()
+    }
+
+    /// A directory that leads to this cluster, over another address of its monitor.
+    pub fn copy_of_files(&self, name: &str, monitor: &str) -> Directory {
+        let copy = Directory::new(name);
+        let text = fs::read_to_string(self.path().join("cluster.toml")).expect("it is there");
+        let text = text.replace(&self.monitor_address(), monitor);
+        fs::write(copy.path().join("cluster.toml"), text).expect("writable");
+        // The mode comes along.
+        fs::copy(self.path().join("key"), copy.path().join("key")).expect("writable");
+        copy
     }
 
     /// Address of a volume for NBD clients.
@@ -115,21 +133,49 @@ impl Cluster {
         kill_9(self.pid(role, id));
     }
 
+    /// Every process of the cluster: `up` and its children.
+    pub fn processes(&self) -> Vec<u32> {
+        let directory = self.path().display().to_string();
+        let pids = processes_of_ashlar().into_iter();
+        pids.filter(|(_, line)| line.iter().any(|word| word.starts_with(&directory)))
+            .map(|(pid, _)| pid)
+            .collect()
+    }
+
+    /// The process of `up` itself.
+    pub fn up_pid(&self) -> u32 {
+        let directory = self.path().display().to_string();
+        let is_up = |line: &[String]| {
+            line.get(1..4) == Some(&["up", "--dir", &directory].map(String::from))
+        };
+        let found = processes_of_ashlar().into_iter().find(|(_, line)| is_up(line));
+        found.expect("`up --detach` runs on").0
+    }
+
     /// Every process of the cluster, and `up`, at once.
     pub fn kill_everything(&self) {
-        let directory = self.path().display().to_string();
-        let pids = fs::read_dir("/proc").expect("Linux").flatten().filter_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
-            let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-            let line = String::from_utf8_lossy(&line).into_owned();
-            (line.starts_with(ASHLAR) && line.contains(&directory)).then_some(pid)
-        });
-        let pids: Vec<u32> = pids.collect();
+        let pids = self.processes();
         assert!(pids.len() >= 3, "up, monitor and OSDs run");
         for pid in &pids {
             kill_9(*pid);
         }
         wait_for("the killed processes to be gone", || pids.iter().all(|pid| !is_running(*pid)));
+    }
+
+    /// Kills an OSD and waits until it is gone. Nobody starts it again: `--restart-after never`.
+    pub fn kill_osd_for_good(&self, id: u64) {
+        let pid = self.pid("osd", id);
+        kill_9(pid);
+        wait_for("the killed OSD to be gone", || !is_running(pid));
+        self.wait_osd(id, false);
+    }
+
+    /// Waits until an OSD is up, or down.
+    pub fn wait_osd(&self, id: u64, up: bool) {
+        wait_for("the OSD to be as wanted", || {
+            let rows = self.json(&["osd", "ls"]);
+            rows.as_array().expect("a list").iter().any(|row| row["id"] == id && row["up"] == up)
+        });
     }
 
     /// Waits until `status` says that every PG is served.
@@ -170,8 +216,10 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let mut down = Command::new(ASHLAR);
-        let _ = down.arg("down").arg("--dir").arg(self.path()).output();
+        for directory in [self.path().to_owned(), self.path().join(".ashlar")] {
+            let mut down = Command::new(ASHLAR);
+            let _ = down.arg("down").arg("--dir").arg(directory).output();
+        }
     }
 }
 
@@ -188,7 +236,22 @@ pub fn kill_9(pid: u32) {
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
-fn is_running(pid: u32) -> bool {
+/// Every process of the program under test, with its arguments.
+fn processes_of_ashlar() -> Vec<(u32, Vec<String>)> {
+    let entries = fs::read_dir("/proc").expect("Linux").flatten();
+    let processes = entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words =
+            line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        let words: Vec<String> = words.collect();
+        (words[0] == ASHLAR).then_some((pid, words))
+    });
+    processes.collect()
+}
+
+/// Whether a process runs.
+pub fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // A zombie has ended; only its parent has not looked yet.
     !stat.is_empty() && !stat.contains(") Z ")
@@ -201,17 +264,28 @@ pub fn succeed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with exit code 1 and a JSON error; the error.
-pub fn refused(command: &mut Command) -> Value {
+/// Runs a command that must fail with exit code 1 and this JSON error code; the error.
+pub fn refused(command: &mut Command, code: &str) -> Value {
+    error_of(command, 1, code)
+}
+
+/// Runs a command that was typed wrong: exit code 2.
+pub fn misused(command: &mut Command) -> Value {
+    error_of(command, 2, "usage")
+}
+
+fn error_of(command: &mut Command, status: i32, code: &str) -> Value {
     let output = run(command);
-    assert_eq!(output.status.code(), Some(1), "{command:?}\n{}", text_of(&output));
+    assert_eq!(output.status.code(), Some(status), "{command:?}\n{}", text_of(&output));
+    assert!(output.stdout.is_empty(), "{command:?}: errors go to stderr: {}", text_of(&output));
     let errors = String::from_utf8_lossy(&output.stderr);
     let line = errors.lines().rfind(|line| line.starts_with('{'));
     let line = line.unwrap_or_else(|| panic!("{command:?}: no JSON error in {errors}"));
     let value: Value = serde_json::from_str(line).expect("one JSON document a line");
     let error = value["error"].clone();
-    assert!(error["code"].is_string(), "{error}");
+    assert_eq!(error["code"], code, "{command:?}: {error}");
     assert!(error["message"].as_str().is_some_and(|message| message.len() > 10), "{error}");
+    assert!(error["hint"].as_str().is_some_and(|hint| hint.len() > 10), "{command:?}: {error}");
     error
 }
 
@@ -332,4 +406,86 @@ pub fn pattern_file(path: &Path, size: usize, seed: u64) {
     }
     bytes.truncate(size);
     fs::write(path, bytes).expect("the temporary directory is writable");
+}
+
+/// A block device over a file; goes away with its owner.
+pub struct LoopDevice {
+    /// The device.
+    pub path: String,
+}
+
+impl LoopDevice {
+    /// A device of `size` bytes whose file lies in `directory`.
+    pub fn new(directory: &Path, name: &str, size: u64) -> LoopDevice {
+        let file = directory.join(name);
+        fs::File::create(&file).and_then(|file| file.set_len(size)).expect("writable");
+        let losetup = run(Command::new("losetup").args(["--find", "--show"]).arg(&file));
+        assert!(losetup.status.success(), "loop devices are needed: {}", text_of(&losetup));
+        LoopDevice { path: String::from_utf8_lossy(&losetup.stdout).trim().to_owned() }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.path]).output();
+    }
+}
+
+/// A qemu-io that stays attached and does one command after the other.
+pub struct QemuIo {
+    child: Child,
+    input: std::process::ChildStdin,
+    lines: std::sync::mpsc::Receiver<String>,
+}
+
+impl QemuIo {
+    /// Opens an image, as `--image-opts` or as a file name.
+    pub fn open(image: &[&str]) -> QemuIo {
+        // A line at a time, so that what is done is known at once.
+        let mut qemu = Command::new("stdbuf");
+        qemu.args(["-oL", "qemu-io"]).args(image);
+        qemu.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = qemu.spawn().expect("qemu-io is installed");
+        let input = child.stdin.take().expect("piped");
+        let output = std::io::BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in std::io::BufRead::lines(output).map_while(Result::ok) {
+                let _ = sender.send(line.trim_start_matches("qemu-io> ").to_owned());
+            }
+        });
+        QemuIo { child, input, lines }
+    }
+
+    /// Gives it a command without waiting. Requires: the one before has ended; a line that comes
+    /// too early waits in qemu-io's own buffer, where it does not look.
+    pub fn begin(&mut self, command: &str) {
+        use std::io::Write;
+        writeln!(self.input, "{command}").expect("it runs");
+    }
+
+    /// Waits for the end of the read, write or discard that was begun; the line that tells of it.
+    pub fn end(&mut self) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|error| panic!("{error}: {:?}", self.child.try_wait()));
+            if is_done_in_full(&line) || line.contains("failed") {
+                return line;
+            }
+        }
+    }
+
+    /// Does a read, write or discard, which must be done in full.
+    pub fn ask(&mut self, command: &str) {
+        self.begin(command);
+        let line = self.end();
+        assert!(!line.contains("failed"), "{command}: {line}");
+    }
+
+    /// Lets it end by itself; it must be content.
+    pub fn close(self) {
+        drop(self.input);
+        let output = finish(self.child, PATIENCE);
+        assert!(output.status.success(), "{}", text_of(&output));
+    }
 }

@@ -2,7 +2,11 @@
 
 use std::process::Command;
 
-use crate::harness::{ASHLAR, Cluster, qemu_io, run, succeed, text_of, wait_for};
+use serde_json::Value;
+
+use crate::harness::{
+    ASHLAR, Cluster, Directory, QemuIo, qemu_io, refused, run, succeed, text_of, wait_for,
+};
 
 #[test]
 fn everything_is_intact_after_a_restart() {
@@ -51,14 +55,14 @@ fn a_volume_is_made_resized_and_removed() {
         rows.as_array().expect("a list").iter().map(|r| r["used_bytes"].as_u64().unwrap_or(1)).sum()
     };
     cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
-    assert_eq!(cluster.refused(&["volume", "create", "v", "--size", "1GiB"])["code"], "exists");
+    cluster.refused(&["volume", "create", "v", "--size", "1GiB"], "exists");
     qemu_io(&cluster, "v", &["write -P 9 0 32M"]);
 
     cluster.run(&["volume", "resize", "v", "64MiB"]);
     assert_eq!(cluster.json(&["volume", "info", "v"])["size_bytes"], 64 << 20);
     qemu_io(&cluster, "v", &["write -P 8 32M 32M"]);
 
-    cluster.refused(&["volume", "resize", "v", "16MiB"]);
+    cluster.refused(&["volume", "resize", "v", "16MiB"], "invalid");
     wait_for("the session to end", || {
         run(&mut cluster.command(&["volume", "resize", "v", "16MiB", "--shrink"])).status.success()
     });
@@ -76,7 +80,7 @@ fn a_volume_is_made_resized_and_removed() {
     wait_for("the session to end", || {
         run(&mut cluster.command(&["volume", "rm", "v"])).status.success()
     });
-    assert_eq!(cluster.refused(&["volume", "info", "v"])["code"], "not_found");
+    cluster.refused(&["volume", "info", "v"], "not_found");
     wait_for("all space to be free", || {
         let used: u64 = used();
         used == 0
@@ -91,16 +95,15 @@ fn a_volume_is_made_resized_and_removed() {
 fn an_attached_volume_is_not_removed() {
     let cluster = Cluster::up("attached", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
-    let mut qemu = Command::new("qemu-io");
-    qemu.args(["-f", "raw"]).arg(cluster.uri("v"));
-    qemu.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
-    let mut qemu = qemu.spawn().expect("starts");
-    wait_for("the volume to be attached", || {
-        cluster.json(&["volume", "info", "v"])["attached"] == 1
-    });
-    assert_eq!(cluster.refused(&["volume", "rm", "v"])["code"], "busy");
-    drop(qemu.stdin.take());
-    qemu.wait().expect("it ends");
+    let mut qemu = QemuIo::open(&["-f", "raw", &cluster.uri("v")]);
+    qemu.ask("write -P 7 0 1M");
+    assert_eq!(cluster.json(&["volume", "info", "v"])["attached"], 1);
+    cluster.refused(&["volume", "rm", "v"], "busy");
+    cluster.refused(&["volume", "resize", "v", "8MiB", "--shrink"], "busy");
+    // Larger is harmless.
+    cluster.run(&["volume", "resize", "v", "32MiB"]);
+    qemu.ask("read -P 7 0 1M");
+    qemu.close();
     wait_for("the removal to be allowed", || {
         run(&mut cluster.command(&["volume", "rm", "v"])).status.success()
     });
@@ -114,7 +117,7 @@ fn pools_have_their_own_block_sizes() {
     let create = ["pool", "create", "large", "--failure-domain", "osd", "--block-size", "1MiB"];
     cluster.run(&create);
     assert_eq!(cluster.json(&["pool", "ls"]).as_array().map(Vec::len), Some(3));
-    assert!(cluster.refused(&["volume", "create", "v", "--size", "1GiB"])["hint"].is_string());
+    cluster.refused(&["volume", "create", "v", "--size", "1GiB"], "invalid");
     for pool in ["small", "large"] {
         cluster.run(&["volume", "create", pool, "--size", "32MiB", "--pool", pool]);
     }
@@ -127,28 +130,68 @@ fn pools_have_their_own_block_sizes() {
 }
 
 #[test]
-fn a_raw_device_is_an_osd_too() {
-    let cluster = Cluster::up("device", &["--osds", "1", "--osd-size", "256MiB"]);
-    let backing = cluster.path().join("backing");
-    std::fs::File::create(&backing).and_then(|file| file.set_len(512 << 20)).expect("writable");
-    let losetup = run(Command::new("losetup").args(["--find", "--show"]).arg(&backing));
-    assert!(losetup.status.success(), "loop devices are needed: {}", text_of(&losetup));
-    let device = String::from_utf8_lossy(&losetup.stdout).trim().to_owned();
-    let created = cluster.json(&["osd", "create", &device]);
-    assert_eq!(created["size_bytes"].as_u64(), Some(512 << 20), "{created}");
-    let mut daemon = cluster.command(&["osd", "run", &device]).spawn().expect("starts");
-    let id = created["id"].as_u64().expect("a number");
-    wait_for("the OSD to be up", || {
+fn up_keeps_what_is_there_and_adds_what_is_asked_for() {
+    let cluster = Cluster::up("keep", &["--osds", "2", "--osd-size", "256MiB"]);
+    let ids = || {
         let rows = cluster.json(&["osd", "ls"]);
-        rows.as_array().expect("a list").iter().any(|row| row["id"] == id && row["up"] == true)
-    });
-    cluster.run(&["pool", "create", "wide", "--failure-domain", "osd", "--pgs", "16"]);
-    cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "wide"]);
-    qemu_io(&cluster, "v", &["write -P 0x66 0 64M"]);
-    qemu_io(&cluster, "v", &["read -P 0x66 0 64M"]);
-    let pid = rustix::process::Pid::from_child(&daemon);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
-    daemon.wait().expect("it ends");
-    succeed(Command::new(ASHLAR).args(["osd", "check", &device]));
-    succeed(Command::new("losetup").args(["-d", &device]));
+        let ids = rows.as_array().expect("a list").iter().map(|row| row["id"].clone());
+        ids.collect::<Vec<Value>>()
+    };
+    let up = |arguments: &[&str], expected: &[u64]| {
+        cluster.down();
+        cluster.start(arguments);
+        assert_eq!(ids(), expected, "{arguments:?}");
+    };
+    up(&[], &[1, 2]);
+    up(&["--osds", "1"], &[1, 2]);
+    up(&["--osds", "3", "--osd-size", "128MiB"], &[1, 2, 3]);
+    up(&[], &[1, 2, 3]);
+    let sizes = cluster
+        .osd_paths()
+        .into_iter()
+        .map(|path| std::fs::metadata(path.join("blocks")).expect("an OSD").len() >> 20);
+    assert_eq!(sizes.collect::<Vec<u64>>(), [256, 256, 128]);
+}
+
+#[test]
+fn the_cluster_is_found_by_name_by_variable_and_by_itself() {
+    let home = Directory::new("find");
+    let cluster = Cluster { directory: home };
+    // As `make up` does it: `.ashlar` in the current folder.
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--detach", "--osds", "1", "--osd-size", "256MiB"]);
+    succeed(up.current_dir(cluster.path()));
+    let directory = cluster.path().join(".ashlar");
+    let below = cluster.path().join("a/b");
+    std::fs::create_dir_all(&below).expect("writable");
+    let volumes = |configure: &dyn Fn(&mut Command)| {
+        let mut command = Command::new(ASHLAR);
+        command.args(["volume", "ls", "--json"]).current_dir("/").env_remove("ASHLAR_CLUSTER");
+        configure(&mut command);
+        command
+    };
+    let mut create = Command::new(ASHLAR);
+    create.args(["volume", "create", "here", "--size", "1GiB"]);
+    succeed(create.current_dir(cluster.path()));
+    let ways: [&dyn Fn(&mut Command); 5] = [
+        &|command| _ = command.current_dir(&below),
+        &|command| _ = command.arg("--cluster").arg(&directory),
+        &|command| _ = command.arg("--cluster").arg(directory.join("cluster.toml")),
+        &|command| _ = command.env("ASHLAR_CLUSTER", &directory),
+        &|command| _ = command.env("ASHLAR_CLUSTER", directory.join("cluster.toml")),
+    ];
+    for way in ways {
+        let text = succeed(&mut volumes(way));
+        assert!(text.contains("\"here\""), "{text}");
+    }
+    // What is named goes before what is found.
+    refused(volumes(&|_| {}).current_dir("/"), "no_cluster");
+    refused(volumes(&|_| {}).current_dir(&below).arg("--cluster").arg(&below), "no_cluster");
+    refused(volumes(&|_| {}).current_dir(&below).env("ASHLAR_CLUSTER", &below), "no_cluster");
+    let mut named = volumes(&|_| {});
+    named.env("ASHLAR_CLUSTER", &below).arg("--cluster").arg(&directory);
+    succeed(&mut named);
+    let mut down = Command::new(ASHLAR);
+    succeed(down.arg("down").current_dir(cluster.path()));
+    refused(&mut volumes(&|command| _ = command.current_dir(&below)), "unreachable");
 }

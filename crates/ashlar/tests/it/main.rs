@@ -5,10 +5,13 @@
 #![allow(clippy::disallowed_methods)] // Tests of programs start processes and read the clock.
 
 mod bad_input;
+mod commands;
 mod damage;
+mod disks;
 mod documents;
 mod faults;
 mod harness;
 mod life;
 mod nbd;
+mod processes;
 mod round_trip;

@@ -1,0 +1,252 @@
+//! Who lives, who dies, and who is told: processes, supervision, sessions.
+
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::harness::{
+    ASHLAR, Cluster, QemuIo, is_running, kill_9, qemu_io, run, text_of, wait_for,
+};
+
+#[test]
+fn children_end_when_up_is_killed() {
+    let cluster = Cluster::up("orphans", &["--osds", "2", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 0x51 0 16M"]);
+    let children = cluster.processes();
+    assert_eq!(children.len(), 5, "up, monitor, two OSDs, NBD server");
+    kill_9(cluster.up_pid());
+    wait_for("the children to end", || !children.iter().any(|pid| is_running(*pid)));
+    cluster.check_stopped_osds();
+    cluster.start(&[]);
+    qemu_io(&cluster, "v", &["read -P 0x51 0 16M"]);
+    cluster.check_osds();
+}
+
+#[test]
+fn a_killed_child_is_started_again() {
+    let cluster = Cluster::up("again", &["--osds", "1", "--osd-size", "256MiB"]);
+    for role in ["osd", "mon", "nbd"] {
+        let pid = cluster.pid(role, 1);
+        kill_9(pid);
+        wait_for("another process in its place", || cluster.pid(role, 1) != pid);
+    }
+    cluster.wait_active();
+    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    cluster.check_osds();
+}
+
+#[test]
+fn a_killed_child_stays_dead_if_that_is_wanted() {
+    let up = ["--osds", "2", "--osd-size", "256MiB", "--restart-after", "never"];
+    let cluster = Cluster::up("never", &up);
+    cluster.kill_osd_for_good(1);
+    // Twice as long as the usual time. There is no event for something that does not happen.
+    std::thread::sleep(Duration::from_secs(2));
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["health"], "error");
+    let osds = status["osds"].as_array().expect("a list");
+    assert_eq!(osds.iter().map(|row| row["up"] == true).collect::<Vec<_>>(), [false, true]);
+    let checks = status["checks"].as_array().expect("a list");
+    let about = checks.iter().find(|check| check["code"] == "osd_down").expect("it is said");
+    assert!(about["hint"].as_str().expect("a text").contains("osd start"), "{about}");
+    assert!(cluster.run(&["status"]).contains("1 of 2 up"));
+    // A hand brings it back.
+    cluster.run(&["osd", "start", "1"]);
+    cluster.wait_active();
+    assert_eq!(cluster.json(&["status"])["health"], "ok");
+    cluster.check_osds();
+}
+
+#[test]
+fn a_stopped_osd_stays_stopped_over_a_restart_of_up() {
+    let cluster = Cluster::up("stopped", &["--osds", "2", "--osd-size", "256MiB"]);
+    cluster.run(&["osd", "stop", "2"]);
+    let ups = || {
+        let rows = cluster.json(&["osd", "ls"]);
+        rows.as_array().expect("a list").iter().map(|row| row["up"] == true).collect::<Vec<_>>()
+    };
+    kill_9(cluster.up_pid());
+    wait_for("the children to end", || cluster.processes().is_empty());
+    let mut up = Command::new(ASHLAR);
+    let output = run(up.args(["up", "--detach", "--dir"]).arg(cluster.path()));
+    assert!(output.status.success(), "{}", text_of(&output));
+    assert!(text_of(&output).contains("osd.2 was stopped"), "{}", text_of(&output));
+    assert_eq!(ups(), [true, false]);
+    cluster.run(&["osd", "start", "osd.2"]);
+    cluster.wait_active();
+    cluster.down();
+    cluster.start(&[]);
+    assert_eq!(ups(), [true, true]);
+    cluster.check_osds();
+}
+
+#[test]
+fn io_goes_on_while_there_is_no_monitor() {
+    let up = ["--osds", "2", "--osd-size", "256MiB", "--restart-after", "never"];
+    let cluster = Cluster::up("no-mon", &up);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    let mut qemu = QemuIo::open(&["-f", "raw", &cluster.uri("v")]);
+    qemu.ask("write -P 1 0 16M");
+    let pid = cluster.pid("mon", 1);
+    kill_9(pid);
+    wait_for("the monitor to be gone", || !is_running(pid));
+    cluster.refused(&["status"], "unreachable");
+    for step in 0..32 {
+        qemu.ask(&format!("write -P {} {}M 1M", 2 + step, 16 + step));
+        qemu.ask(&format!("read -P {} {}M 1M", 2 + step, 16 + step));
+    }
+    qemu.ask("read -P 1 0 16M");
+    qemu.ask("discard 0 8M");
+    qemu.ask("read -P 0 0 8M");
+    qemu.begin("flush");
+    qemu.close();
+    cluster.check_osds();
+    cluster.start(&[]);
+    let reads: Vec<String> =
+        (0..32).map(|step| format!("read -P {} {}M 1M", 2 + step, 16 + step)).collect();
+    let mut reads: Vec<&str> = reads.iter().map(String::as_str).collect();
+    reads.extend(["read -P 0 0 8M", "read -P 1 8M 8M"]);
+    qemu_io(&cluster, "v", &reads);
+}
+
+/// A way to the monitor that can be cut, and mended.
+#[derive(Clone)]
+struct Detour {
+    address: SocketAddr,
+    /// Both ends of each connection, or nothing while it is cut.
+    streams: Arc<Mutex<Option<Vec<TcpStream>>>>,
+}
+
+impl Detour {
+    fn to(monitor: String) -> Detour {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let detour = Detour { address, streams: Arc::new(Mutex::new(Some(Vec::new()))) };
+        let streams = detour.streams.clone();
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let mut open = streams.lock().expect("nobody panics with it");
+                let Some(open) = open.as_mut() else { continue };
+                let Ok(far) = TcpStream::connect(&monitor) else { continue };
+                for (from, to) in [(&near, &far), (&far, &near)] {
+                    let clone = |stream: &TcpStream| stream.try_clone().expect("a socket");
+                    let (mut from, mut to) = (clone(from), clone(to));
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                open.extend([near, far]);
+            }
+        });
+        detour
+    }
+
+    fn cut(&self) {
+        let streams = self.streams.lock().expect("nobody panics with it").take();
+        for stream in streams.expect("it was not cut") {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn mend(&self) {
+        *self.streams.lock().expect("nobody panics with it") = Some(Vec::new());
+    }
+}
+
+/// An NBD server beside the cluster's own; ends with its owner.
+struct NbdServer {
+    child: Child,
+    socket: String,
+}
+
+impl NbdServer {
+    fn start(cluster_files: &std::path::Path, name: &str) -> NbdServer {
+        let socket = cluster_files.join(name).display().to_string();
+        let mut server = Command::new(ASHLAR);
+        server.args(["nbd", "--listen", &format!("unix:{socket}"), "--cluster"]);
+        let child = server.arg(cluster_files).stderr(Stdio::null()).spawn().expect("starts");
+        wait_for("the server to listen", || UnixStream::connect(&socket).is_ok());
+        NbdServer { child, socket }
+    }
+
+    fn open(&self, volume: &str) -> QemuIo {
+        let uri = format!("nbd+unix:///{volume}?socket={}", self.socket);
+        QemuIo::open(&["-f", "raw", &uri])
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A session ends 10 s after its connection to the monitor went, whether its client died or lives
+/// on. Only then its volume may be removed or cut, and the one who lives on is fenced first.
+#[test]
+fn a_lost_client_is_fenced_before_its_volume_is_removed_or_cut() {
+    let cluster = Cluster::up("fence", &["--osds", "1", "--osd-size", "512MiB"]);
+    for volume in ["dead", "removed", "cut"] {
+        cluster.run(&["volume", "create", volume, "--size", "32MiB"]);
+    }
+    let detour = Detour::to(cluster.monitor_address());
+    let files = cluster.copy_of_files("fence-files", &detour.address.to_string());
+    let dying = NbdServer::start(files.path(), "dying");
+    let mut dead = dying.open("dead");
+    dead.ask("write -P 1 0 32M");
+    let living = NbdServer::start(files.path(), "living");
+    let (mut removed, mut cut) = (living.open("removed"), living.open("cut"));
+    removed.ask("write -P 2 0 32M");
+    cut.ask("write -P 3 0 32M");
+    let refused = || {
+        cluster.refused(&["volume", "rm", "dead"], "busy");
+        cluster.refused(&["volume", "rm", "removed"], "busy");
+        cluster.refused(&["volume", "resize", "cut", "16MiB", "--shrink"], "busy");
+    };
+    refused();
+
+    drop(dying);
+    detour.cut();
+    let lost = Instant::now();
+    refused();
+    // Without a monitor its I/O goes on.
+    removed.ask("write -P 4 0 1M");
+    cut.ask("write -P 5 0 1M");
+    let done = |arguments: &[&str]| run(&mut cluster.command(arguments)).status.success();
+    let commands: [&[&str]; 3] = [
+        &["volume", "rm", "dead"],
+        &["volume", "rm", "removed"],
+        &["volume", "resize", "cut", "16MiB", "--shrink"],
+    ];
+    for command in commands {
+        wait_for("the session to be over", || done(command));
+        let waited = lost.elapsed();
+        assert!(waited >= Duration::from_secs(9), "{command:?} was done after {waited:?}");
+    }
+    let fences = cluster.json(&["state", "get", "fence/1"]).to_string();
+    assert_eq!(fences.matches("\"session\"").count(), 3, "{fences}");
+
+    // Whoever does not know of it is refused, whatever it asks.
+    for (client, ask) in [(&mut removed, "write -P 6 0 1M"), (&mut cut, "write -P 7 15M 2M")] {
+        client.begin(ask);
+        let line = client.end();
+        assert!(line.contains("failed"), "{ask}: {line}");
+    }
+    // With a monitor again, it gets a new session and what is left.
+    detour.mend();
+    let mut again = living.open("cut");
+    again.ask("read -P 5 0 1M");
+    again.ask("read -P 3 1M 15M");
+    again.close();
+    assert_eq!(cluster.json(&["volume", "info", "cut"])["size_bytes"], 16 << 20);
+    wait_for("the space of what is gone to be free", || {
+        cluster.json(&["osd", "ls"])[0]["used_bytes"].as_u64() <= Some(16 << 20)
+    });
+    drop((dead, removed, cut, living));
+    cluster.check_osds();
+}
