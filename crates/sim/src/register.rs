@@ -18,7 +18,7 @@
 //! in between: a *zone*. There is an order of all operations exactly if no two zones of different
 //! values touch and every other operation has a moment outside the zones of other values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// A point in the run; grows with each event.
@@ -35,6 +35,16 @@ pub const NEVER: Moment = Moment::MAX;
 pub struct History {
     writes: Vec<Write>,
     reads: Vec<Read>,
+    leftover: Option<Leftover>,
+}
+
+/// What a register may hold when its history begins after a loss.
+#[derive(Clone, Debug)]
+struct Leftover {
+    /// One of these, or zero.
+    values: BTreeSet<Value>,
+    /// From this moment on.
+    from: Moment,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +132,19 @@ impl Zone {
 }
 
 impl History {
+    /// One that begins after a loss at `from`: the register holds zero or any one value that it
+    /// had before. No operation takes effect at `from` or the moment behind it.
+    pub fn after_loss(before: impl IntoIterator<Item = Value>, from: Moment) -> History {
+        let leftover = Leftover { values: before.into_iter().collect(), from };
+        History { leftover: Some(leftover), ..History::default() }
+    }
+
+    /// Every value that it may have held.
+    pub fn values(&self) -> impl Iterator<Item = Value> + '_ {
+        let left = self.leftover.iter().flat_map(|leftover| leftover.values.iter().copied());
+        self.writes.iter().map(|write| write.value).chain(left)
+    }
+
     /// A write, or a discard (value 0). `to` is [`NEVER`] if it was not answered; `repeated` if
     /// it may have been sent more than once.
     pub fn write(&mut self, value: Value, from: Moment, to: Moment, repeated: bool) {
@@ -162,6 +185,11 @@ impl History {
 
     /// Looks for an order of all operations. Takes O(n log n).
     pub fn check(&self) -> Result<(), Violation> {
+        if let Some(left) = self.left() {
+            let mut history = History { leftover: None, ..self.clone() };
+            history.writes.push(left);
+            return history.check();
+        }
         let mut clusters = self.clusters()?;
         let zeros = clusters.remove(&0).expect("the register held zero at first");
         let mut zones = Vec::new();
@@ -176,6 +204,16 @@ impl History {
             zones.allow(want)?;
         }
         zeros.check(&zones)
+    }
+
+    /// The value that a loss left, as a write: it is read, and nobody wrote it since.
+    fn left(&self) -> Option<Write> {
+        let Leftover { values, from } = self.leftover.as_ref()?;
+        let is_written = |value: Value| self.writes.iter().any(|write| write.value == value);
+        let mut read = self.reads.iter().map(|read| read.value);
+        let value = read.find(|value| values.contains(value) && !is_written(*value))?;
+        let to = from + 1;
+        (value != 0).then_some(Write { value, from: *from, to, repeated: false, happened: true })
     }
 
     /// Operations by value, with the write of the first zero.
@@ -319,6 +357,28 @@ impl Zones {
 mod tests {
     use super::*;
     use crate::random::{Chance, Random};
+
+    #[test]
+    fn a_loss_leaves_one_former_value_or_zero() {
+        let check = |reads: &[Value]| {
+            let mut history = History::after_loss([7, 8], 10);
+            for (index, value) in reads.iter().enumerate() {
+                let at = 20 + 2 * index as Moment;
+                history.read(*value, at, at + 1);
+            }
+            history.write(9, 15, 100, true);
+            history.check()
+        };
+        assert_eq!(check(&[7, 7]), Ok(()));
+        assert_eq!(check(&[8, 9]), Ok(()));
+        assert_eq!(check(&[0, 0]), Ok(()));
+        assert_eq!(check(&[0, 9, 9]), Ok(()));
+        assert!(check(&[7, 8]).is_err(), "it was one of them");
+        assert!(check(&[0, 7]).is_err(), "zero was what was left");
+        assert!(check(&[7, 0]).is_err(), "nobody wrote zeros");
+        assert!(check(&[6]).is_err(), "it never had that");
+        assert!(check(&[7, 9, 7]).is_err(), "it was overwritten");
+    }
 
     #[test]
     fn a_sequence_of_writes_and_reads_is_in_order() {

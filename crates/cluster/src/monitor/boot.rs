@@ -144,9 +144,8 @@ impl Monitor {
     /// Whether the OSD has joined over a connection made after this one: then the message is an
     /// echo from before, and must not end the newer run.
     fn has_newer_connection(&self, boot: &Boot) -> bool {
-        let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
-        let Some(live) = live.and_then(|live| self.connections.get(&live)) else { return false };
-        live.order > self.connections[&boot.connection].order
+        let joined = self.osds.get(&boot.osd).map_or(0, |live| live.joined_order);
+        joined > self.connections[&boot.connection].order
     }
 
     /// Whether the OSD's run is one that this store has not given yet.
@@ -165,6 +164,9 @@ impl Monitor {
         if boot.given.is_none() {
             let record = self.contents.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
+            if let Some(state) = self.connections.get(&boot.connection) {
+                self.osds.entry(boot.osd).or_default().joined_order = state.order;
+            }
             // The run before this one is over, whatever its connection says.
             let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
             if let Some(old) = live.filter(|old| *old != boot.connection) {

@@ -16,6 +16,8 @@ use crate::records::Record;
 pub(super) struct OsdLive {
     /// Where it is connected.
     pub(super) connection: Option<ConnectionId>,
+    /// Which of all connections to this monitor was the newest one it joined over, gone or not.
+    pub(super) joined_order: u64,
     /// Its last report, and when it came.
     pub(super) report: Option<(Time, OsdReport)>,
     /// When it was registered.
@@ -46,6 +48,7 @@ impl Monitor {
         self.has_task_news = true;
         let live = self.osds.entry(osd).or_default();
         let old = live.connection.replace(connection);
+        live.joined_order = self.connections.get(&connection).map_or(0, |state| state.order);
         live.since = now;
         live.report = None;
         live.saw.clear();

@@ -84,17 +84,33 @@ impl World {
         self.clients.iter().any(|client| client.attached_volumes().any(|held| held == volume))
     }
 
-    /// A bit flips where data is that was recorded as durable long ago.
+    /// A bit flips where bytes are that were recorded as durable long ago, in any area; or a page
+    /// of the data area cannot be read any more.
     fn rot(&mut self) {
         let index = self.chaos.index(self.osds.len());
         let now = self.now;
+        let area = self.chaos.weighted(&[12, 4, 3, 3, 1]);
         let osd = &mut self.osds[index];
         osd.note_idle(now);
-        let (settled, start) = (osd.settled, osd.data_start);
+        let (Some(layout), settled) = (&osd.layout, osd.settled) else { return };
+        let (kind, area) = match area {
+            0 => ("rot in the data area", layout.data.offset..layout.data.end()),
+            1 => ("unreadable sector", layout.data.offset..layout.data.end()),
+            2 => ("rot in the journal", layout.journal.offset..layout.journal.end()),
+            3 => {
+                ("rot in the checkpoint area", layout.checkpoints.offset..layout.checkpoints.end())
+            }
+            _ => ("rot in a superblock", 0..UNIT_SIZE),
+        };
+        let is_data = area.start == layout.data.offset;
+        // One copy of what the store knows of itself may go, not two.
+        if !is_data && !osd.flips.is_empty() {
+            return;
+        }
         let Some(disk) = &mut osd.disk else { return };
         let pages: Vec<u64> = disk
             .written_pages()
-            .filter(|page| *page >= start && disk.written_last(*page) <= settled)
+            .filter(|page| area.contains(page) && disk.written_last(*page) <= settled)
             .collect();
         if pages.is_empty() {
             return;
@@ -103,10 +119,30 @@ impl World {
         if !disk.is_quiet(page) {
             return;
         }
-        disk.rot(page + self.chaos.below(UNIT_SIZE), 1 << self.chaos.below(8));
-        self.trace.line(format_args!("{now:?} rot at {page} of osd {index}"));
+        self.trace.line(format_args!("{now:?} {kind} at {page} of osd {index}"));
+        if kind == "unreadable sector" {
+            osd.unreadable.insert(page);
+        } else {
+            let (offset, mask) = (page + self.chaos.below(UNIT_SIZE), 1 << self.chaos.below(8));
+            disk.rot(offset, mask);
+            if !is_data {
+                osd.flips.push((offset, mask));
+            }
+        }
         self.rot_happened = true;
-        self.fault("rot in the data area");
+        self.fault(kind);
+        if !is_data {
+            self.knowledge_rotted = true;
+            // Most of what lies there is read when the store is opened.
+            let after = Duration::from_millis(self.chaos.scale(1..2000));
+            self.schedule(after, Item::Crash(index));
+        }
+    }
+
+    /// An OSD's process ends, if it runs.
+    pub(super) fn crash(&mut self, index: usize) -> Result<(), String> {
+        let runs = self.osds[index].node.is_some();
+        if runs && self.stage_is_work() { self.kill(Process::Osd(index)) } else { Ok(()) }
     }
 
     /// A process ends, at once and without a word.

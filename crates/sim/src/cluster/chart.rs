@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use base::{ImageId, UNIT_SIZE};
+use base::hash::{pg_of_hash, stripe_hash};
+use base::{ImageId, StripeIndex, UNIT_SIZE};
 
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
@@ -43,6 +44,18 @@ pub struct Volume {
     began: BTreeMap<u64, Moment>,
     /// Histories of registers that began anew since.
     ended: Vec<(u64, History)>,
+    shape: Shape,
+    /// PGs whose loss was accepted, and when last.
+    given_up: BTreeMap<u32, Moment>,
+}
+
+/// What tells the PG of a place.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// PGs of the pool.
+    pub pg_count: u32,
+    /// Units of a block.
+    pub block_units: u64,
 }
 
 /// The life of a volume.
@@ -72,7 +85,7 @@ struct Seal {
 
 impl Volume {
     /// One that does not exist yet. `number` is its own.
-    pub fn new(name: String, number: u64, units: u64) -> Volume {
+    pub fn new(name: String, number: u64, units: u64, shape: Shape) -> Volume {
         Volume {
             name,
             units,
@@ -85,7 +98,16 @@ impl Volume {
             seals: Vec::new(),
             began: BTreeMap::new(),
             ended: Vec::new(),
+            shape,
+            given_up: BTreeMap::new(),
         }
+    }
+
+    /// The PG that a register lies in.
+    fn pg_of(&self, register: u64) -> Option<u32> {
+        let stripe = register / PIECE_COUNT / self.shape.block_units;
+        let stripe = StripeIndex::new(u32::try_from(stripe).ok()?);
+        Some(pg_of_hash(stripe_hash(self.image?, stripe), self.shape.pg_count))
     }
 
     fn place(&self, piece: u64) -> u64 {
@@ -149,9 +171,41 @@ impl Volume {
         for id in old {
             self.failed(id, now);
         }
-        self.ended.extend(self.registers.split_off(&first_piece));
+        let cut = self.registers.split_off(&first_piece);
+        for (register, history) in &cut {
+            // Where losses were accepted, deletions may be among them.
+            if self.pg_of(*register).is_some_and(|pg| self.given_up.contains_key(&pg)) {
+                self.registers.insert(*register, History::after_loss(history.values(), now));
+            }
+        }
+        self.ended.extend(cut);
         self.seals.push(Seal { first_unit, opened_before: now, from: now });
         self.began.insert(first_piece, now);
+    }
+
+    /// What a PG lost is about to be accepted, at `now` and the moment behind it: from then on each
+    /// of its registers holds one value that it ever had.
+    pub fn give_up(&mut self, pg: u32, now: Moment) {
+        let mut former: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
+        for (register, history) in
+            self.registers.iter().chain(self.ended.iter().map(|(r, h)| (r, h)))
+        {
+            if self.pg_of(*register) == Some(pg) {
+                former.entry(*register).or_default().extend(history.values());
+            }
+        }
+        let open: Vec<Change> = self.open.values().cloned().collect();
+        for (register, values) in former {
+            let mut history = self.registers.remove(&register).unwrap_or_default();
+            for change in &open {
+                if Volume::registers_in(&change.pieces).any(|other| other == register) {
+                    history.write(change.value, change.from, NEVER, true);
+                }
+            }
+            self.ended.push((register, history));
+            self.registers.insert(register, History::after_loss(values, now));
+        }
+        self.given_up.insert(pg, now);
     }
 
     /// The volume is removed and nothing is left to be done for that: its sessions are fenced.
@@ -214,7 +268,8 @@ impl Volume {
     fn counts(&self, register: u64, from: Moment) -> bool {
         let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
         let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
-        !is_cut && !is_old
+        let lost = self.pg_of(register).and_then(|pg| self.given_up.get(&pg));
+        !is_cut && !is_old && lost.is_none_or(|lost| from > *lost)
     }
 
     /// Looks for an order of all operations of every register.
@@ -245,7 +300,10 @@ mod tests {
     use super::*;
 
     fn volume() -> Volume {
-        Volume::new("v".into(), 1, 16)
+        let shape = Shape { pg_count: 1, block_units: 4 };
+        let mut volume = Volume::new("v".into(), 1, 16, shape);
+        volume.image = ImageId::new(1);
+        volume
     }
 
     fn bytes(volume: &Volume, first_piece: u64, count: u64, value: Value) -> Vec<u8> {
@@ -278,6 +336,23 @@ mod tests {
         let mut volume = volume();
         let moved = bytes(&volume, 32, 8, 5);
         assert!(volume.read(40, &moved, 1, 2).is_err());
+    }
+
+    #[test]
+    fn an_accepted_loss_leaves_former_values_and_no_others() {
+        for (after, is_good) in [(5, true), (6, true), (0, true), (7, false)] {
+            let mut volume = volume();
+            for value in [5, 6] {
+                volume.ask(value, value, 64..72, value * 2);
+                volume.done(value, value * 2 + 1, false);
+            }
+            let old = bytes(&volume, 64, 8, 6);
+            volume.read(64, &old, 14, 15).expect("its form is good");
+            volume.give_up(0, 20);
+            let left = if after == 0 { vec![0; 4096] } else { bytes(&volume, 64, 8, after) };
+            volume.read(64, &left, 22, 23).expect("its form is good");
+            assert_eq!(volume.check().is_ok(), is_good, "{after}");
+        }
     }
 
     #[test]

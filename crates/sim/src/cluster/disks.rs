@@ -1,7 +1,10 @@
 //! An OSD's process and its disk.
 
+use std::collections::BTreeSet;
+
 use base::{BufferPool, ClusterId, Incarnation, OsdId, Time};
 use blockstore::{CreateOptions, StoreId};
+use format::disk::Superblock;
 use format::door::{DiskEffect, DiskOp};
 use node::Node;
 
@@ -21,10 +24,16 @@ pub struct Osd {
     pub node: Option<Node>,
     /// Of its run, once the monitor has given it.
     pub incarnation: Incarnation,
-    /// Lower bound of the data area.
-    pub data_start: u64,
-    /// What the disk had completed when it was last idle long enough to be settled.
+    /// Where its areas are, once it is created.
+    pub layout: Option<Superblock>,
+    /// What the disk had completed by then is recorded as durable, and so is that.
     pub settled: u64,
+    /// Likewise after the next idle time.
+    settling: u64,
+    /// Bits that flipped outside of the data area since the store was last opened: (offset, mask).
+    pub flips: Vec<(u64, u8)>,
+    /// Pages of the data area that cannot be read until they are written.
+    pub unreadable: BTreeSet<u64>,
     /// Since when no operation of the disk is in flight.
     pub idle_since: Option<Time>,
     /// Operations in flight.
@@ -38,8 +47,8 @@ pub struct Osd {
 /// What is known of an operation of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskWork {
-    /// A read.
-    Read,
+    /// A read of so many bytes from there on.
+    Read { offset: u64, length: u64 },
     /// A write or flush.
     Change,
     /// A reservation or discard.
@@ -50,7 +59,9 @@ impl DiskWork {
     /// Of an effect.
     pub fn of(effect: &DiskEffect) -> DiskWork {
         match effect {
-            DiskEffect::Read { .. } => DiskWork::Read,
+            DiskEffect::Read { offset, buffer, .. } => {
+                DiskWork::Read { offset: *offset, length: buffer.len() as u64 }
+            }
             DiskEffect::Write { .. } | DiskEffect::Flush { .. } => DiskWork::Change,
             DiskEffect::Reserve { .. } | DiskEffect::Discard { .. } => DiskWork::Space,
         }
@@ -66,8 +77,11 @@ impl Osd {
             disk: None,
             node: None,
             incarnation: Incarnation::ZERO,
-            data_start: 0,
+            layout: None,
             settled: 0,
+            settling: 0,
+            flips: Vec::new(),
+            unreadable: BTreeSet::new(),
             idle_since: None,
             in_flight: 0,
             turn_due: false,
@@ -87,7 +101,7 @@ impl Osd {
         };
         let mut disk = SimDisk::new(plan.osd_size, plan.sector_size);
         let layout = install_store(&mut disk, &options, plan.journal_size);
-        self.data_start = layout.data.offset;
+        self.layout = Some(layout);
         self.id = Some(id);
         self.disk = Some(disk);
     }
@@ -135,6 +149,10 @@ impl Osd {
         self.note_idle(now);
         self.in_flight += 1;
         self.idle_since = None;
+        if let DiskEffect::Write { offset, buffers, .. } = &effect {
+            let length: u64 = buffers.iter().map(|buffer| buffer.len() as u64).sum();
+            self.unreadable.retain(|page| *page < *offset || *page >= *offset + length);
+        }
         self.disk.as_mut().expect("created before it starts").submit(effect)
     }
 
@@ -146,11 +164,31 @@ impl Osd {
         }
     }
 
-    /// After so long without work an empty journal entry has recorded all as durable.
+    /// After so long without work an empty journal entry has recorded all as durable. Damage of
+    /// that entry itself could not be told from a torn write, so the next one is waited for.
     pub fn note_idle(&mut self, now: Time) {
         let long = base::Duration::from_millis(300);
-        if self.idle_since.is_some_and(|since| now.since(since) >= long) {
-            self.settled = self.disk.as_ref().map_or(0, SimDisk::completed_count);
+        let completed = self.disk.as_ref().map_or(0, SimDisk::completed_count);
+        let is_idle = self.idle_since.is_some_and(|since| now.since(since) >= long);
+        if is_idle && completed > self.settling {
+            self.settled = self.settling;
+            self.settling = completed;
         }
+    }
+
+    /// Whether a read meets a page that cannot be read.
+    pub fn is_unreadable(&self, offset: u64, length: u64) -> bool {
+        self.unreadable.range(offset..offset + length).next().is_some()
+    }
+
+    /// Flips back what flipped outside of the data area and was not written since; whether there
+    /// was anything.
+    pub fn heal(&mut self) -> bool {
+        let flips = std::mem::take(&mut self.flips);
+        let disk = self.disk.as_mut().expect("bits flip on disks");
+        for (offset, mask) in &flips {
+            disk.heal(*offset, *mask);
+        }
+        !flips.is_empty()
     }
 }

@@ -52,7 +52,7 @@ pub const OPERATIONS: [&str; 12] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 35] = [
+pub const FAULTS: [&str; 41] = [
     "OSD killed",
     "OSD power cut",
     "monitor killed",
@@ -76,7 +76,13 @@ pub const FAULTS: [&str; 35] = [
     "unflushed writes reordered",
     "slow disk operation",
     "disk write error",
+    "disk read error",
+    "unreadable sector",
     "rot in the data area",
+    "rot in the journal",
+    "rot in the checkpoint area",
+    "rot in a superblock",
+    "suspect PG given up",
     "pool full",
     "damaged range met",
     "session ended",

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use base::{ConnectionId, ImageId, OsdId, UNIT_SIZE};
+use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use format::door::{NetEffect, NetEvent};
@@ -11,7 +11,7 @@ use format::wire::Message;
 use serde_json::Value;
 
 use super::Process;
-use super::chart::{Life, Volume};
+use super::chart::{Life, Shape, Volume};
 use super::world::{MONITOR_ADDRESS, World};
 use crate::random::Chance;
 
@@ -28,6 +28,10 @@ pub enum Job {
     Remove(usize),
     /// Changes the size of one, to so many units.
     Resize(usize, u64),
+    /// Looks for PGs that wait for the operator.
+    FindSuspect,
+    /// Accepts what such a PG lost.
+    GiveUp(u32),
     /// Waits until no task is left.
     AwaitTasks,
     /// Waits until no OSD uses space.
@@ -50,6 +54,8 @@ pub struct Operator {
     removes_all: bool,
     /// What was last answered, for people.
     pub last: String,
+    /// A loss was accepted.
+    gave_up: bool,
 }
 
 impl World {
@@ -59,7 +65,12 @@ impl World {
             if self.stage_is_work() {
                 self.plan_job();
             }
-            return Ok(());
+            if self.operator.jobs.is_empty() && !self.knowledge_rotted {
+                return Ok(());
+            }
+        }
+        if self.operator.jobs.is_empty() {
+            self.operator.jobs.push_back(Job::FindSuspect);
         }
         let Some(connection) = self.operator.connection else {
             self.operator.connection_last += 2;
@@ -71,6 +82,12 @@ impl World {
         };
         if !self.operator.is_connected || self.operator.waiting.is_some() {
             return Ok(());
+        }
+        let waits = matches!(self.operator.jobs[0], Job::AwaitTasks | Job::AwaitEmpty);
+        let may_look = self.knowledge_rotted && (waits || self.operator.tries == 0);
+        if may_look && self.work.chance(Chance::percent(20)) {
+            self.operator.jobs.push_front(Job::FindSuspect);
+            self.operator.tries = 0;
         }
         let job = self.operator.jobs[0].clone();
         let Some(command) = self.command_of(&job) else {
@@ -102,7 +119,9 @@ impl World {
             while self.volumes.iter().any(|other| other.life != Life::Gone && other.name == name) {
                 name.push('x');
             }
-            self.volumes.push(Volume::new(name, number, units.max(4)));
+            let block_units = u64::from(self.plan.block_size.unit_count());
+            let shape = Shape { pg_count: self.plan.pg_count, block_units };
+            self.volumes.push(Volume::new(name, number, units.max(4), shape));
             self.operator.jobs.push_back(Job::Create(self.volumes.len() - 1));
         } else if let Some(volume) = self.stale_volume().filter(|volume| live.contains(volume)) {
             self.volumes[volume].life = Life::Changing;
@@ -161,6 +180,16 @@ impl World {
                 }
                 let name = self.volumes[*volume].name.clone();
                 Command::VolumeResize { volume: name, size: *units * UNIT_SIZE, shrink }
+            }
+            Job::FindSuspect => Command::PgList { pool: None },
+            Job::GiveUp(number) => {
+                let now = self.moment();
+                self.moment();
+                for volume in &mut self.volumes {
+                    volume.give_up(*number, now);
+                }
+                self.operator.gave_up = true;
+                Command::PgGiveUp { pg: PgId { pool: PoolId::FIRST, number: *number } }
             }
             Job::AwaitTasks => Command::TaskList { image: None },
             Job::AwaitEmpty => Command::OsdList,
@@ -240,6 +269,20 @@ impl World {
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
+            (Job::FindSuspect, Ok(answer)) => {
+                self.finish_job();
+                let rows = answer.as_array().ok_or_else(|| format!("pg ls: {answer}"))?;
+                let waits =
+                    |row: &&Value| row["why"].as_str().is_some_and(|why| why.contains("give-up"));
+                for number in rows.iter().filter(waits).filter_map(|row| row["number"].as_u64()) {
+                    self.operator.jobs.push_front(Job::GiveUp(number as u32));
+                }
+                return Ok(());
+            }
+            (Job::GiveUp(_), Ok(_)) => self.tally.faults.add("suspect PG given up", 1),
+            // It is found again if it still waits.
+            (Job::GiveUp(_), Err(failure))
+                if matches!(failure.code.as_str(), "invalid" | "unavailable") => {}
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
                     return Ok(());
@@ -315,6 +358,9 @@ impl World {
             }
         }
         self.operator.jobs.push_back(Job::AwaitTasks);
-        self.operator.jobs.push_back(Job::AwaitEmpty);
+        // Deletions may be among what was given up: then blocks of removed volumes are left.
+        if !self.operator.gave_up {
+            self.operator.jobs.push_back(Job::AwaitEmpty);
+        }
     }
 }

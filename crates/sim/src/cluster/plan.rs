@@ -69,8 +69,10 @@ pub struct Faults {
     pub divorce: Option<u64>,
     /// A write or flush of a disk fails.
     pub disk_error: Chance,
-    /// Of events: a bit flips in a data area.
+    /// Of events: a bit flips on a disk, or a sector cannot be read any more.
     pub rot: Chance,
+    /// A read of a disk fails, once.
+    pub read_error: Chance,
     /// Of effects on the state store: the answer is that it could not be asked, or that the
     /// outcome is unknown.
     pub state: Chance,
@@ -137,6 +139,7 @@ impl Faults {
         divorce: None,
         disk_error: Chance::NEVER,
         rot: Chance::NEVER,
+        read_error: Chance::NEVER,
         state: Chance::NEVER,
     };
 
@@ -150,6 +153,7 @@ impl Faults {
             divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),
             rot: some(random, 20, 4_000),
+            read_error: some(random, 20, 4_000),
             state: some(random, 40, 100_000),
         }
     }

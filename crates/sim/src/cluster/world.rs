@@ -68,6 +68,8 @@ pub struct World {
     pub(super) value_last: u64,
     pub(super) fault_count: u64,
     pub(super) rot_happened: bool,
+    /// What a store knows of itself was damaged: PGs may be suspect.
+    pub(super) knowledge_rotted: bool,
     step_count: u64,
     /// The epoch that each request without an answer names.
     epochs: BTreeMap<(SessionId, u64), Epoch>,
@@ -107,6 +109,8 @@ pub enum Item {
     Start(Process),
     /// Two processes reach each other again.
     Heal(Process, Process),
+    /// An OSD's process ends.
+    Crash(usize),
     /// A client is cut off its monitor.
     Divorce,
     /// It may reach its monitor again.
@@ -126,6 +130,7 @@ impl Item {
             | Item::OperatorTurn
             | Item::Start(_)
             | Item::Heal(..)
+            | Item::Crash(_)
             | Item::Divorce
             | Item::Remarry => None,
         }
@@ -165,6 +170,7 @@ impl World {
             value_last: 0,
             fault_count: 0,
             rot_happened: false,
+            knowledge_rotted: false,
             step_count: 0,
             epochs: BTreeMap::new(),
             arrivals: Arrivals::default(),
@@ -412,6 +418,7 @@ impl World {
                 self.wake(wakes);
                 Ok(())
             }
+            Item::Crash(index) => self.crash(index),
             Item::Divorce => {
                 if self.stage == Stage::Work {
                     self.divorce();
@@ -621,9 +628,11 @@ impl World {
                 node::Effect::Net(effect) => self.net_effect(process, effect)?,
                 node::Effect::Joined { incarnation } => {
                     self.osds[index].incarnation = incarnation;
+                    // The store is open: it has settled what damage cost.
+                    self.osds[index].flips.clear();
                 }
                 node::Effect::Stop(reason) => {
-                    if self.osds[index].must_stop {
+                    if self.osds[index].must_stop || self.osds[index].heal() {
                         return self.kill(process);
                     }
                     return Err(format!("osd {index} ends: {reason:?}"));
@@ -636,10 +645,14 @@ impl World {
     fn disk_done(&mut self, index: usize, op: DiskOp, work: DiskWork) -> Result<(), String> {
         let now = self.now;
         let fails = work == DiskWork::Change && self.chaos.chance(self.faults.disk_error);
+        let read_fails = self.read_fails(index, work);
         let osd = &mut self.osds[index];
         osd.ended(now);
         let disk = osd.disk.as_mut().expect("its operation ends");
-        let event = if fails {
+        let event = if read_fails {
+            let error = DiskError::Io("simulated read error".into());
+            disk.fail(op, error, &mut self.medium)
+        } else if fails {
             osd.must_stop = true;
             self.fault("disk write error");
             let error = DiskError::Io("simulated write error".into());
@@ -648,6 +661,24 @@ impl World {
             disk.complete(op, None, &mut self.medium)
         };
         self.apply_osd(index, node::Event::Disk(event))
+    }
+
+    /// Whether a read of a disk fails, this time or until the place is written.
+    fn read_fails(&mut self, index: usize, work: DiskWork) -> bool {
+        let DiskWork::Read { offset, length } = work else { return false };
+        let osd = &self.osds[index];
+        if osd.is_unreadable(offset, length) {
+            return true;
+        }
+        if !self.chaos.chance(self.faults.read_error) {
+            return false;
+        }
+        let layout = osd.layout.as_ref().expect("its disk is read");
+        let is_data = (layout.data.offset..layout.data.end()).contains(&offset);
+        self.rot_happened = true;
+        self.knowledge_rotted |= !is_data;
+        self.fault("disk read error");
+        true
     }
 
     // ---- clients

@@ -128,6 +128,26 @@ fn wrong_osds_are_refused() {
 }
 
 #[test]
+fn a_boot_that_comes_late_does_not_end_the_run_that_joined_since() {
+    let mut rig = Rig::with_pool(1, 8);
+    let late = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
+    let mut echo = rig.boot_message(osd_id(1));
+    if let ToMonitor::OsdBoot { incarnation, .. } = &mut echo {
+        *incarnation = None;
+    }
+    rig.kill_osd(1);
+    rig.boot(1);
+    let run = rig.osds[&osd_id(1)].incarnation;
+    let connection = rig.osds[&osd_id(1)].connection.unwrap();
+    rig.break_connection(connection);
+    rig.say(late, &echo);
+    assert!(!rig.open.contains(&late), "it was connected before the newer run");
+    rig.boot(1);
+    assert_eq!(rig.osds[&osd_id(1)].refused, None);
+    assert_eq!(rig.osds[&osd_id(1)].incarnation, run);
+}
+
+#[test]
 fn an_osd_has_one_id_for_its_store() {
     let mut rig = Rig::new();
     let make = |rig: &mut Rig, store: &str| {
