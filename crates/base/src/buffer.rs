@@ -23,8 +23,9 @@ use std::rc::{Rc, Weak};
 /// Alignment in memory, in bytes: the largest logical block size of a disk.
 pub const ALIGNMENT: usize = 4096;
 
-/// Size classes are powers of two from 4 KiB to 4 MiB; a larger buffer is not kept.
-const CLASS_COUNT: usize = 11;
+/// Size classes in units of 4 KiB: 1, 2, 3, 4, then four to each doubling, up to 4 MiB: at most a
+/// quarter of a buffer is never used. A larger buffer is not kept.
+const CLASS_COUNT: usize = 36;
 
 /// At most this many bytes of free buffers are kept by one pool.
 const FREE_BYTES_MAX: usize = 64 << 20;
@@ -35,10 +36,15 @@ pub struct BufferPool {
     shared: Rc<RefCell<Shared>>,
 }
 
-#[derive(Default)]
 struct Shared {
     free: [Vec<Memory>; CLASS_COUNT],
     free_bytes: usize,
+}
+
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared { free: [const { Vec::new() }; CLASS_COUNT], free_bytes: 0 }
+    }
 }
 
 /// Aligned bytes inside a plain allocation that is a little larger.
@@ -82,7 +88,7 @@ impl Drop for Pooled {
         let memory = self.memory.take().expect("dropped once");
         let Some(pool) = self.pool.upgrade() else { return };
         let mut shared = pool.borrow_mut();
-        let Some(class) = class_of(memory.capacity) else { return };
+        let Some(class) = class_of(memory.capacity).1 else { return };
         if shared.free_bytes + memory.capacity <= FREE_BYTES_MAX {
             shared.free_bytes += memory.capacity;
             shared.free[class].push(memory);
@@ -90,17 +96,25 @@ impl Drop for Pooled {
     }
 }
 
-/// The class whose buffers have exactly `capacity` bytes, or `None` where that is no class.
-fn class_of(capacity: usize) -> Option<usize> {
-    let class = (capacity / ALIGNMENT).checked_ilog2()? as usize;
-    (class < CLASS_COUNT && capacity == ALIGNMENT << class).then_some(class)
+/// The capacity that a buffer of `size` bytes gets, and its class if such buffers are kept.
+fn class_of(size: usize) -> (usize, Option<usize>) {
+    let units = size.div_ceil(ALIGNMENT).max(1);
+    if units <= 4 {
+        return (units * ALIGNMENT, Some(units - 1));
+    }
+    // 2^doubling < units <= 2^(doubling + 1), cut into four steps.
+    let doubling = (units - 1).ilog2();
+    let step = 1 << (doubling - 2);
+    let steps = (units - (1 << doubling)).div_ceil(step);
+    let class = 4 * (doubling as usize - 1) + steps - 1;
+    (((1 << doubling) + steps * step) * ALIGNMENT, (class < CLASS_COUNT).then_some(class))
 }
 
 impl BufferPool {
     /// A buffer of `size` bytes with unspecified content (zeros, or what an earlier use left).
     pub fn take(&self, size: usize) -> BufferMut {
-        let capacity = size.max(ALIGNMENT).next_power_of_two();
-        let kept = class_of(capacity).and_then(|class| {
+        let (capacity, class) = class_of(size);
+        let kept = class.and_then(|class| {
             let mut shared = self.shared.borrow_mut();
             let memory = shared.free[class].pop()?;
             shared.free_bytes -= memory.capacity;
@@ -241,6 +255,27 @@ mod tests {
         drop(slice);
         assert_eq!(pool.shared.borrow().free_bytes, 8192);
         assert_eq!(pool.take(8192).as_ptr(), address);
+    }
+
+    #[test]
+    fn classes_hold_their_sizes_without_gaps() {
+        let mut before = (0, None);
+        for units in 1..=1024 {
+            let size = units * ALIGNMENT;
+            let (capacity, class) = class_of(size);
+            assert_eq!(class_of(size - ALIGNMENT + 1), (capacity, class));
+            assert_eq!(class_of(capacity), (capacity, class));
+            assert!(size <= capacity && (capacity - size) * 4 <= capacity);
+            let next = class.expect("up to 4 MiB all are kept");
+            match capacity == before.0 {
+                true => assert_eq!(class, before.1),
+                false => assert_eq!(next, before.1.map_or(0, |class| class + 1)),
+            }
+            before = (capacity, class);
+        }
+        assert_eq!(before, (4 << 20, Some(CLASS_COUNT - 1)));
+        assert_eq!(class_of((4 << 20) + 1).1, None);
+        assert_eq!(class_of(0), (ALIGNMENT, Some(0)));
     }
 
     #[test]

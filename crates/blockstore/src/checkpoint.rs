@@ -22,16 +22,15 @@ use std::rc::Rc;
 use base::planted::{self, Bug};
 use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE};
 use format::disk::{
-    LEAF_CAPACITY, LOCATION_NONE, LeafPage, LeafRecord, PAGE_SIZE, PageRef, PgRecord, Root,
-    STREAM_PAGE_CAPACITY, StreamPage, StreamRef, UnitSet, encode_directory, encode_notes,
-    encode_pgs, record_size,
+    LEAF_CAPACITY, LOCATION_NONE, LeafPage, LeafRecord, LeafWriter, PAGE_SIZE, PageRef, PgRecord,
+    Root, STREAM_PAGE_CAPACITY, StoredRecord, StreamPage, StreamRef, UnitSet, encode_directory,
+    encode_notes, encode_pgs,
 };
 
 use crate::dirty::{Overlay, UnitState};
 use crate::disk::Purpose;
 use crate::index::BlockInfo;
 use crate::pages::LeafWaiter;
-use crate::read::state_in;
 use crate::space::Freed;
 use crate::store::{Parts, Store};
 use crate::{BlockKey, Effect, NoteKey};
@@ -359,8 +358,8 @@ impl Store {
                 let group = leaves.active.remove(&id).expect("it is active");
                 parts.replace_leaves(&mut checkpoint.pages_freed, group);
             }
-            for (page, bytes) in pages {
-                let bytes = self.pool.copy_of(&bytes);
+            for (page, leaf) in pages {
+                let bytes = self.pool.copy_of(leaf.bytes());
                 checkpoint.page_queue.push_back((Purpose::LeafWrite(id), page, bytes));
             }
         }
@@ -598,42 +597,59 @@ impl Parts {
         dirty.into_iter().map(|leaf| Group::new(&directory, leaf..leaf + 1)).collect()
     }
 
-    /// The new pages of a group: number and bytes. `None`: the area is full.
+    /// The new pages of a group: number and content. `None`: the area is full.
     fn build_group(
         &mut self,
         group: &mut Group,
         sequence: u64,
         freed: &mut Vec<Freed>,
-    ) -> Option<Vec<(u32, Vec<u8>)>> {
-        let mut records = BTreeMap::new();
+    ) -> Option<Vec<(u32, Rc<LeafPage>)>> {
+        let mut lost = BTreeMap::new();
         for (index, (first, page)) in group.old.iter().enumerate() {
-            match &group.content[&page.page] {
-                Some(leaf) => {
-                    records.extend(leaf.records.iter().map(|record| (record.key, record.clone())));
-                }
-                None => {
-                    let next = group.old.get(index + 1).map(|(next, _)| *next).or(group.upper);
-                    let lost = self.records_of_lost_leaf(*first, next);
-                    records.extend(lost.into_iter().map(|record| (record.key, record)));
-                }
+            if group.content[&page.page].is_none() {
+                let next = group.old.get(index + 1).map(|(next, _)| *next).or(group.upper);
+                lost.insert(page.page, self.records_of_lost_leaf(*first, next));
             }
         }
-        let frozen: Vec<BlockKey> = self.frozen.range(group.range()).map(|(key, _)| *key).collect();
-        for key in frozen {
-            let merged = self.merge(key, records.get(&key), freed);
-            match merged {
-                Some(record) => records.insert(key, record),
-                None => records.remove(&key),
-            };
+        let mut frozen: VecDeque<BlockKey> =
+            self.frozen.range(group.range()).map(|(key, _)| *key).collect();
+        let mut records: Vec<NewRecord> = Vec::new();
+        let old = group.old.iter().flat_map(|(_, page)| {
+            let kept = group.content[&page.page].iter();
+            let kept = kept.flat_map(|leaf| leaf.records().map(NewRecord::Kept));
+            kept.chain(lost.remove(&page.page).unwrap_or_default().into_iter().map(NewRecord::Made))
+        });
+        for record in old {
+            let key = record.key();
+            while let Some(new) = frozen.pop_front_if(|frozen| *frozen < key) {
+                records.extend(self.merge(new, None, freed).map(NewRecord::Made));
+            }
+            match frozen.pop_front_if(|frozen| *frozen == key) {
+                Some(_) => {
+                    let merged = self.merge(key, record.kept(), freed);
+                    records.extend(merged.map(NewRecord::Made));
+                }
+                None => records.push(record),
+            }
+        }
+        for new in frozen {
+            records.extend(self.merge(new, None, freed).map(NewRecord::Made));
         }
         let tag = self.superblock.store.tag();
         let mut pages = Vec::new();
-        for records in pack(records.into_values().collect()) {
+        for records in pack(&records) {
             let page = self.pages.allocate()?;
-            let leaf = LeafPage { sequence, records };
-            let (bytes, named) = leaf.encode(tag, page);
-            group.new.push((leaf.records[0].key, named, Rc::new(leaf)));
-            pages.push((page, bytes));
+            let mut writer = LeafWriter::new(tag, sequence, page);
+            for record in records {
+                match record {
+                    NewRecord::Kept(record) => writer.keep(*record),
+                    NewRecord::Made(record) => writer.put(record),
+                }
+            }
+            let (leaf, named) = writer.finish();
+            let leaf = Rc::new(leaf);
+            pages.push((page, leaf.clone()));
+            group.new.push((records[0].key(), named, leaf));
         }
         Some(pages)
     }
@@ -644,7 +660,7 @@ impl Parts {
             .iter_from(first)
             .take_while(|(key, _)| next.is_none_or(|next| *key < next))
             .filter(|(key, _)| !self.live.get(key).is_some_and(|overlay| overlay.is_fresh))
-            .map(|(key, info)| self.record(key, info, |_| UnitState::Damaged))
+            .map(|(key, info)| self.record(key, info, UnitState::Damaged))
             .collect()
     }
 
@@ -652,19 +668,26 @@ impl Parts {
     fn merge(
         &mut self,
         key: BlockKey,
-        base: Option<&LeafRecord>,
+        base: Option<StoredRecord<'_>>,
         freed: &mut Vec<Freed>,
     ) -> Option<LeafRecord> {
         let info = self.frozen_info(&key)?;
         let overlay: &Overlay = &self.frozen[&key];
-        let state = |unit: u32| match (overlay.get(unit), base) {
-            (Some(state), _) => state,
-            (None, Some(record)) if record.location != LOCATION_NONE => state_in(record, unit),
-            (None, Some(_)) => UnitState::Zero,
+        let mut record = match base {
+            Some(base) if !overlay.is_fresh && info.location != LOCATION_NONE => LeafRecord {
+                pg: info.pg,
+                version: info.version,
+                tombstone: info.tombstone,
+                location: info.location,
+                ..LeafRecord::from(base)
+            },
             // A new block's overlay is fresh: this one's leaf is lost.
-            (None, None) => UnitState::Damaged,
+            None if !overlay.is_fresh => self.record(key, info, UnitState::Damaged),
+            _ => self.record(key, info, UnitState::Zero),
         };
-        let record = self.record(key, info, state);
+        if info.location != LOCATION_NONE {
+            overlay.iter().for_each(|(unit, state)| set_unit(&mut record, unit, state));
+        }
         let is_empty = record.location != LOCATION_NONE && record.written.is_empty();
         if !is_empty || self.live.contains_key(&key) {
             return Some(record);
@@ -675,15 +698,11 @@ impl Parts {
         let info = BlockInfo { location: LOCATION_NONE, ..info };
         self.set_info(key, self.index.get(&key), Some(info));
         self.rotten.remove(&key);
-        Some(self.record(key, info, |_| UnitState::Zero))
+        Some(self.record(key, info, UnitState::Zero))
     }
 
-    fn record(
-        &self,
-        key: BlockKey,
-        info: BlockInfo,
-        state: impl Fn(u32) -> UnitState,
-    ) -> LeafRecord {
+    /// The record of a block whose units are all in one state.
+    fn record(&self, key: BlockKey, info: BlockInfo, state: UnitState) -> LeafRecord {
         let mut record = LeafRecord {
             key,
             pg: info.pg,
@@ -695,22 +714,10 @@ impl Parts {
             damaged: UnitSet::EMPTY,
             checksums: Vec::new(),
         };
-        if info.location == LOCATION_NONE {
-            return record;
-        }
-        for unit in 0..info.block_size.unit_count() {
-            let (is_written, checksum) = match state(unit) {
-                UnitState::Zero => (false, Checksum::new(0)),
-                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => (true, checksum),
-                UnitState::Damaged => {
-                    record.damaged.insert(unit);
-                    (true, Checksum::new(0))
-                }
-            };
-            if is_written {
-                record.written.insert(unit);
-            }
-            record.checksums.push(checksum);
+        if info.location != LOCATION_NONE {
+            let units = info.block_size.unit_count();
+            record.checksums = vec![Checksum::new(0); units as usize];
+            (0..units).for_each(|unit| set_unit(&mut record, unit, state));
         }
         record
     }
@@ -754,23 +761,66 @@ impl Group {
     }
 }
 
+/// A record of a new leaf.
+enum NewRecord<'a> {
+    /// As an old leaf says.
+    Kept(StoredRecord<'a>),
+    /// Changed or new.
+    Made(LeafRecord),
+}
+
+impl<'a> NewRecord<'a> {
+    fn key(&self) -> BlockKey {
+        match self {
+            NewRecord::Kept(record) => record.key(),
+            NewRecord::Made(record) => record.key,
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            NewRecord::Kept(record) => record.size(),
+            NewRecord::Made(record) => record.size(),
+        }
+    }
+
+    fn kept(self) -> Option<StoredRecord<'a>> {
+        match self {
+            NewRecord::Kept(record) => Some(record),
+            NewRecord::Made(_) => None,
+        }
+    }
+}
+
+/// Changes what a record says of a unit. Requires: the record has a location.
+fn set_unit(record: &mut LeafRecord, unit: u32, state: UnitState) {
+    record.written.insert(unit);
+    record.damaged.remove(unit);
+    match state {
+        UnitState::Zero => record.written.remove(unit),
+        UnitState::Place(checksum) | UnitState::Journal(checksum, _) => {
+            record.checksums[unit as usize] = checksum;
+        }
+        UnitState::Damaged => record.damaged.insert(unit),
+    }
+}
+
 /// Cuts records into leaves of about equal fill.
-fn pack(records: Vec<LeafRecord>) -> Vec<Vec<LeafRecord>> {
-    let size =
-        |record: &LeafRecord| record_size(record.block_size, record.location != LOCATION_NONE);
-    let total: usize = records.iter().map(size).sum();
+fn pack<'a, 'b>(records: &'b [NewRecord<'a>]) -> Vec<&'b [NewRecord<'a>]> {
+    let total: usize = records.iter().map(NewRecord::size).sum();
     let count = total.div_ceil(LEAF_CAPACITY).max(1);
     let wanted = total.div_ceil(count);
-    let mut leaves: Vec<Vec<LeafRecord>> = Vec::new();
-    let mut filled = LEAF_CAPACITY;
-    for record in records {
-        let size = size(&record);
-        if filled + size > LEAF_CAPACITY || filled >= wanted {
-            leaves.push(Vec::new());
-            filled = 0;
+    let mut leaves = Vec::new();
+    let (mut start, mut filled) = (0, 0);
+    for (index, record) in records.iter().enumerate() {
+        if index > start && (filled + record.size() > LEAF_CAPACITY || filled >= wanted) {
+            leaves.push(&records[start..index]);
+            (start, filled) = (index, 0);
         }
-        filled += size;
-        leaves.last_mut().expect("just pushed").push(record);
+        filled += record.size();
+    }
+    if start < records.len() {
+        leaves.push(&records[start..]);
     }
     leaves
 }

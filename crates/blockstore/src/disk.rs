@@ -4,11 +4,11 @@
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
 //! it is asked again.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
 use format::door::{DiskEffect, DiskOp};
+use slab::Slab;
 
 use crate::read::ReadPart;
 use crate::{BlockKey, Effect, RequestId};
@@ -77,10 +77,10 @@ struct InFlight {
 
 /// Operations of one store on its disk.
 pub struct Disk {
-    /// The first operation in `in_flight`; they are numbered in order.
-    op_first: u64,
-    /// `None`: it ended, before the first one.
-    in_flight: VecDeque<Option<InFlight>>,
+    /// How many operations there were: the upper half of a name, so that none is used again.
+    count: u32,
+    /// With the upper half of each one's name; the lower half is the index.
+    in_flight: Slab<(u32, InFlight)>,
     refused: Vec<InFlight>,
     retry_at: Option<Time>,
     /// Writes in flight that were refused before: there is no space until one of them is done.
@@ -89,32 +89,26 @@ pub struct Disk {
 
 impl Disk {
     pub fn new() -> Disk {
-        Disk {
-            op_first: 1,
-            in_flight: VecDeque::new(),
-            refused: Vec::new(),
-            retry_at: None,
-            retries: 0,
-        }
+        Disk { count: 0, in_flight: Slab::new(), refused: Vec::new(), retry_at: None, retries: 0 }
     }
 
     fn begin(&mut self, purpose: Purpose, again: Option<Again>) -> DiskOp {
-        self.in_flight.push_back(Some(InFlight { purpose, again, is_retry: false }));
-        DiskOp(self.op_first + self.in_flight.len() as u64 - 1)
+        self.count = self.count.wrapping_add(1);
+        let in_flight = InFlight { purpose, again, is_retry: false };
+        let index = self.in_flight.insert((self.count, in_flight));
+        DiskOp(u64::from(self.count) << 32 | index as u64)
     }
 
-    fn get_mut(&mut self, op: DiskOp) -> &mut Option<InFlight> {
-        let index = op.0.checked_sub(self.op_first).expect("each operation ends once");
-        &mut self.in_flight[index as usize]
+    fn get(&self, op: DiskOp) -> &InFlight {
+        let (count, in_flight) = &self.in_flight[op.0 as u32 as usize];
+        assert!(*count == (op.0 >> 32) as u32, "each operation ends once");
+        in_flight
     }
 
     fn remove(&mut self, op: DiskOp) -> InFlight {
-        let ended = self.get_mut(op).take().expect("each operation ends once");
-        while let Some(None) = self.in_flight.front() {
-            self.in_flight.pop_front();
-            self.op_first += 1;
-        }
-        ended
+        let (count, in_flight) = self.in_flight.remove(op.0 as u32 as usize);
+        assert!(count == (op.0 >> 32) as u32, "each operation ends once");
+        in_flight
     }
 
     /// Reads `size` bytes into a new buffer.
@@ -149,11 +143,12 @@ impl Disk {
         buffers: Vec<Buffer>,
         durable: bool,
         effects: &mut Vec<Effect>,
-    ) {
+    ) -> DiskOp {
         assert!(buffers.iter().all(|buffer| buffer.len().is_multiple_of(512)));
         let again = Again::Write { offset, buffers: buffers.clone(), durable };
         let op = self.begin(purpose, Some(again));
         effects.push(Effect::Disk(DiskEffect::Write { op, offset, buffers, durable }));
+        op
     }
 
     /// Makes everything durable that was done before.
@@ -169,11 +164,12 @@ impl Disk {
         offset: u64,
         length: u64,
         effects: &mut Vec<Effect>,
-    ) {
+    ) -> DiskOp {
         let is_asked_again = matches!(purpose, Purpose::RecoveryWrite);
         let again = is_asked_again.then_some(Again::Reserve { offset, length });
         let op = self.begin(purpose, again);
         effects.push(Effect::Disk(DiskEffect::Reserve { op, offset, length }));
+        op
     }
 
     /// Gives space back.
@@ -198,7 +194,7 @@ impl Disk {
     /// The file system had no space. True: it will be asked again. The bytes and the place stay the
     /// same, so a part already done does no harm.
     pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
-        if self.get_mut(op).as_ref().is_none_or(|in_flight| in_flight.again.is_none()) {
+        if self.get(op).again.is_none() {
             return false;
         }
         let refused = self.remove(op);
@@ -225,16 +221,13 @@ impl Disk {
         }
         self.retry_at = None;
         for InFlight { purpose, again, .. } in std::mem::take(&mut self.refused) {
-            match again.expect("only what can be asked again is refused") {
+            let op = match again.expect("only what can be asked again is refused") {
                 Again::Write { offset, buffers, durable } => {
-                    self.write(purpose, offset, buffers, durable, effects);
+                    self.write(purpose, offset, buffers, durable, effects)
                 }
-                Again::Reserve { offset, length } => {
-                    self.reserve(purpose, offset, length, effects);
-                }
-            }
-            let again = self.in_flight.back_mut().and_then(Option::as_mut).expect("just asked");
-            again.is_retry = true;
+                Again::Reserve { offset, length } => self.reserve(purpose, offset, length, effects),
+            };
+            self.in_flight[op.0 as u32 as usize].1.is_retry = true;
             self.retries += 1;
         }
     }

@@ -17,8 +17,8 @@ use crate::{BlockKey, RequestId};
 pub const PAGES_RESERVED: u32 = 32;
 /// Pages of the two root slots.
 pub const ROOT_PAGES: [u32; 2] = [0, 16];
-/// About what a leaf takes in memory, in bytes.
-const LEAF_MEMORY_BYTES: u64 = 2 * PAGE_SIZE as u64;
+/// About what a leaf takes in memory, in bytes: the page, and where its records begin.
+const LEAF_MEMORY_BYTES: u64 = PAGE_SIZE as u64 + 256;
 
 /// Who waits for a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,6 +199,8 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use format::disk::{LeafRecord, LeafWriter, UnitSet};
+
     use super::*;
 
     #[test]
@@ -215,10 +217,28 @@ mod tests {
         assert!(!pages.take(100));
     }
 
+    fn leaf() -> LeafPage {
+        let key = crate::index::KEY_FIRST;
+        let record = LeafRecord {
+            key,
+            pg: 0,
+            version: base::Version::ZERO,
+            block_size: base::BlockSize::MIN,
+            tombstone: true,
+            location: format::disk::LOCATION_NONE,
+            written: UnitSet::EMPTY,
+            damaged: UnitSet::EMPTY,
+            checksums: Vec::new(),
+        };
+        let mut writer = LeafWriter::new(1, 1, 40);
+        writer.put(&record);
+        writer.finish().0
+    }
+
     #[test]
     fn the_cache_stays_within_its_limit() {
         let mut pages = Pages::new(1 << 20, 20 * LEAF_MEMORY_BYTES);
-        let leaf = Rc::new(LeafPage { sequence: 1, records: Vec::new() });
+        let leaf = Rc::new(leaf());
         let page = |page| PageRef { page, checksum: Checksum::new(page), used: 0 };
         for number in 40..200 {
             pages.keep(page(number), leaf.clone());

@@ -14,7 +14,7 @@
 use std::rc::Rc;
 
 use base::{Buffer, Checksum, UNIT_SIZE, Version};
-use format::disk::{LOCATION_NONE, LeafPage, LeafRecord, PAGE_SIZE, UnitSet};
+use format::disk::{LOCATION_NONE, LeafPage, PAGE_SIZE, StoredRecord, StoredUnit, UnitSet};
 
 use crate::dirty::UnitState;
 use crate::disk::Purpose;
@@ -347,7 +347,7 @@ impl Read {
 
     /// Where each unit is, with what the leaf says.
     fn resolve(&self) -> Vec<UnitState> {
-        let record = self.leaf.as_ref().and_then(|leaf| find(leaf, &self.key));
+        let record = self.leaf.as_ref().and_then(|leaf| leaf.find(&self.key));
         let first = self.offset / UNIT as u32;
         let resolve = |(index, state): (usize, &Option<UnitState>)| match (state, record) {
             (Some(state), _) => *state,
@@ -448,19 +448,11 @@ impl Read {
     }
 }
 
-/// The record of a block in a leaf.
-pub(crate) fn find<'a>(leaf: &'a LeafPage, key: &BlockKey) -> Option<&'a LeafRecord> {
-    let at = leaf.records.binary_search_by_key(key, |record| record.key).ok()?;
-    Some(&leaf.records[at])
-}
-
 /// What a record says of a unit.
-pub(crate) fn state_in(record: &LeafRecord, unit: u32) -> UnitState {
-    if record.damaged.contains(unit) {
-        UnitState::Damaged
-    } else if record.written.contains(unit) {
-        UnitState::Place(record.checksums[unit as usize])
-    } else {
-        UnitState::Zero
+fn state_in(record: StoredRecord<'_>, unit: u32) -> UnitState {
+    match record.unit(unit) {
+        None => UnitState::Zero,
+        Some(StoredUnit::Whole(checksum)) => UnitState::Place(checksum),
+        Some(StoredUnit::Damaged) => UnitState::Damaged,
     }
 }

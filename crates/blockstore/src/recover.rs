@@ -353,9 +353,10 @@ impl Store {
         let tag = self.parts().superblock.store.tag();
         let leaf = buffer
             .and_then(|bytes| LeafPage::decode(&bytes, tag, page).ok())
-            .filter(|leaf| leaf.records.first().is_some_and(|record| record.key == first))
+            .filter(|leaf| leaf.records().next().is_some_and(|record| record.key() == first))
             .filter(|leaf| {
-                leaf.records.last().is_some_and(|last| next.is_none_or(|next| last.key < next))
+                let last = leaf.records().next_back();
+                last.is_some_and(|last| next.is_none_or(|next| last.key() < next))
             });
         let parts = self.parts_mut();
         match leaf {
@@ -619,15 +620,15 @@ impl Parts {
 
     /// Puts a leaf's blocks into the index. The error is for people.
     fn load_leaf(&mut self, first: BlockKey, page: PageRef, leaf: LeafPage) -> Result<(), String> {
-        for record in &leaf.records {
+        for record in leaf.records() {
             let info = BlockInfo {
-                version: record.version,
-                pg: record.pg,
-                block_size: record.block_size,
-                location: record.location,
-                tombstone: record.tombstone,
+                version: record.version(),
+                pg: record.pg(),
+                block_size: record.block_size(),
+                location: record.location(),
+                tombstone: record.tombstone(),
             };
-            self.index.set(record.key, Some(info));
+            self.index.set(record.key(), Some(info));
             self.occupy(info.location, info)?;
         }
         self.pages.set_leaf(first, Some(page));

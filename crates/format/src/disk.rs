@@ -7,6 +7,7 @@
 mod bytes;
 mod decision;
 mod entry;
+mod leaf;
 mod page;
 mod superblock;
 
@@ -16,10 +17,13 @@ use base::{ImageId, PgId, PoolId, StripeIndex};
 
 pub use decision::{DECISION_SIZE, Decision, decode_decisions, encode_decisions};
 pub use entry::{ENTRY_HEADER_SIZE_MAX, EntryDecodeError, EntryHeader, EntryKind};
+pub use leaf::{
+    LEAF_CAPACITY, LeafPage, LeafRecord, LeafWriter, StoredRecord, StoredUnit, record_size,
+};
 pub use page::{
-    LEAF_CAPACITY, LeafPage, LeafRecord, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord,
-    Root, STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,
-    encode_directory, encode_notes, encode_pgs, record_size,
+    PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord, Root, STREAM_PAGE_CAPACITY,
+    StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs, encode_directory,
+    encode_notes, encode_pgs,
 };
 pub use superblock::{
     Area, FORMAT_VERSION, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError,
@@ -120,6 +124,11 @@ impl UnitSet {
             set.insert(unit);
         }
         set
+    }
+
+    /// The units whose bits are set.
+    pub const fn from_words(words: [u64; 4]) -> UnitSet {
+        UnitSet(words)
     }
 
     /// Whether the unit is in it.

@@ -225,12 +225,13 @@ impl DiskJob {
             }
             Work::Write { buffers, durable } => {
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                gather(buffers, self.done, &mut self.pieces);
-                if let [piece] = self.pieces.as_slice() {
-                    let length = u32::try_from(piece.iov_len).expect("smaller than 4 GiB");
-                    let write = opcode::Write::new(fd, piece.iov_base.cast(), length);
+                if let [buffer] = buffers.as_slice() {
+                    let rest = &buffer[self.done as usize..];
+                    let length = u32::try_from(rest.len()).expect("smaller than 4 GiB");
+                    let write = opcode::Write::new(fd, rest.as_ptr(), length);
                     return write.offset(offset).rw_flags(flags).build();
                 }
+                gather(buffers, self.done, &mut self.pieces);
                 let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
                 opcode::Writev::new(fd, pieces, count).offset(offset).rw_flags(flags).build()
             }

@@ -11,25 +11,21 @@
 //!   1. Who names a page knows its checksum, so an older content of the place never fits.
 //!   2. Pages are never changed in place; the two root slots are written in turn.
 
-use base::{BlockSize, Checksum, Lsn, PgId, Version, crc32c};
+use base::{Checksum, Lsn, PgId, Version, crc32c};
 
 use super::bytes::{Reader, Writer};
-use super::{BlockKey, LOCATION_NONE, NoteKey, UnitSet};
+use super::{BlockKey, NoteKey};
 
 /// Size of a page in bytes.
 pub const PAGE_SIZE: usize = 4096;
 /// Names no page.
 pub const PAGE_NONE: u32 = u32::MAX;
 
-const LEAF_MAGIC: u32 = 0x464c_4a41;
 const STREAM_MAGIC: u32 = 0x5453_4a41;
 const ROOT_MAGIC: u32 = 0x5452_4a41;
-const HEADER_SIZE: usize = 32;
-/// Bytes of records a leaf holds.
-pub const LEAF_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE;
+pub(super) const HEADER_SIZE: usize = 32;
 /// Bytes of a stream a page holds.
 pub const STREAM_PAGE_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE - 4;
-const RECORD_FIXED_SIZE: usize = 36;
 
 /// Why bytes are not the page they should be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,158 +42,7 @@ pub struct PageRef {
     pub used: u16,
 }
 
-/// One block in a leaf.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LeafRecord {
-    /// The block.
-    pub key: BlockKey,
-    /// Number of the PG that wrote the version.
-    pub pg: u16,
-    /// Its version.
-    pub version: Version,
-    /// Its size.
-    pub block_size: BlockSize,
-    /// Whether it is deleted.
-    pub tombstone: bool,
-    /// Where it lies; `LOCATION_NONE`: it is all zeros.
-    pub location: u32,
-    /// Units that hold data. Empty without a location.
-    pub written: UnitSet,
-    /// Written units that lost their data.
-    pub damaged: UnitSet,
-    /// Without a location empty, else one for each unit of the block; those of units that hold
-    /// no data have no meaning.
-    pub checksums: Vec<Checksum>,
-}
-
-/// Bytes a record takes in a leaf.
-pub const fn record_size(block_size: BlockSize, has_location: bool) -> usize {
-    if !has_location {
-        return RECORD_FIXED_SIZE;
-    }
-    let units = block_size.unit_count() as usize;
-    RECORD_FIXED_SIZE + 2 * bitmap_size(units) + 4 * units
-}
-
-const fn bitmap_size(units: usize) -> usize {
-    units.div_ceil(8)
-}
-
-/// A leaf: records in key order.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LeafPage {
-    /// The checkpoint that wrote it.
-    pub sequence: u64,
-    /// The blocks.
-    pub records: Vec<LeafRecord>,
-}
-
-impl LeafPage {
-    /// The bytes of the page and what names it. Requires: the records fit.
-    pub fn encode(&self, store_tag: u64, page: u32) -> (Vec<u8>, PageRef) {
-        let mut to = header(LEAF_MAGIC, store_tag, self.sequence, page);
-        to.u16(self.records.len() as u16);
-        to.u16(0);
-        for record in &self.records {
-            encode_record(&mut to, record);
-        }
-        assert!(to.bytes.len() <= PAGE_SIZE);
-        let used = (to.bytes.len() - HEADER_SIZE) as u16;
-        let (bytes, checksum) = seal(to);
-        (bytes, PageRef { page, checksum, used })
-    }
-
-    /// The leaf of the bytes.
-    pub fn decode(
-        bytes: &[u8],
-        store_tag: u64,
-        page: PageRef,
-    ) -> Result<LeafPage, PageDecodeError> {
-        let (sequence, mut from) =
-            open(bytes, LEAF_MAGIC, store_tag, page.page, page.checksum).ok_or(PageDecodeError)?;
-        let records = decode_records(&mut from).ok_or(PageDecodeError)?;
-        let in_order = records.windows(2).all(|pair| pair[0].key < pair[1].key);
-        if !in_order {
-            return Err(PageDecodeError);
-        }
-        Ok(LeafPage { sequence, records })
-    }
-}
-
-fn encode_record(to: &mut Writer, record: &LeafRecord) {
-    to.key(Some(record.key));
-    to.version(record.version);
-    to.u32(record.location);
-    to.u16(record.pg);
-    to.u8(record.block_size.shift());
-    to.u8(record.tombstone as u8);
-    if record.location == LOCATION_NONE {
-        assert!(record.checksums.is_empty());
-        return;
-    }
-    let units = record.block_size.unit_count() as usize;
-    assert!(record.checksums.len() == units);
-    for set in [&record.written, &record.damaged] {
-        for word in set.words(units as u32) {
-            let bytes = word.to_le_bytes();
-            to.bytes.extend_from_slice(&bytes[..bitmap_size(units).min(8)]);
-        }
-    }
-    for checksum in &record.checksums {
-        to.u32(checksum.get());
-    }
-}
-
-fn decode_records(from: &mut Reader) -> Option<Vec<LeafRecord>> {
-    let count = from.u16()?;
-    from.u16()?;
-    (0..count).map(|_| decode_record(from)).collect()
-}
-
-fn decode_record(from: &mut Reader) -> Option<LeafRecord> {
-    let key = from.key()??;
-    let version = from.version()?;
-    let location = from.u32()?;
-    let pg = from.u16()?;
-    let block_size = BlockSize::from_shift(from.u8()?)?;
-    let tombstone = match from.u8()? {
-        0 => false,
-        1 => true,
-        _ => return None,
-    };
-    let mut record = LeafRecord {
-        key,
-        pg,
-        version,
-        block_size,
-        tombstone,
-        location,
-        written: UnitSet::EMPTY,
-        damaged: UnitSet::EMPTY,
-        checksums: Vec::new(),
-    };
-    if location != LOCATION_NONE {
-        let units = block_size.unit_count();
-        record.written = decode_units(from, units)?;
-        record.damaged = decode_units(from, units)?;
-        let checksums: Option<Vec<u32>> = (0..units).map(|_| from.u32()).collect();
-        record.checksums = checksums?.into_iter().map(Checksum::new).collect();
-    }
-    Some(record)
-}
-
-fn decode_units(from: &mut Reader, units: u32) -> Option<UnitSet> {
-    let mut set = UnitSet::EMPTY;
-    let bytes = from.take(bitmap_size(units as usize))?;
-    for unit in 0..units {
-        if bytes[unit as usize / 8] & (1 << (unit % 8)) != 0 {
-            set.insert(unit);
-        }
-    }
-    Some(set)
-}
-
-fn header(magic: u32, store_tag: u64, sequence: u64, page: u32) -> Writer {
+pub(super) fn header(magic: u32, store_tag: u64, sequence: u64, page: u32) -> Writer {
     let mut to = Writer::default();
     to.bytes.reserve(PAGE_SIZE);
     to.u32(magic);
@@ -209,7 +54,7 @@ fn header(magic: u32, store_tag: u64, sequence: u64, page: u32) -> Writer {
 }
 
 /// Fills the page and puts its checksum in.
-fn seal(mut to: Writer) -> (Vec<u8>, Checksum) {
+pub(super) fn seal(mut to: Writer) -> (Vec<u8>, Checksum) {
     to.bytes.resize(PAGE_SIZE, 0);
     let checksum = crc32c(&to.bytes[8..]);
     to.bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
@@ -217,7 +62,7 @@ fn seal(mut to: Writer) -> (Vec<u8>, Checksum) {
 }
 
 /// Checks the page and returns its sequence and a reader behind its header.
-fn open(
+pub(super) fn open(
     bytes: &[u8],
     magic: u32,
     store_tag: u64,
@@ -461,75 +306,13 @@ pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecode
 
 #[cfg(test)]
 mod tests {
-    use base::{Epoch, ImageId, PoolId, StripeIndex};
+    use base::{ImageId, PoolId, StripeIndex};
 
     use super::*;
 
     fn key(hash: u32) -> BlockKey {
         let pool = PoolId::new(1).expect("1 is in range");
         BlockKey { pool, hash, image: ImageId::FIRST, stripe: StripeIndex::new(hash + 1) }
-    }
-
-    fn sample() -> LeafPage {
-        let version = Version { epoch: Epoch::new(2), counter: 40 };
-        let mut written = UnitSet::first(9);
-        written.remove(3);
-        let mut damaged = UnitSet::EMPTY;
-        damaged.insert(8);
-        let data = LeafRecord {
-            key: key(5),
-            pg: 7,
-            version,
-            block_size: BlockSize::DEFAULT,
-            tombstone: false,
-            location: 24,
-            written,
-            damaged,
-            checksums: (0..32).map(Checksum::new).collect(),
-        };
-        let tombstone = LeafRecord {
-            key: key(6),
-            tombstone: true,
-            location: LOCATION_NONE,
-            written: UnitSet::EMPTY,
-            damaged: UnitSet::EMPTY,
-            checksums: Vec::new(),
-            ..data.clone()
-        };
-        LeafPage { sequence: 11, records: vec![data, tombstone] }
-    }
-
-    #[test]
-    fn leaf_bytes_are_frozen() {
-        let (bytes, page) = sample().encode(42, 9);
-        super::super::golden("leaf.1", &bytes);
-        assert_eq!(LeafPage::decode(&bytes, 42, page), Ok(sample()));
-    }
-
-    #[test]
-    fn records_have_the_size_that_is_counted() {
-        for shift in 14..=20 {
-            let block_size = BlockSize::from_shift(shift).expect("in range");
-            let units = block_size.unit_count();
-            let mut leaf = sample();
-            leaf.records.truncate(1);
-            leaf.records[0].block_size = block_size;
-            leaf.records[0].checksums = vec![Checksum::new(1); units as usize];
-            leaf.records[0].written = UnitSet::first(units);
-            leaf.records[0].damaged = UnitSet::EMPTY;
-            let (bytes, page) = leaf.encode(42, 9);
-            assert_eq!(page.used as usize, record_size(block_size, true));
-            assert_eq!(LeafPage::decode(&bytes, 42, page), Ok(leaf));
-        }
-    }
-
-    #[test]
-    fn another_content_of_the_place_does_not_fit() {
-        let (_, page) = sample().encode(42, 9);
-        let mut older = sample();
-        older.sequence = 10;
-        let (bytes, _) = older.encode(42, 9);
-        assert_eq!(LeafPage::decode(&bytes, 42, page), Err(PageDecodeError));
     }
 
     #[test]

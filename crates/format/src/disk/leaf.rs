@@ -1,0 +1,463 @@
+//! Leaves of a checkpoint: records of blocks in key order.
+//!
+//! ```text
+//!   record:  key 16 | version 12 | location 4 | PG 2 | block size shift 1 | tombstone 1
+//!            and, with a location:  written, 1 bit a unit | damaged, 1 bit a unit | checksum, 4 a unit
+//! ```
+//!
+//! A leaf stays in memory as the bytes that lie on the disk, and its records are read in place: a
+//! checkpoint writes most records of a leaf again as they are.
+//!
+//! Invariants
+//!   1. A [`LeafPage`] holds only whole records with fields in range, in key order.
+//!   2. Who names a leaf knows its checksum, so an older content of the place never fits.
+
+use base::{BlockSize, Checksum, Version};
+
+use super::bytes::{Reader, Writer};
+use super::page::{HEADER_SIZE, PAGE_SIZE, PageDecodeError, PageRef, header, open, seal};
+use super::{BlockKey, LOCATION_NONE, UnitSet};
+
+const MAGIC: u32 = 0x464c_4a41;
+/// Bytes of records a leaf holds.
+pub const LEAF_CAPACITY: usize = PAGE_SIZE - HEADER_SIZE;
+const RECORD_FIXED_SIZE: usize = 36;
+/// Where the number of records stands in the page.
+const COUNT_OFFSET: usize = HEADER_SIZE - 4;
+
+/// One block, to be put into a leaf.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeafRecord {
+    /// The block.
+    pub key: BlockKey,
+    /// Number of the PG that wrote the version.
+    pub pg: u16,
+    /// Its version.
+    pub version: Version,
+    /// Its size.
+    pub block_size: BlockSize,
+    /// Whether it is deleted.
+    pub tombstone: bool,
+    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    pub location: u32,
+    /// Units that hold data. Empty without a location.
+    pub written: UnitSet,
+    /// Written units that lost their data.
+    pub damaged: UnitSet,
+    /// Without a location empty, else one for each unit of the block; those of units that hold
+    /// no data have no meaning.
+    pub checksums: Vec<Checksum>,
+}
+
+impl LeafRecord {
+    /// Bytes it takes in a leaf.
+    pub fn size(&self) -> usize {
+        record_size(self.block_size, self.location != LOCATION_NONE)
+    }
+}
+
+/// Bytes a record takes in a leaf.
+pub const fn record_size(block_size: BlockSize, has_location: bool) -> usize {
+    if !has_location {
+        return RECORD_FIXED_SIZE;
+    }
+    let units = block_size.unit_count() as usize;
+    RECORD_FIXED_SIZE + 2 * bitmap_size(units) + 4 * units
+}
+
+const fn bitmap_size(units: usize) -> usize {
+    units.div_ceil(8)
+}
+
+/// A leaf: records in key order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeafPage {
+    /// The page as it lies on the disk.
+    bytes: Box<[u8]>,
+    /// Where each record begins, and where the last one ends.
+    starts: Vec<u16>,
+}
+
+impl LeafPage {
+    /// The leaf of the bytes.
+    pub fn decode(
+        bytes: &[u8],
+        store_tag: u64,
+        page: PageRef,
+    ) -> Result<LeafPage, PageDecodeError> {
+        let (_, mut from) =
+            open(bytes, MAGIC, store_tag, page.page, page.checksum).ok_or(PageDecodeError)?;
+        let starts = find_records(&mut from).ok_or(PageDecodeError)?;
+        let leaf = LeafPage { bytes: bytes.into(), starts };
+        let keys = leaf.records().map(|record| record.key());
+        match keys.is_sorted_by(|before, next| before < next) {
+            true => Ok(leaf),
+            false => Err(PageDecodeError),
+        }
+    }
+
+    /// The page as it lies on the disk.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Its records in key order.
+    pub fn records(&self) -> impl DoubleEndedIterator<Item = StoredRecord<'_>> {
+        self.starts.windows(2).map(|ends| self.record(ends[0], ends[1]))
+    }
+
+    fn record(&self, start: u16, end: u16) -> StoredRecord<'_> {
+        StoredRecord { bytes: &self.bytes[start as usize..end as usize] }
+    }
+
+    /// The record of a block.
+    pub fn find(&self, key: &BlockKey) -> Option<StoredRecord<'_>> {
+        let behind = self.starts.len() - 1;
+        let at = self.starts[..behind].partition_point(|start| {
+            let start = *start as usize;
+            StoredRecord { bytes: &self.bytes[start..start + RECORD_FIXED_SIZE] }.key() < *key
+        });
+        let record = (at < behind).then(|| self.record(self.starts[at], self.starts[at + 1]))?;
+        (record.key() == *key).then_some(record)
+    }
+}
+
+/// Where the records begin that `from` holds, and where the last one ends; `None`: one is no
+/// record.
+fn find_records(from: &mut Reader) -> Option<Vec<u16>> {
+    let count = from.u16()?;
+    from.u16()?;
+    let mut starts = Vec::with_capacity(count as usize + 1);
+    let mut at = HEADER_SIZE;
+    for _ in 0..count {
+        starts.push(at as u16);
+        let fixed = from.take(RECORD_FIXED_SIZE)?;
+        let mut fields = Reader::new(fixed);
+        fields.key()??;
+        fields.version()?;
+        let location = fields.u32()?;
+        fields.u16()?;
+        let block_size = BlockSize::from_shift(fields.u8()?)?;
+        if fields.u8()? > 1 {
+            return None;
+        }
+        let size = record_size(block_size, location != LOCATION_NONE);
+        from.take(size - RECORD_FIXED_SIZE)?;
+        at += size;
+    }
+    starts.push(at as u16);
+    Some(starts)
+}
+
+/// A record in a leaf.
+#[derive(Clone, Copy)]
+pub struct StoredRecord<'a> {
+    bytes: &'a [u8],
+}
+
+impl StoredRecord<'_> {
+    fn u32_at(&self, at: usize) -> u32 {
+        let bytes = self.bytes[at..at + 4].try_into().expect("four bytes");
+        u32::from_le_bytes(bytes)
+    }
+
+    /// The block.
+    pub fn key(&self) -> BlockKey {
+        let key = Reader::new(self.bytes).key().flatten();
+        key.expect("a leaf holds whole records")
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        let version = Reader::new(&self.bytes[16..]).version();
+        version.expect("a leaf holds whole records")
+    }
+
+    /// Where it lies; `LOCATION_NONE`: it is all zeros.
+    pub fn location(&self) -> u32 {
+        self.u32_at(28)
+    }
+
+    /// Number of the PG that wrote the version.
+    pub fn pg(&self) -> u16 {
+        u16::from_le_bytes([self.bytes[32], self.bytes[33]])
+    }
+
+    /// The block's size.
+    pub fn block_size(&self) -> BlockSize {
+        BlockSize::from_shift(self.bytes[34]).expect("a leaf holds whole records")
+    }
+
+    /// Whether it is deleted.
+    pub fn tombstone(&self) -> bool {
+        self.bytes[35] == 1
+    }
+
+    /// Bytes it takes in a leaf.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// What the record says of a unit; `None`: it holds no data. Requires: it is in the block.
+    pub fn unit(&self, unit: u32) -> Option<StoredUnit> {
+        assert!(unit < self.block_size().unit_count());
+        let units = self.block_size().unit_count() as usize;
+        let bit = |start: usize| self.bytes[start + unit as usize / 8] & (1 << (unit % 8)) != 0;
+        let (written, damaged) = (RECORD_FIXED_SIZE, RECORD_FIXED_SIZE + bitmap_size(units));
+        if self.location() == LOCATION_NONE || !bit(written) {
+            return None;
+        }
+        if bit(damaged) {
+            return Some(StoredUnit::Damaged);
+        }
+        let checksums = RECORD_FIXED_SIZE + 2 * bitmap_size(units);
+        let checksum = self.u32_at(checksums + 4 * unit as usize);
+        Some(StoredUnit::Whole(Checksum::new(checksum)))
+    }
+}
+
+impl From<StoredRecord<'_>> for LeafRecord {
+    fn from(stored: StoredRecord<'_>) -> LeafRecord {
+        let mut record = LeafRecord {
+            key: stored.key(),
+            pg: stored.pg(),
+            version: stored.version(),
+            block_size: stored.block_size(),
+            tombstone: stored.tombstone(),
+            location: stored.location(),
+            written: UnitSet::EMPTY,
+            damaged: UnitSet::EMPTY,
+            checksums: Vec::new(),
+        };
+        if record.location != LOCATION_NONE {
+            let size = bitmap_size(record.block_size.unit_count() as usize);
+            let (bitmaps, checksums) = stored.bytes[RECORD_FIXED_SIZE..].split_at(2 * size);
+            record.written = unit_set(&bitmaps[..size]);
+            record.damaged = unit_set(&bitmaps[size..]);
+            let words = checksums.as_chunks().0.iter();
+            record.checksums = words.map(|word| Checksum::new(u32::from_le_bytes(*word))).collect();
+        }
+        record
+    }
+}
+
+fn unit_set(bitmap: &[u8]) -> UnitSet {
+    let mut words = [0; 4];
+    for (index, byte) in bitmap.iter().enumerate() {
+        words[index / 8] |= (*byte as u64) << (index % 8 * 8);
+    }
+    UnitSet::from_words(words)
+}
+
+/// A unit that holds data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoredUnit {
+    /// The checksum of its data.
+    Whole(Checksum),
+    /// It lost its data.
+    Damaged,
+}
+
+/// Makes a leaf. Records are put in in key order, and fit.
+pub struct LeafWriter {
+    page: u32,
+    to: Writer,
+    starts: Vec<u16>,
+}
+
+impl LeafWriter {
+    /// A leaf of the checkpoint `sequence` without records.
+    pub fn new(store_tag: u64, sequence: u64, page: u32) -> LeafWriter {
+        let mut to = header(MAGIC, store_tag, sequence, page);
+        to.u32(0);
+        assert!(to.bytes.len() == HEADER_SIZE);
+        LeafWriter { page, to, starts: Vec::new() }
+    }
+
+    /// Puts a record in as it lies in another leaf.
+    pub fn keep(&mut self, record: StoredRecord<'_>) {
+        self.starts.push(self.to.bytes.len() as u16);
+        self.to.bytes.extend_from_slice(record.bytes);
+    }
+
+    /// Puts a record in.
+    pub fn put(&mut self, record: &LeafRecord) {
+        self.starts.push(self.to.bytes.len() as u16);
+        encode_record(&mut self.to, record);
+    }
+
+    /// The leaf, and what names it. Requires: it has records, and they fit.
+    pub fn finish(self) -> (LeafPage, PageRef) {
+        let LeafWriter { page, mut to, mut starts } = self;
+        assert!(!starts.is_empty());
+        assert!(to.bytes.len() <= PAGE_SIZE);
+        let count = starts.len() as u16;
+        to.bytes[COUNT_OFFSET..COUNT_OFFSET + 2].copy_from_slice(&count.to_le_bytes());
+        starts.push(to.bytes.len() as u16);
+        let used = (to.bytes.len() - HEADER_SIZE) as u16;
+        let (bytes, checksum) = seal(to);
+        (LeafPage { bytes: bytes.into(), starts }, PageRef { page, checksum, used })
+    }
+}
+
+fn encode_record(to: &mut Writer, record: &LeafRecord) {
+    to.key(Some(record.key));
+    to.version(record.version);
+    to.u32(record.location);
+    to.u16(record.pg);
+    to.u8(record.block_size.shift());
+    to.u8(record.tombstone as u8);
+    if record.location == LOCATION_NONE {
+        assert!(record.checksums.is_empty());
+        return;
+    }
+    let units = record.block_size.unit_count() as usize;
+    assert!(record.checksums.len() == units);
+    for set in [&record.written, &record.damaged] {
+        for word in set.words(units as u32) {
+            let bytes = word.to_le_bytes();
+            to.bytes.extend_from_slice(&bytes[..bitmap_size(units).min(8)]);
+        }
+    }
+    for checksum in &record.checksums {
+        to.u32(checksum.get());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    fn key(hash: u32) -> BlockKey {
+        let pool = PoolId::new(1).expect("1 is in range");
+        BlockKey { pool, hash, image: ImageId::FIRST, stripe: StripeIndex::new(hash + 1) }
+    }
+
+    fn samples() -> Vec<LeafRecord> {
+        let version = Version { epoch: Epoch::new(2), counter: 40 };
+        let mut written = UnitSet::first(9);
+        written.remove(3);
+        let mut damaged = UnitSet::EMPTY;
+        damaged.insert(8);
+        let data = LeafRecord {
+            key: key(5),
+            pg: 7,
+            version,
+            block_size: BlockSize::DEFAULT,
+            tombstone: false,
+            location: 24,
+            written,
+            damaged,
+            checksums: (0..32).map(Checksum::new).collect(),
+        };
+        let tombstone = LeafRecord {
+            key: key(6),
+            tombstone: true,
+            location: LOCATION_NONE,
+            written: UnitSet::EMPTY,
+            damaged: UnitSet::EMPTY,
+            checksums: Vec::new(),
+            ..data.clone()
+        };
+        vec![data, tombstone]
+    }
+
+    fn leaf(records: &[LeafRecord], sequence: u64) -> (LeafPage, PageRef) {
+        let mut writer = LeafWriter::new(42, sequence, 9);
+        records.iter().for_each(|record| writer.put(record));
+        writer.finish()
+    }
+
+    /// Whether a record in a leaf says what the other one does.
+    fn assert_same(stored: StoredRecord, record: &LeafRecord) {
+        assert_eq!(stored.key(), record.key);
+        assert_eq!(stored.version(), record.version);
+        assert_eq!(stored.location(), record.location);
+        assert_eq!(stored.pg(), record.pg);
+        assert_eq!(stored.block_size(), record.block_size);
+        assert_eq!(stored.tombstone(), record.tombstone);
+        assert_eq!(stored.size(), record.size());
+        assert_eq!(LeafRecord::from(stored), *record);
+        for unit in 0..record.block_size.unit_count() {
+            let expected = match record.damaged.contains(unit) {
+                true => Some(StoredUnit::Damaged),
+                false => record
+                    .written
+                    .contains(unit)
+                    .then(|| StoredUnit::Whole(record.checksums[unit as usize])),
+            };
+            assert_eq!(stored.unit(unit), expected, "unit {unit}");
+        }
+    }
+
+    #[test]
+    fn leaf_bytes_are_frozen() {
+        let (made, page) = leaf(&samples(), 11);
+        super::super::golden("leaf.1", made.bytes());
+        let read = LeafPage::decode(made.bytes(), 42, page).expect("it is whole");
+        assert_eq!(read, made);
+        for (stored, record) in read.records().zip(&samples()) {
+            assert_same(stored, record);
+        }
+        assert_same(read.find(&key(6)).expect("it is there"), &samples()[1]);
+        assert!([key(4), key(7)].iter().all(|key| read.find(key).is_none()));
+    }
+
+    #[test]
+    fn kept_records_are_the_same_bytes() {
+        let (made, page) = leaf(&samples(), 11);
+        let mut writer = LeafWriter::new(42, 11, 9);
+        made.records().for_each(|record| writer.keep(record));
+        assert_eq!(writer.finish(), (made, page));
+    }
+
+    #[test]
+    fn records_have_the_size_that_is_counted() {
+        for shift in 14..=20 {
+            let block_size = BlockSize::from_shift(shift).expect("in range");
+            let units = block_size.unit_count();
+            let mut record = samples().remove(0);
+            record.block_size = block_size;
+            record.checksums = vec![Checksum::new(1); units as usize];
+            record.written = UnitSet::first(units);
+            record.damaged = UnitSet::EMPTY;
+            let (made, page) = leaf(std::slice::from_ref(&record), 11);
+            assert_eq!(page.used as usize, record_size(block_size, true));
+            let read = LeafPage::decode(made.bytes(), 42, page).expect("it is whole");
+            assert_same(read.records().next().expect("one"), &record);
+        }
+    }
+
+    #[test]
+    fn another_content_of_the_place_does_not_fit() {
+        let (_, page) = leaf(&samples(), 11);
+        let (older, _) = leaf(&samples(), 10);
+        assert_eq!(LeafPage::decode(older.bytes(), 42, page), Err(PageDecodeError));
+    }
+
+    #[test]
+    fn impossible_records_are_refused_though_the_checksum_fits() {
+        let changes: [fn(&mut [u8]); 4] = [
+            // More records than there are, no such block size, neither deleted nor not, no pool.
+            |bytes| bytes[COUNT_OFFSET] = 200,
+            |bytes| bytes[HEADER_SIZE + 34] = 60,
+            |bytes| bytes[HEADER_SIZE + 35] = 2,
+            |bytes| bytes[HEADER_SIZE..HEADER_SIZE + 4].fill(0),
+        ];
+        for change in changes {
+            let (made, page) = leaf(&samples(), 11);
+            let mut bytes = made.bytes().to_vec();
+            change(&mut bytes);
+            let checksum = base::crc32c(&bytes[8..]);
+            bytes[4..8].copy_from_slice(&checksum.get().to_le_bytes());
+            let page = PageRef { checksum, ..page };
+            assert_eq!(LeafPage::decode(&bytes, 42, page), Err(PageDecodeError));
+        }
+        let mut backwards = samples();
+        backwards.reverse();
+        let (made, page) = leaf(&backwards, 11);
+        assert_eq!(LeafPage::decode(made.bytes(), 42, page), Err(PageDecodeError));
+    }
+}
