@@ -15,6 +15,8 @@ need() { # COMMAND PACKAGE...
 }
 
 need cc gcc libc6-dev
+# Libraries come over TLS.
+[ -e /etc/ssl/certs/ca-certificates.crt ] || packages="$packages ca-certificates"
 # Debian keeps a current compiler for its browsers; the plain one is too old.
 cargo_version=$(cargo --version 2>/dev/null | sed -n 's/^cargo 1\.\([0-9]*\)\..*/\1/p')
 if [ "${cargo_version:-0}" -lt 95 ]; then

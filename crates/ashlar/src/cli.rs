@@ -125,7 +125,7 @@ pub enum OsdCommand {
     /// Make a new OSD in a directory, or on a block device
     #[command(after_help = OSD_CREATE_EXAMPLE)]
     Create {
-        /// A directory (made if missing), or a block device whose content is lost
+        /// A directory (made if missing), or an empty block device
         path: PathBuf,
         /// Size; needed for a directory, the whole device otherwise
         #[arg(long)]
@@ -481,5 +481,94 @@ mod tests {
             }
         }
         visit(&Cli::command(), "");
+    }
+
+    /// Every command and option, as `docs/commands.md` has them.
+    fn reference() -> String {
+        use clap::CommandFactory;
+        fn value(argument: &clap::Arg) -> String {
+            let possible = argument.get_possible_values();
+            if !possible.is_empty() {
+                let names: Vec<&str> = possible.iter().map(|value| value.get_name()).collect();
+                return names.join("|");
+            }
+            let names = argument.get_value_names().unwrap_or_default();
+            names.first().map(ToString::to_string).unwrap_or_default()
+        }
+        fn name(argument: &clap::Arg) -> String {
+            match argument.get_long() {
+                None => value(argument),
+                Some(long) if argument.get_action().takes_values() => {
+                    format!("--{long} {}", value(argument))
+                }
+                Some(long) => format!("--{long}"),
+            }
+        }
+        fn usage(argument: &clap::Arg) -> String {
+            let repeated = argument.get_num_args().is_some_and(|count| count.max_values() > 1)
+                || matches!(argument.get_action(), clap::ArgAction::Append);
+            let dots = if repeated { "..." } else { "" };
+            match argument.is_required_set() {
+                true => format!(" {}{dots}", name(argument)),
+                false => format!(" [{}]{dots}", name(argument)),
+            }
+        }
+        fn visit(command: &clap::Command, path: &str, text: &mut String) {
+            let path = format!("{path}{}", command.get_name());
+            let children = command.get_subcommands().filter(|child| child.get_name() != "help");
+            let mut is_leaf = true;
+            for child in children {
+                is_leaf = false;
+                visit(child, &format!("{path} "), text);
+            }
+            if !is_leaf {
+                return;
+            }
+            let shown = |argument: &&clap::Arg| {
+                let own = ["help", "version", "cluster", "json"];
+                !argument.is_hide_set() && !own.contains(&argument.get_id().as_str())
+            };
+            let arguments: Vec<&clap::Arg> = command.get_positionals().filter(shown).collect();
+            let options: Vec<&clap::Arg> = command.get_opts().filter(shown).collect();
+            let flags = command.get_arguments().filter(shown);
+            let flags = flags.filter(|flag| !flag.get_action().takes_values());
+            let all: Vec<&clap::Arg> = arguments.into_iter().chain(options).chain(flags).collect();
+            let line: String = all.iter().map(|argument| usage(argument)).collect();
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            text.push_str(&format!("\n### `{path}{line}`\n\n{about}.\n"));
+            for (number, argument) in all.into_iter().enumerate() {
+                let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+                let defaults = argument.get_default_values();
+                let default = match defaults.first().map(|value| value.to_string_lossy()) {
+                    Some(default) if argument.get_action().takes_values() => {
+                        format!(" (default `{default}`)")
+                    }
+                    _ => String::new(),
+                };
+                let gap = if number == 0 { "\n" } else { "" };
+                text.push_str(&format!("{gap}- `{}`: {help}{default}\n", name(argument)));
+            }
+        }
+        let mut cli = Cli::command();
+        cli.build();
+        let mut text = String::new();
+        for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
+            visit(command, "ashlar ", &mut text);
+        }
+        text
+    }
+
+    #[test]
+    fn the_reference_of_commands_is_this_definition() {
+        const HEADING: &str = "## Every command\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/commands.md");
+        let document = std::fs::read_to_string(path).expect("it is there");
+        let (before, after) = document.split_once(HEADING).expect("the heading is there");
+        let expected = reference();
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(path, format!("{before}{HEADING}{expected}")).expect("writable");
+        } else {
+            assert_eq!(after, expected, "UPDATE=1 writes docs/commands.md anew");
+        }
     }
 }

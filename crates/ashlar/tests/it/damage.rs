@@ -4,7 +4,9 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use crate::harness::{ASHLAR, Cluster, qemu_io_text, run, text_of, wait_for};
+use serde_json::Value;
+
+use crate::harness::{ASHLAR, Cluster, qemu_io_text, run, succeed, text_of, wait_for};
 
 const PATTERN: u8 = 0xa7;
 
@@ -98,4 +100,68 @@ fn damage_all_over_an_osd_file_is_never_returned_as_data() {
         assert!(text.contains("read 1048576/1048576") || text.contains("Input/output error"));
     }
     assert!(errors > 0, "the damage hit nothing");
+}
+
+/// A lost piece of the journal may have held acknowledged writes of any PG: each refuses requests
+/// until the operator accepts that.
+#[test]
+fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
+    let cluster = Cluster::up("give-up", &["--osds", "1", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    let text = qemu_io(&cluster, &format!("write -P {PATTERN} 0 16M"));
+    assert!(text.contains("wrote 16777216/16777216"), "{text}");
+    cluster.kill_everything();
+    let osd = cluster.osd_paths()[0].clone();
+    let inspect = run(Command::new(ASHLAR).args(["osd", "inspect", "--json"]).arg(&osd));
+    let found: Value = serde_json::from_slice(&inspect.stdout).expect("JSON");
+    let number = |value: &Value| value.as_u64().expect("a number");
+    let (head, tail) = (number(&found["journal_head"]), number(&found["journal_tail"]));
+    assert!(tail - head > 64 << 10, "{found:#}");
+    let middle = number(&found["journal"]["offset"]) + (head + (tail - head) / 2) / 4096 * 4096;
+    let file = OpenOptions::new().write(true).open(osd.join("blocks")).expect("ours");
+    file.write_all_at(&[0; 16 << 10], middle).and_then(|()| file.sync_all()).expect("writable");
+    let check = run(Command::new(ASHLAR).args(["osd", "check", "--json"]).arg(&osd));
+    assert_eq!(check.status.code(), Some(1), "{}", text_of(&check));
+    assert!(text_of(&check).contains("row @G"), "{}", text_of(&check));
+
+    cluster.start(&[]);
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["health"], "error", "{status:#}");
+    assert_eq!(status["pgs"]["active"], 0, "{status:#}");
+    let checks = status["checks"].as_array().expect("a list");
+    let incomplete = checks.iter().find(|check| check["code"] == "pg_incomplete").expect("said");
+    assert!(incomplete["hint"].as_str().expect("a text").contains("give-up"), "{incomplete}");
+    let text = qemu_io(&cluster, "read 0 16M");
+    assert!(text.contains("Input/output error"), "{text}");
+
+    let pgs = cluster.json(&["pg", "ls"]);
+    let pgs: Vec<&str> =
+        pgs.as_array().expect("a list").iter().filter_map(|row| row["pg"].as_str()).collect();
+    let state = |pg: &str| cluster.json(&["pg", "describe", pg]);
+    let waits = state(pgs[0]);
+    assert_eq!(waits["state"], "incomplete", "{waits}");
+    assert!(waits["why"].as_str().is_some_and(|why| why.contains("no other copy")), "{waits}");
+    cluster.run(&["pg", "give-up", pgs[0]]);
+    wait_for("the PG to serve", || state(pgs[0])["state"] == "active");
+    assert_eq!(state(pgs[1])["state"], "incomplete", "the others are not given up");
+    for pg in &pgs[1..] {
+        cluster.run(&["pg", "give-up", pg]);
+    }
+    cluster.wait_active();
+    cluster.refused(&["pg", "give-up", pgs[0]], "invalid");
+    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    // What is left is what was written, or what was there before it.
+    for _ in 0..2 {
+        let copy = cluster.path().join("copy");
+        succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&copy));
+        let bytes = std::fs::read(&copy).expect("just written");
+        let blocks: Vec<&[u8]> = bytes[..16 << 20].chunks(128 << 10).collect();
+        let all = |block: &[u8], byte| block.iter().all(|b| *b == byte);
+        assert!(blocks.iter().all(|block| all(block, PATTERN) || all(block, 0)));
+        let kept = blocks.iter().filter(|block| all(block, PATTERN)).count();
+        assert!(kept > 100, "{kept} of 128 blocks are left");
+        // And so it stays over a restart.
+        cluster.down();
+        cluster.start(&[]);
+    }
 }

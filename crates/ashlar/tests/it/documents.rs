@@ -1,6 +1,6 @@
 //! Do the documents and the sources say the truth, and keep the rules of the house?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -199,21 +199,46 @@ fn licences_are_permissive() {
     }
 }
 
+/// The entries of all tables of dependencies in a manifest, of any kind and target.
+fn dependencies_of(table: &toml::Table) -> Vec<(String, toml::Value)> {
+    let mut found = Vec::new();
+    for (name, value) in table {
+        let Some(inner) = value.as_table() else { continue };
+        if name.ends_with("dependencies") {
+            found.extend(inner.iter().map(|(name, value)| (name.clone(), value.clone())));
+        } else {
+            found.extend(dependencies_of(inner));
+        }
+    }
+    found
+}
+
 #[test]
 fn every_dependency_has_its_reason() {
-    let reasons = read(&root().join("docs/dependencies.md"));
-    let manifest: String = read(&root().join("Cargo.toml"));
-    let dependencies = manifest.split("[workspace.dependencies]").nth(1).unwrap_or_default();
-    let dependencies = dependencies.split("\n[").next().unwrap_or_default();
-    for line in dependencies.lines().filter(|line| line.contains('=')) {
-        if line.contains("path = ") {
-            continue;
+    let document = read(&root().join("docs/dependencies.md"));
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let reasons: BTreeSet<&str> = rows.collect();
+    let crates = fs::read_dir(root().join("crates")).expect("the crates").flatten();
+    let crates: Vec<PathBuf> = crates.map(|entry| entry.path()).collect();
+    let ours = |name: &str| crates.iter().any(|path| path.ends_with(name));
+    let mut used = BTreeSet::new();
+    for path in &crates {
+        let manifest: toml::Table = read(&path.join("Cargo.toml")).parse().expect("TOML");
+        for (name, value) in dependencies_of(&manifest) {
+            let place = format!("{}: {name}", path.display());
+            // One place has the version and the features of each.
+            let from_workspace = value.get("workspace").and_then(toml::Value::as_bool);
+            assert_eq!(from_workspace, Some(true), "{place} has a version of its own");
+            assert!(ours(&name) || reasons.contains(name.as_str()), "{place} has no reason");
+            used.insert(name);
         }
-        let name = line.split([' ', '=']).next().unwrap_or_default();
-        assert!(
-            reasons.contains(&format!("`{name}`")),
-            "docs/dependencies.md says nothing of {name}"
-        );
+    }
+    for name in reasons {
+        assert!(used.contains(name), "nobody uses {name}: docs/dependencies.md");
+    }
+    let manifest: toml::Table = read(&root().join("Cargo.toml")).parse().expect("TOML");
+    for (name, _) in dependencies_of(&manifest) {
+        assert!(used.contains(&name), "nobody uses {name}: Cargo.toml");
     }
 }
 
@@ -241,16 +266,43 @@ fn documents_link_to_what_exists() {
     assert!(links > 5);
 }
 
-/// Words that the glossary rejects are not used as names.
+/// The parts of all names in a line of code: `BlockKey::new` has block, key and new.
+fn parts_of_names(line: &str) -> Vec<String> {
+    let code = line.split("//").next().unwrap_or_default();
+    // What stands in quotes is no name.
+    let code: String = code.split('"').step_by(2).collect::<Vec<_>>().join(" ");
+    let mut parts = vec![String::new()];
+    let mut before = ' ';
+    for c in code.chars() {
+        let begins = c.is_uppercase() && before.is_lowercase();
+        if begins || !c.is_alphanumeric() {
+            parts.push(String::new());
+        }
+        if c.is_alphanumeric() {
+            parts.last_mut().expect("never empty").extend(c.to_lowercase());
+        }
+        before = c;
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// Words that the glossary rejects altogether are no part of any name.
 #[test]
 fn rejected_words_are_not_used() {
+    let glossary = read(&root().join("docs/glossary.md"));
+    let rows = glossary.lines().filter(|line| line.starts_with("| "));
+    let rejected: Vec<&str> = rows
+        .flat_map(|row| row.rsplit('|').nth(1).unwrap_or_default().split('`').skip(1).step_by(2))
+        .collect();
+    assert!(rejected.len() >= 8, "{rejected:?}");
     for path in sources() {
         for (number, line) in read(&path).lines().enumerate() {
-            let code = line.split("//").next().unwrap_or_default();
-            for word in ["seqno", "inode", concat!("block", "list")] {
-                let place = format!("{}:{}", path.display(), number + 1);
-                let quoted = code.contains(&format!("\"{word}\""));
-                assert!(!code.contains(word) || quoted, "{place} says {word}");
+            let parts = parts_of_names(line);
+            for word in &rejected {
+                let word: Vec<&str> = word.split('_').collect();
+                let used = parts.windows(word.len()).any(|window| window == word);
+                assert!(!used, "{}:{} says {word:?}", path.display(), number + 1);
             }
         }
     }
