@@ -3,6 +3,7 @@
 use base::{Duration, OsdId, UNIT_SIZE};
 
 use super::Process;
+use super::disks::Flip;
 use super::world::{Item, World};
 use crate::disk::Crash;
 use crate::random::Chance;
@@ -89,7 +90,7 @@ impl World {
     fn rot(&mut self) {
         let index = self.chaos.index(self.osds.len());
         let now = self.now;
-        let area = self.chaos.weighted(&[12, 4, 3, 3, 1]);
+        let area = self.chaos.weighted(&[9, 4, 6, 4, 1]);
         let osd = &mut self.osds[index];
         osd.note_idle(now);
         let (Some(layout), settled) = (&osd.layout, osd.settled) else { return };
@@ -104,16 +105,22 @@ impl World {
         };
         let is_data = area.start == layout.data.offset;
         // One copy of what the store knows of itself may go, not two.
-        if !is_data && !osd.flips.is_empty() {
+        osd.forget_written_flips();
+        if !is_data && osd.flips.iter().any(|flip| area.contains(&flip.offset)) {
             return;
         }
         let Some(disk) = &mut osd.disk else { return };
-        let pages: Vec<u64> = disk
+        let mut pages: Vec<u64> = disk
             .written_pages()
             .filter(|page| area.contains(page) && disk.written_last(*page) <= settled)
             .collect();
         if pages.is_empty() {
             return;
+        }
+        if !is_data {
+            // What is old there is needed no more, mostly.
+            pages.sort_by_key(|page| disk.written_last(*page));
+            pages.drain(..pages.len() / 4 * 3);
         }
         let page = *self.chaos.pick(&pages);
         if !disk.is_quiet(page) {
@@ -126,7 +133,7 @@ impl World {
             let (offset, mask) = (page + self.chaos.below(UNIT_SIZE), 1 << self.chaos.below(8));
             disk.rot(offset, mask);
             if !is_data {
-                osd.flips.push((offset, mask));
+                osd.flips.push(Flip { offset, mask, age: disk.written_last(page) });
             }
         }
         self.rot_happened = true;
@@ -134,7 +141,7 @@ impl World {
         if !is_data {
             self.knowledge_rotted = true;
             // Most of what lies there is read when the store is opened.
-            let after = Duration::from_millis(self.chaos.scale(1..2000));
+            let after = Duration::from_millis(self.chaos.scale(1..100));
             self.schedule(after, Item::Crash(index));
         }
     }

@@ -30,8 +30,8 @@ pub struct Osd {
     pub settled: u64,
     /// Likewise after the next idle time.
     settling: u64,
-    /// Bits that flipped outside of the data area since the store was last opened: (offset, mask).
-    pub flips: Vec<(u64, u8)>,
+    /// Bits that flipped outside of the data area.
+    pub flips: Vec<Flip>,
     /// Pages of the data area that cannot be read until they are written.
     pub unreadable: BTreeSet<u64>,
     /// Since when no operation of the disk is in flight.
@@ -42,6 +42,17 @@ pub struct Osd {
     pub turn_due: bool,
     /// A write or flush failed: the node must stop.
     pub must_stop: bool,
+}
+
+/// A bit that flipped.
+#[derive(Clone, Copy, Debug)]
+pub struct Flip {
+    /// Where on the disk.
+    pub offset: u64,
+    /// Which bit of the byte.
+    pub mask: u8,
+    /// When its page was last written, as the disk counts.
+    pub age: u64,
 }
 
 /// What is known of an operation of a disk.
@@ -181,14 +192,27 @@ impl Osd {
         self.unreadable.range(offset..offset + length).next().is_some()
     }
 
+    /// Forgets flips where something was written since.
+    pub fn forget_written_flips(&mut self) {
+        let Some(disk) = &self.disk else { return };
+        self.flips.retain(|flip| disk.written_last(flip.offset) == flip.age);
+    }
+
+    /// The store is open: it has settled what damage of its journal cost. That of a checkpoint it
+    /// does not use lies there still.
+    pub fn settle_damage(&mut self) {
+        let Some(layout) = &self.layout else { return };
+        let checkpoints = layout.checkpoints.offset..layout.checkpoints.end();
+        self.flips.retain(|flip| checkpoints.contains(&flip.offset));
+    }
+
     /// Flips back what flipped outside of the data area and was not written since; whether there
     /// was anything.
     pub fn heal(&mut self) -> bool {
+        self.forget_written_flips();
         let flips = std::mem::take(&mut self.flips);
         let disk = self.disk.as_mut().expect("bits flip on disks");
-        for (offset, mask) in &flips {
-            disk.heal(*offset, *mask);
-        }
+        flips.iter().for_each(|flip| disk.heal(flip.offset, flip.mask));
         !flips.is_empty()
     }
 }

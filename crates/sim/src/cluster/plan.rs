@@ -152,7 +152,7 @@ impl Faults {
             partition: some(random, 50, 1_000),
             divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),
-            rot: some(random, 20, 4_000),
+            rot: some(random, 30, 8_000),
             read_error: some(random, 20, 4_000),
             state: some(random, 40, 100_000),
         }

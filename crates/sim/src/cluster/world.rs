@@ -628,8 +628,7 @@ impl World {
                 node::Effect::Net(effect) => self.net_effect(process, effect)?,
                 node::Effect::Joined { incarnation } => {
                     self.osds[index].incarnation = incarnation;
-                    // The store is open: it has settled what damage cost.
-                    self.osds[index].flips.clear();
+                    self.osds[index].settle_damage();
                 }
                 node::Effect::Stop(reason) => {
                     if self.osds[index].must_stop || self.osds[index].heal() {
