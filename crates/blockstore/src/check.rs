@@ -228,6 +228,10 @@ fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
         'C' => (Severity::Error, "data of an acknowledged write is damaged in the journal"),
         'E' => (Severity::Error, "the disk confirmed a journal write and lost it"),
         'G' => (Severity::Error, "an acknowledged journal entry is damaged"),
+        'T' | 'U' => (Severity::Error, "a part of the journal cannot be read"),
+        'V' | 'X' => (Severity::Error, "data of the last writes cannot be read"),
+        'W' => (Severity::Error, "a note in the journal cannot be read"),
+        'Y' => (Severity::Warning, "a root cannot be read; the other one and the journal suffice"),
         'I' | 'J' => {
             (Severity::Error, "a journal write went to the wrong place, or a root is lost")
         }

@@ -285,12 +285,12 @@ impl Store {
         data
     }
 
-    /// Journal data of a block to be written back was read; `None`: the medium could not.
+    /// Journal data of a block to be written back was read.
     pub(crate) fn write_back_read(
         &mut self,
         key: BlockKey,
         unit: u32,
-        buffer: Option<Buffer>,
+        buffer: &Buffer,
         effects: &mut Vec<Effect>,
     ) {
         let mut checkpoint = self.parts_mut().checkpoint.take().expect("it asked for the data");
@@ -299,11 +299,9 @@ impl Store {
         };
         let data = work.reading.get_mut(&key).expect("its data was being read");
         data.missing -= 1;
-        if let Some(buffer) = buffer {
-            for index in 0..buffer.len() / UNIT {
-                let bytes = buffer.slice(index * UNIT..(index + 1) * UNIT);
-                data.read.push((unit + index as u32, bytes));
-            }
+        for index in 0..buffer.len() / UNIT {
+            let bytes = buffer.slice(index * UNIT..(index + 1) * UNIT);
+            data.read.push((unit + index as u32, bytes));
         }
         if data.missing == 0 {
             let data = work.reading.remove(&key).expect("it was just seen");
@@ -611,6 +609,8 @@ impl Parts {
                 lost.insert(page.page, self.records_of_lost_leaf(*first, next));
             }
         }
+        let lost_keys: BTreeSet<BlockKey> =
+            lost.values().flatten().map(|record| record.key).collect();
         let mut frozen: VecDeque<BlockKey> =
             self.frozen.range(group.range()).map(|(key, _)| *key).collect();
         let mut records: Vec<NewRecord> = Vec::new();
@@ -634,6 +634,13 @@ impl Parts {
         }
         for new in frozen {
             records.extend(self.merge(new, None, freed).map(NewRecord::Made));
+        }
+        for record in &records {
+            if let NewRecord::Made(record) = record
+                && lost_keys.contains(&record.key)
+            {
+                self.found_lost(record);
+            }
         }
         let tag = self.superblock.store.tag();
         let mut pages = Vec::new();
@@ -662,6 +669,19 @@ impl Parts {
             .filter(|(key, _)| !self.live.get(key).is_some_and(|overlay| overlay.is_fresh))
             .map(|(key, info)| self.record(key, info, UnitState::Damaged))
             .collect()
+    }
+
+    /// The record of a block says what its lost leaf cost; what was written since is not lost.
+    fn found_lost(&mut self, record: &LeafRecord) {
+        let mut lost = record.damaged;
+        if let Some(live) = self.live.get(&record.key) {
+            record.damaged.iter().filter(|unit| live.get(*unit).is_some()).for_each(|unit| {
+                lost.remove(unit);
+            });
+        }
+        if !lost.is_empty() {
+            self.found_damaged(record.key, lost);
+        }
     }
 
     /// The record of a frozen block: what its leaf said, changed by its overlay.
@@ -726,7 +746,10 @@ impl Parts {
     fn replace_leaves(&mut self, pages_freed: &mut Vec<u32>, group: Group) {
         for (first, page) in &group.old {
             self.pages.set_leaf(*first, None);
-            pages_freed.push(page.page);
+            // What could not be read is not used again while the store runs.
+            if group.content[&page.page].is_some() {
+                pages_freed.push(page.page);
+            }
         }
         for (first, page, leaf) in group.new {
             self.pages.set_leaf(first, Some(page));

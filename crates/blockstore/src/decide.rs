@@ -15,6 +15,11 @@
 //! @K   unchained  _      _     no     Stop       a replaced tail
 //! @L   unchained  _      _     yes    Hole       an entry between is missing: suspect
 //! @M   next       bad    _     yes    Lost       not a block's data but a note or decisions are lost: suspect
+//! @T   unreadable _     _     no     Stop       the medium cannot say what is here, and no torn write does that: suspect
+//! @U   unreadable _     _     yes    Hole       an acknowledged entry cannot be read: suspect
+//! @V   next       lost  ok    no     Damaged    block data that cannot be read: its units are damaged, the rest is replayed
+//! @W   next       lost  ok    no     Lost       not a block's data but a note or decisions cannot be read: suspect
+//! @X   next       whole lost  no     Damaged    out-of-line data that cannot be read: its units are damaged
 //! @N   (decided before)               Skip       an earlier recovery cut here, or stated a hole
 //! @O   (decided before)               Drop       an earlier recovery dropped it
 //! @P   next       _      _     _      Drop       a later entry of a block with a dropped one
@@ -26,11 +31,14 @@
 //! @Q   one copy of the superblock is damaged: the other is used and the damaged one is rewritten
 //! @R   the newest root's streams are damaged, an older root's are not: it is used; suspect
 //! @S   a leaf is damaged: its blocks are lost; suspect
+//! @Y   a slot of the root cannot be read: the other one is used, if the journal still holds all behind it
 //! ```
 
 /// The header at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Header {
+    /// The medium cannot read it.
+    Unreadable,
     /// Not whole.
     Bad,
     /// Of an earlier lap.
@@ -43,17 +51,28 @@ pub enum Header {
     Next,
 }
 
+/// Data that an entry names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// All of it matches its checksums.
+    Whole,
+    /// What can be read matches; the medium cannot read the rest.
+    Unreadable,
+    /// Something does not match.
+    Bad,
+}
+
 /// What is seen at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// The header.
     pub header: Header,
-    /// Whether all inline data matches its checksums.
-    pub is_body_whole: bool,
+    /// Inline data.
+    pub body: Content,
     /// Whether inline data is a block's.
     pub is_block_data: bool,
-    /// Whether out-of-line data matches; it is only looked at where not acked.
-    pub is_data_whole: bool,
+    /// Out-of-line data; it is only looked at where not acked.
+    pub data: Content,
     /// Whether an entry records that everything up to behind this place was durable.
     pub is_acked: bool,
     /// Whether an earlier entry of the same block was dropped.
@@ -81,6 +100,8 @@ pub enum Verdict {
 pub fn decide(seen: Seen) -> (char, Verdict) {
     use Header::*;
     match (seen.header, seen.is_acked) {
+        (Unreadable, false) => ('T', Verdict::Stop),
+        (Unreadable, true) => ('U', Verdict::Hole),
         (Bad, false) => ('F', Verdict::Stop),
         (Bad, true) => ('G', Verdict::Hole),
         (Old, false) => ('D', Verdict::Stop),
@@ -89,16 +110,23 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
         (Newer, true) => ('J', Verdict::Hole),
         (Unchained, false) => ('K', Verdict::Stop),
         (Unchained, true) => ('L', Verdict::Hole),
-        (Next, false) if !seen.is_body_whole => ('B', Verdict::Stop),
+        (Next, false) if seen.body == Content::Bad => ('B', Verdict::Stop),
         (Next, _) if seen.follows_dropped => ('P', Verdict::Drop),
-        (Next, true) if !seen.is_body_whole && seen.is_block_data => ('C', Verdict::Damaged),
-        (Next, true) if !seen.is_body_whole => ('M', Verdict::Lost),
-        (Next, false) if !seen.is_data_whole => ('H', Verdict::Drop),
+        (Next, false) if seen.body == Content::Unreadable && seen.is_block_data => {
+            ('V', Verdict::Damaged)
+        }
+        (Next, false) if seen.body == Content::Unreadable => ('W', Verdict::Lost),
+        (Next, true) if seen.body != Content::Whole && seen.is_block_data => {
+            ('C', Verdict::Damaged)
+        }
+        (Next, true) if seen.body != Content::Whole => ('M', Verdict::Lost),
+        (Next, false) if seen.data == Content::Bad => ('H', Verdict::Drop),
+        (Next, false) if seen.data == Content::Unreadable => ('X', Verdict::Damaged),
         (Next, _) => ('A', Verdict::Replay),
     }
 }
 
 /// Whether the row makes the whole store suspect.
 pub fn is_suspicious(row: char) -> bool {
-    matches!(row, 'E' | 'G' | 'I' | 'J' | 'L' | 'M' | 'R' | 'S')
+    matches!(row, 'E' | 'G' | 'I' | 'J' | 'L' | 'M' | 'R' | 'S' | 'T' | 'U' | 'W')
 }

@@ -1,6 +1,9 @@
 //! The store's side of the disk door: names operations, remembers what each is for, and holds
 //! writes that the file system had no space for until they are done.
 //!
+//! A read that fails is done again piece by piece: what passes by costs nothing, and what stays
+//! unreadable costs no more than itself.
+//!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
 //! it is asked again.
 
@@ -13,6 +16,10 @@ use slab::Slab;
 use crate::read::ReadPart;
 use crate::{BlockKey, Effect, RequestId};
 
+/// A piece that could not be read so often counts as unreadable.
+const READ_ATTEMPTS_MAX: u32 = 4;
+/// What failed is first read again in pieces of this size; only where one fails, in small ones.
+const LONG_PIECE_SIZE: usize = 64 << 10;
 /// How long a write or reservation without space waits before it is tried again.
 pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
 
@@ -51,8 +58,8 @@ pub enum Purpose {
     Discard(Vec<(u32, BlockSize)>),
     /// Recovery reads; what, its stage knows.
     RecoveryRead,
-    /// A leaf is read at start: its position in the directory, and for which time.
-    RecoveryLeaf { index: usize, attempt: u32 },
+    /// A leaf is read at start: its position in the directory.
+    RecoveryLeaf { index: usize },
     /// Recovery writes; what, its stage knows.
     RecoveryWrite,
     /// Recovery flushes.
@@ -64,6 +71,58 @@ pub enum Purpose {
 enum Again {
     Write { offset: u64, buffers: Vec<Buffer>, durable: bool },
     Reserve { offset: u64, length: u64 },
+    Read { offset: u64 },
+    Piece(Box<Pieces>),
+}
+
+/// A read that failed and is done again in pieces, one after another.
+#[derive(Debug)]
+struct Pieces {
+    offset: u64,
+    /// What cannot be read stays zeros.
+    whole: BufferMut,
+    piece_size: usize,
+    /// The piece being read.
+    at: usize,
+    /// A longer one that failed ends here: what is before is read in small ones.
+    small_until: usize,
+    attempts: u32,
+    lost: Vec<Range<usize>>,
+}
+
+impl Pieces {
+    fn piece(&self) -> Range<usize> {
+        let size = if self.at < self.small_until { self.piece_size } else { LONG_PIECE_SIZE };
+        self.at..(self.at + size.max(self.piece_size)).min(self.whole.len())
+    }
+
+    /// A piece was read, or could not be. True: there is more to read.
+    fn ended(&mut self, bytes: Option<&[u8]>) -> bool {
+        let piece = self.piece();
+        self.attempts += 1;
+        match bytes {
+            Some(bytes) => self.whole[piece.clone()].copy_from_slice(bytes),
+            None if piece.len() > self.piece_size => {
+                self.small_until = piece.end;
+                self.attempts = 0;
+                return true;
+            }
+            None if self.attempts < READ_ATTEMPTS_MAX => return true,
+            None => self.lost.push(piece.clone()),
+        }
+        self.attempts = 0;
+        self.at = piece.end;
+        self.at < self.whole.len()
+    }
+}
+
+/// What was read for a purpose.
+pub struct ReadDone {
+    pub purpose: Purpose,
+    pub bytes: Buffer,
+    /// Ranges that the medium could not read; zeros in `bytes`, which no checksum but that of zeros
+    /// fits.
+    pub lost: Vec<Range<usize>>,
 }
 
 /// An operation on its way, and what it is for.
@@ -131,7 +190,7 @@ impl Disk {
         offset: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let op = self.begin(purpose, None);
+        let op = self.begin(purpose, Some(Again::Read { offset }));
         effects.push(Effect::Disk(DiskEffect::Read { op, offset, buffer }));
     }
 
@@ -191,6 +250,51 @@ impl Disk {
         ended.purpose
     }
 
+    /// A read ended. `None`: it failed, and goes on in pieces of `piece_size` bytes.
+    pub fn read_ended(
+        &mut self,
+        (op, mut buffer, is_read): (DiskOp, BufferMut, bool),
+        piece_size: usize,
+        pool: &BufferPool,
+        effects: &mut Vec<Effect>,
+    ) -> Option<ReadDone> {
+        let InFlight { purpose, again, .. } = self.remove(op);
+        let pieces = match again {
+            Some(Again::Read { .. }) if is_read => {
+                return Some(ReadDone { purpose, bytes: buffer.freeze(), lost: Vec::new() });
+            }
+            Some(Again::Read { offset }) => {
+                buffer.fill(0);
+                let whole = buffer;
+                Box::new(Pieces {
+                    offset,
+                    whole,
+                    piece_size,
+                    at: 0,
+                    small_until: 0,
+                    attempts: 0,
+                    lost: Vec::new(),
+                })
+            }
+            Some(Again::Piece(mut pieces)) => {
+                if !pieces.ended(is_read.then_some(&buffer[..])) {
+                    let Pieces { whole, lost, .. } = *pieces;
+                    return Some(ReadDone { purpose, bytes: whole.freeze(), lost });
+                }
+                pieces
+            }
+            Some(Again::Write { .. } | Again::Reserve { .. }) | None => {
+                unreachable!("it was asked as a read")
+            }
+        };
+        let offset = pieces.offset + pieces.at as u64;
+        let size = pieces.piece().len();
+        let buffer = pool.take(size);
+        let op = self.begin(purpose, Some(Again::Piece(pieces)));
+        effects.push(Effect::Disk(DiskEffect::Read { op, offset, buffer }));
+        None
+    }
+
     /// The file system had no space. True: it will be asked again. The bytes and the place stay the
     /// same, so a part already done does no harm.
     pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
@@ -226,6 +330,7 @@ impl Disk {
                     self.write(purpose, offset, buffers, durable, effects)
                 }
                 Again::Reserve { offset, length } => self.reserve(purpose, offset, length, effects),
+                Again::Read { .. } | Again::Piece(_) => unreachable!("reads need no space"),
             };
             self.in_flight[op.0 as u32 as usize].1.is_retry = true;
             self.retries += 1;

@@ -124,8 +124,11 @@ pub struct MemoryDisk {
     pub host: Option<Host>,
     /// The next write or flush fails.
     pub fails: bool,
-    /// Reads of this range fail.
+    /// Reads of this range fail, until it is written.
     pub unreadable: Option<(u64, u64)>,
+    /// The next so many reads fail.
+    pub read_errors: u32,
+    pub read_count: u64,
 }
 
 impl MemoryDisk {
@@ -154,6 +157,11 @@ impl MemoryDisk {
             Op::Read(offset, mut buffer) => {
                 self.visible.read(offset, &mut buffer);
                 let end = offset + buffer.len() as u64;
+                self.read_count += 1;
+                if self.read_errors > 0 {
+                    self.read_errors -= 1;
+                    result = Err(DiskError::Io("medium error".to_owned()));
+                }
                 if self.unreadable.is_some_and(|(from, to)| from < end && offset < to) {
                     result = Err(DiskError::Io("medium error".to_owned()));
                 }
@@ -176,6 +184,9 @@ impl MemoryDisk {
             }
             Op::Write(offset, bytes, durable) => {
                 self.write_count += 1;
+                let end = offset + bytes.len() as u64;
+                self.unreadable =
+                    self.unreadable.filter(|(from, to)| *to <= offset || end <= *from);
                 self.write_bytes += bytes.len() as u64;
                 self.visible.write(offset, &bytes);
                 match durable {
@@ -309,7 +320,7 @@ impl Bench {
     }
 
     /// Begins to open a store, and lets so many operations end.
-    fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
+    pub fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
         let pool = BufferPool::default();
         let mut effects = Vec::new();
         let store = Store::open(settings.clone(), pool.clone(), SIZE, &mut effects);

@@ -217,39 +217,38 @@ impl Store {
         }
     }
 
-    /// An operation of a read ended; `None`: the medium could not read.
+    /// An operation of a read ended.
     pub(crate) fn read_part(
         &mut self,
         id: RequestId,
         part: ReadPart,
-        buffer: Option<Buffer>,
+        bytes: Buffer,
         effects: &mut Vec<Effect>,
     ) {
         let read = self.reads.get_mut(&id).expect("its operation was outstanding");
-        match (part, buffer) {
-            (ReadPart::Place, buffer) => read.place = buffer,
-            (ReadPart::Journal(first), Some(buffer)) => {
-                let units = buffer.len() / UNIT;
-                let unit = |index: usize| buffer.slice(index * UNIT..(index + 1) * UNIT);
+        match part {
+            ReadPart::Place => read.place = Some(bytes),
+            ReadPart::Journal(first) => {
+                let units = bytes.len() / UNIT;
+                let unit = |index: usize| bytes.slice(index * UNIT..(index + 1) * UNIT);
                 read.journal.extend((0..units).map(|index| (first + index as u32, unit(index))));
             }
-            (ReadPart::Journal(_), None) => {}
         }
         self.read_arrived(id, effects);
     }
 
-    /// A leaf was read, for whoever waits for it; `None`: the medium could not read.
+    /// A leaf was read, for whoever waits for it.
     pub(crate) fn leaf_read(
         &mut self,
         page: u32,
         checksum: Checksum,
-        buffer: Option<Buffer>,
+        bytes: &[u8],
         effects: &mut Vec<Effect>,
     ) {
         let parts = self.parts.as_mut().expect("requests come after Opened");
         let named = format::disk::PageRef { page, checksum, used: 0 };
         let tag = parts.superblock.store.tag();
-        let leaf = buffer.and_then(|bytes| LeafPage::decode(&bytes, tag, named).ok()).map(Rc::new);
+        let leaf = LeafPage::decode(bytes, tag, named).ok().map(Rc::new);
         if let Some(leaf) = &leaf {
             parts.pages.keep(named, leaf.clone());
         }

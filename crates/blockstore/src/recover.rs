@@ -16,8 +16,9 @@ mod replay;
 mod survey;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
-use base::{Buffer, BufferMut, Checksum, Lsn};
+use base::{Buffer, Checksum, Lsn};
 use format::disk::{
     Decision, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root, STREAM_PAGE_CAPACITY,
     SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock, SuperblockError,
@@ -31,18 +32,14 @@ use crate::journal::{Journal, plain_header};
 use crate::pages::{Pages, ROOT_PAGES};
 use crate::recover::replay::Replay;
 use crate::recover::survey::Survey;
-use crate::space::Reserving;
+use crate::space::{Freed, Reserving};
 use crate::store::{Parts, Phase, Store};
 use crate::{BlockKey, Effect, Settings};
 
 /// Leaves read at once.
 const LEAF_READS_MAX: usize = 64;
-/// So often a leaf is tried to be read.
-const LEAF_ATTEMPTS_MAX: u32 = 4;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
-/// A sector that cannot be read so often counts as unreadable.
-const READ_ATTEMPTS_MAX: u32 = 4;
 /// More damage than this is not settled by itself.
 const DECISIONS_MAX: usize = 16_000;
 
@@ -50,7 +47,8 @@ const DECISIONS_MAX: usize = 16_000;
 #[derive(Default)]
 pub struct Opening {
     stage: Stage,
-    fetch: Fetch,
+    /// Something could not be read.
+    has_lost: bool,
     superblocks: Vec<Result<Superblock, SuperblockError>>,
     /// Copies of the superblock that must be rewritten.
     superblocks_damaged: Vec<usize>,
@@ -103,24 +101,16 @@ enum Step {
     Write(u64, Vec<u8>),
 }
 
-/// One read under way, in one piece or, where that failed, in small ones.
-#[derive(Default)]
-struct Fetch {
-    offset: u64,
-    size: usize,
-    /// Filled piece by piece; what cannot be read stays zeros.
-    pieces: Option<BufferMut>,
-    /// How often the piece was tried in vain.
-    attempts: u32,
-    /// A piece could not be read.
-    is_torn: bool,
-    piece_size: usize,
-    at: usize,
-}
-
 impl Store {
     pub(crate) fn recover_begin(&mut self, effects: &mut Vec<Effect>) {
         self.fetch(SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE, effects);
+    }
+
+    fn opening_ref(&self) -> &Opening {
+        match &self.phase {
+            Phase::Opening(opening) => opening,
+            _ => unreachable!("recovery's operations end before the store opens"),
+        }
     }
 
     fn opening(&mut self) -> &mut Opening {
@@ -131,60 +121,26 @@ impl Store {
     }
 
     fn fetch(&mut self, offset: u64, size: usize, effects: &mut Vec<Effect>) {
-        let sector_size = self.parts.as_ref().map(|parts| parts.superblock.sector_size as usize);
-        let piece_size = sector_size.unwrap_or(SUPERBLOCK_SIZE);
-        let pieces = None;
-        let fetch = Fetch { offset, size, pieces, attempts: 0, is_torn: false, piece_size, at: 0 };
-        self.opening().fetch = fetch;
         self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
     }
 
-    /// A read ended; where it failed, it is done again in pieces, and what stays unreadable counts
-    /// as zeros: no checksum fits them.
-    pub(crate) fn recover_read(&mut self, buffer: Option<Buffer>, effects: &mut Vec<Effect>) {
-        let Phase::Opening(opening) = &mut self.phase else {
-            unreachable!("recovery's operations end before the store opens")
-        };
-        let fetch = &mut opening.fetch;
-        let Some(pieces) = &mut fetch.pieces else {
-            if let Some(buffer) = buffer {
-                return self.recover_fetched(buffer, effects);
-            }
-            fetch.pieces = Some(self.pool.take_zeroed(fetch.size));
-            return self.fetch_piece(effects);
-        };
-        fetch.attempts += 1;
-        match buffer {
-            Some(buffer) => pieces[fetch.at..fetch.at + buffer.len()].copy_from_slice(&buffer),
-            // What passes by must not look like a torn write.
-            None if fetch.attempts < READ_ATTEMPTS_MAX => return self.fetch_piece(effects),
-            None => fetch.is_torn = true,
-        }
-        fetch.attempts = 0;
-        fetch.at += fetch.piece_size;
-        if fetch.at < fetch.size {
-            return self.fetch_piece(effects);
-        }
-        let pieces = fetch.pieces.take().expect("it was just filled");
-        self.recover_fetched(pieces.freeze(), effects);
-    }
-
-    fn fetch_piece(&mut self, effects: &mut Vec<Effect>) {
-        let fetch = &self.opening().fetch;
-        let offset = fetch.offset + fetch.at as u64;
-        let size = fetch.piece_size.min(fetch.size - fetch.at);
-        self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
-    }
-
-    fn recover_fetched(&mut self, buffer: Buffer, effects: &mut Vec<Effect>) {
+    /// A read ended. What could not be read counts as zeros, which no checksum fits; where that
+    /// must not pass for something never written, `lost` tells.
+    pub(crate) fn recover_read(
+        &mut self,
+        buffer: Buffer,
+        lost: &[Range<usize>],
+        effects: &mut Vec<Effect>,
+    ) {
+        self.opening().has_lost |= !lost.is_empty();
         match self.opening().stage {
             Stage::Superblock => self.superblock_read(&buffer, effects),
-            Stage::Root(slot) => self.root_read(slot, &buffer, effects),
+            Stage::Root(slot) => self.root_read(slot, &buffer, !lost.is_empty(), effects),
             Stage::Stream(at) => self.stream_read(at, &buffer, effects),
             Stage::Survey => self.survey_read(&buffer, effects),
-            Stage::Replay => self.replay_read(buffer, effects),
-            Stage::Data => self.data_read(buffer, effects),
-            Stage::Rewrite(at) => self.rewrite_read(at, buffer, effects),
+            Stage::Replay => self.replay_read(buffer, lost, effects),
+            Stage::Data => self.data_read(buffer, lost, effects),
+            Stage::Rewrite(at) => self.rewrite_read(at, &buffer, lost, effects),
             Stage::Leaves { .. } | Stage::Steps | Stage::Journal => {
                 unreachable!("the stage fetches nothing")
             }
@@ -215,14 +171,23 @@ impl Store {
                 let offset = self.parts().page_place(ROOT_PAGES[0]);
                 self.fetch(offset, PAGE_SIZE, effects);
             }
+            Err(_) if self.opening().has_lost => {
+                let reason = "the superblock cannot be read: look at the kernel's log and the \
+                              disk's health, then start this OSD again";
+                self.stop(reason.to_owned(), effects);
+            }
             Err(reason) => self.stop(reason, effects),
         }
     }
 
-    fn root_read(&mut self, slot: usize, bytes: &[u8], effects: &mut Vec<Effect>) {
+    fn root_read(&mut self, slot: usize, bytes: &[u8], is_lost: bool, effects: &mut Vec<Effect>) {
         let tag = self.parts().superblock.store.tag();
         if let Ok(root) = Root::decode(bytes, tag) {
             self.opening().roots.push(root);
+        } else if is_lost {
+            // It may be the newest one. The journal tells: see `Survey::is_ahead`.
+            self.count_row('Y');
+            self.opening().root_was_lost = true;
         }
         if slot == 0 {
             self.opening().stage = Stage::Root(1);
@@ -236,8 +201,16 @@ impl Store {
     /// Begins with the newest root not tried yet.
     fn try_root(&mut self, effects: &mut Vec<Effect>) {
         let Some(root) = self.opening().roots.pop() else {
-            let reason = "both roots, or the directories they name, are damaged: the store's \
-                          index is lost. Remove this OSD and create it anew";
+            let reason = match self.opening().has_lost {
+                true => {
+                    "the roots, or the directories they name, cannot be read: look at the \
+                     kernel's log and the disk's health, then start this OSD again"
+                }
+                false => {
+                    "both roots, or the directories they name, are damaged: the store's index \
+                     is lost. Remove this OSD and create it anew"
+                }
+            };
             return self.stop(reason.to_owned(), effects);
         };
         let superblock = self.parts().superblock.clone();
@@ -321,7 +294,7 @@ impl Store {
         let parts = self.parts.as_ref().expect("the superblock is known");
         while *asked < opening.leaves.len() && *asked - *arrived < LEAF_READS_MAX {
             let offset = parts.page_place(opening.leaves[*asked].1.page);
-            let purpose = Purpose::RecoveryLeaf { index: *asked, attempt: 1 };
+            let purpose = Purpose::RecoveryLeaf { index: *asked };
             self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
             *asked += 1;
         }
@@ -330,29 +303,17 @@ impl Store {
         }
     }
 
-    /// A leaf was read. Where the medium could not read it, it is tried again before its blocks
-    /// are given up.
-    pub(crate) fn recover_leaf(
-        &mut self,
-        index: usize,
-        attempt: u32,
-        buffer: Option<Buffer>,
-        effects: &mut Vec<Effect>,
-    ) {
+    /// A leaf was read.
+    pub(crate) fn recover_leaf(&mut self, index: usize, bytes: &[u8], effects: &mut Vec<Effect>) {
         let opening = self.opening();
         let (first, page) = opening.leaves[index];
-        if buffer.is_none() && attempt < LEAF_ATTEMPTS_MAX {
-            let offset = self.parts().page_place(page.page);
-            let purpose = Purpose::RecoveryLeaf { index, attempt: attempt + 1 };
-            return self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
-        }
         let next = opening.leaves.get(index + 1).map(|(next, _)| *next);
         if let Stage::Leaves { arrived, .. } = &mut opening.stage {
             *arrived += 1;
         }
         let tag = self.parts().superblock.store.tag();
-        let leaf = buffer
-            .and_then(|bytes| LeafPage::decode(&bytes, tag, page).ok())
+        let leaf = LeafPage::decode(bytes, tag, page)
+            .ok()
             .filter(|leaf| leaf.records().next().is_some_and(|record| record.key() == first))
             .filter(|leaf| {
                 let last = leaf.records().next_back();
@@ -418,17 +379,41 @@ impl Store {
         self.fetch(place, size as usize, effects);
     }
 
-    fn rewrite_read(&mut self, at: Lsn, buffer: Buffer, effects: &mut Vec<Effect>) {
-        if self.opening().fetch.is_torn {
+    fn rewrite_read(
+        &mut self,
+        at: Lsn,
+        buffer: &Buffer,
+        lost: &[Range<usize>],
+        effects: &mut Vec<Effect>,
+    ) {
+        let is_new = |lost: &Range<usize>| !self.opening_ref().replay.is_lost(at, lost);
+        if lost.iter().any(is_new) {
             let reason = "the journal could be read a moment ago and cannot be read now: look at \
                           the disk, then start this OSD again";
             return self.stop(reason.to_owned(), effects);
         }
         let place = self.parts().journal.place(at);
         let next = at.advance(buffer.len() as u64);
-        self.write_again(place, buffer, effects);
+        self.write_read_again(place, buffer, lost, effects);
         let end = self.opening().replay.end;
         self.rewrite(next, end, effects);
+    }
+
+    /// Writes what was read again, but for what could not be read.
+    fn write_read_again(
+        &mut self,
+        place: u64,
+        buffer: &Buffer,
+        lost: &[Range<usize>],
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut from = 0;
+        for gap in lost.iter().cloned().chain(std::iter::once(buffer.len()..buffer.len())) {
+            if from < gap.start {
+                self.write_again(place + from as u64, buffer.slice(from..gap.start), effects);
+            }
+            from = gap.end;
+        }
     }
 
     fn write_again(&mut self, place: u64, buffer: Buffer, effects: &mut Vec<Effect>) {
@@ -639,6 +624,15 @@ impl Parts {
     /// Marks a block's place as allocated. The error is for people.
     fn occupy(&mut self, location: u32, info: BlockInfo) -> Result<(), String> {
         if location == LOCATION_NONE || self.allocator.take(location, info.block_size) {
+            return Ok(());
+        }
+        // A root that is not the newest names places that later checkpoints freed.
+        let is_freed = |freed: &Freed| freed.location == location;
+        if let Some(at) = self.freed.iter().position(is_freed)
+            && self.freed[at].block_size == info.block_size
+        {
+            self.freed.swap_remove(at);
+            self.freed_bytes -= info.block_size.bytes();
             return Ok(());
         }
         Err(format!(

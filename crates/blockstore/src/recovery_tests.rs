@@ -1,11 +1,11 @@
 //! One test for each row of the recovery table, and for what a check says of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Checksum, Lsn, UNIT_SIZE, Version};
 use format::disk::{EntryHeader, EntryKind, PAGE_SIZE};
 
-use crate::decide::{Header, Seen, decide};
+use crate::decide::{Content, Header, Seen, decide, is_suspicious};
 use crate::harness::{Bench, MemoryDisk, PG, SIZE, key, options, settings};
 use crate::journal::plain_header;
 use crate::{
@@ -16,6 +16,10 @@ const ENTRY: u64 = 512 + 4096;
 
 fn report(disk: &MemoryDisk) -> CheckReport {
     let mut read = |offset: u64, buffer: &mut [u8]| {
+        let end = offset + buffer.len() as u64;
+        if disk.unreadable.is_some_and(|(from, to)| from < end && offset < to) {
+            return Err("medium error".to_owned());
+        }
         disk.visible.read(offset, buffer);
         Ok(())
     };
@@ -195,39 +199,236 @@ fn row_g_a_lost_sector_inside_the_journal_makes_the_store_suspect() {
     goes_on(bench, &[1, 3], true);
 }
 
-#[test]
-fn row_g_an_unreadable_sector_is_a_lost_one() {
-    let (bench, [_, second, _]) = three_writes(true);
-    let place = bench.place(second);
-    let mut disk = bench.off();
-    disk.unreadable = Some((place, place + 512));
-    let mut bench = open(disk);
-    assert!(bench.store.is_suspect(PG));
-    assert_written(&mut bench, &[1, 3]);
-}
-
-#[test]
-fn rows_h_p_o_wrong_data_drops_its_entry_and_later_ones_of_its_block_for_ever() {
+/// A whole-block write that no one confirmed, and a small one of the same block behind it; where
+/// the data lies.
+fn a_large_write() -> (Bench, u64) {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write(1, 0, 1, 100);
     bench.idle();
     bench.write(2, 0, 32, 900);
-    bench.write(2, 0, 1, 200);
-    bench.write(3, 0, 1, 300);
-    bench.run();
     let parts = bench.store.parts();
     let place = parts.place(parts.index.get(&key(2)).expect("it is written").location);
+    (bench, place)
+}
+
+#[test]
+fn row_h_wrong_data_drops_its_entry_and_nothing_else() {
+    let (mut bench, place) = a_large_write();
+    bench.write(3, 0, 1, 300);
+    bench.run();
     let mut disk = bench.off();
     disk.flip(place + 5);
     assert!(report(&disk).findings.is_empty());
-    let mut bench = open(disk);
-    assert_eq!(bench.rows(), "AFHP");
-    assert_written(&mut bench, &[1, 3]);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFH");
+    goes_on(bench, &[1, 3], false);
+}
+
+#[test]
+fn row_p_a_later_entry_of_a_block_with_a_dropped_one_is_dropped_too() {
+    let (mut bench, place) = a_large_write();
+    bench.write(2, 0, 1, 200);
+    bench.write(3, 0, 1, 300);
+    bench.run();
     let mut disk = bench.off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFHP");
+    goes_on(bench, &[1, 3], false);
+}
+
+#[test]
+fn row_o_what_was_dropped_stays_dropped_when_its_data_is_whole_again() {
+    let (mut bench, place) = a_large_write();
+    bench.write(3, 0, 1, 300);
+    bench.run();
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let mut disk = open(disk).off();
     disk.flip(place + 5);
     let bench = open(disk);
     assert_eq!(bench.rows(), "AFO");
     goes_on(bench, &[1, 3], false);
+}
+
+#[test]
+fn row_t_an_unreadable_sector_at_the_tail_makes_the_store_suspect() {
+    let (bench, [_, second, third]) = three_writes(false);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.unreadable = Some((place, place + 512));
+    assert!(!report(&disk).findings.is_empty());
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AT");
+    assert!(bench.tail() > third);
+    assert!(bench.disk.unreadable.is_some(), "nothing is written over it");
+    goes_on(bench, &[1], true);
+}
+
+#[test]
+fn row_u_an_acknowledged_entry_that_cannot_be_read_makes_the_store_suspect() {
+    let (bench, [_, second, _]) = three_writes(true);
+    let place = bench.place(second);
+    let mut disk = bench.off();
+    disk.unreadable = Some((place, place + 512));
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFU");
+    goes_on(bench, &[1, 3], true);
+}
+
+#[test]
+fn row_v_data_of_the_last_write_that_cannot_be_read_costs_its_own_units() {
+    let (mut bench, _) = three_writes(false);
+    let lsn = bench.tail();
+    bench.write(4, 0, 3, 400);
+    bench.run();
+    let place = bench.place(lsn) + 512 + UNIT_SIZE;
+    let mut disk = bench.off();
+    disk.unreadable = Some((place, place + 512));
+    assert!(!report(&disk).findings.is_empty());
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AFV");
+    for _ in 0..2 {
+        bench.assert_unit(4, 0, Some(400));
+        bench.assert_unit(4, 2, Some(400));
+        assert!(bench.read(4, 1, 1).is_err());
+        bench.checkpoint();
+    }
+    goes_on(bench, &[1, 2, 3], false);
+}
+
+#[test]
+fn row_w_a_last_note_that_cannot_be_read_makes_the_store_suspect() {
+    let (mut bench, _) = three_writes(false);
+    let lsn = bench.tail();
+    let note = Request::Note { key: NoteKey::Cluster, bytes: b"map".to_vec() };
+    assert!(bench.done(note).is_ok());
+    let place = bench.place(lsn) + 512;
+    let mut disk = bench.off();
+    disk.unreadable = Some((place, place + 512));
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFW");
+    assert_eq!(bench.store.note(NoteKey::Cluster), None);
+    goes_on(bench, &[1, 2, 3], true);
+}
+
+#[test]
+fn row_x_large_data_that_cannot_be_read_costs_its_own_units() {
+    let (mut bench, place) = a_large_write();
+    bench.write(3, 0, 1, 300);
+    bench.run();
+    let mut disk = bench.off();
+    disk.unreadable = Some((place + 2 * UNIT_SIZE, place + 2 * UNIT_SIZE + 512));
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AFX");
+    for _ in 0..2 {
+        bench.assert_unit(2, 1, Some(900));
+        bench.assert_unit(2, 3, Some(900));
+        assert!(bench.read(2, 2, 1).is_err());
+        bench = bench.crash();
+    }
+    assert!(!bench.store.is_suspect(PG));
+    bench.write(2, 2, 1, 950);
+    bench.checkpoint();
+    bench.assert_unit(2, 2, Some(950));
+    bench.assert_unit(3, 0, Some(300));
+}
+
+#[test]
+fn row_y_an_unreadable_root_costs_nothing_while_the_journal_holds_all_behind_the_other() {
+    for is_newest in [false, true] {
+        let (mut bench, _) = three_writes(false);
+        bench.checkpoint();
+        bench.write(9, 0, 32, 9);
+        bench.write(1, 0, 32, 100);
+        bench.checkpoint();
+        // The place that was free with the newest root.
+        bench.write(10, 0, 32, 10);
+        bench.idle();
+        let parts = bench.store.parts();
+        let place = parts.root_place(parts.root.sequence + u64::from(!is_newest));
+        let mut disk = bench.off();
+        disk.unreadable = Some((place, place + 4096));
+        let mut bench = open(disk);
+        assert_eq!(bench.rows(), "AFY");
+        bench.run();
+        for round in 0..2 {
+            assert!(!bench.store.is_suspect(PG));
+            assert_written(&mut bench, &[1, 2, 3]);
+            bench.assert_unit(9, 31, Some(9));
+            bench.assert_unit(10, 31, Some(10));
+            if round == 0 {
+                bench.write(11, 0, 1, 11);
+                bench.checkpoint();
+                bench = bench.crash();
+                assert!(!bench.rows().contains('Y'), "a checkpoint wrote it anew");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_journal_that_went_on_behind_a_lost_root_stops_the_store() {
+    for is_unreadable in [false, true] {
+        let (mut bench, _) = three_writes(false);
+        bench.checkpoint();
+        let from = bench.store.parts().root.replay;
+        bench.write(9, 0, 32, 9);
+        bench.checkpoint();
+        let parts = bench.store.parts();
+        let place = parts.root_place(parts.root.sequence);
+        let next_lap = from.advance(parts.journal.size());
+        let (over, mut disk) = (bench.place(from), bench.off());
+        disk.overwrite(over, &stray(next_lap, 12345));
+        match is_unreadable {
+            true => disk.unreadable = Some((place, place + 4096)),
+            false => disk.flip(place + 8),
+        }
+        let bench = Bench::on(disk, settings(), 3);
+        let reason = bench.stopped.expect("the other root is too old");
+        assert!(reason.contains("newest root"), "{reason}");
+    }
+}
+
+#[test]
+fn a_superblock_that_cannot_be_read_is_not_called_missing() {
+    let (bench, _) = three_writes(true);
+    let mut disk = bench.off();
+    disk.unreadable = Some((0, 4096));
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AFQ");
+    let mut disk = bench.off();
+    disk.unreadable = Some((0, 128 << 10));
+    let bench = Bench::on(disk, settings(), 3);
+    let reason = bench.stopped.expect("both copies are unreadable");
+    assert!(reason.contains("cannot be read"), "{reason}");
+}
+
+#[test]
+fn read_errors_that_pass_cost_nothing_at_start() {
+    let (mut bench, _) = three_writes(true);
+    bench.checkpoint();
+    bench.write(4, 0, 32, 400);
+    bench.run();
+    let mut disk = bench.off();
+    let reads = {
+        let before = disk.read_count;
+        let bench = open(disk);
+        let count = bench.disk.read_count - before;
+        disk = bench.off();
+        count
+    };
+    for skipped in 0..reads {
+        let mut bench = Bench::begin(disk, settings(), 3, skipped);
+        bench.disk.read_errors = 3;
+        bench.run();
+        assert!(bench.opened, "{:?}", bench.stopped);
+        assert!(bench.rows().chars().all(|row| "AFN".contains(row)), "{}", bench.rows());
+        assert_written(&mut bench, &[1, 2, 3]);
+        bench.assert_unit(4, 9, Some(400));
+        disk = bench.off();
+        disk.read_errors = 0;
+    }
 }
 
 #[test]
@@ -391,25 +592,62 @@ fn a_leaf_that_rots_while_running_costs_data_but_no_versions() {
     }
 }
 
+/// Rows of the table as `decide.rs` draws it: the letter and the rest of its line.
+fn rows_of_the_table() -> BTreeMap<char, &'static str> {
+    let lines = include_str!("decide.rs").lines().filter_map(|line| line.strip_prefix("//! @"));
+    let rows: Vec<(char, &str)> =
+        lines.filter_map(|line| line.chars().next().map(|row| (row, &line[1..]))).collect();
+    let table: BTreeMap<char, &str> = rows.iter().copied().collect();
+    assert_eq!(rows.len(), table.len(), "a row is there twice");
+    table
+}
+
 #[test]
-fn every_row_can_happen_and_no_sight_is_without_one() {
+fn every_row_of_the_table_has_one_test_and_says_what_makes_the_store_suspect() {
+    let names: Vec<&str> = include_str!("recovery_tests.rs")
+        .lines()
+        .filter_map(|l| l.strip_prefix("fn row_"))
+        .collect();
+    let table = rows_of_the_table();
+    for (row, line) in &table {
+        let name = format!("{}_", row.to_ascii_lowercase());
+        let count = names.iter().filter(|found| found.starts_with(&name)).count();
+        assert_eq!(count, 1, "tests of row {row}");
+        assert_eq!(line.contains("suspect"), is_suspicious(*row), "row {row}");
+    }
+    assert_eq!(names.len(), table.len());
+}
+
+#[test]
+fn every_row_can_happen_and_decides_what_the_table_says() {
+    use Content::*;
+    let table = rows_of_the_table();
     let bits = [false, true];
     let mut rows = BTreeSet::new();
-    for header in [Header::Bad, Header::Old, Header::Newer, Header::Unchained, Header::Next] {
-        for index in 0..32 {
-            let bit = |at: u32| bits[(index >> at) as usize & 1];
+    for header in [
+        Header::Unreadable,
+        Header::Bad,
+        Header::Old,
+        Header::Newer,
+        Header::Unchained,
+        Header::Next,
+    ] {
+        for index in 0..72 {
+            let bit = |at: u32| bits[(index >> at) & 1];
             let seen = Seen {
                 header,
-                is_body_whole: bit(0),
-                is_block_data: bit(1),
-                is_data_whole: bit(2),
-                is_acked: bit(3),
-                follows_dropped: bit(4),
+                is_block_data: bit(0),
+                is_acked: bit(1),
+                follows_dropped: bit(2),
+                body: [Whole, Unreadable, Bad][(index / 8) % 3],
+                data: [Whole, Unreadable, Bad][index / 24],
             };
-            rows.insert(decide(seen).0);
+            let (row, verdict) = decide(seen);
+            assert!(table[&row].contains(&format!(" {verdict:?} ")), "row {row}: {verdict:?}");
+            rows.insert(row);
         }
     }
-    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMP");
+    assert_eq!(rows.into_iter().collect::<String>(), "ABCDEFGHIJKLMPTUVWX");
 }
 
 #[test]

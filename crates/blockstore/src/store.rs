@@ -15,14 +15,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use base::{BufferPool, Duration, Lsn, PgId, PoolId, StripeIndex, Time, Version};
+use base::{BufferPool, Duration, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version};
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
 use crate::allocate::Allocator;
 use crate::checkpoint::Checkpoint;
 use crate::dirty::Overlay;
-use crate::disk::{Disk, Purpose};
+use crate::disk::{Disk, Purpose, ReadDone};
 use crate::index::Index;
 use crate::journal::Journal;
 use crate::pages::Pages;
@@ -238,21 +238,15 @@ impl Store {
     fn disk_event(&mut self, event: DiskEvent, effects: &mut Vec<Effect>) {
         match event {
             DiskEvent::Read { op, buffer, result } => {
-                let purpose = self.disk.end(op);
-                let buffer = result.is_ok().then(|| buffer.freeze());
-                match purpose {
-                    Purpose::Read(id, part) => self.read_part(id, part, buffer, effects),
-                    Purpose::Leaf { page, checksum } => {
-                        self.leaf_read(page, checksum, buffer, effects);
-                    }
-                    Purpose::WriteBackRead { key, unit } => {
-                        self.write_back_read(key, unit, buffer, effects);
-                    }
-                    Purpose::RecoveryRead => self.recover_read(buffer, effects),
-                    Purpose::RecoveryLeaf { index, attempt } => {
-                        self.recover_leaf(index, attempt, buffer, effects);
-                    }
-                    other => unreachable!("{other:?} is no read"),
+                // Content is told by units; recovery looks at single sectors.
+                let piece_size = match (&self.phase, &self.parts) {
+                    (Phase::Opening(_), Some(parts)) => parts.superblock.sector_size as usize,
+                    _ => UNIT_SIZE as usize,
+                };
+                let ended = (op, buffer, result.is_ok());
+                let done = self.disk.read_ended(ended, piece_size, &self.pool, effects);
+                if let Some(done) = done {
+                    self.read_done(done, effects);
                 }
             }
             DiskEvent::Done { op, result } => match result {
@@ -270,6 +264,20 @@ impl Store {
                     purpose => self.poison(&purpose, &error, effects),
                 },
             },
+        }
+    }
+
+    fn read_done(&mut self, done: ReadDone, effects: &mut Vec<Effect>) {
+        let ReadDone { purpose, bytes, lost } = done;
+        match purpose {
+            Purpose::Read(id, part) => self.read_part(id, part, bytes, effects),
+            Purpose::Leaf { page, checksum } => self.leaf_read(page, checksum, &bytes, effects),
+            Purpose::WriteBackRead { key, unit } => {
+                self.write_back_read(key, unit, &bytes, effects);
+            }
+            Purpose::RecoveryRead => self.recover_read(bytes, &lost, effects),
+            Purpose::RecoveryLeaf { index } => self.recover_leaf(index, &bytes, effects),
+            other => unreachable!("{other:?} is no read"),
         }
     }
 

@@ -225,6 +225,140 @@ fn an_unreadable_place_costs_its_units_only() {
     bench.assert_unit(2, 0, Some(6));
 }
 
+/// A store whose checkpoint must read leaves and journal data: 200 blocks with one written unit in
+/// leaves, 50 of them with three units in the journal. The second of the last one lies there.
+fn unread_store() -> (Bench, u64) {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    for number in 0..200 {
+        bench.write(number, 9, 1, 100);
+    }
+    bench.checkpoint();
+    let mut last = bench.tail();
+    for number in 0..50 {
+        last = bench.tail();
+        bench.write(number, 0, 3, 200);
+    }
+    bench.idle();
+    let place = bench.place(last) + 512 + UNIT_SIZE;
+    let mut bench = bench.crash();
+    let pages = &mut bench.store.parts_mut().pages;
+    let leaves: Vec<u32> = pages.directory().values().map(|leaf| leaf.page).collect();
+    leaves.into_iter().for_each(|page| pages.forget(page));
+    (bench, place)
+}
+
+fn assert_unread_store(bench: &mut Bench, lost: &[u32]) {
+    for number in 0..200 {
+        bench.assert_unit(number, 9, Some(100));
+        for unit in (0..3).filter(|unit| number < 50 && !(number == 49 && lost.contains(unit))) {
+            bench.assert_unit(number, unit, Some(200));
+        }
+    }
+}
+
+#[test]
+fn a_read_error_that_passes_costs_a_checkpoint_nothing() {
+    let (mut bench, _) = unread_store();
+    let before = bench.disk.read_count;
+    bench.checkpoint();
+    let reads = bench.disk.read_count - before;
+    assert!(reads > 50);
+    for skipped in (0..reads).step_by(7) {
+        let (mut bench, _) = unread_store();
+        bench.store.parts_mut().wants_checkpoint = true;
+        let last = bench.disk.read_count + skipped;
+        bench.apply(Event::Tick);
+        while bench.disk.read_count < last {
+            bench.submit();
+            assert!(bench.step());
+        }
+        bench.disk.read_errors = 3;
+        bench.run();
+        assert_eq!(bench.disk.read_errors, 0);
+        assert!(bench.store.parts().checkpoint.is_none());
+        assert_eq!(bench.store.damaged_units_count(), 0);
+        let mut bench = bench.crash();
+        assert_unread_store(&mut bench, &[]);
+    }
+}
+
+#[test]
+fn journal_data_that_stays_unreadable_costs_a_checkpoint_its_own_units() {
+    let (mut bench, place) = unread_store();
+    bench.disk.unreadable = Some((place, place + 512));
+    bench.checkpoint();
+    assert_eq!(bench.store.damaged_units_count(), 1);
+    for _ in 0..2 {
+        assert_unread_store(&mut bench, &[1]);
+        assert_eq!(bench.read(49, 0, 3), Err(StoreError::Damaged { units: vec![1 << 1] }));
+        bench = bench.crash();
+    }
+}
+
+#[test]
+fn a_leaf_that_stays_unreadable_is_counted_and_its_page_not_used_again() {
+    let (mut bench, _) = unread_store();
+    let parts = bench.store.parts();
+    let (_, leaf) = parts.pages.leaf_of(&key(0)).expect("it is there");
+    let place = parts.page_place(leaf.page);
+    let range = (place, place + 4096);
+    bench.disk.unreadable = Some(range);
+    for _ in 0..3 {
+        bench.write(0, 0, 1, 300);
+        bench.checkpoint();
+        assert_eq!(bench.disk.unreadable, Some(range), "nothing is written over it");
+    }
+    assert!(bench.store.damaged_units_count() > 0);
+    bench.assert_unit(0, 0, Some(300));
+    assert!(bench.read(0, 9, 1).is_err());
+    let good = (0..200).filter(|number| bench.read(*number, 9, 1).is_ok()).count();
+    assert!((100..200).contains(&good), "{good}");
+    assert!(!bench.store.parts_mut().pages.take(leaf.page));
+}
+
+#[test]
+fn a_read_error_costs_the_units_that_cannot_be_read() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write(1, 0, 32, 5);
+    bench.run();
+    let parts = bench.store.parts();
+    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    bench.disk.read_errors = 3;
+    assert!(bench.read(1, 0, 32).is_ok());
+    bench.disk.unreadable = Some((place + 5 * UNIT_SIZE, place + 5 * UNIT_SIZE + 512));
+    assert_eq!(bench.read(1, 0, 32), Err(StoreError::Damaged { units: vec![1 << 5] }));
+    assert_eq!(bench.store.damaged_units_count(), 1);
+}
+
+#[test]
+fn a_group_that_ends_with_the_ring_is_not_continued_behind_it() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let size = bench.store.parts().journal.size();
+    let rest = |bench: &Bench| size - bench.tail().get() % size;
+    let entry = 512 + UNIT_SIZE;
+    while rest(&bench) > 64 * entry {
+        bench.write(1, 0, 16, 7);
+        bench.run();
+    }
+    while rest(&bench) > 2 * entry {
+        bench.write(1, 0, 1, 7);
+        bench.run();
+    }
+    while rest(&bench) > entry {
+        bench.delete(2);
+        bench.run();
+    }
+    assert_eq!(rest(&bench), entry);
+    // One turn: the first entry ends with the ring, the second one begins it anew.
+    let ids = [bench.write(3, 0, 1, 300), bench.write(4, 0, 1, 400)];
+    assert_eq!(bench.tail().get() % size, entry);
+    bench.run();
+    assert!(ids.iter().all(|id| bench.is_durable(*id)));
+    let mut bench = bench.crash();
+    bench.assert_unit(3, 0, Some(300));
+    bench.assert_unit(4, 0, Some(400));
+}
+
 #[test]
 fn a_failed_write_or_flush_stops_the_store() {
     let mut bench = Bench::new(CommitMode::Fsync);

@@ -441,7 +441,11 @@ impl Parts {
             overlay.reset();
             for (index, checksum) in header.checksums.iter().enumerate() {
                 let unit = header.offset / UNIT_SIZE as u32 + index as u32;
-                overlay.set(unit, UnitState::Place(*checksum));
+                let state = match change.bad.contains(index as u32) {
+                    true => UnitState::Damaged,
+                    false => UnitState::Place(*checksum),
+                };
+                overlay.set(unit, state);
             }
         });
         self.moved(change, key, header.location, false);

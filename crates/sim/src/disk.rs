@@ -12,7 +12,7 @@
 //!      one) is kept by every crash. The first entry is never pinned.
 //!   3. A sector is never torn; a longer write is, at any sector.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::{Buffer, BufferMut, BufferPool};
@@ -33,6 +33,8 @@ pub struct SimDisk {
     written_last: Vec<u64>,
     /// Rotten bytes that were not written since, as they are now.
     rotten: BTreeMap<u64, u8>,
+    /// Sectors that cannot be read until they are written.
+    unreadable: BTreeSet<u64>,
     /// The file system below, if the disk is a sparse file.
     host: Option<Host>,
 }
@@ -173,6 +175,7 @@ impl SimDisk {
             completed_count: 0,
             written_last: vec![0; (size / PAGE_SIZE) as usize],
             rotten: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
             host: None,
         }
     }
@@ -245,6 +248,11 @@ impl SimDisk {
         }
         match self.in_flight.remove(&op).expect("an operation ends once") {
             InFlight::Read { offset, mut buffer } => {
+                let end = offset + buffer.len() as u64;
+                if self.unreadable.range(offset..end).next().is_some() {
+                    let result = Err(DiskError::Io("simulated unreadable sector".into()));
+                    return DiskEvent::Read { op, buffer, result };
+                }
                 self.read(offset, &mut buffer, random);
                 return DiskEvent::Read { op, buffer, result: Ok(()) };
             }
@@ -337,6 +345,7 @@ impl SimDisk {
     fn written(&mut self, offset: u64, data: Data, durable: bool) {
         self.completed_count += 1;
         let (start, end) = (offset, offset + data.len());
+        self.unreadable.retain(|sector| !(start..end).contains(sector));
         for page in start / PAGE_SIZE..end.div_ceil(PAGE_SIZE) {
             self.written_last[page as usize] = self.completed_count;
         }
@@ -522,6 +531,16 @@ impl SimDisk {
     /// Puts bytes onto the medium of a new disk.
     pub fn install(&mut self, offset: u64, bytes: &[u8]) {
         self.put_bytes(offset, bytes);
+    }
+
+    /// The sector cannot be read any more, until it is written.
+    pub fn break_sector(&mut self, offset: u64) {
+        self.unreadable.insert(offset - offset % self.sector_size);
+    }
+
+    /// All sectors can be read again. Whether there were any that could not.
+    pub fn mend_sectors(&mut self) -> bool {
+        !std::mem::take(&mut self.unreadable).is_empty()
     }
 
     /// Flips bits of one byte wherever it is, medium and cache. Requires: nothing in flight

@@ -1,14 +1,17 @@
 //! Replay: follows the journal entry by entry from the root's lsn and does what the table says.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, Checksum, Lsn, UNIT_SIZE};
-use format::disk::{Decision, EntryHeader, EntryKind, LOCATION_STEP, UnitSet};
+use format::disk::{
+    Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
+};
 
 use super::survey::{bad_units, inline_data};
 use super::{CHUNK_SIZE, Stage};
-use crate::decide::{Header, Seen, Verdict, decide};
+use crate::decide::{Content, Header, Seen, Verdict, decide};
 use crate::disk::Purpose;
 use crate::index::BlockInfo;
 use crate::store::{Phase, Store};
@@ -28,6 +31,10 @@ pub struct Replay {
     hole: Option<Lsn>,
     /// Journal in memory, and the lsn it begins at.
     chunk: Option<(Lsn, Buffer)>,
+    /// The journal ends at a place that cannot be read: behind it.
+    unreadable_end: Option<Lsn>,
+    /// Journal that cannot be read.
+    lost: Vec<Range<Lsn>>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
     /// Places that entries name which no one confirmed.
@@ -60,8 +67,18 @@ impl Store {
         self.replay(effects);
     }
 
-    pub(super) fn replay_read(&mut self, buffer: Buffer, effects: &mut Vec<Effect>) {
+    pub(super) fn replay_read(
+        &mut self,
+        buffer: Buffer,
+        lost: &[Range<usize>],
+        effects: &mut Vec<Effect>,
+    ) {
         let replay = &mut self.opening().replay;
+        replay.lost.extend(
+            lost.iter().map(|lost| {
+                replay.at.advance(lost.start as u64)..replay.at.advance(lost.end as u64)
+            }),
+        );
         replay.chunk = Some((replay.at, buffer));
         self.replay(effects);
     }
@@ -98,22 +115,32 @@ impl Store {
         if within + size as u64 > data.size {
             // It is no place at all; zeros match no checksum but those of zeros.
             let zeros = self.pool.take_zeroed(size).freeze();
-            return self.data_read(zeros, effects);
+            return self.data_read(zeros, &[], effects);
         }
         self.fetch(data.offset + within, size, effects);
     }
 
     /// Out-of-line data that no one confirmed is here: it is compared, and written again.
-    pub(super) fn data_read(&mut self, buffer: Buffer, effects: &mut Vec<Effect>) {
+    pub(super) fn data_read(
+        &mut self,
+        buffer: Buffer,
+        lost: &[Range<usize>],
+        effects: &mut Vec<Effect>,
+    ) {
         let waiting = self.opening().replay.waiting.take();
         let (header, checksum) = waiting.expect("it asks for data");
-        let is_whole =
-            planted::on(Bug::StaleDataAccepted) || bad_units(&header, &buffer).is_empty();
-        if is_whole {
+        let bad = match planted::on(Bug::StaleDataAccepted) {
+            true => UnitSet::EMPTY,
+            false => bad_units(&header, &buffer),
+        };
+        let is_lost = |unit: u32| lost.iter().any(|lost| overlaps(lost, &unit_range(unit)));
+        let data = content(bad, is_lost);
+        if data != Content::Bad {
             let place = self.parts().place(header.location) + header.offset as u64;
-            self.write_again(place, buffer, effects);
+            self.write_read_again(place, &buffer, lost, effects);
         }
-        match self.judge(header, checksum, UnitSet::EMPTY, is_whole, &[]) {
+        let contents = (Content::Whole, data);
+        match self.judge(header, checksum, bad, contents, &[]) {
             Next::Stop(reason) => self.stop(reason, effects),
             _ => self.replay(effects),
         }
@@ -169,7 +196,10 @@ impl Store {
         let whole = decoded.ok().filter(|(header, _)| {
             header.kind == EntryKind::Pad || header.size as usize <= bytes.len()
         });
-        let state = replay.header_state(&whole);
+        let state = match whole.is_none() && replay.header_is_lost(bytes, superblock.sector_size) {
+            true => Header::Unreadable,
+            false => replay.header_state(&whole),
+        };
         if replay.hole.is_some() {
             let found = matches!(state, Header::Next | Header::Unchained);
             if !found {
@@ -193,17 +223,24 @@ impl Store {
             false => Vec::new(),
         };
         let bad = bad_units(&header, &data);
-        self.judge(header, checksum, bad, true, &data)
+        let size = EntryHeader::header_size(header.checksums.len(), superblock.sector_size);
+        let data_lsn = at.advance(size as u64);
+        let body = content(bad, |unit| replay.is_lost(data_lsn, &unit_range(unit)));
+        self.judge(header, checksum, bad, (body, Content::Whole), &data)
     }
 
     /// There is no next entry here: the journal ends, or a hole begins.
     fn no_entry(&mut self, seen: Seen, sector_size: u32) -> Next {
         let (row, verdict) = decide(seen);
         self.count_row(row);
+        let replay = &mut self.opening().replay;
         if verdict == Verdict::Stop {
+            if seen.header == Header::Unreadable {
+                // Nothing is written over what may be read one day.
+                replay.unreadable_end = Some(replay.at.advance(sector_size as u64));
+            }
             return Next::End;
         }
-        let replay = &mut self.opening().replay;
         replay.hole = Some(replay.at);
         replay.at = replay.at.advance(sector_size as u64);
         Next::Again
@@ -215,7 +252,7 @@ impl Store {
         header: EntryHeader,
         checksum: Checksum,
         bad: UnitSet,
-        is_data_whole: bool,
+        (body, out_of_line): (Content, Content),
         data: &[u8],
     ) -> Next {
         let opening = self.opening();
@@ -227,9 +264,9 @@ impl Store {
         }
         let (row, verdict) = decide(Seen {
             header: Header::Next,
-            is_body_whole: bad.is_empty(),
+            body,
             is_block_data: header.kind == EntryKind::Write,
-            is_data_whole,
+            data: out_of_line,
             is_acked: lsn < opening.survey.acked,
             follows_dropped: key.is_some_and(|key| opening.replay.dropped.contains(&key)),
         });
@@ -316,6 +353,7 @@ impl Store {
         let (replay, survey) = (&mut opening.replay, &opening.survey);
         let end = replay.hole.take().unwrap_or(replay.at);
         let tail = end.max(survey.end).max(survey.acked);
+        let tail = replay.unreadable_end.map_or(tail, |behind| tail.max(behind));
         let previous = replay.previous;
         self.reserve_places(effects);
         self.replayed(end, tail, previous, effects);
@@ -337,16 +375,49 @@ impl Seen {
     fn without_entry(header: Header, is_acked: bool) -> Seen {
         Seen {
             header,
-            is_body_whole: false,
+            body: Content::Bad,
             is_block_data: false,
-            is_data_whole: false,
+            data: Content::Bad,
             is_acked,
             follows_dropped: false,
         }
     }
 }
 
+/// Where a unit of an entry's data lies, in bytes.
+fn unit_range(unit: u32) -> Range<usize> {
+    let start = unit as usize * UNIT_SIZE as usize;
+    start..start + UNIT_SIZE as usize
+}
+
+fn overlaps(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Data of which these units do not match their checksums.
+fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
+    match (bad.is_empty(), bad.iter().all(is_lost)) {
+        (true, _) => Content::Whole,
+        (false, true) => Content::Unreadable,
+        (false, false) => Content::Bad,
+    }
+}
+
 impl Replay {
+    /// Whether any of the range of bytes behind `from` cannot be read.
+    pub fn is_lost(&self, from: Lsn, range: &Range<usize>) -> bool {
+        let (start, end) = (from.advance(range.start as u64), from.advance(range.end as u64));
+        self.lost.iter().any(|lost| lost.start < end && start < lost.end)
+    }
+
+    /// Whether there may be a header that cannot be read.
+    fn header_is_lost(&self, bytes: &[u8], sector_size: u32) -> bool {
+        let sector = sector_size as usize;
+        let longest = ENTRY_HEADER_SIZE_MAX.next_multiple_of(sector);
+        let may_be = self.is_lost(self.at, &(0..sector)) || EntryHeader::may_begin(bytes);
+        may_be && self.is_lost(self.at, &(0..longest))
+    }
+
     /// Journal in memory from the next entry on; `None` if there is none.
     fn bytes(&self) -> Option<&[u8]> {
         let (start, chunk) = self.chunk.as_ref()?;

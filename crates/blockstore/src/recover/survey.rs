@@ -24,6 +24,8 @@ pub struct Survey {
     pub acked: Lsn,
     /// Where the last entry of this lap ends.
     pub end: Lsn,
+    /// Entries of a later lap are where they belong: the journal went on behind a newer root.
+    pub is_ahead: bool,
     /// Decisions of earlier recoveries, with the lsn of their entries.
     found: Vec<(Lsn, Vec<Decision>)>,
     /// Cuts and holes that hold: from, to, and whether the chain goes on behind.
@@ -39,6 +41,11 @@ pub fn lsn_at(position: u64, from: Lsn, size: u64) -> Lsn {
     let lap = from.get() - from.get() % size;
     let lsn = lap + position;
     Lsn::new(if lsn < from.get() { lsn + size } else { lsn })
+}
+
+/// Whether the entry lies where it belongs, but in a later lap than `lsn`.
+fn is_later_lap(header: &EntryHeader, lsn: Lsn, size: u64) -> bool {
+    header.lsn > lsn && header.lsn.since(lsn).is_multiple_of(size)
 }
 
 /// Inline data that matches its checksums: which units do not.
@@ -76,6 +83,10 @@ impl Survey {
                     }
                     self.note(&header, rest, superblock.sector_size);
                     at += header.size as usize;
+                }
+                Ok((header, _)) if is_later_lap(&header, lsn, superblock.journal.size) => {
+                    self.is_ahead = true;
+                    at += sector;
                 }
                 Err(EntryDecodeError::NeedMore(_)) if !is_last && at > 0 => return at as u64,
                 _ => at += sector,
@@ -150,6 +161,13 @@ impl Store {
             return self.survey_next(effects);
         }
         survey.settle();
+        if survey.is_ahead {
+            let reason = "the newest root of the checkpoint is lost, and the journal went on \
+                          behind it: what an older one says is not the store's state. Look at \
+                          the kernel's log and the disk's health, and start this OSD again; if \
+                          the disk cannot be read any more, remove this OSD and create it anew";
+            return self.stop(reason.to_owned(), effects);
+        }
         self.begin_replay(effects);
     }
 }

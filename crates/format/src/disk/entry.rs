@@ -105,6 +105,11 @@ pub enum EntryDecodeError {
 }
 
 impl EntryHeader {
+    /// Whether a header may begin here, whole or not.
+    pub fn may_begin(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC.to_le_bytes())
+    }
+
     /// Size of the header with its checksums, padded to sectors, in bytes.
     pub fn header_size(checksum_count: usize, sector_size: u32) -> u32 {
         assert!(checksum_count <= CHECKSUM_COUNT_MAX);

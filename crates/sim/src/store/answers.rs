@@ -202,6 +202,7 @@ impl World {
             return Err("the store opened twice".into());
         }
         self.stage = Stage::Open;
+        self.opening_crashes = 0;
         self.epoch = self.epoch.next();
         self.damage.opened(self.disk.completed_count());
         let suspects = self.suspects()?;
@@ -237,7 +238,9 @@ impl World {
         let Some(store) = &self.store else { unreachable!("it just opened") };
         for (pg, model) in &mut self.model.pgs {
             let found = store.last_version(*pg);
-            if found < model.certain || found > model.given {
+            // Where damage took a decision, what it had cut off may be there again.
+            let is_above = found > model.given && !store.is_suspect(*pg);
+            if found < model.certain || is_above {
                 return Err(format!(
                     "the last version of PG {pg} is {found}: not between {} and {}",
                     model.certain, model.given

@@ -32,6 +32,9 @@ pub(super) struct Damage {
     units_hit: u64,
     /// Units that were answered as damaged.
     units_met: BTreeSet<(BlockKey, u32)>,
+    /// How often reads at an offset failed in this run of the store: never so often that it gives
+    /// the place up.
+    pub read_errors: BTreeMap<u64, u32>,
     /// Flipped bits: (offset, mask, bytes of the sector afterwards).
     flips: Vec<(u64, u8)>,
     /// What was written up to here, counted by the disk, is recorded as durable.
@@ -55,6 +58,7 @@ impl Damage {
             must_stop: false,
             units_hit: 0,
             units_met: BTreeSet::new(),
+            read_errors: BTreeMap::new(),
             flips: Vec::new(),
             settled: 0,
             settling: 0,
@@ -98,7 +102,8 @@ impl Damage {
 impl World {
     /// An error for an operation of the disk that ends.
     pub(super) fn draw_disk_error(&mut self, operation: Operation) -> Option<DiskError> {
-        if self.stage != Stage::Open {
+        let is_read = matches!(operation, Operation::Read { .. });
+        if self.stage != Stage::Open && !(is_read && self.stage == Stage::Opening) {
             return None;
         }
         let faults = &self.plan.faults;
@@ -122,12 +127,14 @@ impl World {
                 self.tally.faults.add("flush error", 1);
                 io("flush")
             }
-            Operation::Read { offset, length }
-                if self.damage.data.contains(&offset) && self.chaos.chance(faults.read_error) =>
+            Operation::Read { offset, .. }
+                if self.chaos.chance(faults.read_error)
+                    && self.damage.read_errors.get(&offset).is_none_or(|count| *count < 2) =>
             {
-                self.tally.faults.add("read error", 1);
-                self.damage.happened = true;
-                self.damage.units_hit += length.div_ceil(UNIT_SIZE);
+                *self.damage.read_errors.entry(offset).or_default() += 1;
+                let opening = self.stage == Stage::Opening;
+                let kind = if opening { "read error while opening" } else { "read error" };
+                self.tally.faults.add(kind, 1);
                 io("read")
             }
             _ => None,
@@ -191,6 +198,7 @@ impl World {
         let faults = &self.plan.faults;
         let (data, journal, checkpoint) =
             (faults.rot_data, faults.rot_journal, faults.rot_checkpoint);
+        self.break_sectors(self.plan.faults.unreadable);
         if self.chaos.chance(data) {
             self.rot_in(self.damage.data.clone(), "rot in the data area");
         }
@@ -213,6 +221,41 @@ impl World {
         self.trace.line(format_args!("{:?} {free_bytes} bytes free below", self.now));
         self.tally.faults.add("file system used by others", 1);
         self.disk.set_host(self.damage.data.start, free_bytes);
+    }
+
+    /// A sector may become unreadable: at once, or while the power was off.
+    pub(super) fn break_sectors(&mut self, chance: Chance) {
+        if !self.chaos.chance(chance) {
+            return;
+        }
+        let areas = [
+            (self.damage.journal.clone(), "unreadable sector in the journal"),
+            (self.damage.checkpoints.clone(), "unreadable sector in the checkpoint area"),
+            (self.damage.superblock.clone(), "unreadable sector in a superblock"),
+            (self.damage.data.clone(), "unreadable sector in the data area"),
+        ];
+        let (area, kind) = areas[self.chaos.weighted(&[4, 4, 1, 2])].clone();
+        // What the last requests wrote is as likely as the rest.
+        let last = self.disk.completed_count();
+        let recent =
+            if self.chaos.chance(Chance::percent(50)) { last.saturating_sub(20) } else { 0 };
+        let pages: Vec<u64> = self
+            .disk
+            .written_pages()
+            .filter(|page| area.contains(page) && self.disk.written_last(*page) >= recent)
+            .collect();
+        if pages.is_empty() {
+            return;
+        }
+        let offset = *self.chaos.pick(&pages) + self.chaos.below(UNIT_SIZE);
+        self.trace.line(format_args!("{:?} {kind} at {offset}", self.now));
+        self.tally.faults.add(kind, 1);
+        self.disk.break_sector(offset);
+        self.damage.happened = true;
+        match area == self.damage.data {
+            true => self.damage.units_hit += 1,
+            false => self.damage.deep = true,
+        }
     }
 
     fn rot_in(&mut self, area: Range<u64>, kind: &'static str) {
@@ -242,6 +285,7 @@ impl World {
             self.trace.line(format_args!("{:?} heal {offset}", self.now));
             self.disk.heal(*offset, *mask);
         }
-        !flips.is_empty()
+        let mended = self.disk.mend_sectors();
+        mended || !flips.is_empty()
     }
 }

@@ -24,7 +24,7 @@ pub const OPERATIONS: [&str; 8] =
     ["write", "zero", "delete", "read", "extents", "note", "sync", "floor"];
 
 /// What happens to it.
-pub const FAULTS: [&str; 21] = [
+pub const FAULTS: [&str; 26] = [
     "power cut",
     "process killed",
     "crash while opening",
@@ -35,6 +35,11 @@ pub const FAULTS: [&str; 21] = [
     "write error",
     "flush error",
     "read error",
+    "read error while opening",
+    "unreadable sector in the journal",
+    "unreadable sector in the checkpoint area",
+    "unreadable sector in a superblock",
+    "unreadable sector in the data area",
     "no space in the file system",
     "file system full",
     "file system used by others",

@@ -407,6 +407,13 @@ impl Block {
             self.later.clear();
             return Ok(());
         }
+        // With an older root a tombstone is there again that a checkpoint had dropped.
+        if certain == Version::ZERO && !self.base.is_written() && found <= pg.floor {
+            self.later.clear();
+            self.base.version = Some(found);
+            self.base.deleted = true;
+            return Ok(());
+        }
         let Some(last) = self.later.iter().position(|change| change.version == found) else {
             let open: Vec<String> =
                 self.later.iter().map(|change| format!(" or {}", change.version)).collect();

@@ -66,8 +66,12 @@ pub struct Faults {
     pub opening: Chance,
     /// A write or a flush fails.
     pub write_error: Chance,
-    /// A read of data fails.
+    /// A read fails and succeeds when it is tried again.
     pub read_error: Chance,
+    /// A sector becomes unreadable.
+    pub unreadable: Chance,
+    /// Likewise at a crash.
+    pub unreadable_at_crash: Chance,
     /// A write of data, or a reservation, finds the file system full.
     pub no_space: Chance,
     /// Others use the file system below, or free some of it.
@@ -136,6 +140,10 @@ impl Plan {
             plan.host_bytes = Some(random.scale(1..64) * MIB);
             plan.faults.host_use = Chance(random.scale(100..5_000) as u32);
         }
+        if random.chance(Chance::percent(15)) {
+            plan.faults.unreadable = Chance(random.scale(50..1_000) as u32);
+            plan.faults.unreadable_at_crash = Chance::percent(random.range(5..50) as u32);
+        }
         plan
     }
 }
@@ -150,6 +158,8 @@ impl Faults {
             read_error: some(random, 20, 20_000),
             no_space: some(random, 20, 20_000),
             host_use: Chance::NEVER,
+            unreadable: Chance::NEVER,
+            unreadable_at_crash: Chance::NEVER,
             lying: some(random, 25, 60_000),
             rot_data: some(random, 15, 3_000),
             rot_journal: some(random, 20, 2_000),

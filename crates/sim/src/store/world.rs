@@ -23,6 +23,9 @@ use crate::trace::Trace;
 /// Events after which a run without end is given up.
 const STEP_COUNT_MAX: u64 = 300_000;
 
+/// Crashes in a row while the store opens: where sectors must be read one by one it takes long.
+const OPENING_CRASHES_MAX: u32 = 8;
+
 /// Everything of one run.
 pub struct World {
     pub(super) plan: Plan,
@@ -47,6 +50,8 @@ pub struct World {
     request_last: u64,
     pub(super) epoch: Epoch,
     step_count: u64,
+    /// In a row, since the store was open.
+    pub(super) opening_crashes: u32,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
 }
@@ -139,6 +144,7 @@ impl World {
             request_last: 0,
             epoch: Epoch::ZERO,
             step_count: 0,
+            opening_crashes: 0,
             tally: super::tally(),
             trace,
             plan,
@@ -337,7 +343,9 @@ impl World {
         match self.stage {
             Stage::Opening => {
                 let crash = *self.chaos.pick(&[Crash::Power, Crash::Process]);
-                self.chaos.chance(faults.opening).then(|| {
+                let may_crash = self.opening_crashes < OPENING_CRASHES_MAX;
+                (may_crash && self.chaos.chance(faults.opening)).then(|| {
+                    self.opening_crashes += 1;
                     self.tally.faults.add("crash while opening", 1);
                     crash
                 })
@@ -414,6 +422,9 @@ impl World {
         self.todo.clear();
         self.model.crash();
         self.damage.must_stop = false;
+        if self.stage != Stage::Quiet {
+            self.break_sectors(self.plan.faults.unreadable_at_crash);
+        }
         if self.chaos.chance(Chance::percent(15)) {
             self.check_image()?;
         }
@@ -422,6 +433,7 @@ impl World {
 
     fn start(&mut self) -> Result<(), String> {
         self.stage = Stage::Opening;
+        self.damage.read_errors.clear();
         let settings = Settings {
             memory_bytes: self.plan.memory_bytes,
             idle_after: self.plan.idle_after,
