@@ -140,7 +140,7 @@ pub enum OsdCommand {
         /// As given to `osd create`
         path: PathBuf,
         /// Where to listen
-        #[arg(long, default_value = "tcp:127.0.0.1:0")]
+        #[arg(long, default_value = "tcp::0", value_parser = parse_listen, value_name = LISTEN)]
         listen: String,
         /// Memory for caches
         #[arg(long, default_value = "128MiB")]
@@ -372,7 +372,7 @@ pub struct NbdArgs {
     /// Serve only these; default: all volumes
     pub volumes: Vec<String>,
     /// Where to listen; default: unix:DIR/nbd.sock
-    #[arg(long, value_name = "unix:PATH|tcp:HOST:PORT")]
+    #[arg(long, value_parser = parse_listen, value_name = LISTEN)]
     pub listen: Vec<String>,
     /// Refuse writes
     #[arg(long)]
@@ -441,6 +441,24 @@ impl std::str::FromStr for RestartAfter {
     }
 }
 
+/// What a place to listen at looks like.
+const LISTEN: &str = "unix:PATH|tcp:[HOST]:PORT";
+
+/// Who names no host means this one, and nobody beyond it.
+fn parse_listen(text: &str) -> Result<String, String> {
+    let wrong = || format!("{text:?} is no place to listen at: write tcp:[HOST]:PORT or unix:PATH");
+    match text.split_once(':').ok_or_else(wrong)? {
+        ("unix", path) if !path.is_empty() => Ok(text.to_owned()),
+        ("tcp", rest) => {
+            let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+            let port: u16 = port.parse().map_err(|_| wrong())?;
+            let host = if host.is_empty() { "127.0.0.1" } else { host };
+            Ok(format!("tcp:{host}:{port}"))
+        }
+        _ => Err(wrong()),
+    }
+}
+
 fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     let size: Size = text.parse().map_err(|error: base::ids::ParseIdError| error.0)?;
     BlockSize::new(size.0)
@@ -465,6 +483,19 @@ mod tests {
         assert_eq!("1000ms".parse(), Ok(RestartAfter::Time(second)));
         assert!("1h".parse::<RestartAfter>().is_err());
         assert!("s".parse::<RestartAfter>().is_err());
+    }
+
+    #[test]
+    fn tcp_is_served_on_loopback_unless_a_host_is_named() {
+        let listen = |text: &str| parse_listen(text).ok();
+        assert_eq!(listen("tcp::10809").as_deref(), Some("tcp:127.0.0.1:10809"));
+        for text in ["tcp:0.0.0.0:10809", "tcp:[::1]:0", "tcp:host:1", "unix:nbd.sock"] {
+            assert_eq!(listen(text).as_deref(), Some(text));
+        }
+        for text in ["", "tcp", "tcp:10809", "10809", "tcp::99999", "tcp:host:", "unix:", "udp::1"]
+        {
+            assert_eq!(listen(text), None, "{text}");
+        }
     }
 
     #[test]

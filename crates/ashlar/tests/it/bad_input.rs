@@ -30,6 +30,8 @@ fn bad_names_and_sizes_are_refused() {
         &["osd", "create", "/nowhere", "--size", "-1"],
         &["up", "--restart-after", "soon"],
         &["up", "--osds", "0"],
+        &["nbd", "--listen", "10809"],
+        &["osd", "run", "/nowhere", "--listen", "udp:127.0.0.1:1"],
         &["frobnicate"],
         &[],
     ] {

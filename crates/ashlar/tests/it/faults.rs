@@ -185,6 +185,21 @@ fn writes_go_on_when_the_monitor_is_killed() {
 }
 
 #[test]
+fn writes_go_on_when_an_osd_is_killed_and_started_again() {
+    let cluster = Cluster::up("kill-osd", &["--osds", "2", "--osd-size", "512MiB"]);
+    let mut osd = 0;
+    writes_survive(&cluster, || {
+        osd += 1;
+        let pid = cluster.pid("osd", osd);
+        crate::harness::kill_9(pid);
+        wait_for("another process in its place", || cluster.pid("osd", osd) != pid);
+    });
+    assert_eq!(osd, 2, "each was killed once");
+    cluster.wait_active();
+    cluster.check_osds();
+}
+
+#[test]
 fn writes_go_on_when_the_nbd_server_is_killed() {
     let cluster = Cluster::up("kill-nbd", &["--osds", "2", "--osd-size", "512MiB"]);
     writes_survive(&cluster, || {

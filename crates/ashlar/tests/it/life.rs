@@ -130,6 +130,34 @@ fn pools_have_their_own_block_sizes() {
 }
 
 #[test]
+fn up_says_what_it_does_and_how_far_it_is() {
+    let cluster = Cluster { directory: Directory::new("progress") };
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--detach", "--osds", "2", "--osd-size", "256MiB", "--dir"]);
+    let output = run(up.arg(cluster.path()));
+    assert!(output.status.success(), "{}", text_of(&output));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<&str> = said.lines().collect();
+    let mut rest = &lines[..];
+    for expected in [
+        "starting the monitor",
+        "making OSD 1 of 2",
+        "making OSD 1 of 2: 100% of ",
+        "osd.1: 256MiB at ",
+        "making OSD 2 of 2: 100% of ",
+        "osd.2: 256MiB at ",
+        "starting 2 OSDs",
+    ] {
+        let found = rest.iter().position(|line| line.starts_with(expected));
+        let found = found.unwrap_or_else(|| panic!("{expected:?} is missing, or early: {said}"));
+        rest = &rest[found + 1..];
+    }
+    assert!(!said.contains('\u{1b}'), "plain lines where there is no terminal: {said:?}");
+    let next = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(next.contains("is up") && next.contains("volume create"), "{next}");
+}
+
+#[test]
 fn up_keeps_what_is_there_and_adds_what_is_asked_for() {
     let cluster = Cluster::up("keep", &["--osds", "2", "--osd-size", "256MiB"]);
     let ids = || {
