@@ -61,8 +61,12 @@ fn pin_to_one_core() {
 
 /// The store beside raw io_uring on the same file.
 fn store_table(dir: &Path, rounds: usize) {
-    println!("| store | ops/s | CPU us/op | raw ops/s | raw CPU us/op | CPU ratio (median) |");
-    println!("|---|---|---|---|---|---|");
+    println!(
+        "| store | ops/s | CPU us/op | raw CPU us/op | ratio | raw with a journal, CPU us/op | ratio \
+         | device bytes a byte |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let mut recoveries = Vec::new();
     for (name, options) in LOADS {
         let mut runs = Vec::new();
         for _ in 0..rounds {
@@ -70,7 +74,7 @@ fn store_table(dir: &Path, rounds: usize) {
             command.args(["bench", "disk"]).arg(dir).args(*options);
             command.args([
                 "--size",
-                "1GiB",
+                "4GiB",
                 "--commit",
                 "immediate",
                 "--seconds",
@@ -80,15 +84,29 @@ fn store_table(dir: &Path, rounds: usize) {
             runs.push(json(&mut command));
         }
         let median = |pick: &dyn Fn(&Value) -> f64| median(runs.iter().map(pick).collect());
+        let cpu = |run: &Value| number(&run["osd_cpu_us_per_op"]);
+        let raw = |run: &Value| number(&run["raw"]["cpu_us_per_op"]);
+        let journaled = |run: &Value| number(&run["raw_journaled"]["cpu_us_per_op"]);
         println!(
-            "| {name} | {:.0} | {:.2} | {:.0} | {:.2} | {:.2} |",
+            "| {name} | {:.0} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} |",
             median(&|run| number(&run["ops_per_second"])),
-            median(&|run| number(&run["osd_cpu_us_per_op"])),
-            median(&|run| number(&run["raw"]["ops_per_second"])),
-            median(&|run| number(&run["raw"]["cpu_us_per_op"])),
-            median(&|run| number(&run["osd_cpu_us_per_op"]) / number(&run["raw"]["cpu_us_per_op"])),
+            median(&cpu),
+            median(&raw),
+            median(&|run| cpu(run) / raw(run)),
+            median(&journaled),
+            median(&|run| cpu(run) / journaled(run)),
+            median(&|run| number(&run["device_bytes_per_byte"])),
         );
+        let recovery = |run: &Value| {
+            let read = number(&run["recovery"]["journal_bytes"]) / (1 << 30) as f64;
+            number(&run["recovery"]["seconds"]) / read
+        };
+        if name.contains("random write") {
+            recoveries.push(median(&recovery));
+        }
     }
+    let each: Vec<String> = recoveries.iter().map(|seconds| format!("{seconds:.1} s")).collect();
+    println!("\nopened again after a crash: {} for 1 GiB of journal", each.join(", "));
     println!();
 }
 

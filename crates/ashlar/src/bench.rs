@@ -115,8 +115,16 @@ fn disk_beside_raw(
     let path = directory.join(format!("ashlar-bench.{}", std::process::id()));
     let scratch = Scratch(path.clone());
     let store = disk::run(&path, size, commit, load)?;
-    let mut value = store.value();
-    let cannot = |error: io::Error| failure("io", error.to_string(), "");
+    let mut value = store.load.value();
+    let bytes = store.load.histogram.count() * load.block_size;
+    value["device_bytes_per_byte"] = json!(store.device_bytes as f64 / bytes.max(1) as f64);
+    value["recovery"] = json!({
+        "seconds": store.recovery.as_secs_f64(),
+        "journal_bytes": store.recovered.journal_bytes,
+        "blocks": store.recovered.blocks,
+    });
+    let cannot =
+        |error: io::Error| failure("io", error.to_string(), "give it more --size, or less --depth");
     let raw_load = io::bench::RawLoad {
         path: path.clone(),
         size,
@@ -159,6 +167,14 @@ fn print(format: Format, value: &Value) {
     }
     println!("{}", line_of(value));
     if value["raw"].is_object() {
+        println!(
+            "written to the device: {:.2} bytes for each byte; opened again in {:.3} s after {} of \
+             journal and {} blocks",
+            number(&value["device_bytes_per_byte"]),
+            number(&value["recovery"]["seconds"]),
+            size_text(value["recovery"]["journal_bytes"].as_u64().unwrap_or(0)),
+            value["recovery"]["blocks"],
+        );
         println!("raw io_uring  {}", line_of(&value["raw"]));
         if value["raw_journaled"].is_object() {
             println!("raw, with a journal  {}", line_of(&value["raw_journaled"]));
@@ -167,8 +183,11 @@ fn print(format: Format, value: &Value) {
     }
 }
 
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
 fn line_of(value: &Value) -> String {
-    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let latency = &value["latency_us"];
     format!(
         "{:.0} ops/s  {}/s  latency p50 {:.1} us  p99 {:.1} us  max {:.1} us  cpu {:.2} us/op",

@@ -281,7 +281,12 @@ mod tests {
             assert!(measured.elapsed >= load.time);
             assert!(measured.ops_per_second() > 0.0);
         }
-        assert!(raw(&RawLoad { size: 100, ..load }).is_err());
+        let small =
+            RawLoad { is_linear: false, is_read: false, block_size: 4096, depth: 8, ..load };
+        let measured = journaled(&small).expect("the file takes it");
+        assert!(measured.histogram.count() >= small.depth as u64);
+        assert!(journaled(&RawLoad { size: 100, ..small.clone() }).is_err());
+        assert!(raw(&RawLoad { size: 100, ..small }).is_err());
         std::fs::remove_file(path).expect("ours");
         let measured = echo(4096, Duration::from_millis(20)).expect("loopback works");
         assert!(measured.histogram.count() > 10);

@@ -12,11 +12,12 @@ use base::{
     Version, checksum,
 };
 use blockstore::{
-    BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings, Store,
-    StoreId,
+    BlockKey, CommitMode, CreateOptions, Effect, Event, RecoveryReport, Request, RequestId,
+    Settings, Store, StoreId,
 };
 use client::bench::{Load, Places};
 use cluster::message::Failure;
+use format::door::DiskEffect;
 use io::{Disk, Event as IoEvent, Reactor};
 
 use super::{Measured, cpu_time, span_of};
@@ -26,8 +27,25 @@ use crate::output::{failure, size_text};
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
 
-/// Makes a store in a new file of `size` bytes and measures it.
-pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Measured, Failure> {
+/// What was measured of a store.
+pub struct StoreMeasured {
+    /// The load.
+    pub load: Measured,
+    /// Bytes written to the device during the load, journal and checkpoints included.
+    pub device_bytes: u64,
+    /// How long the store took to open again, right out of the load.
+    pub recovery: Duration,
+    /// What that recovery read.
+    pub recovered: RecoveryReport,
+}
+
+/// Makes a store in a new file of `size` bytes, measures it, and opens it again as after a crash.
+pub fn run(
+    path: &Path,
+    size: u64,
+    commit: CommitMode,
+    load: Load,
+) -> Result<StoreMeasured, Failure> {
     let cannot = |error: io::Error| failure("io", error.to_string(), "name a directory with space");
     let directory = path.parent().unwrap_or(Path::new("."));
     let sector_size = io::probe(directory).map_err(cannot)?.sector_size;
@@ -42,11 +60,7 @@ pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Mea
     let created = blockstore::create(&options)
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
     io::prepare(path, size, &created.zero, &created.images, &mut |_, _| {}).map_err(cannot)?;
-    let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
-    let disk = Disk::open(path).map_err(cannot)?;
-    let settings = Settings { is_sparse: !disk.is_device(), ..Settings::default() };
-    reactor.attach_disk(disk);
-    let mut bench = Bench::open(reactor, settings, size)?;
+    let mut bench = Bench::open(path, size)?;
     // As many places as the raw load has, and all of them written once: no operation has to
     // allocate space.
     let range = (bench.space / 2).min(io::bench::RANGE_SIZE_MAX);
@@ -56,7 +70,14 @@ pub fn run(path: &Path, size: u64, commit: CommitMode, load: Load) -> Result<Mea
     }
     let places = Places::new(range, load.block_size);
     bench.fill(&places, load.block_size)?;
-    bench.measure(places, load)
+    bench.written_bytes = 0;
+    let load = bench.measure(places, load)?;
+    let device_bytes = bench.written_bytes;
+    drop(bench);
+    let began = std::time::Instant::now();
+    let bench = Bench::open(path, size)?;
+    let recovery = Duration::from_nanos(began.elapsed().as_nanos() as u64);
+    Ok(StoreMeasured { load, device_bytes, recovery, recovered: bench.store.recovery_report() })
 }
 
 struct Bench {
@@ -72,6 +93,8 @@ struct Bench {
     /// Bytes of data the store can hold.
     space: u64,
     opened: bool,
+    /// Bytes asked to be written to the device.
+    written_bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -81,7 +104,12 @@ struct Flight {
 }
 
 impl Bench {
-    fn open(reactor: Reactor, settings: Settings, size: u64) -> Result<Bench, Failure> {
+    fn open(path: &Path, size: u64) -> Result<Bench, Failure> {
+        let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
+        let disk = Disk::open(path)
+            .map_err(|error| failure("io", error.to_string(), "name a directory with space"))?;
+        let settings = Settings { is_sparse: !disk.is_device(), ..Settings::default() };
+        reactor.attach_disk(disk);
         let mut effects = Vec::new();
         let pool = reactor.pool().clone();
         let store = Store::open(settings, pool.clone(), size, &mut effects);
@@ -103,6 +131,7 @@ impl Bench {
             checksums,
             space: 0,
             opened: false,
+            written_bytes: 0,
         };
         while !bench.opened {
             bench.turn(&mut |_, _| {})?;
@@ -137,7 +166,13 @@ impl Bench {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::Disk(effect) => self.reactor.disk(effect),
+                Effect::Disk(effect) => {
+                    if let DiskEffect::Write { buffers, .. } = &effect {
+                        self.written_bytes +=
+                            buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>();
+                    }
+                    self.reactor.disk(effect);
+                }
                 Effect::Opened => {
                     self.opened = true;
                     ended = true;

@@ -161,7 +161,7 @@ fn measurements_have_all_their_numbers() {
     std::fs::create_dir(&scratch).expect("writable");
     let disk = |arguments: &[&str]| {
         let mut command = Command::new(ASHLAR);
-        command.args(["bench", "disk"]).arg(&scratch).args(["--size", "512MiB", "--json"]);
+        command.args(["bench", "disk"]).arg(&scratch).args(["--size", "128MiB", "--json"]);
         run(command.args(arguments))
     };
     for op in ["randwrite", "randread"] {

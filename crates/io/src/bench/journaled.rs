@@ -19,10 +19,8 @@ use io_uring::{IoUring, cqueue, opcode, types};
 use super::{Measured, Places, RawLoad, cpu_time, open_filled, range_of, ring};
 use crate::{Error, clock};
 
-/// The ring of the journal, in bytes.
-const RING_SIZE: u64 = 64 << 20;
-/// What precedes the data in the journal, in bytes.
-const HEADER_SIZE: u64 = 512;
+/// The ring of the journal takes a quarter of the file, at most so many bytes.
+const RING_SIZE_MAX: u64 = 64 << 20;
 /// Writes to places in flight at once.
 const WRITE_BACKS_MAX: usize = 64;
 /// `user_data` of a write to the journal, and of one to a place.
@@ -33,19 +31,21 @@ const WRITE_BACK: u64 = 1;
 pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
     let failed = |error: std::io::Error| Error::new("io_uring", error);
     assert!(!load.is_read);
-    let places = range_of(load);
-    if load.depth == 0 || load.block_size > RING_SIZE / 64 || load.size < RING_SIZE + places {
+    let ring_size = (load.size / 4).min(RING_SIZE_MAX) >> 20 << 20;
+    let range = range_of(load).min(load.size - ring_size) / load.block_size * load.block_size;
+    if load.depth == 0 || range == 0 || load.block_size * load.depth as u64 > ring_size / 8 {
         return Err(Error("the load does not fit the file".into()));
     }
-    let disk = open_filled(&load.path, RING_SIZE + places)?;
+    let disk = open_filled(&load.path, ring_size + range)?;
     let mut uring = ring(load.depth + WRITE_BACKS_MAX).map_err(failed)?;
     let pool = BufferPool::default();
     let mut run = Run {
         load,
         fd: disk.file().as_raw_fd(),
-        places: Places::new(places, load),
+        header_size: disk.sector_size() as u64,
+        places: Places::new(range, load),
         source: pool.take_zeroed(load.block_size as usize),
-        ring: pool.take_zeroed(RING_SIZE as usize),
+        ring: pool.take_zeroed(ring_size as usize),
         tail: 0,
         head: 0,
         todo: VecDeque::new(),
@@ -64,6 +64,8 @@ pub fn journaled(load: &RawLoad) -> Result<Measured, Error> {
 struct Run<'a> {
     load: &'a RawLoad,
     fd: RawFd,
+    /// What precedes the data in the journal, in bytes: a sector.
+    header_size: u64,
     places: Places,
     /// What every operation writes.
     source: BufferMut,
@@ -91,7 +93,7 @@ impl Run<'_> {
             let began = now;
             self.write_group(uring);
             let mut missing = true;
-            while missing || self.tail - self.head > RING_SIZE - self.group_size() {
+            while missing || self.tail - self.head > self.ring.len() as u64 - self.group_size() {
                 self.write_back(uring);
                 uring.submit_and_wait(1)?;
                 now = clock::now();
@@ -117,22 +119,22 @@ impl Run<'_> {
     }
 
     fn group_size(&self) -> u64 {
-        self.load.depth as u64 * (HEADER_SIZE + self.load.block_size)
+        self.load.depth as u64 * (self.header_size + self.load.block_size)
     }
 
     /// Copies the turn's data into the ring and writes it there.
     fn write_group(&mut self, uring: &mut IoUring) {
-        let size = self.group_size();
-        let rest = RING_SIZE - self.tail % RING_SIZE;
+        let (size, ring_size) = (self.group_size(), self.ring.len() as u64);
+        let rest = ring_size - self.tail % ring_size;
         if size > rest {
             self.tail += rest;
         }
-        let at = self.tail % RING_SIZE;
+        let at = self.tail % ring_size;
         for index in 0..self.load.depth as u64 {
-            let data = at + index * (HEADER_SIZE + self.load.block_size) + HEADER_SIZE;
+            let data = at + index * (self.header_size + self.load.block_size) + self.header_size;
             let to = data as usize..(data + self.load.block_size) as usize;
             self.ring[to].copy_from_slice(&self.source);
-            self.todo.push_back((data, RING_SIZE + self.places.next()));
+            self.todo.push_back((data, self.ring.len() as u64 + self.places.next()));
         }
         self.tail += size;
         self.write(uring, (at, at, size), self.load.durable, GROUP);
@@ -140,7 +142,7 @@ impl Run<'_> {
 
     /// Writes data to its places while the ring is more than half full.
     fn write_back(&mut self, uring: &mut IoUring) {
-        if self.until.is_none() && self.tail - self.head > RING_SIZE / 2 {
+        if self.until.is_none() && self.tail - self.head > self.ring.len() as u64 / 2 {
             self.until = Some(self.tail);
             // The group in flight waits for the next time.
             self.todo_count = self.todo.len() - self.load.depth;
