@@ -26,13 +26,21 @@ pub enum Bug {
     FenceIgnored,
     /// Node: requests of another epoch are executed.
     EpochNotCompared,
+    /// Node: requests of an epoch before the PG's are executed.
+    OldEpochAccepted,
+    /// Node: a request that names a newer revision of the map than this OSD knows is executed.
+    RevisionNotCompared,
+    /// Cluster: a whole map, as after a restart, is taken without its fences.
+    FencesLostByRestart,
+    /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
+    EndedSessionNotFenced,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 11] = [
+    pub const ALL: [(&'static str, Bug); 15] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -43,6 +51,10 @@ impl Bug {
         ("duplicate-executed", Bug::DuplicateExecuted),
         ("fence-ignored", Bug::FenceIgnored),
         ("epoch-not-compared", Bug::EpochNotCompared),
+        ("old-epoch-accepted", Bug::OldEpochAccepted),
+        ("revision-not-compared", Bug::RevisionNotCompared),
+        ("fences-lost-by-restart", Bug::FencesLostByRestart),
+        ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
 }

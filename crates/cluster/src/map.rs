@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{self, Bug};
 use base::{
     BlockSize, ClusterId, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId,
 };
@@ -176,7 +177,10 @@ impl ClusterMap {
                 pool: delta.pool,
                 revision: delta.revision,
                 pgs: delta.pgs,
-                fences: delta.fences.into_iter().collect(),
+                fences: match planted::on(Bug::FencesLostByRestart) {
+                    true => BTreeSet::new(),
+                    false => delta.fences.into_iter().collect(),
+                },
             };
             self.pools.insert(id, map);
             return Ok(());

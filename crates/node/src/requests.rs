@@ -240,7 +240,7 @@ impl Node {
             let refusal = Verdict::Refuse(Refusal::Stale(None));
             return Some(if may_come { Verdict::Wait } else { refusal });
         };
-        if scope.revision > known.revision {
+        if scope.revision > known.revision && !planted::on(Bug::RevisionNotCompared) {
             return Some(Verdict::Wait);
         }
         if known.fences.contains(&scope.session) && !planted::on(Bug::FenceIgnored) {
@@ -255,7 +255,8 @@ impl Node {
             // Its sender learned the epoch elsewhere: the map with it is on its way to us.
             return Some(Verdict::Wait);
         }
-        let is_stale = is_compared && scope.epoch < entry.epoch;
+        let is_stale =
+            is_compared && scope.epoch < entry.epoch && !planted::on(Bug::OldEpochAccepted);
         if is_stale || entry.primary != Some(self.identity.osd) {
             return Some(Verdict::Refuse(Refusal::Stale(Some(entry.clone()))));
         }

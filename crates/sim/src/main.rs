@@ -297,6 +297,10 @@ fn part_of(bug: base::planted::Bug) -> Part {
         Bug::DuplicateExecuted
         | Bug::FenceIgnored
         | Bug::EpochNotCompared
+        | Bug::OldEpochAccepted
+        | Bug::RevisionNotCompared
+        | Bug::FencesLostByRestart
+        | Bug::EndedSessionNotFenced
         | Bug::PartAnsweredForWhole => Part::Cluster,
     }
 }

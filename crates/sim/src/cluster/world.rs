@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use base::{BufferPool, ClusterId, Duration, Epoch, MonitorId, SessionId, Time};
+use base::{BufferPool, ClusterId, Duration, Epoch, MapRevision, MonitorId, SessionId, Time};
+use cluster::message::FromMonitor;
 use cluster::monitor::{self, Monitor};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Message, Outcome};
@@ -71,8 +72,10 @@ pub struct World {
     /// What a store knows of itself was damaged: PGs may be suspect.
     pub(super) knowledge_rotted: bool,
     step_count: u64,
-    /// The epoch that each request without an answer names.
-    epochs: BTreeMap<(SessionId, u64), Epoch>,
+    /// The epoch and revision that each request without an answer names.
+    named: BTreeMap<(SessionId, u64), (Epoch, MapRevision)>,
+    /// The revision of the pool's map that each run of an OSD was last told.
+    told: BTreeMap<(usize, u64), MapRevision>,
     arrivals: Arrivals,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
@@ -172,7 +175,8 @@ impl World {
             rot_happened: false,
             knowledge_rotted: false,
             step_count: 0,
-            epochs: BTreeMap::new(),
+            named: BTreeMap::new(),
+            told: BTreeMap::new(),
             arrivals: Arrivals::default(),
             tally: super::tally(),
             trace: Trace::new(run.verbose),
@@ -444,7 +448,7 @@ impl World {
                 self.schedule_at(at, Item::Arrive(end));
             }
             NetEffect::Send { connection, message } => {
-                self.check_epoch(&message)?;
+                self.check_rules(from, &message)?;
                 if let (Process::Osd(index), Message::Reply(reply)) = (from, &message) {
                     self.arrivals.answered((index, self.life(from)), reply);
                 }
@@ -459,28 +463,47 @@ impl World {
         Ok(())
     }
 
-    /// Nothing is done in another epoch than its request names.
-    fn check_epoch(&mut self, message: &Message) -> Result<(), String> {
-        match message {
+    /// Nothing is done in another epoch than its request names, nor by an OSD that knows less of
+    /// the map than its sender.
+    fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
+        let reply = match message {
             Message::Request(request) => {
-                self.epochs.insert((request.session, request.sequence), request.epoch);
+                let named = (request.epoch, request.revision);
+                self.named.insert((request.session, request.sequence), named);
+                return Ok(());
             }
-            Message::Reply(reply) => {
-                let asked = self.epochs.remove(&(reply.session, reply.sequence));
-                // What finds nothing to change answers with an old version.
-                if let (Some(asked), Ok(Outcome::Written { version, .. })) = (asked, &reply.outcome)
-                    && version.epoch > asked
-                {
-                    return Err(format!(
-                        "request {} of session {} names epoch {asked}, but it got version \
-                         {version}",
-                        reply.sequence, reply.session
-                    ));
-                }
-            }
-            Message::Control(_) => {}
+            Message::Reply(reply) => reply,
+            Message::Control(_) => return Ok(()),
+        };
+        let Process::Osd(index) = from else { return Ok(()) };
+        let named = self.named.remove(&(reply.session, reply.sequence));
+        let (Some((epoch, revision)), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
+        let (session, sequence) = (reply.session, reply.sequence);
+        // What finds nothing to change answers with an old version.
+        if let Outcome::Written { version, .. } = outcome
+            && version.epoch > epoch
+        {
+            return Err(format!(
+                "request {sequence} of session {session} names epoch {epoch}, but it got version \
+                 {version}"
+            ));
+        }
+        let told = self.told.get(&(index, self.life(from))).copied().unwrap_or_default();
+        if told < revision {
+            return Err(format!(
+                "request {sequence} of session {session} names revision {revision}, but osd \
+                 {index}, which did it, was told no more than {told}"
+            ));
         }
         Ok(())
+    }
+
+    /// An OSD is told of the map.
+    fn note_map(&mut self, index: usize, text: &str) {
+        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
+        let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };
+        let known = self.told.entry((index, self.life(Process::Osd(index)))).or_default();
+        *known = newest.max(*known);
     }
 
     fn process_at(&self, address: &str) -> Option<Process> {
@@ -539,6 +562,9 @@ impl World {
                 {
                     let run = (index, self.life(process));
                     self.arrivals.note(run, request, &mut self.tally.faults);
+                }
+                if let NetEvent::Received { message: Message::Control(text), .. } = &event {
+                    self.note_map(index, text);
                 }
                 self.apply_osd(index, node::Event::Net(event))
             }
