@@ -211,7 +211,7 @@ pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> Check
             report.find(severity, format!("{text} (recovery table row @{row}, {count} times)"));
         }
     }
-    if trial.store.parts().superblock.suspect.is_some() {
+    if trial.store.has_unsettled_damage() {
         let text = "the store is suspect: an earlier start found damage that may have cost \
                     acknowledged writes; `pg give-up` accepts the loss where no copy is left";
         report.find(Severity::Warning, text.to_owned());
@@ -301,7 +301,7 @@ pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String>
         tombstones,
         notes: parts.notes.len() as u64,
         space: store.space(),
-        suspect: superblock.suspect.is_some(),
+        suspect: store.has_unsettled_damage(),
         recovery: store.recovery_report(),
     })
 }

@@ -75,6 +75,7 @@ fn goes_on(mut bench: Bench, numbers: &[u32], is_suspect: bool) {
     for round in 0..2 {
         assert_written(&mut bench, numbers);
         assert_eq!(bench.store.is_suspect(PG), is_suspect);
+        assert_eq!(bench.store.has_unsettled_damage(), is_suspect);
         bench.write(10 + round, 0, 1, 7);
         bench.idle();
         let rows = bench.rows();
@@ -92,6 +93,7 @@ fn goes_on(mut bench: Bench, numbers: &[u32], is_suspect: bool) {
         bench.checkpoint();
         let bench = bench.crash();
         assert!(!bench.store.is_suspect(PG));
+        assert!(!bench.store.has_unsettled_damage());
     }
 }
 

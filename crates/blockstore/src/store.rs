@@ -407,6 +407,19 @@ impl Store {
         absolved.is_none_or(|absolved| absolved < suspect)
     }
 
+    /// Whether recovery found damage that is not settled for every PG the store knows of. A PG it
+    /// knows nothing of stays suspect here: what was known may be what is lost.
+    pub fn has_unsettled_damage(&self) -> bool {
+        let Some(parts) = &self.parts else { return false };
+        let noted = parts.notes.keys().filter_map(|key| match key {
+            NoteKey::Pg(pg) => Some(*pg),
+            NoteKey::Cluster => None,
+        });
+        let mut known = parts.pgs.keys().copied().chain(noted).peekable();
+        let knows_none = known.peek().is_none();
+        parts.superblock.suspect.is_some() && (knows_none || known.any(|pg| self.is_suspect(pg)))
+    }
+
     /// When a write is durable. Requires: opened.
     pub fn commit_mode(&self) -> CommitMode {
         self.parts().superblock.commit
