@@ -12,7 +12,7 @@ use crate::message::FromMonitor;
 use crate::records::{CounterName, Key, Record, Rest, SessionRecord};
 
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
-const SESSION_COUNT_MAX: usize = 100_000;
+pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
 /// Where a session that has not ended is connected.
 pub(super) enum SessionLive {

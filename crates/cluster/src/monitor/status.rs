@@ -6,6 +6,8 @@ use base::{OsdId, Time};
 use serde_json::{Value, json};
 
 use super::query::PgState;
+use super::session::SESSION_COUNT_MAX;
+use super::volume::FENCE_COUNT_MAX;
 use super::{Monitor, Setting};
 use crate::message::OsdReport;
 
@@ -35,6 +37,11 @@ struct Check {
     hint: &'static str,
 }
 
+/// Whether a list has used four fifths of its room: time to do something about it.
+const fn is_near(count: usize, count_max: usize) -> bool {
+    count * 5 >= count_max * 4
+}
+
 /// PGs by what they do.
 #[derive(Default)]
 struct PgTally {
@@ -55,6 +62,7 @@ impl Monitor {
         self.check_pools(&mut checks);
         self.check_pgs(&tally, &mut checks);
         self.check_osds(now, &mut checks);
+        self.check_limits(&mut checks);
         self.check_monitor(&mut checks);
         checks.sort_by_key(|check| std::cmp::Reverse(check.severity));
         let worst = checks.iter().map(|check| check.severity).max();
@@ -287,6 +295,37 @@ impl Monitor {
         }
     }
 
+    /// Lists that only grow until volumes are removed.
+    fn check_limits(&self, checks: &mut Vec<Check>) {
+        let sessions = self.contents.sessions().count();
+        if is_near(sessions, SESSION_COUNT_MAX) {
+            checks.push(Check {
+                code: "sessions_near_limit",
+                severity: Severity::Warn,
+                message: format!(
+                    "{sessions} of {SESSION_COUNT_MAX} sessions are in use, with those whose \
+                     clients ended without a word: then no volume can be attached"
+                ),
+                hint: "detach volumes; removing a volume, or making it smaller, ends its sessions",
+            });
+        }
+        for pool in self.contents.pools() {
+            let fences = self.contents.fences(pool.pool.id).map_or(0, |record| record.fences.len());
+            if is_near(fences, FENCE_COUNT_MAX) {
+                checks.push(Check {
+                    code: "fences_near_limit",
+                    severity: Severity::Warn,
+                    message: format!(
+                        "pool {} refuses {fences} sessions for ever, at most {FENCE_COUNT_MAX}: \
+                         then volumes with ended sessions can be neither removed nor made smaller",
+                        pool.pool.name
+                    ),
+                    hint: "make new volumes in another pool",
+                });
+            }
+        }
+    }
+
     fn check_monitor(&self, checks: &mut Vec<Check>) {
         if self.has_newer_member {
             checks.push(Check {
@@ -340,5 +379,18 @@ impl Monitor {
             }));
         }
         Value::Array(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_near_from_four_fifths_on() {
+        assert!(!is_near(0, FENCE_COUNT_MAX));
+        assert!(!is_near(19_999, FENCE_COUNT_MAX));
+        assert!(is_near(20_000, FENCE_COUNT_MAX));
+        assert!(is_near(SESSION_COUNT_MAX, SESSION_COUNT_MAX));
     }
 }

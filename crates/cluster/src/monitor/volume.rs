@@ -26,7 +26,7 @@ const IMAGE_COUNT_MAX: usize = 16_384;
 /// Largest volume, in bytes; with small blocks 2^32 - 1 of them are less.
 const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
 /// Fenced sessions of a pool: their record fits a transaction.
-const FENCE_COUNT_MAX: usize = 25_000;
+pub(super) const FENCE_COUNT_MAX: usize = 25_000;
 /// Sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
 /// Recorded tasks at one time.
