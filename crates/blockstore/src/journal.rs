@@ -121,11 +121,11 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// A journal that goes on at `tail`. Everything before it is durable.
+    /// A journal that goes on at `tail`. Everything before it is durable; an entry records that of
+    /// everything before `recorded`.
     pub fn new(
         superblock: &Superblock,
-        head: Lsn,
-        tail: Lsn,
+        (head, recorded, tail): (Lsn, Lsn, Lsn),
         previous: Checksum,
         cache_bytes_max: u64,
     ) -> Journal {
@@ -151,7 +151,7 @@ impl Journal {
             cache: VecDeque::new(),
             cache_bytes: 0,
             cache_bytes_max,
-            idle: tail,
+            idle: recorded,
             recorded_max: None,
         }
     }

@@ -346,11 +346,15 @@ impl Store {
         let cache = self.settings.memory_bytes / 4;
         let parts = self.parts.as_mut().expect("the superblock is known");
         let head = parts.root.replay;
-        parts.journal = Journal::new(&parts.superblock, head, tail, previous, cache);
         let Phase::Opening(opening) = &mut self.phase else {
             unreachable!("the journal is replayed before the store opens")
         };
         let acked = opening.survey.acked;
+        // An idle entry at the end needs no other one that records it.
+        let is_recorded = opening.replay.idle_end == Some(tail);
+        let recorded = if is_recorded { tail } else { acked.min(tail) };
+        let lsns = (head, recorded, tail);
+        parts.journal = Journal::new(&parts.superblock, lsns, previous, cache);
         parts.wants_checkpoint |= opening.root_was_lost;
         if tail > end {
             opening.decisions.push(Decision::Cut { from: end, to: tail });
@@ -514,6 +518,7 @@ impl Store {
         self.report.journal_bytes = journal_bytes;
         self.report.blocks = blocks;
         self.phase = Phase::Open;
+        self.written_at = self.now;
         effects.push(Effect::Opened);
     }
 }
@@ -574,7 +579,8 @@ impl Parts {
             pgs: StreamRef::EMPTY,
             notes: StreamRef::EMPTY,
         };
-        let journal = Journal::new(&superblock, Lsn::ZERO, Lsn::ZERO, root.previous, 0);
+        let journal =
+            Journal::new(&superblock, (Lsn::ZERO, Lsn::ZERO, Lsn::ZERO), root.previous, 0);
         Parts {
             index: Index::new(),
             live: BTreeMap::new(),

@@ -556,6 +556,27 @@ fn after_a_recorded_end_wrong_data_is_damage_not_a_torn_tail() {
 }
 
 #[test]
+fn what_a_start_found_is_recorded_and_then_no_torn_tail() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let entry = bench.tail();
+    bench.write(2, 0, 1, 900);
+    bench.run();
+    let place = bench.place(entry) + 512;
+    let mut bench = Bench::on(bench.off(), settings(), 1);
+    assert_eq!(bench.done(Request::Record), Ok(Answer::Durable));
+    let tail = bench.tail();
+    let mut bench = Bench::on(bench.off(), settings(), 1);
+    assert_eq!(bench.done(Request::Record), Ok(Answer::Durable));
+    assert_eq!(bench.tail(), tail, "it is recorded once");
+    assert_eq!(bench.store.deadline(), None);
+    let mut disk = bench.off();
+    disk.flip(place);
+    let mut bench = Bench::on(disk, settings(), 1);
+    assert_eq!(bench.rows(), "ACF");
+    assert!(matches!(bench.read(2, 0, 1), Err(StoreError::Damaged { .. })));
+}
+
+#[test]
 fn block_sizes_share_a_store() {
     let mut bench = Bench::new(CommitMode::Fsync);
     let sizes: Vec<BlockSize> = (14..=20).filter_map(BlockSize::from_shift).collect();

@@ -538,6 +538,11 @@ impl SimDisk {
         self.unreadable.insert(offset - offset % self.sector_size);
     }
 
+    /// Sectors that cannot be read.
+    pub fn unreadable_count(&self) -> usize {
+        self.unreadable.len()
+    }
+
     /// All sectors can be read again. Whether there were any that could not.
     pub fn mend_sectors(&mut self) -> bool {
         !std::mem::take(&mut self.unreadable).is_empty()

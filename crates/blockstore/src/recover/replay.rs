@@ -33,6 +33,8 @@ pub struct Replay {
     chunk: Option<(Lsn, Buffer)>,
     /// The journal ends at a place that cannot be read: behind it.
     unreadable_end: Option<Lsn>,
+    /// Behind the last entry, if it records all before it.
+    pub idle_end: Option<Lsn>,
     /// Journal that cannot be read.
     lost: Vec<Range<Lsn>>,
     /// Blocks with a dropped entry.
@@ -302,6 +304,8 @@ impl Store {
         replay.at = header.lsn.advance(header.size as u64);
         replay.previous = checksum;
         replay.is_unchained = false;
+        let is_idle = header.kind == EntryKind::Idle && header.durable == header.lsn;
+        replay.idle_end = is_idle.then_some(replay.at);
     }
 
     fn replay_entry(

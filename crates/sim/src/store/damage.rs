@@ -16,6 +16,9 @@ use super::world::{Operation, Stage, World};
 use crate::disk::WriteFault;
 use crate::random::Chance;
 
+/// Sectors that cannot be read, at a time: recovery reads what is around each one by one.
+const UNREADABLE_MAX: usize = 4;
+
 /// What was damaged so far, and what follows from it.
 pub(super) struct Damage {
     superblock: Range<u64>,
@@ -225,7 +228,7 @@ impl World {
 
     /// A sector may become unreadable: at once, or while the power was off.
     pub(super) fn break_sectors(&mut self, chance: Chance) {
-        if !self.chaos.chance(chance) {
+        if !self.chaos.chance(chance) || self.disk.unreadable_count() >= UNREADABLE_MAX {
             return;
         }
         let areas = [
@@ -234,7 +237,7 @@ impl World {
             (self.damage.superblock.clone(), "unreadable sector in a superblock"),
             (self.damage.data.clone(), "unreadable sector in the data area"),
         ];
-        let (area, kind) = areas[self.chaos.weighted(&[4, 4, 1, 2])].clone();
+        let (area, kind) = areas[self.chaos.weighted(&[4, 4, 3, 2])].clone();
         // What the last requests wrote is as likely as the rest.
         let last = self.disk.completed_count();
         let recent =

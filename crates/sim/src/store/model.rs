@@ -53,6 +53,8 @@ pub struct Block {
     /// Its size.
     pub size: BlockSize,
     base: State,
+    /// Damage may have cost any of its changes.
+    was_forgotten: bool,
     later: VecDeque<Change>,
     open_reads: BTreeSet<u64>,
 }
@@ -132,7 +134,14 @@ impl Block {
     fn new(pg: PgId, size: BlockSize) -> Block {
         let units = vec![0; size.unit_count() as usize];
         let base = State { version: Some(Version::ZERO), deleted: false, units };
-        Block { pg, size, base, later: VecDeque::new(), open_reads: BTreeSet::new() }
+        Block {
+            pg,
+            size,
+            base,
+            was_forgotten: false,
+            later: VecDeque::new(),
+            open_reads: BTreeSet::new(),
+        }
     }
 
     /// The newest state, changes without an answer included.
@@ -362,9 +371,7 @@ impl Model {
     pub fn forget(&mut self, pg: PgId) {
         for block in self.blocks.values_mut().filter(|block| block.pg == pg) {
             block.later.clear();
-            block.base.version = None;
-            block.base.deleted = false;
-            block.base.units.fill(UNKNOWN);
+            block.forget();
         }
         self.pgs.get_mut(&pg).expect("made with its first block").certain = Version::ZERO;
     }
@@ -397,6 +404,13 @@ impl Note {
 }
 
 impl Block {
+    fn forget(&mut self) {
+        self.was_forgotten = true;
+        self.base.version = None;
+        self.base.deleted = false;
+        self.base.units.fill(UNKNOWN);
+    }
+
     fn resolve(&mut self, found: Version, pg: &mut Pg) -> Result<(), String> {
         let Some(certain) = self.base.version else {
             self.later.clear();
@@ -407,11 +421,11 @@ impl Block {
             self.later.clear();
             return Ok(());
         }
-        // With an older root a tombstone is there again that a checkpoint had dropped.
-        if certain == Version::ZERO && !self.base.is_written() && found <= pg.floor {
+        if self.was_forgotten && certain == Version::ZERO && !self.base.is_written() {
+            // Damage took the root that knew what a checkpoint had dropped: with an older one a
+            // tombstone is there again, or a block whose leaf had been lost.
             self.later.clear();
-            self.base.version = Some(found);
-            self.base.deleted = true;
+            self.forget();
             return Ok(());
         }
         let Some(last) = self.later.iter().position(|change| change.version == found) else {

@@ -140,9 +140,9 @@ impl Plan {
             plan.host_bytes = Some(random.scale(1..64) * MIB);
             plan.faults.host_use = Chance(random.scale(100..5_000) as u32);
         }
-        if random.chance(Chance::percent(15)) {
+        if random.chance(Chance::percent(20)) {
             plan.faults.unreadable = Chance(random.scale(50..1_000) as u32);
-            plan.faults.unreadable_at_crash = Chance::percent(random.range(5..50) as u32);
+            plan.faults.unreadable_at_crash = Chance::percent(random.range(5..20) as u32);
         }
         plan
     }
