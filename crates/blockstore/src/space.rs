@@ -135,11 +135,12 @@ impl Parts {
         let size_bytes = self.allocator.size_bytes();
         let used_bytes = self.allocator.used_bytes() - self.freed_bytes;
         let mut free_bytes = size_bytes.saturating_sub(used_bytes + self.reserve_bytes());
+        // The last of what is ready is for writes that have a version already.
+        let last_bytes = (self.reserving.size / 4).max(SEGMENT_SIZE);
         if self.reserving.is_refused {
-            free_bytes = free_bytes.min(self.allocator.ready_bytes());
+            free_bytes = free_bytes.min(self.allocator.ready_bytes().saturating_sub(last_bytes));
         }
         let full = has_no_space
-            || self.reserving.is_refused
             || free_bytes < BlockSize::MAX.bytes()
             || !self.has_record_space(None, BlockSize::MAX, true);
         Space { size_bytes, used_bytes, free_bytes, full }

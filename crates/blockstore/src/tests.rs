@@ -440,6 +440,20 @@ fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
 }
 
 #[test]
+fn what_is_reserved_is_used_before_the_store_is_full_but_for_its_last_part() {
+    let mut bench = on_a_file(CommitMode::Fsync, 20 * MIB);
+    let mut number = 0;
+    while !bench.store.space().full {
+        let id = bench.write(number, 0, 32, 5);
+        bench.run();
+        assert!(bench.is_durable(id), "block {number} is refused before the store says full");
+        number += 1;
+    }
+    let used = bench.store.space().used_bytes;
+    assert!((16 * MIB..20 * MIB).contains(&used), "{used}");
+}
+
+#[test]
 fn a_file_system_that_has_space_again_is_noticed() {
     let mut bench = on_a_file(CommitMode::Fsync, 0);
     let refused = bench.write(1, 0, 32, 5);
