@@ -29,6 +29,9 @@ const GROUPS_IN_FLIGHT_MAX: usize = 8;
 const GROUP_SIZE_MAX: u64 = 1 << 20;
 /// Data from this size on is not copied into the group's buffer.
 const COPY_SIZE_MAX: usize = 64 << 10;
+/// Journal that only idle entries may use: without one no checkpoint is made, and without a
+/// checkpoint nothing is trimmed.
+pub const IDLE_RESERVE: u64 = 64 << 10;
 /// Out-of-line writes in flight at once.
 pub const LARGE_IN_FLIGHT_MAX: usize = 64;
 

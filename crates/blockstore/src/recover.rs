@@ -28,7 +28,7 @@ use format::disk::{
 use crate::allocate::Allocator;
 use crate::disk::Purpose;
 use crate::index::{BlockInfo, Index};
-use crate::journal::{Journal, plain_header};
+use crate::journal::{IDLE_RESERVE, Journal, plain_header};
 use crate::pages::{Pages, ROOT_PAGES};
 use crate::recover::replay::Replay;
 use crate::recover::survey::Survey;
@@ -487,7 +487,7 @@ impl Store {
         let (data, checksums) = self.padded(&bytes);
         let parts = self.parts.as_mut().expect("the superblock is known");
         let kind = format::disk::EntryKind::Recovery;
-        if !parts.journal.has_room(kind, checksums.len(), 0) {
+        if !parts.journal.has_room(kind, checksums.len(), IDLE_RESERVE) {
             let reason = "the journal has no room for recovery's decisions: remove this OSD and \
                           create it anew";
             return self.stop(reason.to_owned(), effects);

@@ -24,7 +24,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dirty::Overlay;
 use crate::disk::{Disk, Purpose, ReadDone};
 use crate::index::Index;
-use crate::journal::Journal;
+use crate::journal::{IDLE_RESERVE, Journal};
 use crate::pages::Pages;
 use crate::read::Read;
 use crate::recover::Opening;
@@ -229,7 +229,7 @@ impl Store {
     pub(crate) fn record_durable(&mut self) {
         let Some(parts) = &mut self.parts else { return };
         if parts.journal.is_idle_unrecorded()
-            && parts.journal.has_room(format::disk::EntryKind::Idle, 0, 64 << 10)
+            && parts.journal.has_room(format::disk::EntryKind::Idle, 0, IDLE_RESERVE / 2)
         {
             parts.journal.append_idle();
         }
