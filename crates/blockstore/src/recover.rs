@@ -161,6 +161,10 @@ impl Store {
                 opening.superblocks_damaged.push(index);
             }
         }
+        // A sound copy says more than one that cannot be read.
+        let says_nothing =
+            |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
+        let none_can_be_had = self.opening().has_lost && copies.iter().all(says_nothing);
         match choose_superblock(copies, self.device_size) {
             Ok(superblock) => {
                 if !self.opening().superblocks_damaged.is_empty() {
@@ -171,7 +175,7 @@ impl Store {
                 let offset = self.parts().page_place(ROOT_PAGES[0]);
                 self.fetch(offset, PAGE_SIZE, effects);
             }
-            Err(_) if self.opening().has_lost => {
+            Err(_) if none_can_be_had => {
                 let reason = "the superblock cannot be read: look at the kernel's log and the \
                               disk's health, then start this OSD again";
                 self.stop(reason.to_owned(), effects);
