@@ -51,22 +51,22 @@ pub enum Command {
     #[command(after_help = "Example:\n  ashlar down --dir /var/lib/ashlar")]
     Down(DownArgs),
     /// Storage daemons and their disks
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar osd ls")]
     Osd(OsdCommand),
     /// Volumes
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar volume create disk1 --size 20GiB")]
     Volume(VolumeCommand),
     /// Pools: redundancy and placement rules
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar pool ls")]
     Pool(PoolCommand),
     /// Placement groups
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar pg ls")]
     Pg(PgCommand),
     /// Settings
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar config ls")]
     Config(ConfigCommand),
     /// Keys of the state store
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar state ls")]
     State(StateCommand),
     /// Is my data safe, what is happening, when is it done
     #[command(after_help = "Example:\n  ashlar status --json | jq .health")]
@@ -75,12 +75,13 @@ pub enum Command {
     #[command(after_help = "Example:\n  ashlar check || echo trouble")]
     Check,
     /// Measure a volume or a disk
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  ashlar bench volume disk1")]
     Bench(BenchCommand),
     /// Serve volumes to NBD clients
     #[command(after_help = NBD_EXAMPLE)]
     Nbd(NbdArgs),
     /// Run a monitor
+    #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
     Mon {
         /// What to do with it.
         #[command(subcommand)]
@@ -499,19 +500,19 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_an_example() {
-        use clap::CommandFactory;
-        fn visit(command: &clap::Command, path: &str) {
-            let children: Vec<_> = command.get_subcommands().collect();
-            if children.is_empty() && command.get_name() != "help" {
-                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-                assert!(help.contains("Example"), "{path} {} has none", command.get_name());
-            }
-            for child in children {
-                visit(child, &format!("{path} {}", command.get_name()));
-            }
+    fn the_help_of_every_command_has_an_example() {
+        use clap::{CommandFactory, Parser};
+        fn visit(command: &clap::Command, path: &[&str]) -> u32 {
+            let mut words = path.to_vec();
+            words.push(command.get_name());
+            let shown = Cli::try_parse_from(words.iter().chain(&["--help"]));
+            let help = shown.err().expect("it shows help and does nothing else");
+            assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp, "{words:?}");
+            assert!(help.to_string().contains("Example"), "{words:?}: {help}");
+            let children = command.get_subcommands().filter(|child| child.get_name() != "help");
+            1 + children.map(|child| visit(child, &words)).sum::<u32>()
         }
-        visit(&Cli::command(), "");
+        assert!(visit(&Cli::command(), &[]) > 30);
     }
 
     /// Every command and option, as `docs/commands.md` has them.

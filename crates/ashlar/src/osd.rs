@@ -51,6 +51,16 @@ pub enum Place<'a> {
     Within(&'a Path),
 }
 
+impl Place<'_> {
+    /// The directory or device of the OSD that gets this id here.
+    fn of(self, osd: OsdId) -> PathBuf {
+        match self {
+            Place::At(path) => path.to_owned(),
+            Place::Within(dir) => dir.join(osd.to_string()),
+        }
+    }
+}
+
 /// An OSD that was made.
 pub struct CreatedOsd {
     /// Its id.
@@ -116,15 +126,69 @@ pub fn create_osd(
     let mut options = options_of(config, request, &probe);
     blockstore::create(&options)
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
-    let command = Command::OsdCreate { store: options.store.to_string() };
+    match unfinished_osd(config, request.place)? {
+        Some((store, osd)) => (options.store, options.osd) = (store, osd),
+        None => {
+            if let Some(claim) = claim_of(request.place) {
+                let text = format!("{}\n", options.store);
+                io::replace_file(&claim, text.as_bytes(), 0o600).map_err(cannot)?;
+            }
+            options.osd = register(config, options.store)?;
+        }
+    }
+    let created = write_store(&options, &probe, &request.place.of(options.osd), progress)?;
+    if let Some(claim) = claim_of(request.place) {
+        remove_claim(&claim)?;
+    }
+    Ok(created)
+}
+
+/// The file that holds the identity of a store from before its id is asked for until it is made:
+/// whoever goes on after this process was killed gets the same id for it. A device has no room for
+/// one; an OSD whose making was cut short there leaves an id that was never used.
+fn claim_of(place: Place<'_>) -> Option<PathBuf> {
+    let (Place::At(path) | Place::Within(path)) = place;
+    device_at(path).is_none().then(|| path.join("unfinished-osd"))
+}
+
+fn remove_claim(claim: &Path) -> Result<(), Failure> {
+    fs::remove_file(claim).map_err(|error| {
+        let message = format!("cannot remove {}: {error}", claim.display());
+        failure("io", message, "check the permissions of its directory, and remove it by hand")
+    })
+}
+
+/// The OSD whose making at this place was cut short, if there is one.
+pub fn unfinished_osd(
+    config: &Config,
+    place: Place<'_>,
+) -> Result<Option<(StoreId, OsdId)>, Failure> {
+    let Some(claim) = claim_of(place) else { return Ok(None) };
+    let Ok(text) = fs::read_to_string(&claim) else { return Ok(None) };
+    let Ok(number) = u128::from_str_radix(text.trim_end(), 16) else {
+        // None of ours: they are written whole.
+        remove_claim(&claim)?;
+        return Ok(None);
+    };
+    let store = StoreId::new(number);
+    let osd = register(config, store)?;
+    if blocks_of(&place.of(osd)).exists() {
+        // It was made; only its claim is left.
+        remove_claim(&claim)?;
+        return Ok(None);
+    }
+    Ok(Some((store, osd)))
+}
+
+/// The id of the OSD with this store: given now, or known already.
+fn register(config: &Config, store: StoreId) -> Result<OsdId, Failure> {
+    let command = Command::OsdCreate { store: store.to_string() };
     let answer = client::call(config, command, COMMAND_TIME_MAX)?;
     let osd = answer["id"].as_u64().and_then(|id| OsdId::new(u32::try_from(id).ok()?));
-    options.osd = osd.ok_or_else(|| failure("protocol", "the monitor gave no OSD id", ""))?;
-    let path = match request.place {
-        Place::At(path) => path.to_owned(),
-        Place::Within(dir) => dir.join(options.osd.to_string()),
-    };
-    write_store(&options, &probe, &path, progress)
+    osd.ok_or_else(|| {
+        let hint = "run a monitor of the same version: `ashlar --version`";
+        failure("protocol", "the monitor gave no OSD id", hint)
+    })
 }
 
 /// What is frozen with the store; its OSD's id is not known yet.

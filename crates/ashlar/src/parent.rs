@@ -8,7 +8,10 @@ use crate::output::failure;
 /// Asks the kernel for SIGTERM when the process `parent` ends. Without a parent, nothing.
 pub fn follow(parent: Option<u32>) -> Result<(), Failure> {
     let Some(parent) = parent else { return Ok(()) };
-    let gone = || failure("died", "the parent process has ended", "");
+    let gone = || {
+        let hint = "start the cluster again: ashlar up --detach";
+        failure("died", "the parent process has ended", hint)
+    };
     set_parent_process_death_signal(Some(Signal::TERM)).map_err(|_| gone())?;
     // It may have ended before the line above.
     let now = getppid().map(Pid::as_raw_nonzero).map(i32::from);

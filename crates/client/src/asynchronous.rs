@@ -130,7 +130,10 @@ impl Client {
         let hold = Hold { door: self.door.clone(), handle };
         match answer.await {
             Some(result) => Ok(Volume { hold, attached: result? }),
-            None => Err(failure("io_uring", "the client's thread has ended".to_string(), "")),
+            None => {
+                let hint = "make a new client; io_uring must be allowed for as long as it lives";
+                Err(failure("io_uring", "the client's thread has ended".to_string(), hint))
+            }
         }
     }
 }

@@ -137,7 +137,9 @@ impl Run {
             let mut done = std::mem::take(&mut answers);
             for answer in done.drain(..) {
                 let Effect::Done { id, result } = answer else { continue };
-                result.map_err(|error| failure("failed", error.to_string(), ""))?;
+                result.map_err(|error| {
+                    failure("failed", error.to_string(), "`ashlar status` says what is wrong")
+                })?;
                 let slot = id.0 as usize;
                 now = self.shell.reactor.now();
                 self.latencies.record(now - self.started[slot]);

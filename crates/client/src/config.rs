@@ -37,8 +37,10 @@ impl Config {
         if let Some(path) = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty()) {
             return Config::load(Path::new(&path));
         }
-        let here = std::env::current_dir()
-            .map_err(|error| failure("io", format!("no current folder: {error}"), ""))?;
+        let here = std::env::current_dir().map_err(|error| {
+            let hint = "change to a folder that exists, or name the cluster with --cluster";
+            failure("io", format!("no current folder: {error}"), hint)
+        })?;
         Config::find_above(&here)
     }
 
@@ -77,7 +79,9 @@ impl Config {
             return Err(failure("invalid", message, "add an address to `monitors`"));
         }
         let key = ClusterKey::load(&dir.join(KEY)).map_err(|error| {
-            failure("key", error.to_string(), "copy `key` from the cluster's directory, mode 0600")
+            let hint = "put a copy of the cluster's key there, mode 0600; if none is left: `ashlar \
+                        down`, remove the file, and `ashlar up` draws a new one";
+            failure("key", error.to_string(), hint)
         })?;
         Ok(Config { dir, file: parsed, key })
     }

@@ -1,14 +1,15 @@
 //! The cluster key: 32 random bytes in a file of mode 0600, as 64 hexadecimal digits.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::Error;
+use crate::prepare::replace_file;
 
 /// What every member and client of a cluster holds, and nobody else.
 #[derive(Clone, PartialEq, Eq)]
@@ -35,17 +36,16 @@ impl ClusterKey {
         &self.0
     }
 
-    /// Draws a key and writes it to a new file that only its owner can read.
+    /// Draws a key and writes it to a new file that only its owner can read. The file has its
+    /// name only when it is whole. Requires: no other process makes it too.
     pub fn create(path: &Path) -> Result<ClusterKey, Error> {
-        let failed = |error| Error::new(format!("cannot write the key {}", path.display()), error);
+        if path.exists() {
+            return Err(Error(format!("the key {} exists already", path.display())));
+        }
         let key = ClusterKey::random();
         let mut text: String = key.0.iter().map(|byte| format!("{byte:02x}")).collect();
         text.push('\n');
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-        file.write_all(text.as_bytes()).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
+        replace_file(path, text.as_bytes(), 0o600)?;
         Ok(key)
     }
 
@@ -64,7 +64,8 @@ impl ClusterKey {
         let mut text = String::new();
         file.take(1024).read_to_string(&mut text).map_err(failed)?;
         parse(text.trim_end()).ok_or_else(|| {
-            Error(format!("the key {} is not 64 hexadecimal digits", path.display()))
+            let (path, length) = (path.display(), text.len());
+            Error(format!("the key {path} is damaged: {length} bytes, not 64 hexadecimal digits"))
         })
     }
 }
@@ -115,6 +116,19 @@ mod tests {
         assert_eq!(path.metadata().expect("it exists").permissions().mode() & 0o777, 0o600);
         assert_eq!(format!("{key:?}"), "ClusterKey(secret)");
         assert!(ClusterKey::create(&path).is_err(), "a key is never overwritten");
+        std::fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn a_key_has_its_name_only_when_it_is_whole() {
+        let folder = folder("wholekey");
+        let path = folder.join("key");
+        // Left by a process that was killed, and readable by all.
+        std::fs::write(folder.join("key.new"), "12").expect("writable");
+        let key = ClusterKey::create(&path).expect("nothing has the name");
+        assert_eq!(ClusterKey::load(&path), Ok(key));
+        assert_eq!(path.metadata().expect("it exists").permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(&folder).expect("ours").count(), 1);
         std::fs::remove_dir_all(folder).expect("ours");
     }
 

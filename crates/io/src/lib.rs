@@ -35,7 +35,7 @@ pub use clock::{now, wall_clock};
 pub use disk::Disk;
 pub use handshake::{Established, Handshake, HandshakeStep, Trust};
 pub use key::{ClusterKey, random_bytes};
-pub use prepare::{Probe, prepare, probe};
+pub use prepare::{Probe, prepare, probe, replace_file};
 pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
 pub use ring::FeatureMask;
 

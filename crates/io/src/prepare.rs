@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use base::BufferPool;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::{ReadWriteFlags, pwritev2};
 
 use crate::disk::Disk;
@@ -56,6 +56,8 @@ pub fn probe(path: &Path) -> Result<Probe, Error> {
     file.write_all_at(&[0; TRIAL_SIZE], 0).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let disk = Disk::open(&trial.0)?;
+    // Open, it needs no name: nothing stays if this process is killed.
+    drop(trial);
     let durable_write_us = time_durable_writes(&disk, 0)?;
     Ok(found(&disk, None, write_cache_of(metadata.dev()), durable_write_us))
 }
@@ -118,6 +120,11 @@ fn create_new(path: &Path) -> std::io::Result<File> {
 /// Fills the ranges `zero` (offset, length) from end to end and flushes, then writes `images`
 /// (offset, bytes) and flushes. `progress` hears of bytes done and in all.
 ///
+/// Killed at any point, it leaves no half-made store under a store's name. A file is written as
+/// `path` with the ending `new` and gets its name in the end; what an earlier call left of it is
+/// written anew. A device has one name only: `images` hold its superblocks, and until they are
+/// written, last of all, it holds no store.
+///
 /// A file that could not be finished is removed.
 pub fn prepare(
     path: &Path,
@@ -136,15 +143,39 @@ pub fn prepare(
         }
         return fill(disk.file(), size, zero, images, progress).map_err(failed);
     }
-    let file = create_new(path).map_err(failed)?;
+    let new = path.with_extension("new");
+    let file = claim_new(&new, path)?;
     let result = file
         .set_len(size)
         .and_then(|()| fill_new(&file, size, zero, images, progress))
-        .and_then(|()| sync_folder_of(path));
+        .and_then(|()| std::fs::rename(&new, path));
     if result.is_err() {
-        let _ = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(&new);
     }
-    result.map_err(failed)
+    result.and_then(|()| sync_names_of(path)).map_err(failed)
+}
+
+/// Opens `new` alone and empty: another process that makes the same store is refused, and so is
+/// one that comes when the store has got its name `path`.
+fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
+    let failed = |error| Error::new(format!("cannot write {}", new.display()), error);
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(new).map_err(failed)?;
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(Error(format!("{} is being made by another process", path.display())));
+    }
+    // Looked at under the lock: the file just opened may have become `path` meanwhile.
+    if path.exists() {
+        if let Ok(ours) = file.metadata()
+            && std::fs::metadata(new).is_ok_and(|found| found.ino() == ours.ino())
+        {
+            let _ = std::fs::remove_file(new);
+        }
+        return Err(Error(format!("{} exists already", path.display())));
+    }
+    file.set_len(0).map_err(failed)?;
+    Ok(file)
 }
 
 /// Reserves the space before it is written, so that it lies together and a full disk shows early.
@@ -202,10 +233,38 @@ fn fill(
     Ok(())
 }
 
-/// Makes the name of a new file durable.
-fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+/// Makes the name of a new file durable, and that of its folder, which may be as new.
+fn sync_names_of(path: &Path) -> std::io::Result<()> {
+    sync_folder_of(path)?;
+    match path.parent().filter(|folder| folder.file_name().is_some()) {
+        Some(folder) => sync_folder_of(folder),
+        None => Ok(()),
+    }
+}
+
+/// Makes a name in its folder durable, or that it is gone.
+pub(crate) fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Puts a file of `bytes` and `mode` in place of what is at `path`, if anything. A crash leaves
+/// what was there, or all of the new one. Requires: no other process replaces it too.
+pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+    let failed = |error| Error::new(format!("cannot write {}", path.display()), error);
+    let new = path.with_extension("new");
+    if let Err(error) = std::fs::remove_file(&new)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(failed(error));
+    }
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(mode).open(&new).map_err(failed)?;
+    file.write_all_at(bytes, 0)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::rename(&new, path))
+        .and_then(|()| sync_folder_of(path))
+        .map_err(failed)
 }
 
 #[cfg(test)]
@@ -255,13 +314,36 @@ mod tests {
     }
 
     #[test]
+    fn a_store_has_its_name_only_when_it_is_whole() {
+        let folder = Folder::new("prepare-name");
+        let (path, new) = (folder.0.join("blocks"), folder.0.join("blocks.new"));
+        // What a killed process left: longer, and full of other bytes.
+        std::fs::write(&new, vec![0x55; 3 << 20]).expect("ours");
+        let (zero, images) = ([(4096, 1 << 20)], [(0, vec![9; 4096])]);
+        let mut seen = 0;
+        let mut progress = |_, _| {
+            assert!(new.exists() && !path.exists());
+            let second = prepare(&path, 2 << 20, &zero, &images, &mut |_, _| ());
+            assert!(second.expect_err("one at a time").0.contains("another process"));
+            seen += 1;
+        };
+        prepare(&path, 2 << 20, &zero, &images, &mut progress).expect("there is space");
+        assert!(seen >= 2);
+        let bytes = std::fs::read(&path).expect("it has its name");
+        assert!(bytes.len() == 2 << 20 && bytes[4096..].iter().all(|byte| *byte == 0));
+        assert!(!new.exists());
+        assert!(prepare(&path, 2 << 20, &zero, &images, &mut |_, _| ()).is_err());
+        assert!(!new.exists(), "a refusal leaves nothing");
+    }
+
+    #[test]
     fn a_store_that_cannot_be_finished_leaves_nothing() {
         let folder = Folder::new("prepare-full");
         let path = folder.0.join("blocks");
         let too_much = 1 << 60;
         let error = prepare(&path, too_much, &[(0, too_much)], &[], &mut |_, _| ());
         assert!(error.is_err());
-        assert!(!path.exists());
+        assert_eq!(std::fs::read_dir(&folder.0).expect("ours").count(), 0);
     }
 
     #[test]

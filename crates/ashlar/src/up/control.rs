@@ -137,7 +137,7 @@ pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> 
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    let next = ask_on(&mut connection, Request::Wait, format)
+    let next = ask_on(&mut connection, dir, Request::Wait, format)
         .map_err(|error| explain_death(error, &mut child, dir))?;
     print_ready(dir, format, "is up", &next);
     Ok(())
@@ -215,11 +215,17 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
         ask(dir, Request::Down, format)?;
         // The answer comes before the process ends; its lock goes with it.
         let path = dir.join("up.lock");
-        let file = File::open(&path).map_err(|error| {
-            failure("io", format!("cannot open {}: {error}", path.display()), "")
-        })?;
+        let cannot = |what: &str, error: &dyn std::fmt::Display| {
+            let message = format!("cannot {what} {}: {error}", path.display());
+            failure(
+                "io",
+                message,
+                "run `ashlar down` again: it says whether the cluster still runs",
+            )
+        };
+        let file = File::open(&path).map_err(|error| cannot("open", &error))?;
         let locked = flock(&file, FlockOperation::LockShared);
-        locked.map_err(|error| failure("io", format!("cannot lock up.lock: {error}"), ""))?;
+        locked.map_err(|error| cannot("lock", &error))?;
     }
     match (format, running) {
         (Format::Json, _) => print_json(&json!({ "dir": dir, "was_running": running })),
@@ -262,15 +268,19 @@ fn connect(dir: &Path) -> Result<UnixStream, Failure> {
 }
 
 fn ask(dir: &Path, request: Request, format: Format) -> Result<Vec<String>, Failure> {
-    ask_on(&mut connect(dir)?, request, format)
+    ask_on(&mut connect(dir)?, dir, request, format)
 }
 
 fn ask_on(
     connection: &mut UnixStream,
+    dir: &Path,
     request: Request,
     format: Format,
 ) -> Result<Vec<String>, Failure> {
-    let closed = || failure("closed", "`ashlar up` ended before it answered", "see DIR/log/up.log");
+    let closed = || {
+        let hint = format!("see {}", dir.join("log/up.log").display());
+        failure("closed", "`ashlar up` ended before it answered", hint)
+    };
     let line = serde_json::to_string(&request).expect("plain data has a JSON form");
     writeln!(connection, "{line}").map_err(|_| closed())?;
     let mut show = WorkShow::new(format);

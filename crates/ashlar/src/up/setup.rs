@@ -6,6 +6,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use cluster::message::{Command, Failure};
 use serde_json::Value;
 
 use super::control::Work;
-use super::supervise::{Event, Role, is_stopped};
+use super::supervise::{Event, FailedOsds, Role, is_stopped};
 use crate::cli::{CommitArg, UpArgs};
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
@@ -31,13 +32,14 @@ const SOCKET_NAME_MAX: usize = 100;
 const OSDS_DEFAULT: usize = 3;
 
 /// Starts the setup; it speaks through `events`.
-pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>) {
+pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: FailedOsds) {
     let setup = Setup {
         dir: dir.to_owned(),
         osds: args.osds,
         osd_size: args.osd_size.0,
         commit: args.commit,
         events,
+        failed_osds,
     };
     std::thread::spawn(move || {
         let event = match setup.run() {
@@ -62,6 +64,7 @@ struct Setup {
     osd_size: u64,
     commit: Option<CommitArg>,
     events: Sender<Event>,
+    failed_osds: FailedOsds,
 }
 
 impl Setup {
@@ -116,7 +119,8 @@ impl Setup {
             let free = free.map_err(|error| cannot("cluster.toml: no free port", &error))?;
             file.monitors = vec![format!("tcp:{free}")];
             let text = toml::to_string(&file).expect("plain data has a TOML form");
-            write_durably(&path, &text).map_err(|error| cannot("cluster.toml", &error))?;
+            io::replace_file(&path, text.as_bytes(), 0o644)
+                .map_err(|error| cannot("cluster.toml", &error))?;
         }
         Config::load(&self.dir)
     }
@@ -134,12 +138,15 @@ impl Setup {
 
     fn start_osds(&self, config: &Config) -> Result<(), Failure> {
         let mut osds = self.existing_osds();
+        let is_cut_short = crate::osd::unfinished_osd(config, Place::Within(&self.dir))?.is_some();
         let wanted = match self.osds {
             Some(osds) => osds as usize,
-            None if osds.is_empty() => OSDS_DEFAULT,
+            // Its first start did not get to the end.
+            None if self.pools(config)?.is_empty() => OSDS_DEFAULT,
             None => osds.len(),
         };
-        let missing = wanted.saturating_sub(osds.len());
+        // One whose making was cut short has an id already: it is there, as the others are.
+        let missing = wanted.saturating_sub(osds.len()).max(usize::from(is_cut_short));
         for number in 1..=missing {
             let title = format!("making OSD {number} of {missing}");
             self.say(title.clone());
@@ -163,17 +170,37 @@ impl Setup {
             let arguments = vec!["osd".into(), "run".into(), self.path(&osd.to_string())];
             self.spawn(Role::Osd(*osd), arguments);
         }
-        self.wait(config, "OSDs", |status| {
+        let missing = |status: &Value| -> Vec<OsdId> {
             let rows = status["osds"].as_array().cloned().unwrap_or_default();
             let up = |osd: &OsdId| {
                 rows.iter().any(|row| row["id"] == osd.get() && row["up"] == Value::Bool(true))
             };
-            osds.iter().all(|osd| up(osd) || is_stopped(&self.dir, *osd))
-        })
+            osds.iter().copied().filter(|osd| !up(osd) && !self.goes_without(*osd)).collect()
+        };
+        match self.wait(config, "OSDs", |status| missing(status).is_empty()) {
+            Err(error) if error.code == "timeout" => {
+                let status = client::call(config, Command::Status, START_TIME_MAX)?;
+                for osd in missing(&status) {
+                    self.say(format!(
+                        "{osd} does not come up; going on without it ({})",
+                        error.hint
+                    ));
+                    self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(osd);
+                }
+                Ok(())
+            }
+            result => result,
+        }
     }
 
-    /// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short:
-    /// nothing was ever written to it.
+    /// Whether an OSD is not waited for: it was stopped by hand, or it does not start.
+    fn goes_without(&self, osd: OsdId) -> bool {
+        let failed = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.contains(&osd) || is_stopped(&self.dir, osd)
+    }
+
+    /// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the
+    /// file gets this name when it is whole.
     fn existing_osds(&self) -> Vec<OsdId> {
         let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut osds: Vec<OsdId> = entries
@@ -184,9 +211,13 @@ impl Setup {
         osds
     }
 
-    fn make_pool(&self, config: &Config) -> Result<(), Failure> {
+    fn pools(&self, config: &Config) -> Result<Vec<Value>, Failure> {
         let pools = client::call(config, Command::PoolList, START_TIME_MAX)?;
-        if pools.as_array().is_some_and(|pools| !pools.is_empty()) {
+        Ok(pools.as_array().cloned().unwrap_or_default())
+    }
+
+    fn make_pool(&self, config: &Config) -> Result<(), Failure> {
+        if !self.pools(config)?.is_empty() {
             return Ok(());
         }
         let create = Command::PoolCreate {
@@ -219,7 +250,7 @@ impl Setup {
     }
 
     /// Waits until every PG is served, or waits for the operator, and NBD clients are let in.
-    /// A PG of an OSD that was stopped by hand is not waited for.
+    /// A PG of an OSD that is not waited for is not waited for either.
     fn wait_active(&self, config: &Config) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
         let long = socket.as_os_str().len() > SOCKET_NAME_MAX;
@@ -234,17 +265,17 @@ impl Setup {
         Ok(())
     }
 
-    /// Whether every PG is served, waits for the operator, or waits for an OSD that was stopped
-    /// by hand.
+    /// Whether every PG is served, waits for the operator, or waits for an OSD that `up` does not
+    /// wait for.
     fn pgs_settled(&self, config: &Config, pgs: &Value) -> bool {
         let active = pgs["active"].as_u64().unwrap_or(0);
         let settled = active + pgs["incomplete"].as_u64().unwrap_or(0);
         if pgs["total"] == 0 || pgs["total"] == settled {
             return pgs["total"] != 0;
         }
-        let mut stopped = self.existing_osds();
-        stopped.retain(|osd| is_stopped(&self.dir, *osd));
-        if stopped.is_empty() {
+        let mut absent = self.existing_osds();
+        absent.retain(|osd| self.goes_without(*osd));
+        if absent.is_empty() {
             return false;
         }
         let rows = client::call(config, Command::PgList { pool: None }, START_TIME_MAX);
@@ -253,7 +284,7 @@ impl Setup {
             let members = row["acting"].as_array().into_iter().flatten();
             members
                 .filter_map(Value::as_u64)
-                .any(|osd| stopped.iter().any(|s| u64::from(s.get()) == osd))
+                .any(|osd| absent.iter().any(|absent| u64::from(absent.get()) == osd))
         };
         rows.iter()
             .all(|row| row["state"] == "active" || row["state"] == "incomplete" || waits(row))
@@ -293,19 +324,5 @@ impl Setup {
             format!("nbdinfo 'nbd+unix:///disk1?socket={}'", self.path("nbd.sock")),
             format!("{program} down --dir {}", self.dir.display()),
         ]
-    }
-}
-
-/// Replaces a file: a crash leaves the old one or the new one.
-fn write_durably(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    let new = path.with_extension("new");
-    let mut file = fs::File::create(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    match path.parent() {
-        Some(dir) => fs::File::open(dir)?.sync_all(),
-        None => Ok(()),
     }
 }

@@ -1,12 +1,13 @@
 //! The main loop of `up`: spawns children, starts dead ones again, answers requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::OsdId;
@@ -27,8 +28,12 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(15);
 /// A log file larger than this is set aside when its child starts.
 const LOG_SIZE_MAX: u64 = 16 << 20;
 
-/// Before the cluster was ready once, a child that ended so often will not do better.
+/// Before the cluster was ready once, a child that ended so often will not do better: the cluster
+/// goes on without an OSD, and ends without another role.
 const STARTS_BEFORE_READY_MAX: u64 = 3;
+
+/// OSDs that the setup waits for no longer, for they do not start.
+pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
 
 /// Names a child: also the name of its log.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -101,6 +106,7 @@ struct Supervisor<'a> {
     /// `Some` once a volume can be written.
     ready: Option<Vec<String>>,
     waiting: Vec<UnixStream>,
+    failed_osds: FailedOsds,
     /// What the setup said: who comes later hears it too.
     said: Vec<String>,
     format: Format,
@@ -134,11 +140,12 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
         events: events.clone(),
         ready: None,
         waiting: Vec::new(),
+        failed_osds: FailedOsds::default(),
         said: Vec::new(),
         format,
         show: WorkShow::new(format),
     };
-    setup::start(dir, args, events);
+    setup::start(dir, args, events, supervisor.failed_osds.clone());
     let result = supervisor.serve(&inbox);
     supervisor.stop_all(&inbox);
     let _ = fs::remove_file(dir.join("up.sock"));
@@ -167,7 +174,10 @@ fn read_request(connection: UnixStream, events: &Sender<Event>) {
     let read = BufReader::new(std::io::Read::take(reader, 4096)).read_line(&mut line);
     match read.ok().and_then(|_| serde_json::from_str(&line).ok()) {
         Some(request) => drop(events.send(Event::Asked(request, connection))),
-        None => answer(&connection, &failed("invalid", "not a request of ashlar's", "")),
+        None => {
+            let hint = "run the same version of ashlar as the cluster's `ashlar up`";
+            answer(&connection, &failed("invalid", "not a request of ashlar's", hint));
+        }
     }
 }
 
@@ -274,12 +284,30 @@ impl Supervisor<'_> {
                 State::Dead(restart_time(restart_after))
             }
         };
-        if self.ready.is_none() && run >= STARTS_BEFORE_READY_MAX {
-            let error = never_started(self.dir, role, status);
-            let _ = self.events.send(Event::Failed(error));
-        }
+        let is_hopeless = run >= STARTS_BEFORE_READY_MAX || restart_after == RestartAfter::Never;
+        let has_died = matches!(child.state, State::Dead(_));
         for connection in child.waiting.drain(..) {
             answer(&connection, &Answer::Done { next: Vec::new() });
+        }
+        if self.ready.is_none() && has_died && is_hopeless {
+            self.on_hopeless(role, status);
+        }
+    }
+
+    /// A child does not start: only the OSD's own data can do without it.
+    fn on_hopeless(&mut self, role: &Role, status: &str) {
+        let error = never_started(self.dir, role, status);
+        let Role::Osd(osd) = role else {
+            let _ = self.events.send(Event::Failed(error));
+            return;
+        };
+        let is_new = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner).insert(*osd);
+        if is_new {
+            self.on_progress(format!(
+                "{}; going on without it, requests for its data wait ({}; when it is mended: \
+                 ashlar osd start {osd})",
+                error.message, error.hint
+            ));
         }
     }
 
@@ -427,7 +455,8 @@ impl Supervisor<'_> {
                 Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
                 Some(Event::Asked(Request::Down, connection)) => self.waiting.push(connection),
                 Some(Event::Asked(_, connection)) => {
-                    answer(&connection, &failed("busy", "the cluster is going down", ""));
+                    let hint = "start it again when it is down: ashlar up --detach";
+                    answer(&connection, &failed("busy", "the cluster is going down", hint));
                 }
                 Some(_) => {}
             }

@@ -94,14 +94,12 @@ fn crates_use_only_what_lies_below_them() {
     let logic = &order[..8];
     for name in order {
         let manifest = read(&root().join("crates").join(name).join("Cargo.toml"));
-        let dependencies = manifest.split("[dependencies]").nth(1).unwrap_or_default();
-        let dependencies = dependencies.split("\n[").next().unwrap_or_default();
-        for line in dependencies.lines() {
-            let used = line.split(['.', ' ', '=']).next().unwrap_or_default();
-            let Some(below) = rank.get(used) else { continue };
+        let manifest: toml::Table = manifest.parse().expect("TOML");
+        for (used, _) in dependencies_of(&manifest, &["dependencies", "build-dependencies"]) {
+            let Some(below) = rank.get(used.as_str()) else { continue };
             assert!(*below < rank[name], "{name} uses {used}, which lies above it");
             if logic.contains(&name) {
-                assert!(logic.contains(&used), "{name} is logic and uses {used}");
+                assert!(logic.contains(&used.as_str()), "{name} is logic and uses {used}");
             }
         }
     }
@@ -199,18 +197,34 @@ fn licences_are_permissive() {
     }
 }
 
-/// The entries of all tables of dependencies in a manifest, of any kind and target.
-fn dependencies_of(table: &toml::Table) -> Vec<(String, toml::Value)> {
+/// The tables of dependencies that a manifest can have.
+const ANY: &[&str] = &["dependencies", "dev-dependencies", "build-dependencies"];
+
+/// The entries of these tables of dependencies in a manifest, of any target.
+fn dependencies_of(table: &toml::Table, kinds: &[&str]) -> Vec<(String, toml::Value)> {
     let mut found = Vec::new();
     for (name, value) in table {
         let Some(inner) = value.as_table() else { continue };
-        if name.ends_with("dependencies") {
+        if kinds.contains(&name.as_str()) {
             found.extend(inner.iter().map(|(name, value)| (name.clone(), value.clone())));
-        } else {
-            found.extend(dependencies_of(inner));
+        } else if !ANY.contains(&name.as_str()) {
+            found.extend(dependencies_of(inner, kinds));
         }
     }
     found
+}
+
+#[test]
+fn dependencies_of_a_target_are_seen() {
+    let manifest = "[dependencies]\na = 1\n[target.'cfg(unix)'.dependencies]\nb = 2\n\
+                    [dev-dependencies]\nc = 3\n[target.x.dev-dependencies]\nd = 4\n";
+    let manifest: toml::Table = manifest.parse().expect("TOML");
+    let names = |kinds| {
+        let found = dependencies_of(&manifest, kinds).into_iter();
+        found.map(|(name, _)| name).collect::<BTreeSet<String>>().into_iter().collect::<String>()
+    };
+    assert_eq!(names(&["dependencies"]), "ab");
+    assert_eq!(names(ANY), "abcd");
 }
 
 #[test]
@@ -224,7 +238,7 @@ fn every_dependency_has_its_reason() {
     let mut used = BTreeSet::new();
     for path in &crates {
         let manifest: toml::Table = read(&path.join("Cargo.toml")).parse().expect("TOML");
-        for (name, value) in dependencies_of(&manifest) {
+        for (name, value) in dependencies_of(&manifest, ANY) {
             let place = format!("{}: {name}", path.display());
             // One place has the version and the features of each.
             let from_workspace = value.get("workspace").and_then(toml::Value::as_bool);
@@ -237,7 +251,7 @@ fn every_dependency_has_its_reason() {
         assert!(used.contains(name), "nobody uses {name}: docs/dependencies.md");
     }
     let manifest: toml::Table = read(&root().join("Cargo.toml")).parse().expect("TOML");
-    for (name, _) in dependencies_of(&manifest) {
+    for (name, _) in dependencies_of(&manifest, ANY) {
         assert!(used.contains(&name), "nobody uses {name}: Cargo.toml");
     }
 }

@@ -1,11 +1,14 @@
 //! The life of clusters, pools and volumes.
 
-use std::process::Command;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::{
-    ASHLAR, Cluster, Directory, QemuIo, qemu_io, refused, run, succeed, text_of, wait_for,
+    ASHLAR, Cluster, Directory, QemuIo, assert_qemu_io, kill_9, qemu_io, refused, run, succeed,
+    text_of, wait_for,
 };
 
 #[test]
@@ -179,6 +182,83 @@ fn up_keeps_what_is_there_and_adds_what_is_asked_for() {
         .into_iter()
         .map(|path| std::fs::metadata(path.join("blocks")).expect("an OSD").len() >> 20);
     assert_eq!(sizes.collect::<Vec<u64>>(), [256, 256, 128]);
+}
+
+#[test]
+fn up_killed_while_it_makes_an_osd_goes_on_where_it_was() {
+    let cluster = Cluster { directory: Directory::new("cut-short") };
+    // Large enough that it is killed long before the end.
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--osds", "1", "--osd-size", "16GiB", "--dir"]).arg(cluster.path());
+    let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
+    let half = cluster.path().join("osd.1/blocks.new");
+    wait_for("the making to begin", || half.metadata().is_ok_and(|found| found.blocks() > 0));
+    up.kill().and_then(|()| up.wait()).expect("ours");
+    wait_for("its children to end", || cluster.processes().is_empty());
+    assert!(half.exists() && !cluster.path().join("osd.1/blocks").exists());
+
+    cluster.start(&["--osds", "2", "--osd-size", "256MiB"]);
+    let rows = cluster.json(&["osd", "ls"]);
+    let ids: Vec<&Value> = rows.as_array().expect("a list").iter().map(|row| &row["id"]).collect();
+    assert_eq!(ids, [1, 2], "the id of the half-made one is not lost: {rows:#}");
+    assert!(!half.exists() && !cluster.path().join("unfinished-osd").exists());
+    let size = std::fs::metadata(cluster.path().join("osd.1/blocks")).expect("made anew").len();
+    assert_eq!(size, 256 << 20);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    qemu_io(&cluster, "v", &["write -P 5 0 64M", "flush", "read -P 5 0 64M"]);
+    cluster.check_osds();
+}
+
+#[test]
+fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
+    let cluster = Cluster::up("dead-osd", &["--osds", "2", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    qemu_io(&cluster, "v", &["write -P 5 0 16M", "flush"]);
+    cluster.down();
+    let blocks = cluster.path().join("osd.1/blocks");
+    let size = blocks.metadata().expect("an OSD").len();
+    std::fs::File::create(&blocks).and_then(|file| file.set_len(size)).expect("ours");
+
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--detach", "--restart-after", "50ms", "--dir"]).arg(cluster.path());
+    let output = run(&mut up);
+    assert!(output.status.success(), "{}", text_of(&output));
+    let said = text_of(&output);
+    for told in ["osd.1 does not start", "there is no OSD here", "osd.1.log", "osd start osd.1"] {
+        assert!(said.contains(told), "{told}: {said}");
+    }
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["health"], "error", "{status:#}");
+    let checks = status["checks"].as_array().expect("a list");
+    let down = checks.iter().find(|check| check["code"] == "osd_down").expect("it is named");
+    assert!(down["message"].as_str().expect("a text").contains("osd.1 is down"), "{down}");
+    assert!(down["hint"].as_str().expect("a text").contains("log"), "{down}");
+
+    // What the other one has is served.
+    let rows = cluster.json(&["pg", "ls"]);
+    for row in rows.as_array().expect("a list") {
+        let expected = if row["primary"] == 1 { "down" } else { "active" };
+        assert_eq!(row["state"], expected, "{row}");
+    }
+    let mut blocks = 0..128;
+    assert!(blocks.any(|block| is_read(&cluster, block)), "half of them lie on osd.2");
+}
+
+/// Whether a block of 128 KiB of volume `v` is read soon; it is full of fives.
+fn is_read(cluster: &Cluster, block: u64) -> bool {
+    let mut qemu = Command::new("qemu-io");
+    // Read-only: else it flushes in the end, and that waits for every OSD.
+    qemu.args(["-r", "-f", "raw", "-c", &format!("read -P 5 {}k 4k", block * 128)]);
+    let child = qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).spawn().expect("installed");
+    let pid = child.id();
+    let (sender, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let Ok(output) = answer.recv_timeout(Duration::from_secs(5)) else {
+        kill_9(pid);
+        return false;
+    };
+    assert_qemu_io(&output.expect("readable"), 1);
+    true
 }
 
 #[test]

@@ -167,7 +167,8 @@ impl Monitor {
                 code: "pg_down",
                 severity: Severity::Error,
                 message: format!("{} PGs have no OSD that is up: their I/O waits", tally.down),
-                hint: "start the OSDs that are down: `ashlar osd start ID`",
+                hint: "start the OSDs that are down: `ashlar osd start ID`; without them their data \
+                       cannot be served, and this version cannot give it up",
             });
         }
         if tally.starting > 0 {
@@ -224,7 +225,8 @@ impl Monitor {
                 code: "osd_down",
                 severity: Severity::Info,
                 message: format!("{osd} has never run"),
-                hint: "start it: `ashlar osd run PATH`",
+                hint: "start it: `ashlar osd run PATH`; if its making was cut short it holds nothing \
+                       and does no harm",
             },
             0 => Check {
                 code: "osd_down",
@@ -236,7 +238,9 @@ impl Monitor {
                 code: "osd_down",
                 severity: Severity::Error,
                 message: format!("{osd} is down: {needed} PGs wait for it"),
-                hint: "start it: `ashlar osd start ID`; it holds the only copy of their data",
+                hint: "`ashlar osd start ID` starts one that was stopped; if it does not start, its \
+                       log says why. It holds the only copy of their data: keep its disk, or a \
+                       copy of it",
             },
         }
     }
