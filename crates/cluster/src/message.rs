@@ -79,7 +79,7 @@ pub enum ToMonitor {
         /// Which.
         session: SessionId,
         /// A change was given up without an answer: it may still be on its way, so the session
-        /// is fenced before the image is removed or made smaller.
+        /// is fenced before the image is attached again, removed or made smaller.
         #[serde(default)]
         unanswered: bool,
     },

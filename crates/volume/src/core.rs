@@ -14,7 +14,7 @@ use slab::Slab;
 use crate::cut::{Piece, volume_size_max};
 use crate::link::{Link, LinkState};
 use crate::monitor::MonitorLink;
-use crate::part::{Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
+use crate::part::{CLOSE_TIME_MAX, Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
 use crate::request::{Flush, Found, InOrder, Kind, Request, RequestKey, Slice};
 use crate::routes::{Routes, Target};
 use crate::timers::{Timer, Timers};
@@ -45,11 +45,11 @@ pub struct ClientCore {
     pub(crate) timers: Timers,
     /// Volumes that may have room for more parts, or may have become idle.
     touched: Vec<VolumeHandle>,
-    /// Sessions to be closed when a monitor is connected.
+    /// Sessions given back, for which no answer of a monitor says yet that it knows.
     pub(crate) farewells: Vec<Farewell>,
     last_connection: u64,
     last_sequence: u64,
-    last_ask: u64,
+    pub(crate) last_ask: u64,
 }
 
 /// A volume of the user.
@@ -59,6 +59,8 @@ pub(crate) struct Volume {
     pub(crate) attachment: Attachment,
     /// The user asked to detach it.
     pub(crate) closing: bool,
+    /// When what it has sent is no longer awaited, once it is closing.
+    close_deadline: Option<Time>,
     /// When the user's patience with the attach ends.
     pub(crate) open_deadline: Option<Time>,
     /// Requests that are not cut to the end, in the order they were asked.
@@ -82,6 +84,8 @@ pub(crate) struct Farewell {
     pub(crate) session: SessionId,
     /// A change of it may still be on its way.
     pub(crate) unanswered: bool,
+    /// The last ask for an attach before: an answer to a later one says that the monitor knows.
+    pub(crate) last_ask: u64,
 }
 
 /// Top to bottom is the order in time.
@@ -147,7 +151,7 @@ impl ClientCore {
             Event::Open { volume, name, read_only } => {
                 self.open(now, volume, name, read_only, effects);
             }
-            Event::Close { volume } => self.close(volume, effects),
+            Event::Close { volume } => self.close(now, volume, effects),
             Event::Request { id, volume, operation } => {
                 self.request(now, id, volume, operation, effects);
             }
@@ -216,6 +220,11 @@ impl ClientCore {
                 };
                 self.opened(handle, Err(failure), effects);
             }
+            Timer::Close(handle) => {
+                let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
+                volume.close_deadline = None;
+                self.give_up(now, handle, effects);
+            }
         }
     }
 
@@ -239,6 +248,7 @@ impl ClientCore {
             read_only,
             attachment: Attachment::Opening { ask: self.last_ask },
             closing: false,
+            close_deadline: None,
             open_deadline,
             pending: VecDeque::new(),
             request_count: 0,
@@ -275,7 +285,7 @@ impl ClientCore {
         effects.push(Effect::Opened { volume: handle, result });
     }
 
-    fn close(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+    fn close(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let Some(volume) = self.volumes.get_mut(&handle) else {
             effects.push(Effect::Closed { volume: handle });
             return;
@@ -289,8 +299,36 @@ impl ClientCore {
             };
             self.opened(handle, Err(failure), effects);
             effects.push(Effect::Closed { volume: handle });
+            return;
+        }
+        if volume.close_deadline.is_none() {
+            let deadline = now + CLOSE_TIME_MAX;
+            volume.close_deadline = Some(deadline);
+            self.timers.arm(deadline, Timer::Close(handle));
+        }
+        // All are marked first: the end of one's part lets the next of its stripe go.
+        let of_volume = self.requests.iter_mut().filter(|(_, request)| request.volume == handle);
+        let mut open = Vec::new();
+        for (key, request) in of_volume {
+            request.failure.get_or_insert(VolumeError::Ended);
+            open.push(key);
+        }
+        for key in open {
+            if self.requests.contains(key) {
+                self.fail(now, key, VolumeError::Ended, effects);
+            }
         }
         self.touched.push(handle);
+    }
+
+    /// A closing volume no longer awaits what it has sent. Requires: its requests have failed.
+    fn give_up(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        for key in self.parts_where(|part| part.volume == handle) {
+            let part = &mut self.parts[key];
+            assert!(matches!(part.stage, Stage::Sent { .. }));
+            part.is_astray |= part.changes_stripe();
+            self.end_part(now, key, Found::Nothing, effects);
+        }
     }
 
     fn finish_close(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
@@ -300,10 +338,11 @@ impl ClientCore {
         }
         let volume = self.volumes.remove(&handle).expect("looked at just now");
         assert!(volume.part_count == 0);
+        if let Some(at) = volume.close_deadline {
+            self.timers.disarm(at, Timer::Close(handle));
+        }
         if let Some(attached) = volume.attached() {
-            let farewell =
-                Farewell { session: attached.session, unanswered: volume.has_unanswered };
-            self.close_session(farewell, effects);
+            self.close_session(attached.session, volume.has_unanswered, effects);
         }
         effects.push(Effect::Closed { volume: handle });
     }

@@ -56,7 +56,10 @@ pub enum Event {
         /// Whether it will only be read.
         read_only: bool,
     },
-    /// Detach a volume; its open requests are finished first.
+    /// Detach a volume. Its open requests end with [`VolumeError::Ended`], done or not: what is
+    /// not sent is dropped, and what is sent is awaited, at most for 2 s. [`Effect::Closed`] says
+    /// that nothing more is sent of it, and that a later attach of the volume through this core is
+    /// ordered after all of it.
     Close {
         /// Which.
         volume: VolumeHandle,

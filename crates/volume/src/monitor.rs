@@ -84,15 +84,23 @@ impl ClientCore {
         }
     }
 
-    /// Tells the monitor that a volume is detached, now or when one is connected.
-    pub(crate) fn close_session(&mut self, farewell: Farewell, effects: &mut Vec<Effect>) {
-        match self.monitor.state {
-            MonitorState::Open { .. } => {
-                let Farewell { session, unanswered } = farewell;
-                self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
-            }
-            _ => self.farewells.push(farewell),
+    /// Tells the monitor that a volume is detached: now, and again on each new connection until
+    /// one is known to have heard it. What is attached later is attached after that.
+    pub(crate) fn close_session(
+        &mut self,
+        session: SessionId,
+        unanswered: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.farewells.push(Farewell { session, unanswered, last_ask: self.last_ask });
+        if matches!(self.monitor.state, MonitorState::Open { .. }) {
+            self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
         }
+    }
+
+    /// The monitor answered an ask: it has heard what it was told before that.
+    fn drop_farewells(&mut self, answered: u64) {
+        self.farewells.retain(|farewell| farewell.last_ask >= answered);
     }
 
     pub(crate) fn connect_monitor(&mut self, effects: &mut Vec<Effect>) {
@@ -120,8 +128,8 @@ impl ClientCore {
         let (role, pid) = (self.settings.client.clone(), self.settings.pid);
         let address = self.settings.address.clone();
         self.tell_monitor(&ToMonitor::Introduce { role, pid, address }, effects);
-        for farewell in std::mem::take(&mut self.farewells) {
-            self.close_session(farewell, effects);
+        for Farewell { session, unanswered, .. } in self.farewells.clone() {
+            self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
         }
         for handle in self.volumes.keys().copied().collect::<Vec<_>>() {
             match &self.volumes[&handle].attachment {
@@ -206,13 +214,17 @@ impl ClientCore {
                 self.end_fenced(effects);
                 self.map_changed(now, effects);
             }
-            FromMonitor::SessionOpened { request, session, image } => match self.opening(request) {
-                Some(handle) => {
-                    self.opened(handle, Ok(Attached { session, image }), effects);
+            FromMonitor::SessionOpened { request, session, image } => {
+                self.drop_farewells(request);
+                match self.opening(request) {
+                    Some(handle) => {
+                        self.opened(handle, Ok(Attached { session, image }), effects);
+                    }
+                    None => self.close_session(session, false, effects),
                 }
-                None => self.close_session(Farewell { session, unanswered: false }, effects),
-            },
+            }
             FromMonitor::SessionRefused { request, error } => {
+                self.drop_farewells(request);
                 if let Some(handle) = self.opening(request) {
                     self.opened(handle, Err(error), effects);
                 }

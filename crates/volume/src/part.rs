@@ -19,6 +19,8 @@ pub(crate) type PartKey = usize;
 pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Longest delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
+/// So long a volume that is closed awaits the answers to what it has sent.
+pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
 /// After so many answers that do not match their checksums a read is given up as damaged.
 pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
 

@@ -21,6 +21,8 @@ pub(crate) enum Timer {
     Request(RequestKey),
     /// The user's patience with an attach ends.
     Open(VolumeHandle),
+    /// What a closed volume has sent is no longer awaited.
+    Close(VolumeHandle),
 }
 
 /// Moments to come. Whoever arms a timer disarms it, with the same moment.

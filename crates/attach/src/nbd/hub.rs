@@ -10,7 +10,9 @@
 //!   1. A volume is attached while a client uses it: from the first that opens it to the last that
 //!      leaves. All its clients share one session, so a flush of one covers the writes of all.
 //!   2. A client's requests and unsent replies are bounded; beyond that it is not read.
-//!   3. When a session is over, its clients are cut off without answers: those that connect again
+//!   3. Of a name one volume at a time is attached: the next one waits until nothing more is sent
+//!      for the one before, so that a client never meets late writes of one that has left.
+//!   4. When a session is over, its clients are cut off without answers: those that connect again
 //!      get a new session, and nobody sees an error that the next attach would have avoided.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,7 +101,7 @@ pub struct Hub {
     core: ClientCore,
     commands: Commands,
     clients: BTreeMap<ConnectionId, Client>,
-    /// The volume that the next client of a name joins.
+    /// The volume that the next client of a name joins: attached, or to be.
     volumes_by_name: BTreeMap<String, VolumeHandle>,
     volumes: BTreeMap<VolumeHandle, Volume>,
     last_volume: u64,
@@ -128,6 +130,8 @@ struct Client {
 
 struct Volume {
     name: String,
+    /// It is not asked for yet: the one of its name before is still being detached.
+    is_waiting: bool,
     attached: Option<Attached>,
     clients: BTreeSet<ConnectionId>,
 }
@@ -512,10 +516,31 @@ impl Hub {
         let handle = VolumeHandle(self.last_volume);
         client.volume = Some(handle);
         let clients = BTreeSet::from([connection]);
-        self.volumes.insert(handle, Volume { name: name.clone(), attached: None, clients });
         self.volumes_by_name.insert(name.clone(), handle);
-        let read_only = self.exports.read_only;
-        self.tell_core(now, CoreEvent::Open { volume: handle, name, read_only }, effects);
+        let volume = Volume { name, is_waiting: true, attached: None, clients };
+        self.volumes.insert(handle, volume);
+        self.open(now, handle, effects);
+    }
+
+    /// Attaches a volume that waits, once it is the only one of its name.
+    fn open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let name = self.volumes[&handle].name.clone();
+        if self.volumes.iter().any(|(other, volume)| *other != handle && volume.name == name) {
+            return;
+        }
+        let volume = self.volumes.get_mut(&handle).expect("looked at above");
+        if std::mem::take(&mut volume.is_waiting) {
+            let read_only = self.exports.read_only;
+            self.tell_core(now, CoreEvent::Open { volume: handle, name, read_only }, effects);
+        }
+    }
+
+    /// A volume is detached: the next of its name may be attached.
+    fn closed(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let Some(volume) = self.volumes.remove(&handle) else { return };
+        if let Some(next) = self.volumes_by_name.get(&volume.name).copied() {
+            self.open(now, next, effects);
+        }
     }
 
     fn opened(
@@ -673,9 +698,7 @@ impl Hub {
             match effect {
                 CoreEffect::Net(effect) => effects.push(Effect::Net(effect)),
                 CoreEffect::Opened { volume, result } => self.opened(now, volume, result, effects),
-                CoreEffect::Closed { volume } => {
-                    self.volumes.remove(&volume);
-                }
+                CoreEffect::Closed { volume } => self.closed(now, volume, effects),
                 CoreEffect::Done { id, result } => self.done(now, id, result, effects),
             }
         }

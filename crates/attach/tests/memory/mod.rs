@@ -99,6 +99,8 @@ pub struct MemoryMonitor {
     pub volumes: BTreeMap<String, u64>,
     /// Names of attached volumes by session.
     pub sessions: BTreeMap<SessionId, String>,
+    /// Closed sessions of which a change may still be on its way.
+    pub unanswered: Vec<SessionId>,
     /// Sessions ever opened.
     pub opened_count: u64,
     osd_address: String,
@@ -110,6 +112,7 @@ impl MemoryMonitor {
         MemoryMonitor {
             volumes: BTreeMap::from([("disk".to_string(), size)]),
             sessions: BTreeMap::new(),
+            unanswered: Vec::new(),
             opened_count: 0,
             osd_address: osd_address.to_string(),
         }
@@ -129,8 +132,9 @@ impl MemoryMonitor {
                     FromMonitor::SessionOpened { request, session, image }
                 }
             },
-            ToMonitor::CloseSession { session, .. } => {
+            ToMonitor::CloseSession { session, unanswered } => {
                 assert!(self.sessions.remove(&session).is_some());
+                self.unanswered.extend(unanswered.then_some(session));
                 return None;
             }
             ToMonitor::Command { request, command } => {

@@ -130,6 +130,12 @@ impl Monitor {
         let Some(image) = contents.image_named(image) else {
             return Plan::Done(Done::SessionRefused(super::volume::no_volume(image)));
         };
+        // A late change of theirs is refused by every OSD that has heard of the new session.
+        match self.fence_ended_sessions(image) {
+            Ok(None) => {}
+            Ok(Some(fencing)) => return fencing,
+            Err(error) => return Plan::Done(Done::SessionRefused(error)),
+        }
         if contents.sessions().count() >= SESSION_COUNT_MAX {
             let error = failure(
                 "busy",

@@ -2,7 +2,8 @@
 //!
 //! Removing and shrinking: sessions that had the image and were not closed cleanly are fenced, in
 //! as many transactions as that takes; then one transaction changes the image and records the task
-//! that deletes its blocks. Until that last one nothing has happened to the volume.
+//! that deletes its blocks. Until that last one nothing has happened to the volume. An attach
+//! fences them, too.
 
 use std::collections::BTreeMap;
 
@@ -172,10 +173,14 @@ impl Monitor {
     }
 
     /// The next transaction that fences sessions of the image that were not closed cleanly.
-    fn fence_ended_sessions(&self, image: &ImageRecord) -> Result<Option<Plan>, Failure> {
+    pub(super) fn fence_ended_sessions(
+        &self,
+        image: &ImageRecord,
+    ) -> Result<Option<Plan>, Failure> {
         let contents = &self.contents;
-        let sessions = contents.sessions_of(image.info.id).take(FENCES_PER_TRANSACTION);
-        let sessions: Vec<_> = sessions.map(|record| record.id).collect();
+        let ended = contents.sessions_of(image.info.id).filter(|record| record.ended);
+        let ended = ended.take(FENCES_PER_TRANSACTION);
+        let sessions: Vec<_> = ended.map(|record| record.id).collect();
         if sessions.is_empty() || planted::on(Bug::EndedSessionNotFenced) {
             return Ok(None);
         }

@@ -1,12 +1,12 @@
 //! Refusals, lost connections, damage and patience.
 
-use base::{Checksum, Duration};
+use base::{Checksum, Duration, Version};
 use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal};
 
 use super::world::{BLOCK, SESSION, UNIT, VOLUME, World};
 use crate::part::MISMATCH_COUNT_MAX;
-use crate::{Answer, Event, Operation, VolumeError};
+use crate::{Answer, Event, Operation, VolumeError, VolumeHandle};
 
 impl World {
     /// The OSD that the longest waiting request was sent to.
@@ -250,6 +250,98 @@ fn a_change_that_may_be_on_its_way_is_told_when_its_session_is_closed() {
         let closed = ToMonitor::CloseSession { session: SESSION, unanswered };
         assert_eq!(world.told.back(), Some(&closed));
     }
+}
+
+#[test]
+fn a_closed_volume_sends_nothing_again() {
+    for refusal in
+        [Refusal::CompareFailed { version: Version::ZERO }, Refusal::Busy, Refusal::Stale(None)]
+    {
+        let mut world = World::attached();
+        world.write(10, &[1; 5]);
+        world.serve_one();
+        world.write_from_elsewhere(0, 0, 9);
+        world.apply(Event::Close { volume: VOLUME });
+        world.refuse(refusal);
+        assert!(world.asked.is_empty());
+        assert_eq!(world.detached, [VOLUME]);
+        assert_eq!(world.core.deadline(), None);
+        assert_eq!(world.told.back(), Some(&closed(false)));
+    }
+}
+
+#[test]
+fn a_closed_volume_does_not_read_to_write_after() {
+    let mut world = World::attached();
+    world.write(10, &[1; 5]);
+    let read = world.next();
+    world.apply(Event::Close { volume: VOLUME });
+    let outcome = world.execute(&read.1.op);
+    world.reply(&read, outcome);
+    assert!(world.asked.is_empty());
+    assert_eq!(world.detached, [VOLUME]);
+}
+
+#[test]
+fn a_closed_volume_whose_write_is_lost_says_that_it_may_still_happen() {
+    let mut world = World::attached();
+    world.write(0, &vec![1; UNIT]);
+    world.connect();
+    let osd = world.asked_osd();
+    world.apply(Event::Close { volume: VOLUME });
+    world.break_osd(osd);
+    assert_eq!(world.detached, [VOLUME]);
+    assert_eq!(world.told.back(), Some(&closed(true)));
+    assert_eq!(world.core.deadline(), None, "it is not sent again");
+}
+
+#[test]
+fn a_closed_volume_awaits_a_silent_osd_for_two_seconds() {
+    for (is_write, unanswered) in [(true, true), (false, false)] {
+        let mut world = World::attached();
+        let id = match is_write {
+            true => world.write(0, &vec![1; UNIT]),
+            false => world.read(0, 1),
+        };
+        let late = world.next();
+        world.apply(Event::Close { volume: VOLUME });
+        assert!(world.detached.is_empty());
+        assert_eq!(world.wait(), Duration::from_secs(2));
+        assert_eq!(world.result(id), Err(VolumeError::Ended));
+        assert_eq!(world.detached, [VOLUME]);
+        assert_eq!(world.told.back(), Some(&closed(unanswered)));
+        let outcome = world.execute(&late.1.op);
+        world.reply(&late, outcome);
+        assert_eq!(world.core.deadline(), None);
+    }
+}
+
+#[test]
+fn a_detach_is_told_again_until_a_monitor_is_known_to_have_heard_it() {
+    let mut world = World::attached();
+    world.apply(Event::Close { volume: VOLUME });
+    world.break_monitor();
+    world.told.clear();
+    world.wait();
+    let again = VolumeHandle(2);
+    let name = "disk".to_string();
+    world.apply(Event::Open { volume: again, name, read_only: false });
+    world.connect();
+    let place = |told: &ToMonitor| *told == closed(false);
+    let close = world.told.iter().position(place).expect("told again");
+    let is_open = |told: &ToMonitor| matches!(told, ToMonitor::OpenSession { .. });
+    let open = world.told.iter().position(is_open).expect("asked");
+    assert!(close < open, "the new session comes after the old one");
+    world.accept_session();
+    world.break_monitor();
+    world.told.clear();
+    world.wait();
+    world.connect();
+    assert!(!world.told.contains(&closed(false)), "the answer said that it was heard");
+}
+
+fn closed(unanswered: bool) -> ToMonitor {
+    ToMonitor::CloseSession { session: SESSION, unanswered }
 }
 
 #[test]

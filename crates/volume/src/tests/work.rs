@@ -1,9 +1,10 @@
 //! What requests do when nothing fails.
 
 use base::PgId;
+use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal};
 
-use super::world::{BLOCK, SIZE, UNIT, VOLUME, World};
+use super::world::{BLOCK, SESSION, SIZE, UNIT, VOLUME, World};
 use crate::core::PARTS_IN_FLIGHT_MAX;
 use crate::{Answer, Event, Extent, Operation, Piece, VolumeError};
 
@@ -245,14 +246,18 @@ fn what_is_in_flight_is_bounded_and_the_rest_follows_in_order() {
 fn a_volume_is_detached_after_its_requests_ended() {
     let mut world = World::attached();
     let id = world.write(0, &vec![1; UNIT]);
+    world.connect();
+    let held = world.write(0, &vec![2; UNIT]);
     world.apply(Event::Close { volume: VOLUME });
+    assert_eq!(world.result(held), Err(VolumeError::Ended), "it was not sent");
     assert!(world.detached.is_empty());
     let late = world.write(0, &vec![1; UNIT]);
     assert_eq!(world.result(late), Err(VolumeError::Ended));
-    world.finish(id).expect("written");
+    assert_eq!(world.finish(id), Err(VolumeError::Ended));
     assert_eq!(world.detached, [VOLUME]);
     let last = world.told.pop_back().expect("told");
-    assert!(matches!(last, cluster::message::ToMonitor::CloseSession { .. }));
+    assert_eq!(last, ToMonitor::CloseSession { session: SESSION, unanswered: false });
+    assert_eq!(world.core.deadline(), None);
     world.apply(Event::Close { volume: VOLUME });
     assert_eq!(world.detached, [VOLUME, VOLUME]);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use base::{ClusterId, Incarnation, MonitorId, OsdId, UNIT_SIZE};
+use base::{ClusterId, Incarnation, MonitorId, OsdId, SessionId, UNIT_SIZE};
 use format::door::{Peer, Role};
 use format::wire::{Message, Refusal, Reply};
 
@@ -360,6 +360,61 @@ fn a_client_that_breaks_off_leaves_nothing_behind() {
     world.release();
     assert!(world.cluster.sessions.is_empty());
     assert!(world.hub.running.is_empty());
+}
+
+#[test]
+fn a_client_never_meets_late_writes_of_one_that_has_left() {
+    let mut world = World::new();
+    let first = world.user();
+    world.held = Some(Vec::new());
+    world.write(first, 0, &[b'A'; 512]);
+    world.apply(Event::Gone(first));
+    let held = world.held.take().expect("the read before the write");
+    let (gone, second) = (world.connect(), world.connect());
+    assert!(world.go(gone, "disk").is_empty(), "the one before is still attached");
+    assert!(world.go(second, "disk").is_empty());
+    world.apply(Event::Gone(gone));
+    for (connection, request) in held {
+        let event = world.answer_request(connection, request);
+        world.apply(event);
+    }
+    assert_eq!(kinds_of(&world.take(second)), [3, 3, 1]);
+    world.write(second, 0, &[b'B'; UNIT]);
+    assert_eq!(world.take(second), simple(0));
+    world.request(second, 0, 0, (0, UNIT as u32));
+    assert_eq!(world.take(second)[16..], [b'B'; UNIT]);
+    assert_eq!(world.cluster.opened_count, 2);
+    assert!(world.cluster.unanswered.is_empty());
+}
+
+#[test]
+fn a_silent_osd_delays_the_next_client_for_a_bounded_time() {
+    let mut world = World::new();
+    let first = world.user();
+    world.held = Some(Vec::new());
+    world.write(first, 0, &[b'A'; UNIT]);
+    world.apply(Event::Gone(first));
+    let second = world.connect();
+    assert!(world.go(second, "disk").is_empty());
+    world.now = world.hub.deadline().expect("it is not awaited for ever");
+    world.apply(Event::Tick);
+    assert_eq!(world.cluster.unanswered, [SessionId::new(1)], "to be fenced");
+    assert_eq!(kinds_of(&world.take(second)), [3, 3, 1]);
+}
+
+#[test]
+fn a_volume_nobody_waits_for_any_more_is_not_attached() {
+    let mut world = World::new();
+    let first = world.user();
+    world.held = Some(Vec::new());
+    world.write(first, 0, &[1; UNIT]);
+    world.apply(Event::Gone(first));
+    let second = world.connect();
+    assert!(world.go(second, "disk").is_empty());
+    world.apply(Event::Gone(second));
+    world.release();
+    assert_eq!(world.cluster.opened_count, 1);
+    assert!(world.hub.volumes.is_empty());
 }
 
 #[test]

@@ -283,6 +283,27 @@ fn a_session_closed_with_a_change_on_its_way_is_fenced() {
 }
 
 #[test]
+fn an_attach_fences_the_ended_sessions_of_its_image_before_it_is_answered() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    rig.make_volume("w", GIB).unwrap();
+    let client = rig.client();
+    rig.subscribe(client, &mut ClusterMap::default()).expect("a map");
+    let (late, _) = rig.open_session(client, "v").unwrap().unwrap();
+    let (shared, _) = rig.open_session(client, "v").unwrap().unwrap();
+    let (other, _) = rig.open_session(client, "w").unwrap().unwrap();
+    rig.say(client, &ToMonitor::CloseSession { session: late, unanswered: true });
+    rig.say(client, &ToMonitor::CloseSession { session: other, unanswered: true });
+    rig.inbox.remove(&client);
+    rig.open_session(client, "v").unwrap().unwrap();
+    let told: Vec<_> = rig.inbox[&client].iter().collect();
+    let [FromMonitor::Map(delta), FromMonitor::SessionOpened { .. }] = told[..] else {
+        panic!("the fence comes first: {told:?}")
+    };
+    assert_eq!(delta.pools[0].fences, [late], "not {shared}, which goes on, nor {other}");
+}
+
+#[test]
 fn a_session_ends_ten_seconds_after_its_connection() {
     let mut rig = Rig::with_pool(1, 8);
     rig.make_volume("v", GIB).unwrap();
