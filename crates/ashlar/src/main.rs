@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Err(error) => return wrong_usage(&error),
     };
     let format = if cli.json { Format::Json } else { Format::Text };
+    io::raise_descriptor_limit();
     match run(cli, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

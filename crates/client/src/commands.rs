@@ -112,6 +112,12 @@ impl Commands {
         self.last_ask
     }
 
+    /// The answer to an ask is no longer wanted: it will not come. A change that was sent may
+    /// happen.
+    pub fn forget(&mut self, ask: u64) {
+        self.asked.remove(&ask);
+    }
+
     /// Takes what the network tells of our connection.
     pub fn apply(
         &mut self,
@@ -313,6 +319,20 @@ mod tests {
             panic!("one is sent")
         };
         assert!(text.contains(&format!("\"request\":{query}")), "{text}");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_neither_sent_nor_answered() {
+        let mut world = World::new();
+        let request = world.ask(Command::VolumeList);
+        world.commands.forget(request);
+        assert!(world.commands.asked.is_empty());
+        let connection = world.connect();
+        assert!(world.effects.is_empty());
+        let answer = FromMonitor::Answer { request, result: Ok(serde_json::json!([])) };
+        let text = serde_json::to_string(&answer).expect("JSON");
+        world.apply(NetEvent::Received { connection, message: Message::Control(text) });
+        assert!(world.answers.is_empty());
     }
 
     #[test]

@@ -16,6 +16,7 @@
 mod address;
 pub mod bench;
 mod clock;
+mod descriptors;
 mod disk;
 pub mod embedded;
 mod handshake;
@@ -32,6 +33,7 @@ mod stream;
 use std::fmt;
 
 pub use clock::{now, wall_clock};
+pub use descriptors::raise_descriptor_limit;
 pub use disk::Disk;
 pub use handshake::{Established, Handshake, HandshakeStep, Trust};
 pub use key::{ClusterKey, random_bytes};

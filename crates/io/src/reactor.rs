@@ -154,6 +154,8 @@ pub struct Reactor {
     dirty: Vec<usize>,
     accepted_count: u64,
     unproven_count: usize,
+    raw_count: usize,
+    raw_max: usize,
     listeners: Vec<Listener>,
     disk: Option<Disk>,
     signals: Option<OwnedFd>,
@@ -177,6 +179,8 @@ impl Reactor {
             dirty: Vec::new(),
             accepted_count: 0,
             unproven_count: 0,
+            raw_count: 0,
+            raw_max: usize::MAX,
             listeners: Vec::new(),
             disk: None,
             signals: None,
@@ -219,6 +223,12 @@ impl Reactor {
     pub fn listen(&mut self, address: &str) -> Result<String, Error> {
         assert!(self.trust.is_some(), "set_trust comes first");
         Ok(self.open_listener(address, false)?.1)
+    }
+
+    /// Byte streams accepted beyond `count` at a time are closed at once, with a sentence for
+    /// [`Reactor::take_rejected`]. One that is closed counts until what was queued has left.
+    pub fn set_raw_max(&mut self, count: usize) {
+        self.raw_max = count;
     }
 
     /// Accepts byte streams at `address`. Returns its name, and the address it got.

@@ -35,6 +35,8 @@ pub(crate) struct Stream {
     pub(crate) deadline: Option<Time>,
     /// Where to, for sentences; empty if it came to us.
     pub(crate) address: String,
+    /// It came to a listener for byte streams, and counts among those until it is gone.
+    pub(crate) counted: bool,
 }
 
 /// Top to bottom is the order in time.
@@ -68,6 +70,7 @@ impl Stream {
             dirty: false,
             deadline: None,
             address: String::new(),
+            counted: false,
         }
     }
 }

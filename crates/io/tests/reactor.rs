@@ -389,6 +389,38 @@ fn strangers_get_no_further_than_the_handshake() {
 }
 
 #[test]
+fn byte_streams_beyond_the_limit_are_closed_at_once() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    feed.reactor.set_raw_max(2);
+    let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
+    let connect = || std::net::TcpStream::connect(&address[4..]).unwrap();
+    let accept = |feed: &mut Feed| {
+        let mut events = Vec::new();
+        while events.is_empty() {
+            feed.reactor.turn(None, &mut events).unwrap();
+        }
+        let [Event::RawAccepted { connection, .. }] = events[..] else { panic!("{events:?}") };
+        connection
+    };
+    let _first = connect();
+    accept(&mut feed);
+    let _second = connect();
+    let second = accept(&mut feed);
+    let mut refused = connect();
+    let mut rejected = Vec::new();
+    while rejected.is_empty() {
+        feed.silent_for(Duration::from_millis(1));
+        rejected = feed.reactor.take_rejected();
+    }
+    assert_eq!(rejected, ["a client was refused: there are 2 already"]);
+    assert_eq!(std::io::Read::read(&mut refused, &mut [0]).unwrap(), 0, "it was closed");
+    // One that is gone makes room.
+    feed.reactor.raw_close(second);
+    let _third = connect();
+    accept(&mut feed);
+}
+
+#[test]
 fn frames_that_are_none_end_the_connection() {
     let mut feed = Feed::new(reactor(FeatureMask::NONE));
     let address = feed.reactor.listen("tcp:127.0.0.1:0").unwrap();

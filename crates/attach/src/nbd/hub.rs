@@ -9,13 +9,14 @@
 //! Invariants
 //!   1. A volume is attached while a client uses it: from the first that opens it to the last that
 //!      leaves. All its clients share one session, so a flush of one covers the writes of all.
-//!   2. A client's requests and unsent replies are bounded; beyond that it is not read.
+//!   2. A client's requests and unsent replies are bounded, and the requests of all together;
+//!      beyond that it is not read. Until it uses an export it has a bounded time.
 //!   3. Of a name one volume at a time is attached: the next one waits until nothing more is sent
 //!      for the one before, so that a client never meets late writes of one that has left.
 //!   4. When a session is over, its clients are cut off without answers: those that connect again
 //!      get a new session, and nobody sees an error that the next attach would have avoided.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{Buffer, BufferMut, BufferPool, ConnectionId, Duration, Time};
 use client::Commands;
@@ -33,6 +34,10 @@ use super::session::{Action, Command, Export, RefusalKind, Request, Session};
 
 /// Most bytes of one client's requests under way and of replies it has not taken.
 const CLIENT_BYTES_MAX: usize = 64 << 20;
+/// Most bytes of all clients' requests under way; the last one may go beyond.
+const BYTES_MAX: usize = 512 << 20;
+/// So long a client may take to choose an export, from its connect or its last refusal.
+const CHOICE_TIME_MAX: Duration = Duration::from_secs(30);
 /// Most requests of one client under way.
 const CLIENT_REQUEST_COUNT_MAX: usize = 1024;
 /// A client that talks on while its question is open is not read beyond this, in bytes.
@@ -110,6 +115,12 @@ pub struct Hub {
     asking: BTreeMap<u64, (ConnectionId, Question)>,
     /// Clients with too many unsent bytes.
     stalled: BTreeSet<ConnectionId>,
+    /// Bytes of all requests under way.
+    byte_count: usize,
+    /// Clients that wait for others' requests to end, in the order they came; some are gone.
+    queued: VecDeque<ConnectionId>,
+    /// Clients that have not chosen an export, by the end of their time.
+    choosing: BTreeSet<(Time, ConnectionId)>,
     poll_at: Option<Time>,
     is_ending: bool,
     core_effects: Vec<CoreEffect>,
@@ -117,6 +128,10 @@ pub struct Hub {
 
 struct Client {
     session: Session,
+    /// When it must have chosen an export.
+    choose_until: Option<Time>,
+    /// Its question to a monitor that is not answered.
+    ask: Option<u64>,
     /// The volume it uses or waits for.
     volume: Option<VolumeHandle>,
     request_count: usize,
@@ -124,6 +139,8 @@ struct Client {
     /// Bytes sent since it was last known how many wait.
     sent_bytes: usize,
     is_paused: bool,
+    /// It stands in the list of those that wait for others.
+    is_queued: bool,
     /// Nothing more is read; it is closed when its requests are answered.
     is_leaving: bool,
 }
@@ -190,6 +207,9 @@ impl Hub {
             running: Slab::new(),
             asking: BTreeMap::new(),
             stalled: BTreeSet::new(),
+            byte_count: 0,
+            queued: VecDeque::new(),
+            choosing: BTreeSet::new(),
             poll_at: None,
             is_ending: false,
             core_effects: Vec::new(),
@@ -198,7 +218,8 @@ impl Hub {
 
     /// When `Event::Tick` is wanted at the latest.
     pub fn deadline(&self) -> Option<Time> {
-        let moments = [self.core.deadline(), self.commands.deadline(), self.poll_at];
+        let choice = self.choosing.first().map(|(until, _)| *until);
+        let moments = [self.core.deadline(), self.commands.deadline(), self.poll_at, choice];
         moments.into_iter().flatten().min()
     }
 
@@ -242,6 +263,12 @@ impl Hub {
             self.poll_at = (!self.stalled.is_empty()).then_some(now + QUEUE_POLL_DELAY);
             effects.extend(self.stalled.iter().copied().map(Effect::AskQueued));
         }
+        while let Some((until, connection)) = self.choosing.first().copied()
+            && until <= now
+        {
+            effects.push(Effect::Close(connection));
+            self.forget_client(now, connection, effects);
+        }
     }
 
     fn apply_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
@@ -259,6 +286,8 @@ impl Hub {
         effects.extend(net.into_iter().map(Effect::Net));
         for (ask, result) in answers {
             if let Some((connection, question)) = self.asking.remove(&ask) {
+                let client = self.clients.get_mut(&connection).expect("its asks go with it");
+                client.ask = None;
                 self.answered(now, connection, question, result, effects);
             }
         }
@@ -273,14 +302,18 @@ impl Hub {
         }
         let client = Client {
             session: Session::new(self.pool.clone()),
+            choose_until: None,
+            ask: None,
             volume: None,
             request_count: 0,
             byte_count: 0,
             sent_bytes: 0,
             is_paused: false,
+            is_queued: false,
             is_leaving: false,
         };
         self.clients.insert(connection, client);
+        self.await_choice(connection, Some(now + CHOICE_TIME_MAX));
         self.pump(now, connection, effects);
     }
 
@@ -293,6 +326,13 @@ impl Hub {
             }
             if client.is_full() {
                 self.hold_back(now, connection, effects);
+                return;
+            }
+            if self.byte_count >= BYTES_MAX && client.volume.is_some() {
+                client.pause(true, connection, effects);
+                if !std::mem::replace(&mut client.is_queued, true) {
+                    self.queued.push_back(connection);
+                }
                 return;
             }
             let command = client.session.next();
@@ -308,6 +348,27 @@ impl Hub {
         }
         let is_early = client.session.input_size() > EARLY_INPUT_SIZE_MAX;
         client.pause(is_early, connection, effects);
+    }
+
+    /// Requests have ended: clients that waited for that go on, as far as there is room now.
+    fn admit(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        while self.byte_count < BYTES_MAX
+            && let Some(connection) = self.queued.pop_front()
+        {
+            if let Some(client) = self.clients.get_mut(&connection) {
+                client.is_queued = false;
+                self.pump(now, connection, effects);
+            }
+        }
+    }
+
+    /// Sets until when a client must have chosen an export; `None`: it has.
+    fn await_choice(&mut self, connection: ConnectionId, until: Option<Time>) {
+        let client = self.clients.get_mut(&connection).expect("the caller knows it");
+        if let Some(before) = std::mem::replace(&mut client.choose_until, until) {
+            self.choosing.remove(&(before, connection));
+        }
+        self.choosing.extend(until.map(|until| (until, connection)));
     }
 
     /// The client's bounds are reached: it is not read until replies have left.
@@ -346,7 +407,10 @@ impl Hub {
         match command {
             Command::List => self.ask(connection, Question::List, Ask::VolumeList, effects),
             Command::Describe { name } => self.find(now, connection, name, false, effects),
-            Command::Attach { name } => self.find(now, connection, name, true, effects),
+            Command::Attach { name } => {
+                self.await_choice(connection, None);
+                self.find(now, connection, name, true, effects);
+            }
             Command::Request(request) => self.begin(now, connection, request, effects),
             Command::Close => self.leave(now, connection, effects),
         }
@@ -375,6 +439,13 @@ impl Hub {
     fn forget_client(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let Some(client) = self.clients.remove(&connection) else { return };
         self.stalled.remove(&connection);
+        if let Some(until) = client.choose_until {
+            self.choosing.remove(&(until, connection));
+        }
+        if let Some(ask) = client.ask {
+            self.asking.remove(&ask);
+            self.commands.forget(ask);
+        }
         let Some(handle) = client.volume else { return };
         let Some(volume) = self.volumes.get_mut(&handle) else { return };
         volume.clients.remove(&connection);
@@ -428,6 +499,8 @@ impl Hub {
         let mut net = Vec::new();
         let ask = self.commands.ask(ask, &mut net);
         self.asking.insert(ask, (connection, question));
+        let client = self.clients.get_mut(&connection).expect("it asks");
+        client.ask = Some(ask);
         effects.extend(net.into_iter().map(Effect::Net));
     }
 
@@ -491,6 +564,9 @@ impl Hub {
     ) {
         let client = self.clients.get_mut(&connection).expect("its question is open");
         client.session.refused(kind, why);
+        if client.choose_until.is_none() {
+            self.await_choice(connection, Some(now + CHOICE_TIME_MAX));
+        }
         self.pump(now, connection, effects);
     }
 
@@ -644,6 +720,7 @@ impl Hub {
         };
         client.request_count += 1;
         client.byte_count += weight;
+        self.byte_count += weight;
         let cookie = request.cookie;
         let running = Running { connection, cookie, volume: handle, weight, wanted };
         let id = RequestId(self.running.insert(running) as u64);
@@ -670,14 +747,26 @@ impl Hub {
             );
         }
         let running = self.running.remove(key);
-        if result == Err(VolumeError::Ended) {
-            return self.cut_off(now, handle, effects);
+        self.byte_count -= running.weight;
+        match result {
+            Err(VolumeError::Ended) => self.cut_off(now, handle, effects),
+            result => self.reply(now, &running, result, effects),
         }
+        self.admit(now, effects);
+    }
+
+    fn reply(
+        &mut self,
+        now: Time,
+        running: &Running,
+        result: Result<Answer, VolumeError>,
+        effects: &mut Vec<Effect>,
+    ) {
         let connection = running.connection;
         let Some(client) = self.clients.get_mut(&connection) else { return };
         let was_full = client.is_full();
         let structured = client.session.is_structured();
-        let buffers = reply(&self.replies, structured, &running, result);
+        let buffers = reply(&self.replies, structured, running, result);
         client.request_count -= 1;
         client.byte_count -= running.weight;
         client.sent_bytes += buffers.iter().map(|buffer| buffer.len()).sum::<usize>();

@@ -10,6 +10,11 @@ use super::hub::{Effect, Event, Exports, Hub};
 /// So long requests that were begun may take to finish after the server was told to end.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// Most clients at a time, where the limit on descriptors leaves so many.
+const CLIENT_COUNT_MAX: u64 = 1024;
+/// Sentences on refused clients are logged at most so often.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What an NBD server is made with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerSettings {
@@ -27,6 +32,8 @@ pub struct ServerSettings {
 pub struct Server {
     reactor: Reactor,
     hub: Hub,
+    /// The next sentence on a refused client is logged then.
+    log_at: Time,
     effects: Vec<Effect>,
 }
 
@@ -45,6 +52,8 @@ impl Server {
         reactor.set_trust(Trust { key, peer });
         let cannot_watch = |error| io::Error::new("signals cannot be watched", error);
         reactor.watch_signals().map_err(cannot_watch)?;
+        let client_count_max = client_count_max(io::raise_descriptor_limit());
+        reactor.set_raw_max(client_count_max);
         let mut address = None;
         for listen in &settings.listen {
             let (_, bound) = reactor.listen_raw(listen)?;
@@ -60,7 +69,7 @@ impl Server {
             retry_for: None,
         };
         let hub = Hub::new(exports, core, reactor.pool().clone());
-        Server { reactor, hub, effects: Vec::new() }.serve()
+        Server { reactor, hub, log_at: Time::ZERO, effects: Vec::new() }.serve()
     }
 
     fn serve(mut self) -> Result<(), io::Error> {
@@ -83,9 +92,20 @@ impl Server {
             if self.hub.deadline().is_some_and(|deadline| deadline <= now) {
                 self.tell(now, Event::Tick);
             }
+            self.log_rejected(now);
         }
         // The last messages leave when the reactor goes.
         Ok(())
+    }
+
+    /// One sentence stands for all of its time.
+    fn log_rejected(&mut self, now: Time) {
+        if let Some(sentence) = self.reactor.take_rejected().first()
+            && self.log_at <= now
+        {
+            eprintln!("{sentence}");
+            self.log_at = now + LOG_INTERVAL;
+        }
     }
 
     fn turn(
@@ -124,6 +144,12 @@ impl Server {
     }
 }
 
+/// A quarter of the descriptors is kept back for the cluster: monitors, OSDs, the server's own.
+fn client_count_max(descriptor_limit: u64) -> usize {
+    let left = descriptor_limit - descriptor_limit / 4;
+    usize::try_from(left.min(CLIENT_COUNT_MAX)).expect("at most 1,024")
+}
+
 fn hub_event(event: io::Event) -> Option<Event> {
     Some(match event {
         io::Event::RawAccepted { connection, .. } => Event::Accepted(connection),
@@ -133,4 +159,16 @@ fn hub_event(event: io::Event) -> Option<Event> {
         io::Event::Terminate => Event::Shutdown,
         io::Event::Disk(_) | io::Event::Woken => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_leave_descriptors_for_the_cluster() {
+        assert_eq!(client_count_max(1024), 768);
+        assert_eq!(client_count_max(1 << 20), 1024);
+        assert_eq!(client_count_max(u64::MAX), 1024);
+    }
 }

@@ -101,6 +101,8 @@ pub struct MemoryMonitor {
     pub sessions: BTreeMap<SessionId, String>,
     /// Closed sessions of which a change may still be on its way.
     pub unanswered: Vec<SessionId>,
+    /// It answers no commands.
+    pub is_silent: bool,
     /// Sessions ever opened.
     pub opened_count: u64,
     osd_address: String,
@@ -113,6 +115,7 @@ impl MemoryMonitor {
             volumes: BTreeMap::from([("disk".to_string(), size)]),
             sessions: BTreeMap::new(),
             unanswered: Vec::new(),
+            is_silent: false,
             opened_count: 0,
             osd_address: osd_address.to_string(),
         }
@@ -137,6 +140,7 @@ impl MemoryMonitor {
                 self.unanswered.extend(unanswered.then_some(session));
                 return None;
             }
+            ToMonitor::Command { .. } if self.is_silent => return None,
             ToMonitor::Command { request, command } => {
                 let result = match command {
                     Command::VolumeList => {

@@ -225,11 +225,17 @@ impl Reactor {
             socket::tune_tcp(&socket);
         }
         let raw = listener.raw;
+        if raw && self.raw_count >= self.raw_max {
+            self.reject(format!("a client was refused: there are {} already", self.raw_count));
+            return;
+        }
         let id = ConnectionId::new(2 * self.accepted_count + 1);
         self.accepted_count += 1;
         if raw {
             let stage = Stage::Raw(RawInbox::new(&self.pool));
             let at = self.insert(Stream::new(id, Some(socket), stage));
+            self.streams[at].counted = true;
+            self.raw_count += 1;
             self.mark_dirty(at);
             events.push(Event::RawAccepted { listener: ListenerId(index), connection: id });
             return;
@@ -415,6 +421,7 @@ impl Reactor {
         self.leave_stage(index, Stage::Linger);
         self.set_deadline(index, None);
         let stream = self.streams.remove(index);
+        self.raw_count -= usize::from(stream.counted);
         self.indexes.remove(&stream.id);
         if let Some(socket) = &stream.socket {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);

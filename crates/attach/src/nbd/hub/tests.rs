@@ -488,6 +488,74 @@ fn a_client_with_too_much_under_way_is_not_read_until_replies_leave() {
 }
 
 #[test]
+fn all_clients_together_are_bounded_and_each_goes_on() {
+    let mut world = World::new();
+    world.held = Some(Vec::new());
+    let count = BYTES_MAX / CLIENT_BYTES_MAX + 4;
+    let clients: Vec<_> = (0..count).map(|_| world.user()).collect();
+    let requests = request_bytes(0, 0, (0, 1 << 20)).repeat(CLIENT_BYTES_MAX >> 20);
+    for client in &clients {
+        world.send(*client, &requests);
+    }
+    assert_eq!(world.hub.byte_count, BYTES_MAX);
+    assert_eq!(world.paused.len(), count);
+    let gone = clients[count - 1];
+    world.apply(Event::Gone(gone));
+    world.queued = 0;
+    let mut received: BTreeMap<ConnectionId, usize> = BTreeMap::new();
+    while world.hub.byte_count > 0 {
+        world.release();
+        world.held = Some(Vec::new());
+        while let Some(at) = world.hub.poll_at {
+            world.now = at;
+            world.apply(Event::Tick);
+        }
+        assert!(world.hub.byte_count <= BYTES_MAX);
+        for client in &clients {
+            *received.entry(*client).or_default() += world.take(*client).len();
+        }
+    }
+    let each = (CLIENT_BYTES_MAX >> 20) * (16 + (1 << 20));
+    for client in &clients {
+        assert_eq!(received[client], if *client == gone { 0 } else { each });
+    }
+    assert!(world.hub.queued.is_empty());
+}
+
+#[test]
+fn a_client_that_chooses_no_export_is_let_go() {
+    let mut world = World::new();
+    let (silent, listing, refused) = (world.connect(), world.connect(), world.connect());
+    let user = world.user();
+    assert_eq!(world.hub.deadline(), Some(Time::ZERO + CHOICE_TIME_MAX));
+    world.now = Time::ZERO + Duration::from_secs(20);
+    assert_eq!(world.option(listing, 3, &[]), [2, 1]);
+    assert_eq!(world.go(refused, "none"), [(1 << 31) + 6]);
+    world.now = Time::ZERO + CHOICE_TIME_MAX;
+    world.apply(Event::Tick);
+    assert_eq!(world.closed, BTreeSet::from([silent, listing]));
+    world.now = world.hub.deadline().expect("its time began anew");
+    assert_eq!(world.now, Time::ZERO + Duration::from_secs(50));
+    world.apply(Event::Tick);
+    assert!(world.closed.contains(&refused));
+    assert!(!world.closed.contains(&user));
+    assert_eq!(world.hub.deadline(), None);
+}
+
+#[test]
+fn questions_of_clients_that_left_are_forgotten() {
+    let mut world = World::new();
+    world.cluster.is_silent = true;
+    for _ in 0..3 {
+        let client = world.connect();
+        assert!(world.option(client, 3, &[]).is_empty());
+        assert_eq!(world.hub.asking.len(), 1);
+        world.apply(Event::Gone(client));
+        assert!(world.hub.asking.is_empty());
+    }
+}
+
+#[test]
 fn a_read_only_server_serves_reads_alone() {
     let mut world = World::serving(&[], true);
     let client = world.user();
