@@ -14,4 +14,5 @@ mod harness;
 mod life;
 mod nbd;
 mod processes;
+mod raw_nbd;
 mod round_trip;
