@@ -174,7 +174,7 @@ impl Node {
             self.pgs[slot].raise_floor(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
-        self.sessions.forget_silent(now);
+        self.sessions.forget_silent(now, self.settings.sessions_max);
         if self.note_is_old && !self.note_is_open && self.incarnation.is_some() {
             let note = ClusterNote::of(self.identity.cluster, &self.map);
             self.keep_cluster_note(now, note.encode());

@@ -715,6 +715,32 @@ fn a_session_is_remembered_while_its_connection_is_open_and_new_ones_are_taken_o
     assert!(rig.closed.is_empty());
 }
 
+#[test]
+fn sessions_left_behind_on_an_open_connection_do_not_fill_the_table() {
+    let settings = Settings { sessions_max: 8, ..Settings::default() };
+    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
+    let ask = |rig: &mut Rig, session: u64, op: Op| {
+        let mut request = rig.request(1, op);
+        request.session = SessionId::new(SESSION.get() + session);
+        let sequence = request.sequence;
+        rig.receive(CLIENT, Message::Request(request.clone()));
+        (request, rig.reply_to(sequence))
+    };
+    let (late, reply) = ask(&mut rig, 0, write(0, 1, 7));
+    reply.unwrap().unwrap();
+    for session in 1..8 {
+        ask(&mut rig, session, write(0, 1, 8)).1.unwrap().unwrap();
+    }
+    assert_eq!(ask(&mut rig, 8, read(0, 1)).1, Some(Err(Refusal::Busy)), "the table is full");
+    rig.advance(Duration::from_secs(120));
+    assert_eq!(bytes_of(ask(&mut rig, 8, read(0, 1)).1.unwrap()), [8]);
+    rig.receive(CLIENT, Message::Request(late));
+    assert_eq!(rig.closed, [CLIENT], "what was forgotten does nothing over an old connection");
+    rig.accept(OTHER);
+    let sequence = rig.send(OTHER, 1, read(0, 1));
+    assert_eq!(bytes_of(rig.reply_to(sequence).unwrap()), [8]);
+}
+
 /// A read of the four units that were written before, after one page of the journal rotted.
 fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
     let mut rig = Rig::serving();
