@@ -212,7 +212,8 @@ impl Store {
                 }
                 false => {
                     "both roots, or the directories they name, are damaged: the store's index \
-                     is lost. Remove this OSD and create it anew"
+                     is lost. This version cannot repair that: put a copy of the disk in its \
+                     place, or restore its volumes from a backup into a new pool"
                 }
             };
             return self.stop(reason.to_owned(), effects);
@@ -364,8 +365,9 @@ impl Store {
             opening.decisions.push(Decision::Cut { from: end, to: tail });
         }
         if opening.decisions.len() > DECISIONS_MAX {
-            let reason = "more of the journal is damaged than can be settled by itself: remove \
-                          this OSD and create it anew";
+            let reason = "more of the journal is damaged than can be settled by itself, and this \
+                          version cannot repair it: put a copy of the disk in its place, or \
+                          restore its volumes from a backup into a new pool";
             return self.stop(reason.to_owned(), effects);
         }
         self.rewrite(acked.max(head), end, effects);
@@ -492,8 +494,8 @@ impl Store {
         let parts = self.parts.as_mut().expect("the superblock is known");
         let kind = format::disk::EntryKind::Recovery;
         if !parts.journal.has_room(kind, checksums.len(), IDLE_RESERVE) {
-            let reason = "the journal has no room for recovery's decisions: remove this OSD and \
-                          create it anew";
+            let reason = "the journal has no room for recovery's decisions, and this version cannot \
+                          repair that: restore its volumes from a backup into a new pool";
             return self.stop(reason.to_owned(), effects);
         }
         let length = bytes.len() as u32;
@@ -552,8 +554,9 @@ fn choose_superblock(
             }
             Err(SuperblockError::Damaged) => {
                 errors.insert(
-                    "its superblock is damaged in both copies: remove this OSD and \
-                               create it anew",
+                    "its superblock is damaged in both copies, and this version cannot \
+                               repair it: put a copy of the disk in its place, or restore its \
+                               volumes from a backup into a new pool",
                 );
             }
             Err(SuperblockError::NotOurs) => {
@@ -646,8 +649,9 @@ impl Parts {
             return Ok(());
         }
         Err(format!(
-            "the index names the place {location} for two blocks, or outside of the data area: \
-             remove this OSD and create it anew"
+            "the index names the place {location} for two blocks, or outside of the data area, \
+             and this version cannot repair that: put a copy of the disk in its place, or restore \
+             its volumes from a backup into a new pool"
         ))
     }
 }

@@ -165,7 +165,8 @@ impl Store {
             let reason = "the newest root of the checkpoint is lost, and the journal went on \
                           behind it: what an older one says is not the store's state. Look at \
                           the kernel's log and the disk's health, and start this OSD again; if \
-                          the disk cannot be read any more, remove this OSD and create it anew";
+                          the disk cannot be read any more, put a copy of it in its place, or \
+                          restore its volumes from a backup into a new pool";
             return self.stop(reason.to_owned(), effects);
         }
         self.begin_replay(effects);
