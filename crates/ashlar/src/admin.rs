@@ -116,8 +116,8 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
         PgCommand::Describe { pg } => {
             print_object(format, &call(config, Command::PgDescribe { pg })?, PG);
         }
-        PgCommand::GiveUp { pg } => {
-            let answer = call(config, Command::PgGiveUp { pg })?;
+        PgCommand::GiveUp { pg, yes } => {
+            let answer = call(config, Command::PgGiveUp { pg, accepted: yes })?;
             print_done(format, &answer, &format!("{pg} serves what is left of it"));
         }
     }

@@ -282,10 +282,14 @@ pub enum PgCommand {
         pg: PgId,
     },
     /// Accept the loss of what a damaged placement group had, and serve what is left
-    #[command(after_help = "Example:\n  ashlar pg give-up 1.1f")]
+    #[command(after_help = "Example:\n  ashlar pg give-up 1.1f        # what would be lost\n  \
+                            ashlar pg give-up 1.1f --yes")]
     GiveUp {
         /// POOL.HEX
         pg: PgId,
+        /// Accept it; it cannot be undone. Without this: say what would be lost, exit code 1
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{BlockSize, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId};
+use base::{BlockSize, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId};
 use serde::{Deserialize, Serialize};
 
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
@@ -109,10 +109,15 @@ pub enum FromMonitor {
         error: Failure,
     },
     /// The operator accepts what this incomplete PG lost (`pg give-up`): serve it with what is
-    /// there. The next report tells the result.
+    /// there. A report tells the result. Done only in the epoch and the run in which the operator
+    /// saw the loss: one that comes late accepts no other.
     GiveUp {
         /// Which; this OSD is its primary.
         pg: PgId,
+        /// The epoch of its entry.
+        epoch: Epoch,
+        /// The OSD's run.
+        incarnation: Incarnation,
     },
     /// An image is attached.
     SessionOpened {
@@ -246,10 +251,13 @@ pub enum Command {
         /// Which.
         pg: PgId,
     },
-    /// Accept the loss of what an incomplete PG had.
+    /// Accept the loss of what an incomplete PG had. Answered when its OSD serves it.
     PgGiveUp {
         /// Which.
         pg: PgId,
+        /// Whether the loss is accepted; without it the error says what would be lost.
+        #[serde(default)]
+        accepted: bool,
     },
     /// The whole state of the cluster, as `status --json`.
     Status,

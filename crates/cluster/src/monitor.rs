@@ -17,6 +17,7 @@
 
 mod boot;
 mod contents;
+mod give_up;
 mod job;
 mod load;
 mod osd;
@@ -40,6 +41,7 @@ use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::records::TaskId;
 use crate::state::{StateEffect, StateEvent, StateRequest};
 use contents::Contents;
+use give_up::{GIVE_UP_SPAN, GiveUp};
 use job::{InFlight, Job};
 use load::Stage;
 use osd::OsdLive;
@@ -124,6 +126,8 @@ pub struct Monitor {
     sessions: BTreeMap<SessionId, SessionLive>,
     /// Sessions without a connection, by the time at which they end.
     sessions_gone: BTreeSet<(Time, SessionId)>,
+    /// Operators that wait for a PG to be served with what is left; the oldest first.
+    give_ups: Vec<GiveUp>,
     tasks: BTreeMap<TaskId, TaskRun>,
     task_sequence_last: u64,
     /// Whether something happened that a task may wait for.
@@ -181,6 +185,7 @@ impl Monitor {
             return_ends: None,
             sessions: BTreeMap::new(),
             sessions_gone: BTreeSet::new(),
+            give_ups: Vec::new(),
             tasks: BTreeMap::new(),
             task_sequence_last: 0,
             has_task_news: false,
@@ -203,6 +208,7 @@ impl Monitor {
         if self.is_ready() {
             self.end_gone_sessions(now);
             self.end_return_time(now);
+            self.end_give_ups(now, effects);
             if self.has_task_news || self.task_deadline().is_some_and(|due| due <= now) {
                 self.has_task_news = false;
                 self.advance_tasks(now, effects);
@@ -218,7 +224,9 @@ impl Monitor {
             Stage::Rest { until } => Some(*until),
             Stage::Ready => {
                 let gone = self.sessions_gone.first().map(|(time, _)| *time);
-                [gone, self.return_ends, self.task_deadline()].into_iter().flatten().min()
+                let give_up = self.give_ups.first().map(|waits| waits.ends);
+                let all = [gone, self.return_ends, self.task_deadline(), give_up];
+                all.into_iter().flatten().min()
             }
             Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
             Stage::Stopped => None,
@@ -286,6 +294,7 @@ impl Monitor {
     /// The connection is gone, or closed by us: what depended on it goes on without it.
     fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
         let Some(state) = self.connections.remove(&connection) else { return };
+        self.give_ups.retain(|waits| waits.connection != connection);
         for session in state.sessions {
             self.lose_session_connection(now, session);
         }
@@ -356,7 +365,7 @@ impl Monitor {
                 state.introduced = Some(introduced);
             }
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
-            ToMonitor::OsdReport(report) => self.on_report(now, connection, report),
+            ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
             ToMonitor::OpenSession { request, image, read_only, client } => {
                 let client = clipped(client);
@@ -398,9 +407,11 @@ impl Monitor {
         command: Command,
         effects: &mut Vec<Effect>,
     ) {
-        if let Command::PgGiveUp { pg } = command {
-            let result = self.give_up(pg, effects);
-            self.answer(connection, request, result, effects);
+        if let Command::PgGiveUp { pg, accepted } = command {
+            let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
+            if let Err(error) = self.give_up(asked, accepted, effects) {
+                self.answer(connection, request, Err(error), effects);
+            }
         } else if let Some(result) = self.query(now, &command) {
             self.answer(connection, request, result, effects);
         } else if let Err(error) =

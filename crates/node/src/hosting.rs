@@ -129,7 +129,7 @@ impl Node {
         if self.store.is_suspect(id) {
             return Some(format!(
                 "recovery of {osd} found damage that may have cost acknowledged writes of {id}, \
-                 and there is no other copy; `ashlar pg give-up {id}` serves what is left"
+                 and there is no other copy; `ashlar pg give-up {id}` says what that means"
             ));
         }
         None
@@ -232,5 +232,8 @@ fn epoch_of(pg: &Pg) -> Option<Epoch> {
 }
 
 fn older(what: String) -> String {
-    format!("{what}: the state store was restored from a backup; run `ashlar state recover`")
+    format!(
+        "{what}: the state store went back in time; stop the monitor and put the newest copy of its \
+         state file back"
+    )
 }

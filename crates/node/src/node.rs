@@ -52,6 +52,8 @@ pub struct Node {
     pub(crate) recheck: bool,
     /// A PG was given up: it may be served now.
     review_is_due: bool,
+    /// The next PG that is served is reported at once.
+    report_is_due: bool,
     /// A request waits until the store is no longer congested.
     pub(crate) waits_for_store: bool,
     /// The applied revisions are to be told to the monitor.
@@ -133,6 +135,7 @@ impl Node {
             report_at: now,
             recheck: false,
             review_is_due: false,
+            report_is_due: false,
             waits_for_store: false,
             saw_is_due: false,
             note_is_old: false,
@@ -293,7 +296,12 @@ impl Node {
                 self.stop(StopReason::Refused(why), effects);
             }
             FromMonitor::Map(delta) => self.map_came(now, delta, effects),
-            FromMonitor::GiveUp { pg } => self.give_up(now, pg, effects),
+            FromMonitor::GiveUp { pg, epoch, incarnation } => {
+                let is_seen = self.map.pg(pg).is_some_and(|entry| entry.epoch == epoch);
+                if is_seen && self.incarnation == Some(incarnation) {
+                    self.give_up(now, pg, effects);
+                }
+            }
             // Answers to questions that an OSD does not ask.
             FromMonitor::SessionOpened { .. }
             | FromMonitor::SessionRefused { .. }
@@ -397,6 +405,7 @@ impl Node {
             }
             if std::mem::take(&mut self.review_is_due) {
                 self.review_all(now, effects);
+                self.report_is_due = true;
             }
             if std::mem::take(&mut self.recheck) {
                 self.judge_waiting(now, effects);
@@ -502,7 +511,13 @@ impl Node {
                         self.pgs[slot].listed(call, keys, &mut self.actions);
                     }
                     Action::Reply { ticket, outcome } => self.answer(ticket, outcome, effects),
-                    Action::Activated => self.recheck = true,
+                    Action::Activated => {
+                        self.recheck = true;
+                        if std::mem::take(&mut self.report_is_due) {
+                            // An operator waits for it.
+                            self.report_at = now;
+                        }
+                    }
                     Action::Absolved => self.review_is_due = true,
                 }
             }

@@ -585,7 +585,7 @@ fn a_map_older_than_the_osds_notes_is_refused() {
         panic!("an older epoch is never served")
     };
     assert!(why.contains("epoch 3") && why.contains("epoch 5"), "{why}");
-    assert!(why.contains("state recover"), "{why}");
+    assert!(why.contains("newest copy of its state file"), "{why}");
     rig.advance(Duration::from_secs(2));
     let report = last_report(&rig);
     assert_eq!(report.incomplete, [(PG, why)]);
@@ -759,6 +759,33 @@ fn read_after_rot(page: u64) -> (Rig, Result<Outcome, Refusal>) {
 /// Where the journal of a store begins, in bytes.
 const JOURNAL_OFFSET: u64 = base::MIB;
 
+/// The operator gives the PG up, in the epoch and the run that the OSD is in.
+fn give_up(rig: &mut Rig) {
+    let epoch = rig.node.map.pg(PG).expect("it has the map").epoch;
+    let incarnation = rig.node.incarnation.expect("it has joined");
+    rig.monitor_says(FromMonitor::GiveUp { pg: PG, epoch, incarnation });
+}
+
+#[test]
+fn a_late_give_up_accepts_no_later_loss() {
+    let (mut rig, outcome) = read_after_rot(4);
+    assert!(matches!(outcome, Err(Refusal::Damaged { .. })));
+    rig.advance(Duration::from_secs(1));
+    assert!(last_report(&rig).suspect);
+    let epoch = rig.node.map.pg(PG).expect("it has the map").epoch;
+    let incarnation = rig.node.incarnation.expect("it has joined");
+    let before = base::Epoch::new(epoch.get() - 1);
+    let run_before = Incarnation::new(incarnation.get() - 1);
+    for (epoch, incarnation) in [(before, incarnation), (epoch, run_before)] {
+        rig.monitor_says(FromMonitor::GiveUp { pg: PG, epoch, incarnation });
+        rig.advance(Duration::from_secs(2));
+        assert!(last_report(&rig).suspect && last_report(&rig).active.is_empty());
+    }
+    give_up(&mut rig);
+    rig.advance(Duration::from_millis(1));
+    assert_eq!(last_report(&rig).active, [PG], "reported at once");
+}
+
 #[test]
 fn rot_is_answered_by_an_error_or_a_suspect_pg_and_never_by_other_data() {
     let (mut damaged, mut incomplete) = (0, 0);
@@ -772,7 +799,7 @@ fn rot_is_answered_by_an_error_or_a_suspect_pg_and_never_by_other_data() {
                     assert_eq!(units, [0b1111], "all of the block");
                     let (pg, why) = last_report(&rig).incomplete[0].clone();
                     assert!(pg == PG && why.contains("give-up 1.0"), "{why}");
-                    rig.monitor_says(FromMonitor::GiveUp { pg: PG });
+                    give_up(&mut rig);
                     let left = rig.read_bytes(2, read(0, 4));
                     assert!(left.iter().all(|byte| [0, 7].contains(byte)), "what is left");
                     rig.advance(Duration::from_secs(1));
@@ -797,7 +824,7 @@ fn rot_is_answered_by_an_error_or_a_suspect_pg_and_never_by_other_data() {
 fn what_was_given_up_stays_given_up() {
     let (mut rig, outcome) = read_after_rot(4);
     assert!(matches!(outcome, Err(Refusal::Damaged { .. })));
-    rig.monitor_says(FromMonitor::GiveUp { pg: PG });
+    give_up(&mut rig);
     let left = rig.read_bytes(2, read(0, 4));
     let mut rig = Rig::serving_over(rig.disk, 3, 3);
     assert_eq!(rig.read_bytes(3, read(0, 4)), left);

@@ -162,11 +162,16 @@ fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
     let waits = state(pgs[0]);
     assert_eq!(waits["state"], "incomplete", "{waits}");
     assert!(waits["why"].as_str().is_some_and(|why| why.contains("no other copy")), "{waits}");
-    cluster.run(&["pg", "give-up", pgs[0]]);
-    wait_for("the PG to serve", || state(pgs[0])["state"] == "active");
+    let asked = cluster.refused(&["pg", "give-up", pgs[0]], "not_accepted");
+    let message = asked["message"].as_str().expect("a text");
+    assert!(message.contains("cannot be undone") && message.contains("(v)"), "{message}");
+    assert!(asked["hint"].as_str().is_some_and(|hint| hint.contains("--yes")), "{asked}");
+    assert_eq!(state(pgs[0])["state"], "incomplete", "asking changes nothing");
+    cluster.run(&["pg", "give-up", pgs[0], "--yes"]);
+    assert_eq!(state(pgs[0])["state"], "active", "answered when it is done");
     assert_eq!(state(pgs[1])["state"], "incomplete", "the others are not given up");
     for pg in &pgs[1..] {
-        cluster.run(&["pg", "give-up", pg]);
+        cluster.run(&["pg", "give-up", pg, "--yes"]);
     }
     cluster.wait_active();
     cluster.refused(&["pg", "give-up", pgs[0]], "invalid");

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, MapRevision, OsdId, PgId, PoolId, Time};
+use base::{ConnectionId, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
 
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
-use super::{Effect, Monitor, failure};
-use crate::message::{Failure, FromMonitor, OsdReport};
+use super::{Effect, Monitor};
+use crate::message::OsdReport;
 use crate::records::Record;
 
 /// What is known of an OSD besides its record; lost with this process.
@@ -115,7 +115,13 @@ impl Monitor {
         }
     }
 
-    pub(super) fn on_report(&mut self, now: Time, connection: ConnectionId, report: OsdReport) {
+    pub(super) fn on_report(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        report: OsdReport,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(osd) = self.connections[&connection].osd else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let size = report.size_bytes;
@@ -123,6 +129,7 @@ impl Monitor {
         if self.contents.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);
         }
+        self.confirm_give_ups(osd, effects);
     }
 
     pub(super) fn on_saw(
@@ -158,38 +165,5 @@ impl Monitor {
         };
         let is_up = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|record| record.info.up);
         osds.into_iter().find(|osd| is_up(osd) && saw(osd) < revision)
-    }
-
-    /// Tells the primary of an incomplete PG that the operator accepts its loss.
-    pub(super) fn give_up(
-        &self,
-        pg: PgId,
-        effects: &mut Vec<Effect>,
-    ) -> Result<serde_json::Value, Failure> {
-        let Some(entry) = self.contents.pg(pg) else {
-            let hint = "`ashlar pg ls` lists the PGs there are";
-            return Err(failure("not_found", format!("there is no PG {pg}"), hint));
-        };
-        let live = entry.primary.and_then(|osd| self.osds.get(&osd));
-        let Some(connection) = live.and_then(|live| live.connection) else {
-            return Err(failure(
-                "unavailable",
-                format!("no OSD that has PG {pg} is up"),
-                "start the OSD: what it holds is not lost",
-            ));
-        };
-        let report = live.and_then(OsdLive::current_report);
-        let is_incomplete =
-            report.is_some_and(|report| report.incomplete.iter().any(|(id, _)| *id == pg));
-        if !is_incomplete {
-            return Err(failure(
-                "invalid",
-                format!("PG {pg} is not incomplete"),
-                "there is nothing to give up",
-            ));
-        }
-        self.send(connection, &FromMonitor::GiveUp { pg }, effects);
-        let osd = entry.primary.map(OsdId::get);
-        Ok(serde_json::json!({ "pg": pg.to_string(), "osd": osd }))
     }
 }

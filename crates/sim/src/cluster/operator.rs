@@ -189,7 +189,8 @@ impl World {
                     volume.give_up(*number, now);
                 }
                 self.operator.gave_up = true;
-                Command::PgGiveUp { pg: PgId { pool: PoolId::FIRST, number: *number } }
+                let pg = PgId { pool: PoolId::FIRST, number: *number };
+                Command::PgGiveUp { pg, accepted: true }
             }
             Job::AwaitTasks => Command::TaskList { image: None },
             Job::AwaitEmpty => Command::OsdList,
@@ -282,7 +283,7 @@ impl World {
             (Job::GiveUp(_), Ok(_)) => self.tally.faults.add("suspect PG given up", 1),
             // It is found again if it still waits.
             (Job::GiveUp(_), Err(failure))
-                if matches!(failure.code.as_str(), "invalid" | "unavailable") => {}
+                if matches!(failure.code.as_str(), "invalid" | "unavailable" | "unconfirmed") => {}
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
                     return Ok(());

@@ -456,7 +456,7 @@ fn status_tells_health_with_reasons() {
     let osd = rig.osds[&osd_id(1)].map.pg(pg).unwrap().primary.unwrap();
     let number = osd.get();
     rig.report(3 - number, |_| {});
-    let give_up = Command::PgGiveUp { pg };
+    let give_up = Command::PgGiveUp { pg, accepted: true };
     assert_eq!(code(rig.command(give_up.clone())), "invalid");
     rig.report(number, |report| {
         report.active.retain(|active| *active != pg);
@@ -465,9 +465,34 @@ fn status_tells_health_with_reasons() {
     assert_eq!(rig.checks()[0], "pg_incomplete");
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!((&row["state"], &row["why"]), (&json!("incomplete"), &json!("entry lost")));
-    rig.command(give_up).unwrap();
-    assert_eq!(rig.osds[&osd].gave_up, [pg]);
+    // Not without a yes: what would be lost is said.
+    let asked = rig.command(Command::PgGiveUp { pg, accepted: false }).unwrap_err();
+    assert_eq!(asked.code, "not_accepted");
+    assert!(asked.message.contains("entry lost") && asked.hint.contains("--yes"), "{asked:?}");
+    assert!(rig.osds[&osd].gave_up.is_empty());
+    // An answer comes when the OSD serves it, or when it has not for too long.
+    let client = rig.client();
+    assert_eq!(rig.command_over(client, give_up.clone()), None);
+    let entry = rig.osds[&osd].map.pg(pg).unwrap().clone();
+    let told = (pg, entry.epoch, entry.acting[0].incarnation);
+    assert_eq!(rig.osds[&osd].gave_up, [told]);
+    let answer = |rig: &Rig| match rig.inbox.get(&client).and_then(|inbox| inbox.back()) {
+        Some(FromMonitor::Answer { result, .. }) => Some(result.clone()),
+        _ => None,
+    };
+    rig.report(number, |report| {
+        report.active.retain(|active| *active != pg);
+        report.incomplete = vec![(pg, "entry lost".into())];
+    });
+    assert_eq!(answer(&rig), None);
+    rig.advance(Duration::from_secs(9));
+    assert_eq!(answer(&rig), None);
+    rig.advance(Duration::from_secs(2));
+    assert_eq!(answer(&rig).unwrap().unwrap_err().code, "unconfirmed");
+    assert_eq!(rig.command_over(client, give_up), None);
+    rig.report(3 - number, |_| {});
     rig.report(number, |_| {});
+    assert_eq!(answer(&rig).unwrap().unwrap()["pg"], pg.to_string());
     assert_eq!(rig.status()["health"], "ok");
     rig.advance(Duration::from_secs(6));
     assert!(rig.checks().contains(&"osd_silent".to_string()));

@@ -63,7 +63,7 @@ pub struct FakeOsd {
     pub portions: BTreeMap<PgId, u32>,
     /// What it answers to task requests instead.
     pub refusal: Option<Refusal>,
-    pub gave_up: Vec<PgId>,
+    pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
 }
 
 pub struct Rig {
@@ -289,7 +289,9 @@ impl Rig {
                 osd.map.apply(delta).expect("deltas follow one another");
                 self.queue_saw(id);
             }
-            FromMonitor::GiveUp { pg } => osd.gave_up.push(pg),
+            FromMonitor::GiveUp { pg, epoch, incarnation } => {
+                osd.gave_up.push((pg, epoch, incarnation));
+            }
             other => panic!("not for an OSD: {other:?}"),
         }
     }
