@@ -89,6 +89,21 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// Whether it serves others until it is told to end, or talks to such a one over a socket that
+    /// may break.
+    pub fn is_server(&self) -> bool {
+        match self {
+            Command::Up(_) | Command::Down(_) | Command::Mon { .. } | Command::Nbd(_) => true,
+            Command::Osd(command) => !matches!(
+                command,
+                OsdCommand::Ls | OsdCommand::Inspect { .. } | OsdCommand::Check { .. }
+            ),
+            _ => false,
+        }
+    }
+}
+
 /// `up`
 #[derive(Args)]
 pub struct UpArgs {

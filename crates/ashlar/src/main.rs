@@ -33,6 +33,9 @@ fn main() -> ExitCode {
     };
     let format = if cli.json { Format::Json } else { Format::Text };
     io::raise_descriptor_limit();
+    if !cli.command.is_server() {
+        io::end_on_closed_pipe();
+    }
     match run(cli, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -40,6 +40,7 @@ pub use key::{ClusterKey, random_bytes};
 pub use prepare::{Probe, prepare, probe, replace_file};
 pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
 pub use ring::FeatureMask;
+pub use signals::end_on_closed_pipe;
 
 /// Something outside the program said no; a sentence for people that says what and where.
 #[derive(Clone, PartialEq, Eq, Debug)]

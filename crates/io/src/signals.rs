@@ -4,6 +4,14 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+/// From now on the process ends quietly when it prints to a pipe whose reader is gone, as with
+/// `ashlar pg ls | head`. For commands that print a list and end, not for servers: their output is
+/// a log that they can do without.
+pub fn end_on_closed_pipe() {
+    // SAFETY: it sets a standard disposition; no handler of ours runs.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 /// Blocks both signals in this thread and its children, and opens a descriptor that tells them.
 pub(crate) fn open() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();

@@ -17,6 +17,18 @@ fn rows(value: &Value) -> &[Value] {
 }
 
 #[test]
+fn a_list_that_nobody_reads_to_its_end_is_no_failure() {
+    let cluster = Cluster::up("pipe", &["--osds", "1", "--osd-size", "128MiB"]);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(ASHLAR);
+    command.args(["pg", "ls", "--cluster"]).arg(cluster.path()).stdout(writer);
+    let output = command.output().expect("it starts");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(13));
+}
+
+#[test]
 fn placement_groups_are_listed_and_described() {
     let cluster = Cluster::up("pgs", &["--osds", "2", "--osd-size", "256MiB"]);
     cluster.run(&["pool", "create", "few", "--pgs", "8", "--failure-domain", "osd"]);
