@@ -137,6 +137,8 @@ pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result
         column("SETTING", "name"),
         column("VALUE", "value"),
         column("DEFAULT", "default"),
+        column("MIN", "min"),
+        column("MAX", "max"),
         column("MEANING", "help"),
     ];
     match command {
@@ -146,6 +148,11 @@ pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result
         ConfigCommand::Get { name } => {
             let value = call(config, Command::ConfigGet { setting: name })?;
             print_object(format, &value, SETTING);
+        }
+        ConfigCommand::Set { name, value } => {
+            let value = (value != "default").then_some(value);
+            let set = call(config, Command::ConfigSet { setting: name, value })?;
+            print_object(format, &set, SETTING);
         }
     }
     Ok(())
@@ -174,5 +181,30 @@ fn print_done(format: Format, answer: &Value, line: &str) {
     match format {
         Format::Json => print_json(answer),
         Format::Text => println!("{line}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::settings::{Definition, Setting};
+
+    #[test]
+    fn the_table_of_settings_is_their_definition() {
+        const HEADING: &str = "| name | default | range | |\n|---|---:|---|---|\n";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/internals/state.md");
+        let document = std::fs::read_to_string(path).expect("it is there");
+        let row = |setting: Setting| {
+            let Definition { name, default, min, max, help, .. } = setting.definition();
+            format!("| `{name}` | {default} | {min} to {max} | {help} |\n")
+        };
+        let expected: String = Setting::ALL.into_iter().map(row).collect();
+        let (before, after) = document.split_once(HEADING).expect("the table is there");
+        let end = after.find("\n\n").map_or(after.len(), |end| end + 1);
+        if std::env::var_os("UPDATE").is_some() {
+            let text = format!("{before}{HEADING}{expected}{}", &after[end..]);
+            std::fs::write(path, text).expect("writable");
+        } else {
+            assert_eq!(&after[..end], expected, "UPDATE=1 writes docs/internals/state.md anew");
+        }
     }
 }

@@ -37,6 +37,10 @@ const NBD_EXAMPLE: &str = "Example:
   ashlar nbd --listen tcp:127.0.0.1:10809
   nbdinfo --list nbd://127.0.0.1";
 
+const CONFIG_SET_EXAMPLE: &str = "Examples:
+  ashlar config set session_timeout_ms 30s
+  ashlar config set nearly_full_percent default";
+
 const OSD_CREATE_EXAMPLE: &str = "Examples:
   ashlar osd create /var/lib/ashlar/osd.4 --size 100GiB
   ashlar osd create /dev/nvme0n1p2 --commit immediate";
@@ -319,6 +323,14 @@ pub enum ConfigCommand {
     Get {
         /// As `config ls` names it
         name: String,
+    },
+    /// Change a setting; it is in force at once
+    #[command(after_help = CONFIG_SET_EXAMPLE)]
+    Set {
+        /// As `config ls` names it
+        name: String,
+        /// A number, or with its unit: 30s, 500ms, 85%; or `default`
+        value: String,
     },
 }
 

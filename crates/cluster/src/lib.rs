@@ -11,4 +11,5 @@ pub mod map;
 pub mod message;
 pub mod monitor;
 pub mod records;
+pub mod settings;
 pub mod state;

@@ -12,6 +12,7 @@ use base::{BlockSize, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, Poo
 use serde::{Deserialize, Serialize};
 
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
+use crate::settings::Changed;
 
 /// From an OSD, a client or a command to a monitor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -118,6 +119,12 @@ pub enum FromMonitor {
         epoch: Epoch,
         /// The OSD's run.
         incarnation: Incarnation,
+    },
+    /// Settings that OSDs use, where they differ from their defaults. Sent to OSDs that have
+    /// joined, then and with each change.
+    Settings {
+        /// All of them, by name.
+        changed: Changed,
     },
     /// An image is attached.
     SessionOpened {
@@ -277,6 +284,13 @@ pub enum Command {
     ConfigGet {
         /// Its name.
         setting: String,
+    },
+    /// Change a setting.
+    ConfigSet {
+        /// Its name.
+        setting: String,
+        /// As `Setting::parse` reads it; `None`: its default.
+        value: Option<String>,
     },
     /// Progress of the recorded tasks of an image (removal, shrink).
     TaskList {

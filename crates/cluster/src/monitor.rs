@@ -25,6 +25,7 @@ mod pool;
 mod publish;
 mod query;
 mod session;
+mod setting;
 mod status;
 mod task;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use format::wire::{CONTROL_SIZE_MAX, Message};
 
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::records::TaskId;
+use crate::settings::Setting;
 use crate::state::{StateEffect, StateEvent, StateRequest};
 use contents::Contents;
 use give_up::{GIVE_UP_SPAN, GiveUp};
@@ -55,9 +57,6 @@ const JOB_COUNT_MAX: usize = 10_000;
 const EARLY_COUNT_MAX: usize = 10_000;
 /// Connections; beyond it new ones are closed.
 const CONNECTION_COUNT_MAX: usize = 50_000;
-
-/// Longest span that a setting may name, in milliseconds: ten years.
-const SPAN_MS_MAX: u64 = 3650 * 24 * 3600 * 1000;
 
 /// What a monitor is told.
 #[derive(Debug)]
@@ -121,10 +120,11 @@ pub struct Monitor {
     connections: BTreeMap<ConnectionId, Connection>,
     order_last: u64,
     osds: BTreeMap<OsdId, OsdLive>,
-    /// Until then OSDs that were up when the last monitor ended may come back.
-    return_ends: Option<Time>,
+    /// When the state was read first, while OSDs that were up when the last monitor ended may
+    /// still come back.
+    return_since: Option<Time>,
     sessions: BTreeMap<SessionId, SessionLive>,
-    /// Sessions without a connection, by the time at which they end.
+    /// Sessions without a connection, by the time since when.
     sessions_gone: BTreeSet<(Time, SessionId)>,
     /// Operators that wait for a PG to be served with what is left; the oldest first.
     give_ups: Vec<GiveUp>,
@@ -182,7 +182,7 @@ impl Monitor {
             connections: BTreeMap::new(),
             order_last: 0,
             osds: BTreeMap::new(),
-            return_ends: None,
+            return_since: None,
             sessions: BTreeMap::new(),
             sessions_gone: BTreeSet::new(),
             give_ups: Vec::new(),
@@ -223,9 +223,10 @@ impl Monitor {
             Stage::New => Some(Time::ZERO),
             Stage::Rest { until } => Some(*until),
             Stage::Ready => {
-                let gone = self.sessions_gone.first().map(|(time, _)| *time);
+                let gone = self.sessions_gone.first();
+                let gone = gone.map(|(since, _)| *since + self.span(Setting::SessionTimeout));
                 let give_up = self.give_ups.first().map(|waits| waits.ends);
-                let all = [gone, self.return_ends, self.task_deadline(), give_up];
+                let all = [gone, self.return_ends(), self.task_deadline(), give_up];
                 all.into_iter().flatten().min()
             }
             Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
@@ -249,12 +250,11 @@ impl Monitor {
     }
 
     fn setting(&self, setting: Setting) -> u64 {
-        let changed = self.contents.setting(setting.name());
-        changed.map_or(setting.default_value(), |record| record.value)
+        setting.value_in(self.contents.changed_settings())
     }
 
     fn span(&self, setting: Setting) -> Duration {
-        Duration::from_millis(self.setting(setting).min(SPAN_MS_MAX))
+        setting.span_in(self.contents.changed_settings())
     }
 
     fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
@@ -491,49 +491,4 @@ fn clipped(mut text: String) -> String {
     }
     text.truncate(size);
     text
-}
-
-/// A setting of the cluster: `config/NAME` in the state store, or its default.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Setting {
-    SessionTimeout,
-    OsdReport,
-    OsdReturn,
-    NearlyFull,
-}
-
-impl Setting {
-    const ALL: [Setting; 4] =
-        [Setting::SessionTimeout, Setting::OsdReport, Setting::OsdReturn, Setting::NearlyFull];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Setting::SessionTimeout => "session_timeout_ms",
-            Setting::OsdReport => "osd_report_ms",
-            Setting::OsdReturn => "osd_return_ms",
-            Setting::NearlyFull => "nearly_full_percent",
-        }
-    }
-
-    const fn default_value(self) -> u64 {
-        match self {
-            Setting::SessionTimeout => 10_000,
-            Setting::OsdReport => 1_000,
-            Setting::OsdReturn => 5_000,
-            Setting::NearlyFull => 85,
-        }
-    }
-
-    const fn help(self) -> &'static str {
-        match self {
-            Setting::SessionTimeout => "a session without a connection ends after so long",
-            Setting::OsdReport => {
-                "OSDs report about so often; one silent for five times as long is named"
-            }
-            Setting::OsdReturn => {
-                "after a monitor's start, OSDs that were up count as up for so long"
-            }
-            Setting::NearlyFull => "an OSD with more than this in use is named",
-        }
-    }
 }

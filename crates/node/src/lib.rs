@@ -115,8 +115,6 @@ pub struct Settings {
     pub sessions_max: usize,
     /// How long a request waits for the map, an activation or an older connection of its session.
     pub wait_max: Duration,
-    /// How often the OSD reports to the monitor.
-    pub report_every: Duration,
     /// First and longest delay before the next monitor address is tried.
     pub reconnect_min: Duration,
     /// See `reconnect_min`.
@@ -135,7 +133,6 @@ impl Default for Settings {
             request_bytes_max: 256 * MIB,
             sessions_max: 64 * 1024,
             wait_max: Duration::from_secs(5),
-            report_every: Duration::from_secs(1),
             reconnect_min: Duration::from_millis(50),
             reconnect_max: Duration::from_secs(2),
             boot_max: Duration::from_secs(5),

@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BufferPool, ConnectionId, Incarnation, MapRevision, PgId, PoolId, Time};
+use base::{BufferPool, ConnectionId, Duration, Incarnation, MapRevision, PgId, PoolId, Time};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
 use cluster::map::ClusterMap;
 use cluster::message::{FromMonitor, ToMonitor};
+use cluster::settings::{Changed, Setting};
 use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use pg::{Action, CallId, Listing, Pg};
@@ -24,6 +25,8 @@ pub struct Node {
     pub(crate) identity: Identity,
     pub(crate) settings: Settings,
     pub(crate) buffers: BufferPool,
+    /// Settings of the cluster that differ from their defaults, as the monitor told.
+    cluster_settings: Changed,
     pub(crate) phase: Phase,
     pub(crate) store: Store,
     store_effects: Vec<blockstore::Effect>,
@@ -115,6 +118,7 @@ impl Node {
             identity,
             settings,
             buffers: pool,
+            cluster_settings: Changed::new(),
             phase: Phase::Opening,
             store,
             store_effects,
@@ -259,6 +263,11 @@ impl Node {
         self.tell_monitor(&boot, effects);
     }
 
+    /// How often this OSD reports.
+    fn report_every(&self) -> Duration {
+        Setting::OsdReport.span_in(&self.cluster_settings)
+    }
+
     /// Closes a connection; no event of it follows.
     pub(crate) fn hang_up(
         &mut self,
@@ -301,6 +310,10 @@ impl Node {
                 if is_seen && self.incarnation == Some(incarnation) {
                     self.give_up(now, pg, effects);
                 }
+            }
+            FromMonitor::Settings { changed } => {
+                self.cluster_settings = changed;
+                self.report_at = self.report_at.min(now + self.report_every());
             }
             // Answers to questions that an OSD does not ask.
             FromMonitor::SessionOpened { .. }
@@ -353,7 +366,7 @@ impl Node {
             self.recheck = true;
         }
         if self.phase == Phase::Running && self.report_at <= now {
-            self.report_at = now + self.settings.report_every;
+            self.report_at = now + self.report_every();
             self.housekeep(now, effects);
         }
     }
@@ -461,7 +474,7 @@ impl Node {
             return self.stop(StopReason::Store(reason), effects);
         }
         self.phase = Phase::Running;
-        self.report_at = now + self.settings.report_every;
+        self.report_at = now + self.report_every();
         self.link.stage = LinkStage::Down { until: now };
         self.move_link(now, effects);
     }

@@ -190,6 +190,7 @@ impl Monitor {
         }
         self.register_osd(now, boot.osd, boot.connection, effects);
         self.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
+        self.send_settings(boot.connection, effects);
     }
 
     /// New entries for PGs with a member that has started again since; as many as fit. `None`:

@@ -16,6 +16,7 @@ use crate::records::{
     PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest, SessionRecord, SettingRecord, TaskId,
     TaskRecord,
 };
+use crate::settings::Changed;
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
 
 /// All records, and the keys of other programs.
@@ -24,6 +25,8 @@ pub(super) struct Contents {
     records: BTreeMap<Key, Stored>,
     /// Keys that this program does not know: listed, never written.
     foreign: BTreeMap<String, (StateRevision, String)>,
+    /// What the records of settings say.
+    changed_settings: Changed,
 }
 
 #[derive(Clone, Debug)]
@@ -66,8 +69,27 @@ impl Contents {
         };
         let record = Record::parse(&key, &entry.value)
             .map_err(|error| format!("the state store's key {} is damaged: {error}", entry.key))?;
-        self.records.insert(key, Stored { revision: entry.revision, record });
+        self.insert(key, Stored { revision: entry.revision, record });
         Ok(())
+    }
+
+    fn insert(&mut self, key: Key, stored: Stored) {
+        if let Record::Setting(record) = &stored.record {
+            self.changed_settings.insert(record.name.clone(), record.value);
+        }
+        self.records.insert(key, stored);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Key::Setting(name) = key {
+            self.changed_settings.remove(name);
+        }
+        self.records.remove(key);
+    }
+
+    /// Settings that differ from their defaults.
+    pub(super) fn changed_settings(&self) -> &Changed {
+        &self.changed_settings
     }
 
     /// The rule that the records break among each other, if any: what a foreign hand, or a damaged
@@ -229,10 +251,10 @@ impl Contents {
         for write in writes {
             match write {
                 Write::Put(record) => {
-                    self.records.insert(record.key(), Stored { revision, record });
+                    self.insert(record.key(), Stored { revision, record });
                 }
                 Write::Delete(key) => {
-                    self.records.remove(&key);
+                    self.remove(&key);
                 }
             }
         }
@@ -250,6 +272,11 @@ impl Write {
     /// Whether receivers of the map must hear of it.
     pub(super) fn changes_map(&self) -> bool {
         matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)))
+    }
+
+    /// Whether it changes a setting.
+    pub(super) fn changes_settings(&self) -> bool {
+        matches!(self.key(), Key::Setting(_))
     }
 
     pub(super) fn key(&self) -> Key {

@@ -126,6 +126,9 @@ impl Monitor {
             }
             Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
             Command::OsdCreate { store } => self.plan_osd_create(store),
+            Command::ConfigSet { setting, value } => {
+                self.plan_config_set(setting, value.as_deref())
+            }
             Command::PoolList
             | Command::VolumeList
             | Command::VolumeInfo { .. }
@@ -162,9 +165,13 @@ impl Monitor {
     ) {
         let InFlight { job, writes, done, .. } = in_flight;
         let changes_map = writes.iter().any(Write::changes_map);
+        let changes_settings = writes.iter().any(Write::changes_settings);
         self.contents.commit(writes, revision);
         if changes_map {
             self.publish(effects);
+        }
+        if changes_settings {
+            self.settings_changed(effects);
         }
         self.go_on(now, job, done, effects);
     }

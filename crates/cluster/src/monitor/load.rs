@@ -227,12 +227,13 @@ impl Monitor {
         self.track_sessions(now);
         self.track_tasks();
         self.publish(effects);
+        self.settings_changed(effects);
         self.settle_in_flight(now, effects);
         if self.has_led {
             return;
         }
         self.has_led = true;
-        self.return_ends = Some(now + self.span(super::Setting::OsdReturn));
+        self.return_since = Some(now);
         if self.contents.cluster().is_none() {
             self.jobs.push_front(Job::CreateCluster);
         }

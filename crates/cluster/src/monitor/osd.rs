@@ -10,6 +10,7 @@ use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor};
 use crate::message::OsdReport;
 use crate::records::Record;
+use crate::settings::Setting;
 
 /// What is known of an OSD besides its record; lost with this process.
 #[derive(Default)]
@@ -102,12 +103,17 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
+    /// When OSDs that were up when the last monitor ended no longer count as up.
+    pub(super) fn return_ends(&self) -> Option<Time> {
+        self.return_since.map(|since| since + self.span(Setting::OsdReturn))
+    }
+
     /// OSDs that were up when the last monitor ended, and have not come back, are down.
     pub(super) fn end_return_time(&mut self, now: Time) {
-        if self.return_ends.is_none_or(|ends| now < ends) {
+        if self.return_ends().is_none_or(|ends| now < ends) {
             return;
         }
-        self.return_ends = None;
+        self.return_since = None;
         let missing = self.contents.osds().filter(|record| record.info.up);
         let missing: Vec<OsdId> = missing.map(|record| record.info.id).collect();
         for osd in missing {

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use super::osd::OsdLive;
 use super::pool::pool_row;
+use super::setting::setting_named;
 use super::volume::no_volume;
-use super::{Monitor, Setting, failure};
+use super::{Monitor, failure};
 use crate::message::{Command, Failure};
 use crate::records::OsdRecord;
 
@@ -69,22 +70,16 @@ impl Monitor {
             Command::Status => Ok(self.status(now)),
             Command::StateList { prefix } => self.state_rows(prefix),
             Command::StateGet { key } => self.state_row(key),
-            Command::ConfigList => {
-                Ok(Setting::ALL.into_iter().map(|setting| self.setting_row(setting)).collect())
-            }
-            Command::ConfigGet { setting: name } => {
-                let found = Setting::ALL.into_iter().find(|setting| setting.name() == name);
-                found.map(|setting| self.setting_row(setting)).ok_or_else(|| {
-                    let name = super::clipped(name.clone());
-                    let hint = "`ashlar config ls` lists the settings there are";
-                    failure("not_found", format!("there is no setting {name}"), hint)
-                })
+            Command::ConfigList => Ok(self.setting_rows()),
+            Command::ConfigGet { setting } => {
+                setting_named(setting).map(|setting| self.setting_row(setting))
             }
             Command::PoolCreate { .. }
             | Command::VolumeCreate { .. }
             | Command::VolumeResize { .. }
             | Command::VolumeRemove { .. }
             | Command::OsdCreate { .. }
+            | Command::ConfigSet { .. }
             | Command::PgGiveUp { .. } => return None,
         })
     }
@@ -208,14 +203,5 @@ impl Monitor {
             return Err(failure("not_found", format!("the state store has no key {key}"), hint));
         };
         Ok(json!({ "key": key, "revision": revision.get(), "value": value }))
-    }
-
-    fn setting_row(&self, setting: Setting) -> Value {
-        json!({
-            "name": setting.name(),
-            "value": self.setting(setting),
-            "default": setting.default_value(),
-            "help": setting.help(),
-        })
     }
 }

@@ -18,21 +18,20 @@ pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 pub(super) enum SessionLive {
     /// Its client is there.
     Connected { connection: ConnectionId },
-    /// Its connection is gone; it ends at this time unless it comes back.
-    Gone { ends: Time },
+    /// Its connection is gone since then; it ends `session_timeout_ms` later unless it comes back.
+    Gone { since: Time },
 }
 
 impl Monitor {
     /// Every session of the store that has not ended is known here; what is not connected has its
     /// time from now on.
     pub(super) fn track_sessions(&mut self, now: Time) {
-        let ends = now + self.span(Setting::SessionTimeout);
         let open = self.contents.sessions().filter(|record| !record.ended);
         let open: Vec<SessionId> = open.map(|record| record.id).collect();
         for session in open {
             if let Entry::Vacant(unknown) = self.sessions.entry(session) {
-                unknown.insert(SessionLive::Gone { ends });
-                self.sessions_gone.insert((ends, session));
+                unknown.insert(SessionLive::Gone { since: now });
+                self.sessions_gone.insert((now, session));
             }
         }
     }
@@ -58,9 +57,8 @@ impl Monitor {
                 SessionLive::Connected { connection }
             }
             None => {
-                let ends = now + self.span(Setting::SessionTimeout);
-                self.sessions_gone.insert((ends, session));
-                SessionLive::Gone { ends }
+                self.sessions_gone.insert((now, session));
+                SessionLive::Gone { since: now }
             }
         };
         self.sessions.insert(session, live);
@@ -74,23 +72,23 @@ impl Monitor {
                     state.sessions.remove(&session);
                 }
             }
-            Some(SessionLive::Gone { ends }) => {
-                self.sessions_gone.remove(&(ends, session));
+            Some(SessionLive::Gone { since }) => {
+                self.sessions_gone.remove(&(since, session));
             }
             None => {}
         }
     }
 
     pub(super) fn lose_session_connection(&mut self, now: Time, session: SessionId) {
-        let ends = now + self.span(Setting::SessionTimeout);
-        self.sessions.insert(session, SessionLive::Gone { ends });
-        self.sessions_gone.insert((ends, session));
+        self.sessions.insert(session, SessionLive::Gone { since: now });
+        self.sessions_gone.insert((now, session));
     }
 
     /// Queues the end of sessions whose connection was gone for too long.
     pub(super) fn end_gone_sessions(&mut self, now: Time) {
-        while let Some((ends, session)) = self.sessions_gone.first().copied()
-            && ends <= now
+        let timeout = self.span(Setting::SessionTimeout);
+        while let Some((since, session)) = self.sessions_gone.first().copied()
+            && since + timeout <= now
         {
             self.sessions_gone.pop_first();
             self.jobs.push_back(Job::EndSession { session });

@@ -2,4 +2,5 @@
 
 mod faults;
 mod life;
+mod operator;
 mod rig;

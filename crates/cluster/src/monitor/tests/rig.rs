@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::map::{ClusterMap, ImageInfo};
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::{Effect, Event, Identity, Monitor, StopReason};
+use crate::settings::Changed;
 use crate::state::{
     MemoryState, StateEffect, StateEvent, StateStore, TransactionOutcome, Unavailable,
 };
@@ -64,6 +65,7 @@ pub struct FakeOsd {
     /// What it answers to task requests instead.
     pub refusal: Option<Refusal>,
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
+    pub settings: Changed,
 }
 
 pub struct Rig {
@@ -292,6 +294,7 @@ impl Rig {
             FromMonitor::GiveUp { pg, epoch, incarnation } => {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
+            FromMonitor::Settings { changed } => osd.settings = changed,
             other => panic!("not for an OSD: {other:?}"),
         }
     }

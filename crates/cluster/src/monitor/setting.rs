@@ -1,0 +1,86 @@
+//! Settings at the monitor: shown, changed, and told to the OSDs that use them.
+
+use base::ConnectionId;
+use serde_json::{Value, json};
+
+use super::contents::Batch;
+use super::job::{Done, Plan};
+use super::{Effect, Monitor, clipped, failure};
+use crate::message::{Failure, FromMonitor};
+use crate::records::{Key, Record, Rest, SettingRecord};
+use crate::settings::{Changed, Definition, Setting};
+
+/// The setting of a name.
+pub(super) fn setting_named(name: &str) -> Result<Setting, Failure> {
+    Setting::named(name).ok_or_else(|| {
+        let name = clipped(name.to_string());
+        let hint = "`ashlar config ls` lists the settings there are";
+        failure("not_found", format!("there is no setting {name}"), hint)
+    })
+}
+
+impl Monitor {
+    pub(super) fn plan_config_set(&self, name: &str, text: Option<&str>) -> Result<Plan, Failure> {
+        let setting = setting_named(name)?;
+        let key = Key::Setting(name.to_string());
+        let contents = &self.contents;
+        let known = contents.setting(name);
+        let mut batch = Batch::new(contents);
+        let value = match text {
+            Some(text) => setting
+                .parse(text)
+                .map_err(|why| failure("invalid", clipped(why), setting.definition().help))?,
+            None => setting.definition().default,
+        };
+        let answer = Done::Answer(Ok(row_of(setting, value)));
+        match (text, known) {
+            (None, None) => return Ok(Plan::Done(answer)),
+            (None, Some(_)) => batch.delete(contents, key),
+            (Some(_), known) => {
+                let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
+                let record = SettingRecord { name: name.to_string(), value, rest };
+                batch.put(contents, Record::Setting(record));
+            }
+        }
+        Ok(Plan::Write { batch, done: Some(answer) })
+    }
+
+    pub(super) fn setting_rows(&self) -> Value {
+        Setting::ALL.into_iter().map(|setting| self.setting_row(setting)).collect()
+    }
+
+    pub(super) fn setting_row(&self, setting: Setting) -> Value {
+        row_of(setting, self.setting(setting))
+    }
+
+    /// Tells an OSD that has joined what is in force.
+    pub(super) fn send_settings(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        let of_osds = |(name, value): (&String, &u64)| {
+            let setting = Setting::named(name)?;
+            setting.definition().is_for_osds.then(|| (name.clone(), *value))
+        };
+        let changed: Changed =
+            self.contents.changed_settings().iter().filter_map(of_osds).collect();
+        self.send(connection, &FromMonitor::Settings { changed }, effects);
+    }
+
+    /// A setting has changed: what uses it goes on with the new value.
+    pub(super) fn settings_changed(&self, effects: &mut Vec<Effect>) {
+        let joined = self.osds.values().filter_map(|live| live.connection);
+        for connection in joined.collect::<Vec<_>>() {
+            self.send_settings(connection, effects);
+        }
+    }
+}
+
+fn row_of(setting: Setting, value: u64) -> Value {
+    let Definition { name, default, min, max, help, .. } = setting.definition();
+    json!({
+        "name": name,
+        "value": value,
+        "default": default,
+        "min": min,
+        "max": max,
+        "help": help,
+    })
+}

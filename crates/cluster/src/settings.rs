@@ -1,0 +1,204 @@
+//! Settings of a cluster: the one definition of each makes the parser, the help and the table in
+//! `docs/internals/state.md`.
+//!
+//! A setting that differs from its default lies under `config/NAME` in the state store. The leading
+//! monitor alone reads it there, and tells OSDs those that they use. What is out of range is never
+//! in force, whoever wrote it.
+
+use std::collections::BTreeMap;
+
+use base::Duration;
+
+/// Longest span that a setting may name, in milliseconds: one day.
+const SPAN_MS_MAX: u64 = 24 * 3600 * 1000;
+
+/// A setting of the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Setting {
+    /// How long a session may be without a connection.
+    SessionTimeout,
+    /// How often an OSD reports.
+    OsdReport,
+    /// How long OSDs may take to come back after a monitor's start.
+    OsdReturn,
+    /// How much of an OSD may be in use before that is said.
+    NearlyFull,
+}
+
+/// What a setting's number means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    /// A span in milliseconds; may be written `10s`.
+    Milliseconds,
+    /// A part of a whole; may be written `85%`.
+    Percent,
+}
+
+/// What defines a setting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Definition {
+    /// Its name; the unit is its last word.
+    pub name: &'static str,
+    /// What its number means.
+    pub unit: Unit,
+    /// In force unless another value is set.
+    pub default: u64,
+    /// The smallest value.
+    pub min: u64,
+    /// The largest value.
+    pub max: u64,
+    /// What it is, in one line.
+    pub help: &'static str,
+    /// Whether OSDs are told of it.
+    pub is_for_osds: bool,
+}
+
+/// Settings that differ from their defaults, by name.
+pub type Changed = BTreeMap<String, u64>;
+
+impl Setting {
+    /// Every setting.
+    pub const ALL: [Setting; 4] =
+        [Setting::SessionTimeout, Setting::OsdReport, Setting::OsdReturn, Setting::NearlyFull];
+
+    /// The one place that says what the setting is.
+    pub const fn definition(self) -> Definition {
+        match self {
+            Setting::SessionTimeout => Definition {
+                name: "session_timeout_ms",
+                unit: Unit::Milliseconds,
+                default: 10_000,
+                min: 1_000,
+                max: SPAN_MS_MAX,
+                help: "a session without a connection ends after so long",
+                is_for_osds: false,
+            },
+            Setting::OsdReport => Definition {
+                name: "osd_report_ms",
+                unit: Unit::Milliseconds,
+                default: 1_000,
+                min: 100,
+                max: 60_000,
+                help: "OSDs report so often; one silent for five times as long is named",
+                is_for_osds: true,
+            },
+            Setting::OsdReturn => Definition {
+                name: "osd_return_ms",
+                unit: Unit::Milliseconds,
+                default: 5_000,
+                min: 100,
+                max: SPAN_MS_MAX,
+                help: "after a monitor's start, OSDs that were up count as up for so long",
+                is_for_osds: false,
+            },
+            Setting::NearlyFull => Definition {
+                name: "nearly_full_percent",
+                unit: Unit::Percent,
+                default: 85,
+                min: 1,
+                max: 99,
+                help: "an OSD with more than this in use is named",
+                is_for_osds: false,
+            },
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        self.definition().name
+    }
+
+    /// The setting of a name.
+    pub fn named(name: &str) -> Option<Setting> {
+        Setting::ALL.into_iter().find(|setting| setting.name() == name)
+    }
+
+    /// Whether it may have this value; the error says which ones it may have.
+    pub fn check(self, value: u64) -> Result<u64, String> {
+        let Definition { min, max, .. } = self.definition();
+        if (min..=max).contains(&value) {
+            return Ok(value);
+        }
+        Err(format!("{} is {}, not {value}", self.name(), self.range_text()))
+    }
+
+    /// The value of a text: a number, or one with its unit. The error says what is wrong.
+    pub fn parse(self, text: &str) -> Result<u64, String> {
+        let Definition { unit, name, .. } = self.definition();
+        let (digits, suffix) =
+            text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+        let scale = match (unit, suffix) {
+            (_, "") | (Unit::Milliseconds, "ms") | (Unit::Percent, "%") => Some(1),
+            (Unit::Milliseconds, "s") => Some(1_000),
+            (Unit::Milliseconds, "min") => Some(60_000),
+            _ => None,
+        };
+        let number = digits.parse::<u64>().ok();
+        let value = number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
+        let value = value.ok_or_else(|| format!("{text:?} is no value of {name}"))?;
+        self.check(value)
+    }
+
+    /// The values it may have, for people.
+    pub fn range_text(self) -> String {
+        let Definition { unit, min, max, .. } = self.definition();
+        match unit {
+            Unit::Milliseconds => format!("from {min} to {max} milliseconds (`10s` is 10000)"),
+            Unit::Percent => format!("from {min} to {max} percent"),
+        }
+    }
+
+    /// Its value where these differ from their defaults. One out of range is not taken: a monitor
+    /// of another version may have sent it.
+    pub fn value_in(self, changed: &Changed) -> u64 {
+        let value = changed.get(self.name()).copied();
+        value.and_then(|value| self.check(value).ok()).unwrap_or(self.definition().default)
+    }
+
+    /// The span that it is.
+    pub fn span_in(self, changed: &Changed) -> Duration {
+        Duration::from_millis(self.value_in(changed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_within_their_ranges_and_names_end_in_their_unit() {
+        for setting in Setting::ALL {
+            let definition = setting.definition();
+            assert_eq!(setting.check(definition.default), Ok(definition.default));
+            assert_eq!(Setting::named(definition.name), Some(setting));
+            let suffix = match definition.unit {
+                Unit::Milliseconds => "_ms",
+                Unit::Percent => "_percent",
+            };
+            assert!(definition.name.ends_with(suffix), "{}", definition.name);
+        }
+        assert_eq!(Setting::named("colour"), None);
+    }
+
+    #[test]
+    fn values_are_read_with_and_without_their_unit() {
+        assert_eq!(Setting::SessionTimeout.parse("2000"), Ok(2000));
+        assert_eq!(Setting::SessionTimeout.parse("2s"), Ok(2000));
+        assert_eq!(Setting::SessionTimeout.parse("1500ms"), Ok(1500));
+        assert_eq!(Setting::SessionTimeout.parse("1min"), Ok(60_000));
+        assert_eq!(Setting::NearlyFull.parse("70%"), Ok(70));
+        for wrong in ["", "s", "-1", "1h", "2%", "99999999999999999999", "999", "100000000000s"] {
+            assert!(Setting::SessionTimeout.parse(wrong).is_err(), "{wrong}");
+        }
+        let error = Setting::NearlyFull.parse("100").unwrap_err();
+        assert_eq!(error, "nearly_full_percent is from 1 to 99 percent, not 100");
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_not_in_force() {
+        let changed = Changed::from([("osd_report_ms".to_string(), 5)]);
+        assert_eq!(Setting::OsdReport.value_in(&changed), 1_000);
+        let changed = Changed::from([("osd_report_ms".to_string(), 500)]);
+        assert_eq!(Setting::OsdReport.span_in(&changed), Duration::from_millis(500));
+    }
+}
