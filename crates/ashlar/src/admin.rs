@@ -1,15 +1,16 @@
 //! Operator's commands that a monitor carries out: ask, then print.
 
+use std::io::Write;
 use std::time::Duration;
 
 use client::Config;
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cli::{ConfigCommand, DomainArg, PgCommand, PoolCommand, StateCommand, VolumeCommand};
 use crate::output::{
-    Column, Format, Show, column, print_json, print_object, print_rows, size_column,
+    Column, Format, Show, column, failure, print_json, print_object, print_rows, size_column,
 };
 
 /// How long a command may take, the monitor's start included.
@@ -50,6 +51,17 @@ const OSD: &[Column] = &[
     size_column("USED", "used_bytes"),
     column("PID", "pid"),
     column("PATH", "path"),
+];
+
+const TREE: &[Column] = &[
+    column("NAME", "name"),
+    column("TYPE", "type"),
+    size_column("WEIGHT", "weight_bytes"),
+    column("UP", "up"),
+    column("IN", "in"),
+    size_column("SIZE", "size_bytes"),
+    size_column("USED", "used_bytes"),
+    column("PGS", "pgs"),
 ];
 
 fn call(config: &Config, command: Command) -> Result<Value, Failure> {
@@ -131,6 +143,40 @@ pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
+/// `ashlar osd tree`
+pub fn osd_tree(config: &Config, format: Format) -> Result<(), Failure> {
+    let rows = call(config, Command::OsdTree)?;
+    match format {
+        Format::Json => print_json(&rows),
+        Format::Text => {
+            let rows = rows.as_array().into_iter().flatten().map(indented).collect();
+            print_rows(format, &Value::Array(rows), TREE, "no OSDs");
+        }
+    }
+    Ok(())
+}
+
+/// A row of the tree as people see it: its name stands under what it lies in.
+fn indented(row: &Value) -> Value {
+    let mut row = row.clone();
+    let depth = row["depth"].as_u64().unwrap_or(0) as usize;
+    let name = row["name"].as_str().unwrap_or_default();
+    // The table cuts leading spaces.
+    row["name"] = Value::String(match depth {
+        0 => name.to_string(),
+        _ => format!("{}{name}", "- ".repeat(depth)),
+    });
+    if row["type"] != "osd" {
+        row["up"] = Value::String(format!("{}/{}", row["osds_up"], row["osds"]));
+        row["in"] = Value::String(format!("{}/{}", row["osds_in"], row["osds"]));
+    } else {
+        for key in ["up", "in"] {
+            row[key] = Value::String(if row[key] == true { "yes" } else { "no" }.to_string());
+        }
+    }
+    row
+}
+
 /// `ashlar config`
 pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result<(), Failure> {
     const SETTING: &[Column] = &[
@@ -173,8 +219,42 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
             }
         }
         StateCommand::Get { key } => print_json(&call(config, Command::StateGet { key })?),
+        StateCommand::Put { key, value } => {
+            let value = if value == "-" { standard_input()? } else { value };
+            let answer = call(config, Command::StatePut { key: key.clone(), value })?;
+            print_done(format, &answer, &format!("{key} is in force"));
+        }
+        StateCommand::Watch { prefix } => watch_state(config, &prefix, format)?,
     }
     Ok(())
+}
+
+fn standard_input() -> Result<String, Failure> {
+    std::io::read_to_string(std::io::stdin()).map_err(|error| {
+        let message = format!("standard input cannot be read: {error}");
+        failure("io", message, "it must be JSON in UTF-8")
+    })
+}
+
+/// `ashlar state watch`
+fn watch_state(config: &Config, prefix: &str, format: Format) -> Result<(), Failure> {
+    client::watch_state(config, prefix, |change| {
+        let mut out = std::io::stdout();
+        let Some(change) = change else {
+            eprintln!("watching: changes follow");
+            return true;
+        };
+        let client::StateChange { revision, key, value } = change;
+        let line = match (format, &value) {
+            (Format::Json, _) => {
+                json!({ "revision": revision, "key": key, "value": value }).to_string()
+            }
+            (Format::Text, Some(value)) => format!("{revision} {key} {value}"),
+            (Format::Text, None) => format!("{revision} {key} is gone"),
+        };
+        // A reader that has gone ends it.
+        writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
+    })
 }
 
 fn print_done(format: Format, answer: &Value, line: &str) {

@@ -37,6 +37,14 @@ const NBD_EXAMPLE: &str = "Example:
   ashlar nbd --listen tcp:127.0.0.1:10809
   nbdinfo --list nbd://127.0.0.1";
 
+const STATE_PUT_EXAMPLE: &str = "Examples:
+  ashlar state put config/osd_report_ms '{\"name\":\"osd_report_ms\",\"value\":500}'
+  ashlar state get osd/2 | jq '.value | .in = false' | ashlar state put osd/2 -";
+
+const STATUS_EXAMPLE: &str = "Examples:
+  ashlar status --json | jq .health
+  ashlar status --watch";
+
 const CONFIG_SET_EXAMPLE: &str = "Examples:
   ashlar config set session_timeout_ms 30s
   ashlar config set nearly_full_percent default";
@@ -73,8 +81,12 @@ pub enum Command {
     #[command(subcommand, after_help = "Example:\n  ashlar state ls")]
     State(StateCommand),
     /// Is my data safe, what is happening, when is it done
-    #[command(after_help = "Example:\n  ashlar status --json | jq .health")]
-    Status,
+    #[command(after_help = STATUS_EXAMPLE)]
+    Status {
+        /// Show it again as it changes, until stopped; with --json one line each time
+        #[arg(long)]
+        watch: bool,
+    },
     /// Health checks alone; exit code 1 if one of them is an error
     #[command(after_help = "Example:\n  ashlar check || echo trouble")]
     Check,
@@ -184,6 +196,9 @@ pub enum OsdCommand {
     /// All OSDs
     #[command(after_help = "Example:\n  ashlar osd ls --json")]
     Ls,
+    /// Hosts and their OSDs, as failure domains see them: weight, state, space
+    #[command(after_help = "Example:\n  ashlar osd tree")]
+    Tree,
     /// What is on a disk: superblock, journal, counts
     #[command(after_help = "Example:\n  ashlar osd inspect .ashlar/osd.1")]
     Inspect {
@@ -349,6 +364,22 @@ pub enum StateCommand {
     Get {
         /// The whole key
         key: String,
+    },
+    /// Write a key that people may write: config/NAME, pool/ID, osd/ID; in force at once
+    #[command(after_help = STATE_PUT_EXAMPLE)]
+    Put {
+        /// The whole key
+        key: String,
+        /// JSON; `-` reads it from standard input
+        #[arg(allow_hyphen_values = true)]
+        value: String,
+    },
+    /// Tell changes of keys as they happen, until stopped; with --json one line each
+    #[command(after_help = "Example:\n  ashlar state watch pool/")]
+    Watch {
+        /// Only keys that begin so
+        #[arg(default_value = "")]
+        prefix: String,
     },
 }
 

@@ -78,7 +78,8 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
         Command::Pg(command) => admin::pg(&config(cluster)?, command, format),
         Command::Config(command) => admin::config(&config(cluster)?, command, format),
         Command::State(command) => admin::state(&config(cluster)?, command, format),
-        Command::Status => status::status(&config(cluster)?, format),
+        Command::Status { watch: false } => status::status(&config(cluster)?, format),
+        Command::Status { watch: true } => status::watch(&config(cluster)?, format),
         Command::Check => status::check(&config(cluster)?, format),
         Command::Bench(command) => bench::run(cluster, command, format),
     }
@@ -96,6 +97,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?.dir, osd, format),
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?.dir, osd, format),
         OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
+        OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),
         OsdCommand::Inspect { path } => osd::inspect(&path, format),
         OsdCommand::Check { path } => osd::check(&path, format),
     }

@@ -1,5 +1,8 @@
 //! `ashlar status`: one screen that answers: is my data safe, what is happening, when is it done.
 
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
 use client::Config;
 use cluster::message::{Command, Failure};
 use serde_json::Value;
@@ -15,6 +18,48 @@ pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
         Format::Text => print!("{}", render(&status)),
     }
     Ok(())
+}
+
+/// How often a watched status is asked for.
+const WATCH_SPAN: Duration = Duration::from_secs(1);
+
+/// `ashlar status --watch`: shows it each time that it changed, until the process is stopped. A
+/// monitor that is away is said, and asked again.
+pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
+    let mut shown = String::new();
+    loop {
+        let text = match client::call(config, Command::Status, COMMAND_TIME_MAX) {
+            Ok(status) => match format {
+                Format::Json => format!("{status}\n"),
+                Format::Text => render(&status),
+            },
+            Err(failure) if !is_passing(&failure) => return Err(failure),
+            Err(failure) => match format {
+                Format::Json => format!("{}\n", serde_json::json!({ "error": failure })),
+                Format::Text => format!("health      unknown: {}\n", failure.message),
+            },
+        };
+        if text != shown {
+            let mut out = std::io::stdout();
+            let is_screen = format == Format::Text && out.is_terminal();
+            // On a terminal each status takes the place of the one before.
+            let clear = if is_screen { "\x1b[H\x1b[2J" } else { "" };
+            let gap =
+                if format == Format::Text && !is_screen && !shown.is_empty() { "\n" } else { "" };
+            let written = write!(out, "{clear}{gap}{text}").and_then(|()| out.flush());
+            if written.is_err() {
+                // Whoever read it has gone.
+                return Ok(());
+            }
+            shown = text;
+        }
+        std::thread::sleep(WATCH_SPAN);
+    }
+}
+
+/// Whether asking again may help.
+fn is_passing(failure: &Failure) -> bool {
+    matches!(failure.code.as_str(), "unreachable" | "timed_out" | "busy")
 }
 
 /// `ashlar check`: fails if a check is an error.

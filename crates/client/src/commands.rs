@@ -213,6 +213,7 @@ fn changes(command: &Command) -> bool {
             | Command::VolumeList
             | Command::VolumeInfo { .. }
             | Command::OsdList
+            | Command::OsdTree
             | Command::PgList { .. }
             | Command::PgDescribe { .. }
             | Command::Status

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Config ──▶ call          one command, blocking
+//!          ──▶ watch_state   every change of the state store, blocking
 //!          ──▶ Commands      the same as a value, for programs with a reactor of their own
 //!          ──▶ Client        volumes for async programs: a thread with a reactor behind a channel
 //!          ──▶ bench         a load on a volume, on the caller's thread
@@ -16,9 +17,11 @@ mod call;
 mod commands;
 mod config;
 mod shell;
+mod watch;
 
 pub use asynchronous::{Client, Volume};
 pub use call::call;
 pub use commands::Commands;
 pub use config::Config;
 pub use volume::{Extent, VolumeError};
+pub use watch::{StateChange, watch_state};

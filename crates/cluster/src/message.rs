@@ -84,6 +84,11 @@ pub enum ToMonitor {
         #[serde(default)]
         unanswered: bool,
     },
+    /// Tell me every change of the state store from now on.
+    WatchState {
+        /// Of keys that begin so.
+        prefix: String,
+    },
     /// An operator's command.
     Command {
         /// Names the answer.
@@ -126,6 +131,19 @@ pub enum FromMonitor {
         /// All of them, by name.
         changed: Changed,
     },
+    /// Changes of the state store follow from here on.
+    StateWatched,
+    /// A key of the state store has changed.
+    StateChanged {
+        /// The store's revision with the change; several keys may change with one.
+        revision: u64,
+        /// Which.
+        key: String,
+        /// Its value, cut where it is longer than a message; `None`: it is gone.
+        value: Option<serde_json::Value>,
+    },
+    /// Changes of the state store were missed, and none follow: read anew, watch anew.
+    StateWatchLost,
     /// An image is attached.
     SessionOpened {
         /// As asked.
@@ -248,6 +266,8 @@ pub enum Command {
     },
     /// The rows of `status.osds`.
     OsdList,
+    /// Hosts and their OSDs, as failure domains see them.
+    OsdTree,
     /// All PGs.
     PgList {
         /// Only of this pool.
@@ -277,6 +297,13 @@ pub enum Command {
     StateGet {
         /// Which.
         key: String,
+    },
+    /// Write a key of the state store that people may write.
+    StatePut {
+        /// Which.
+        key: String,
+        /// JSON text.
+        value: String,
     },
     /// All settings.
     ConfigList,

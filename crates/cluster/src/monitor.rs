@@ -17,6 +17,7 @@
 
 mod boot;
 mod contents;
+mod edit;
 mod give_up;
 mod job;
 mod load;
@@ -31,6 +32,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod volume;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -43,6 +45,7 @@ use crate::records::TaskId;
 use crate::settings::Setting;
 use crate::state::{StateEffect, StateEvent, StateRequest};
 use contents::Contents;
+use edit::Watching;
 use give_up::{GIVE_UP_SPAN, GiveUp};
 use job::{InFlight, Job};
 use load::Stage;
@@ -114,6 +117,7 @@ pub struct Monitor {
     has_led: bool,
     contents: Contents,
     request_last: u64,
+    watching: Watching,
     jobs: VecDeque<Job>,
     in_flight: Option<InFlight>,
     early: VecDeque<(ConnectionId, ToMonitor)>,
@@ -148,6 +152,8 @@ struct Connection {
     /// The OSD that has joined over it.
     osd: Option<OsdId>,
     sessions: BTreeSet<SessionId>,
+    /// It is told changes of keys that begin so.
+    state_watch: Option<String>,
     introduced: Option<Introduced>,
 }
 
@@ -176,6 +182,7 @@ impl Monitor {
             has_led: false,
             contents: Contents::default(),
             request_last: 0,
+            watching: Watching::default(),
             jobs: VecDeque::new(),
             in_flight: None,
             early: VecDeque::new(),
@@ -205,6 +212,7 @@ impl Monitor {
             Event::Tick => {}
         }
         self.advance_load(now, effects);
+        self.compare_watched(effects);
         if self.is_ready() {
             self.end_gone_sessions(now);
             self.end_return_time(now);
@@ -286,6 +294,7 @@ impl Monitor {
             subscription: None,
             osd: None,
             sessions: BTreeSet::new(),
+            state_watch: None,
             introduced: None,
         };
         self.connections.insert(connection, state);
@@ -383,6 +392,7 @@ impl Monitor {
                     self.try_push_job(Job::CloseSession { session, unanswered });
                 }
             }
+            ToMonitor::WatchState { prefix } => self.watch_state(connection, prefix, effects),
             ToMonitor::Command { request, command } => {
                 self.on_command(now, connection, request, command, effects);
             }

@@ -319,6 +319,9 @@ impl Node {
             FromMonitor::SessionOpened { .. }
             | FromMonitor::SessionRefused { .. }
             | FromMonitor::SessionEnded { .. }
+            | FromMonitor::StateWatched
+            | FromMonitor::StateChanged { .. }
+            | FromMonitor::StateWatchLost
             | FromMonitor::Answer { .. } => {}
         }
     }

@@ -16,7 +16,7 @@ use crate::records::{
     PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest, SessionRecord, SettingRecord, TaskId,
     TaskRecord,
 };
-use crate::settings::Changed;
+use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
 
 /// All records, and the keys of other programs.
@@ -27,6 +27,17 @@ pub(super) struct Contents {
     foreign: BTreeMap<String, (StateRevision, String)>,
     /// What the records of settings say.
     changed_settings: Changed,
+    /// What another hand wrote under keys of ours, until it is judged: `records` has what is in
+    /// force.
+    edits: BTreeMap<Key, Edit>,
+}
+
+/// What another hand left under a key.
+#[derive(Clone, Debug)]
+pub(super) struct Edit {
+    revision: StateRevision,
+    /// `None`: the key is gone.
+    pub(super) text: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -61,16 +72,92 @@ impl Contents {
     kind!(session, sessions, Session(SessionId) from SessionId::ZERO, SessionRecord);
     kind!(task, tasks, Task(TaskId) from TaskId(0), TaskRecord);
 
-    /// Takes a key as read from the store. An error says what is wrong with it.
+    /// Takes a key as read from the store. An error says what is wrong with it; a setting that
+    /// cannot be in force is an edit.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
         let Some(key) = Key::parse(&entry.key) else {
             self.foreign.insert(entry.key, (entry.revision, entry.value));
             return Ok(());
         };
-        let record = Record::parse(&key, &entry.value)
-            .map_err(|error| format!("the state store's key {} is damaged: {error}", entry.key))?;
+        let record = match Record::parse(&key, &entry.value) {
+            Ok(Record::Setting(record)) if !is_in_range(&record) => {
+                self.note_edit(entry.key, entry.revision, Some(entry.value));
+                return Ok(());
+            }
+            Err(_) if matches!(key, Key::Setting(_)) => {
+                self.note_edit(entry.key, entry.revision, Some(entry.value));
+                return Ok(());
+            }
+            Err(error) => {
+                return Err(format!("the state store's key {} is damaged: {error}", entry.key));
+            }
+            Ok(record) => record,
+        };
         self.insert(key, Stored { revision: entry.revision, record });
         Ok(())
+    }
+
+    /// Takes what another hand left under a key; `None`: nothing. Tells the key if it is one of
+    /// ours, which is to be judged.
+    pub(super) fn note_edit(
+        &mut self,
+        key: String,
+        revision: StateRevision,
+        text: Option<String>,
+    ) -> Option<Key> {
+        let Some(known) = Key::parse(&key) else {
+            match text {
+                Some(text) => self.foreign.insert(key, (revision, text)),
+                None => self.foreign.remove(&key),
+            };
+            return None;
+        };
+        self.edits.insert(known.clone(), Edit { revision, text });
+        Some(known)
+    }
+
+    /// What is to be judged under a key.
+    pub(super) fn edit(&self, key: &Key) -> Option<&Edit> {
+        self.edits.get(key)
+    }
+
+    /// Keys with something to be judged.
+    pub(super) fn edited_keys(&self) -> impl Iterator<Item = &Key> {
+        self.edits.keys()
+    }
+
+    /// What stands in the store under a key needs no other write to be what is in force.
+    pub(super) fn settle_edit(&mut self, key: &Key) {
+        if self.edits.remove(key).is_some_and(|edit| edit.text.is_none()) {
+            self.remove(key);
+        }
+    }
+
+    /// The record under a key that is in force.
+    pub(super) fn record(&self, key: &Key) -> Option<&Record> {
+        self.records.get(key).map(|stored| &stored.record)
+    }
+
+    /// Keys whose revision in the store is another than the one known here: changed by another
+    /// hand, if nothing of this monitor is on its way.
+    pub(super) fn differences(&self, store: &BTreeMap<String, KeyValue>) -> Vec<String> {
+        let known = self.records.keys().chain(self.edits.keys()).map(Key::to_string);
+        let mut keys: Vec<String> = known.chain(self.foreign.keys().cloned()).collect();
+        keys.extend(store.keys().cloned());
+        keys.sort_unstable();
+        keys.dedup();
+        let there =
+            |key: &String| store.get(key).map_or(StateRevision::ZERO, |entry| entry.revision);
+        keys.retain(|key| self.revision_of(key) != there(key));
+        keys
+    }
+
+    /// The revision of any key as known here; `ZERO`: it does not exist.
+    pub(super) fn revision_of(&self, key: &str) -> StateRevision {
+        match Key::parse(key) {
+            Some(key) => self.revision(&key),
+            None => self.foreign.get(key).map_or(StateRevision::ZERO, |(revision, _)| *revision),
+        }
     }
 
     fn insert(&mut self, key: Key, stored: Stored) {
@@ -149,6 +236,12 @@ impl Contents {
 
     /// The revision of a key; `ZERO`: it does not exist.
     pub(super) fn revision(&self, key: &Key) -> StateRevision {
+        if let Some(edit) = self.edits.get(key) {
+            return match edit.text {
+                Some(_) => edit.revision,
+                None => StateRevision::ZERO,
+            };
+        }
         self.records.get(key).map_or(StateRevision::ZERO, |stored| stored.revision)
     }
 
@@ -249,6 +342,7 @@ impl Contents {
     /// Does the writes of a committed transaction.
     pub(super) fn commit(&mut self, writes: Vec<Write>, revision: StateRevision) {
         for write in writes {
+            self.edits.remove(&write.key());
             match write {
                 Write::Put(record) => {
                     self.insert(record.key(), Stored { revision, record });
@@ -259,6 +353,11 @@ impl Contents {
             }
         }
     }
+}
+
+/// Whether a setting may be in force. One that this program does not know is kept for others.
+fn is_in_range(record: &SettingRecord) -> bool {
+    Setting::named(&record.name).is_none_or(|setting| setting.check(record.value).is_ok())
 }
 
 /// One write of a [`Batch`].

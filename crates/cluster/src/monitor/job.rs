@@ -1,6 +1,8 @@
 //! Jobs: everything that changes the state. One at a time is planned from the committed contents,
 //! written, and planned again until it is done.
 
+use std::collections::BTreeMap;
+
 use base::{ConnectionId, Incarnation, OsdId, SessionId, Time};
 use serde_json::Value;
 
@@ -10,7 +12,7 @@ use super::{Effect, Monitor};
 use crate::map::ImageInfo;
 use crate::message::{Command, Failure, FromMonitor};
 use crate::records::{ClusterRecord, Key, Record, Rest, STATE_FORMAT, TaskId};
-use crate::state::{StateEffect, StateRequest, StateRevision};
+use crate::state::{KeyValue, StateEffect, StateRequest, StateRevision};
 
 /// Something to do that changes the state.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub(super) enum Job {
     EndSession { session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
+    /// Judges what another hand wrote under a key.
+    Edit { key: Key },
     /// Records how far a task is.
     TaskProgress { task: TaskId, pgs_done: u32 },
     /// A task has nothing left to do.
@@ -62,6 +66,8 @@ pub(super) enum Done {
     SessionRefused(Failure),
     SessionClosed(SessionId),
     SessionEnded(SessionId),
+    /// An edit is in force, or was undone for this reason.
+    Edited(Result<(), String>),
 }
 
 /// A job whose transaction is on its way.
@@ -69,8 +75,6 @@ pub(super) struct InFlight {
     pub(super) request: StateRequest,
     job: Job,
     writes: Vec<Write>,
-    /// A key that it writes, and its revision before.
-    witness: (Key, StateRevision),
     done: Option<Done>,
 }
 
@@ -99,6 +103,7 @@ impl Monitor {
             }
             Job::EndSession { session } => self.plan_end_session(*session),
             Job::Command { command, .. } => self.plan_command(command),
+            Job::Edit { key } => self.plan_edit(key),
             Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),
             Job::TaskEnd { task } => self.plan_task_end(*task),
         }
@@ -126,6 +131,7 @@ impl Monitor {
             }
             Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
             Command::OsdCreate { store } => self.plan_osd_create(store),
+            Command::StatePut { key, value } => self.plan_state_put(key, value),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
             }
@@ -133,6 +139,7 @@ impl Monitor {
             | Command::VolumeList
             | Command::VolumeInfo { .. }
             | Command::OsdList
+            | Command::OsdTree
             | Command::PgList { .. }
             | Command::PgDescribe { .. }
             | Command::PgGiveUp { .. }
@@ -148,10 +155,9 @@ impl Monitor {
 
     fn start(&mut self, job: Job, batch: Batch, done: Option<Done>, effects: &mut Vec<Effect>) {
         let (transaction, writes) = batch.into_parts();
-        let first = writes.first().expect("a plan that writes nothing is done").key();
-        let witness = (first.clone(), self.contents.revision(&first));
+        assert!(!writes.is_empty(), "a plan that writes nothing is done");
         let request = self.next_request();
-        self.in_flight = Some(InFlight { request, job, writes, witness, done });
+        self.in_flight = Some(InFlight { request, job, writes, done });
         effects.push(Effect::State(StateEffect::Transact { request, transaction }));
     }
 
@@ -164,6 +170,21 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let InFlight { job, writes, done, .. } = in_flight;
+        self.take_writes(&job, writes, revision, effects);
+        self.go_on(now, job, done, effects);
+    }
+
+    /// Writes of a transaction that happened.
+    fn take_writes(
+        &mut self,
+        job: &Job,
+        writes: Vec<Write>,
+        revision: StateRevision,
+        effects: &mut Vec<Effect>,
+    ) {
+        if matches!(job, Job::Command { .. }) {
+            writes.iter().for_each(|write| self.forget_undone(&write.key()));
+        }
         let changes_map = writes.iter().any(Write::changes_map);
         let changes_settings = writes.iter().any(Write::changes_settings);
         self.contents.commit(writes, revision);
@@ -173,19 +194,55 @@ impl Monitor {
         if changes_settings {
             self.settings_changed(effects);
         }
-        self.go_on(now, job, done, effects);
     }
 
-    /// After everything was read anew: whether the transaction in flight happened is seen from a
-    /// key that it writes. It cannot happen any more, for leadership was taken since.
-    pub(super) fn settle_in_flight(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let Some(InFlight { job, witness, done, .. }) = self.in_flight.take() else { return };
-        let (key, before) = witness;
-        if self.contents.revision(&key) == before {
-            self.jobs.push_front(job);
-        } else {
-            self.go_on(now, job, done, effects);
+    /// After everything was read anew: whether the transaction in flight happened is seen from
+    /// what it writes. It cannot happen any more, for leadership was taken since.
+    pub(super) fn settle_in_flight(
+        &mut self,
+        now: Time,
+        store: &BTreeMap<String, KeyValue>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(InFlight { job, writes, done, .. }) = self.in_flight.take() else { return };
+        match self.happened_at(&writes, store) {
+            Some(revision) => {
+                self.take_writes(&job, writes, revision, effects);
+                self.go_on(now, job, done, effects);
+            }
+            None => self.jobs.push_front(job),
         }
+    }
+
+    /// The revision of the transaction with these writes, if it happened. A key of it may have
+    /// been written again since by another hand, so one that has our value is enough; where
+    /// nothing was put, it is the deletion that counts, whoever did it.
+    fn happened_at(
+        &self,
+        writes: &[Write],
+        store: &BTreeMap<String, KeyValue>,
+    ) -> Option<StateRevision> {
+        let before = |key: &Key| self.contents.revision(key);
+        let mut puts = writes.iter().filter_map(|write| match write {
+            Write::Put(record) => Some(record),
+            Write::Delete(_) => None,
+        });
+        let has_puts = puts.clone().next().is_some();
+        let put = puts.find_map(|record| {
+            let entry = store.get(&record.key().to_string())?;
+            let is_new = entry.revision > before(&record.key());
+            let ours = record.to_json().to_string();
+            (is_new && entry.value == ours).then_some(entry.revision)
+        });
+        let deleted = || {
+            let is_gone = |write: &Write| {
+                let key = write.key();
+                before(&key) > StateRevision::ZERO && !store.contains_key(&key.to_string())
+            };
+            // No key gets this revision.
+            writes.iter().any(is_gone).then_some(StateRevision::ZERO)
+        };
+        if has_puts { put } else { deleted() }
     }
 
     /// A job's transaction is in `contents`.
@@ -234,6 +291,9 @@ impl Monitor {
                     self.send(connection, &ended, effects);
                 }
                 self.drop_session(session);
+            }
+            (Job::Edit { key }, Done::Edited(verdict)) => {
+                self.finish_edit(now, key, verdict, effects);
             }
             (Job::SyncOsd { osd }, Done::Silent) => self.osd_synced(osd),
             (Job::TaskProgress { task, .. }, Done::Silent) => self.task_progress_recorded(task),

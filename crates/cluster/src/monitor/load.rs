@@ -11,6 +11,8 @@
 //! is taken, no earlier transaction can happen any more, and nobody else writes while pages are
 //! read.
 
+use std::collections::BTreeMap;
+
 use base::{ConnectionId, Duration, Time};
 
 use super::contents::Contents;
@@ -20,7 +22,7 @@ use crate::message::ToMonitor;
 use crate::records::{Key, LeaderRecord, Record, Rest, STATE_FORMAT};
 use crate::state::{
     KeyValue, Operation, RANGE_COUNT_MAX, RangeAnswer, StateEffect, StateEvent, StateRequest,
-    StateRevision, Transaction, TransactionOutcome, Unavailable,
+    StateRevision, Transaction, TransactionOutcome, Unavailable, WatchId,
 };
 
 /// How long to wait before a store that could not be asked is asked again.
@@ -37,7 +39,7 @@ pub(super) enum Stage {
     /// Waits for the transaction that makes this monitor the leader.
     Lead { request: StateRequest },
     /// Waits for a page of the store.
-    Load { request: StateRequest, leader: StateRevision, loaded: Contents },
+    Load { request: StateRequest, leader: StateRevision, loaded: BTreeMap<String, KeyValue> },
     /// Leads and knows the state.
     Ready,
     /// Has told why it ends.
@@ -61,8 +63,18 @@ impl Monitor {
                 self.on_transacted(now, request, outcome, effects);
             }
             StateEvent::Failed { reason } => self.stop(StopReason::State(reason), effects),
-            StateEvent::Watched { .. }
-            | StateEvent::WatchLost { .. }
+            StateEvent::Watched { watch, revision, changes } => {
+                self.on_watched(watch, revision, changes, effects);
+            }
+            StateEvent::WatchLost { watch, .. } if self.watching.watch == Some(watch) => {
+                self.watching.watch = None;
+                self.end_state_watches(effects);
+                // Leading begins a new one, and what was missed is seen by reading everything.
+                if matches!(self.stage, Stage::Lead { .. } | Stage::Load { .. } | Stage::Ready) {
+                    self.read_leader(effects);
+                }
+            }
+            StateEvent::WatchLost { .. }
             | StateEvent::Lease { .. }
             | StateEvent::Compacted { .. } => {}
         }
@@ -113,6 +125,8 @@ impl Monitor {
         let before = match parsed.transpose() {
             Ok(Some(Record::Leader(record))) => Some(record),
             Ok(_) => None,
+            // Written by another hand while this one led: it is taken again.
+            Err(_) if self.has_led => None,
             Err(error) => {
                 let reason = format!("the state store's key leader is damaged: {error}");
                 self.stop(StopReason::State(reason), effects);
@@ -122,7 +136,7 @@ impl Monitor {
         let is_us = |record: &LeaderRecord| {
             record.monitor == self.identity.monitor && record.pid == self.identity.pid
         };
-        if self.has_led && !before.as_ref().is_some_and(is_us) {
+        if self.has_led && before.as_ref().is_some_and(|record| !is_us(record)) {
             let reason = "another monitor leads the cluster now".to_string();
             self.stop(StopReason::LostLeadership(reason), effects);
             return;
@@ -157,7 +171,8 @@ impl Monitor {
         match self.stage {
             Stage::Lead { request } if request == answered => match outcome {
                 TransactionOutcome::Committed { revision } => {
-                    self.ask_page(revision, Contents::default(), None, effects);
+                    self.watch_store(revision, effects);
+                    self.ask_page(revision, BTreeMap::new(), None, effects);
                 }
                 _ => self.stage = Stage::Rest { until: now + REST_SPAN },
             },
@@ -178,10 +193,22 @@ impl Monitor {
         }
     }
 
+    /// Begins to watch all keys, from before the first one is read.
+    fn watch_store(&mut self, leader: StateRevision, effects: &mut Vec<Effect>) {
+        if self.watching.watch.is_some() {
+            return;
+        }
+        self.watching.watch_last += 1;
+        let watch = WatchId(self.watching.watch_last);
+        self.watching.watch = Some(watch);
+        let (prefix, from) = (String::new(), leader.next());
+        effects.push(Effect::State(StateEffect::Watch { watch, prefix, from }));
+    }
+
     fn ask_page(
         &mut self,
         leader: StateRevision,
-        loaded: Contents,
+        loaded: BTreeMap<String, KeyValue>,
         after: Option<String>,
         effects: &mut Vec<Effect>,
     ) {
@@ -195,44 +222,83 @@ impl Monitor {
         &mut self,
         now: Time,
         leader: StateRevision,
-        mut loaded: Contents,
+        mut loaded: BTreeMap<String, KeyValue>,
         answer: RangeAnswer,
         effects: &mut Vec<Effect>,
     ) {
         let last = answer.entries.last().map(|entry| entry.key.clone());
-        for entry in answer.entries {
-            if let Err(reason) = loaded.load(entry) {
-                self.stop(StopReason::State(reason), effects);
-                return;
-            }
-        }
+        loaded.extend(answer.entries.into_iter().map(|entry| (entry.key.clone(), entry)));
+        let leader_key = loaded.get(&Key::Leader.to_string());
+        let led = leader_key.map_or(StateRevision::ZERO, |entry| entry.revision);
         if answer.more {
             self.ask_page(leader, loaded, last, effects);
-        } else if loaded.revision(&Key::Leader) != leader {
+        } else if led != leader {
             // Somebody took leadership meanwhile: the pages may be of different times.
             self.read_leader(effects);
         } else {
-            self.take_contents(now, loaded, effects);
+            self.take_loaded(now, loaded, effects);
         }
     }
 
     /// Everything is read: this is the state from now on.
-    fn take_contents(&mut self, now: Time, loaded: Contents, effects: &mut Vec<Effect>) {
-        if let Some(reason) = self.why_not_ours(&loaded) {
+    fn take_loaded(
+        &mut self,
+        now: Time,
+        loaded: BTreeMap<String, KeyValue>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.has_led {
+            self.compare_loaded(now, &loaded, effects);
+        } else if let Err(reason) = self.take_first(loaded) {
             self.stop(reason, effects);
             return;
         }
-        self.contents = loaded;
         self.stage = Stage::Ready;
         self.track_sessions(now);
         self.track_tasks();
         self.publish(effects);
         self.settings_changed(effects);
-        self.settle_in_flight(now, effects);
-        if self.has_led {
-            return;
+        if !std::mem::replace(&mut self.has_led, true) {
+            self.begin(now, effects);
         }
-        self.has_led = true;
+    }
+
+    /// What this monitor knows is the state, but for a transaction whose outcome it did not know.
+    /// What else the store says differently was written by another hand.
+    fn compare_loaded(
+        &mut self,
+        now: Time,
+        loaded: &BTreeMap<String, KeyValue>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let leader = loaded[&Key::Leader.to_string()].clone();
+        self.contents.load(leader).expect("this monitor has just written it");
+        self.settle_in_flight(now, loaded, effects);
+        for key in self.contents.differences(loaded) {
+            let entry = loaded.get(&key);
+            let revision = entry.map_or(StateRevision::ZERO, |entry| entry.revision);
+            let text = entry.map(|entry| entry.value.clone());
+            self.take_edit(key, revision, text);
+        }
+    }
+
+    /// The state as the last monitor left it.
+    fn take_first(&mut self, loaded: BTreeMap<String, KeyValue>) -> Result<(), StopReason> {
+        let mut contents = Contents::default();
+        for entry in loaded.into_values() {
+            contents.load(entry).map_err(StopReason::State)?;
+        }
+        if let Some(reason) = self.why_not_ours(&contents) {
+            return Err(reason);
+        }
+        self.contents = contents;
+        let edited: Vec<Key> = self.contents.edited_keys().cloned().collect();
+        self.jobs.extend(edited.into_iter().map(|key| Job::Edit { key }));
+        Ok(())
+    }
+
+    /// This monitor leads for the first time: everybody is served from now on.
+    fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.return_since = Some(now);
         if self.contents.cluster().is_none() {
             self.jobs.push_front(Job::CreateCluster);

@@ -126,7 +126,7 @@ impl Monitor {
     }
 
     /// PGs of all pools on each OSD.
-    fn pg_counts(&self) -> BTreeMap<OsdId, u32> {
+    pub(super) fn pg_counts(&self) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
         for pool in self.contents.pools() {
             for member in self.contents.pgs(pool.pool.id).flat_map(|entry| &entry.acting) {

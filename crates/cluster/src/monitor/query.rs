@@ -1,5 +1,7 @@
 //! Commands that only ask. Answered at once, from what is committed.
 
+use std::collections::BTreeMap;
+
 use base::{OsdId, PgId, PoolId, Time};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
@@ -65,6 +67,7 @@ impl Monitor {
             },
             Command::TaskList { image } => Ok(self.task_rows(*image)),
             Command::OsdList => Ok(self.osd_rows()),
+            Command::OsdTree => Ok(self.osd_tree()),
             Command::PgList { pool } => self.pg_rows(pool.as_deref()),
             Command::PgDescribe { pg } => self.describe_pg(*pg),
             Command::Status => Ok(self.status(now)),
@@ -80,6 +83,7 @@ impl Monitor {
             | Command::VolumeRemove { .. }
             | Command::OsdCreate { .. }
             | Command::ConfigSet { .. }
+            | Command::StatePut { .. }
             | Command::PgGiveUp { .. } => return None,
         })
     }
@@ -91,6 +95,31 @@ impl Monitor {
 
     pub(super) fn osd_rows(&self) -> Value {
         self.contents.osds().map(|record| self.osd_row(record)).collect()
+    }
+
+    /// The root, its hosts by name, and their OSDs, each row after the one it lies in. A weight is
+    /// the size that placement counts; what is not in the cluster has none.
+    fn osd_tree(&self) -> Value {
+        let mut hosts: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+        let pg_counts = self.pg_counts();
+        for record in self.contents.osds() {
+            let mut row = self.osd_row(record);
+            row["type"] = json!("osd");
+            row["name"] = json!(record.info.id.to_string());
+            row["depth"] = json!(2);
+            row["weight_bytes"] = json!(if record.info.in_cluster { record.size_bytes } else { 0 });
+            row["pgs"] = json!(pg_counts.get(&record.info.id).copied().unwrap_or(0));
+            hosts.entry(&record.host).or_default().push(row);
+        }
+        let all: Vec<&Value> = hosts.values().flatten().collect();
+        let mut rows = vec![group_row("root", "default", 0, &all)];
+        for (host, osds) in &hosts {
+            // An OSD that never ran has not told where it is.
+            let name = if host.is_empty() { "(unknown)" } else { host };
+            rows.push(group_row("host", name, 1, &osds.iter().collect::<Vec<_>>()));
+            rows.extend(osds.iter().cloned());
+        }
+        Value::Array(rows)
     }
 
     fn osd_row(&self, record: &OsdRecord) -> Value {
@@ -204,4 +233,22 @@ impl Monitor {
         };
         Ok(json!({ "key": key, "revision": revision.get(), "value": value }))
     }
+}
+
+/// A row of the tree that stands for the OSDs below it.
+fn group_row(kind: &str, name: &str, depth: u32, osds: &[&Value]) -> Value {
+    let sum = |key: &str| osds.iter().filter_map(|row| row[key].as_u64()).sum::<u64>();
+    let count = |key: &str| osds.iter().filter(|row| row[key] == true).count();
+    json!({
+        "type": kind,
+        "name": name,
+        "depth": depth,
+        "osds": osds.len(),
+        "osds_up": count("up"),
+        "osds_in": count("in"),
+        "weight_bytes": sum("weight_bytes"),
+        "size_bytes": sum("size_bytes"),
+        "used_bytes": sum("used_bytes"),
+        "pgs": sum("pgs"),
+    })
 }

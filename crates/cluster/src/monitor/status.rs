@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{OsdId, Time};
 use serde_json::{Value, json};
 
+use super::Monitor;
 use super::query::PgState;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
-use super::{Monitor, Setting};
 use crate::message::OsdReport;
+use crate::settings::Setting;
 
 /// How bad a check is; later is worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -63,6 +64,7 @@ impl Monitor {
         self.check_pgs(&tally, &mut checks);
         self.check_osds(now, &mut checks);
         self.check_limits(&mut checks);
+        self.check_edits(now, &mut checks);
         self.check_monitor(&mut checks);
         checks.sort_by_key(|check| std::cmp::Reverse(check.severity));
         let worst = checks.iter().map(|check| check.severity).max();
@@ -325,6 +327,28 @@ impl Monitor {
                         pool.pool.name
                     ),
                     hint: "make new volumes in another pool",
+                });
+            }
+        }
+    }
+
+    /// What people wrote into the state store past this monitor.
+    fn check_edits(&self, now: Time, checks: &mut Vec<Check>) {
+        for (key, why) in self.undone_edits(now) {
+            checks.push(Check {
+                code: "state_edit_undone",
+                severity: Severity::Warn,
+                message: format!("what was written under {key} was undone: {why}"),
+                hint: "write a good value with `ashlar state put`, or nothing: the one before is in force",
+            });
+        }
+        for name in self.contents.changed_settings().keys() {
+            if Setting::named(name).is_none() {
+                checks.push(Check {
+                    code: "setting_unknown",
+                    severity: Severity::Info,
+                    message: format!("config/{name} is no setting that this monitor knows"),
+                    hint: "it is of another version, or misspelt: `ashlar config ls` lists settings",
                 });
             }
         }

@@ -3,8 +3,11 @@
 use base::{Duration, GIB};
 use serde_json::json;
 
-use super::rig::{Rig, osd_id};
-use crate::message::{Command, Failure};
+use super::rig::{Mishap, Rig, osd_id, store_of};
+use crate::map::{ClusterMap, FailureDomain};
+use crate::message::{Command, Failure, FromMonitor, ToMonitor};
+use crate::monitor::Event;
+use crate::state::{StateEvent, WatchId};
 
 fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
     result.unwrap_err().code
@@ -61,4 +64,301 @@ fn a_setting_is_in_force_at_once() {
     assert_eq!(code(rig.remove_volume("v")), "busy");
     rig.command(set("session_timeout_ms", Some("20s"))).unwrap();
     rig.remove_volume("v").unwrap();
+}
+
+#[test]
+fn the_tree_shows_hosts_and_their_osds() {
+    let mut rig = Rig::with_pool(3, 8);
+    rig.command(Command::OsdCreate { store: store_of(9) }).unwrap();
+    rig.kill_osd(2);
+    let tree = rig.command(Command::OsdTree).unwrap();
+    let rows = tree.as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["default", "(unknown)", "osd.4", "h", "osd.1", "osd.2", "osd.3"]);
+    assert_eq!((&rows[3]["osds"], &rows[3]["osds_up"]), (&json!(3), &json!(2)));
+    let size: u64 = 10 << 30;
+    assert_eq!(
+        (&rows[3]["weight_bytes"], &rows[4]["weight_bytes"]),
+        (&json!(3 * size), &json!(size))
+    );
+    assert_eq!(rows[0]["pgs"], 8);
+    assert_eq!((&rows[5]["up"], &rows[5]["in"]), (&json!(false), &json!(true)));
+    assert_eq!(rows[4]["used_bytes"], 1 << 20);
+}
+
+fn put(key: &str, value: &serde_json::Value) -> Command {
+    Command::StatePut { key: key.into(), value: value.to_string() }
+}
+
+fn value(rig: &mut Rig, key: &str) -> serde_json::Value {
+    rig.command(Command::StateGet { key: key.into() }).unwrap()["value"].clone()
+}
+
+/// Messages of `status` with this code.
+fn messages(rig: &mut Rig, code: &str) -> Vec<String> {
+    let status = rig.status();
+    let checks = status["checks"].as_array().unwrap().clone();
+    let checks = checks.iter().filter(|check| check["code"] == code);
+    checks.map(|check| check["message"].as_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn pools_osds_and_settings_may_be_put_and_are_in_force_at_once() {
+    let mut rig = Rig::with_pool(2, 8);
+    let client = rig.client();
+    let mut map = ClusterMap::default();
+    rig.subscribe(client, &mut map).unwrap();
+    let setting = json!({ "name": "nearly_full_percent", "value": 60 });
+    rig.command(put("config/nearly_full_percent", &setting)).unwrap();
+    let get = Command::ConfigGet { setting: "nearly_full_percent".into() };
+    assert_eq!(rig.command(get).unwrap()["value"], 60);
+    let mut pool = value(&mut rig, "pool/1");
+    let revision = pool["revision"].as_u64().unwrap();
+    (pool["name"], pool["failure_domain"]) = (json!("q"), json!("osd"));
+    pool["colour"] = json!("red");
+    rig.command(put("pool/1", &pool)).unwrap();
+    rig.read_map(client, &mut map).unwrap();
+    let known = map.pools.values().next().unwrap();
+    assert_eq!((&known.pool.name[..], known.pool.failure_domain), ("q", FailureDomain::Osd));
+    assert_eq!(known.revision.get(), revision + 1);
+    assert_eq!(value(&mut rig, "pool/1")["colour"], "red");
+    let mut osd = value(&mut rig, "osd/2");
+    (osd["in"], osd["rack"]) = (json!(false), json!("r1"));
+    rig.command(put("osd/2", &osd)).unwrap();
+    rig.read_map(client, &mut map).unwrap();
+    assert!(!map.osds[&osd_id(2)].in_cluster);
+    rig.make_pool("new", 8).unwrap();
+    rig.read_map(client, &mut map).unwrap();
+    let new = map.pools.values().nth(1).unwrap();
+    assert!(new.pgs.iter().all(|entry| entry.primary == Some(osd_id(1))), "osd.2 is not in");
+}
+
+#[test]
+fn what_people_must_not_write_is_refused_by_put() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let client = rig.client();
+    rig.open_session(client, "v").unwrap().unwrap();
+    let keys = [
+        "cluster",
+        "leader",
+        "pg/1/0",
+        "fence/1",
+        "image/1",
+        "index/image/v",
+        "session/1",
+        "task/1",
+        "counter/image",
+    ];
+    for key in keys {
+        assert_eq!(code(rig.command(put(key, &json!({})))), "protected", "{key}");
+    }
+    assert_eq!(code(rig.command(put("other/1", &json!({})))), "not_found");
+    let pool = value(&mut rig, "pool/1");
+    let osd = value(&mut rig, "osd/1");
+    let changed = |record: &serde_json::Value, field: &str, value: serde_json::Value| {
+        let mut record = record.clone();
+        record[field] = value;
+        record
+    };
+    let wrong = [
+        ("config/nearly_full_percent", json!({ "name": "nearly_full_percent", "value": 0 })),
+        ("config/nearly_full_percent", json!({ "name": "osd_report_ms", "value": 1000 })),
+        ("config/colour", json!({ "name": "colour", "value": 1 })),
+        ("config/nearly_full_percent", json!(60)),
+        ("pool/1", changed(&pool, "pg_count", json!(16))),
+        ("pool/1", changed(&pool, "replicas", json!(2))),
+        ("pool/1", changed(&pool, "block_size", json!(65536))),
+        ("pool/1", changed(&pool, "min_size", json!(2))),
+        ("pool/1", changed(&pool, "name", json!("a/b"))),
+        ("pool/1", changed(&pool, "id", json!(2))),
+        ("pool/2", changed(&pool, "id", json!(2))),
+        ("osd/1", changed(&osd, "up", json!(false))),
+        ("osd/1", changed(&osd, "incarnation", json!(7))),
+        ("osd/1", changed(&osd, "store", json!(store_of(2)))),
+    ];
+    let before = rig.command(Command::StateList { prefix: String::new() }).unwrap();
+    for (key, value) in wrong {
+        assert_eq!(code(rig.command(put(key, &value))), "invalid", "{key} {value}");
+    }
+    assert_eq!(rig.command(Command::StateList { prefix: String::new() }).unwrap(), before);
+}
+
+#[test]
+fn a_good_value_written_by_another_hand_is_in_force_at_once() {
+    let mut rig = Rig::with_pool(1, 8);
+    let client = rig.client();
+    let mut map = ClusterMap::default();
+    rig.subscribe(client, &mut map).unwrap();
+    let key = "config/osd_report_ms";
+    rig.hand_writes(key, Some(r#"{"name":"osd_report_ms","value":300}"#));
+    assert_eq!(rig.osds[&osd_id(1)].settings["osd_report_ms"], 300);
+    rig.hand_writes(key, None);
+    assert!(rig.osds[&osd_id(1)].settings.is_empty());
+    let mut pool = value(&mut rig, "pool/1");
+    pool["name"] = json!("renamed");
+    rig.hand_writes("pool/1", Some(&pool.to_string()));
+    rig.read_map(client, &mut map).unwrap();
+    assert_eq!(map.pools.values().next().unwrap().pool.name, "renamed");
+    let stored = rig.stored("pool/1").unwrap().value;
+    assert_eq!(stored, value(&mut rig, "pool/1").to_string(), "with its new revision");
+    rig.hand_writes("notes/mine", Some("anything"));
+    assert_eq!(value(&mut rig, "notes/mine"), "anything");
+    rig.hand_writes("notes/mine", None);
+    assert_eq!(rig.stored("notes/mine"), None);
+    assert_eq!(messages(&mut rig, "state_edit_undone"), [""; 0]);
+    rig.make_volume("v", GIB).unwrap();
+}
+
+#[test]
+fn a_bad_value_written_by_another_hand_is_undone_and_named() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.command(set("nearly_full_percent", Some("70"))).unwrap();
+    let key = "config/nearly_full_percent";
+    let good = rig.stored(key).unwrap().value;
+    for bad in ["rubbish", r#"{"name":"nearly_full_percent","value":700}"#] {
+        rig.hand_writes(key, Some(bad));
+        let get = Command::ConfigGet { setting: "nearly_full_percent".into() };
+        assert_eq!(rig.command(get).unwrap()["value"], 70);
+        assert_eq!(rig.stored(key).unwrap().value, good);
+    }
+    let named = messages(&mut rig, "state_edit_undone");
+    assert_eq!(named.len(), 1);
+    assert!(named[0].contains(key) && named[0].contains("from 1 to 99 percent"), "{named:?}");
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stored(key).unwrap().value, good, "a restart changes nothing");
+    rig.hand_writes("pool/1", Some("{}"));
+    assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1);
+    // A good value ends it, whoever writes it.
+    let pool = value(&mut rig, "pool/1");
+    rig.command(put("pool/1", &pool)).unwrap();
+    assert_eq!(messages(&mut rig, "state_edit_undone"), [""; 0]);
+    rig.hand_writes("pool/1", None);
+    assert_eq!(value(&mut rig, "pool/1")["name"], "p");
+    assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1);
+    rig.advance(Duration::from_secs(25 * 3600));
+    assert_eq!(messages(&mut rig, "state_edit_undone"), [""; 0]);
+}
+
+#[test]
+fn a_bad_setting_written_while_no_monitor_ran_is_replaced_by_the_default() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.hand_writes_unseen("config/nearly_full_percent", Some("rubbish"));
+    rig.hand_writes_unseen("config/of_tomorrow", Some(r#"{"name":"of_tomorrow","value":1}"#));
+    rig.restart();
+    rig.tick();
+    let get = Command::ConfigGet { setting: "nearly_full_percent".into() };
+    assert_eq!(rig.command(get).unwrap()["value"], 85);
+    assert_eq!(rig.stored("config/nearly_full_percent"), None);
+    assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1);
+    assert_eq!(messages(&mut rig, "setting_unknown").len(), 1);
+    assert!(rig.stored("config/of_tomorrow").is_some(), "it may be of a newer program");
+}
+
+#[test]
+fn what_keeps_data_safe_is_put_back_whoever_changes_it() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let client = rig.client();
+    rig.open_session(client, "v").unwrap().unwrap();
+    let before: Vec<_> =
+        ["cluster", "pg/1/0", "image/1", "index/image/v", "session/1", "counter/image"]
+            .map(|key| (key, rig.stored(key).unwrap().value))
+            .into();
+    for (key, value) in &before {
+        for bad in [Some(r#"{"name":"image","last":0}"#), None] {
+            rig.hand_writes(key, bad);
+            assert_eq!(rig.stored(key).unwrap().value, *value, "{key} {bad:?}");
+        }
+    }
+    let task = r#"{"id":9,"kind":"remove","image":1,"name":"v","seed":1,"pool":1,
+        "block_size":131072,"from":0,"zero":null,"fence_revision":0,"pgs_done":0}"#;
+    rig.hand_writes("task/9", Some(task));
+    assert_eq!(rig.stored("task/9"), None);
+    assert!(rig.osds.values().all(|osd| osd.deleted.is_empty()), "nothing was deleted");
+    let named = messages(&mut rig, "state_edit_undone");
+    assert_eq!(named.len(), before.len() + 1);
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+    assert_eq!(rig.make_volume("w", GIB).unwrap()["id"], 2);
+}
+
+#[test]
+fn another_hand_on_the_leaders_key_costs_nothing_but_a_new_reading() {
+    let mut rig = Rig::with_pool(1, 8);
+    for bad in [Some("rubbish"), None] {
+        rig.hand_writes("leader", bad);
+        assert_eq!(rig.stopped, None);
+        assert_eq!(value(&mut rig, "leader")["pid"], 100);
+        rig.command(set("nearly_full_percent", Some("50"))).unwrap();
+    }
+    let mut other = value(&mut rig, "leader");
+    other["monitor"] = json!(2);
+    rig.hand_writes("leader", Some(&other.to_string()));
+    assert!(rig.stopped.is_some(), "another monitor leads");
+}
+
+#[test]
+fn an_edit_under_a_transaction_on_its_way_is_judged_all_the_same() {
+    let mishaps = [Mishap::UnknownHappened(1), Mishap::UnknownLost(1), Mishap::None];
+    for mishap in mishaps {
+        for (bad, wanted) in
+            [(Some("rubbish"), 85), (Some(r#"{"name":"nearly_full_percent","value":50}"#), 50)]
+        {
+            let mut rig = Rig::with_pool(1, 8);
+            (rig.transactions, rig.mishap) = (0, mishap);
+            // The hand is quicker than the command; the monitor does not know of it yet.
+            rig.hand_writes_unseen("config/nearly_full_percent", bad);
+            rig.hand_writes_unseen("counter/image", Some("7"));
+            rig.make_volume("v", GIB).unwrap();
+            let get = Command::ConfigGet { setting: "nearly_full_percent".into() };
+            assert_eq!(rig.command(get).unwrap()["value"], wanted, "{mishap:?} {bad:?}");
+            assert_eq!(value(&mut rig, "counter/image")["last"], 1);
+            let stored = rig.stored("counter/image").unwrap().value;
+            assert_eq!(stored, value(&mut rig, "counter/image").to_string());
+            assert_eq!(rig.command(Command::VolumeList).unwrap().as_array().unwrap().len(), 1);
+        }
+    }
+}
+
+#[test]
+fn an_edit_in_a_compacted_past_is_found_by_reading_anew() {
+    let mut rig = Rig::with_pool(1, 8);
+    // The store forgets what it has not told.
+    rig.hand_writes_unseen("pg/1/0", Some("rubbish"));
+    let lost = StateEvent::WatchLost {
+        watch: WatchId(1),
+        compacted: rig.stored("pg/1/0").unwrap().revision,
+    };
+    rig.forget_told();
+    rig.event(Event::State(lost));
+    assert_ne!(rig.stored("pg/1/0").unwrap().value, "rubbish");
+    assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1);
+    rig.hand_writes("pg/1/0", Some("again"));
+    assert_ne!(rig.stored("pg/1/0").unwrap().value, "again", "it watches anew");
+}
+
+#[test]
+fn changes_are_told_to_who_watches() {
+    let mut rig = Rig::with_pool(1, 8);
+    let client = rig.client();
+    rig.say(client, &ToMonitor::WatchState { prefix: "config/".into() });
+    rig.command(set("nearly_full_percent", Some("50"))).unwrap();
+    rig.make_volume("v", GIB).unwrap();
+    rig.hand_writes("config/nearly_full_percent", None);
+    let told: Vec<FromMonitor> = rig.inbox.remove(&client).unwrap().into();
+    let revision = match &told[1] {
+        FromMonitor::StateChanged { revision, .. } => *revision,
+        other => panic!("{other:?}"),
+    };
+    let changed = |revision, value| {
+        let key = "config/nearly_full_percent".to_string();
+        FromMonitor::StateChanged { revision, key, value }
+    };
+    let value = json!({ "name": "nearly_full_percent", "value": 50 });
+    let expected =
+        [FromMonitor::StateWatched, changed(revision, Some(value)), changed(revision + 2, None)];
+    assert_eq!(told, expected);
 }

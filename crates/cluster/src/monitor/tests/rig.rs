@@ -15,7 +15,8 @@ use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::{Effect, Event, Identity, Monitor, StopReason};
 use crate::settings::Changed;
 use crate::state::{
-    MemoryState, StateEffect, StateEvent, StateStore, TransactionOutcome, Unavailable,
+    KeyValue, MemoryState, Operation, RangeAnswer, StateEffect, StateEvent, StateRequest,
+    StateRevision, StateStore, Transaction, TransactionOutcome, Unavailable,
 };
 
 pub const CLUSTER: ClusterId = ClusterId::new(0xabc);
@@ -257,6 +258,60 @@ impl Rig {
         }
         self.events.extend(events.into_iter().map(Event::State));
         true
+    }
+
+    /// Another hand than the monitor's writes a key, or removes it.
+    pub fn hand_writes(&mut self, key: &str, value: Option<&str>) {
+        self.hand_writes_unseen(key, value);
+        self.settle();
+    }
+
+    /// As `hand_writes`; the monitor is not told before something else happens.
+    pub fn hand_writes_unseen(&mut self, key: &str, value: Option<&str>) {
+        let revision = self.stored(key).map_or(StateRevision::ZERO, |entry| entry.revision);
+        let key = key.to_string();
+        let mut transaction = Transaction::new();
+        let operation = match value {
+            Some(value) => Operation::Put { key, value: value.to_string(), lease: None },
+            None => Operation::Delete { key },
+        };
+        transaction.write(operation, revision);
+        let effect = StateEffect::Transact { request: StateRequest(0), transaction };
+        let mut events = Vec::new();
+        self.store.apply(self.now, effect, &mut events);
+        let is_committed = |event: &StateEvent| {
+            let outcome = TransactionOutcome::Committed { revision: self.revision() };
+            *event == StateEvent::Transacted { request: StateRequest(0), outcome }
+        };
+        assert!(events.iter().any(is_committed), "{events:?}");
+        self.events.extend(events.into_iter().map(Event::State));
+    }
+
+    /// What the store told and the monitor has not heard yet is lost.
+    pub fn forget_told(&mut self) {
+        self.events.clear();
+    }
+
+    /// What the store has under a key.
+    pub fn stored(&self, key: &str) -> Option<KeyValue> {
+        let entries = self.store_range(key).entries;
+        entries.into_iter().find(|entry| entry.key == key)
+    }
+
+    fn revision(&self) -> StateRevision {
+        self.store_range("").revision
+    }
+
+    fn store_range(&self, prefix: &str) -> RangeAnswer {
+        let request = StateRequest(0);
+        let (prefix, limit) = (prefix.to_string(), 1000);
+        let effect = StateEffect::Range { request, prefix, after: None, limit };
+        let mut events = Vec::new();
+        self.store.clone().apply(self.now, effect, &mut events);
+        match events.pop() {
+            Some(StateEvent::Range { result: Ok(answer), .. }) => answer,
+            other => panic!("no answer: {other:?}"),
+        }
     }
 
     fn deliver(&mut self, connection: ConnectionId, message: Message) {

@@ -1,0 +1,162 @@
+//! Following the changes of the state store.
+
+use base::{ConnectionId, Duration, Time};
+use cluster::message::{Failure, FromMonitor, ToMonitor};
+use format::door::{CloseReason, NetEffect, NetEvent, Role};
+use format::wire::Message;
+use io::{Event, Reactor};
+use serde_json::Value;
+
+use crate::call::{client_reactor, no_reactor};
+use crate::config::{Config, failure};
+
+const RING_ENTRIES: u32 = 16;
+/// How long a monitor may take to come to be.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long until the next address is tried.
+const CONNECT_DELAY: Duration = Duration::from_millis(100);
+
+/// A change of the state store.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StateChange {
+    /// The store's revision with it.
+    pub revision: u64,
+    /// The key.
+    pub key: String,
+    /// Its value; `None`: it is gone.
+    pub value: Option<Value>,
+}
+
+/// Tells every change of keys that begin with `prefix`, in order, from now on: `None` once, when
+/// the watch has begun, then changes, until `tell` says `false`.
+///
+/// Errors: no monitor answers; the monitor went away, or could not tell all changes: what came
+/// since is missed.
+pub fn watch_state(
+    config: &Config,
+    prefix: &str,
+    mut tell: impl FnMut(Option<StateChange>) -> bool,
+) -> Result<(), Failure> {
+    let mut reactor = client_reactor(config, RING_ENTRIES)?;
+    let connection = connect(config, &mut reactor)?;
+    let watch = ToMonitor::WatchState { prefix: prefix.to_string() };
+    let text = serde_json::to_string(&watch).expect("our own types are JSON");
+    reactor.net(NetEffect::Send { connection, message: Message::Control(text) });
+    let mut events = Vec::new();
+    loop {
+        reactor.turn(None, &mut events).map_err(|error| no_reactor(&error))?;
+        for event in events.drain(..) {
+            let change = match event {
+                Event::Net(NetEvent::Received { message: Message::Control(text), .. }) => {
+                    match serde_json::from_str(&text) {
+                        Ok(FromMonitor::StateWatched) => None,
+                        Ok(FromMonitor::StateChanged { revision, key, value }) => {
+                            Some(StateChange { revision, key, value })
+                        }
+                        Ok(FromMonitor::StateWatchLost) => return Err(missed("missed changes")),
+                        // What a newer monitor says besides is not for us.
+                        _ => continue,
+                    }
+                }
+                Event::Net(NetEvent::Closed { .. }) => return Err(missed("went away")),
+                _ => continue,
+            };
+            if !tell(change) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn missed(what: &str) -> Failure {
+    let hint = "look with `ashlar state ls` and watch again: what changed meanwhile was not told";
+    failure("interrupted", format!("the monitor {what}"), hint)
+}
+
+/// A connection to whichever monitor answers.
+fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failure> {
+    let end = reactor.now() + CONNECT_TIME_MAX;
+    let mut events = Vec::new();
+    let mut last_reason = None;
+    for (number, address) in (1..).zip(config.file.monitors.iter().cycle()) {
+        let connection = ConnectionId::new(2 * number);
+        reactor.net(NetEffect::Connect { connection, address: address.clone() });
+        match answer_of(reactor, connection, end, &mut events)? {
+            Some(Ok(())) => return Ok(connection),
+            Some(Err(reason)) => last_reason = Some(reason),
+            None => break,
+        }
+        if reactor.now() >= end {
+            break;
+        }
+        let next = reactor.now() + CONNECT_DELAY;
+        while reactor.now() < next {
+            reactor.turn(Some(next), &mut events).map_err(|error| no_reactor(&error))?;
+            events.clear();
+        }
+    }
+    if let Some(CloseReason::Untrusted(why)) = last_reason {
+        let message = format!("the monitor refuses the connection: {why}");
+        return Err(failure(
+            "untrusted",
+            message,
+            "use the file `key` of this cluster's directory",
+        ));
+    }
+    let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
+    Err(failure("unreachable", message, "start the cluster: ashlar up"))
+}
+
+/// What became of a connection until `end`; `None`: nothing yet.
+fn answer_of(
+    reactor: &mut Reactor,
+    connection: ConnectionId,
+    end: Time,
+    events: &mut Vec<Event>,
+) -> Result<Option<Result<(), CloseReason>>, Failure> {
+    while reactor.now() < end {
+        reactor.turn(Some(end), events).map_err(|error| no_reactor(&error))?;
+        for event in events.drain(..) {
+            match event {
+                Event::Net(NetEvent::Connected { connection: id, peer }) if id == connection => {
+                    if matches!(peer.role, Role::Monitor(_)) {
+                        return Ok(Some(Ok(())));
+                    }
+                    reactor.net(NetEffect::Close { connection });
+                    return Ok(Some(Err(CloseReason::Reset)));
+                }
+                Event::Net(NetEvent::Closed { connection: id, reason }) if id == connection => {
+                    return Ok(Some(Err(reason)));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ClusterId;
+    use cluster::map::ClusterFile;
+    use io::ClusterKey;
+
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_is_down_is_said_to_be() {
+        let file = ClusterFile {
+            cluster: ClusterId::new(1),
+            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+        };
+        let config = Config { dir: "x".into(), file, key: ClusterKey::random() };
+        let mut reactor = client_reactor(&config, RING_ENTRIES).expect("io_uring works");
+        let mut events = Vec::new();
+        let connection = ConnectionId::new(2);
+        let address = config.file.monitors[0].clone();
+        reactor.net(NetEffect::Connect { connection, address });
+        let end = reactor.now() + CONNECT_TIME_MAX;
+        let answer = answer_of(&mut reactor, connection, end, &mut events).expect("it turns");
+        assert_eq!(answer, Some(Err(CloseReason::Refused)));
+    }
+}

@@ -1,0 +1,271 @@
+//! Keys that people may write, and what becomes of keys that another hand than this monitor's wrote:
+//! each edit is judged by the rules of `state put`, and is either in force, or undone and named in
+//! `status`. So what the store holds is what is in force, also for the next monitor.
+//!
+//! ```text
+//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ Contents::edits ──▶ Job::Edit ──▶ judged
+//!         ──read anew, compared with contents ──────────────▶                      (first of all jobs)
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{Duration, Time};
+use serde_json::json;
+
+use super::contents::{Batch, Write};
+use super::job::{Done, Job, Plan};
+use super::pool::check_name;
+use super::{Effect, Monitor, clipped, failure};
+use crate::message::Failure;
+use crate::records::{Key, OsdRecord, PoolRecord, Record, SettingRecord};
+use crate::settings::Setting;
+use crate::state::{KeyValue, StateRevision, WatchId};
+
+/// Changes told by the store that wait; beyond it everything is read anew.
+const WATCHED_COUNT_MAX: usize = 10_000;
+/// Undone edits that are kept for `status`.
+const UNDONE_COUNT_MAX: usize = 100;
+/// How long an undone edit is named, unless its key is written well before.
+const UNDONE_SPAN: Duration = Duration::from_secs(24 * 3600);
+
+/// What the store tells of its changes.
+#[derive(Default)]
+pub(super) struct Watching {
+    /// The watch, once this monitor has led.
+    pub(super) watch: Option<WatchId>,
+    pub(super) watch_last: u64,
+    /// Changes that are not compared yet.
+    waiting: VecDeque<(StateRevision, Vec<Change>)>,
+    /// Edits that were undone.
+    undone: BTreeMap<Key, Undone>,
+}
+
+/// A key, and what is under it now.
+pub(super) type Change = (String, Option<KeyValue>);
+
+/// An edit that was undone.
+struct Undone {
+    when: Time,
+    why: String,
+}
+
+/// Who may change what is under a key, if it is not people.
+fn protected_because(key: &Key) -> Option<&'static str> {
+    match key {
+        Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
+        Key::Cluster => Some("it names the cluster that everything belongs to"),
+        Key::Leader => Some("the leading monitor alone writes it"),
+        Key::Counter(_) => Some("an id that is given out twice would mix two things' data"),
+        Key::PgShard(..) => Some("PG entries are what keeps two OSDs from serving the same data"),
+        Key::Fence(_) => Some("fences keep ended sessions from writing"),
+        Key::Image(_) | Key::ImageName(_) => Some("volumes are changed by `ashlar volume`"),
+        Key::Session(_) => Some("sessions come and go with their clients"),
+        Key::Task(_) => Some("tasks delete data: commands alone begin them"),
+    }
+}
+
+impl Monitor {
+    pub(super) fn plan_state_put(&self, text: &str, value: &str) -> Result<Plan, Failure> {
+        let shown = clipped(text.to_string());
+        let Some(key) = Key::parse(text) else {
+            let hint =
+                "config/NAME, pool/ID and osd/ID may be written; `ashlar state ls` lists keys";
+            return Err(failure("not_found", format!("no key {shown} is known here"), hint));
+        };
+        if let Some(why) = protected_because(&key) {
+            let hint = "config/NAME, pool/ID and osd/ID may be written";
+            return Err(failure("protected", format!("{shown} may not be written: {why}"), hint));
+        }
+        let record = self.judged(&key, value).map_err(|why| {
+            let hint = "`ashlar state get` shows what is there: change a copy of its value";
+            failure("invalid", format!("{shown}: {}", clipped(why)), hint)
+        })?;
+        let mut batch = Batch::new(&self.contents);
+        let answer = json!({ "key": text, "value": record.to_json() });
+        batch.put(&self.contents, record);
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    /// The record that a text means under a key that people may write. An error says why it cannot
+    /// be in force.
+    pub(super) fn judged(&self, key: &Key, text: &str) -> Result<Record, String> {
+        if let Some(why) = protected_because(key) {
+            return Err(why.to_string());
+        }
+        match Record::parse(key, text)? {
+            Record::Setting(record) => self.judged_setting(record),
+            Record::Pool(record) => self.judged_pool(record),
+            Record::Osd(record) => self.judged_osd(record),
+            _ => unreachable!("all others are protected"),
+        }
+    }
+
+    fn judged_setting(&self, record: SettingRecord) -> Result<Record, String> {
+        let setting = Setting::named(&record.name).ok_or("there is no such setting")?;
+        setting.check(record.value)?;
+        Ok(Record::Setting(record))
+    }
+
+    /// Name, minimum size and failure domain may change; what the data lies by may not.
+    pub(super) fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
+        let known = self.contents.pool(wanted.pool.id);
+        let known = known.ok_or("there is no such pool: `ashlar pool create` makes one")?;
+        let mut frozen = wanted.pool.clone();
+        frozen.name.clone_from(&known.pool.name);
+        frozen.min_size = known.pool.min_size;
+        frozen.failure_domain = known.pool.failure_domain;
+        if frozen != known.pool {
+            return Err("replicas, pg_count and block_size of a pool cannot change".to_string());
+        }
+        check_name("pool", &wanted.pool.name).map_err(|error| error.message)?;
+        let named = self.contents.pool_named(&wanted.pool.name);
+        if named.is_some_and(|other| other.pool.id != wanted.pool.id) {
+            return Err(format!("there is a pool {} already", wanted.pool.name));
+        }
+        if !(1..=known.pool.replicas).contains(&wanted.pool.min_size) {
+            return Err(format!(
+                "min_size is from 1 to the number of copies, {}, not {}",
+                known.pool.replicas, wanted.pool.min_size
+            ));
+        }
+        if wanted.pool.failure_domain != known.pool.failure_domain && known.pool.replicas > 1 {
+            return Err("another failure_domain would move copies".to_string());
+        }
+        Ok(Record::Pool(PoolRecord { revision: known.revision.next(), ..wanted }))
+    }
+
+    /// Whether the planner gives it PGs may change, and fields that are nobody's.
+    fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
+        let known = self.contents.osd(wanted.info.id);
+        let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
+        let mut changed = known.clone();
+        changed.info.in_cluster = wanted.info.in_cluster;
+        changed.rest.clone_from(&wanted.rest);
+        changed.info.revision = wanted.info.revision;
+        if changed != wanted {
+            return Err("of an OSD only `in` may be written, and fields of your own".to_string());
+        }
+        changed.info.revision = self.contents.osd_revision_max() + 1;
+        Ok(Record::Osd(changed))
+    }
+
+    /// Changes of the store came, of this monitor or of another hand.
+    pub(super) fn on_watched(
+        &mut self,
+        watch: WatchId,
+        revision: StateRevision,
+        changes: Vec<Change>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.watching.watch != Some(watch) {
+            return;
+        }
+        self.tell_state_watchers(revision, &changes, effects);
+        self.watching.waiting.push_back((revision, changes));
+        if self.watching.waiting.len() > WATCHED_COUNT_MAX && self.is_ready() {
+            self.watching.waiting.clear();
+            self.read_leader(effects);
+        }
+    }
+
+    /// Compares what the store told with what is known. Requires: no transaction is in flight, so
+    /// that what differs is of another hand.
+    pub(super) fn compare_watched(&mut self, effects: &mut Vec<Effect>) {
+        while self.is_ready() && self.in_flight.is_none() {
+            let Some((revision, changes)) = self.watching.waiting.pop_front() else { return };
+            for (key, entry) in changes {
+                let known = self.contents.revision_of(&key);
+                let is_ours = match &entry {
+                    Some(entry) => entry.revision <= known,
+                    None => known == StateRevision::ZERO || known > revision,
+                };
+                if is_ours {
+                    continue;
+                }
+                if Key::parse(&key) == Some(Key::Leader) {
+                    // Another monitor leads, or somebody wrote there: whatever it is, nothing is
+                    // written until leadership is taken anew.
+                    self.read_leader(effects);
+                    break;
+                }
+                self.take_edit(key, revision, entry.map(|entry| entry.value));
+            }
+        }
+    }
+
+    /// Another hand wrote a key: if it is one of ours it is judged before anything else is done.
+    pub(super) fn take_edit(&mut self, key: String, revision: StateRevision, text: Option<String>) {
+        if let Some(key) = self.contents.note_edit(key, revision, text) {
+            self.jobs.push_front(Job::Edit { key });
+        }
+    }
+
+    pub(super) fn plan_edit(&self, key: &Key) -> Plan {
+        let contents = &self.contents;
+        // An edit that came later was judged in its place, or something was written over it.
+        let Some(edit) = contents.edit(key) else { return Plan::Done(Done::Silent) };
+        let mut batch = Batch::new(contents);
+        let why = match (&edit.text, key) {
+            (None, Key::Setting(_)) => return Plan::Done(Done::Edited(Ok(()))),
+            (None, _) if contents.record(key).is_none() => {
+                return Plan::Done(Done::Edited(Ok(())));
+            }
+            (None, _) => protected_because(key).unwrap_or("commands alone remove it").to_string(),
+            (Some(text), _) => match self.judged(key, text) {
+                Ok(record) => {
+                    batch.put(contents, record);
+                    return Plan::Write { batch, done: Some(Done::Edited(Ok(()))) };
+                }
+                Err(why) => why,
+            },
+        };
+        let before = match contents.record(key) {
+            Some(record) => Write::Put(record.clone()),
+            None => Write::Delete(key.clone()),
+        };
+        batch.add(contents, vec![before]);
+        Plan::Write { batch, done: Some(Done::Edited(Err(why))) }
+    }
+
+    pub(super) fn finish_edit(
+        &mut self,
+        now: Time,
+        key: Key,
+        verdict: Result<(), String>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.contents.settle_edit(&key);
+        if matches!(key, Key::Setting(_)) {
+            self.settings_changed(effects);
+        }
+        match verdict {
+            Ok(()) => {
+                self.watching.undone.remove(&key);
+            }
+            Err(why) => {
+                let undone = Undone { when: now, why: clipped(why) };
+                self.watching.undone.insert(key, undone);
+                let oldest = |undone: &BTreeMap<Key, Undone>| {
+                    let oldest = undone.iter().min_by_key(|(_, undone)| undone.when);
+                    oldest.map(|(key, _)| key.clone())
+                };
+                while self.watching.undone.len() > UNDONE_COUNT_MAX
+                    && let Some(key) = oldest(&self.watching.undone)
+                {
+                    self.watching.undone.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// A key was written well: what was undone there is of no interest any more.
+    pub(super) fn forget_undone(&mut self, key: &Key) {
+        self.watching.undone.remove(key);
+    }
+
+    /// Edits that were undone not long ago, and why.
+    pub(super) fn undone_edits(&self, now: Time) -> impl Iterator<Item = (&Key, &str)> {
+        let recent = move |(_, undone): &(&Key, &Undone)| now.since(undone.when) < UNDONE_SPAN;
+        self.watching.undone.iter().filter(recent).map(|(key, undone)| (key, &undone.why[..]))
+    }
+}

@@ -1,0 +1,65 @@
+//! `state watch`: every change of the store, in order, told to who asked.
+
+use base::ConnectionId;
+use format::wire::CONTROL_SIZE_MAX;
+use serde_json::Value;
+
+use super::edit::Change;
+use super::{Effect, Monitor, clipped, to_text};
+use crate::message::FromMonitor;
+use crate::state::StateRevision;
+
+impl Monitor {
+    pub(super) fn watch_state(
+        &mut self,
+        connection: ConnectionId,
+        prefix: String,
+        effects: &mut Vec<Effect>,
+    ) {
+        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
+        state.state_watch = Some(prefix);
+        self.send(connection, &FromMonitor::StateWatched, effects);
+    }
+
+    /// Tells who watches what of these changes they asked for.
+    pub(super) fn tell_state_watchers(
+        &self,
+        revision: StateRevision,
+        changes: &[Change],
+        effects: &mut Vec<Effect>,
+    ) {
+        for (connection, state) in &self.connections {
+            let Some(prefix) = &state.state_watch else { continue };
+            for (key, entry) in changes.iter().filter(|(key, _)| key.starts_with(prefix)) {
+                let value = entry.as_ref().map(|entry| value_of(&entry.value));
+                let key = key.clone();
+                let change = FromMonitor::StateChanged { revision: revision.get(), key, value };
+                self.send(*connection, &change, effects);
+            }
+        }
+    }
+
+    /// Changes were lost: who watches must look anew.
+    pub(super) fn end_state_watches(&mut self, effects: &mut Vec<Effect>) {
+        let watching = self.connections.iter_mut();
+        let watching = watching.filter_map(|(id, state)| state.state_watch.take().map(|_| *id));
+        for connection in watching.collect::<Vec<_>>() {
+            self.send(connection, &FromMonitor::StateWatchLost, effects);
+        }
+    }
+}
+
+/// A value for people: what is no JSON, or too long for a message, is cut text.
+fn value_of(text: &str) -> Value {
+    let cut = || Value::String(clipped(text.to_string()));
+    let Ok(value) = serde_json::from_str::<Value>(text) else { return cut() };
+    let probe = FromMonitor::StateChanged { revision: 0, key: String::new(), value: Some(value) };
+    // Room for the longest key and revision.
+    if to_text(&probe).len() + 8192 > CONTROL_SIZE_MAX as usize {
+        return cut();
+    }
+    let FromMonitor::StateChanged { value: Some(value), .. } = probe else {
+        unreachable!("just made")
+    };
+    value
+}
