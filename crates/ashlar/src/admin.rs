@@ -103,10 +103,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 replicas,
                 min_size,
                 pg_count: pgs,
-                failure_domain: failure_domain.map(|domain| match domain {
-                    DomainArg::Host => FailureDomain::Host,
-                    DomainArg::Osd => FailureDomain::Osd,
-                }),
+                failure_domain: failure_domain.map(domain_of),
                 block_size,
             };
             print_object(format, &call(config, create)?, POOL);
@@ -115,8 +112,28 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
             let empty = "no pools; make one: ashlar pool create fast --failure-domain osd";
             print_rows(format, &call(config, Command::PoolList)?, POOL, empty);
         }
+        PoolCommand::Set { name, rename, min_size, failure_domain } => {
+            let failure_domain = failure_domain.map(domain_of);
+            let set = Command::PoolSet { pool: name, rename, min_size, failure_domain };
+            print_object(format, &call(config, set)?, POOL);
+        }
+        PoolCommand::Rm { name } => {
+            let answer = call(config, Command::PoolRemove { pool: name.clone() })?;
+            print_done(
+                format,
+                &answer,
+                &format!("{name} is removed; OSDs drop what is left of it"),
+            );
+        }
     }
     Ok(())
+}
+
+fn domain_of(domain: DomainArg) -> FailureDomain {
+    match domain {
+        DomainArg::Host => FailureDomain::Host,
+        DomainArg::Osd => FailureDomain::Osd,
+    }
 }
 
 /// `ashlar pg`

@@ -297,6 +297,28 @@ pub enum PoolCommand {
     /// All pools
     #[command(after_help = "Example:\n  ashlar pool ls")]
     Ls,
+    /// Change what of a pool can change while it is in use
+    #[command(after_help = "Example:\n  ashlar pool set fast --rename faster --failure-domain osd")]
+    #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
+    Set {
+        /// Its name
+        name: String,
+        /// A new name
+        #[arg(long, group = "what", value_name = "NAME")]
+        rename: Option<String>,
+        /// Fewest copies that may acknowledge a write
+        #[arg(long, group = "what")]
+        min_size: Option<u32>,
+        /// What copies must not share
+        #[arg(long, group = "what", value_enum)]
+        failure_domain: Option<DomainArg>,
+    },
+    /// Remove a pool; refused while it has volumes
+    #[command(after_help = "Example:\n  ashlar pool rm fast")]
+    Rm {
+        /// Its name
+        name: String,
+    },
 }
 
 /// `pg`

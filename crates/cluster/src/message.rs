@@ -59,6 +59,11 @@ pub enum ToMonitor {
         #[serde(with = "by_pool")]
         revisions: BTreeMap<PoolId, MapRevision>,
     },
+    /// The OSD holds nothing of this removed pool, durably.
+    PoolCleared {
+        /// Which it was.
+        pool: PoolId,
+    },
     /// Attach an image.
     OpenSession {
         /// Names the answer.
@@ -124,6 +129,14 @@ pub enum FromMonitor {
         epoch: Epoch,
         /// The OSD's run.
         incarnation: Incarnation,
+    },
+    /// A pool is gone: nothing of it is served any more, and what the OSD holds of it goes. It
+    /// answers [`ToMonitor::PoolCleared`].
+    ClearPool {
+        /// Which it was.
+        pool: PoolId,
+        /// Number of its PGs.
+        pg_count: u32,
     },
     /// Settings that OSDs use, where they differ from their defaults. Sent to OSDs that have
     /// joined, then and with each change.
@@ -226,6 +239,22 @@ pub enum Command {
         failure_domain: Option<FailureDomain>,
         /// `None`: 128 KiB.
         block_size: Option<BlockSize>,
+    },
+    /// Change a pool.
+    PoolSet {
+        /// Its name.
+        pool: String,
+        /// Its new name.
+        rename: Option<String>,
+        /// Fewest members for a write.
+        min_size: Option<u32>,
+        /// What copies must not share.
+        failure_domain: Option<FailureDomain>,
+    },
+    /// Remove a pool without volumes.
+    PoolRemove {
+        /// Its name.
+        pool: String,
     },
     /// All pools.
     PoolList,

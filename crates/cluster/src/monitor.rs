@@ -25,6 +25,7 @@ mod osd;
 mod pool;
 mod publish;
 mod query;
+mod removal;
 mod session;
 mod setting;
 mod status;
@@ -376,6 +377,7 @@ impl Monitor {
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
             ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
+            ToMonitor::PoolCleared { pool } => self.on_pool_cleared(connection, pool),
             ToMonitor::OpenSession { request, image, read_only, client } => {
                 let client = clipped(client);
                 let job = Job::OpenSession { connection, request, image, read_only, client };
@@ -404,7 +406,9 @@ impl Monitor {
         let role = self.connections[&connection].peer.role;
         match message {
             ToMonitor::OsdBoot { osd, .. } => !matches!(role, Role::Osd(id, _) if id == *osd),
-            ToMonitor::OsdReport(_) | ToMonitor::OsdSaw { .. } => !matches!(role, Role::Osd(..)),
+            ToMonitor::OsdReport(_) | ToMonitor::OsdSaw { .. } | ToMonitor::PoolCleared { .. } => {
+                !matches!(role, Role::Osd(..))
+            }
             _ => false,
         }
     }

@@ -5,7 +5,7 @@
 //!   1. A record names its own key: the text under a key parses to a record of that key.
 //!   2. Fields that this program does not know are kept when it writes a record again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use base::{
@@ -91,6 +91,8 @@ pub enum Key {
     Session(SessionId),
     /// `task/ID`
     Task(TaskId),
+    /// `removed_pool/ID`
+    RemovedPool(PoolId),
 }
 
 impl fmt::Display for Key {
@@ -111,6 +113,7 @@ impl fmt::Display for Key {
             Key::ImageName(name) => write!(f, "index/image/{name}"),
             Key::Session(id) => write!(f, "session/{id}"),
             Key::Task(id) => write!(f, "task/{id}"),
+            Key::RemovedPool(id) => write!(f, "removed_pool/{}", id.get()),
         }
     }
 }
@@ -140,6 +143,7 @@ impl Key {
                     "index" => Key::ImageName(rest.strip_prefix("image/")?.to_string()),
                     "session" => Key::Session(SessionId::new(rest.parse().ok()?)),
                     "task" => Key::Task(TaskId(rest.parse().ok()?)),
+                    "removed_pool" => Key::RemovedPool(PoolId::new(rest.parse().ok()?)?),
                     _ => return None,
                 }
             }
@@ -347,6 +351,22 @@ pub struct TaskRecord {
     pub rest: Rest,
 }
 
+/// `removed_pool/ID`: a pool that is gone, while OSDs still hold something of it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RemovedPoolRecord {
+    /// Which it was.
+    pub pool: PoolId,
+    /// Its name, for people; another pool may have it by now.
+    pub name: String,
+    /// Number of its PGs.
+    pub pg_count: u32,
+    /// OSDs that have not said yet that they hold nothing of it.
+    pub osds: BTreeSet<OsdId>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
 /// Why blocks of an image are deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -395,6 +415,8 @@ pub enum Record {
     Session(SessionRecord),
     /// Under `task/ID`.
     Task(TaskRecord),
+    /// Under `removed_pool/ID`.
+    RemovedPool(RemovedPoolRecord),
 }
 
 impl Record {
@@ -413,6 +435,7 @@ impl Record {
             Record::ImageName(record) => Key::ImageName(record.name.clone()),
             Record::Session(record) => Key::Session(record.id),
             Record::Task(record) => Key::Task(record.id),
+            Record::RemovedPool(record) => Key::RemovedPool(record.pool),
         }
     }
 
@@ -431,6 +454,7 @@ impl Record {
             Record::ImageName(record) => serde_json::to_value(record),
             Record::Session(record) => serde_json::to_value(record),
             Record::Task(record) => serde_json::to_value(record),
+            Record::RemovedPool(record) => serde_json::to_value(record),
         };
         value.expect("records have text keys and plain numbers")
     }
@@ -450,6 +474,7 @@ impl Record {
             Key::ImageName(_) => Record::ImageName(parse(text)?),
             Key::Session(_) => Record::Session(parse(text)?),
             Key::Task(_) => Record::Task(parse(text)?),
+            Key::RemovedPool(_) => Record::RemovedPool(parse(text)?),
         };
         if record.key() != *key {
             return Err(format!("it is the record of {}", record.key()));
@@ -505,6 +530,7 @@ mod tests {
             Key::ImageName("a.b".into()),
             Key::Session(SessionId::new(9)),
             Key::Task(TaskId(2)),
+            Key::RemovedPool(pool),
         ];
         for key in keys {
             assert_eq!(Key::parse(&key.to_string()), Some(key));

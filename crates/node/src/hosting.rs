@@ -174,6 +174,7 @@ impl Node {
             self.pgs[slot].raise_floor(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
+        self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
         if self.note_is_old && !self.note_is_open && self.incarnation.is_some() {
             let note = ClusterNote::of(self.identity.cluster, &self.map);
@@ -204,7 +205,8 @@ impl Node {
             let id = pg.id();
             let is_led =
                 self.map.pg(id).is_some_and(|entry| entry.primary == Some(self.identity.osd));
-            report.suspect |= self.store.is_suspect(id);
+            // What is left of a removed pool is nobody's.
+            report.suspect |= self.map.pg(id).is_some() && self.store.is_suspect(id);
             match pg.serving() {
                 Serving::Active => report.active.push(id),
                 Serving::Idle { why } if is_led => report.incomplete.push((id, why.clone())),

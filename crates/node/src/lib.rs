@@ -19,6 +19,7 @@
 //! | `requests.rs` | a request's way from its arrival to its reply |
 //! | `notes.rs` | the copy of the cluster's state in the store |
 
+mod clearing;
 mod hosting;
 mod link;
 mod node;

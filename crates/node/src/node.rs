@@ -14,6 +14,7 @@ use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use pg::{Action, CallId, Listing, Pg};
 
+use crate::clearing::{CALL_CLEARING, Clearing};
 use crate::link::{Link, LinkStage};
 use crate::notes::ClusterNote;
 use crate::requests::Requests;
@@ -43,6 +44,7 @@ pub struct Node {
     pub(crate) revisions_noted: BTreeMap<PoolId, MapRevision>,
     /// Notes of PGs that cannot be read, and why.
     pub(crate) damaged_notes: BTreeMap<PgId, String>,
+    pub(crate) clearing: Clearing,
     pub(crate) sessions: Sessions,
     pub(crate) requests: Requests,
     /// PGs this OSD leads or has led in this run.
@@ -130,6 +132,7 @@ impl Node {
             gap_was_told: false,
             revisions_noted: BTreeMap::new(),
             damaged_notes: BTreeMap::new(),
+            clearing: Clearing::default(),
             sessions: Sessions::default(),
             requests: Requests::default(),
             pgs: Vec::new(),
@@ -311,6 +314,9 @@ impl Node {
                     self.give_up(now, pg, effects);
                 }
             }
+            FromMonitor::ClearPool { pool, pg_count } => {
+                self.clear_pool(now, pool, pg_count, effects);
+            }
             FromMonitor::Settings { changed } => {
                 self.cluster_settings = changed;
                 self.report_at = self.report_at.min(now + self.report_every());
@@ -457,6 +463,7 @@ impl Node {
                 None if id == CALL_LAST_SYNC => {
                     self.ask_store(now, CALL_LAST_RECORD, StoreRequest::Record);
                 }
+                None if id == CALL_CLEARING => self.cleared(now, result, effects),
                 None if id == CALL_LAST_RECORD => self.stop(StopReason::Shutdown, effects),
                 None => {
                     assert!(id == CALL_CLUSTER_NOTE);
@@ -507,7 +514,7 @@ impl Node {
         self.ask_store(now, CALL_CLUSTER_NOTE, request);
     }
 
-    fn ask_store(&mut self, now: Time, id: RequestId, request: StoreRequest) {
+    pub(crate) fn ask_store(&mut self, now: Time, id: RequestId, request: StoreRequest) {
         let event = blockstore::Event::Request { id, request };
         self.store.apply(now, event, &mut self.store_effects);
     }

@@ -946,3 +946,73 @@ fn a_long_cluster_note_keeps_the_revisions() {
     let note = ClusterNote::decode(&bytes).unwrap();
     assert_eq!(note.revisions().get(&POOL), Some(&MapRevision::new(9)));
 }
+
+fn cleared(rig: &Rig) -> usize {
+    let told = rig.told.iter();
+    told.filter(|told| **told == ToMonitor::PoolCleared { pool: POOL }).count()
+}
+
+#[test]
+fn a_removed_pool_is_cleared_and_that_is_told_when_it_is_durable() {
+    let mut rig = Rig::serving();
+    for stripe in 0..300 {
+        let op = write_in(place(1 + stripe % 2, stripe), 0, 1, 7);
+        assert!(rig.ask(1, op).is_ok(), "{stripe}");
+    }
+    rig.advance(Duration::from_secs(2));
+    assert!(last_report(&rig).used_bytes > 0);
+    rig.holds_disk = true;
+    let clear = FromMonitor::ClearPool { pool: POOL, pg_count: 1 };
+    rig.monitor_says(clear.clone());
+    assert_eq!(cleared(&rig), 0, "nothing is durable yet");
+    let refused = rig.send(CLIENT, 1, write(0, 1, 9));
+    rig.release_disk();
+    rig.holds_disk = false;
+    rig.advance(Duration::from_secs(10));
+    assert_eq!(cleared(&rig), 1);
+    assert!(matches!(rig.reply_to(refused), Some(Err(_))), "nobody writes to it any more");
+    let report = last_report(&rig);
+    assert_eq!(report.used_bytes, 0);
+    assert_eq!((report.active, report.incomplete), (vec![], vec![]));
+    // What is asked twice is told twice: the first answer may have been lost.
+    rig.monitor_says(clear.clone());
+    assert_eq!(cleared(&rig), 2);
+    let held: Vec<_> = rig.node.store.notes().map(|(key, _)| key).collect();
+    assert_eq!(held, [blockstore::NoteKey::Cluster]);
+    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0, "no tombstone is left");
+    // It stays so over a restart, and in a run that never saw the pool.
+    let mut rig = Rig::over(rig.disk.clone());
+    rig.join(2);
+    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
+    rig.monitor_says(clear);
+    assert_eq!(cleared(&rig), 1);
+}
+
+#[test]
+fn a_pool_is_cleared_only_when_started_writes_have_ended() {
+    let mut rig = Rig::serving();
+    rig.holds_disk = true;
+    let late = rig.send(CLIENT, 1, write(0, 1, 7));
+    rig.monitor_says(FromMonitor::ClearPool { pool: POOL, pg_count: 1 });
+    rig.release_disk();
+    rig.holds_disk = false;
+    rig.advance(Duration::from_secs(10));
+    assert_eq!(rig.reply_to(late), Some(written(1, 1)));
+    assert_eq!(cleared(&rig), 1);
+    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
+}
+
+#[test]
+fn an_osd_reports_as_often_as_the_cluster_wants() {
+    let mut rig = Rig::serving();
+    let reports =
+        |rig: &Rig| rig.told.iter().filter(|told| matches!(told, ToMonitor::OsdReport(_))).count();
+    let before = reports(&rig);
+    rig.advance(Duration::from_secs(10));
+    assert!((reports(&rig) - before).abs_diff(10) <= 1);
+    let changed = [("osd_report_ms".to_string(), 100)].into();
+    rig.monitor_says(FromMonitor::Settings { changed });
+    let before = reports(&rig);
+    rig.advance(Duration::from_secs(10));
+    assert!((reports(&rig) - before).abs_diff(100) <= 1);
+}

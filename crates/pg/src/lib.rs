@@ -230,6 +230,13 @@ impl Pg {
         self.window.mark(self.newest, self.record.as_ref())
     }
 
+    /// Whether it serves nothing and nothing of it is under way: no call to its store will follow.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self.serving, Serving::Idle { .. })
+            && self.open_count() == 0
+            && self.calls.is_empty()
+    }
+
     /// Operations that have not been answered.
     pub fn open_count(&self) -> usize {
         self.writes.len() + self.reads.len() + self.deletions.len()

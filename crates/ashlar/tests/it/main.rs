@@ -13,6 +13,7 @@ mod faults;
 mod harness;
 mod life;
 mod nbd;
+mod operator;
 mod processes;
 mod raw_nbd;
 mod round_trip;

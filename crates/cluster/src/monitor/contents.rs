@@ -13,8 +13,8 @@ use format::wire::{Member, PgEntry};
 use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
     ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, OsdRecord,
-    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest, SessionRecord, SettingRecord, TaskId,
-    TaskRecord,
+    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord, Rest, SessionRecord,
+    SettingRecord, TaskId, TaskRecord,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
@@ -70,6 +70,7 @@ impl Contents {
     kind!(pool, pools, Pool(PoolId) from PoolId::FIRST, PoolRecord);
     kind!(image, images, Image(ImageId) from ImageId::FIRST, ImageRecord);
     kind!(session, sessions, Session(SessionId) from SessionId::ZERO, SessionRecord);
+    kind!(removed_pool, removed_pools, RemovedPool(PoolId) from PoolId::FIRST, RemovedPoolRecord);
     kind!(task, tasks, Task(TaskId) from TaskId(0), TaskRecord);
 
     /// Takes a key as read from the store. An error says what is wrong with it; a setting that
@@ -188,7 +189,10 @@ impl Contents {
         };
         broken
             .or_else(|| self.images().find_map(|r| no_pool(Key::Image(r.info.id), r.info.pool)))
-            .or_else(|| self.tasks().find_map(|r| no_pool(Key::Task(r.id), r.pool)))
+            .or_else(|| {
+                let tasks = self.tasks().filter(|r| self.removed_pool(r.pool).is_none());
+                tasks.into_iter().find_map(|r| no_pool(Key::Task(r.id), r.pool))
+            })
             .map(|what| format!("the state store is damaged: {what}"))
     }
 
@@ -370,7 +374,7 @@ pub(super) enum Write {
 impl Write {
     /// Whether receivers of the map must hear of it.
     pub(super) fn changes_map(&self) -> bool {
-        matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)))
+        matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)) | Write::Delete(Key::Pool(_)))
     }
 
     /// Whether it changes a setting.

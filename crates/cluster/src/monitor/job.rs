@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, Incarnation, OsdId, SessionId, Time};
+use base::{ConnectionId, Incarnation, OsdId, PoolId, SessionId, Time};
 use serde_json::Value;
 
 use super::boot::Boot;
@@ -39,6 +39,8 @@ pub(super) enum Job {
     Command { connection: ConnectionId, request: u64, command: Command },
     /// Judges what another hand wrote under a key.
     Edit { key: Key },
+    /// An OSD holds nothing of a removed pool any more.
+    PoolCleared { pool: PoolId, osd: OsdId },
     /// Records how far a task is.
     TaskProgress { task: TaskId, pgs_done: u32 },
     /// A task has nothing left to do.
@@ -104,6 +106,7 @@ impl Monitor {
             Job::EndSession { session } => self.plan_end_session(*session),
             Job::Command { command, .. } => self.plan_command(command),
             Job::Edit { key } => self.plan_edit(key),
+            Job::PoolCleared { pool, osd } => self.plan_pool_cleared(*pool, *osd),
             Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),
             Job::TaskEnd { task } => self.plan_task_end(*task),
         }
@@ -131,6 +134,10 @@ impl Monitor {
             }
             Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
             Command::OsdCreate { store } => self.plan_osd_create(store),
+            Command::PoolSet { pool, rename, min_size, failure_domain } => {
+                self.plan_pool_set(pool, rename.as_deref(), *min_size, *failure_domain)
+            }
+            Command::PoolRemove { pool } => self.plan_pool_remove(pool),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())

@@ -1,6 +1,6 @@
 //! OSDs as they are now: connected or not, what they report, which map they have seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ConnectionId, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
@@ -25,6 +25,8 @@ pub(super) struct OsdLive {
     pub(super) since: Time,
     /// Map revisions it has applied: it refuses requests that name older ones.
     saw: BTreeMap<PoolId, MapRevision>,
+    /// Removed pools that it was asked to clear, over this connection.
+    pub(super) clearing: BTreeSet<PoolId>,
     /// Whether a [`Job::SyncOsd`] waits for its turn.
     is_sync_queued: bool,
 }
@@ -53,6 +55,7 @@ impl Monitor {
         live.since = now;
         live.report = None;
         live.saw.clear();
+        live.clearing.clear();
         if let Some(old) = old.filter(|old| *old != connection) {
             effects.push(Effect::Net(NetEffect::Close { connection: old }));
             self.forget_connection(now, old);

@@ -10,6 +10,7 @@ use base::{ConnectionId, MapRevision, PoolId};
 use super::{Effect, Monitor, to_text};
 use crate::map::MapDelta;
 use crate::message::FromMonitor;
+use crate::records::CounterName;
 
 /// OSD entries in one message.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
@@ -33,7 +34,11 @@ impl Monitor {
         let have: BTreeMap<PoolId, MapRevision> =
             have.into_iter().filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
         let is_older = |(pool, revision): (&PoolId, &MapRevision)| {
-            self.contents.pool(*pool).is_none_or(|record| record.revision < *revision)
+            match self.contents.pool(*pool) {
+                Some(record) => record.revision < *revision,
+                // Ids are given once: one that was given and is not there was removed.
+                None => u64::from(pool.get()) > self.contents.counter(CounterName::Pool),
+            }
         };
         if have.iter().any(is_older) && self.connections[&connection].osd.is_some() {
             self.has_newer_member = true;
@@ -87,6 +92,15 @@ impl Monitor {
             });
             texts.extend(osds.iter().cloned());
             subscription.osds = newest;
+        }
+        let contents = &self.contents;
+        let gone = subscription.pools.extract_if(.., |pool, _| contents.pool(*pool).is_none());
+        let removed_pools: Vec<PoolId> = gone.map(|(pool, _)| pool).collect();
+        if !removed_pools.is_empty() {
+            texts.push(to_text(&FromMonitor::Map(MapDelta {
+                removed_pools,
+                ..MapDelta::default()
+            })));
         }
         for record in self.contents.pools() {
             let pool = record.pool.id;

@@ -83,6 +83,8 @@ impl Monitor {
             | Command::VolumeRemove { .. }
             | Command::OsdCreate { .. }
             | Command::ConfigSet { .. }
+            | Command::PoolSet { .. }
+            | Command::PoolRemove { .. }
             | Command::StatePut { .. }
             | Command::PgGiveUp { .. } => return None,
         })
@@ -90,7 +92,9 @@ impl Monitor {
 
     fn task_rows(&self, image: Option<base::ImageId>) -> Value {
         let of_image = |task: &&crate::records::TaskRecord| image.is_none_or(|id| task.image == id);
-        self.contents.tasks().filter(of_image).map(|task| self.task_row(task)).collect()
+        let of_images = self.contents.tasks().filter(of_image).map(|task| self.task_row(task));
+        let pools = self.contents.removed_pools().filter(|_| image.is_none());
+        of_images.chain(pools.map(|record| self.removed_pool_row(record))).collect()
     }
 
     pub(super) fn osd_rows(&self) -> Value {

@@ -61,6 +61,7 @@ impl Monitor {
         let tally = self.tally();
         let mut checks = Vec::new();
         self.check_pools(&mut checks);
+        self.check_removed_pools(&mut checks);
         self.check_pgs(&tally, &mut checks);
         self.check_osds(now, &mut checks);
         self.check_limits(&mut checks);
@@ -145,6 +146,23 @@ impl Monitor {
                     code: "task_waits",
                     severity: Severity::Info,
                     message: format!("deleting blocks of {} waits for {waits_for}", task.name),
+                    hint: "it goes on by itself; `ashlar osd ls` shows OSDs that are down",
+                });
+            }
+        }
+    }
+
+    /// Removed pools of which an OSD that is down may hold something.
+    fn check_removed_pools(&self, checks: &mut Vec<Check>) {
+        for record in self.contents.removed_pools() {
+            if let Some(waits_for) = self.removal_waits_for(record) {
+                checks.push(Check {
+                    code: "task_waits",
+                    severity: Severity::Info,
+                    message: format!(
+                        "removing what is left of pool {} waits for {waits_for}",
+                        record.name
+                    ),
                     hint: "it goes on by itself; `ashlar osd ls` shows OSDs that are down",
                 });
             }

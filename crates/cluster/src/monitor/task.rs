@@ -137,6 +137,7 @@ impl Monitor {
     }
 
     pub(super) fn advance_tasks(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.ask_to_clear_pools(effects);
         let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
         for id in ids {
             let mut run = self.tasks.remove(&id).expect("just listed");
@@ -153,6 +154,12 @@ impl Monitor {
         run: &mut TaskRun,
         effects: &mut Vec<Effect>,
     ) {
+        let Some(pool) = self.contents.pool(record.pool) else {
+            // It was removed meanwhile, and this record goes with what is left of it.
+            run.waits_for = None;
+            return;
+        };
+        let pg_count = pool.pool.pg_count;
         if matches!(run.stage, TaskStage::Fence) {
             let behind = self.osd_that_has_not_seen(record.pool, record.fence_revision);
             run.waits_for = behind.map(|osd| format!("{osd} to refuse the volume's old sessions"));
@@ -162,8 +169,6 @@ impl Monitor {
             run.stage = TaskStage::Delete(Portions::of(record, now));
         }
         let TaskStage::Delete(portions) = &mut run.stage else { return };
-        let pool = self.contents.pool(record.pool).expect("pools with tasks stay");
-        let pg_count = pool.pool.pg_count;
         while portions.asked.len() < ASKED_COUNT_MAX
             && let Some(portion) = portions.take(now, pg_count)
         {
@@ -195,7 +200,7 @@ impl Monitor {
         portion: Portion,
         effects: &mut Vec<Effect>,
     ) -> Result<(u64, ConnectionId), String> {
-        let pool = self.contents.pool(record.pool).expect("pools with tasks stay");
+        let pool = self.contents.pool(record.pool).expect("the caller saw it");
         let (number, op) = match portion {
             Portion::Pg(number) => {
                 (number, Op::DeleteRange { image: record.image, from: record.from })

@@ -36,7 +36,7 @@ pub enum Process {
 }
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 12] = [
+pub const OPERATIONS: [&str; 14] = [
     "read",
     "write",
     "unaligned write",
@@ -49,6 +49,8 @@ pub const OPERATIONS: [&str; 12] = [
     "volume remove",
     "volume grow",
     "volume shrink",
+    "config set",
+    "pool remove",
 ];
 
 /// What happens to them.

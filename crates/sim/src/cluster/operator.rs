@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
+use cluster::settings::Setting;
 use format::door::{NetEffect, NetEvent};
 use format::wire::Message;
 use serde_json::Value;
@@ -28,6 +29,10 @@ pub enum Job {
     Remove(usize),
     /// Changes the size of one, to so many units.
     Resize(usize, u64),
+    /// Sets how often OSDs report, in milliseconds.
+    SetReport(u64),
+    /// Removes the pool.
+    RemovePool,
     /// Looks for PGs that wait for the operator.
     FindSuspect,
     /// Accepts what such a PG lost.
@@ -126,6 +131,9 @@ impl World {
         } else if let Some(volume) = self.stale_volume().filter(|volume| live.contains(volume)) {
             self.volumes[volume].life = Life::Changing;
             self.operator.jobs.push_back(Job::Remove(volume));
+        } else if want == 14 {
+            let milliseconds = self.work.range(100..3_000);
+            self.operator.jobs.push_back(Job::SetReport(milliseconds));
         } else if !live.is_empty() && want < 14 {
             let volume = *self.work.pick(&live);
             let job = match self.work.below(3) {
@@ -181,6 +189,11 @@ impl World {
                 let name = self.volumes[*volume].name.clone();
                 Command::VolumeResize { volume: name, size: *units * UNIT_SIZE, shrink }
             }
+            Job::SetReport(milliseconds) => Command::ConfigSet {
+                setting: Setting::OsdReport.name().to_string(),
+                value: Some(milliseconds.to_string()),
+            },
+            Job::RemovePool => Command::PoolRemove { pool: "default".to_string() },
             Job::FindSuspect => Command::PgList { pool: None },
             Job::GiveUp(number) => {
                 let now = self.moment();
@@ -270,6 +283,11 @@ impl World {
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
+            (Job::SetReport(_), Ok(_)) => self.tally.operations.add("config set", 1),
+            (Job::RemovePool, Ok(_)) => self.pool_removed(),
+            (Job::RemovePool, Err(failure)) if failure.code == "not_found" && !first_try => {
+                self.pool_removed();
+            }
             (Job::FindSuspect, Ok(answer)) => {
                 self.finish_job();
                 let rows = answer.as_array().ok_or_else(|| format!("pg ls: {answer}"))?;
@@ -337,6 +355,10 @@ impl World {
         self.operator.jobs.insert(1, Job::AwaitTasks);
     }
 
+    fn pool_removed(&mut self) {
+        self.tally.operations.add("pool remove", 1);
+    }
+
     fn resized(&mut self, volume: usize, units: u64) {
         let volume = &mut self.volumes[volume];
         if units < volume.units {
@@ -358,9 +380,14 @@ impl World {
                 self.operator.jobs.push_back(Job::Remove(volume));
             }
         }
+        // With the pool goes whatever is left of it. Without that, what was given up may have been
+        // a deletion: then blocks of removed volumes are left.
+        let removes_pool = self.work.chance(Chance::percent(50));
+        if removes_pool {
+            self.operator.jobs.push_back(Job::RemovePool);
+        }
         self.operator.jobs.push_back(Job::AwaitTasks);
-        // Deletions may be among what was given up: then blocks of removed volumes are left.
-        if !self.operator.gave_up {
+        if removes_pool || !self.operator.gave_up {
             self.operator.jobs.push_back(Job::AwaitEmpty);
         }
     }

@@ -362,3 +362,129 @@ fn changes_are_told_to_who_watches() {
         [FromMonitor::StateWatched, changed(revision, Some(value)), changed(revision + 2, None)];
     assert_eq!(told, expected);
 }
+
+fn remove_pool(pool: &str) -> Command {
+    Command::PoolRemove { pool: pool.into() }
+}
+
+#[test]
+fn of_a_pool_changes_what_may_change() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_pool("other", 8).unwrap();
+    let set = |rename: Option<&str>, min_size, failure_domain| Command::PoolSet {
+        pool: "p".into(),
+        rename: rename.map(str::to_string),
+        min_size,
+        failure_domain,
+    };
+    let row = rig.command(set(None, Some(1), Some(FailureDomain::Osd))).unwrap();
+    assert_eq!(row["failure_domain"], "osd");
+    for wrong in [
+        set(None, Some(2), None),
+        set(None, Some(0), None),
+        set(Some("other"), None, None),
+        set(Some("a/b"), None, None),
+    ] {
+        assert_eq!(code(rig.command(wrong)), "invalid");
+    }
+    assert_eq!(rig.command(set(Some("q"), None, None)).unwrap()["name"], "q");
+    assert_eq!(code(rig.command(set(Some("q"), None, None))), "not_found");
+    assert_eq!(rig.osds[&osd_id(1)].map.pools.values().next().unwrap().pool.name, "q");
+}
+
+#[test]
+fn a_pool_goes_when_it_has_no_volumes_and_its_name_is_free_at_once() {
+    let mut rig = Rig::with_pool(2, 512);
+    let client = rig.client();
+    let mut map = ClusterMap::default();
+    rig.subscribe(client, &mut map).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        rig.make_volume(name, GIB).unwrap();
+    }
+    let error = rig.command(remove_pool("p")).unwrap_err();
+    assert_eq!(error.code, "busy");
+    assert_eq!(error.message, "pool p has 4 volumes: a, b, c, ...");
+    assert_eq!(code(rig.command(remove_pool("x"))), "not_found");
+    // One OSD is away, and a volume's deletion waits for it.
+    rig.kill_osd(2);
+    for name in ["a", "b", "c", "d"] {
+        rig.remove_volume(name).unwrap();
+    }
+    assert_eq!(rig.command(remove_pool("p")).unwrap()["id"], 1);
+    rig.read_map(client, &mut map).unwrap();
+    assert!(map.pools.is_empty());
+    assert_eq!(rig.osds[&osd_id(1)].cleared.len(), 1);
+    let waits = rig.tasks();
+    let row = waits.iter().find(|row| row["kind"] == "remove_pool").unwrap();
+    assert_eq!(row["osds_left"], json!([2]));
+    assert_eq!(messages(&mut rig, "task_waits").len(), 1);
+    let made = rig.make_pool("p", 8).unwrap();
+    assert_eq!(made["id"], 2, "an id is never given again");
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+    assert_eq!(rig.osds[&osd_id(1)].cleared.len(), 1, "it has said so before");
+    rig.boot(2);
+    assert_eq!(rig.osds[&osd_id(2)].cleared.len(), 1);
+    assert_eq!(rig.tasks(), [json!(null); 0]);
+    for prefix in ["removed_pool/", "task/", "pool/1", "pg/1/", "fence/1"] {
+        let left = rig.command(Command::StateList { prefix: prefix.into() }).unwrap();
+        assert_eq!(left, json!([]), "{prefix}");
+    }
+    assert!(!rig.checks().contains(&"state_older".to_string()));
+}
+
+#[test]
+fn an_osd_that_missed_a_removal_is_told_and_the_store_is_not_taken_for_old() {
+    let mut rig = Rig::with_pool(2, 8);
+    let connection = rig.osds[&osd_id(2)].connection.unwrap();
+    rig.break_connection(connection);
+    rig.command(remove_pool("p")).unwrap();
+    assert_eq!(rig.osds[&osd_id(2)].map.pools.len(), 1, "it does not know yet");
+    rig.boot(2);
+    assert!(rig.osds[&osd_id(2)].map.pools.is_empty());
+    assert!(!rig.checks().contains(&"state_older".to_string()));
+    assert_eq!(rig.tasks(), [json!(null); 0]);
+    // A client that has the pool in its map, too; and one that names a pool of the future.
+    let client = rig.client();
+    let have = [(base::PoolId::FIRST, base::MapRevision::new(1))].into();
+    rig.say(client, &ToMonitor::Subscribe { have });
+    let told = rig.inbox[&client].iter().any(|message| {
+        matches!(message, FromMonitor::Map(delta) if delta.removed_pools == [base::PoolId::FIRST])
+    });
+    assert!(told);
+    let connection = rig.osds[&osd_id(1)].connection.unwrap();
+    let have = [(base::PoolId::new(9).unwrap(), base::MapRevision::new(1))].into();
+    rig.say(connection, &ToMonitor::Subscribe { have });
+    assert!(rig.checks().contains(&"state_older".to_string()));
+}
+
+#[test]
+fn a_removal_of_a_pool_goes_on_wherever_the_monitor_ends() {
+    for count in 1..=8 {
+        for mishap in [
+            Mishap::KillBefore(count),
+            Mishap::KillAfter(count),
+            Mishap::UnknownHappened(count),
+            Mishap::UnknownLost(count),
+            Mishap::UnknownLate(count),
+        ] {
+            let mut rig = Rig::with_pool(2, 512);
+            rig.make_volume("v", GIB).unwrap();
+            rig.kill_osd(2);
+            rig.remove_volume("v").unwrap();
+            (rig.transactions, rig.mishap) = (0, mishap);
+            let removed = rig.command(remove_pool("p"));
+            assert!(removed.is_ok() || removed.unwrap_err().code == "not_found", "{mishap:?}");
+            rig.boot(2);
+            rig.advance(Duration::from_secs(10));
+            assert_eq!(rig.stopped, None, "{mishap:?}");
+            assert_eq!(rig.tasks(), [json!(null); 0], "{mishap:?}");
+            assert!(rig.osds.values().all(|osd| !osd.cleared.is_empty()), "{mishap:?}");
+            assert!(rig.osds.values().all(|osd| osd.map.pools.is_empty()), "{mishap:?}");
+            let keys: Vec<String> = rig.store.entries().map(|entry| entry.key.clone()).collect();
+            let left = ["pool/", "pg/", "task/", "removed_pool/"];
+            assert!(!keys.iter().any(|key| left.iter().any(|prefix| key.starts_with(prefix))));
+        }
+    }
+}

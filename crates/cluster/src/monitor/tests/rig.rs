@@ -67,6 +67,7 @@ pub struct FakeOsd {
     pub refusal: Option<Refusal>,
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
     pub settings: Changed,
+    pub cleared: Vec<PoolId>,
 }
 
 pub struct Rig {
@@ -350,6 +351,11 @@ impl Rig {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
             FromMonitor::Settings { changed } => osd.settings = changed,
+            FromMonitor::ClearPool { pool, .. } => {
+                osd.map.pools.remove(&pool);
+                osd.cleared.push(pool);
+                self.queue(connection, &ToMonitor::PoolCleared { pool });
+            }
             other => panic!("not for an OSD: {other:?}"),
         }
     }

@@ -1,0 +1,166 @@
+//! Do settings, pools and keys of the state store change as operators ask, while the cluster runs?
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, misused, qemu_io, succeed, wait_for};
+
+fn rows(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+#[test]
+fn an_operator_changes_settings_pools_and_keys_of_a_running_cluster() {
+    let cluster = Cluster::up("operator", &["--osds", "2", "--osd-size", "256MiB"]);
+    let mut watch = Watch::new(&cluster, "");
+    settings(&cluster, &mut watch);
+    pools(&cluster, &mut watch);
+    keys(&cluster);
+    tree_and_status(&cluster);
+    cluster.check_osds();
+}
+
+/// `state watch --json`, read line by line.
+struct Watch {
+    child: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    errors: BufReader<std::process::ChildStderr>,
+}
+
+impl Watch {
+    fn new(cluster: &Cluster, prefix: &str) -> Watch {
+        let mut command = cluster.command(&["state", "watch", prefix, "--json"]);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
+        // It says when it has begun.
+        let mut line = String::new();
+        let mut errors = BufReader::new(child.stderr.take().expect("piped"));
+        errors.read_line(&mut line).expect("readable");
+        assert!(line.contains("watching"), "{line}");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Watch { child, lines, errors }
+    }
+
+    /// The next change of a key that begins so.
+    fn next(&mut self, prefix: &str) -> Value {
+        loop {
+            let line = self.lines.next().expect("it goes on").expect("readable");
+            let change: Value = serde_json::from_str(&line).expect("JSON");
+            if change["key"].as_str().is_some_and(|key| key.starts_with(prefix)) {
+                return change;
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn settings(cluster: &Cluster, watch: &mut Watch) {
+    let row = cluster.json(&["config", "set", "osd_report_ms", "200ms"]);
+    assert_eq!((&row["value"], &row["default"]), (&json!(200), &json!(1000)));
+    let change = watch.next("config/");
+    assert_eq!(change["value"], json!({ "name": "osd_report_ms", "value": 200 }), "{change}");
+    assert!(change["revision"].as_u64() > Some(0), "{change}");
+    cluster.refused(&["config", "set", "osd_report_ms", "5"], "invalid");
+    cluster.refused(&["config", "set", "colour", "5"], "not_found");
+    let limit = ["config", "set", "nearly_full_percent"];
+    assert!(cluster.run(&[&limit[..], &["70%"]].concat()).contains("70"));
+    // It outlives the monitor.
+    cluster.kill("mon", 1);
+    assert_eq!(cluster.json(&["config", "get", "nearly_full_percent"])["value"], 70);
+    // The watch ends with its monitor, after what it had been told, and says so.
+    assert_eq!(watch.next("config/")["value"]["value"], 70);
+    while watch.lines.next().is_some() {}
+    assert_eq!(watch.child.wait().expect("it ends").code(), Some(1));
+    let mut line = String::new();
+    watch.errors.read_line(&mut line).expect("readable");
+    let error: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(error["error"]["code"], "interrupted", "{line}");
+    *watch = Watch::new(cluster, "");
+    assert_eq!(cluster.json(&[&limit[..], &["default"]].concat())["value"], 85);
+    assert_eq!(watch.next("config/")["value"], Value::Null);
+}
+
+fn pools(cluster: &Cluster, watch: &mut Watch) {
+    let set = ["pool", "set", "default"];
+    misused(cluster.command(&set).arg("--json"));
+    cluster.refused(&[&set[..], &["--min-size", "2"]].concat(), "invalid");
+    let row = cluster.json(&[&set[..], &["--failure-domain", "host", "--rename", "main"]].concat());
+    assert_eq!((&row["name"], &row["failure_domain"]), (&json!("main"), &json!("host")));
+
+    cluster.run(&["pool", "create", "extra", "--pgs", "8", "--failure-domain", "osd"]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "extra"]);
+    cluster.wait_active();
+    qemu_io(cluster, "v", &["write -P 7 0 16M"]);
+    let error = cluster.refused(&["pool", "rm", "extra"], "busy");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("1 volumes: v")), "{error}");
+    // An OSD that was away while volume and pool were removed clears what it holds, too.
+    cluster.run(&["osd", "stop", "2"]);
+    cluster.wait_osd(2, false);
+    wait_for("the volume to be detached", || {
+        cluster.json(&["volume", "info", "v"])["attached"] == 0
+    });
+    cluster.run(&["volume", "rm", "v"]);
+    cluster.run(&["pool", "rm", "extra"]);
+    let gone = watch.next("removed_pool/");
+    assert_eq!(gone["value"]["name"], "extra", "{gone}");
+    assert_eq!(rows(&cluster.json(&["pool", "ls"])).len(), 1);
+    let row = cluster.json(&["pool", "create", "extra", "--pgs", "8"]);
+    assert_eq!(row["id"], 3, "an id is never given again");
+    cluster.run(&["osd", "start", "2"]);
+    wait_for("every OSD to hold nothing", || {
+        let osds = cluster.json(&["osd", "ls"]);
+        let is_left = !rows(&cluster.json(&["state", "ls", "removed_pool/"])).is_empty();
+        !is_left && rows(&osds).iter().all(|osd| osd["up"] == true && osd["used_bytes"] == 0)
+    });
+    cluster.wait_active();
+}
+
+fn keys(cluster: &Cluster) {
+    let mut osd = cluster.json(&["state", "get", "osd/2"])["value"].clone();
+    osd["in"] = json!(false);
+    let put = |key: &str, value: &Value| cluster.json(&["state", "put", key, &value.to_string()]);
+    put("osd/2", &osd);
+    assert_eq!(cluster.json(&["osd", "ls"])[1]["in"], false);
+    put("config/session_timeout_ms", &json!({ "name": "session_timeout_ms", "value": 20_000 }));
+    assert_eq!(cluster.json(&["config", "get", "session_timeout_ms"])["value"], 20_000);
+    for key in ["pg/1/0", "fence/1", "leader", "session/1", "task/1", "counter/osd"] {
+        cluster.refused(&["state", "put", key, "{}"], "protected");
+    }
+    cluster.refused(&["state", "put", "pool/1", "{}"], "invalid");
+    cluster.refused(&["state", "put", "other", "{}"], "not_found");
+}
+
+fn tree_and_status(cluster: &Cluster) {
+    let tree = cluster.json(&["osd", "tree"]);
+    let kinds: Vec<&str> = rows(&tree).iter().filter_map(|row| row["type"].as_str()).collect();
+    assert_eq!(kinds, ["root", "host", "osd", "osd"]);
+    let [root, host, first, second] = rows(&tree) else { panic!("{tree}") };
+    assert_eq!((&root["osds"], &root["osds_in"]), (&json!(2), &json!(1)));
+    assert_eq!(host["weight_bytes"], first["weight_bytes"]);
+    assert_eq!((&second["weight_bytes"], &second["up"]), (&json!(0), &json!(true)));
+    let text = cluster.run(&["osd", "tree"]);
+    assert_eq!(text.lines().count(), 5, "{text}");
+    assert!(text.contains("- osd.1") && text.contains("2/2"), "{text}");
+    // `status --watch` tells the next status when something changed.
+    let mut command: Command = cluster.command(&["status", "--watch", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut next = || -> Value {
+        serde_json::from_str(&lines.next().expect("it goes on").expect("readable")).expect("JSON")
+    };
+    assert_eq!(next()["osds"][1]["in"], false);
+    let mut osd = cluster.json(&["state", "get", "osd/2"])["value"].clone();
+    osd["in"] = json!(true);
+    succeed(cluster.command(&["state", "put", "osd/2"]).arg(osd.to_string()));
+    while next()["osds"][1]["in"] == false {}
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+}

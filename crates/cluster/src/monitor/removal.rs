@@ -1,0 +1,163 @@
+//! Changing and removing pools.
+//!
+//! One transaction removes a pool, its entries and its fences, and records which OSDs may hold
+//! something of it: the name is free at once, the id is never given again. Each of these OSDs is
+//! asked to clear the pool whenever it connects, until it has said that it holds nothing; the
+//! record goes with the last of them.
+
+use base::{ConnectionId, Incarnation, OsdId, PoolId};
+use serde_json::{Value, json};
+
+use super::contents::{Batch, Write};
+use super::job::{Done, Job, Plan};
+use super::pool::pool_row;
+use super::{Effect, Monitor, clipped, failure};
+use crate::map::FailureDomain;
+use crate::message::{Failure, FromMonitor};
+use crate::records::{Key, PoolRecord, Record, RemovedPoolRecord, Rest};
+
+/// Volumes named by a refusal.
+const NAMED_COUNT_MAX: usize = 3;
+/// Records of tasks removed by one transaction.
+const TASKS_PER_TRANSACTION: usize = 100;
+
+impl Monitor {
+    fn pool_to_change(&self, name: &str) -> Result<&PoolRecord, Failure> {
+        self.contents.pool_named(name).ok_or_else(|| {
+            let name = clipped(name.to_string());
+            let hint = "`ashlar pool ls` lists the pools there are";
+            failure("not_found", format!("there is no pool {name}"), hint)
+        })
+    }
+
+    pub(super) fn plan_pool_set(
+        &self,
+        name: &str,
+        rename: Option<&str>,
+        min_size: Option<u32>,
+        failure_domain: Option<FailureDomain>,
+    ) -> Result<Plan, Failure> {
+        let known = self.pool_to_change(name)?;
+        let mut wanted = known.clone();
+        if let Some(name) = rename {
+            wanted.pool.name = name.to_string();
+        }
+        wanted.pool.min_size = min_size.unwrap_or(known.pool.min_size);
+        wanted.pool.failure_domain = failure_domain.unwrap_or(known.pool.failure_domain);
+        let answer = Done::Answer(Ok(pool_row(&wanted.pool)));
+        if wanted.pool == known.pool {
+            return Ok(Plan::Done(answer));
+        }
+        let record = self.judged_pool(wanted).map_err(|why| {
+            failure("invalid", clipped(why), "`ashlar pool ls` shows what the pool is")
+        })?;
+        let mut batch = Batch::new(&self.contents);
+        batch.put(&self.contents, record);
+        Ok(Plan::Write { batch, done: Some(answer) })
+    }
+
+    pub(super) fn plan_pool_remove(&self, name: &str) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        let pool = self.pool_to_change(name)?;
+        let id = pool.pool.id;
+        let count = contents.images().filter(|image| image.info.pool == id).count();
+        if count > 0 {
+            let images = contents.images().filter(|image| image.info.pool == id);
+            let names: Vec<&str> =
+                images.take(NAMED_COUNT_MAX).map(|image| &image.info.name[..]).collect();
+            let more = if count > names.len() { ", ..." } else { "" };
+            return Err(failure(
+                "busy",
+                format!("pool {name} has {count} volumes: {}{more}", names.join(", ")),
+                "remove them first: `ashlar volume rm NAME`",
+            ));
+        }
+        let ran = contents.osds().filter(|osd| osd.info.incarnation > Incarnation::ZERO);
+        let record = RemovedPoolRecord {
+            pool: id,
+            name: name.to_string(),
+            pg_count: pool.pool.pg_count,
+            osds: ran.map(|osd| osd.info.id).collect(),
+            rest: Rest::new(),
+        };
+        let mut batch = Batch::new(contents);
+        batch.delete(contents, Key::Pool(id));
+        let shards = contents.shards(id).map(|shard| Write::Delete(Key::PgShard(id, shard.shard)));
+        batch.add(contents, shards.collect());
+        if contents.fences(id).is_some() {
+            batch.delete(contents, Key::Fence(id));
+        }
+        batch.put(contents, Record::RemovedPool(record));
+        let answer = json!({ "id": id, "name": name });
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    /// Asks OSDs that are connected, and were not asked yet over this connection.
+    pub(super) fn ask_to_clear_pools(&mut self, effects: &mut Vec<Effect>) {
+        let mut asks = Vec::new();
+        for record in self.contents.removed_pools() {
+            for osd in &record.osds {
+                let Some(live) = self.osds.get_mut(osd) else { continue };
+                if let Some(connection) = live.connection
+                    && live.clearing.insert(record.pool)
+                {
+                    let (pool, pg_count) = (record.pool, record.pg_count);
+                    asks.push((connection, FromMonitor::ClearPool { pool, pg_count }));
+                }
+            }
+        }
+        for (connection, ask) in asks {
+            self.send(connection, &ask, effects);
+        }
+    }
+
+    pub(super) fn on_pool_cleared(&mut self, connection: ConnectionId, pool: PoolId) {
+        let Some(osd) = self.connections[&connection].osd else { return };
+        if self.contents.removed_pool(pool).is_some_and(|record| record.osds.contains(&osd)) {
+            self.jobs.push_back(Job::PoolCleared { pool, osd });
+        }
+    }
+
+    pub(super) fn plan_pool_cleared(&self, pool: PoolId, osd: OsdId) -> Plan {
+        let contents = &self.contents;
+        let Some(record) = contents.removed_pool(pool) else { return Plan::Done(Done::Silent) };
+        let mut record = record.clone();
+        if !record.osds.remove(&osd) {
+            return Plan::Done(Done::Silent);
+        }
+        let mut batch = Batch::new(contents);
+        if !record.osds.is_empty() {
+            batch.put(contents, Record::RemovedPool(record));
+            return Plan::Write { batch, done: Some(Done::Silent) };
+        }
+        // Tasks that deleted blocks of the pool have nothing left to do.
+        let tasks = contents.tasks().filter(|task| task.pool == pool);
+        let tasks = tasks.take(TASKS_PER_TRANSACTION).map(|task| Write::Delete(Key::Task(task.id)));
+        let tasks: Vec<Write> = tasks.collect();
+        if !tasks.is_empty() {
+            batch.add(contents, tasks);
+            return Plan::Write { batch, done: None };
+        }
+        batch.delete(contents, Key::RemovedPool(pool));
+        Plan::Write { batch, done: Some(Done::Silent) }
+    }
+
+    /// A removal as commands show it.
+    pub(super) fn removed_pool_row(&self, record: &RemovedPoolRecord) -> Value {
+        json!({
+            "kind": "remove_pool",
+            "name": record.name,
+            "pool_id": record.pool,
+            "state": "clearing",
+            "osds_left": record.osds,
+            "waits_for": self.removal_waits_for(record),
+        })
+    }
+
+    /// The OSD that is down and may hold something of the pool, if there is one.
+    pub(super) fn removal_waits_for(&self, record: &RemovedPoolRecord) -> Option<String> {
+        let is_away =
+            |osd: &&OsdId| self.osds.get(osd).is_none_or(|live| live.connection.is_none());
+        record.osds.iter().find(is_away).map(|osd| format!("{osd}, which is down"))
+    }
+}
