@@ -139,6 +139,8 @@ pub struct Monitor {
     has_task_news: bool,
     /// Whether an OSD named a map revision above the store's: the store went back in time.
     has_newer_member: bool,
+    /// Why the store cannot be asked, if it cannot; for people.
+    state_trouble: Option<String>,
     /// Peers that sent what none of ours sends.
     protocol_errors: u64,
 }
@@ -198,6 +200,7 @@ impl Monitor {
             task_sequence_last: 0,
             has_task_news: false,
             has_newer_member: false,
+            state_trouble: None,
             protocol_errors: 0,
         }
     }
@@ -340,6 +343,11 @@ impl Monitor {
     ) {
         match message {
             Message::Control(text) => match serde_json::from_str::<ToMonitor>(&text) {
+                Ok(ToMonitor::Command { request, command: Command::Status })
+                    if self.state_trouble.is_some() =>
+                {
+                    self.answer(connection, request, Ok(self.status(now)), effects);
+                }
                 Ok(_) if !self.has_led && self.early.len() >= EARLY_COUNT_MAX => {
                     self.close(now, connection, effects);
                 }

@@ -213,7 +213,8 @@ impl Transaction {
     }
 }
 
-/// What logic asks of the state store. Every effect but `Unwatch` is answered once.
+/// What logic asks of the state store. Every effect but `Unwatch` is answered once. Effects that
+/// wait for their answers at the same time may be done in any order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StateEffect {
     /// Read keys in order.
@@ -311,7 +312,8 @@ pub enum StateEvent {
         /// The last revision that was forgotten.
         compacted: StateRevision,
     },
-    /// The answer to a lease's grant, renewal or end; `None`: there is no such lease (any more).
+    /// The answer to a lease's grant, renewal or end; `None`: there is no such lease (any more), or
+    /// none could be made.
     Lease {
         /// As asked.
         request: StateRequest,
@@ -322,6 +324,12 @@ pub enum StateEvent {
     Compacted {
         /// As asked.
         request: StateRequest,
+    },
+    /// Whether the store can be asked. What is asked meanwhile is answered all the same: reads and
+    /// transactions soon, with what is known; the rest when it can be done.
+    Condition {
+        /// For people: why it cannot be asked, what to do. `None`: it can be asked (again).
+        trouble: Option<String>,
     },
     /// The store is lost to this process (its disk failed, its file is damaged): the process ends
     /// and says why. No event follows.

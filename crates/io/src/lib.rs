@@ -19,6 +19,7 @@ mod clock;
 mod descriptors;
 mod disk;
 pub mod embedded;
+pub mod etcd;
 mod handshake;
 mod inbox;
 pub mod key;

@@ -18,7 +18,7 @@ use base::{ConnectionId, Duration, Time};
 use super::contents::Contents;
 use super::job::Job;
 use super::{Effect, Monitor, StopReason};
-use crate::message::ToMonitor;
+use crate::message::{Command, ToMonitor};
 use crate::records::{Key, LeaderRecord, Record, Rest, STATE_FORMAT};
 use crate::state::{
     KeyValue, Operation, RANGE_COUNT_MAX, RangeAnswer, StateEffect, StateEvent, StateRequest,
@@ -62,6 +62,7 @@ impl Monitor {
             StateEvent::Transacted { request, outcome } => {
                 self.on_transacted(now, request, outcome, effects);
             }
+            StateEvent::Condition { trouble } => self.on_condition(now, trouble, effects),
             StateEvent::Failed { reason } => self.stop(StopReason::State(reason), effects),
             StateEvent::Watched { watch, revision, changes } => {
                 self.on_watched(watch, revision, changes, effects);
@@ -77,6 +78,24 @@ impl Monitor {
             StateEvent::WatchLost { .. }
             | StateEvent::Lease { .. }
             | StateEvent::Compacted { .. } => {}
+        }
+    }
+
+    /// The store can be asked, or not. Who waits for the first reading to ask how things are is told
+    /// why it takes so long.
+    fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
+        self.state_trouble = trouble;
+        if self.state_trouble.is_none() {
+            return;
+        }
+        let early = std::mem::take(&mut self.early);
+        for (connection, message) in early {
+            match message {
+                ToMonitor::Command { request, command: Command::Status } => {
+                    self.answer(connection, request, Ok(self.status(now)), effects);
+                }
+                message => self.early.push_back((connection, message)),
+            }
         }
     }
 

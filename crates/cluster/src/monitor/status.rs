@@ -373,6 +373,14 @@ impl Monitor {
     }
 
     fn check_monitor(&self, checks: &mut Vec<Check>) {
+        if let Some(trouble) = &self.state_trouble {
+            checks.push(Check {
+                code: "state_unavailable",
+                severity: Severity::Error,
+                message: trouble.clone(),
+                hint: "volumes are served meanwhile; changes, and what fails over, wait for it",
+            });
+        }
         if self.has_newer_member {
             checks.push(Check {
                 code: "state_older",

@@ -229,16 +229,17 @@ fn a_compacted_watch_is_lost(driver: &mut Driver) {
     let request = driver.next_request();
     driver.start(StateEffect::Compact { request, revision: second });
     driver.wait(|event| (*event == StateEvent::Compacted { request }).then_some(()));
-    let watch = WatchId(1);
-    driver.start(StateEffect::Watch { watch, prefix: String::new(), from: first });
-    driver.wait(|event| match event {
-        StateEvent::WatchLost { watch: told, compacted } if *told == watch => {
-            assert_eq!(*compacted, second);
-            Some(())
-        }
-        _ => None,
-    });
-    let watch = WatchId(2);
+    for (watch, from) in [(WatchId(1), first), (WatchId(2), second)] {
+        driver.start(StateEffect::Watch { watch, prefix: String::new(), from });
+        driver.wait(|event| match event {
+            StateEvent::WatchLost { watch: told, compacted } if *told == watch => {
+                assert_eq!(*compacted, second);
+                Some(())
+            }
+            _ => None,
+        });
+    }
+    let watch = WatchId(3);
     driver.start(StateEffect::Watch { watch, prefix: String::new(), from: third });
     assert_eq!(driver.watched(watch).0, third);
 }
@@ -254,7 +255,7 @@ fn a_lease_takes_its_keys_with_it(driver: &mut Driver) {
     assert_eq!(driver.get("l/a").and_then(|kv| kv.lease), Some(lease));
     // A later value without the lease outlives it.
     driver.put("l/b", "2", revision);
-    driver.advance(Duration::from_secs(10));
+    driver.advance(Duration::from_secs(5));
     let watch = WatchId(1);
     driver.start(StateEffect::Watch { watch, prefix: "l/a".into(), from: revision.next() });
     assert_eq!(driver.watched(watch).1, [("l/a".into(), None)]);

@@ -1,0 +1,68 @@
+//! Keys and values as etcd has them: bytes, below a prefix.
+
+use cluster::state::{KeyValue, LeaseId, OPERATION_COUNT_MAX, StateRevision, TRANSACTION_SIZE_MAX};
+
+/// Longest prefix, in bytes.
+pub const PREFIX_SIZE_MAX: usize = 47;
+
+/// Largest request that etcd takes with its own settings, in bytes.
+const REQUEST_SIZE_MAX: usize = 3 << 19;
+
+// The prefix stands before the key of each comparison and each write.
+const _: () = assert!(
+    TRANSACTION_SIZE_MAX + 2 * OPERATION_COUNT_MAX * (PREFIX_SIZE_MAX + 1) + 1024
+        <= REQUEST_SIZE_MAX
+);
+
+/// Where the keys of a store lie.
+#[derive(Clone)]
+pub(super) struct Keys {
+    /// Ends with `/`.
+    prefix: String,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Keys {
+        Keys { prefix: format!("{prefix}/") }
+    }
+
+    /// A key as etcd has it.
+    pub(super) fn outer(&self, key: &str) -> Vec<u8> {
+        [self.prefix.as_bytes(), key.as_bytes()].concat()
+    }
+
+    /// All keys that begin with `prefix`: the first, and the first that is beyond them.
+    pub(super) fn range(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
+        let begin = self.outer(prefix);
+        let mut end = begin.clone();
+        while end.last() == Some(&u8::MAX) {
+            end.pop();
+        }
+        *end.last_mut().expect("our own prefix ends with a slash") += 1;
+        (begin, end)
+    }
+
+    /// One of ours; keys that are no text are nobody's.
+    pub(super) fn inner(&self, key: &[u8]) -> Option<String> {
+        let key = key.strip_prefix(self.prefix.as_bytes())?;
+        String::from_utf8(key.to_vec()).ok()
+    }
+
+    pub(super) fn entry(&self, found: &etcd_client::KeyValue) -> Option<KeyValue> {
+        Some(KeyValue {
+            key: self.inner(found.key())?,
+            // A value that is no text is no JSON either: whoever reads it says so.
+            value: String::from_utf8_lossy(found.value()).into_owned(),
+            revision: revision(found.mod_revision()),
+            lease: (found.lease() != 0).then_some(LeaseId(found.lease().cast_unsigned())),
+        })
+    }
+}
+
+pub(super) fn revision(number: i64) -> StateRevision {
+    StateRevision::new(u64::try_from(number).expect("etcd counts revisions from 1"))
+}
+
+pub(super) fn number(revision: StateRevision) -> i64 {
+    i64::try_from(revision.get()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,254 @@
+//! The connection to etcd: one endpoint at a time, left for the next one when it is dead or silent.
+//!
+//! ```text
+//!   keep:  open ─▶ there ──probe every 500 ms──▶ left ─▶ the next endpoint
+//!                    │ ▲                           ▲
+//!   tasks:           └─ask─── error, no answer ────┘
+//! ```
+//!
+//! The probe is a read through etcd's consensus: a member that is cut off from the others fails it,
+//! as does one that is stopped. HTTP/2 pings would not do: etcd closes connections that ping more
+//! often than every 5 s (`--grpc-keepalive-min-time`).
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use etcd_client::{Client, ConnectOptions, Error, KvClient};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::keys::Keys;
+use super::{EtcdPlace, Told};
+
+/// An endpoint that takes longer to answer is left.
+const ANSWER_TIME_MAX: Duration = Duration::from_millis(1_400);
+/// A link is probed so long after the last probe.
+const PROBE_SPAN: Duration = Duration::from_millis(500);
+/// A silent endpoint is left within this time.
+const _: () = assert!(ANSWER_TIME_MAX.as_millis() + PROBE_SPAN.as_millis() < 2_000);
+/// The rest after all endpoints were tried.
+const REST_SPAN: Duration = Duration::from_millis(200);
+/// Longest answer that is taken, in bytes.
+pub(super) const ANSWER_SIZE_MAX: usize = 16 << 20;
+
+/// Why etcd did not do what it was asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    /// The link is left: it may have been done, or not, or may still be.
+    Gone,
+    /// There is no such lease.
+    LeaseNotFound,
+    /// The revision is compacted.
+    Compacted,
+    /// There is no such revision yet.
+    FutureRevision,
+    /// The answer is longer than [`ANSWER_SIZE_MAX`].
+    AnswerTooLong,
+    /// etcd takes no writes; its words.
+    NoSpace(String),
+    /// The request is larger than etcd's settings allow; its words.
+    TooLarge(String),
+}
+
+impl Refusal {
+    /// What an error says, if it is an answer and not a failure of the endpoint.
+    fn of(error: &Error) -> Option<Refusal> {
+        let status = match error {
+            Error::GRpcStatus(status) => status,
+            Error::LeaseKeepAliveError(text) if text == "lease not found" => {
+                return Some(Refusal::LeaseNotFound);
+            }
+            _ => return None,
+        };
+        let message = status.message();
+        let says = |text: &str| message.contains(text);
+        if says("requested lease not found") {
+            Some(Refusal::LeaseNotFound)
+        } else if says("required revision has been compacted") {
+            Some(Refusal::Compacted)
+        } else if says("required revision is a future revision") {
+            Some(Refusal::FutureRevision)
+        } else if says("decoded message length too large") {
+            Some(Refusal::AnswerTooLong)
+        } else if says("database space exceeded") {
+            Some(Refusal::NoSpace(message.to_string()))
+        } else if says("request is too large") || says("too many operations") {
+            Some(Refusal::TooLarge(message.to_string()))
+        } else {
+            None
+        }
+    }
+}
+
+/// A connection to one endpoint.
+pub(super) struct Link {
+    client: Client,
+    /// Why it is left, once it is.
+    left: watch::Sender<Option<String>>,
+}
+
+impl Link {
+    async fn open(endpoint: &str) -> Result<Link, Error> {
+        let options =
+            ConnectOptions::new().with_require_leader(true).with_connect_timeout(ANSWER_TIME_MAX);
+        let client = Client::connect([endpoint], Some(options)).await?;
+        Ok(Link { client, left: watch::channel(None).0 })
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(super) fn kv(&self) -> KvClient {
+        self.client.kv_client().max_decoding_message_size(ANSWER_SIZE_MAX)
+    }
+
+    /// Gives the link up: the next endpoint is tried, and who waits for this one is told `Gone`.
+    pub(super) fn leave(&self, why: String) {
+        self.left.send_if_modified(|left| {
+            let is_first = left.is_none();
+            left.get_or_insert(why);
+            is_first
+        });
+    }
+
+    fn has_left(&self) -> bool {
+        self.left.borrow().is_some()
+    }
+
+    /// Returns why, when the link is left.
+    pub(super) async fn left(&self) -> String {
+        let mut left = self.left.subscribe();
+        let why = left.wait_for(Option::is_some).await.expect("this link holds the sender");
+        why.clone().expect("just seen")
+    }
+
+    /// The answer to a call; a failure of the endpoint makes the link be left.
+    pub(super) async fn ask<T>(
+        &self,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Refusal> {
+        let answer = tokio::select! {
+            biased;
+            answer = timeout(ANSWER_TIME_MAX, call) => answer,
+            _ = self.left() => return Err(Refusal::Gone),
+        };
+        let why = match answer {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => match Refusal::of(&error) {
+                Some(refusal) => return Err(refusal),
+                None => text_of(&error),
+            },
+            Err(_) => format!("no answer within {} ms", ANSWER_TIME_MAX.as_millis()),
+        };
+        self.leave(why);
+        Err(Refusal::Gone)
+    }
+
+    /// Reads through etcd's consensus; the etcd cluster's identity.
+    async fn probe(&self, keys: &Keys) -> Result<u64, Refusal> {
+        let answer = self.ask(self.kv().get(keys.outer(""), None)).await?;
+        Ok(answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id))
+    }
+}
+
+/// An error's innermost words.
+pub(super) fn text_of(error: &Error) -> String {
+    let Error::GRpcStatus(status) = error else { return error.to_string() };
+    let mut source = std::error::Error::source(status);
+    let mut text = status.message().to_string();
+    while let Some(inner) = source {
+        text = inner.to_string();
+        source = inner.source();
+    }
+    text
+}
+
+type Publish = watch::Sender<Option<Rc<Link>>>;
+
+/// Where tasks find the link of the moment.
+pub(super) struct Links(watch::Receiver<Option<Rc<Link>>>);
+
+/// The two ends of the place where the link is published.
+pub(super) fn links() -> (Publish, Links) {
+    let (publish, links) = watch::channel(None);
+    (publish, Links(links))
+}
+
+impl Links {
+    /// The link, as soon as there is one.
+    pub(super) async fn next(&self) -> Rc<Link> {
+        let is_there = |link: &Option<Rc<Link>>| link.as_ref().is_some_and(|link| !link.has_left());
+        let mut links = self.0.clone();
+        let found = links.wait_for(is_there).await.expect("the keeper lives as long as its tasks");
+        found.clone().expect("just seen")
+    }
+
+    /// The link, if there is one soon.
+    pub(super) async fn soon(&self) -> Option<Rc<Link>> {
+        timeout(ANSWER_TIME_MAX, self.next()).await.ok()
+    }
+}
+
+/// Keeps a link published, for ever.
+pub(super) async fn keep(place: EtcdPlace, keys: Keys, publish: Publish, told: Rc<Told>) {
+    let mut keeper = Keeper { keys, publish, told, cluster: None, failures: BTreeMap::new() };
+    loop {
+        for endpoint in &place.endpoints {
+            let why = keeper.use_endpoint(endpoint).await;
+            keeper.failures.insert(endpoint.clone(), why);
+            if keeper.failures.len() == place.endpoints.len() {
+                keeper.told.condition(Some(keeper.trouble()));
+            }
+        }
+        sleep(REST_SPAN).await;
+    }
+}
+
+struct Keeper {
+    keys: Keys,
+    publish: Publish,
+    told: Rc<Told>,
+    /// The etcd cluster that answered first.
+    cluster: Option<u64>,
+    /// What went wrong at endpoints since one was there.
+    failures: BTreeMap<String, String>,
+}
+
+impl Keeper {
+    /// Uses an endpoint as long as it answers; why it does not, or not any more.
+    async fn use_endpoint(&mut self, endpoint: &str) -> String {
+        let link = match timeout(ANSWER_TIME_MAX, Link::open(endpoint)).await {
+            Ok(Ok(link)) => Rc::new(link),
+            Ok(Err(error)) => return text_of(&error),
+            Err(_) => return "no connection".to_string(),
+        };
+        match link.probe(&self.keys).await {
+            Ok(cluster) if *self.cluster.get_or_insert(cluster) != cluster => {
+                return "it belongs to another etcd cluster than the others".to_string();
+            }
+            Ok(_) => {}
+            Err(Refusal::Gone) => return link.left().await,
+            Err(refusal) => return format!("it refuses to be read: {refusal:?}"),
+        }
+        self.failures.clear();
+        self.told.condition(None);
+        self.publish.send_replace(Some(link.clone()));
+        while timeout(PROBE_SPAN, link.left()).await.is_err() {
+            // A failure makes the link be left.
+            let _ = link.probe(&self.keys).await;
+        }
+        self.publish.send_replace(None);
+        link.left().await
+    }
+
+    fn trouble(&self) -> String {
+        let failures = self.failures.iter().map(|(endpoint, why)| format!("{endpoint} ({why})"));
+        let failures: Vec<String> = failures.collect();
+        format!(
+            "etcd cannot be asked at {}: start it, or correct `state` in cluster.toml",
+            failures.join(", ")
+        )
+    }
+}

@@ -1,0 +1,125 @@
+//! One watch: a stream of etcd's, opened again where it broke.
+//!
+//! Invariants
+//!   1. Everything before `next` was told; nothing from `next` on.
+//!   2. A revision is told when all of it is there: etcd sends a large one in fragments.
+
+use std::rc::Rc;
+
+use cluster::state::{KeyValue, StateEvent, StateRevision, WatchId};
+use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
+
+use super::Context;
+use super::keys::{number, revision};
+use super::link::{ANSWER_SIZE_MAX, Link, Refusal, text_of};
+
+/// Tells the changes of keys that begin with `prefix`, until it is aborted or the watch is lost.
+pub(super) async fn follow(
+    context: Rc<Context>,
+    watch: WatchId,
+    prefix: String,
+    from: StateRevision,
+) {
+    let next = from.max(StateRevision::ZERO.next());
+    let mut follower = Follower { context, watch, prefix, next, gathered: Vec::new() };
+    loop {
+        let link = follower.context.links.next().await;
+        let ended = tokio::select! {
+            ended = follower.read(&link) => ended,
+            _ = link.left() => continue,
+        };
+        match ended {
+            Ended::Lost { compacted } => {
+                follower.context.told.tell(StateEvent::WatchLost { watch, compacted });
+                return;
+            }
+            Ended::Broken(why) => link.leave(why),
+        }
+    }
+}
+
+/// Why a stream came to its end.
+enum Ended {
+    Lost { compacted: StateRevision },
+    Broken(String),
+}
+
+type Change = (String, Option<KeyValue>);
+
+struct Follower {
+    context: Rc<Context>,
+    watch: WatchId,
+    prefix: String,
+    /// The first revision that was not told.
+    next: StateRevision,
+    /// Revisions that are not told yet; the last one may be incomplete.
+    gathered: Vec<(StateRevision, Vec<Change>)>,
+}
+
+impl Follower {
+    async fn read(&mut self, link: &Link) -> Ended {
+        self.gathered.clear();
+        let mut stream = match self.open(link).await {
+            Ok(stream) => stream,
+            Err(refusal) => return Ended::Broken(format!("a watch was refused: {refusal:?}")),
+        };
+        loop {
+            let message = match stream.message().await {
+                Ok(Some(message)) => message,
+                Ok(None) => return Ended::Broken("a watch was ended".to_string()),
+                Err(error) => return Ended::Broken(text_of(&error)),
+            };
+            if message.compact_revision() > 0 {
+                return Ended::Lost { compacted: revision(message.compact_revision()) };
+            }
+            if message.canceled() {
+                let why = message.cancel_reason();
+                return Ended::Broken(format!("a watch was canceled: {why}"));
+            }
+            self.gather(&message);
+            self.tell(message.0.fragment);
+        }
+    }
+
+    /// Opens the stream one revision early: etcd lets a watch begin at the last compacted revision,
+    /// some of whose changes it has forgotten.
+    async fn open(&self, link: &Link) -> Result<WatchStream, Refusal> {
+        let start = number(self.next).saturating_sub(1).max(1);
+        let (begin, end) = self.context.keys.range(&self.prefix);
+        let options =
+            WatchOptions::new().with_range(end).with_start_revision(start).with_fragment();
+        let client = link.client().watch_client();
+        let mut client = client.max_decoding_message_size(ANSWER_SIZE_MAX);
+        link.ask(client.watch(begin, Some(options))).await
+    }
+
+    fn gather(&mut self, message: &WatchResponse) {
+        for event in message.events() {
+            let Some(found) = event.kv() else { continue };
+            let revision = revision(found.mod_revision());
+            let Some(key) = self.context.keys.inner(found.key()) else { continue };
+            if revision < self.next {
+                continue;
+            }
+            let value = match event.event_type() {
+                EventType::Put => self.context.keys.entry(found),
+                EventType::Delete => None,
+            };
+            match self.gathered.last_mut() {
+                Some((last, changes)) if *last == revision => changes.push((key, value)),
+                _ => self.gathered.push((revision, vec![(key, value)])),
+            }
+        }
+    }
+
+    /// Tells what is complete.
+    fn tell(&mut self, more_follows: bool) {
+        let complete = self.gathered.len() - usize::from(more_follows).min(self.gathered.len());
+        for (revision, changes) in self.gathered.drain(..complete) {
+            assert!(self.next <= revision, "etcd tells revisions in order");
+            self.next = revision.next();
+            let event = StateEvent::Watched { watch: self.watch, revision, changes };
+            self.context.told.tell(event);
+        }
+    }
+}

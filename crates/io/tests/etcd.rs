@@ -1,0 +1,611 @@
+//! The state store in etcd against real etcd servers, which are stopped, killed and compacted.
+//!
+//! Needs Debian's `etcd-server` (`scripts/install.sh test`).
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use base::{Duration as Span, Time};
+use cluster::state::{
+    KeyValue, LeaseId, OPERATION_COUNT_MAX, Operation, RangeAnswer, StateEffect, StateEvent,
+    StateRequest, StateRevision, StateStore, TRANSACTION_SIZE_MAX, Transaction, TransactionOutcome,
+    Unavailable, WatchId, conformance,
+};
+use io::etcd::{EtcdPlace, EtcdState, PREFIX_SIZE_MAX};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Longer than anything here takes; reaching it is a failure.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An etcd of one member on a free port; goes away with its owner.
+struct Server {
+    directory: PathBuf,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Server {
+    /// One that does not run yet.
+    fn new(name: &str) -> Server {
+        let name = format!("ashlar-etcd-{}-{name}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&directory);
+        Server { directory, port: free_port(), child: None }
+    }
+
+    fn running(name: &str) -> Server {
+        let mut server = Server::new(name);
+        server.start();
+        server
+    }
+
+    fn start(&mut self) {
+        let url = self.url();
+        let peer = "http://127.0.0.1:0";
+        let child = Command::new("etcd")
+            .args(["--name", "test", "--logger", "zap", "--log-level", "error"])
+            .arg("--data-dir")
+            .arg(&self.directory)
+            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
+            .args(["--initial-cluster", &format!("test={peer}")])
+            // The identity of its cluster comes from this.
+            .args(["--initial-cluster-token", &self.directory.display().to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let child = child.expect("etcd is installed: apt-get install etcd-server");
+        assert!(self.child.replace(child).is_none());
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(self.child.as_ref().expect("it runs"));
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Ends it as `kill -9` does.
+    fn kill(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.kill();
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn connect(endpoints: &[&str], prefix: &str) -> (EtcdState, Receiver<()>) {
+    let (sender, bell) = channel();
+    let place = EtcdPlace::parse(&endpoints.join(","), prefix).unwrap();
+    let wake = move || {
+        let _ = sender.send(());
+    };
+    (EtcdState::connect(place, wake).unwrap(), bell)
+}
+
+/// A store, and what it told and nobody read.
+struct Driver {
+    store: EtcdState,
+    bell: Receiver<()>,
+    request: u64,
+    events: Vec<StateEvent>,
+}
+
+impl Driver {
+    fn new(endpoints: &[&str], prefix: &str) -> Driver {
+        let (store, bell) = connect(endpoints, prefix);
+        Driver { store, bell, request: 0, events: Vec::new() }
+    }
+
+    fn start(&mut self, make: impl FnOnce(StateRequest) -> StateEffect) -> StateRequest {
+        self.request += 1;
+        let request = StateRequest(self.request);
+        self.store.apply(Time::ZERO, make(request), &mut self.events);
+        request
+    }
+
+    /// Waits for the first event that `wanted` takes.
+    fn wait<T>(&mut self, wanted: impl Fn(&StateEvent) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.store.poll(Time::ZERO, &mut self.events);
+            if let Some(place) = self.events.iter().position(|event| wanted(event).is_some()) {
+                return wanted(&self.events.remove(place)).unwrap();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let rung = self.bell.recv_timeout(left);
+            assert!(rung.is_ok(), "no answer; unread events: {:?}", self.events);
+        }
+    }
+
+    fn outcome_of(&mut self, request: StateRequest) -> TransactionOutcome {
+        self.wait(|event| match event {
+            StateEvent::Transacted { request: told, outcome } if *told == request => Some(*outcome),
+            _ => None,
+        })
+    }
+
+    fn transact(&mut self, transaction: Transaction) -> TransactionOutcome {
+        let request = self.start(|request| StateEffect::Transact { request, transaction });
+        self.outcome_of(request)
+    }
+
+    fn put(&mut self, key: &str, value: &str, revision: StateRevision) -> TransactionOutcome {
+        self.transact(put(key, value, revision))
+    }
+
+    fn commit(&mut self, transaction: Transaction) -> StateRevision {
+        match self.transact(transaction) {
+            TransactionOutcome::Committed { revision } => revision,
+            other => panic!("not committed: {other:?}"),
+        }
+    }
+
+    /// Commits as soon as the store can be asked.
+    fn commit_soon(&mut self, transaction: Transaction) -> StateRevision {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.transact(transaction.clone()) {
+                TransactionOutcome::Committed { revision } => return revision,
+                TransactionOutcome::Unknown => assert!(Instant::now() < deadline),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn range(&mut self, prefix: &str, limit: usize) -> Result<RangeAnswer, Unavailable> {
+        self.range_after(prefix, None, limit)
+    }
+
+    fn range_after(
+        &mut self,
+        prefix: &str,
+        after: Option<String>,
+        limit: usize,
+    ) -> Result<RangeAnswer, Unavailable> {
+        let prefix = prefix.to_string();
+        let asked = self.start(|request| StateEffect::Range { request, prefix, after, limit });
+        self.wait(|event| match event {
+            StateEvent::Range { request, result } if *request == asked => Some(result.clone()),
+            _ => None,
+        })
+    }
+
+    /// Reads a key, again and again until the store can be asked.
+    fn get(&mut self, key: &str) -> Option<KeyValue> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.range(key, 1) {
+                Ok(answer) => return answer.entries.into_iter().find(|entry| entry.key == key),
+                Err(Unavailable) => assert!(Instant::now() < deadline, "never again"),
+            }
+        }
+    }
+
+    fn watch(&mut self, watch: WatchId, prefix: &str, from: StateRevision) {
+        let prefix = prefix.to_string();
+        self.start(|_| StateEffect::Watch { watch, prefix, from });
+    }
+
+    /// The next revision that a watch tells.
+    fn watched(&mut self, watch: WatchId) -> (StateRevision, Vec<(String, Option<KeyValue>)>) {
+        self.wait(|event| match event {
+            StateEvent::Watched { watch: told, revision, changes } if *told == watch => {
+                Some((*revision, changes.clone()))
+            }
+            _ => None,
+        })
+    }
+
+    fn trouble(&mut self) -> String {
+        self.wait(|event| match event {
+            StateEvent::Condition { trouble } => trouble.clone(),
+            _ => None,
+        })
+    }
+
+    fn no_trouble(&mut self) {
+        let is_fine = |event: &StateEvent| *event == StateEvent::Condition { trouble: None };
+        self.wait(|event| is_fine(event).then_some(()));
+    }
+
+    fn lease(&mut self, asked: StateRequest) -> Option<LeaseId> {
+        self.wait(|event| match event {
+            StateEvent::Lease { request, lease } if *request == asked => Some(*lease),
+            _ => None,
+        })
+    }
+
+    fn compact(&mut self, revision: StateRevision) {
+        let asked = self.start(|request| StateEffect::Compact { request, revision });
+        let is_done = |event: &StateEvent| *event == StateEvent::Compacted { request: asked };
+        self.wait(|event| is_done(event).then_some(()));
+    }
+}
+
+fn put(key: &str, value: &str, revision: StateRevision) -> Transaction {
+    let mut transaction = Transaction::new();
+    let operation = Operation::Put { key: key.into(), value: value.into(), lease: None };
+    transaction.write(operation, revision);
+    transaction
+}
+
+/// A store whose time passes as the checks say: they know no other.
+struct Paced {
+    store: EtcdState,
+    last: Time,
+}
+
+impl StateStore for Paced {
+    fn apply(&mut self, now: Time, effect: StateEffect, events: &mut Vec<StateEvent>) {
+        self.store.apply(now, effect, events);
+    }
+
+    fn poll(&mut self, now: Time, events: &mut Vec<StateEvent>) {
+        let passed = now.as_nanos() - self.last.as_nanos();
+        self.last = now;
+        std::thread::sleep(Duration::from_nanos(passed));
+        let before = events.len();
+        self.store.poll(now, events);
+        // Whether etcd can be asked yet is no answer.
+        let mut place = 0;
+        events.retain(|event| {
+            place += 1;
+            place <= before || !matches!(event, StateEvent::Condition { .. })
+        });
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        None
+    }
+}
+
+#[test]
+fn the_store_in_etcd_keeps_the_promises_of_the_trait() {
+    let server = Server::running("conformance");
+    let mut count = 0;
+    // The checks do not wait for the server's start.
+    Driver::new(&[&server.url()], "first").get("nothing");
+    conformance::run(|| {
+        count += 1;
+        let (store, _) = connect(&[&server.url()], &format!("case/{count}"));
+        Box::new(Paced { store, last: Time::from_nanos(1) })
+    });
+}
+
+#[test]
+fn the_largest_transaction_below_the_longest_prefix_is_taken() {
+    let server = Server::running("large");
+    let prefix = "p".repeat(PREFIX_SIZE_MAX);
+    let mut driver = Driver::new(&[&server.url()], &prefix);
+    driver.get("nothing");
+    let mut transaction = Transaction::new();
+    let mut value_size = TRANSACTION_SIZE_MAX / OPERATION_COUNT_MAX;
+    for number in 0..OPERATION_COUNT_MAX {
+        let key = format!("{number:0>512}");
+        let mut operation =
+            Operation::Put { key: key.clone(), value: "x".repeat(value_size), lease: None };
+        while !transaction.has_room_for(std::slice::from_ref(&operation)) {
+            value_size -= 64;
+            operation =
+                Operation::Put { key: key.clone(), value: "x".repeat(value_size), lease: None };
+        }
+        transaction.write(operation, StateRevision::ZERO);
+        // Room for the framing of those that follow.
+        value_size = value_size.min(TRANSACTION_SIZE_MAX / OPERATION_COUNT_MAX - 1_200);
+    }
+    assert_eq!(transaction.broken_rule(), None);
+    let revision = driver.commit(transaction);
+    // One revision of 1.5 MB comes whole, however it is cut on its way.
+    let watch = WatchId(1);
+    driver.watch(watch, "", revision);
+    let (told, changes) = driver.watched(watch);
+    assert_eq!((told, changes.len()), (revision, OPERATION_COUNT_MAX));
+}
+
+#[test]
+fn long_answers_come_in_pages_and_keys_that_are_no_text_are_passed_over() {
+    let server = Server::running("pages");
+    let mut driver = Driver::new(&[&server.url()], "pages");
+    driver.get("nothing");
+    let value = "v".repeat(1 << 20);
+    let keys: Vec<String> = (0..20).map(|number| format!("k{number:02}")).collect();
+    for key in &keys {
+        driver.commit(put(key, &value, StateRevision::ZERO));
+    }
+    put_raw(&server.url(), b"pages/k\xff\xfe", b"1");
+    for number in 0..3 {
+        put_raw(&server.url(), &[b"pages/x\xff", &[number][..]].concat(), b"1");
+    }
+    put_raw(&server.url(), b"pages/y", b"\xff");
+    driver.commit(put("z", "last", StateRevision::ZERO));
+    let (mut found, mut after, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let answer = driver.range_after("", after.take(), 1000).unwrap();
+        found.extend(answer.entries.iter().map(|entry| entry.key.clone()));
+        pages += 1;
+        if !answer.more {
+            break;
+        }
+        after = found.last().cloned();
+    }
+    assert!((2..6).contains(&pages), "{pages} pages");
+    let mut expected = keys;
+    expected.extend(["y".to_string(), "z".to_string()]);
+    assert_eq!(found, expected);
+    // Pages of one: those with nothing of ours are not answers.
+    let answer = driver.range_after("", Some("k19".into()), 1).unwrap();
+    assert_eq!((answer.entries[0].key.as_str(), answer.more), ("y", true));
+    // Beyond the prefix there is nothing.
+    let answer = driver.range_after("k", Some("z".into()), 10).unwrap();
+    assert_eq!((answer.entries.len(), answer.more), (0, false));
+    // A watch passes over them as well.
+    let watch = WatchId(1);
+    driver.watch(watch, "x", StateRevision::new(1));
+    driver.commit(put("x1", "1", StateRevision::ZERO));
+    assert_eq!(driver.watched(watch).1[0].0, "x1");
+}
+
+/// Writes what this program never writes.
+fn put_raw(url: &str, key: &[u8], value: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = etcd_client::Client::connect([url], None).await.unwrap();
+        client.kv_client().put(key, value, None).await.unwrap();
+    });
+}
+
+/// Counts up in a key, by transactions that compare its revision; settles what is unknown.
+struct Counter {
+    count: u64,
+    revision: StateRevision,
+    unknown: u32,
+}
+
+impl Counter {
+    fn new() -> Counter {
+        Counter { count: 0, revision: StateRevision::ZERO, unknown: 0 }
+    }
+
+    fn advance(&mut self, driver: &mut Driver) {
+        let next = (self.count + 1).to_string();
+        loop {
+            match driver.put("counter", &next, self.revision) {
+                TransactionOutcome::Committed { revision } => {
+                    self.revision = revision;
+                    break;
+                }
+                TransactionOutcome::Invalid { why } => panic!("{why}"),
+                outcome => {
+                    self.unknown += u32::from(outcome == TransactionOutcome::Unknown);
+                    let found = driver.get("counter");
+                    let (value, revision) =
+                        found.map_or((None, StateRevision::ZERO), |f| (Some(f.value), f.revision));
+                    if value.as_ref() == Some(&next) {
+                        self.revision = revision;
+                        break;
+                    }
+                    assert_eq!(revision, self.revision, "nobody else counts");
+                }
+            }
+        }
+        self.count += 1;
+    }
+}
+
+/// A watch of the counter: every value once, in order, and then nothing.
+fn expect_counted(driver: &mut Driver, watch: WatchId, from: u64, to: u64) {
+    for expected in from..=to {
+        let (revision, changes) = driver.watched(watch);
+        let [(key, Some(entry))] = &changes[..] else { panic!("{changes:?}") };
+        assert_eq!((key.as_str(), entry.revision), ("counter", revision));
+        assert_eq!(entry.value, expected.to_string());
+    }
+    let is_more = |event: &StateEvent| match event {
+        StateEvent::Watched { watch: told, .. } => *told == watch,
+        _ => false,
+    };
+    assert!(!driver.events.iter().any(is_more), "{:?}", driver.events);
+}
+
+#[test]
+fn a_stopped_etcd_is_noticed_and_nothing_is_doubled_when_it_goes_on() {
+    let server = Server::running("stopped");
+    let mut driver = Driver::new(&[&server.url()], "x");
+    let watch = WatchId(1);
+    driver.watch(watch, "counter", StateRevision::ZERO);
+    let mut counter = Counter::new();
+    for _ in 0..5 {
+        counter.advance(&mut driver);
+    }
+    expect_counted(&mut driver, watch, 1, 5);
+    driver.events.clear();
+    server.signal(Signal::STOP);
+    let stopped = Instant::now();
+    // A transaction that reached the stopped server's socket: it may still happen.
+    assert_eq!(driver.put("counter", "6", counter.revision), TransactionOutcome::Unknown);
+    let noticed = stopped.elapsed();
+    let trouble = driver.trouble();
+    assert!(trouble.contains(&server.url()), "{trouble}");
+    assert!(trouble.contains("cluster.toml"), "{trouble}");
+    assert!(noticed < Duration::from_secs(2), "{noticed:?}");
+    let started = Instant::now();
+    assert_eq!(driver.range("", 1), Err(Unavailable));
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    let time_to_live = Span::from_secs(60);
+    let grant = driver.start(|request| StateEffect::LeaseGrant { request, time_to_live });
+    server.signal(Signal::CONT);
+    driver.no_trouble();
+    let lease = driver.lease(grant).expect("asked again until it is answered");
+    let renewal = driver.start(|request| StateEffect::LeaseRenew { request, lease });
+    assert_eq!(driver.lease(renewal), Some(lease));
+    for _ in 0..5 {
+        counter.advance(&mut driver);
+    }
+    // Whether or not the sixth happened late, the watch tells each value once.
+    expect_counted(&mut driver, watch, 6, 10);
+    println!("a stopped etcd was noticed after {noticed:?}");
+}
+
+#[test]
+fn a_silent_etcd_is_noticed_without_any_request() {
+    let server = Server::running("silent");
+    let mut driver = Driver::new(&[&server.url()], "x");
+    driver.get("nothing");
+    driver.store.poll(Time::ZERO, &mut driver.events);
+    driver.events.clear();
+    server.signal(Signal::STOP);
+    let stopped = Instant::now();
+    driver.trouble();
+    let noticed = stopped.elapsed();
+    assert!(noticed < Duration::from_millis(2_200), "{noticed:?}");
+    server.signal(Signal::CONT);
+    driver.no_trouble();
+}
+
+#[test]
+fn watches_go_on_after_etcd_was_killed_and_tell_every_change_once() {
+    let mut server = Server::running("killed");
+    let mut writer = Driver::new(&[&server.url()], "x");
+    let mut watcher = Driver::new(&[&server.url()], "x");
+    let (first, second) = (WatchId(1), WatchId(2));
+    watcher.watch(first, "counter", StateRevision::ZERO);
+    let mut counter = Counter::new();
+    for round in 1..=3 {
+        for number in 1..=20 {
+            counter.advance(&mut writer);
+            if number == 10 && round < 3 {
+                // In the middle of what is told and what is not.
+                server.kill();
+                server.start();
+            }
+        }
+        if round == 2 {
+            watcher.watch(second, "counter", counter.revision);
+        }
+    }
+    expect_counted(&mut watcher, first, 1, 60);
+    expect_counted(&mut watcher, second, 40, 60);
+}
+
+#[test]
+fn a_watch_that_missed_a_compaction_is_lost_and_goes_on_from_a_reading() {
+    let mut server = Server::running("compacted");
+    let old_url = server.url();
+    let mut watcher = Driver::new(&[&old_url], "x");
+    let watch = WatchId(1);
+    watcher.watch(watch, "counter", StateRevision::ZERO);
+    let mut counter = Counter::new();
+    let mut writer = Driver::new(&[&old_url], "x");
+    counter.advance(&mut writer);
+    counter.advance(&mut writer);
+    // A compaction of what was told is nothing to a watch that is there.
+    watcher.watched(watch);
+    watcher.watched(watch);
+    writer.compact(counter.revision);
+    counter.advance(&mut writer);
+    expect_counted(&mut watcher, watch, 3, 3);
+    drop(writer);
+    // While the watcher cannot reach it, it is written, and compacted beyond what exists.
+    server.kill();
+    let old_port = std::mem::replace(&mut server.port, free_port());
+    server.start();
+    let mut writer = Driver::new(&[&server.url()], "x");
+    for _ in 0..3 {
+        counter.advance(&mut writer);
+    }
+    let compacted = counter.revision;
+    writer.compact(StateRevision::new(compacted.get() + 100));
+    writer.compact(StateRevision::new(1));
+    counter.advance(&mut writer);
+    drop(writer);
+    server.kill();
+    server.port = old_port;
+    server.start();
+    let lost = watcher.wait(|event| match event {
+        StateEvent::WatchLost { watch: told, compacted } => {
+            assert_eq!(*told, watch);
+            Some(*compacted)
+        }
+        _ => None,
+    });
+    assert_eq!(lost, compacted);
+    let read = watcher.get("counter").unwrap();
+    assert_eq!(read.value, "7");
+    let watch = WatchId(2);
+    watcher.watch(watch, "counter", read.revision.next());
+    counter.advance(&mut watcher);
+    expect_counted(&mut watcher, watch, 8, 8);
+    // One that begins with the last compacted revision is lost too: a part of it is forgotten.
+    let watch = WatchId(3);
+    watcher.watch(watch, "", compacted);
+    let is_lost = StateEvent::WatchLost { watch, compacted };
+    watcher.wait(|event| (*event == is_lost).then_some(()));
+}
+
+#[test]
+fn dead_and_silent_endpoints_are_left_for_one_that_answers() {
+    let server = Server::running("failover");
+    let dead = format!("http://127.0.0.1:{}", free_port());
+    // The kernel accepts its connections; nobody reads them.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}", listener.local_addr().unwrap());
+    Driver::new(&[&server.url()], "x").get("nothing");
+    let started = Instant::now();
+    let mut driver = Driver::new(&[&dead, &silent, &server.url()], "x");
+    let revision = driver.commit_soon(put("a", "1", StateRevision::ZERO));
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(driver.get("a").map(|entry| entry.revision), Some(revision));
+    assert!(!driver.events.iter().any(|event| matches!(event, StateEvent::Condition { .. })));
+    drop(listener);
+}
+
+#[test]
+fn an_etcd_that_comes_later_is_found_and_a_foreign_one_is_refused() {
+    let mut server = Server::new("later");
+    let foreign = Server::running("foreign");
+    Driver::new(&[&foreign.url()], "x").get("nothing");
+    let mut driver = Driver::new(&[&server.url()], "x");
+    let trouble = driver.trouble();
+    assert!(trouble.contains(&server.url()) && trouble.contains("refused"), "{trouble}");
+    assert_eq!(driver.put("a", "1", StateRevision::ZERO), TransactionOutcome::Unknown);
+    server.start();
+    driver.no_trouble();
+    driver.commit_soon(put("a", "2", StateRevision::ZERO));
+    drop(driver);
+
+    let mut driver = Driver::new(&[&server.url(), &foreign.url()], "x");
+    driver.get("a").unwrap();
+    server.kill();
+    let trouble = driver.wait(|event| match event {
+        StateEvent::Condition { trouble: Some(text) } if text.contains("another etcd") => {
+            Some(text.clone())
+        }
+        _ => None,
+    });
+    assert!(trouble.contains(&foreign.url()), "{trouble}");
+    assert_eq!(driver.range("a", 1), Err(Unavailable));
+    server.start();
+    driver.no_trouble();
+    assert_eq!(driver.get("a").unwrap().value, "2");
+}
