@@ -15,6 +15,9 @@ need() { # COMMAND PACKAGE...
 }
 
 need cc gcc libc6-dev
+# The messages of etcd are compiled from their definitions.
+need protoc protobuf-compiler
+[ -e /usr/include/google/protobuf/descriptor.proto ] || packages="$packages libprotobuf-dev"
 # Libraries come over TLS.
 [ -e /etc/ssl/certs/ca-certificates.crt ] || packages="$packages ca-certificates"
 # Debian keeps a current compiler for its browsers; the plain one is too old.
@@ -23,6 +26,7 @@ if [ "${cargo_version:-0}" -lt 95 ]; then
     packages="$packages cargo-web rustc-web"
 fi
 if [ "$want" = test ]; then
+    need etcd etcd-server
     need fio fio
     need qemu-img qemu-utils
     need nbdinfo libnbd-bin

@@ -30,8 +30,9 @@ const EXAMPLES: &str = "Examples:
   ashlar status
   ashlar down";
 
-const UP_EXAMPLE: &str = "Example:
-  ashlar up --dir /var/lib/ashlar --osds 3 --osd-size 100GiB --detach";
+const UP_EXAMPLE: &str = "Examples:
+  ashlar up --dir /var/lib/ashlar --osds 3 --osd-size 100GiB --detach
+  ashlar up --state etcd";
 
 const NBD_EXAMPLE: &str = "Example:
   ashlar nbd --listen tcp:127.0.0.1:10809
@@ -48,6 +49,10 @@ const STATUS_EXAMPLE: &str = "Examples:
 const CONFIG_SET_EXAMPLE: &str = "Examples:
   ashlar config set session_timeout_ms 30s
   ashlar config set nearly_full_percent default";
+
+const MON_RUN_EXAMPLE: &str = "Examples:
+  ashlar mon run /var/lib/ashlar/mon.1
+  ashlar mon run mon.1 --state etcd:http://10.0.0.1:2379,http://10.0.0.2:2379";
 
 const OSD_CREATE_EXAMPLE: &str = "Examples:
   ashlar osd create /var/lib/ashlar/osd.4 --size 100GiB
@@ -96,6 +101,21 @@ pub enum Command {
     /// Serve volumes to NBD clients
     #[command(after_help = NBD_EXAMPLE)]
     Nbd(NbdArgs),
+    /// Run the etcd of `up`: becomes Debian's, and ends with its parent
+    #[command(
+        hide = true,
+        after_help = "Example:\n  ashlar etcd .ashlar/etcd --listen=127.0.0.1:2379"
+    )]
+    Etcd {
+        /// The directory of its data
+        path: PathBuf,
+        /// HOST:PORT
+        #[arg(long)]
+        listen: String,
+        /// End when this process ends
+        #[arg(long)]
+        parent: Option<u32>,
+    },
     /// Run a monitor
     #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
     Mon {
@@ -135,6 +155,10 @@ pub struct UpArgs {
     /// When a write counts as done: `fsync` flushes the disk, `immediate` trusts no cache
     #[arg(long, value_enum)]
     pub commit: Option<CommitArg>,
+    /// Where the state is kept: in a file, or in an etcd that runs here [default: embedded, later
+    /// what is there]
+    #[arg(long, value_enum)]
+    pub state: Option<StoreArg>,
     /// Start a child that died again after this time, or never
     #[arg(long, default_value = "1s", value_name = "TIME|never")]
     pub restart_after: RestartAfter,
@@ -216,11 +240,14 @@ pub enum OsdCommand {
 /// `mon`
 #[derive(Subcommand)]
 pub enum MonCommand {
-    /// Run the monitor whose state lies in a directory
-    #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
+    /// Run a monitor
+    #[command(after_help = MON_RUN_EXAMPLE)]
     Run {
-        /// The directory of its state
+        /// Its directory: an embedded state lies there
         path: PathBuf,
+        /// Where the state is kept; default: as cluster.toml says
+        #[arg(long, value_parser = parse_state, value_name = STATE)]
+        state: Option<StatePlace>,
         /// End when this process ends
         #[arg(long, hide = true)]
         parent: Option<u32>,
@@ -476,6 +503,15 @@ pub enum CommitArg {
     Immediate,
 }
 
+/// Where `up` keeps the state.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StoreArg {
+    /// A file of the monitor
+    Embedded,
+    /// An etcd on this machine, on loopback
+    Etcd,
+}
+
 /// What copies must not share.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DomainArg {
@@ -544,6 +580,32 @@ fn parse_listen(text: &str) -> Result<String, String> {
     }
 }
 
+/// What the place of the state looks like.
+const STATE: &str = "embedded|etcd:URL,...[/PREFIX]";
+
+/// Where a monitor's state is kept.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StatePlace {
+    /// In a file of the monitor.
+    Embedded,
+    /// In etcd; read by `EtcdPlace::parse`.
+    Etcd(String),
+}
+
+/// Reads the place of the state.
+pub fn parse_state(text: &str) -> Result<StatePlace, String> {
+    if text == "embedded" {
+        return Ok(StatePlace::Embedded);
+    }
+    let urls = text
+        .strip_prefix("etcd:")
+        .ok_or_else(|| format!("{text:?} is no place of a state: write {STATE}"))?;
+    match io::etcd::EtcdPlace::parse(urls, "default") {
+        Ok(_) => Ok(StatePlace::Etcd(urls.to_owned())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn parse_block_size(text: &str) -> Result<BlockSize, String> {
     let size: Size = text.parse().map_err(|error: base::ids::ParseIdError| error.0)?;
     BlockSize::new(size.0)
@@ -580,6 +642,16 @@ mod tests {
         for text in ["", "tcp", "tcp:10809", "10809", "tcp::99999", "tcp:host:", "unix:", "udp::1"]
         {
             assert_eq!(listen(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_place_of_a_state_is_read() {
+        assert_eq!(parse_state("embedded"), Ok(StatePlace::Embedded));
+        let urls = "http://10.0.0.1:2379,http://10.0.0.2:2379/east";
+        assert_eq!(parse_state(&format!("etcd:{urls}")), Ok(StatePlace::Etcd(urls.into())));
+        for text in ["", "etcd", "etcd:", "etcd:10.0.0.1", "redis:x", "http://10.0.0.1:2379"] {
+            assert!(parse_state(text).is_err(), "{text}");
         }
     }
 
@@ -668,7 +740,9 @@ mod tests {
         let mut cli = Cli::command();
         cli.build();
         let mut text = String::new();
-        for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
+        let is_shown =
+            |command: &&clap::Command| command.get_name() != "help" && !command.is_hide_set();
+        for command in cli.get_subcommands().filter(is_shown) {
             visit(command, "ashlar ", &mut text);
         }
         text

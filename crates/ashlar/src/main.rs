@@ -8,6 +8,7 @@
 mod admin;
 mod bench;
 mod cli;
+mod etcd;
 mod mon;
 mod nbd;
 mod osd;
@@ -65,9 +66,13 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
         Command::Up(args) => up::up(args, format),
         Command::Down(args) => up::down(args, format),
         Command::Osd(command) => run_osd(command, cluster, format),
-        Command::Mon { command: MonCommand::Run { path, parent } } => {
+        Command::Etcd { path, listen, parent } => {
             parent::follow(parent)?;
-            mon::run(&config(cluster)?, &path)
+            Err(etcd::become_etcd(&path, &listen))
+        }
+        Command::Mon { command: MonCommand::Run { path, state, parent } } => {
+            parent::follow(parent)?;
+            mon::run(&config(cluster)?, &path, state)
         }
         Command::Nbd(args) => {
             parent::follow(args.parent)?;

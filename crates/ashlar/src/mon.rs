@@ -9,8 +9,10 @@ use cluster::monitor::{Effect, Event, Identity, Monitor, StopReason};
 use cluster::state::{StateEvent, StateStore};
 use format::door::{Peer, Role};
 use io::embedded::EmbeddedState;
-use io::{Event as IoEvent, Reactor, Trust};
+use io::etcd::{EtcdPlace, EtcdState};
+use io::{Event as IoEvent, Reactor, Trust, Waker};
 
+use crate::cli::{StatePlace, parse_state};
 use crate::output::failure;
 
 /// The state store within a monitor's directory.
@@ -29,16 +31,21 @@ pub fn create(path: &Path) -> Result<(), Failure> {
         .map_err(|error| failure("state", error.to_string(), "check permissions and free space"))
 }
 
-/// Runs a monitor until it is told to stop.
-pub fn run(config: &Config, path: &Path) -> Result<(), Failure> {
+/// Runs a monitor until it is told to stop. Its state is kept at `state`, or where cluster.toml
+/// says.
+pub fn run(config: &Config, path: &Path, state: Option<StatePlace>) -> Result<(), Failure> {
     let monitor = MonitorId::FIRST;
     let address = config.file.monitors.first().ok_or_else(|| {
         failure("invalid", "cluster.toml names no monitor", "add its address under `monitors`")
     })?;
-    let state = EmbeddedState::open(&path.join(STATE_FILE))
-        .map_err(|error| failure("state", error.to_string(), "see docs/internals/state.md"))?;
+    let place = match state {
+        Some(place) => place,
+        None => place_of(config)?,
+    };
     let mut reactor = Reactor::new(io::Options::default()).map_err(crate::osd::no_reactor)?;
     reactor.watch_signals().map_err(crate::osd::no_reactor)?;
+    let state = open(&place, config, path, reactor.waker())
+        .map_err(|error| failure("state", error.to_string(), "see docs/internals/state.md"))?;
     let peer = Peer { cluster: config.file.cluster, role: Role::Monitor(monitor) };
     reactor.set_trust(Trust { key: config.key.clone(), peer });
     let address = reactor.listen(address).map_err(|error| {
@@ -61,9 +68,35 @@ pub fn run(config: &Config, path: &Path) -> Result<(), Failure> {
     shell.serve()
 }
 
+/// Where cluster.toml says that the state is kept.
+pub fn place_of(config: &Config) -> Result<StatePlace, Failure> {
+    let Some(text) = &config.file.state else { return Ok(StatePlace::Embedded) };
+    parse_state(text).map_err(|error| failure("invalid", error, "correct `state` in cluster.toml"))
+}
+
+fn open(
+    place: &StatePlace,
+    config: &Config,
+    path: &Path,
+    waker: Waker,
+) -> Result<Box<dyn StateStore>, io::Error> {
+    match place {
+        StatePlace::Embedded => Ok(Box::new(EmbeddedState::open(&path.join(STATE_FILE))?)),
+        StatePlace::Etcd(urls) => {
+            let place = EtcdPlace::parse(urls, &format!("ashlar/{}", config.file.cluster))?;
+            eprintln!(
+                "monitor: the state lies in etcd at {}, below {}/",
+                place.endpoints().join(", "),
+                place.prefix()
+            );
+            Ok(Box::new(EtcdState::connect(place, move || waker.wake())?))
+        }
+    }
+}
+
 struct Shell {
     reactor: Reactor,
-    state: EmbeddedState,
+    state: Box<dyn StateStore>,
     monitor: Monitor,
     effects: Vec<Effect>,
     answers: Vec<StateEvent>,
@@ -111,6 +144,9 @@ impl Shell {
                 return Ok(());
             }
             for answer in std::mem::take(&mut self.answers) {
+                if let StateEvent::Condition { trouble } = &answer {
+                    eprintln!("monitor: {}", trouble.as_deref().unwrap_or("etcd can be asked"));
+                }
                 self.monitor.apply(now, Event::State(answer), &mut self.effects);
             }
         }

@@ -1,7 +1,7 @@
 //! `ashlar up`: a whole cluster on this machine, each role a child process.
 //!
 //! ```text
-//!   up ──spawns──▶ mon.1, osd.1 .. osd.N, nbd          logs in DIR/log/
+//!   up ──spawns──▶ [etcd], mon.1, osd.1 .. osd.N, nbd          logs in DIR/log/
 //!    ▲
 //!    └── DIR/up.sock: one JSON line a request: wait, down, stop/start an OSD
 //! ```

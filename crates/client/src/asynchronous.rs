@@ -423,6 +423,7 @@ mod tests {
         let file = cluster::map::ClusterFile {
             cluster: base::ClusterId::new(1),
             monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+            state: None,
         };
         let config = Config { dir: "x".into(), file, key: io::ClusterKey::random() };
         let client = Client::start(&config).expect("io_uring works");

@@ -91,6 +91,7 @@ mod tests {
         let file = ClusterFile {
             cluster: ClusterId::new(1),
             monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+            state: None,
         };
         let config = Config { dir: "x".into(), file, key: ClusterKey::random() };
         let timeout = std::time::Duration::from_millis(300);

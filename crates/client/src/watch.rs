@@ -148,6 +148,7 @@ mod tests {
         let file = ClusterFile {
             cluster: ClusterId::new(1),
             monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+            state: None,
         };
         let config = Config { dir: "x".into(), file, key: ClusterKey::random() };
         let mut reactor = client_reactor(&config, RING_ENTRIES).expect("io_uring works");

@@ -35,7 +35,11 @@ impl Cluster {
         std::fs::create_dir_all(&folder).expect("the temporary folder is writable");
         let address = |file: &str| format!("unix:{}", folder.join(file).display());
         served::start(SIZE, address("monitor"), address("osd"));
-        let file = ClusterFile { cluster: served::CLUSTER, monitors: vec![address("monitor")] };
+        let file = ClusterFile {
+            cluster: served::CLUSTER,
+            monitors: vec![address("monitor")],
+            state: None,
+        };
         let key = ClusterKey::from_bytes(served::KEY);
         let config = Config { dir: folder.clone(), file, key };
         Cluster { config, folder }

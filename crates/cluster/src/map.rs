@@ -209,4 +209,8 @@ pub struct ClusterFile {
     pub cluster: ClusterId,
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
+    /// Where monitors keep the state: `etcd:URL,URL`, or `embedded`, which is the default: in a
+    /// file of the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }

@@ -1,5 +1,5 @@
 //! Linux: the io_uring reactor with its sockets, disks, handshake and aligned buffers, the
-//! cluster key, the clock, and state files.
+//! cluster key, the clock, and state stores.
 //!
 //! ```text
 //!   program loop:  reactor.turn(deadline, &mut events)

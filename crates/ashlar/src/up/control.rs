@@ -158,6 +158,9 @@ fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
     if let Some(commit) = args.commit {
         command.arg(format!("--commit={}", super::setup::commit_name(commit)));
     }
+    if let Some(state) = args.state {
+        command.arg(format!("--state={}", super::setup::store_name(state)));
+    }
     command.arg(match args.restart_after {
         RestartAfter::Never => "--restart-after=never".to_owned(),
         RestartAfter::Time(time) => format!("--restart-after={}ms", time.as_millis()),

@@ -4,7 +4,7 @@
 //! next `up` goes on where it stopped.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::mpsc::Sender;
@@ -18,15 +18,25 @@ use serde_json::Value;
 
 use super::control::Work;
 use super::supervise::{Event, FailedOsds, Role, is_stopped};
-use crate::cli::{CommitArg, UpArgs};
+use crate::cli::{CommitArg, StoreArg, UpArgs};
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
 
 /// How long the monitor and the OSDs may take to come up.
 const START_TIME_MAX: Duration = Duration::from_secs(300);
 
+/// An etcd that just started needs a moment until it has elected itself.
+const QUIET_TIME: Duration = Duration::from_secs(5);
+
 /// Longer names of a socket, in bytes, may not fit the kernel's limit.
 const SOCKET_NAME_MAX: usize = 100;
+
+/// The state in the etcd that `up` runs, up to its address.
+const OWN_ETCD: &str = "etcd:http://";
+/// Where that etcd listens, up to its port.
+const LOOPBACK: &str = "127.0.0.1:";
+/// Its data, in the cluster's directory.
+const ETCD_DIRECTORY: &str = "etcd";
 
 /// OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
@@ -38,6 +48,7 @@ pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: Fail
         osds: args.osds,
         osd_size: args.osd_size.0,
         commit: args.commit,
+        state: args.state,
         events,
         failed_osds,
     };
@@ -58,11 +69,20 @@ pub fn commit_name(commit: CommitArg) -> &'static str {
     }
 }
 
+/// The command-line word of a state store.
+pub fn store_name(store: StoreArg) -> &'static str {
+    match store {
+        StoreArg::Embedded => "embedded",
+        StoreArg::Etcd => "etcd",
+    }
+}
+
 struct Setup {
     dir: PathBuf,
     osds: Option<u32>,
     osd_size: u64,
     commit: Option<CommitArg>,
+    state: Option<StoreArg>,
     events: Sender<Event>,
     failed_osds: FailedOsds,
 }
@@ -70,6 +90,7 @@ struct Setup {
 impl Setup {
     fn run(&self) -> Result<Vec<String>, Failure> {
         let config = self.cluster_files()?;
+        self.start_etcd(&config)?;
         self.start_monitor(&config)?;
         self.start_osds(&config)?;
         self.make_pool(&config)?;
@@ -106,23 +127,104 @@ impl Setup {
                 let message = format!("{} cannot be read: {error}", path.display());
                 failure("invalid", message, "restore it from a copy")
             })?,
-            // The state store is made only here: later starts must find the one there was.
-            Err(_) if !path.exists() => {
-                crate::mon::create(&self.dir.join("mon.1"))?;
-                ClusterFile { cluster: Setup::new_cluster_id(), monitors: Vec::new() }
-            }
+            Err(_) if !path.exists() => self.new_cluster_file()?,
             Err(error) => return Err(cannot("cluster.toml (it cannot be read)", &error)),
         };
-        let usable = file.monitors.first().and_then(|address| address.strip_prefix("tcp:"));
-        if usable.is_none_or(|address| TcpListener::bind(address).is_err()) {
-            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-            let free = free.map_err(|error| cannot("cluster.toml: no free port", &error))?;
-            file.monitors = vec![format!("tcp:{free}")];
+        self.check_store(&file)?;
+        let before = file.clone();
+        let monitor = file.monitors.first().and_then(|address| address.strip_prefix("tcp:"));
+        let etcd = file.state.as_deref().and_then(|state| state.strip_prefix(OWN_ETCD));
+        let (monitor, etcd) = (monitor.map(str::to_owned), etcd.map(str::to_owned));
+        // Both are taken at the same time, so that they differ.
+        let mut taken = Vec::new();
+        let mut free_address = |old: Option<String>| -> std::io::Result<String> {
+            let kept = old.and_then(|address| TcpListener::bind(address).ok());
+            taken.push(match kept {
+                Some(listener) => listener,
+                None => TcpListener::bind("127.0.0.1:0")?,
+            });
+            Ok(taken.last().expect("just pushed").local_addr()?.to_string())
+        };
+        let no_port = |error: std::io::Error| cannot("cluster.toml: no free port", &error);
+        file.monitors = vec![format!("tcp:{}", free_address(monitor).map_err(no_port)?)];
+        if self.owns_etcd(&file) {
+            file.state = Some(format!("{OWN_ETCD}{}", free_address(etcd).map_err(no_port)?));
+        }
+        drop(taken);
+        if file != before {
             let text = toml::to_string(&file).expect("plain data has a TOML form");
             io::replace_file(&path, text.as_bytes(), 0o644)
                 .map_err(|error| cannot("cluster.toml", &error))?;
         }
         Config::load(&self.dir)
+    }
+
+    /// What is made only once: later starts must find the state store there was.
+    fn new_cluster_file(&self) -> Result<ClusterFile, Failure> {
+        let state = match self.state.unwrap_or(StoreArg::Embedded) {
+            StoreArg::Embedded => {
+                crate::mon::create(&self.dir.join("mon.1"))?;
+                None
+            }
+            StoreArg::Etcd => {
+                crate::etcd::find()?;
+                crate::etcd::create(&self.dir.join(ETCD_DIRECTORY))?;
+                Some(format!("{OWN_ETCD}{LOOPBACK}"))
+            }
+        };
+        Ok(ClusterFile { cluster: Setup::new_cluster_id(), monitors: Vec::new(), state })
+    }
+
+    /// Whether the state lies in the etcd that `up` runs.
+    fn owns_etcd(&self, file: &ClusterFile) -> bool {
+        let address = file.state.as_deref().and_then(|state| state.strip_prefix(OWN_ETCD));
+        address.is_some_and(|address| address.starts_with(LOOPBACK) && !address.contains(','))
+            && self.dir.join(ETCD_DIRECTORY).is_dir()
+    }
+
+    /// The state stays where it is, whatever `--state` says.
+    fn check_store(&self, file: &ClusterFile) -> Result<(), Failure> {
+        let is_embedded = file.state.as_deref().is_none_or(|state| state == "embedded");
+        let there = if is_embedded { StoreArg::Embedded } else { StoreArg::Etcd };
+        if self.state.is_none_or(|wanted| wanted == there) {
+            return Ok(());
+        }
+        let message = format!(
+            "the state of this cluster is kept {}",
+            match there {
+                StoreArg::Embedded => "in a file of its monitor",
+                StoreArg::Etcd => "in etcd",
+            }
+        );
+        let hint = format!("leave --state away, or say --state {}", store_name(there));
+        Err(failure("exists", message, hint))
+    }
+
+    /// Starts the etcd of this directory, if the state is there; returns when it listens.
+    fn start_etcd(&self, config: &Config) -> Result<(), Failure> {
+        if !self.owns_etcd(&config.file) {
+            return Ok(());
+        }
+        crate::etcd::find()?;
+        let path = self.dir.join(ETCD_DIRECTORY);
+        if !path.join("member").exists() && !self.existing_osds().is_empty() {
+            let message = format!("{} has lost the state of this cluster", path.display());
+            return Err(failure("state", message, "bring it back from a copy"));
+        }
+        self.say("starting etcd");
+        let state = config.file.state.as_deref().unwrap_or_default();
+        let address = state.strip_prefix(OWN_ETCD).unwrap_or_default().to_owned();
+        let listen = format!("--listen={address}");
+        self.spawn(Role::Etcd, vec!["etcd".into(), self.path(ETCD_DIRECTORY), listen]);
+        let deadline = std::time::Instant::now() + START_TIME_MAX;
+        while TcpStream::connect(&address).is_err() {
+            if std::time::Instant::now() > deadline {
+                let message = "etcd did not come up within 5 minutes".to_owned();
+                return Err(failure("timeout", message, format!("see {}", self.path("log"))));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     fn new_cluster_id() -> ClusterId {
@@ -133,7 +235,20 @@ impl Setup {
         self.say("starting the monitor");
         let arguments = vec!["mon".into(), "run".into(), self.path("mon.1")];
         self.spawn(Role::Monitor, arguments);
-        client::call(config, Command::Status, START_TIME_MAX).map(|_| ())
+        let started = std::time::Instant::now();
+        let said = std::cell::RefCell::new(String::new());
+        self.wait(config, "state store", |status| {
+            let checks = status["checks"].as_array().cloned().unwrap_or_default();
+            let trouble = checks.iter().find(|check| check["code"] == "state_unavailable");
+            let Some(message) = trouble.and_then(|check| check["message"].as_str()) else {
+                return true;
+            };
+            let is_slow = started.elapsed() > QUIET_TIME;
+            if is_slow && said.replace(message.to_owned()) != message {
+                self.say(message);
+            }
+            false
+        })
     }
 
     fn start_osds(&self, config: &Config) -> Result<(), Failure> {

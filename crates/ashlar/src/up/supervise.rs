@@ -38,6 +38,8 @@ pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
 /// Names a child: also the name of its log.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
+    /// The etcd that holds the state.
+    Etcd,
     /// The monitor.
     Monitor,
     /// A storage daemon.
@@ -49,6 +51,7 @@ pub enum Role {
 impl Role {
     fn log_name(&self) -> String {
         match self {
+            Role::Etcd => "etcd".into(),
             Role::Monitor => "mon.1".into(),
             Role::Osd(osd) => osd.to_string(),
             Role::Nbd => "nbd".into(),
@@ -419,12 +422,14 @@ impl Supervisor<'_> {
         self.ready = Some(next);
     }
 
-    /// Stops clients before OSDs, and OSDs before the monitor; then answers who asked for it.
+    /// Stops clients before OSDs, OSDs before the monitor, and that before its state store; then
+    /// answers who asked for it.
     fn stop_all(&mut self, inbox: &Receiver<Event>) {
-        let order: [fn(&Role) -> bool; 3] = [
+        let order: [fn(&Role) -> bool; 4] = [
             |role| *role == Role::Nbd,
             |role| matches!(role, Role::Osd(_)),
             |role| *role == Role::Monitor,
+            |role| *role == Role::Etcd,
         ];
         for belongs in order {
             self.stop_some(belongs, inbox);

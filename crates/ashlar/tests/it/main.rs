@@ -9,6 +9,7 @@ mod commands;
 mod damage;
 mod disks;
 mod documents;
+mod etcd;
 mod faults;
 mod harness;
 mod life;

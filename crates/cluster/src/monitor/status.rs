@@ -376,9 +376,10 @@ impl Monitor {
         if let Some(trouble) = &self.state_trouble {
             checks.push(Check {
                 code: "state_unavailable",
-                severity: Severity::Error,
+                // Who has led knows what serves; before that nothing can be said of the data.
+                severity: if self.has_led { Severity::Warn } else { Severity::Error },
                 message: trouble.clone(),
-                hint: "volumes are served meanwhile; changes, and what fails over, wait for it",
+                hint: "what is served goes on; changes, starts and failover wait for it",
             });
         }
         if self.has_newer_member {

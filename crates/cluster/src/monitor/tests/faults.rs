@@ -7,10 +7,11 @@ use serde_json::Value;
 
 use super::rig::{CLUSTER, Mishap, Rig, identity, osd_id};
 use crate::map::ClusterMap;
-use crate::message::{Command, ToMonitor};
-use crate::monitor::{Identity, StopReason};
+use crate::message::{Command, FromMonitor, ToMonitor};
+use crate::monitor::{Event, Identity, StopReason};
 use crate::state::{
-    MemoryState, Operation, StateEffect, StateRequest, StateRevision, StateStore, Transaction,
+    MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
+    Transaction,
 };
 
 /// Boot, pool, volume, session, loss of the session, removal with fence and task; an OSD restarts.
@@ -183,6 +184,43 @@ fn a_store_that_cannot_be_asked_is_asked_again() {
     assert_eq!(rig.command_over(client, Command::VolumeList), None, "it waits");
     rig.advance(Duration::from_secs(1));
     assert_eq!(rig.inbox[&client].len(), 1, "what came early is answered");
+}
+
+#[test]
+fn why_the_store_cannot_be_asked_is_told_before_it_was_ever_read() {
+    let mut rig = Rig::new();
+    let trouble = |text: Option<&str>| {
+        Event::State(StateEvent::Condition { trouble: text.map(str::to_string) })
+    };
+    let check = |answer: &FromMonitor| match answer {
+        FromMonitor::Answer { result: Ok(status), .. } => status["checks"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|check| check["code"] == "state_unavailable")
+            .map(|check| (check["severity"].clone(), check["message"].clone())),
+        other => panic!("{other:?}"),
+    };
+    rig.is_store_away = true;
+    rig.restart();
+    rig.tick();
+    let client = rig.client();
+    assert_eq!(rig.command_over(client, Command::VolumeList), None);
+    assert_eq!(rig.command_over(client, Command::Status), None, "it may be there in a moment");
+    rig.event(trouble(Some("no etcd at x")));
+    let waited = rig.inbox.get_mut(&client).unwrap().pop_front().unwrap();
+    assert_eq!(check(&waited), Some(("error".into(), "no etcd at x".into())));
+    assert!(rig.command_over(client, Command::Status).is_some(), "answered at once");
+    rig.inbox.get_mut(&client).unwrap().clear();
+
+    rig.is_store_away = false;
+    rig.event(trouble(None));
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(rig.inbox[&client].len(), 1, "the list that waited");
+    assert!(!rig.checks().contains(&"state_unavailable".to_string()));
+    // Once it was read, what is served goes on without it.
+    rig.event(trouble(Some("etcd is gone")));
+    assert_eq!(rig.status()["health"], "warn");
 }
 
 #[test]

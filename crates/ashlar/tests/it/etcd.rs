@@ -1,0 +1,146 @@
+//! Clusters whose state lies in etcd.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::harness::{
+    ASHLAR, Cluster, Directory, QemuIo, is_running, kill_9, qemu_io, refused, report, run, wait_for,
+};
+
+/// The etcd of a cluster's `up`.
+fn etcd_pid(cluster: &Cluster) -> Option<u32> {
+    let data = cluster.path().join("etcd").display().to_string();
+    let processes = fs::read_dir("/proc").expect("Linux").flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| is_running(*pid))
+        .find(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            words[0].ends_with(b"/etcd") && words.contains(&data.as_bytes())
+        })
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process id")).expect("not 0");
+    kill_process(pid, signal).expect("it runs");
+}
+
+fn has_check(status: &Value, code: &str) -> bool {
+    status["checks"].as_array().expect("a list").iter().any(|check| check["code"] == code)
+}
+
+#[test]
+fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
+    let cluster = Cluster::up("etcd", &["--state=etcd", "--osds=2", "--osd-size=256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    let mut session = QemuIo::open(&[&cluster.uri("v")]);
+    session.ask("write -P 1 0 4M");
+    let keys = cluster.json(&["state", "ls"]);
+    assert!(keys.as_array().is_some_and(|keys| keys.len() > 3), "{keys}");
+
+    // Silent: noticed, told, and nobody's reads and writes wait for it.
+    let etcd = etcd_pid(&cluster).expect("`up` runs it");
+    signal(etcd, Signal::STOP);
+    wait_for("status to tell of it", || has_check(&cluster.json(&["status"]), "state_unavailable"));
+    session.ask("write -P 2 4M 4M");
+    session.ask("read -P 1 0 4M");
+    // Dead: started again, and everything goes on.
+    kill_9(etcd);
+    session.ask("write -P 3 8M 4M");
+    wait_for("etcd to be back", || {
+        let status = cluster.json(&["status"]);
+        status["health"] == "ok" && !has_check(&status, "state_unavailable")
+    });
+    assert_ne!(etcd_pid(&cluster), Some(etcd));
+    cluster.run(&["volume", "create", "w", "--size", "16MiB"]);
+    session.ask("read -P 2 4M 4M");
+    session.close();
+
+    cluster.down();
+    assert_eq!(etcd_pid(&cluster), None, "`down` stops it");
+    let up = |arguments: &[&str]| {
+        let mut command = Command::new(ASHLAR);
+        command.args(["up", "--json", "--dir"]).arg(cluster.path()).args(arguments);
+        command
+    };
+    let error = refused(&mut up(&["--state=embedded"]), "exists");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("in etcd")), "{error}");
+    cluster.start(&[]);
+    let volumes = cluster.json(&["volume", "ls"]);
+    assert_eq!(volumes.as_array().map(Vec::len), Some(2), "{volumes}");
+    qemu_io(&cluster, "v", &["read -P 1 0 4M", "read -P 2 4M 4M", "read -P 3 8M 4M"]);
+    cluster.check_osds();
+
+    // A lost state is never replaced by an empty one.
+    fs::rename(cluster.path().join("etcd/member"), cluster.path().join("away")).expect("renamed");
+    let error = refused(&mut up(&[]), "state");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("lost")), "{error}");
+}
+
+#[test]
+fn where_etcd_is_not_installed_its_package_is_named() {
+    let directory = Directory::new("noetcd");
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--json", "--state=etcd", "--dir"]).arg(directory.path());
+    let error = refused(up.env("PATH", "/nonexistent"), "not_installed");
+    assert!(error["hint"].as_str().is_some_and(|hint| hint.contains("etcd-server")), "{error}");
+    assert!(!directory.path().join("cluster.toml").exists(), "no half a cluster is left");
+}
+
+#[test]
+fn a_monitor_without_its_etcd_says_so_and_keeps_trying() {
+    let cluster = Cluster::up("deadetcd", &["--osds=1", "--osd-size=128MiB"]);
+    cluster.down();
+    let monitor = Command::new(ASHLAR)
+        .args(["mon", "run", "--state=etcd:http://127.0.0.1:1,http://127.0.0.1:2"])
+        .arg(cluster.path().join("mon.1"))
+        .arg("--cluster")
+        .arg(cluster.path())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut monitor = monitor.expect("it starts");
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["health"], "error", "{status:#}");
+    let check = &status["checks"][0];
+    assert_eq!(check["code"], "state_unavailable");
+    let message = check["message"].as_str().expect("a text");
+    for part in ["http://127.0.0.1:1 (", "http://127.0.0.1:2 (", "cluster.toml"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(monitor.try_wait().expect("a child").is_none(), "it goes on");
+    monitor.kill().expect("it runs");
+    monitor.wait().expect("a child");
+    let wrong =
+        run(cluster.command(&["mon", "run", "x", "--state", "etcd:10.0.0.1"]).arg("--json"));
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+#[test]
+fn ten_thousand_pgs_start_against_etcd() {
+    let cluster = Cluster::up("manypgs", &["--state=etcd", "--osds=3", "--osd-size=256MiB"]);
+    let started = Instant::now();
+    cluster.run(&["pool", "create", "big", "--pgs", "8192"]);
+    cluster.run(&["pool", "create", "more", "--pgs", "2048"]);
+    cluster.wait_active();
+    let made = started.elapsed();
+    assert!(cluster.json(&["status"])["pgs"]["total"].as_u64().is_some_and(|total| total > 10_000));
+    cluster.kill_everything();
+    wait_for("etcd to be gone with `up`", || etcd_pid(&cluster).is_none());
+    let started = Instant::now();
+    // Returns when every PG is served.
+    cluster.start(&[]);
+    let restarted = started.elapsed();
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["pgs"]["total"], status["pgs"]["active"], "{status:#}");
+    report(&format!(
+        "10,240 PGs over etcd: made and served in {} ms; everything killed, started and served \
+         again in {} ms",
+        made.as_millis(),
+        restarted.as_millis()
+    ));
+}
