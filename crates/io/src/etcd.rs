@@ -276,7 +276,34 @@ async fn serve(place: EtcdPlace, mut effects: UnboundedReceiver<StateEffect>, to
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[test]
+    fn a_thread_that_has_ended_is_a_failed_store() {
+        let (sender, bell) = std::sync::mpsc::channel();
+        let has_panicked = AtomicBool::new(false);
+        let wake = move || {
+            assert!(has_panicked.swap(true, Ordering::Relaxed), "a bug, for this test");
+            let _ = sender.send(());
+        };
+        let place = EtcdPlace::parse("http://127.0.0.1:1", "x").unwrap();
+        let mut state = EtcdState::connect(place, wake).unwrap();
+        bell.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        let mut events = Vec::new();
+        while !state.has_failed {
+            state.poll(Time::ZERO, &mut events);
+        }
+        assert!(matches!(events.last(), Some(StateEvent::Failed { .. })), "{events:?}");
+        // And nothing after it.
+        events.clear();
+        let request = cluster::state::StateRequest(1);
+        let time_to_live = base::Duration::from_secs(1);
+        state.apply(Time::ZERO, StateEffect::LeaseGrant { request, time_to_live }, &mut events);
+        state.poll(Time::ZERO, &mut events);
+        assert_eq!(events, []);
+    }
 
     #[test]
     fn a_place_names_endpoints_and_a_prefix() {

@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 use base::{Duration as Span, Time};
 use cluster::state::{
     KeyValue, LeaseId, OPERATION_COUNT_MAX, Operation, RangeAnswer, StateEffect, StateEvent,
-    StateRequest, StateRevision, StateStore, TRANSACTION_SIZE_MAX, Transaction, TransactionOutcome,
-    Unavailable, WatchId, conformance,
+    StateRequest, StateRevision, StateStore, Transaction, TransactionOutcome, Unavailable, WatchId,
+    conformance,
 };
 use io::etcd::{EtcdPlace, EtcdState, PREFIX_SIZE_MAX};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longer than anything here takes; reaching it is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A silent endpoint is left within 2 s; the rest is what a busy machine may take.
+const LEFT_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// An etcd of one member on a free port; goes away with its owner.
 struct Server {
@@ -292,34 +294,40 @@ fn the_store_in_etcd_keeps_the_promises_of_the_trait() {
     });
 }
 
+/// As many writes, with keys as long and values as large, as the limits allow.
+fn largest_transaction(letter: &str) -> Transaction {
+    let mut transaction = Transaction::new();
+    let operation = |number: usize, size: usize| Operation::Put {
+        key: format!("{letter}{number:0>511}"),
+        value: "x".repeat(size),
+        lease: None,
+    };
+    for number in 0..OPERATION_COUNT_MAX / 2 {
+        transaction.write(operation(number, 16 << 10), StateRevision::ZERO);
+    }
+    let last = OPERATION_COUNT_MAX / 2;
+    let fits = |size: &usize| transaction.has_room_for(&[operation(last, *size)]);
+    let size = (0..1 << 20).rev().find(|size| size % 64 == 0 && fits(size)).unwrap();
+    transaction.write(operation(last, size), StateRevision::ZERO);
+    assert_eq!(transaction.broken_rule(), None);
+    transaction
+}
+
 #[test]
-fn the_largest_transaction_below_the_longest_prefix_is_taken() {
+fn the_largest_transactions_below_the_longest_prefix_are_taken_and_told_whole() {
     let server = Server::running("large");
     let prefix = "p".repeat(PREFIX_SIZE_MAX);
     let mut driver = Driver::new(&[&server.url()], &prefix);
     driver.get("nothing");
-    let mut transaction = Transaction::new();
-    let mut value_size = TRANSACTION_SIZE_MAX / OPERATION_COUNT_MAX;
-    for number in 0..OPERATION_COUNT_MAX {
-        let key = format!("{number:0>512}");
-        let mut operation =
-            Operation::Put { key: key.clone(), value: "x".repeat(value_size), lease: None };
-        while !transaction.has_room_for(std::slice::from_ref(&operation)) {
-            value_size -= 64;
-            operation =
-                Operation::Put { key: key.clone(), value: "x".repeat(value_size), lease: None };
-        }
-        transaction.write(operation, StateRevision::ZERO);
-        // Room for the framing of those that follow.
-        value_size = value_size.min(TRANSACTION_SIZE_MAX / OPERATION_COUNT_MAX - 1_200);
-    }
-    assert_eq!(transaction.broken_rule(), None);
-    let revision = driver.commit(transaction);
-    // One revision of 1.5 MB comes whole, however it is cut on its way.
+    let revisions = ["a", "b", "c"].map(|letter| driver.commit(largest_transaction(letter)));
+    // etcd cuts what it tells at once wherever 2 MiB are full: within a revision, too.
     let watch = WatchId(1);
-    driver.watch(watch, "", revision);
-    let (told, changes) = driver.watched(watch);
-    assert_eq!((told, changes.len()), (revision, OPERATION_COUNT_MAX));
+    driver.watch(watch, "", revisions[0]);
+    for (revision, letter) in revisions.into_iter().zip(["a", "b", "c"]) {
+        let (told, changes) = driver.watched(watch);
+        assert_eq!((told, changes.len()), (revision, OPERATION_COUNT_MAX / 2 + 1));
+        assert!(changes.iter().all(|(key, _)| key.starts_with(letter)));
+    }
 }
 
 #[test]
@@ -447,10 +455,10 @@ fn a_stopped_etcd_is_noticed_and_nothing_is_doubled_when_it_goes_on() {
     let trouble = driver.trouble();
     assert!(trouble.contains(&server.url()), "{trouble}");
     assert!(trouble.contains("cluster.toml"), "{trouble}");
-    assert!(noticed < Duration::from_secs(2), "{noticed:?}");
+    assert!(noticed < LEFT_TIME_MAX, "{noticed:?}");
     let started = Instant::now();
     assert_eq!(driver.range("", 1), Err(Unavailable));
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(started.elapsed() < LEFT_TIME_MAX, "{:?}", started.elapsed());
     let time_to_live = Span::from_secs(60);
     let grant = driver.start(|request| StateEffect::LeaseGrant { request, time_to_live });
     server.signal(Signal::CONT);
@@ -477,7 +485,7 @@ fn a_silent_etcd_is_noticed_without_any_request() {
     let stopped = Instant::now();
     driver.trouble();
     let noticed = stopped.elapsed();
-    assert!(noticed < Duration::from_millis(2_200), "{noticed:?}");
+    assert!(noticed < LEFT_TIME_MAX, "{noticed:?}");
     server.signal(Signal::CONT);
     driver.no_trouble();
 }
@@ -574,7 +582,7 @@ fn dead_and_silent_endpoints_are_left_for_one_that_answers() {
     let mut driver = Driver::new(&[&dead, &silent, &server.url()], "x");
     let revision = driver.commit_soon(put("a", "1", StateRevision::ZERO));
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < LEFT_TIME_MAX, "{took:?}");
     assert_eq!(driver.get("a").map(|entry| entry.revision), Some(revision));
     assert!(!driver.events.iter().any(|event| matches!(event, StateEvent::Condition { .. })));
     drop(listener);

@@ -60,7 +60,8 @@ impl Keys {
 }
 
 pub(super) fn revision(number: i64) -> StateRevision {
-    StateRevision::new(u64::try_from(number).expect("etcd counts revisions from 1"))
+    // etcd counts from 1.
+    StateRevision::new(u64::try_from(number).unwrap_or(0))
 }
 
 pub(super) fn number(revision: StateRevision) -> i64 {

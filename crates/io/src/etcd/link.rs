@@ -21,12 +21,15 @@ use tokio::time::{sleep, timeout};
 use super::keys::Keys;
 use super::{EtcdPlace, Told};
 
-/// An endpoint that takes longer to answer is left.
-const ANSWER_TIME_MAX: Duration = Duration::from_millis(1_400);
+/// An endpoint that takes longer to answer a probe is left.
+const PROBE_TIME_MAX: Duration = Duration::from_millis(1_400);
 /// A link is probed so long after the last probe.
 const PROBE_SPAN: Duration = Duration::from_millis(500);
 /// A silent endpoint is left within this time.
-const _: () = assert!(ANSWER_TIME_MAX.as_millis() + PROBE_SPAN.as_millis() < 2_000);
+const _: () = assert!(PROBE_TIME_MAX.as_millis() + PROBE_SPAN.as_millis() < 2_000);
+/// Requests may take longer, on a slow disk or network, while probes are answered: etcd itself gives
+/// them up after 7 s.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(8);
 /// The rest after all endpoints were tried.
 const REST_SPAN: Duration = Duration::from_millis(200);
 /// Longest answer that is taken, in bytes.
@@ -91,7 +94,7 @@ pub(super) struct Link {
 impl Link {
     async fn open(endpoint: &str) -> Result<Link, Error> {
         let options =
-            ConnectOptions::new().with_require_leader(true).with_connect_timeout(ANSWER_TIME_MAX);
+            ConnectOptions::new().with_require_leader(true).with_connect_timeout(PROBE_TIME_MAX);
         let client = Client::connect([endpoint], Some(options)).await?;
         Ok(Link { client, left: watch::channel(None).0 })
     }
@@ -129,9 +132,17 @@ impl Link {
         &self,
         call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Refusal> {
+        self.ask_within(REQUEST_TIME_MAX, call).await
+    }
+
+    async fn ask_within<T>(
+        &self,
+        time_max: Duration,
+        call: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Refusal> {
         let answer = tokio::select! {
             biased;
-            answer = timeout(ANSWER_TIME_MAX, call) => answer,
+            answer = timeout(time_max, call) => answer,
             _ = self.left() => return Err(Refusal::Gone),
         };
         let why = match answer {
@@ -140,16 +151,17 @@ impl Link {
                 Some(refusal) => return Err(refusal),
                 None => text_of(&error),
             },
-            Err(_) => format!("no answer within {} ms", ANSWER_TIME_MAX.as_millis()),
+            Err(_) => format!("no answer within {} ms", time_max.as_millis()),
         };
         self.leave(why);
         Err(Refusal::Gone)
     }
 
-    /// Reads through etcd's consensus; the etcd cluster's identity.
-    async fn probe(&self, keys: &Keys) -> Result<u64, Refusal> {
-        let answer = self.ask(self.kv().get(keys.outer(""), None)).await?;
-        Ok(answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id))
+    /// Reads through etcd's consensus; the etcd cluster's identity, if it is an etcd.
+    async fn probe(&self, keys: &Keys) -> Result<Option<u64>, Refusal> {
+        let key = keys.outer("");
+        let answer = self.ask_within(PROBE_TIME_MAX, self.kv().get(key, None)).await?;
+        Ok(answer.header().map(etcd_client::ResponseHeader::cluster_id))
     }
 }
 
@@ -187,7 +199,7 @@ impl Links {
 
     /// The link, if there is one soon.
     pub(super) async fn soon(&self) -> Option<Rc<Link>> {
-        timeout(ANSWER_TIME_MAX, self.next()).await.ok()
+        timeout(PROBE_TIME_MAX, self.next()).await.ok()
     }
 }
 
@@ -219,16 +231,17 @@ struct Keeper {
 impl Keeper {
     /// Uses an endpoint as long as it answers; why it does not, or not any more.
     async fn use_endpoint(&mut self, endpoint: &str) -> String {
-        let link = match timeout(ANSWER_TIME_MAX, Link::open(endpoint)).await {
+        let link = match timeout(PROBE_TIME_MAX, Link::open(endpoint)).await {
             Ok(Ok(link)) => Rc::new(link),
             Ok(Err(error)) => return text_of(&error),
             Err(_) => return "no connection".to_string(),
         };
         match link.probe(&self.keys).await {
-            Ok(cluster) if *self.cluster.get_or_insert(cluster) != cluster => {
+            Ok(None) => return "it is no etcd".to_string(),
+            Ok(Some(cluster)) if *self.cluster.get_or_insert(cluster) != cluster => {
                 return "it belongs to another etcd cluster than the others".to_string();
             }
-            Ok(_) => {}
+            Ok(Some(_)) => {}
             Err(Refusal::Gone) => return link.left().await,
             Err(refusal) => return format!("it refuses to be read: {refusal:?}"),
         }

@@ -206,5 +206,5 @@ fn just_after(mut key: Vec<u8>) -> Vec<u8> {
 }
 
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> StateRevision {
-    revision(header.expect("etcd's answers have a header").revision())
+    revision(header.expect("what has no headers is left after its first probe").revision())
 }

@@ -76,7 +76,9 @@ impl Follower {
                 let why = message.cancel_reason();
                 return Ended::Broken(format!("a watch was canceled: {why}"));
             }
-            self.gather(&message);
+            if !self.gather(&message) {
+                return Ended::Broken("a watch told changes out of order".to_string());
+            }
             self.tell(message.0.fragment);
         }
     }
@@ -93,7 +95,8 @@ impl Follower {
         link.ask(client.watch(begin, Some(options))).await
     }
 
-    fn gather(&mut self, message: &WatchResponse) {
+    /// `false`: the changes are out of order.
+    fn gather(&mut self, message: &WatchResponse) -> bool {
         for event in message.events() {
             let Some(found) = event.kv() else { continue };
             let revision = revision(found.mod_revision());
@@ -107,16 +110,18 @@ impl Follower {
             };
             match self.gathered.last_mut() {
                 Some((last, changes)) if *last == revision => changes.push((key, value)),
+                Some((last, _)) if *last > revision => return false,
                 _ => self.gathered.push((revision, vec![(key, value)])),
             }
         }
+        true
     }
 
     /// Tells what is complete.
     fn tell(&mut self, more_follows: bool) {
         let complete = self.gathered.len() - usize::from(more_follows).min(self.gathered.len());
         for (revision, changes) in self.gathered.drain(..complete) {
-            assert!(self.next <= revision, "etcd tells revisions in order");
+            assert!(self.next <= revision);
             self.next = revision.next();
             let event = StateEvent::Watched { watch: self.watch, revision, changes };
             self.context.told.tell(event);
