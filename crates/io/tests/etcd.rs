@@ -447,8 +447,12 @@ fn a_stopped_etcd_is_noticed_and_nothing_is_doubled_when_it_goes_on() {
     }
     expect_counted(&mut driver, watch, 1, 5);
     driver.events.clear();
+    let time_to_live = Span::from_secs(60);
+    let grant = driver.start(|request| StateEffect::LeaseGrant { request, time_to_live });
+    let lease = driver.lease(grant).unwrap();
     server.signal(Signal::STOP);
     let stopped = Instant::now();
+    let renewal = driver.start(|request| StateEffect::LeaseRenew { request, lease });
     // A transaction that reached the stopped server's socket: it may still happen.
     assert_eq!(driver.put("counter", "6", counter.revision), TransactionOutcome::Unknown);
     let noticed = stopped.elapsed();
@@ -459,13 +463,14 @@ fn a_stopped_etcd_is_noticed_and_nothing_is_doubled_when_it_goes_on() {
     let started = Instant::now();
     assert_eq!(driver.range("", 1), Err(Unavailable));
     assert!(started.elapsed() < LEFT_TIME_MAX, "{:?}", started.elapsed());
-    let time_to_live = Span::from_secs(60);
     let grant = driver.start(|request| StateEffect::LeaseGrant { request, time_to_live });
     server.signal(Signal::CONT);
     driver.no_trouble();
-    let lease = driver.lease(grant).expect("asked again until it is answered");
-    let renewal = driver.start(|request| StateEffect::LeaseRenew { request, lease });
+    // What may be done twice is asked again until it is answered.
     assert_eq!(driver.lease(renewal), Some(lease));
+    let other = driver.lease(grant).unwrap();
+    let revocation = driver.start(|request| StateEffect::LeaseRevoke { request, lease: other });
+    assert_eq!(driver.lease(revocation), Some(other));
     for _ in 0..5 {
         counter.advance(&mut driver);
     }
