@@ -45,12 +45,6 @@ impl Measured {
     }
 }
 
-/// Processor time of this process, its kernel workers included.
-pub fn cpu_time() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 /// `ashlar bench`
 pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Result<(), Failure> {
     match command {

@@ -377,30 +377,8 @@ fn found(answer: Answer) -> Found {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Wake;
-
     use super::*;
-
-    struct Unpark(std::thread::Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    /// The smallest runtime: one future on this thread.
-    fn block_on<F: Future>(future: F) -> F::Output {
-        let mut future = std::pin::pin!(future);
-        let waker = TaskWaker::from(Arc::new(Unpark(std::thread::current())));
-        let mut context = Context::from_waker(&waker);
-        loop {
-            match future.as_mut().poll(&mut context) {
-                Poll::Ready(value) => return value,
-                Poll::Pending => std::thread::park(),
-            }
-        }
-    }
+    use crate::block_on::block_on;
 
     #[test]
     fn an_answer_crosses_threads() {
@@ -420,12 +398,7 @@ mod tests {
 
     #[test]
     fn a_client_that_is_dropped_while_it_waits_ends_its_thread() {
-        let file = cluster::map::ClusterFile {
-            cluster: base::ClusterId::new(1),
-            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
-            state: None,
-        };
-        let config = Config { dir: "x".into(), file, key: io::ClusterKey::random() };
+        let config = Config::of_nobody();
         let client = Client::start(&config).expect("io_uring works");
         let other = client.clone();
         let mut open = Box::pin(other.open("disk", false));

@@ -80,20 +80,11 @@ fn too_late(config: &Config, was_connected: bool) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use base::ClusterId;
-    use cluster::map::ClusterFile;
-    use io::ClusterKey;
-
     use super::*;
 
     #[test]
     fn a_cluster_that_is_down_is_said_to_be() {
-        let file = ClusterFile {
-            cluster: ClusterId::new(1),
-            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
-            state: None,
-        };
-        let config = Config { dir: "x".into(), file, key: ClusterKey::random() };
+        let config = Config::of_nobody();
         let timeout = std::time::Duration::from_millis(300);
         let error = call(&config, Command::Status, timeout).expect_err("nobody is there");
         assert_eq!(error.code, "unreachable");

@@ -92,6 +92,19 @@ pub(crate) fn failure(code: &str, message: String, hint: &str) -> Failure {
 }
 
 #[cfg(test)]
+impl Config {
+    /// A cluster with one monitor, which is down.
+    pub(crate) fn of_nobody() -> Config {
+        let file = ClusterFile {
+            cluster: base::ClusterId::new(1),
+            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
+            state: None,
+        };
+        Config { dir: "x".into(), file, key: ClusterKey::random() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -13,6 +13,8 @@
 
 mod asynchronous;
 pub mod bench;
+#[cfg(test)]
+mod block_on;
 mod call;
 mod commands;
 mod config;

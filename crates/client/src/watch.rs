@@ -137,20 +137,11 @@ fn answer_of(
 
 #[cfg(test)]
 mod tests {
-    use base::ClusterId;
-    use cluster::map::ClusterFile;
-    use io::ClusterKey;
-
     use super::*;
 
     #[test]
     fn a_cluster_that_is_down_is_said_to_be() {
-        let file = ClusterFile {
-            cluster: ClusterId::new(1),
-            monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
-            state: None,
-        };
-        let config = Config { dir: "x".into(), file, key: ClusterKey::random() };
+        let config = Config::of_nobody();
         let mut reactor = client_reactor(&config, RING_ENTRIES).expect("io_uring works");
         let mut events = Vec::new();
         let connection = ConnectionId::new(2);

@@ -3,6 +3,8 @@
 // A test may start threads and write files.
 #![allow(clippy::disallowed_methods)]
 
+#[path = "../src/block_on.rs"]
+mod block_on;
 #[path = "../../attach/tests/memory/mod.rs"]
 mod memory;
 #[path = "../../attach/tests/memory/served.rs"]
@@ -10,10 +12,10 @@ mod served;
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use block_on::block_on;
 use client::bench::{Load, OpKind};
 use client::{Client, Config, Extent, VolumeError};
 use cluster::map::ClusterFile;
@@ -55,27 +57,6 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-struct Unpark(std::thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// The smallest runtime: one future on this thread.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = std::pin::pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => std::thread::park(),
-        }
     }
 }
 

@@ -249,7 +249,7 @@ fn measure_echo(mut socket: TcpStream, size: usize, time: Duration) -> std::io::
 }
 
 /// Processor time of this process, its kernel workers included.
-fn cpu_time() -> Time {
+pub fn cpu_time() -> Time {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }

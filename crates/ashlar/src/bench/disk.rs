@@ -20,7 +20,7 @@ use cluster::message::Failure;
 use format::door::DiskEffect;
 use io::{Disk, Event as IoEvent, Reactor};
 
-use super::{Measured, cpu_time, span_of};
+use super::{Measured, span_of};
 use crate::osd::no_reactor;
 use crate::output::{failure, size_text};
 
@@ -74,9 +74,9 @@ pub fn run(
     let load = bench.measure(places, load)?;
     let device_bytes = bench.written_bytes;
     drop(bench);
-    let began = std::time::Instant::now();
+    let began = io::now();
     let bench = Bench::open(path, size)?;
-    let recovery = Duration::from_nanos(began.elapsed().as_nanos() as u64);
+    let recovery = io::now().since(began);
     Ok(StoreMeasured { load, device_bytes, recovery, recovered: bench.store.recovery_report() })
 }
 
@@ -263,7 +263,7 @@ impl Bench {
         let time = span_of(&load);
         self.flights = vec![Flight { began: Time::ZERO, parts_missing: 0 }; load.depth];
         let mut histogram = Histogram::default();
-        let (began, cpu) = (self.reactor.now(), cpu_time());
+        let (began, cpu) = (self.reactor.now(), io::bench::cpu_time());
         for slot in 0..load.depth {
             self.start(slot, is_read, places.next(linear), load.block_size);
         }
@@ -282,12 +282,7 @@ impl Bench {
             }
         }
         let elapsed = self.reactor.now().since(began);
-        let cpu = cpu_time().saturating_sub(cpu);
-        Ok(Measured {
-            histogram,
-            elapsed,
-            cpu: Some(Duration::from_nanos(cpu)),
-            block_size: load.block_size,
-        })
+        let cpu = io::bench::cpu_time().since(cpu);
+        Ok(Measured { histogram, elapsed, cpu: Some(cpu), block_size: load.block_size })
     }
 }
