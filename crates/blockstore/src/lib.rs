@@ -30,6 +30,7 @@ mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
 use format::door::{DiskEffect, DiskEvent};
+use format::wire::Content;
 
 pub use check::{
     CheckOptions, CheckReport, Finding, Inspection, ReadDevice, Severity, check, inspect,
@@ -74,6 +75,21 @@ pub struct Identity {
     pub cluster: ClusterId,
     /// The OSD it belongs to.
     pub osd: OsdId,
+}
+
+/// What a store knows of a PG besides its blocks. See `docs/internals/pg.md`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PgFacts {
+    /// The highest version of a write, zero or delete that was accepted. Repairs do not count.
+    pub last: Version,
+    /// The highest version of any block it ever held, repairs included.
+    pub held: Version,
+    /// The lowest version that recoveries dropped, if a write of its epoch is still the last one.
+    pub hole: Option<Version>,
+    /// Tombstones up to it are gone.
+    pub floor: Version,
+    /// Damage may have cost acknowledged writes.
+    pub is_suspect: bool,
 }
 
 /// Space for data, in bytes.
@@ -179,6 +195,25 @@ pub enum Request {
         /// The block.
         key: BlockKey,
     },
+    /// The block as it is, for another member; answered by [`Answer::Copy`]. Damaged units are
+    /// left out, and named.
+    Copy {
+        /// The block.
+        key: BlockKey,
+        /// Only these units; empty: all.
+        units: Vec<u64>,
+    },
+    /// Make the block so, whatever its version was: whole or not at all. The PG's last version
+    /// stays as it is. Done when durable. (Not in the order of versions: see
+    /// `docs/internals/pg.md`.)
+    Repair {
+        /// The PG.
+        pg: PgId,
+        /// The block.
+        key: BlockKey,
+        /// What is to be there.
+        content: Content,
+    },
     /// Keep these bytes under (kind, id), replacing what was there; empty bytes remove it.
     /// Done when durable.
     Note {
@@ -245,6 +280,13 @@ pub enum Answer {
         checksums: Vec<Checksum>,
         /// The range; empty where the whole range is zeros.
         data: Buffer,
+    },
+    /// A block for another member.
+    Copy {
+        /// What is there, without damaged units.
+        content: Content,
+        /// Units asked for that held data and lost it.
+        damaged: Vec<u64>,
     },
     /// Written and damaged units: bit `i` of word `i / 64` is unit `i`.
     Extents {

@@ -249,7 +249,12 @@ impl Store {
                 let header = EntryHeader { pg: Some(pg), ..plain_header(EntryKind::Absolve) };
                 self.accept_entry(id, header, None, old);
             }
-            Request::Read { .. } | Request::Extents { .. } | Request::Sync | Request::Record => {
+            Request::Read { .. }
+            | Request::Extents { .. }
+            | Request::Copy { .. }
+            | Request::Repair { .. }
+            | Request::Sync
+            | Request::Record => {
                 unreachable!("taken before")
             }
         }

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use base::{BlockSize, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId};
+use format::wire::Member;
 use serde::{Deserialize, Serialize};
 
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
@@ -50,9 +51,32 @@ pub enum ToMonitor {
         /// `Some`: the same run goes on over a new connection, no epoch ends. `None`: a new run.
         #[serde(default)]
         incarnation: Option<Incarnation>,
+        /// Recovery found damage that may have cost acknowledged writes: where it has not been
+        /// filled again since, it counts as absent.
+        #[serde(default)]
+        suspect: bool,
     },
     /// An OSD's state, sent about once a second.
     OsdReport(OsdReport),
+    /// PGs that this OSD leads need another entry. Said again until the entry's epoch is over.
+    PgNeeds {
+        /// What each needs.
+        needs: Vec<PgNeed>,
+    },
+    /// A peer does not answer this OSD. Said again, about once a second, while it is so.
+    OsdUnreachable {
+        /// Which.
+        osd: OsdId,
+        /// The run that was talked to.
+        incarnation: Incarnation,
+        /// How it shows.
+        how: Unreachable,
+    },
+    /// The answer to [`FromMonitor::Probe`].
+    Alive {
+        /// As asked.
+        nonce: u64,
+    },
     /// The OSD has applied these map revisions: older ones are refused by it from now on.
     OsdSaw {
         /// By pool.
@@ -129,6 +153,11 @@ pub enum FromMonitor {
         epoch: Epoch,
         /// The OSD's run.
         incarnation: Incarnation,
+    },
+    /// Answer at once: somebody's absence is being judged.
+    Probe {
+        /// Names the answer.
+        nonce: u64,
     },
     /// A pool is gone: nothing of it is served any more, and what the OSD holds of it goes. It
     /// answers [`ToMonitor::PoolCleared`].
@@ -219,6 +248,56 @@ pub struct OsdReport {
     pub incomplete: Vec<(PgId, String)>,
     /// Units found damaged and not rewritten since.
     pub damaged_units: u64,
+    /// Learners of PGs it leads, being filled.
+    #[serde(default)]
+    pub filling: Vec<FillingProgress>,
+}
+
+/// How far a learner's filling is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FillingProgress {
+    /// The PG.
+    pub pg: PgId,
+    /// The learner.
+    pub osd: OsdId,
+    /// Bytes copied in this epoch.
+    pub done_bytes: u64,
+    /// Bytes that are still to be compared or copied, as far as is known.
+    pub left_bytes: u64,
+}
+
+/// Why a PG's primary asks for another entry. Bound to the epoch it was seen in: one that comes
+/// late does nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PgNeed {
+    /// The PG.
+    pub pg: PgId,
+    /// The epoch of its entry.
+    pub epoch: Epoch,
+    /// What.
+    pub what: Need,
+}
+
+/// See [`PgNeed`].
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Need {
+    /// Another epoch with the same members: a connection broke, or an activation failed.
+    NewEpoch,
+    /// This learner has everything. The primary acknowledges only with it until the epoch ends.
+    Complete(Member),
+    /// This member cannot go on (full, or it does not follow); for people.
+    Failed(Member, String),
+}
+
+/// How a peer's absence shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unreachable {
+    /// Its connection was reset, and nobody listens at its addresses: its process is gone.
+    Refused,
+    /// It has been silent for a second.
+    Silent,
 }
 
 /// Operator's commands that the monitor carries out.

@@ -356,7 +356,9 @@ impl Monitor {
                 Err(_) => self.close_for_protocol(now, connection, effects),
             },
             Message::Reply(reply) => self.on_task_reply(now, connection, reply),
-            Message::Request(_) => self.close_for_protocol(now, connection, effects),
+            Message::Request(_) | Message::Peer(_) | Message::Lease(_) => {
+                self.close_for_protocol(now, connection, effects);
+            }
         }
     }
 
@@ -384,6 +386,11 @@ impl Monitor {
             }
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
             ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
+            ToMonitor::PgNeeds { .. }
+            | ToMonitor::OsdUnreachable { .. }
+            | ToMonitor::Alive { .. } => {
+                self.close_for_protocol(now, connection, effects);
+            }
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
             ToMonitor::PoolCleared { pool } => self.on_pool_cleared(connection, pool),
             ToMonitor::OpenSession { request, image, read_only, client } => {

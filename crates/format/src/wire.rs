@@ -4,6 +4,8 @@
 //!   client ──Request──▶ OSD      one stripe at a time, named by session and sequence
 //!          ◀──Reply───           outcome, or a refusal that carries what the client must learn
 //!   anyone ──Control──▶ monitor  JSON text; its types live in `cluster::message`
+//!   OSD ◀──Peer──▶ OSD           members of a PG, see `peer.rs`
+//!   OSD ◀──Lease──▶ OSD          on a connection of its own
 //! ```
 //!
 //! Invariants
@@ -11,6 +13,9 @@
 //!   2. A receiver allocates nothing before it has checked the lengths against the limits here.
 
 mod codec;
+mod codec_peer;
+mod fields;
+mod peer;
 
 use base::{
     Buffer, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,
@@ -18,6 +23,11 @@ use base::{
 };
 
 pub use codec::{DecodeError, FRAME_HEADER_SIZE, FrameHeader, decode, decode_header, encode};
+pub use peer::{
+    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
+    WHOLE_COUNT_MAX,
+};
 
 /// Longest payload of a frame, in bytes.
 pub const PAYLOAD_SIZE_MAX: u32 = 4 << 20;
@@ -25,6 +35,8 @@ pub const PAYLOAD_SIZE_MAX: u32 = 4 << 20;
 pub const BODY_SIZE_MAX: u32 = 64 << 10;
 /// Longest text of a control message, in bytes.
 pub const CONTROL_SIZE_MAX: u32 = 4 << 20;
+/// Longest body of a lease message, in bytes.
+pub const LEASE_SIZE_MAX: u32 = 1 << 20;
 /// Most layers a read names.
 pub const CHAIN_LENGTH_MAX: usize = 32;
 /// Protocol versions this program speaks, both ends included.
@@ -39,6 +51,10 @@ pub enum Message {
     Reply(Reply),
     /// JSON text to or from a monitor; see `cluster::message`.
     Control(String),
+    /// Members of a PG talk.
+    Peer(Box<PeerMessage>),
+    /// Two OSDs talk about their lease.
+    Lease(Box<LeaseMessage>),
 }
 
 /// What a client asks of the primary of a PG. All of it concerns one stripe or one PG.

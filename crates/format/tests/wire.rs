@@ -14,6 +14,9 @@ use format::wire::{
     CHAIN_LENGTH_MAX, DecodeError, FRAME_HEADER_SIZE, Member, Message, Op, Outcome, PgEntry, Place,
     Refusal, Reply, Request, decode, decode_header, encode,
 };
+
+#[path = "wire/peer.rs"]
+mod peer;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -96,6 +99,12 @@ fn reply(outcome: Result<Outcome, Refusal>) -> Message {
 }
 
 fn examples() -> Vec<(&'static str, Message)> {
+    let mut examples = client_examples();
+    examples.extend(peer::examples());
+    examples
+}
+
+fn client_examples() -> Vec<(&'static str, Message)> {
     let data = data(2);
     let checksums = checksums(&data);
     let empty = BufferPool::default().take(0).freeze();
@@ -311,6 +320,8 @@ fn any_message() -> impl Strategy<Value = Message> {
             Message::Reply(Reply { session: SessionId::new(session), sequence, outcome })
         }),
         ".{0,200}".prop_map(Message::Control),
+        peer::any_peer(),
+        peer::any_lease(),
     ]
 }
 
@@ -356,7 +367,7 @@ proptest! {
 
     #[test]
     fn rubbish_between_right_checksums_never_panics(
-        kind in 0u16..5,
+        kind in 0u16..7,
         body in vec(any::<u8>(), 0..200),
         payload_units in 0usize..3,
     ) {

@@ -214,7 +214,7 @@ impl Node {
                 Message::Control(text) if self.link.connection() == Some(connection) => {
                     self.monitor_said(now, connection, &text, effects);
                 }
-                Message::Control(_) | Message::Reply(_) => {
+                Message::Control(_) | Message::Reply(_) | Message::Peer(_) | Message::Lease(_) => {
                     self.hang_up(now, connection, effects);
                 }
             },
@@ -262,6 +262,7 @@ impl Node {
             path: self.identity.path.clone(),
             host: self.identity.host.clone(),
             incarnation: self.incarnation,
+            suspect: self.store.has_unsettled_damage(),
         };
         self.tell_monitor(&boot, effects);
     }
@@ -314,6 +315,7 @@ impl Node {
                     self.give_up(now, pg, effects);
                 }
             }
+            FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::ClearPool { pool, pg_count } => {
                 self.clear_pool(now, pool, pg_count, effects);
             }

@@ -224,6 +224,7 @@ impl Bench {
                 self.notes.push(ActivationRecord::decode(&bytes).unwrap());
             }
             StoreRequest::SetFloor { floor, .. } => self.floors.push(floor),
+            StoreRequest::Copy { .. } | StoreRequest::Repair { .. } => panic!("one copy"),
             StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
         }
         Ok(Answer::Durable)

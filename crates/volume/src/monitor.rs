@@ -191,7 +191,7 @@ impl ClientCore {
         let MonitorState::Open { connection } = self.monitor.state else { return };
         let parsed = match &message {
             Message::Control(text) => serde_json::from_str::<FromMonitor>(text).ok(),
-            Message::Request(_) | Message::Reply(_) => None,
+            _ => None,
         };
         let Some(message) = parsed else {
             self.leave_monitor(now, connection, effects);

@@ -45,8 +45,16 @@ impl Monitor {
         message: ToMonitor,
         effects: &mut Vec<Effect>,
     ) {
-        let ToMonitor::OsdBoot { osd, store, mut addresses, pid, path, host, incarnation } =
-            message
+        let ToMonitor::OsdBoot {
+            osd,
+            store,
+            mut addresses,
+            pid,
+            path,
+            host,
+            incarnation,
+            suspect: _,
+        } = message
         else {
             unreachable!("the caller matched it");
         };

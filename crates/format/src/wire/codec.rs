@@ -17,14 +17,13 @@
 //!   1. A message has exactly one encoding: what decodes, encodes to the same bytes.
 //!   2. `decode` allocates only what lengths checked against the limits allow.
 
-use base::{
-    BlockSize, Buffer, BufferPool, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId,
-    PoolId, SessionId, StripeIndex, UNIT_SIZE, Version, crc32c,
-};
+use base::{Buffer, BufferPool, Epoch, MapRevision, SessionId, StripeIndex, UNIT_SIZE, crc32c};
 
+use super::codec_peer::{decode_lease, decode_peer, encode_lease, encode_peer, peer_data};
+use super::fields::*;
 use super::{
-    BODY_SIZE_MAX, CHAIN_LENGTH_MAX, CONTROL_SIZE_MAX, Member, Message, Op, Outcome,
-    PAYLOAD_SIZE_MAX, PgEntry, Place, Refusal, Reply, Request,
+    BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, Op, Outcome, PAYLOAD_SIZE_MAX,
+    Refusal, Reply, Request,
 };
 
 /// Size of a frame's header in bytes.
@@ -36,13 +35,8 @@ const MAGIC: u32 = u32::from_le_bytes(*b"ASHM");
 const KIND_REQUEST: u16 = 1;
 const KIND_REPLY: u16 = 2;
 const KIND_CONTROL: u16 = 3;
-
-/// Most members, and most learners, of a PG entry on the wire.
-const MEMBER_COUNT_MAX: usize = 64;
-/// Most words of a unit bitmap: those of the largest block.
-const BITMAP_WORDS_MAX: usize = BlockSize::MAX.unit_count() as usize / 64;
-/// Longest text for people in a refusal, in bytes; what is longer is cut.
-const TEXT_SIZE_MAX: usize = 4096;
+const KIND_PEER: u16 = 4;
+const KIND_LEASE: u16 = 5;
 
 /// The lengths a frame's header announces, checked against the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,14 +63,15 @@ impl std::fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-fn wrong<T>(what: impl Into<String>) -> Result<T, DecodeError> {
+pub(super) fn wrong<T>(what: impl Into<String>) -> Result<T, DecodeError> {
     Err(DecodeError(what.into()))
 }
 
 /// The header and body of a message, appended to `bytes`; the payload, if any, follows on the
 /// wire as it is. Allocates only where `bytes` must grow.
 ///
-/// Requires: lengths within the limits of this module, and one checksum for each 4 KiB of data.
+/// Requires: lengths within the limits of this module, one checksum for each 4 KiB of data, and the
+/// rules that [`super::Content`] and [`super::PeerMessage`] state.
 pub fn encode(message: &Message, bytes: &mut Vec<u8>) -> Option<Buffer> {
     let start = bytes.len();
     bytes.extend_from_slice(&[0; FRAME_HEADER_SIZE]);
@@ -92,6 +87,14 @@ pub fn encode(message: &Message, bytes: &mut Vec<u8>) -> Option<Buffer> {
         Message::Control(text) => {
             bytes.extend_from_slice(text.as_bytes());
             (KIND_CONTROL, CONTROL_SIZE_MAX, None)
+        }
+        Message::Peer(message) => {
+            encode_peer(message, bytes);
+            (KIND_PEER, BODY_SIZE_MAX, peer_data(message))
+        }
+        Message::Lease(message) => {
+            encode_lease(message, bytes);
+            (KIND_LEASE, LEASE_SIZE_MAX, None)
         }
     };
     let (header, body) = bytes[start..].split_at_mut(FRAME_HEADER_SIZE);
@@ -130,8 +133,9 @@ pub fn decode_header(bytes: &[u8; FRAME_HEADER_SIZE]) -> Result<FrameHeader, Dec
         return wrong("a frame's header has bits set that this version does not know");
     }
     let (body_max, payload_max) = match kind {
-        KIND_REQUEST | KIND_REPLY => (BODY_SIZE_MAX, PAYLOAD_SIZE_MAX),
+        KIND_REQUEST | KIND_REPLY | KIND_PEER => (BODY_SIZE_MAX, PAYLOAD_SIZE_MAX),
         KIND_CONTROL => (CONTROL_SIZE_MAX, 0),
+        KIND_LEASE => (LEASE_SIZE_MAX, 0),
         _ => return wrong(format!("a frame is of kind {kind}, which this version does not know")),
     };
     if header.body_length > body_max {
@@ -166,6 +170,8 @@ pub fn decode(
         KIND_REQUEST => Message::Request(decode_request(&mut reader, &mut payload)?),
         KIND_REPLY => Message::Reply(decode_reply(&mut reader, &mut payload, pool)?),
         KIND_CONTROL => Message::Control(reader.text(body.len())?),
+        KIND_PEER => Message::Peer(Box::new(decode_peer(&mut reader, &mut payload)?)),
+        KIND_LEASE => Message::Lease(Box::new(decode_lease(&mut reader)?)),
         kind => {
             return wrong(format!("a frame is of kind {kind}, which this version does not know"));
         }
@@ -422,222 +428,4 @@ fn decode_refusal(tag: u8, reader: &mut Reader<'_>) -> Result<Refusal, DecodeErr
             return wrong(format!("a reply has outcome {tag}, which this version does not know"));
         }
     })
-}
-
-// ---- fields ---------------------------------------------------------------------------------
-
-fn put_u16(bytes: &mut Vec<u8>, value: u16) {
-    bytes.extend_from_slice(&value.to_le_bytes());
-}
-
-fn put_u32(bytes: &mut Vec<u8>, value: u32) {
-    bytes.extend_from_slice(&value.to_le_bytes());
-}
-
-fn put_u64(bytes: &mut Vec<u8>, value: u64) {
-    bytes.extend_from_slice(&value.to_le_bytes());
-}
-
-fn put_pg(bytes: &mut Vec<u8>, pg: PgId) {
-    put_u32(bytes, pg.pool.get());
-    put_u32(bytes, pg.number);
-}
-
-fn put_place(bytes: &mut Vec<u8>, place: &Place) {
-    put_u32(bytes, place.image.get());
-    put_u32(bytes, place.seed.get());
-    put_u32(bytes, place.stripe.get());
-}
-
-fn put_version(bytes: &mut Vec<u8>, version: Version) {
-    put_u32(bytes, version.epoch.get());
-    put_u64(bytes, version.counter);
-}
-
-fn put_chain(bytes: &mut Vec<u8>, parents: &[ImageId]) {
-    assert!(parents.len() <= CHAIN_LENGTH_MAX);
-    bytes.push(parents.len() as u8);
-    for parent in parents {
-        put_u32(bytes, parent.get());
-    }
-}
-
-/// Their count is not written: it follows from the payload's length.
-fn put_checksums(bytes: &mut Vec<u8>, checksums: &[Checksum]) {
-    for checksum in checksums {
-        put_u32(bytes, checksum.get());
-    }
-}
-
-fn put_bitmap(bytes: &mut Vec<u8>, words: &[u64]) {
-    assert!(words.len() <= BITMAP_WORDS_MAX);
-    bytes.push(words.len() as u8);
-    for word in words {
-        put_u64(bytes, *word);
-    }
-}
-
-fn put_text(bytes: &mut Vec<u8>, text: &str) {
-    let text = &text[..text.floor_char_boundary(TEXT_SIZE_MAX)];
-    put_u16(bytes, text.len() as u16);
-    bytes.extend_from_slice(text.as_bytes());
-}
-
-fn put_entry(bytes: &mut Vec<u8>, entry: &PgEntry) {
-    put_pg(bytes, entry.pg);
-    put_u32(bytes, entry.epoch.get());
-    put_u64(bytes, entry.revision.get());
-    put_u32(bytes, entry.primary.map_or(0, OsdId::get));
-    for members in [&entry.acting, &entry.learners] {
-        assert!(members.len() <= MEMBER_COUNT_MAX);
-        bytes.push(members.len() as u8);
-        for member in members {
-            put_u32(bytes, member.osd.get());
-            put_u64(bytes, member.incarnation.get());
-        }
-    }
-}
-
-/// A range within a stripe: whole units, not empty, not beyond the largest block.
-fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
-    let unit = UNIT_SIZE as u32;
-    let end = u64::from(offset) + u64::from(length);
-    if !offset.is_multiple_of(unit) || !length.is_multiple_of(unit) || length == 0 {
-        return wrong(format!("a range of {length} bytes at {offset} is not whole 4 KiB units"));
-    }
-    if end > BlockSize::MAX.bytes() {
-        return wrong(format!("a range of {length} bytes at {offset} ends beyond any block"));
-    }
-    Ok(())
-}
-
-/// What is left of a body.
-struct Reader<'a> {
-    bytes: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], DecodeError> {
-        let Some((taken, rest)) = self.bytes.split_at_checked(length) else {
-            return wrong("a frame's body ends within its message");
-        };
-        self.bytes = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        Ok(self.take(N)?.try_into().expect("take gives as many as asked"))
-    }
-
-    fn u8(&mut self) -> Result<u8, DecodeError> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn u16(&mut self) -> Result<u16, DecodeError> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
-    fn u32(&mut self) -> Result<u32, DecodeError> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, DecodeError> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
-    fn bool(&mut self) -> Result<bool, DecodeError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            value => wrong(format!("a yes or no is {value}, not 0 or 1")),
-        }
-    }
-
-    fn pool(&mut self) -> Result<PoolId, DecodeError> {
-        PoolId::new(self.u32()?).ok_or_else(|| DecodeError("pool 0 names nothing".into()))
-    }
-
-    fn image(&mut self) -> Result<ImageId, DecodeError> {
-        ImageId::new(self.u32()?).ok_or_else(|| DecodeError("image 0 names nothing".into()))
-    }
-
-    fn osd(&mut self) -> Result<OsdId, DecodeError> {
-        OsdId::new(self.u32()?).ok_or_else(|| DecodeError("osd.0 names nothing".into()))
-    }
-
-    fn pg(&mut self) -> Result<PgId, DecodeError> {
-        Ok(PgId { pool: self.pool()?, number: self.u32()? })
-    }
-
-    fn place(&mut self) -> Result<Place, DecodeError> {
-        let (image, seed) = (self.image()?, self.image()?);
-        Ok(Place { image, seed, stripe: StripeIndex::new(self.u32()?) })
-    }
-
-    fn version(&mut self) -> Result<Version, DecodeError> {
-        Ok(Version { epoch: Epoch::new(self.u32()?), counter: self.u64()? })
-    }
-
-    fn range(&mut self) -> Result<(u32, u32), DecodeError> {
-        let (offset, length) = (self.u32()?, self.u32()?);
-        check_range(offset, length)?;
-        Ok((offset, length))
-    }
-
-    fn count(&mut self, max: usize, of: &str) -> Result<usize, DecodeError> {
-        let count = usize::from(self.u8()?);
-        if count > max {
-            return wrong(format!("{count} {of} are announced, at most {max} are allowed"));
-        }
-        Ok(count)
-    }
-
-    fn chain(&mut self) -> Result<Vec<ImageId>, DecodeError> {
-        let count = self.count(CHAIN_LENGTH_MAX, "layers")?;
-        (0..count).map(|_| self.image()).collect()
-    }
-
-    fn checksums(&mut self, data_length: usize) -> Result<Vec<Checksum>, DecodeError> {
-        let words = self.take(data_length / UNIT_SIZE as usize * 4)?;
-        let words = words.chunks_exact(4).map(|word| word.try_into().expect("chunks of 4"));
-        Ok(words.map(|word| Checksum::new(u32::from_le_bytes(word))).collect())
-    }
-
-    fn bitmap(&mut self) -> Result<Vec<u64>, DecodeError> {
-        let count = self.count(BITMAP_WORDS_MAX, "words of a bitmap")?;
-        (0..count).map(|_| self.u64()).collect()
-    }
-
-    fn members(&mut self) -> Result<Vec<Member>, DecodeError> {
-        let count = self.count(MEMBER_COUNT_MAX, "members")?;
-        let member =
-            |_| Ok(Member { osd: self.osd()?, incarnation: Incarnation::new(self.u64()?) });
-        (0..count).map(member).collect()
-    }
-
-    fn entry(&mut self) -> Result<PgEntry, DecodeError> {
-        Ok(PgEntry {
-            pg: self.pg()?,
-            epoch: Epoch::new(self.u32()?),
-            revision: MapRevision::new(self.u64()?),
-            primary: OsdId::new(self.u32()?),
-            acting: self.members()?,
-            learners: self.members()?,
-        })
-    }
-
-    fn counted_text(&mut self) -> Result<String, DecodeError> {
-        let length = usize::from(self.u16()?);
-        if length > TEXT_SIZE_MAX {
-            return wrong(format!("a text of {length} bytes is announced"));
-        }
-        self.text(length)
-    }
-
-    fn text(&mut self, length: usize) -> Result<String, DecodeError> {
-        match std::str::from_utf8(self.take(length)?) {
-            Ok(text) => Ok(text.to_string()),
-            Err(_) => wrong("a text is not UTF-8"),
-        }
-    }
 }

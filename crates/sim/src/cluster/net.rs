@@ -70,6 +70,7 @@ enum Kind {
     Request,
     Reply,
     Control,
+    Peer,
 }
 
 impl Kind {
@@ -78,6 +79,7 @@ impl Kind {
             Message::Request(_) => Kind::Request,
             Message::Reply(_) => Kind::Reply,
             Message::Control(_) => Kind::Control,
+            Message::Peer(_) | Message::Lease(_) => Kind::Peer,
         }
     }
 }
@@ -97,6 +99,8 @@ pub struct Harm {
     pub lost_replies: u64,
     /// Likewise messages to and from the monitor.
     pub lost_controls: u64,
+    /// Likewise messages between OSDs.
+    pub lost_peers: u64,
     /// Connections that broke within a frame.
     pub torn_frames: u64,
     /// Connections whose bytes kept arriving after the sender had been told of the end.
@@ -324,6 +328,7 @@ impl Net {
             Kind::Request => self.harm.lost_requests += 1,
             Kind::Reply => self.harm.lost_replies += 1,
             Kind::Control => self.harm.lost_controls += 1,
+            Kind::Peer => self.harm.lost_peers += 1,
         }
     }
 

@@ -194,6 +194,7 @@ impl World {
         faults.add("request lost", harm.lost_requests);
         faults.add("reply lost", harm.lost_replies);
         faults.add("control message lost", harm.lost_controls);
+        faults.add("peer message lost", harm.lost_peers);
         faults.add("connection broken within a frame", harm.torn_frames);
         faults.add("connection's bytes arrived late", harm.lingering);
         (self.trace.hash(), self.tally)
@@ -473,7 +474,7 @@ impl World {
                 return Ok(());
             }
             Message::Reply(reply) => reply,
-            Message::Control(_) => return Ok(()),
+            Message::Control(_) | Message::Peer(_) | Message::Lease(_) => return Ok(()),
         };
         let Process::Osd(index) = from else { return Ok(()) };
         let named = self.named.remove(&(reply.session, reply.sequence));

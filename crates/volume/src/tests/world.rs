@@ -206,7 +206,9 @@ impl World {
                     self.told.push_back(serde_json::from_str(&text).expect("we wrote it"));
                 }
                 Message::Request(request) => self.asked.push_back((connection, request)),
-                Message::Reply(_) => panic!("clients do not reply"),
+                Message::Reply(_) | Message::Peer(_) | Message::Lease(_) => {
+                    panic!("clients only ask")
+                }
             },
             Effect::Net(NetEffect::Close { connection }) => {
                 self.asked.retain(|(on, _)| *on != connection);

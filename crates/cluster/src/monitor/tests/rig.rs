@@ -460,6 +460,7 @@ impl Rig {
             path: osd.path.clone(),
             host: "h".into(),
             incarnation: osd.incarnation,
+            suspect: false,
         }
     }
 

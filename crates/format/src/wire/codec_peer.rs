@@ -1,0 +1,518 @@
+//! Bodies of peer and lease messages to bytes and back. `docs/internals/wire.md` has the tables.
+//!
+//! Invariants
+//!   1. A message has exactly one encoding.
+//!   2. A content that was decoded is sound: its bitmaps fit its block size, what is written is among
+//!      its units, and there is one checksum and 4 KiB of data for each written unit.
+
+use base::{BlockSize, Buffer, Epoch, MapRevision, PoolId, StripeIndex, UNIT_SIZE};
+
+use super::codec::{DecodeError, wrong};
+use super::fields::*;
+use super::{
+    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
+    WHOLE_COUNT_MAX,
+};
+use crate::disk::BlockKey;
+
+const BODY_QUERY: u8 = 1;
+const BODY_STATE: u8 = 2;
+const BODY_LIST: u8 = 3;
+const BODY_LISTED: u8 = 4;
+const BODY_FETCH: u8 = 5;
+const BODY_FETCHED: u8 = 6;
+const BODY_REPAIR: u8 = 7;
+const BODY_REPAIRED: u8 = 8;
+const BODY_ACTIVATE: u8 = 9;
+const BODY_ACTIVATED: u8 = 10;
+const BODY_WRITE: u8 = 11;
+const BODY_WRITTEN: u8 = 12;
+const BODY_PROGRESS: u8 = 13;
+const BODY_NOTED: u8 = 14;
+const BODY_FAILED: u8 = 15;
+const BODY_STALE: u8 = 16;
+
+const CONTENT_GONE: u8 = 0;
+const CONTENT_TOMBSTONE: u8 = 1;
+const CONTENT_BLOCK: u8 = 2;
+
+const CHANGE_WRITE: u8 = 1;
+const CHANGE_ZERO: u8 = 2;
+const CHANGE_DELETE: u8 = 3;
+
+const LEASE_RENEW: u8 = 1;
+const LEASE_GRANTED: u8 = 2;
+const LEASE_SURRENDER: u8 = 3;
+
+/// Bytes of one element of each list.
+const KEY_SIZE: usize = 12;
+const LISTED_SIZE: usize = KEY_SIZE + 12 + 1;
+const ACTIVATION_SIZE: usize = 4 + 12;
+const REVISION_SIZE: usize = 4 + 8;
+const LOST_SIZE: usize = 8 + 4;
+
+// ---- members of a PG ------------------------------------------------------------------------
+
+/// The data that follows a message's body.
+pub(super) fn peer_data(message: &PeerMessage) -> Option<Buffer> {
+    match &message.body {
+        PeerBody::Fetched { content, .. } | PeerBody::Repair { content, .. } => match content {
+            Content::Block { data, .. } => data.clone(),
+            Content::Gone | Content::Tombstone { .. } => None,
+        },
+        PeerBody::Write { change: Change::Write { data, .. }, .. } => Some(data.clone()),
+        _ => None,
+    }
+}
+
+pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
+    let pool = message.pg.pool;
+    put_pg(bytes, message.pg);
+    put_u32(bytes, message.epoch.get());
+    match &message.body {
+        PeerBody::Query { revision } => {
+            bytes.push(BODY_QUERY);
+            put_u64(bytes, revision.get());
+        }
+        PeerBody::State(state) => {
+            bytes.push(BODY_STATE);
+            put_state(bytes, pool, state);
+        }
+        PeerBody::List { call, newer_than, after } => {
+            put_call(bytes, BODY_LIST, *call);
+            put_version(bytes, *newer_than);
+            put_optional_key(bytes, pool, *after);
+        }
+        PeerBody::Listed { call, blocks, is_last } => {
+            put_call(bytes, BODY_LISTED, *call);
+            put_bool(bytes, *is_last);
+            put_listed(bytes, pool, blocks);
+        }
+        PeerBody::Fetch { call, key, units } => {
+            put_call(bytes, BODY_FETCH, *call);
+            put_key(bytes, pool, *key);
+            put_bitmap(bytes, units);
+        }
+        PeerBody::Fetched { call, content } => {
+            put_call(bytes, BODY_FETCHED, *call);
+            put_content(bytes, content);
+        }
+        PeerBody::Repair { call, key, content } => {
+            put_call(bytes, BODY_REPAIR, *call);
+            put_key(bytes, pool, *key);
+            put_content(bytes, content);
+        }
+        PeerBody::Repaired { call } => put_call(bytes, BODY_REPAIRED, *call),
+        PeerBody::Activate { adopted, floor, history, filling } => {
+            bytes.push(BODY_ACTIVATE);
+            put_version(bytes, *adopted);
+            put_version(bytes, *floor);
+            put_history(bytes, history);
+            put_filling(bytes, pool, filling.as_ref());
+        }
+        PeerBody::Activated => bytes.push(BODY_ACTIVATED),
+        PeerBody::Write { version, mark, key, block_size, change } => {
+            bytes.push(BODY_WRITE);
+            put_version(bytes, *version);
+            put_version(bytes, *mark);
+            put_key(bytes, pool, *key);
+            bytes.push(block_size.shift());
+            put_change(bytes, *block_size, change);
+        }
+        PeerBody::Written { version } => {
+            bytes.push(BODY_WRITTEN);
+            put_version(bytes, *version);
+        }
+        PeerBody::Progress { call, filling, complete, floor } => {
+            put_call(bytes, BODY_PROGRESS, *call);
+            put_version(bytes, *complete);
+            put_version(bytes, *floor);
+            put_filling(bytes, pool, filling.as_ref());
+        }
+        PeerBody::Noted { call } => put_call(bytes, BODY_NOTED, *call),
+        PeerBody::Failed { why } => {
+            bytes.push(BODY_FAILED);
+            put_text(bytes, why);
+        }
+        PeerBody::Stale(entry) => {
+            bytes.push(BODY_STALE);
+            put_entry(bytes, entry);
+        }
+    }
+}
+
+pub(super) fn decode_peer(
+    reader: &mut Reader<'_>,
+    payload: &mut Option<Buffer>,
+) -> Result<PeerMessage, DecodeError> {
+    let pg = reader.pg()?;
+    let epoch = Epoch::new(reader.u32()?);
+    let body = decode_body(reader, pg.pool, payload)?;
+    Ok(PeerMessage { pg, epoch, body })
+}
+
+fn decode_body(
+    reader: &mut Reader<'_>,
+    pool: PoolId,
+    payload: &mut Option<Buffer>,
+) -> Result<PeerBody, DecodeError> {
+    Ok(match reader.u8()? {
+        BODY_QUERY => PeerBody::Query { revision: MapRevision::new(reader.u64()?) },
+        BODY_STATE => PeerBody::State(reader.state(pool)?),
+        BODY_LIST => PeerBody::List {
+            call: reader.u32()?,
+            newer_than: reader.version()?,
+            after: reader.optional_key(pool)?,
+        },
+        BODY_LISTED => {
+            let (call, is_last) = (reader.u32()?, reader.bool()?);
+            PeerBody::Listed { call, is_last, blocks: reader.listed(pool)? }
+        }
+        BODY_FETCH => {
+            PeerBody::Fetch { call: reader.u32()?, key: reader.key(pool)?, units: reader.bitmap()? }
+        }
+        BODY_FETCHED => {
+            PeerBody::Fetched { call: reader.u32()?, content: reader.content(payload)? }
+        }
+        BODY_REPAIR => PeerBody::Repair {
+            call: reader.u32()?,
+            key: reader.key(pool)?,
+            content: reader.content(payload)?,
+        },
+        BODY_REPAIRED => PeerBody::Repaired { call: reader.u32()? },
+        BODY_ACTIVATE => PeerBody::Activate {
+            adopted: reader.version()?,
+            floor: reader.version()?,
+            history: reader.history()?,
+            filling: reader.filling(pool)?,
+        },
+        BODY_ACTIVATED => PeerBody::Activated,
+        BODY_WRITE => decode_write(reader, pool, payload)?,
+        BODY_WRITTEN => PeerBody::Written { version: reader.version()? },
+        BODY_PROGRESS => {
+            let call = reader.u32()?;
+            let (complete, floor) = (reader.version()?, reader.version()?);
+            PeerBody::Progress { call, filling: reader.filling(pool)?, complete, floor }
+        }
+        BODY_NOTED => PeerBody::Noted { call: reader.u32()? },
+        BODY_FAILED => PeerBody::Failed { why: reader.counted_text()? },
+        BODY_STALE => PeerBody::Stale(reader.entry()?),
+        tag => {
+            return wrong(format!(
+                "members say {tag} to each other, which this version does not know"
+            ));
+        }
+    })
+}
+
+fn decode_write(
+    reader: &mut Reader<'_>,
+    pool: PoolId,
+    payload: &mut Option<Buffer>,
+) -> Result<PeerBody, DecodeError> {
+    let (version, mark) = (reader.version()?, reader.version()?);
+    let key = reader.key(pool)?;
+    let block_size = reader.block_size()?;
+    let change = match reader.u8()? {
+        CHANGE_WRITE => {
+            let offset = reader.u32()?;
+            let Some(data) = payload.take() else { return wrong("a write came without data") };
+            check_range_in(block_size, offset, data.len())?;
+            Change::Write { offset, checksums: reader.checksums(data.len())?, data }
+        }
+        CHANGE_ZERO => {
+            let (offset, length) = reader.range()?;
+            check_range_in(block_size, offset, length as usize)?;
+            Change::Zero { offset, length }
+        }
+        CHANGE_DELETE => Change::Delete,
+        tag => return wrong(format!("a write does {tag}, which this version does not know")),
+    };
+    Ok(PeerBody::Write { version, mark, key, block_size, change })
+}
+
+/// A range of whole units, not empty, within a block of this size.
+fn check_range_in(block_size: BlockSize, offset: u32, length: usize) -> Result<(), DecodeError> {
+    check_range(offset, length as u32)?;
+    match offset as usize + length <= block_size.bytes() as usize {
+        true => Ok(()),
+        false => wrong(format!("a range of {length} bytes at {offset} ends beyond its block")),
+    }
+}
+
+// ---- fields of members' messages --------------------------------------------------------------
+
+fn put_call(bytes: &mut Vec<u8>, tag: u8, call: u32) {
+    bytes.push(tag);
+    put_u32(bytes, call);
+}
+
+fn put_bool(bytes: &mut Vec<u8>, value: bool) {
+    bytes.push(u8::from(value));
+}
+
+fn put_key(bytes: &mut Vec<u8>, pool: PoolId, key: BlockKey) {
+    assert!(key.pool == pool, "a PG's blocks are of its pool");
+    put_u32(bytes, key.hash);
+    put_u32(bytes, key.image.get());
+    put_u32(bytes, key.stripe.get());
+}
+
+fn put_optional_key(bytes: &mut Vec<u8>, pool: PoolId, key: Option<BlockKey>) {
+    put_bool(bytes, key.is_some());
+    if let Some(key) = key {
+        put_key(bytes, pool, key);
+    }
+}
+
+fn put_listed(bytes: &mut Vec<u8>, pool: PoolId, blocks: &[ListedBlock]) {
+    put_count(bytes, blocks.len(), LIST_COUNT_MAX);
+    for block in blocks {
+        put_key(bytes, pool, block.key);
+        put_version(bytes, block.version);
+        put_bool(bytes, block.is_tombstone);
+    }
+}
+
+fn put_state(bytes: &mut Vec<u8>, pool: PoolId, state: &MemberState) {
+    put_u32(bytes, state.record_epoch.get());
+    put_version(bytes, state.complete);
+    put_version(bytes, state.held);
+    put_version(bytes, state.floor);
+    put_bool(bytes, state.is_suspect);
+    put_history(bytes, &state.history);
+    put_filling(bytes, pool, state.filling.as_ref());
+}
+
+fn put_history(bytes: &mut Vec<u8>, history: &[Activation]) {
+    put_count(bytes, history.len(), HISTORY_COUNT_MAX);
+    for activation in history {
+        put_u32(bytes, activation.epoch.get());
+        put_version(bytes, activation.adopted);
+    }
+}
+
+fn put_filling(bytes: &mut Vec<u8>, pool: PoolId, filling: Option<&Filling>) {
+    put_bool(bytes, filling.is_some());
+    let Some(filling) = filling else { return };
+    put_version(bytes, filling.complete);
+    put_optional_key(bytes, pool, filling.position);
+    put_version(bytes, filling.since);
+    put_bool(bytes, filling.listing);
+    put_count(bytes, filling.whole.len(), WHOLE_COUNT_MAX);
+    for key in &filling.whole {
+        put_key(bytes, pool, *key);
+    }
+}
+
+fn put_content(bytes: &mut Vec<u8>, content: &Content) {
+    match content {
+        Content::Gone => bytes.push(CONTENT_GONE),
+        Content::Tombstone { version } => {
+            bytes.push(CONTENT_TOMBSTONE);
+            put_version(bytes, *version);
+        }
+        Content::Block { version, block_size, units, written, checksums, data } => {
+            let data_length = data.as_ref().map_or(0, |data| data.len());
+            check_content(*block_size, units, written, data_length)
+                .expect("contents of our own are sound");
+            assert!(checksums.len() * UNIT_SIZE as usize == data_length);
+            bytes.push(CONTENT_BLOCK);
+            put_version(bytes, *version);
+            bytes.push(block_size.shift());
+            for word in units.iter().chain(written) {
+                put_u64(bytes, *word);
+            }
+            put_checksums(bytes, checksums);
+        }
+    }
+}
+
+fn put_change(bytes: &mut Vec<u8>, block_size: BlockSize, change: &Change) {
+    match change {
+        Change::Write { offset, checksums, data } => {
+            assert!(data.len() == checksums.len() * UNIT_SIZE as usize);
+            assert!(u64::from(*offset) + data.len() as u64 <= block_size.bytes());
+            bytes.push(CHANGE_WRITE);
+            put_u32(bytes, *offset);
+            put_checksums(bytes, checksums);
+        }
+        Change::Zero { offset, length } => {
+            bytes.push(CHANGE_ZERO);
+            put_u32(bytes, *offset);
+            put_u32(bytes, *length);
+        }
+        Change::Delete => bytes.push(CHANGE_DELETE),
+    }
+}
+
+/// Words of a bitmap of the units of such a block.
+fn bitmap_words(block_size: BlockSize) -> usize {
+    block_size.unit_count().div_ceil(64) as usize
+}
+
+fn check_content(
+    block_size: BlockSize,
+    units: &[u64],
+    written: &[u64],
+    data_length: usize,
+) -> Result<(), DecodeError> {
+    let words = bitmap_words(block_size);
+    if units.len() != words || written.len() != words {
+        return wrong("a content's bitmaps are not those of its block size");
+    }
+    // Blocks below 64 units leave the rest of their one word unused.
+    let beyond = match block_size.unit_count() {
+        count if count < 64 => !0u64 << count,
+        _ => 0,
+    };
+    if units[0] & beyond != 0 {
+        return wrong("a content names units beyond its block");
+    }
+    if units.iter().zip(written).any(|(units, written)| written & !units != 0) {
+        return wrong("a content has written units that it does not speak of");
+    }
+    let count: u32 = written.iter().map(|word| word.count_ones()).sum();
+    match count as usize * UNIT_SIZE as usize == data_length {
+        true => Ok(()),
+        false => wrong(format!("a content has {count} written units and {data_length} bytes")),
+    }
+}
+
+impl Reader<'_> {
+    fn key(&mut self, pool: PoolId) -> Result<BlockKey, DecodeError> {
+        Ok(BlockKey {
+            pool,
+            hash: self.u32()?,
+            image: self.image()?,
+            stripe: StripeIndex::new(self.u32()?),
+        })
+    }
+
+    fn optional_key(&mut self, pool: PoolId) -> Result<Option<BlockKey>, DecodeError> {
+        self.bool()?.then(|| self.key(pool)).transpose()
+    }
+
+    fn block_size(&mut self) -> Result<BlockSize, DecodeError> {
+        let shift = self.u8()?;
+        BlockSize::from_shift(shift)
+            .ok_or_else(|| DecodeError(format!("a block of 2^{shift} bytes is announced")))
+    }
+
+    fn listed(&mut self, pool: PoolId) -> Result<Vec<ListedBlock>, DecodeError> {
+        let count = self.list(LIST_COUNT_MAX, LISTED_SIZE, "blocks")?;
+        let block = |_| {
+            Ok(ListedBlock {
+                key: self.key(pool)?,
+                version: self.version()?,
+                is_tombstone: self.bool()?,
+            })
+        };
+        (0..count).map(block).collect()
+    }
+
+    fn state(&mut self, pool: PoolId) -> Result<MemberState, DecodeError> {
+        Ok(MemberState {
+            record_epoch: Epoch::new(self.u32()?),
+            complete: self.version()?,
+            held: self.version()?,
+            floor: self.version()?,
+            is_suspect: self.bool()?,
+            history: self.history()?,
+            filling: self.filling(pool)?,
+        })
+    }
+
+    fn history(&mut self) -> Result<Vec<Activation>, DecodeError> {
+        let count = self.list(HISTORY_COUNT_MAX, ACTIVATION_SIZE, "activations")?;
+        let activation =
+            |_| Ok(Activation { epoch: Epoch::new(self.u32()?), adopted: self.version()? });
+        (0..count).map(activation).collect()
+    }
+
+    fn filling(&mut self, pool: PoolId) -> Result<Option<Filling>, DecodeError> {
+        if !self.bool()? {
+            return Ok(None);
+        }
+        let complete = self.version()?;
+        let position = self.optional_key(pool)?;
+        let since = self.version()?;
+        let listing = self.bool()?;
+        let count = self.list(WHOLE_COUNT_MAX, KEY_SIZE, "keys")?;
+        let whole = (0..count).map(|_| self.key(pool)).collect::<Result<_, _>>()?;
+        Ok(Some(Filling { complete, position, since, whole, listing }))
+    }
+
+    fn content(&mut self, payload: &mut Option<Buffer>) -> Result<Content, DecodeError> {
+        match self.u8()? {
+            CONTENT_GONE => Ok(Content::Gone),
+            CONTENT_TOMBSTONE => Ok(Content::Tombstone { version: self.version()? }),
+            CONTENT_BLOCK => self.block(payload.take()),
+            tag => wrong(format!("a content is of kind {tag}, which this version does not know")),
+        }
+    }
+
+    fn block(&mut self, data: Option<Buffer>) -> Result<Content, DecodeError> {
+        let version = self.version()?;
+        let block_size = self.block_size()?;
+        let words = bitmap_words(block_size);
+        let units = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
+        let written = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
+        let data_length = data.as_ref().map_or(0, |data| data.len());
+        check_content(block_size, &units, &written, data_length)?;
+        let checksums = self.checksums(data_length)?;
+        Ok(Content::Block { version, block_size, units, written, checksums, data })
+    }
+}
+
+// ---- leases ---------------------------------------------------------------------------------
+
+pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
+    match message {
+        LeaseMessage::Renew { stamp, revisions } => {
+            bytes.push(LEASE_RENEW);
+            put_u64(bytes, *stamp);
+            put_count(bytes, revisions.len(), REVISION_COUNT_MAX);
+            for (pool, revision) in revisions {
+                put_u32(bytes, pool.get());
+                put_u64(bytes, revision.get());
+            }
+        }
+        LeaseMessage::Granted { stamp, valid_ms, lost, is_full, free_bytes } => {
+            bytes.push(LEASE_GRANTED);
+            put_u64(bytes, *stamp);
+            put_u32(bytes, *valid_ms);
+            put_bool(bytes, *is_full);
+            put_u64(bytes, *free_bytes);
+            put_count(bytes, lost.len(), LOST_COUNT_MAX);
+            for (pg, epoch) in lost {
+                put_pg(bytes, *pg);
+                put_u32(bytes, epoch.get());
+            }
+        }
+        LeaseMessage::Surrender => bytes.push(LEASE_SURRENDER),
+    }
+}
+
+pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, DecodeError> {
+    match reader.u8()? {
+        LEASE_RENEW => {
+            let stamp = reader.u64()?;
+            let count = reader.list(REVISION_COUNT_MAX, REVISION_SIZE, "revisions")?;
+            let revision = |_| Ok((reader.pool()?, MapRevision::new(reader.u64()?)));
+            let revisions = (0..count).map(revision).collect::<Result<_, DecodeError>>()?;
+            Ok(LeaseMessage::Renew { stamp, revisions })
+        }
+        LEASE_GRANTED => {
+            let (stamp, valid_ms) = (reader.u64()?, reader.u32()?);
+            let (is_full, free_bytes) = (reader.bool()?, reader.u64()?);
+            let count = reader.list(LOST_COUNT_MAX, LOST_SIZE, "lost PGs")?;
+            let lost = |_| Ok((reader.pg()?, Epoch::new(reader.u32()?)));
+            let lost = (0..count).map(lost).collect::<Result<_, DecodeError>>()?;
+            Ok(LeaseMessage::Granted { stamp, valid_ms, lost, is_full, free_bytes })
+        }
+        LEASE_SURRENDER => Ok(LeaseMessage::Surrender),
+        tag => wrong(format!("a lease message is of kind {tag}, which this version does not know")),
+    }
+}

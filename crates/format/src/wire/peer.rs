@@ -1,0 +1,283 @@
+//! What the members of a PG say to each other, and the leases between OSDs. See
+//! `docs/internals/pg.md`.
+//!
+//! Invariants
+//!   1. On one connection messages stay in order; the primary opens it, answers come back on it.
+//!   2. Every message names its PG and epoch; one of another epoch has no effect on the PG.
+//!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
+
+use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, Version};
+
+use super::PgEntry;
+use crate::disk::BlockKey;
+
+/// Most blocks of one [`PeerBody::Listed`].
+pub const LIST_COUNT_MAX: usize = 1024;
+/// Most activations of a history.
+pub const HISTORY_COUNT_MAX: usize = 64;
+/// Most keys of [`Filling::whole`].
+pub const WHOLE_COUNT_MAX: usize = 1024;
+
+/// Most pools of [`LeaseMessage::Renew`].
+pub const REVISION_COUNT_MAX: usize = 256;
+/// Most PGs of [`LeaseMessage::Granted`]: all of the largest pool. A giver with more to tell grants nothing.
+pub const LOST_COUNT_MAX: usize = 1 << 16;
+
+/// One message between members of a PG. Keys in it are of the PG's pool: on the wire they have none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerMessage {
+    /// The PG.
+    pub pg: PgId,
+    /// The epoch it belongs to.
+    pub epoch: Epoch,
+    /// What.
+    pub body: PeerBody,
+}
+
+/// What members of a PG say. `call` names the answer; the asker's choice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PeerBody {
+    /// Primary: state yourself for this epoch. The map with it has at least this revision.
+    Query {
+        /// Of the pool's map.
+        revision: MapRevision,
+    },
+    /// Member: what it has.
+    State(MemberState),
+    /// Primary: which blocks do you hold with versions above this?
+    List {
+        /// Names the answer.
+        call: u32,
+        /// Zero: all.
+        newer_than: Version,
+        /// Only blocks behind this one.
+        after: Option<BlockKey>,
+    },
+    /// Member: a page of blocks in key order, tombstones included.
+    Listed {
+        /// As asked.
+        call: u32,
+        /// At most [`LIST_COUNT_MAX`].
+        blocks: Vec<ListedBlock>,
+        /// No block follows.
+        is_last: bool,
+    },
+    /// Primary: give me this block.
+    Fetch {
+        /// Names the answer.
+        call: u32,
+        /// Which.
+        key: BlockKey,
+        /// Only these units, at most 4 words; empty: all.
+        units: Vec<u64>,
+    },
+    /// Member: the block. Units that are damaged there are in neither bitmap of the content.
+    Fetched {
+        /// As asked.
+        call: u32,
+        /// What it holds.
+        content: Content,
+    },
+    /// Primary: make the block so; durable when answered.
+    Repair {
+        /// Names the answer.
+        call: u32,
+        /// Which.
+        key: BlockKey,
+        /// How it is to be.
+        content: Content,
+    },
+    /// Member: the repair is durable.
+    Repaired {
+        /// As asked.
+        call: u32,
+    },
+    /// Primary: take your part in the epoch; durable when answered.
+    Activate {
+        /// The version adopted.
+        adopted: Version,
+        /// Tombstones up to it may go.
+        floor: Version,
+        /// Activations since the floor, this one included; oldest first.
+        history: Vec<Activation>,
+        /// To a learner: where its filling begins.
+        filling: Option<Filling>,
+    },
+    /// Member: it is durable.
+    Activated,
+    /// Primary: a write, in version order.
+    Write {
+        /// Its version: one more than that of the write before.
+        version: Version,
+        /// Up to it all writes have ended on all acting members.
+        mark: Version,
+        /// The block.
+        key: BlockKey,
+        /// The pool's block size.
+        block_size: BlockSize,
+        /// What to do.
+        change: Change,
+    },
+    /// Member: the write with this version, and all before it, are durable.
+    Written {
+        /// As asked.
+        version: Version,
+    },
+    /// Primary, to a learner: all repairs before this message are done; keep how far you are.
+    Progress {
+        /// Names the answer.
+        call: u32,
+        /// `None`: nothing is lacking any more, up to `complete`.
+        filling: Option<Filling>,
+        /// The mark, for a record without a filling.
+        complete: Version,
+        /// Tombstones up to it may go.
+        floor: Version,
+    },
+    /// Member: it is durable.
+    Noted {
+        /// As asked.
+        call: u32,
+    },
+    /// Member: it cannot go on in this epoch (its store has no room, or failed); for people.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// Either: this epoch is over; the newer entry.
+    Stale(PgEntry),
+}
+
+/// How a member stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberState {
+    /// Epoch of its record; zero: it has none.
+    pub record_epoch: Epoch,
+    /// Up to this version it has everything.
+    pub complete: Version,
+    /// The highest version of any block it ever held of the PG.
+    pub held: Version,
+    /// Tombstones up to it are gone.
+    pub floor: Version,
+    /// Its recovery found damage that may have cost acknowledged writes.
+    pub is_suspect: bool,
+    /// Its record's history.
+    pub history: Vec<Activation>,
+    /// Of a filling that has not ended.
+    pub filling: Option<Filling>,
+}
+
+/// One activation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Activation {
+    /// The epoch that began.
+    pub epoch: Epoch,
+    /// The version adopted; what members of epochs before hold beyond it was never adopted.
+    pub adopted: Version,
+}
+
+/// How far a learner is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Filling {
+    /// Blocks behind `position` are complete up to here.
+    pub complete: Version,
+    /// Blocks up to this key were filled and are complete up to `since`; `None`: none yet.
+    pub position: Option<BlockKey>,
+    /// See `position`.
+    pub since: Version,
+    /// Blocks that are to be copied whole, or removed: they hold what was never adopted. At most
+    /// [`WHOLE_COUNT_MAX`].
+    pub whole: Vec<BlockKey>,
+    /// Compared by full listing: versions alone do not tell what is lacking.
+    pub listing: bool,
+}
+
+/// A block in a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListedBlock {
+    /// Which.
+    pub key: BlockKey,
+    /// Its version.
+    pub version: Version,
+    /// It is deleted.
+    pub is_tombstone: bool,
+}
+
+/// A block, or some of its units, as it is or is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// There is nothing, not even a tombstone.
+    Gone,
+    /// It is deleted.
+    Tombstone {
+        /// By this version.
+        version: Version,
+    },
+    /// Units of a block. Both bitmaps have as many words as the block size needs, and no bit beyond it;
+    /// who reads a content from a peer knows that this, and the counts below, are right.
+    Block {
+        /// The block's version.
+        version: Version,
+        /// Its size.
+        block_size: BlockSize,
+        /// Units this speaks of; in a repair the others stay as they are.
+        units: Vec<u64>,
+        /// Those of them that hold data; the others read as zeros.
+        written: Vec<u64>,
+        /// One for each written unit, in order.
+        checksums: Vec<Checksum>,
+        /// The written units, one after another; `None`: none.
+        data: Option<Buffer>,
+    },
+}
+
+/// What a write does to its block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Put data.
+    Write {
+        /// From, in bytes within the block.
+        offset: u32,
+        /// One for each 4 KiB.
+        checksums: Vec<Checksum>,
+        /// The data.
+        data: Buffer,
+    },
+    /// Make a range read as zeros.
+    Zero {
+        /// From, in bytes within the block.
+        offset: u32,
+        /// In bytes.
+        length: u32,
+    },
+    /// Delete the block.
+    Delete,
+}
+
+/// Leases between two OSDs, on a connection of their own that the holder opens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LeaseMessage {
+    /// The holder wants another lease.
+    Renew {
+        /// Names the answer; grows.
+        stamp: u64,
+        /// Revisions of the map that the holder acts on.
+        revisions: Vec<(PoolId, MapRevision)>,
+    },
+    /// The giver grants it, counted by the holder from sending `Renew`.
+    Granted {
+        /// As asked.
+        stamp: u64,
+        /// For how long, in milliseconds on the holder's clock; the giver alone knows how long it
+        /// will count, whatever settings the holder has seen.
+        valid_ms: u32,
+        /// PGs in which the giver knows a newer epoch than the holder: not for them.
+        lost: Vec<(PgId, Epoch)>,
+        /// The giver's store refuses new data.
+        is_full: bool,
+        /// Bytes that writes may still use there.
+        free_bytes: u64,
+    },
+    /// The holder stops for good: it needs no lease any more, and uses none.
+    Surrender,
+}

@@ -1,0 +1,473 @@
+//! Messages between OSDs: examples, any of them, and the fields that are refused.
+
+use base::BlockSize;
+use format::disk::BlockKey;
+use format::wire::{
+    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
+    LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
+    WHOLE_COUNT_MAX,
+};
+
+use super::*;
+
+fn pool() -> PoolId {
+    PoolId::new(2).unwrap()
+}
+
+fn peer(body: PeerBody) -> Message {
+    let pg = PgId { pool: pool(), number: 0x1f };
+    Message::Peer(Box::new(PeerMessage { pg, epoch: Epoch::new(9), body }))
+}
+
+fn lease(message: LeaseMessage) -> Message {
+    Message::Lease(Box::new(message))
+}
+
+fn key(stripe: u32) -> BlockKey {
+    BlockKey { pool: pool(), hash: 0xf800_0000, image: image(7), stripe: StripeIndex::new(stripe) }
+}
+
+fn version_of(counter: u64) -> Version {
+    Version { epoch: Epoch::new(8), counter }
+}
+
+fn history() -> Vec<Activation> {
+    let activation =
+        |epoch, counter| Activation { epoch: Epoch::new(epoch), adopted: version_of(counter) };
+    vec![activation(8, 5), activation(9, 300)]
+}
+
+fn filling() -> Filling {
+    Filling {
+        complete: version_of(200),
+        position: Some(key(4)),
+        since: version_of(250),
+        whole: vec![key(5), key(6)],
+        listing: false,
+    }
+}
+
+fn block(units: u64, written: u64) -> Content {
+    let data = data(written.count_ones() as usize);
+    Content::Block {
+        version: version(),
+        block_size: BlockSize::DEFAULT,
+        units: vec![units],
+        written: vec![written],
+        checksums: checksums(&data),
+        data: (written != 0).then_some(data),
+    }
+}
+
+fn write(change: Change) -> Message {
+    peer(PeerBody::Write {
+        version: version(),
+        mark: version_of(299),
+        key: key(4),
+        block_size: BlockSize::DEFAULT,
+        change,
+    })
+}
+
+pub fn examples() -> Vec<(&'static str, Message)> {
+    let state = MemberState {
+        record_epoch: Epoch::new(8),
+        complete: version_of(299),
+        held: version_of(301),
+        floor: version_of(100),
+        is_suspect: true,
+        history: history(),
+        filling: Some(filling()),
+    };
+    let fresh = MemberState {
+        record_epoch: Epoch::ZERO,
+        complete: Version::ZERO,
+        held: Version::ZERO,
+        floor: Version::ZERO,
+        is_suspect: false,
+        history: vec![],
+        filling: None,
+    };
+    let listed = ListedBlock { key: key(4), version: version_of(300), is_tombstone: false };
+    let deleted = ListedBlock { key: key(5), version: version_of(301), is_tombstone: true };
+    let activate = |filling| PeerBody::Activate {
+        adopted: version_of(300),
+        floor: version_of(100),
+        history: history(),
+        filling,
+    };
+    let progress = |filling| PeerBody::Progress {
+        call: 6,
+        filling,
+        complete: version_of(302),
+        floor: version_of(100),
+    };
+    let repair = |content| PeerBody::Repair { call: 5, key: key(4), content };
+    let full = data(2);
+    let lost = PgId { pool: pool(), number: 0x1e };
+    let granted = |lost| LeaseMessage::Granted {
+        stamp: 42,
+        valid_ms: 300,
+        lost,
+        is_full: true,
+        free_bytes: 1 << 40,
+    };
+    vec![
+        ("peer-query", peer(PeerBody::Query { revision: MapRevision::new(77) })),
+        ("peer-state", peer(PeerBody::State(state))),
+        ("peer-state-fresh", peer(PeerBody::State(fresh))),
+        (
+            "peer-list",
+            peer(PeerBody::List { call: 3, newer_than: version_of(299), after: Some(key(4)) }),
+        ),
+        ("peer-list-all", peer(PeerBody::List { call: 3, newer_than: Version::ZERO, after: None })),
+        (
+            "peer-listed",
+            peer(PeerBody::Listed { call: 3, blocks: vec![listed, deleted], is_last: true }),
+        ),
+        ("peer-fetch", peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![0xf0] })),
+        ("peer-fetched", peer(PeerBody::Fetched { call: 4, content: block(0xf0, 0x50) })),
+        ("peer-fetched-gone", peer(PeerBody::Fetched { call: 4, content: Content::Gone })),
+        ("peer-repair", peer(repair(block(0xffff_ffff, 0x8000_0001)))),
+        ("peer-repair-zeros", peer(repair(block(0xffff_ffff, 0)))),
+        ("peer-repair-tombstone", peer(repair(Content::Tombstone { version: version_of(301) }))),
+        ("peer-repaired", peer(PeerBody::Repaired { call: 5 })),
+        ("peer-activate", peer(activate(None))),
+        ("peer-activate-learner", peer(activate(Some(filling())))),
+        ("peer-activated", peer(PeerBody::Activated)),
+        (
+            "peer-write",
+            write(Change::Write { offset: 8192, checksums: checksums(&full), data: full }),
+        ),
+        ("peer-write-zero", write(Change::Zero { offset: 4096, length: 126_976 })),
+        ("peer-write-delete", write(Change::Delete)),
+        ("peer-written", peer(PeerBody::Written { version: version() })),
+        ("peer-progress", peer(progress(Some(filling())))),
+        ("peer-progress-end", peer(progress(None))),
+        ("peer-noted", peer(PeerBody::Noted { call: 6 })),
+        ("peer-failed", peer(PeerBody::Failed { why: "its store is full".into() })),
+        ("peer-stale", peer(PeerBody::Stale(entry()))),
+        (
+            "lease-renew",
+            lease(LeaseMessage::Renew {
+                stamp: 42,
+                revisions: vec![(pool(), MapRevision::new(77))],
+            }),
+        ),
+        ("lease-granted", lease(granted(vec![]))),
+        ("lease-granted-lost", lease(granted(vec![(lost, Epoch::new(10))]))),
+        ("lease-surrender", lease(LeaseMessage::Surrender)),
+    ]
+}
+
+// ---- any message -----------------------------------------------------------------------------
+
+fn any_key() -> impl Strategy<Value = BlockKey> {
+    (any::<u32>(), any_image(), any::<u32>()).prop_map(|(hash, image, stripe)| BlockKey {
+        pool: pool(),
+        hash,
+        image,
+        stripe: StripeIndex::new(stripe),
+    })
+}
+
+fn any_history() -> impl Strategy<Value = Vec<Activation>> {
+    let activation = (any::<u32>(), any_version())
+        .prop_map(|(epoch, adopted)| Activation { epoch: Epoch::new(epoch), adopted });
+    vec(activation, 0..=HISTORY_COUNT_MAX)
+}
+
+fn any_filling() -> impl Strategy<Value = Option<Filling>> {
+    let position = proptest::option::of(any_key());
+    let whole = vec(any_key(), 0..40);
+    let filling = (any_version(), position, any_version(), whole, any::<bool>()).prop_map(
+        |(complete, position, since, whole, listing)| Filling {
+            complete,
+            position,
+            since,
+            whole,
+            listing,
+        },
+    );
+    proptest::option::of(filling)
+}
+
+fn any_state() -> impl Strategy<Value = MemberState> {
+    let versions = (any_version(), any_version(), any_version());
+    (any::<u32>(), versions, any::<bool>(), any_history(), any_filling()).prop_map(
+        |(epoch, (complete, held, floor), is_suspect, history, filling)| MemberState {
+            record_epoch: Epoch::new(epoch),
+            complete,
+            held,
+            floor,
+            is_suspect,
+            history,
+            filling,
+        },
+    )
+}
+
+fn any_block() -> impl Strategy<Value = Content> {
+    // Few written units keep the data small; block sizes from one word to four.
+    let written = vec(0u32..256, 0..6);
+    (14u8..=20, any_version(), vec(any::<u64>(), 4), written).prop_map(
+        |(shift, version, mut units, chosen)| {
+            let block_size = BlockSize::from_shift(shift).unwrap();
+            let count = block_size.unit_count();
+            units.truncate(count.div_ceil(64) as usize);
+            if count < 64 {
+                units[0] &= (1 << count) - 1;
+            }
+            let mut written = vec![0u64; units.len()];
+            for unit in chosen.into_iter().map(|unit| unit % count) {
+                units[unit as usize / 64] |= 1 << (unit % 64);
+                written[unit as usize / 64] |= 1 << (unit % 64);
+            }
+            let written_count: u32 = written.iter().map(|word| word.count_ones()).sum();
+            let data = (written_count > 0).then(|| data(written_count as usize));
+            let checksums = data.as_ref().map(checksums).unwrap_or_default();
+            Content::Block { version, block_size, units, written, checksums, data }
+        },
+    )
+}
+
+fn any_content() -> impl Strategy<Value = Content> {
+    prop_oneof![
+        Just(Content::Gone),
+        any_version().prop_map(|version| Content::Tombstone { version }),
+        any_block(),
+    ]
+}
+
+fn any_write() -> impl Strategy<Value = PeerBody> {
+    let change = prop_oneof![
+        (0u32..24, any_data(1..=8)).prop_map(|(unit, data)| Change::Write {
+            offset: unit * UNIT as u32,
+            checksums: checksums(&data),
+            data,
+        }),
+        any_range(32).prop_map(|(offset, length)| Change::Zero {
+            offset: offset % (128 << 10) / 2,
+            length: length / 2 / UNIT as u32 * UNIT as u32 + UNIT as u32,
+        }),
+        Just(Change::Delete),
+    ];
+    // Offsets and lengths above fit in half a block of 256 KiB.
+    (any_version(), any_version(), any_key(), 18u8..=20, change).prop_map(
+        |(version, mark, key, shift, mut change)| {
+            if let Change::Zero { offset, .. } = &mut change {
+                *offset = *offset / UNIT as u32 * UNIT as u32;
+            }
+            let block_size = BlockSize::from_shift(shift).unwrap();
+            PeerBody::Write { version, mark, key, block_size, change }
+        },
+    )
+}
+
+fn any_body() -> impl Strategy<Value = PeerBody> {
+    let listed = (any_key(), any_version(), any::<bool>())
+        .prop_map(|(key, version, is_tombstone)| ListedBlock { key, version, is_tombstone });
+    prop_oneof![
+        any::<u64>().prop_map(|revision| PeerBody::Query { revision: MapRevision::new(revision) }),
+        any_state().prop_map(PeerBody::State),
+        (any::<u32>(), any_version(), proptest::option::of(any_key()))
+            .prop_map(|(call, newer_than, after)| PeerBody::List { call, newer_than, after }),
+        (any::<u32>(), vec(listed, 0..50), any::<bool>())
+            .prop_map(|(call, blocks, is_last)| PeerBody::Listed { call, blocks, is_last }),
+        (any::<u32>(), any_key(), vec(any::<u64>(), 0..=4))
+            .prop_map(|(call, key, units)| PeerBody::Fetch { call, key, units }),
+        (any::<u32>(), any_content())
+            .prop_map(|(call, content)| PeerBody::Fetched { call, content }),
+        (any::<u32>(), any_key(), any_content())
+            .prop_map(|(call, key, content)| PeerBody::Repair { call, key, content }),
+        any::<u32>().prop_map(|call| PeerBody::Repaired { call }),
+        (any_version(), any_version(), any_history(), any_filling()).prop_map(
+            |(adopted, floor, history, filling)| PeerBody::Activate {
+                adopted,
+                floor,
+                history,
+                filling
+            }
+        ),
+        Just(PeerBody::Activated),
+        any_write(),
+        any_version().prop_map(|version| PeerBody::Written { version }),
+        (any::<u32>(), any_filling(), any_version(), any_version()).prop_map(
+            |(call, filling, complete, floor)| PeerBody::Progress {
+                call,
+                filling,
+                complete,
+                floor
+            }
+        ),
+        any::<u32>().prop_map(|call| PeerBody::Noted { call }),
+        ".{0,40}".prop_map(|why| PeerBody::Failed { why }),
+        any_entry().prop_map(PeerBody::Stale),
+    ]
+}
+
+pub fn any_peer() -> impl Strategy<Value = Message> {
+    (any::<u32>(), any::<u32>(), any_body()).prop_map(|(number, epoch, body)| {
+        let pg = PgId { pool: pool(), number };
+        Message::Peer(Box::new(PeerMessage { pg, epoch: Epoch::new(epoch), body }))
+    })
+}
+
+pub fn any_lease() -> impl Strategy<Value = Message> {
+    let revisions = vec((1..=u32::MAX, any::<u64>()), 0..=REVISION_COUNT_MAX);
+    let lost = vec((any_pg(), any::<u32>()), 0..300);
+    let message = prop_oneof![
+        (any::<u64>(), revisions).prop_map(|(stamp, revisions)| LeaseMessage::Renew {
+            stamp,
+            revisions: revisions
+                .into_iter()
+                .map(|(pool, revision)| (PoolId::new(pool).unwrap(), MapRevision::new(revision)))
+                .collect(),
+        }),
+        (any::<u64>(), any::<u32>(), lost, any::<bool>(), any::<u64>()).prop_map(
+            |(stamp, valid_ms, lost, is_full, free_bytes)| LeaseMessage::Granted {
+                stamp,
+                valid_ms,
+                lost: lost.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
+                is_full,
+                free_bytes,
+            }
+        ),
+        Just(LeaseMessage::Surrender),
+    ];
+    message.prop_map(lease)
+}
+
+// ---- limits ----------------------------------------------------------------------------------
+
+/// Where a peer message's own fields begin: behind PG, epoch and tag.
+const FIELDS: usize = FRAME_HEADER_SIZE + 13;
+
+#[test]
+fn the_longest_messages_between_osds_fit_their_frames() {
+    let filling = Filling { whole: (0..WHOLE_COUNT_MAX as u32).map(key).collect(), ..filling() };
+    let history = vec![history()[0]; HISTORY_COUNT_MAX];
+    let state = MemberState {
+        record_epoch: Epoch::new(8),
+        complete: version(),
+        held: version(),
+        floor: version(),
+        is_suspect: false,
+        history,
+        filling: Some(filling),
+    };
+    let listed = |stripe| ListedBlock { key: key(stripe), version: version(), is_tombstone: true };
+    let blocks = (0..LIST_COUNT_MAX as u32).map(listed).collect();
+    let whole = data(256);
+    let content = Content::Block {
+        version: version(),
+        block_size: BlockSize::MAX,
+        units: vec![u64::MAX; 4],
+        written: vec![u64::MAX; 4],
+        checksums: checksums(&whole),
+        data: Some(whole),
+    };
+    let lost = |number| (PgId { pool: pool(), number }, Epoch::new(3));
+    let granted = LeaseMessage::Granted {
+        stamp: 1,
+        valid_ms: u32::MAX,
+        lost: (0..LOST_COUNT_MAX as u32).map(lost).collect(),
+        is_full: false,
+        free_bytes: 0,
+    };
+    let revision = |number| (PoolId::new(number).unwrap(), MapRevision::new(1));
+    let revisions = (1..=REVISION_COUNT_MAX as u32).map(revision).collect();
+    for message in [
+        peer(PeerBody::State(state)),
+        peer(PeerBody::Listed { call: 1, blocks, is_last: false }),
+        peer(PeerBody::Repair { call: 1, key: key(1), content }),
+        lease(granted),
+        lease(LeaseMessage::Renew { stamp: 1, revisions }),
+    ] {
+        assert_eq!(parse(&frame(&message)), Ok(message));
+    }
+}
+
+#[test]
+fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
+    let named = |name: &str| {
+        examples()
+            .into_iter()
+            .find(|(other, _)| *other == name)
+            .map(|(_, message)| message)
+            .unwrap()
+    };
+    let refused = |name: &str, at: usize, count: usize, what: &str| {
+        let too_many = forged(&named(name), at, &(count as u32 + 1).to_le_bytes()).unwrap_err();
+        assert!(too_many.0.contains(what), "{name}: {too_many}");
+        // Within the limit, but not there.
+        let missing = forged(&named(name), at, &(count as u32).to_le_bytes()).unwrap_err();
+        assert!(missing.0.contains("the body ends before them"), "{name}: {missing}");
+    };
+    refused("peer-listed", FIELDS + 5, LIST_COUNT_MAX, "at most 1024 are allowed");
+    refused("peer-activate", FIELDS + 24, HISTORY_COUNT_MAX, "at most 64 are allowed");
+    let whole = FIELDS + 4 + 24 + 1 + 12 + 13 + 12 + 1;
+    refused("peer-progress", whole, WHOLE_COUNT_MAX, "at most 1024 are allowed");
+    refused("lease-renew", FRAME_HEADER_SIZE + 9, REVISION_COUNT_MAX, "at most 256 are allowed");
+    refused("lease-granted", FRAME_HEADER_SIZE + 22, LOST_COUNT_MAX, "at most 65536 are allowed");
+}
+
+#[test]
+fn contents_that_contradict_themselves_are_refused() {
+    let message = peer(PeerBody::Fetched { call: 4, content: block(0xf0, 0x50) });
+    let size = FIELDS + 4 + 1 + 12;
+    let (units, written) = (size + 1, size + 9);
+    let refused = |at: usize, field: &[u8], what: &str| {
+        let error = forged(&message, at, field).unwrap_err();
+        assert!(error.0.contains(what), "{error}");
+    };
+    refused(size, &[13], "a block of 2^13 bytes");
+    refused(size, &[21], "a block of 2^21 bytes");
+    // 16 KiB has 4 units, 512 KiB needs two words.
+    refused(size, &[14], "units beyond its block");
+    assert!(forged(&message, size, &[19]).is_err());
+    refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its block");
+    refused(units, &0x40u64.to_le_bytes(), "written units that it does not speak of");
+    refused(written, &0x70u64.to_le_bytes(), "3 written units and 8192 bytes");
+    refused(written, &0x10u64.to_le_bytes(), "1 written units and 8192 bytes");
+    refused(FIELDS + 4, &[3], "a content is of kind 3");
+}
+
+#[test]
+fn writes_beyond_their_block_are_refused() {
+    let zero = write(Change::Zero { offset: 4096, length: 126_976 });
+    let offset = FIELDS + 24 + 12 + 2;
+    assert!(forged(&zero, offset, &8192u32.to_le_bytes()).unwrap_err().0.contains("its block"));
+    assert!(forged(&zero, offset, &0u32.to_le_bytes()).is_ok());
+    assert!(forged(&zero, offset - 1, &[9]).unwrap_err().0.contains("a write does 9"));
+    let full = data(2);
+    let put = write(Change::Write { offset: 0, checksums: checksums(&full), data: full });
+    assert!(forged(&put, offset, &126_976u32.to_le_bytes()).unwrap_err().0.contains("its block"));
+    assert!(forged(&put, offset, &122_880u32.to_le_bytes()).is_ok());
+}
+
+#[test]
+fn a_data_less_message_between_osds_has_no_payload() {
+    let mut bytes = Vec::new();
+    encode(&peer(PeerBody::Activated), &mut bytes);
+    bytes[16..20].copy_from_slice(&4096u32.to_le_bytes());
+    reseal(&mut bytes);
+    let header = decode_header(bytes.first_chunk().unwrap()).unwrap();
+    let pool = BufferPool::default();
+    assert!(decode(&header, &bytes[32..], Some(data(1)), &pool).is_err());
+
+    let mut bytes = frame(&lease(LeaseMessage::Surrender));
+    bytes[16..20].copy_from_slice(&4096u32.to_le_bytes());
+    reseal(&mut bytes);
+    assert!(decode_header(bytes.first_chunk().unwrap()).is_err());
+}
+
+#[test]
+fn a_key_of_another_pool_cannot_be_said() {
+    // Keys carry no pool on the wire: what comes back has the PG's.
+    let message = peer(PeerBody::Fetch { call: 4, key: key(4), units: vec![] });
+    let other = forged(&message, FRAME_HEADER_SIZE, &9u32.to_le_bytes()).unwrap();
+    let Message::Peer(other) = other else { panic!("{other:?}") };
+    let PeerBody::Fetch { key: found, .. } = other.body else { panic!("{other:?}") };
+    assert_eq!(found.pool, other.pg.pool);
+}
