@@ -146,7 +146,8 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
             print_object(format, &call(config, Command::PgDescribe { pg })?, PG);
         }
         PgCommand::GiveUp { pg, yes } => {
-            let answer = call(config, Command::PgGiveUp { pg, accepted: yes })?;
+            let answer =
+                call(config, Command::PgGiveUp { pg, accepted: yes, they_are_off: false })?;
             print_done(format, &answer, &format!("{pg} serves what is left of it"));
         }
     }

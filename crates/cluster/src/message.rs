@@ -308,13 +308,13 @@ pub enum Command {
     PoolCreate {
         /// Its name.
         pool: String,
-        /// Number of copies; `None`: 2 (1 until replication exists).
+        /// Number of copies, 1 to 8; `None`: 2, or 1 where there is only one OSD.
         replicas: Option<u32>,
         /// Fewest members for a write; `None`: 2, or 1 of one or two copies.
         min_size: Option<u32>,
-        /// Number of PGs; `None`: by the number of OSDs.
+        /// Number of PGs; `None`: by the number of OSDs and copies.
         pg_count: Option<u32>,
-        /// `None`: host.
+        /// What copies must not share; `None`: host.
         failure_domain: Option<FailureDomain>,
         /// `None`: 128 KiB.
         block_size: Option<BlockSize>,
@@ -327,7 +327,7 @@ pub enum Command {
         rename: Option<String>,
         /// Fewest members for a write.
         min_size: Option<u32>,
-        /// What copies must not share.
+        /// What copies must not share. Copies move to where it wants them.
         failure_domain: Option<FailureDomain>,
     },
     /// Remove a pool without volumes.
@@ -372,6 +372,21 @@ pub enum Command {
         /// Identity of its store, 32 hexadecimal digits.
         store: String,
     },
+    /// Plan no PGs for the OSD: what it has moves to others, while it serves.
+    OsdOut {
+        /// Which.
+        osd: OsdId,
+    },
+    /// Plan PGs for the OSD again.
+    OsdIn {
+        /// Which.
+        osd: OsdId,
+    },
+    /// Forget an OSD that is down and that no PG needs. Its id is not given again.
+    OsdRemove {
+        /// Which.
+        osd: OsdId,
+    },
     /// The rows of `status.osds`.
     OsdList,
     /// Hosts and their OSDs, as failure domains see them.
@@ -386,13 +401,18 @@ pub enum Command {
         /// Which.
         pg: PgId,
     },
-    /// Accept the loss of what an incomplete PG had. Answered when its OSD serves it.
+    /// Accept the loss of what an incomplete PG had. Answered when its OSD serves it, or, with
+    /// `they_are_off`, when it goes on without the members that are down.
     PgGiveUp {
         /// Which.
         pg: PgId,
         /// Whether the loss is accepted; without it the error says what would be lost.
         #[serde(default)]
         accepted: bool,
+        /// The members that are down are off and stay off, as long as it takes until they have
+        /// the new map: the PG goes on with those that are left.
+        #[serde(default)]
+        they_are_off: bool,
     },
     /// The whole state of the cluster, as `status --json`.
     Status,

@@ -22,6 +22,7 @@ mod give_up;
 mod job;
 mod load;
 mod osd;
+mod osd_change;
 mod pool;
 mod publish;
 mod query;
@@ -386,13 +387,11 @@ impl Monitor {
             }
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
             ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
-            ToMonitor::PgNeeds { .. }
-            | ToMonitor::OsdUnreachable { .. }
-            | ToMonitor::Alive { .. } => {
-                self.close_for_protocol(now, connection, effects);
-            }
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
             ToMonitor::PoolCleared { pool } => self.on_pool_cleared(connection, pool),
+            ToMonitor::PgNeeds { .. }
+            | ToMonitor::OsdUnreachable { .. }
+            | ToMonitor::Alive { .. } => {}
             ToMonitor::OpenSession { request, image, read_only, client } => {
                 let client = clipped(client);
                 let job = Job::OpenSession { connection, request, image, read_only, client };
@@ -421,9 +420,12 @@ impl Monitor {
         let role = self.connections[&connection].peer.role;
         match message {
             ToMonitor::OsdBoot { osd, .. } => !matches!(role, Role::Osd(id, _) if id == *osd),
-            ToMonitor::OsdReport(_) | ToMonitor::OsdSaw { .. } | ToMonitor::PoolCleared { .. } => {
-                !matches!(role, Role::Osd(..))
-            }
+            ToMonitor::OsdReport(_)
+            | ToMonitor::PgNeeds { .. }
+            | ToMonitor::OsdUnreachable { .. }
+            | ToMonitor::Alive { .. }
+            | ToMonitor::OsdSaw { .. }
+            | ToMonitor::PoolCleared { .. } => !matches!(role, Role::Osd(..)),
             _ => false,
         }
     }
@@ -436,7 +438,7 @@ impl Monitor {
         command: Command,
         effects: &mut Vec<Effect>,
     ) {
-        if let Command::PgGiveUp { pg, accepted } = command {
+        if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {
                 self.answer(connection, request, Err(error), effects);

@@ -52,15 +52,19 @@ pub enum CounterName {
     Session,
     /// Tasks.
     Task,
+    /// Revisions of OSDs' entries, of OSDs that were removed.
+    #[serde(rename = "osd_revision")]
+    OsdRevision,
 }
 
 impl CounterName {
-    const ALL: [(&'static str, CounterName); 5] = [
+    const ALL: [(&'static str, CounterName); 6] = [
         ("image", CounterName::Image),
         ("osd", CounterName::Osd),
         ("pool", CounterName::Pool),
         ("session", CounterName::Session),
         ("task", CounterName::Task),
+        ("osd_revision", CounterName::OsdRevision),
     ];
 }
 
@@ -225,9 +229,25 @@ pub struct OsdRecord {
     pub pid: u32,
     /// Size of its data area as it last reported; 0: not yet.
     pub size_bytes: u64,
+    /// The present run began with damage in its store that may have cost acknowledged writes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspect: bool,
+    /// Who took it out, if it is out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_by: Option<OutBy>,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
+}
+
+/// Who took an OSD out of the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutBy {
+    /// An operator: it stays out.
+    Operator,
+    /// The monitor, for it was down for `osd_out_after_ms`: it is in again when it comes back.
+    Monitor,
 }
 
 /// `pool/ID`: a pool and the revision of its map.
@@ -505,7 +525,19 @@ impl OsdRecord {
             path: String::new(),
             pid: 0,
             size_bytes: 0,
+            suspect: false,
+            out_by: None,
             rest: Rest::new(),
+        }
+    }
+}
+
+impl OsdRecord {
+    /// Whether the planner gives it PGs from now on, and if not, by whose will.
+    pub fn set_in(&mut self, is_in: bool, by: OutBy) {
+        if self.info.in_cluster != is_in {
+            self.info.in_cluster = is_in;
+            self.out_by = (!is_in).then_some(by);
         }
     }
 }

@@ -13,7 +13,7 @@ use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor, busy, clipped, failure};
 use crate::message::{Failure, FromMonitor, ToMonitor};
 use crate::records::{
-    CounterName, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
+    CounterName, OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
 };
 
 /// OSDs of a cluster.
@@ -33,6 +33,7 @@ pub(super) struct Boot {
     pid: u32,
     path: String,
     host: String,
+    suspect: bool,
     /// What its record says since this job wrote it.
     given: Option<Incarnation>,
 }
@@ -45,16 +46,8 @@ impl Monitor {
         message: ToMonitor,
         effects: &mut Vec<Effect>,
     ) {
-        let ToMonitor::OsdBoot {
-            osd,
-            store,
-            mut addresses,
-            pid,
-            path,
-            host,
-            incarnation,
-            suspect: _,
-        } = message
+        let ToMonitor::OsdBoot { osd, store, mut addresses, pid, path, host, incarnation, suspect } =
+            message
         else {
             unreachable!("the caller matched it");
         };
@@ -68,6 +61,7 @@ impl Monitor {
             pid,
             path: clipped(path),
             host: clipped(host),
+            suspect,
             given: None,
         };
         if !self.try_push_job(Job::Boot(boot)) {
@@ -101,6 +95,12 @@ impl Monitor {
         changed.info.addresses = boot.addresses.clone();
         changed.info.incarnation = incarnation;
         changed.info.up = true;
+        if boot.run.is_none() {
+            changed.suspect = boot.suspect;
+        }
+        if changed.out_by == Some(OutBy::Monitor) {
+            changed.set_in(true, OutBy::Monitor);
+        }
         changed.pid = boot.pid;
         changed.path = boot.path.clone();
         changed.host = boot.host.clone();

@@ -316,9 +316,10 @@ impl Contents {
         }
     }
 
-    /// The highest revision of an OSD's entry; 0: there is no OSD.
+    /// The highest revision that an OSD's entry ever had; 0: there was no OSD.
     pub(super) fn osd_revision_max(&self) -> u64 {
-        self.osds().map(|osd| osd.info.revision).max().unwrap_or(0)
+        let removed = self.counter(CounterName::OsdRevision);
+        self.osds().map(|osd| osd.info.revision).max().unwrap_or(0).max(removed)
     }
 
     /// Entries of OSDs that changed after `watermark`.

@@ -17,7 +17,7 @@ use super::job::{Done, Job, Plan};
 use super::pool::check_name;
 use super::{Effect, Monitor, clipped, failure};
 use crate::message::Failure;
-use crate::records::{Key, OsdRecord, PoolRecord, Record, SettingRecord};
+use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, SettingRecord};
 use crate::settings::Setting;
 use crate::state::{KeyValue, StateRevision, WatchId};
 
@@ -139,12 +139,15 @@ impl Monitor {
         let known = self.contents.osd(wanted.info.id);
         let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
         let mut changed = known.clone();
-        changed.info.in_cluster = wanted.info.in_cluster;
+        changed.set_in(wanted.info.in_cluster, OutBy::Operator);
+        let out_by = changed.out_by;
         changed.rest.clone_from(&wanted.rest);
         changed.info.revision = wanted.info.revision;
+        changed.out_by = wanted.out_by;
         if changed != wanted {
             return Err("of an OSD only `in` may be written, and fields of your own".to_string());
         }
+        changed.out_by = out_by;
         changed.info.revision = self.contents.osd_revision_max() + 1;
         Ok(Record::Osd(changed))
     }

@@ -134,6 +134,9 @@ impl Monitor {
             }
             Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
             Command::OsdCreate { store } => self.plan_osd_create(store),
+            Command::OsdOut { osd } => self.plan_osd_set_in(*osd, false),
+            Command::OsdIn { osd } => self.plan_osd_set_in(*osd, true),
+            Command::OsdRemove { osd } => self.plan_osd_remove(*osd),
             Command::PoolSet { pool, rename, min_size, failure_domain } => {
                 self.plan_pool_set(pool, rename.as_deref(), *min_size, *failure_domain)
             }

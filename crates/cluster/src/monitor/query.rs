@@ -82,6 +82,9 @@ impl Monitor {
             | Command::VolumeResize { .. }
             | Command::VolumeRemove { .. }
             | Command::OsdCreate { .. }
+            | Command::OsdOut { .. }
+            | Command::OsdIn { .. }
+            | Command::OsdRemove { .. }
             | Command::ConfigSet { .. }
             | Command::PoolSet { .. }
             | Command::PoolRemove { .. }
@@ -126,7 +129,7 @@ impl Monitor {
         Value::Array(rows)
     }
 
-    fn osd_row(&self, record: &OsdRecord) -> Value {
+    pub(super) fn osd_row(&self, record: &OsdRecord) -> Value {
         let report = self.osds.get(&record.info.id).and_then(|live| live.report.as_ref());
         json!({
             "id": record.info.id,

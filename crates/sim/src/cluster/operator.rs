@@ -203,7 +203,7 @@ impl World {
                 }
                 self.operator.gave_up = true;
                 let pg = PgId { pool: PoolId::FIRST, number: *number };
-                Command::PgGiveUp { pg, accepted: true }
+                Command::PgGiveUp { pg, accepted: true, they_are_off: false }
             }
             Job::AwaitTasks => Command::TaskList { image: None },
             Job::AwaitEmpty => Command::OsdList,

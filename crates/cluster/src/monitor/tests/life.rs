@@ -456,7 +456,7 @@ fn status_tells_health_with_reasons() {
     let osd = rig.osds[&osd_id(1)].map.pg(pg).unwrap().primary.unwrap();
     let number = osd.get();
     rig.report(3 - number, |_| {});
-    let give_up = Command::PgGiveUp { pg, accepted: true };
+    let give_up = Command::PgGiveUp { pg, accepted: true, they_are_off: false };
     assert_eq!(code(rig.command(give_up.clone())), "invalid");
     rig.report(number, |report| {
         report.active.retain(|active| *active != pg);
@@ -466,7 +466,8 @@ fn status_tells_health_with_reasons() {
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!((&row["state"], &row["why"]), (&json!("incomplete"), &json!("entry lost")));
     // Not without a yes: what would be lost is said.
-    let asked = rig.command(Command::PgGiveUp { pg, accepted: false }).unwrap_err();
+    let asked =
+        rig.command(Command::PgGiveUp { pg, accepted: false, they_are_off: false }).unwrap_err();
     assert_eq!(asked.code, "not_accepted");
     assert!(asked.message.contains("entry lost") && asked.hint.contains("--yes"), "{asked:?}");
     assert!(rig.osds[&osd].gave_up.is_empty());

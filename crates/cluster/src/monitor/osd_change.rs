@@ -1,0 +1,87 @@
+//! OSDs taken out of the cluster, brought back, and forgotten.
+//!
+//! One that is out keeps serving what it has until the plan's other OSDs have it: nothing is lost by
+//! taking an OSD out. One is forgotten only when no PG names it, and with it the removed pools that
+//! wait for it.
+
+use base::{Incarnation, OsdId, PgId};
+use serde_json::json;
+
+use super::contents::Batch;
+use super::job::{Done, Plan};
+use super::{Monitor, failure};
+use crate::message::Failure;
+use crate::records::{CounterName, CounterRecord, Key, OsdRecord, OutBy, Record, Rest};
+
+impl Monitor {
+    fn osd_to_change(&self, osd: OsdId) -> Result<&OsdRecord, Failure> {
+        self.contents.osd(osd).ok_or_else(|| {
+            let hint = "`ashlar osd ls` lists the OSDs there are";
+            failure("not_found", format!("this cluster has no {osd}"), hint)
+        })
+    }
+
+    /// `osd out` and `osd in`. Where it is so already, an operator's word stands in place of the
+    /// monitor's.
+    pub(super) fn plan_osd_set_in(&self, osd: OsdId, is_in: bool) -> Result<Plan, Failure> {
+        let known = self.osd_to_change(osd)?;
+        let mut record = known.clone();
+        record.info.in_cluster = is_in;
+        record.out_by = (!is_in).then_some(OutBy::Operator);
+        let answer = Done::Answer(Ok(json!({ "id": osd, "in": is_in })));
+        if record == *known {
+            return Ok(Plan::Done(answer));
+        }
+        record.info.revision = self.contents.osd_revision_max() + 1;
+        let mut batch = Batch::new(&self.contents);
+        batch.put(&self.contents, Record::Osd(record));
+        Ok(Plan::Write { batch, done: Some(answer) })
+    }
+
+    /// `osd rm`: one removed pool after another no longer waits for it, then its record goes.
+    pub(super) fn plan_osd_remove(&self, osd: OsdId) -> Result<Plan, Failure> {
+        let record = self.osd_to_change(osd)?;
+        if record.info.up {
+            return Err(failure(
+                "busy",
+                format!("{osd} is up"),
+                "stop its process first; to empty it before: `ashlar osd out ID`, and wait until \
+                 `ashlar osd tree` shows that it has no PGs",
+            ));
+        }
+        if let Some(pg) = self.pg_that_needs(osd) {
+            return Err(failure(
+                "busy",
+                format!("PG {pg} needs {osd}"),
+                "`ashlar osd out ID`, and wait until `ashlar osd tree` shows that it has no PGs. \
+                 If its copy is lost and the PG waits for it: `ashlar pg give-up --they-are-off`",
+            ));
+        }
+        let contents = &self.contents;
+        let waiting = contents.removed_pools().find(|pool| pool.osds.contains(&osd));
+        if let Some(pool) = waiting {
+            return Ok(match self.plan_pool_cleared(pool.pool, osd) {
+                Plan::Write { batch, .. } => Plan::Write { batch, done: None },
+                Plan::Done(_) => unreachable!("the pool waits for it"),
+            });
+        }
+        let mut batch = Batch::new(contents);
+        let last = contents.osd_revision_max();
+        let name = CounterName::OsdRevision;
+        batch.put(contents, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
+        batch.delete(contents, Key::Osd(osd));
+        let answer = Done::Answer(Ok(json!({ "id": osd })));
+        Ok(Plan::Write { batch, done: Some(answer) })
+    }
+
+    /// A PG that has the OSD as a member.
+    fn pg_that_needs(&self, osd: OsdId) -> Option<PgId> {
+        if self.contents.osd(osd).is_some_and(|r| r.info.incarnation == Incarnation::ZERO) {
+            return None;
+        }
+        let pools = self.contents.pools();
+        let mut entries = pools.flat_map(|pool| self.contents.pgs(pool.pool.id));
+        let has = |members: &[format::wire::Member]| members.iter().any(|m| m.osd == osd);
+        entries.find(|entry| has(&entry.acting) || has(&entry.learners)).map(|entry| entry.pg)
+    }
+}
