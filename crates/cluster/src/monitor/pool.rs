@@ -56,12 +56,19 @@ impl Monitor {
                 format!("1 to {REPLICAS_MAX} copies, the minimum between 1 and their number"),
             ));
         }
+        if replicas > 1 {
+            return Err(failure(
+                "unsupported",
+                "this version keeps 1 copy: replication is not there yet",
+                "leave --replicas out, or say --replicas 1",
+            ));
+        }
         let candidates = self.candidates(failure_domain);
         let pg_count = match *pg_count {
             Some(count) => checked_pg_count(count)?,
             None => default_pg_count(candidates.len()),
         };
-        let current = vec![None; pg_count as usize];
+        let current = vec![Vec::new(); pg_count as usize];
         let planned = placement::plan(&candidates, replicas, &current)
             .map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
 
@@ -81,12 +88,12 @@ impl Monitor {
         let answer = pool_row(&pool);
         let revision = MapRevision::ZERO.next();
         batch.put(contents, Record::Pool(PoolRecord { pool, revision, rest: Rest::new() }));
-        let pgs = planned.into_iter().zip(0..).map(|(osd, number)| PgEntry {
+        let pgs = planned.into_iter().zip(0..).map(|(osds, number)| PgEntry {
             pg: PgId { pool: id, number },
             epoch: Epoch::ZERO.next(),
             revision,
-            primary: Some(osd),
-            acting: vec![self.member(osd)],
+            primary: osds.first().copied(),
+            acting: osds.into_iter().map(|osd| self.member(osd)).collect(),
             learners: Vec::new(),
         });
         let shards = shards_of(pgs.collect());
@@ -160,11 +167,6 @@ fn default_pg_count(osd_count: usize) -> u32 {
 
 fn cannot_place(error: &PlanError, failure_domain: FailureDomain, osd_count: usize) -> Failure {
     match error {
-        PlanError::CopiesUnsupported => failure(
-            "unsupported",
-            "this version keeps 1 copy: replication is not there yet",
-            "leave --replicas out, or say --replicas 1",
-        ),
         PlanError::TooFewDomains { needed, found } => {
             let (domain, hint) = match failure_domain {
                 FailureDomain::Host if osd_count >= *needed as usize => {

@@ -1,0 +1,116 @@
+//! Which of its OSDs leads each PG.
+//!
+//! Invariants
+//!   1. An OSD leads the PGs it is in divided by the copies, rounded down or up.
+//!   2. A PG keeps its primary where that allows it.
+
+use std::collections::VecDeque;
+
+/// Puts the primary of each PG first in its set; the others stay in order. `room` tells how many sets each
+/// bin is in, `now` the bin that leads each PG now.
+pub(crate) fn elect(room: &[usize], copies: usize, now: &[Option<usize>], sets: &mut [Vec<usize>]) {
+    let mut leads = Leads::new(room, copies, sets);
+    for (pg, set) in sets.iter().enumerate() {
+        if let Some(primary) = now[pg].filter(|bin| set.contains(bin)) {
+            leads.set(pg, primary);
+        }
+    }
+    for (pg, set) in sets.iter().enumerate() {
+        if leads.primaries[pg].is_none() {
+            // Who has the smallest part of what it may lead; of equals the one whose turn it is.
+            let load = |bin: &usize| leads.pgs[*bin].len() * 1024 / leads.most[*bin].max(1);
+            let turn = |at: usize| (at + set.len() - pg % set.len()) % set.len();
+            let (_, bin) = (set.iter().enumerate())
+                .min_by_key(|(at, bin)| (load(bin), turn(*at)))
+                .expect("a set has a bin for each copy");
+            leads.set(pg, *bin);
+        }
+    }
+    leads.level(sets);
+    for (set, primary) in sets.iter_mut().zip(leads.primaries) {
+        let primary = primary.expect("each PG got one");
+        let at = set.iter().position(|bin| *bin == primary).expect("it is of the set");
+        set[..=at].rotate_right(1);
+    }
+}
+
+struct Leads {
+    /// Fewest and most PGs that each bin is to lead.
+    least: Vec<usize>,
+    most: Vec<usize>,
+    primaries: Vec<Option<usize>>,
+    /// PGs that each bin leads.
+    pgs: Vec<Vec<usize>>,
+}
+
+impl Leads {
+    fn new(room: &[usize], copies: usize, sets: &[Vec<usize>]) -> Leads {
+        Leads {
+            least: room.iter().map(|count| count / copies).collect(),
+            most: room.iter().map(|count| count.div_ceil(copies)).collect(),
+            primaries: vec![None; sets.len()],
+            pgs: vec![Vec::new(); room.len()],
+        }
+    }
+
+    fn set(&mut self, pg: usize, primary: usize) {
+        if let Some(before) = self.primaries[pg].replace(primary) {
+            let at = self.pgs[before].iter().position(|other| *other == pg);
+            self.pgs[before].swap_remove(at.expect("a primary leads"));
+        }
+        self.pgs[primary].push(pg);
+    }
+
+    /// Evens out what the bins lead. A fraction 1/copies of each PG would be the exact share of each of
+    /// its bins, so whole numbers within the limits exist, and a way to them.
+    fn level(&mut self, sets: &[Vec<usize>]) {
+        for bin in 0..self.pgs.len() {
+            while self.pgs[bin].len() > self.most[bin] {
+                self.hand_on(sets, &[bin], |leads, to| leads.pgs[to].len() < leads.most[to]);
+            }
+        }
+        let bins = 0..self.pgs.len();
+        while bins.clone().any(|bin| self.pgs[bin].len() < self.least[bin]) {
+            let may_lead_fewer = |bin: &usize| self.pgs[*bin].len() > self.least[*bin];
+            let from: Vec<usize> = bins.clone().filter(may_lead_fewer).collect();
+            self.hand_on(sets, &from, |leads, to| leads.pgs[to].len() < leads.least[to]);
+        }
+    }
+
+    /// One of `from` leads one PG fewer and one that `may_take` one more, by the fewest changes: the
+    /// former hands a PG on to a bin of its set, that one another PG, and so on.
+    fn hand_on(
+        &mut self,
+        sets: &[Vec<usize>],
+        from: &[usize],
+        may_take: impl Fn(&Leads, usize) -> bool,
+    ) {
+        let mut is_seen = vec![false; self.pgs.len()];
+        // The PG that would come to each bin.
+        let mut comes: Vec<Option<usize>> = vec![None; self.pgs.len()];
+        let mut queue: VecDeque<usize> = from.iter().copied().collect();
+        for bin in from {
+            is_seen[*bin] = true;
+        }
+        while let Some(bin) = queue.pop_front() {
+            if comes[bin].is_some() && may_take(self, bin) {
+                let mut to = bin;
+                while let Some(pg) = comes[to] {
+                    let before = self.primaries[pg].expect("each PG got one");
+                    self.set(pg, to);
+                    to = before;
+                }
+                return;
+            }
+            for pg in &self.pgs[bin] {
+                for to in &sets[*pg] {
+                    if !std::mem::replace(&mut is_seen[*to], true) {
+                        comes[*to] = Some(*pg);
+                        queue.push_back(*to);
+                    }
+                }
+            }
+        }
+        unreachable!("whole numbers within the limits exist");
+    }
+}
