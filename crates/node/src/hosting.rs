@@ -8,7 +8,7 @@ use blockstore::NoteKey;
 use cluster::map::{MapDelta, PoolMap};
 use cluster::message::{OsdReport, ToMonitor};
 use format::wire::{Member, PgEntry};
-use pg::{ActivationRecord, Pg, Serving, Shape};
+use pg::{Pg, Record, Serving, Shape};
 
 use crate::Effect;
 use crate::node::Node;
@@ -83,7 +83,7 @@ impl Node {
         let entry = self.map.pg(id).filter(|entry| entry.primary == Some(self.identity.osd));
         let Some(entry) = entry.cloned() else {
             if let Some(slot) = self.pg_slots.get(&id) {
-                self.pgs[*slot].halt("another OSD leads it".into());
+                self.pgs[*slot].halt("another OSD leads it".into(), &mut self.actions);
             }
             return;
         };
@@ -92,8 +92,8 @@ impl Node {
             return;
         }
         match self.obstacle(&self.pgs[slot], &entry) {
-            Some(why) => self.pgs[slot].halt(why),
-            None => self.pgs[slot].activate(entry, &mut self.actions),
+            Some(why) => self.pgs[slot].halt(why, &mut self.actions),
+            None => self.pgs[slot].enter(entry, 1, &mut self.actions),
         }
         self.carry_out(now, slot, effects);
     }
@@ -141,14 +141,17 @@ impl Node {
         }
         let rules = &self.map.pools[&id.pool].pool;
         let shape = Shape { pg: id, pg_count: rules.pg_count, block_size: rules.block_size };
-        let record = self.store.note(NoteKey::Pg(id)).map(ActivationRecord::decode).transpose();
+        let record = self.store.note(NoteKey::Pg(id)).map(Record::decode).transpose();
         let record = record.unwrap_or_else(|why| {
             self.damaged_notes.insert(id, why);
             None
         });
-        let newest = self.store.last_version(id);
+        let last = self.store.last_version(id);
+        let is_suspect = self.store.is_suspect(id);
+        let floor = base::Version::ZERO;
+        let facts = blockstore::PgFacts { last, held: last, hole: None, floor, is_suspect };
         let slot = self.pgs.len();
-        self.pgs.push(Pg::new(shape, newest, record, self.buffers.clone()));
+        self.pgs.push(Pg::new(shape, self.identity.osd, facts, record, self.buffers.clone()));
         self.pg_slots.insert(id, slot);
         slot
     }

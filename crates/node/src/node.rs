@@ -544,6 +544,9 @@ impl Node {
                         }
                     }
                     Action::Absolved => self.review_is_due = true,
+                    Action::ListNewer { .. } | Action::Send { .. } | Action::Need(_) => {
+                        unreachable!("entries with one member need no other")
+                    }
                 }
             }
             self.actions_spare = batch;

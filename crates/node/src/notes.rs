@@ -1,7 +1,7 @@
 //! The copy of the cluster's state that an OSD keeps in its store: by it a map that is older than
 //! what this OSD has seen (a state store restored from a backup) is recognised.
 //!
-//! PG entries are kept apart, one note a PG: see `pg::ActivationRecord`.
+//! PG entries are kept apart, one note a PG: see `pg::Record`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -22,10 +22,11 @@
 //!      members hold.
 //!   4. Nothing is served in an epoch before its entry and activation record are durable.
 
-mod activate;
 mod chain;
 mod delete;
 mod read;
+mod record;
+mod serving;
 mod window;
 mod write;
 
@@ -37,13 +38,18 @@ mod tests;
 use std::collections::BTreeMap;
 
 use base::hash::{hash_range_of_pg, stripe_hash};
-use base::{BlockSize, BufferPool, ImageId, PgId, StripeIndex, UNIT_SIZE, Version, checksum};
-use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
-use format::wire::{CHAIN_LENGTH_MAX, Op, Outcome, PAYLOAD_SIZE_MAX, Place, Refusal};
+use base::{
+    BlockSize, BufferPool, ImageId, OsdId, PgId, StripeIndex, UNIT_SIZE, Version, checksum,
+};
+use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
+use format::wire::{
+    CHAIN_LENGTH_MAX, Member, Op, Outcome, PAYLOAD_SIZE_MAX, PeerBody, Place, Refusal,
+};
 use slab::Slab;
 
-pub use activate::{ActivationRecord, Serving};
 pub use delete::DELETE_PORTION_MAX;
+pub use record::Record;
+pub use serving::Serving;
 
 use delete::Deletion;
 use read::{Read, Wants};
@@ -86,6 +92,38 @@ pub enum Action {
     Activated,
     /// What the store lost of the PG is given up: it may be activated.
     Absolved,
+    /// List all blocks in the PG's hash range with versions above one, tombstones included;
+    /// answered at once by [`Pg::listed_newer`].
+    ListNewer {
+        /// Names the answer.
+        call: CallId,
+        /// Zero: all.
+        newer_than: Version,
+        /// Only blocks behind this one.
+        after: Option<BlockKey>,
+        /// At most so many blocks are wanted.
+        count_max: usize,
+    },
+    /// Tell a member of the entry, with the entry's epoch. Dropped where there is no connection.
+    Send {
+        /// Whom.
+        to: OsdId,
+        /// What.
+        body: PeerBody,
+    },
+    /// The PG needs another entry. The monitor is told again and again until the epoch is over.
+    Need(Need),
+}
+
+/// Why a primary needs another entry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// Another epoch with the same members: a connection broke.
+    NewEpoch,
+    /// This learner has everything; until the epoch ends nothing is acknowledged without it.
+    Complete(Member),
+    /// This member cannot go on; why, for people.
+    Failed(Member, String),
 }
 
 /// Which blocks of an image to list.
@@ -160,15 +198,16 @@ pub struct Shape {
     pub block_size: BlockSize,
 }
 
-/// One placement group at its primary.
+/// One placement group at one of its members.
 pub struct Pg {
     shape: Shape,
+    me: OsdId,
     buffers: BufferPool,
     serving: Serving,
     /// What this OSD last made durable of the PG's entry.
-    record: Option<ActivationRecord>,
+    record: Option<Record>,
     /// A record on its way to the store's journal.
-    noting: Option<ActivationRecord>,
+    noting: Option<Record>,
     /// Members of the entry that is served.
     member_count: usize,
     /// The newest version given.
@@ -189,18 +228,21 @@ pub struct Pg {
 }
 
 impl Pg {
-    /// A PG that serves nothing yet. `newest` is the highest version the store has of it, `record`
-    /// what [`ActivationRecord::decode`] found in the store's note.
+    /// A PG that serves nothing yet. `facts` is what the store knows of it, `record` what
+    /// [`Record::decode`] found in the store's note.
     pub fn new(
         shape: Shape,
-        newest: Version,
-        record: Option<ActivationRecord>,
+        me: OsdId,
+        facts: PgFacts,
+        record: Option<Record>,
         buffers: BufferPool,
     ) -> Pg {
         assert!(shape.pg.number < shape.pg_count);
+        let newest = facts.last;
         let newest = record.as_ref().map_or(newest, |record| record.adopted.max(newest));
         Pg {
             shape,
+            me,
             buffers,
             serving: Serving::Idle { why: "waits for the map".into() },
             record,

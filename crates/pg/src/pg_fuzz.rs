@@ -85,7 +85,7 @@ impl Run {
     fn change_epoch(&mut self) {
         self.epoch += 1;
         let mut actions = Vec::new();
-        self.bench.pg.activate(entry(self.epoch), &mut actions);
+        self.bench.pg.enter(entry(self.epoch), 1, &mut actions);
         let stale = Refusal::Stale(Some(entry(self.epoch)));
         self.bench.pg.refuse_waiting(|_| Some(stale.clone()), &mut actions);
         self.bench.carry_out(actions);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use base::checksum::checksum_units;
 use base::{Buffer, Checksum, Epoch, Incarnation, MapRevision, OsdId, PoolId};
-use format::wire::{Member, PgEntry};
+use format::wire::{Activation, Member, PgEntry};
 
 use super::*;
 
@@ -27,7 +27,7 @@ pub struct Bench {
     pub answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
     /// Kinds of requests the store got, in order.
     pub asked: Vec<&'static str>,
-    pub notes: Vec<ActivationRecord>,
+    pub notes: Vec<Record>,
     pub floors: Vec<Version>,
     pub replies: Vec<(u32, Result<Outcome, Refusal>)>,
     pub versions: Vec<Version>,
@@ -37,6 +37,15 @@ pub struct Bench {
 
 fn shape() -> Shape {
     Shape { pg: PgId { pool: PoolId::FIRST, number: 0 }, pg_count: 1, block_size: BLOCK_SIZE }
+}
+
+fn facts(last: Version) -> PgFacts {
+    PgFacts { last, held: last, hole: None, floor: Version::ZERO, is_suspect: false }
+}
+
+fn record(epoch: u32, adopted: Version) -> Record {
+    let history = vec![Activation { epoch: Epoch::new(epoch), adopted }];
+    Record { entry: entry(epoch), adopted, history, filling: None }
 }
 
 pub fn entry(epoch: u32) -> PgEntry {
@@ -108,13 +117,9 @@ impl Bench {
         bench
     }
 
-    fn over(
-        blocks: BTreeMap<BlockKey, Block>,
-        record: Option<ActivationRecord>,
-        newest: Version,
-    ) -> Bench {
+    fn over(blocks: BTreeMap<BlockKey, Block>, record: Option<Record>, newest: Version) -> Bench {
         Bench {
-            pg: Pg::new(shape(), newest, record, BufferPool::default()),
+            pg: Pg::new(shape(), OsdId::FIRST, facts(newest), record, BufferPool::default()),
             blocks,
             answers: VecDeque::new(),
             asked: Vec::new(),
@@ -129,7 +134,7 @@ impl Bench {
 
     fn activate(&mut self, epoch: u32) {
         let mut actions = Vec::new();
-        self.pg.activate(entry(epoch), &mut actions);
+        self.pg.enter(entry(epoch), 1, &mut actions);
         self.carry_out(actions);
         self.answer_all();
     }
@@ -161,6 +166,7 @@ impl Bench {
                 Action::Reply { ticket, outcome } => self.replies.push((ticket.0, outcome)),
                 Action::Activated => self.activated += 1,
                 Action::Absolved => {}
+                other => panic!("{other:?}"),
             }
         }
         if !next.is_empty() {
@@ -221,7 +227,7 @@ impl Bench {
             }
             StoreRequest::Note { bytes, .. } => {
                 self.asked.push("note");
-                self.notes.push(ActivationRecord::decode(&bytes).unwrap());
+                self.notes.push(Record::decode(&bytes).unwrap());
             }
             StoreRequest::SetFloor { floor, .. } => self.floors.push(floor),
             StoreRequest::Copy { .. } | StoreRequest::Repair { .. } => panic!("one copy"),
@@ -319,14 +325,14 @@ fn what_is_written_is_read() {
 fn nothing_is_served_before_the_record_is_durable() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.activate(entry(3), &mut actions);
+    bench.pg.enter(entry(3), 1, &mut actions);
     bench.carry_out(actions);
     assert_eq!(bench.activated, 0);
     assert_eq!(bench.pg.serving(), &Serving::Journaling { entry: entry(3) });
     bench.answer_all();
     assert_eq!(bench.activated, 1);
     assert_eq!(bench.pg.serving(), &Serving::Active);
-    assert_eq!(bench.notes, [ActivationRecord { entry: entry(3), adopted: Version::ZERO }]);
+    assert_eq!(bench.notes, [record(3, Version::ZERO)]);
 }
 
 #[test]
@@ -343,7 +349,7 @@ fn the_counter_goes_on_after_a_restart() {
 
 #[test]
 fn what_was_adopted_is_never_given_again() {
-    let record = ActivationRecord { entry: entry(4), adopted: version(4, 9) };
+    let record = record(4, version(4, 9));
     let mut bench = Bench::over(BTreeMap::new(), Some(record), version(3, 7));
     bench.activate(5);
     assert_eq!(bench.run(write(0, 1, 1)), written(version(5, 10)));
@@ -669,7 +675,7 @@ fn what_waits_is_refused_when_the_epoch_changes_and_what_started_ends() {
     bench.start(4, compare_and_set(4, version(1, 1)));
     bench.start(5, Op::DeleteRange { image: layer(1), from: StripeIndex::new(0) });
     let mut actions = Vec::new();
-    bench.pg.activate(entry(2), &mut actions);
+    bench.pg.enter(entry(2), 1, &mut actions);
     bench.pg.refuse_waiting(|_| Some(Refusal::Stale(Some(entry(2)))), &mut actions);
     bench.carry_out(actions);
     let mut refused = bench.tickets();
@@ -678,7 +684,7 @@ fn what_waits_is_refused_when_the_epoch_changes_and_what_started_ends() {
     assert_eq!(bench.pg.serving(), &Serving::Draining { entry: entry(2) });
     bench.answer_all();
     assert_eq!(bench.replies[4], (1, written(version(1, 1))));
-    assert_eq!(bench.notes[1], ActivationRecord { entry: entry(2), adopted: version(1, 1) });
+    assert_eq!(bench.notes[1], record(2, version(1, 1)));
     assert_eq!(bench.pg.serving(), &Serving::Active);
     assert_eq!(bench.run(write(0, 1, 2)), written(version(2, 2)));
 }
@@ -702,8 +708,8 @@ fn a_refused_write_lets_the_next_one_start() {
 fn a_newer_entry_is_journaled_after_the_one_on_its_way() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.activate(entry(1), &mut actions);
-    bench.pg.activate(entry(2), &mut actions);
+    bench.pg.enter(entry(1), 1, &mut actions);
+    bench.pg.enter(entry(2), 1, &mut actions);
     bench.carry_out(actions);
     assert_eq!(bench.notes.len(), 1);
     bench.answer_all();
@@ -716,8 +722,8 @@ fn a_newer_entry_is_journaled_after_the_one_on_its_way() {
 fn a_newer_entry_is_journaled_after_one_that_could_not_be() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.activate(entry(1), &mut actions);
-    bench.pg.activate(entry(2), &mut actions);
+    bench.pg.enter(entry(1), 1, &mut actions);
+    bench.pg.enter(entry(2), 1, &mut actions);
     bench.carry_out(actions);
     let (call, _) = bench.answers.pop_front().unwrap();
     bench.give(call, Err(StoreError::Full));
@@ -731,7 +737,7 @@ fn a_newer_entry_is_journaled_after_one_that_could_not_be() {
 fn an_activation_that_cannot_be_journaled_is_tried_again() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.activate(entry(1), &mut actions);
+    bench.pg.enter(entry(1), 1, &mut actions);
     bench.carry_out(actions);
     let (call, _) = bench.answers.pop_front().unwrap();
     bench.give(call, Err(StoreError::Full));
@@ -745,9 +751,9 @@ fn an_activation_that_cannot_be_journaled_is_tried_again() {
 fn a_halt_during_an_activation_lasts() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
-    bench.pg.activate(entry(1), &mut actions);
+    bench.pg.enter(entry(1), 1, &mut actions);
     bench.carry_out(actions);
-    bench.pg.halt("another OSD leads it".into());
+    bench.pg.halt("another OSD leads it".into(), &mut Vec::new());
     bench.answer_all();
     assert_eq!(bench.activated, 0);
     assert_eq!(bench.pg.epoch_floor(), Epoch::new(1), "its record is durable all the same");
@@ -772,15 +778,15 @@ fn the_floor_follows_the_mark_after_deletes() {
 
 #[test]
 fn records_are_read_back_as_written() {
-    let record = ActivationRecord { entry: entry(4), adopted: version(3, 1 << 60) };
-    assert_eq!(ActivationRecord::decode(&record.encode()), Ok(record));
-    assert!(ActivationRecord::decode(b"{}").is_err());
+    let record = record(4, version(3, 1 << 60));
+    assert_eq!(Record::decode(&record.encode()), Ok(record));
+    assert!(Record::decode(b"{}").is_err());
 }
 
 #[test]
 fn the_bytes_of_a_record_are_frozen() {
-    let golden = include_bytes!("../testdata/activation_record.json");
-    let record = ActivationRecord { entry: entry(4), adopted: version(3, 17) };
+    let golden = include_bytes!("../testdata/record.json");
+    let record = record(4, version(3, 17));
     assert_eq!(String::from_utf8_lossy(&record.encode()), String::from_utf8_lossy(golden));
-    assert_eq!(ActivationRecord::decode(golden), Ok(record));
+    assert_eq!(Record::decode(golden), Ok(record));
 }

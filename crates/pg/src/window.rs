@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use base::Version;
 
-use crate::ActivationRecord;
+use crate::Record;
 
 pub struct Window {
     /// Counter of the newest version up to which all writes have ended.
@@ -46,7 +46,7 @@ impl Window {
     }
 
     /// The mark as a version: what lies behind the activation was written in the newest epoch.
-    pub fn mark(&self, newest: Version, record: Option<&ActivationRecord>) -> Version {
+    pub fn mark(&self, newest: Version, record: Option<&Record>) -> Version {
         if self.ended.is_empty() {
             return newest;
         }

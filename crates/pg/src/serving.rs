@@ -4,54 +4,11 @@
 //! adopted, and the entry is made durable together with it. With one member nobody else has to
 //! agree.
 
-use base::{Epoch, Version};
+use base::{Epoch, OsdId};
 use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
-use format::wire::PgEntry;
-use serde::{Deserialize, Serialize};
+use format::wire::{Activation, ListedBlock, PeerBody, PgEntry};
 
-use super::{Action, Call, Pg};
-
-/// What a member keeps of an activation: its store's note of the PG.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct ActivationRecord {
-    /// The entry that was activated.
-    pub entry: PgEntry,
-    /// The last version adopted. Versions up to it that the member does not hold are void.
-    #[serde(with = "version_text")]
-    pub adopted: Version,
-}
-
-/// `epoch.counter`, as versions are printed.
-mod version_text {
-    use base::{Epoch, Version};
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub fn serialize<S: Serializer>(version: &Version, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(version)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Version, D::Error> {
-        let text = String::deserialize(from)?;
-        let parts = text.split_once('.').and_then(|(epoch, counter)| {
-            Some((epoch.parse::<u32>().ok()?, counter.parse::<u64>().ok()?))
-        });
-        let (epoch, counter) =
-            parts.ok_or_else(|| D::Error::custom("a version is epoch.counter"))?;
-        Ok(Version { epoch: Epoch::new(epoch), counter })
-    }
-}
-
-impl ActivationRecord {
-    /// Reads what [`ActivationRecord::encode`] wrote; the error says what is wrong.
-    pub fn decode(bytes: &[u8]) -> Result<ActivationRecord, String> {
-        serde_json::from_slice(bytes).map_err(|error| error.to_string())
-    }
-
-    /// The bytes of the note.
-    pub fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("plain data with text keys")
-    }
-}
+use super::{Action, Call, CallId, Pg, Record};
 
 /// How far a PG has come in serving its newest entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,7 +39,7 @@ impl Pg {
     }
 
     /// The newest activation that is durable here.
-    pub fn record(&self) -> Option<&ActivationRecord> {
+    pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
     }
 
@@ -100,20 +57,73 @@ impl Pg {
         record.entry.epoch
     }
 
-    /// Begins to serve `entry`; ends with [`Action::Activated`].
-    /// Requires: this OSD is its primary and only member; its epoch is above
-    /// [`Pg::epoch_floor`]. The caller then refuses what waits for the epoch before
-    /// ([`Pg::refuse_waiting`]).
-    pub fn activate(&mut self, entry: PgEntry, actions: &mut Vec<Action>) {
+    /// Takes part in `entry`; as its primary it ends with [`Action::Activated`].
+    /// Requires: this OSD is an acting member or learner of it in its present run; its epoch is
+    /// above [`Pg::epoch_floor`]; as primary, grants that were given to earlier ones ran out.
+    /// `copies`: of the pool.
+    pub fn enter(&mut self, entry: PgEntry, copies: u32, actions: &mut Vec<Action>) {
         assert!(entry.epoch > self.epoch_floor());
+        assert!(copies > 0);
+        assert!(entry.primary == Some(self.me));
         assert!(entry.acting.len() == 1);
         self.serving = Serving::Draining { entry };
         self.journal_when_drained(actions);
     }
 
     /// Serves nothing more until the next activation. What was started ends.
-    pub fn halt(&mut self, why: String) {
+    pub fn halt(&mut self, why: String, _actions: &mut Vec<Action>) {
         self.serving = Serving::Idle { why };
+    }
+
+    /// The entry it takes part in.
+    pub fn entry(&self) -> Option<&PgEntry> {
+        match &self.serving {
+            Serving::Idle { .. } => None,
+            Serving::Draining { entry } | Serving::Journaling { entry } => Some(entry),
+            Serving::Active => self.record.as_ref().map(|record| &record.entry),
+        }
+    }
+
+    /// As primary: there is a connection to this member.
+    pub fn peer_ready(&mut self, _osd: OsdId, _actions: &mut Vec<Action>) {}
+
+    /// As primary: the connection to this member is gone.
+    pub fn peer_lost(&mut self, _osd: OsdId, _actions: &mut Vec<Action>) {}
+
+    /// Another member said this, in this epoch; the sender's run and role were compared with the
+    /// entry. The error says what no peer of ours says: its connection ends.
+    pub fn peer_said(
+        &mut self,
+        from: OsdId,
+        _body: PeerBody,
+        _actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        Err(format!("{from} is no member"))
+    }
+
+    /// The node answers [`Action::ListNewer`], in key order.
+    pub fn listed_newer(
+        &mut self,
+        _call: CallId,
+        _blocks: Vec<ListedBlock>,
+        _is_last: bool,
+        _actions: &mut Vec<Action>,
+    ) {
+    }
+
+    /// Whose grants must be valid when an operation starts: the other acting members, and learners
+    /// that were reported complete.
+    pub fn lease_givers(&self) -> &[OsdId] {
+        &[]
+    }
+
+    /// As primary: so many repairs of learners may be under way for this PG.
+    pub fn fill(&mut self, _count_max: usize, _actions: &mut Vec<Action>) {}
+
+    /// Learners being filled: bytes copied in this epoch, and bytes still to be compared or copied
+    /// as far as is known.
+    pub fn filling(&self) -> impl Iterator<Item = (OsdId, u64, u64)> + '_ {
+        std::iter::empty()
     }
 
     /// Tells the store that the operator gave up what it lost of this PG; ends with
@@ -130,7 +140,8 @@ impl Pg {
         }
         assert!(self.window.is_empty());
         let entry = entry.clone();
-        let record = ActivationRecord { entry: entry.clone(), adopted: self.newest };
+        let history = vec![Activation { epoch: entry.epoch, adopted: self.newest }];
+        let record = Record { entry: entry.clone(), adopted: self.newest, history, filling: None };
         let key = NoteKey::Pg(self.shape.pg);
         let bytes = record.encode();
         self.serving = Serving::Journaling { entry };

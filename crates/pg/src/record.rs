@@ -1,0 +1,147 @@
+//! What a member keeps of an activation: its store's note of the PG, JSON text.
+//! See `docs/internals/notes.md`.
+//!
+//! Invariants
+//!   1. What is read is what was written; unknown fields are left out.
+//!   2. Versions are text, `epoch.counter`; keys are `hash.image.stripe`, of the PG's pool.
+
+use base::{Epoch, ImageId, PgId, StripeIndex, Version};
+use blockstore::BlockKey;
+use format::wire::{Activation, Filling, HISTORY_COUNT_MAX, PgEntry, WHOLE_COUNT_MAX};
+use serde::{Deserialize, Serialize};
+
+/// What a member keeps of an activation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The entry that was activated.
+    pub entry: PgEntry,
+    /// The version up to which the member was complete when the record was written. Of a member
+    /// with a filling: the version that the PG adopted.
+    pub adopted: Version,
+    /// Activations since the floor, oldest first; this one is the last.
+    pub history: Vec<Activation>,
+    /// What a learner lacks; `None`: nothing.
+    pub filling: Option<Filling>,
+}
+
+impl Record {
+    /// Reads what [`Record::encode`] wrote; the error says what is wrong.
+    pub fn decode(bytes: &[u8]) -> Result<Record, String> {
+        let text: RecordText = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        text.into_record()
+    }
+
+    /// The bytes of the note.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(&RecordText::of(self)).expect("plain data with text keys")
+    }
+}
+
+/// The note as it is written.
+#[derive(Serialize, Deserialize)]
+struct RecordText {
+    entry: PgEntry,
+    adopted: VersionText,
+    #[serde(default)]
+    history: Vec<(u32, VersionText)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    filling: Option<FillingText>,
+}
+
+/// See [`Filling`].
+#[derive(Serialize, Deserialize)]
+struct FillingText {
+    complete: VersionText,
+    position: Option<String>,
+    since: VersionText,
+    whole: Vec<String>,
+    listing: bool,
+}
+
+/// A version as `epoch.counter`.
+#[derive(Serialize, Deserialize)]
+struct VersionText(String);
+
+impl VersionText {
+    fn of(version: Version) -> VersionText {
+        VersionText(version.to_string())
+    }
+
+    fn read(&self) -> Result<Version, String> {
+        let parts = self.0.split_once('.').and_then(|(epoch, counter)| {
+            Some((epoch.parse::<u32>().ok()?, counter.parse::<u64>().ok()?))
+        });
+        let (epoch, counter) = parts.ok_or("a version is epoch.counter")?;
+        Ok(Version { epoch: Epoch::new(epoch), counter })
+    }
+}
+
+impl RecordText {
+    fn of(record: &Record) -> RecordText {
+        let history = record.history.iter();
+        RecordText {
+            entry: record.entry.clone(),
+            adopted: VersionText::of(record.adopted),
+            history: history
+                .map(|past| (past.epoch.get(), VersionText::of(past.adopted)))
+                .collect(),
+            filling: record.filling.as_ref().map(FillingText::of),
+        }
+    }
+
+    fn into_record(self) -> Result<Record, String> {
+        if self.history.len() > HISTORY_COUNT_MAX {
+            return Err(format!("its history has {} activations", self.history.len()));
+        }
+        let pg = self.entry.pg;
+        let history = self.history.iter().map(|(epoch, adopted)| {
+            Ok(Activation { epoch: Epoch::new(*epoch), adopted: adopted.read()? })
+        });
+        Ok(Record {
+            history: history.collect::<Result<_, String>>()?,
+            adopted: self.adopted.read()?,
+            filling: self.filling.map(|filling| filling.into_filling(pg)).transpose()?,
+            entry: self.entry,
+        })
+    }
+}
+
+impl FillingText {
+    fn of(filling: &Filling) -> FillingText {
+        FillingText {
+            complete: VersionText::of(filling.complete),
+            position: filling.position.map(key_text),
+            since: VersionText::of(filling.since),
+            whole: filling.whole.iter().copied().map(key_text).collect(),
+            listing: filling.listing,
+        }
+    }
+
+    fn into_filling(self, pg: PgId) -> Result<Filling, String> {
+        if self.whole.len() > WHOLE_COUNT_MAX {
+            return Err(format!("its filling names {} blocks", self.whole.len()));
+        }
+        let whole = self.whole.iter().map(|text| read_key(pg, text));
+        Ok(Filling {
+            complete: self.complete.read()?,
+            position: self.position.map(|text| read_key(pg, &text)).transpose()?,
+            since: self.since.read()?,
+            whole: whole.collect::<Result<_, String>>()?,
+            listing: self.listing,
+        })
+    }
+}
+
+fn key_text(key: BlockKey) -> String {
+    format!("{}.{}.{}", key.hash, key.image.get(), key.stripe.get())
+}
+
+fn read_key(pg: PgId, text: &str) -> Result<BlockKey, String> {
+    let numbers: Option<Vec<u32>> = text.split('.').map(|part| part.parse().ok()).collect();
+    let key = numbers.and_then(|numbers| {
+        let [hash, image, stripe] = numbers[..] else { return None };
+        let (image, stripe) = (ImageId::new(image)?, StripeIndex::new(stripe));
+        Some(BlockKey { pool: pg.pool, hash, image, stripe })
+    });
+    key.ok_or_else(|| format!("{text:?} is no block: hash.image.stripe"))
+}
