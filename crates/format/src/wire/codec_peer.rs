@@ -313,15 +313,15 @@ fn put_content(bytes: &mut Vec<u8>, content: &Content) {
             bytes.push(CONTENT_TOMBSTONE);
             put_version(bytes, *version);
         }
-        Content::Block { version, block_size, units, written, checksums, data } => {
+        Content::Block { version, block_size, units, written, damaged, checksums, data } => {
             let data_length = data.as_ref().map_or(0, |data| data.len());
-            check_content(*block_size, units, written, data_length)
+            check_content(*block_size, [units, written, damaged], data_length)
                 .expect("contents of our own are sound");
             assert!(checksums.len() * UNIT_SIZE as usize == data_length);
             bytes.push(CONTENT_BLOCK);
             put_version(bytes, *version);
             bytes.push(block_size.shift());
-            for word in units.iter().chain(written) {
+            for word in units.iter().chain(written).chain(damaged) {
                 put_u64(bytes, *word);
             }
             put_checksums(bytes, checksums);
@@ -354,12 +354,11 @@ fn bitmap_words(block_size: BlockSize) -> usize {
 
 fn check_content(
     block_size: BlockSize,
-    units: &[u64],
-    written: &[u64],
+    [units, written, damaged]: [&[u64]; 3],
     data_length: usize,
 ) -> Result<(), DecodeError> {
     let words = bitmap_words(block_size);
-    if units.len() != words || written.len() != words {
+    if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {
         return wrong("a content's bitmaps are not those of its block size");
     }
     // Blocks below 64 units leave the rest of their one word unused.
@@ -370,8 +369,10 @@ fn check_content(
     if units[0] & beyond != 0 {
         return wrong("a content names units beyond its block");
     }
-    if units.iter().zip(written).any(|(units, written)| written & !units != 0) {
-        return wrong("a content has written units that it does not speak of");
+    for ((units, written), damaged) in units.iter().zip(written).zip(damaged) {
+        if (written | damaged) & !units != 0 || written & damaged != 0 {
+            return wrong("a content has units that it does not speak of, or both data and damage");
+        }
     }
     let count: u32 = written.iter().map(|word| word.count_ones()).sum();
     match count as usize * UNIT_SIZE as usize == data_length {
@@ -459,10 +460,11 @@ impl Reader<'_> {
         let words = bitmap_words(block_size);
         let units = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let written = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
+        let damaged = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let data_length = data.as_ref().map_or(0, |data| data.len());
-        check_content(block_size, &units, &written, data_length)?;
+        check_content(block_size, [&units, &written, &damaged], data_length)?;
         let checksums = self.checksums(data_length)?;
-        Ok(Content::Block { version, block_size, units, written, checksums, data })
+        Ok(Content::Block { version, block_size, units, written, damaged, checksums, data })
     }
 }
 

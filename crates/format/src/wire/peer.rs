@@ -71,7 +71,7 @@ pub enum PeerBody {
         /// Only these units, at most 4 words; empty: all.
         units: Vec<u64>,
     },
-    /// Member: the block. Units that are damaged there are in neither bitmap of the content.
+    /// Member: the block.
     Fetched {
         /// As asked.
         call: u32,
@@ -222,8 +222,11 @@ pub enum Content {
         block_size: BlockSize,
         /// Units this speaks of; in a repair the others stay as they are.
         units: Vec<u64>,
-        /// Those of them that hold data; the others read as zeros.
+        /// Those of them that hold data; the others read as zeros, if they are not damaged.
         written: Vec<u64>,
+        /// Those of them whose data is lost: the receiver must not keep older data there. In
+        /// neither case are they in `written`.
+        damaged: Vec<u64>,
         /// One for each written unit, in order.
         checksums: Vec<Checksum>,
         /// The written units, one after another; `None`: none.

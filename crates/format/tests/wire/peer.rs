@@ -48,12 +48,14 @@ fn filling() -> Filling {
 }
 
 fn block(units: u64, written: u64) -> Content {
+    let damaged = vec![units & !written & 0b1000];
     let data = data(written.count_ones() as usize);
     Content::Block {
         version: version(),
         block_size: BlockSize::DEFAULT,
         units: vec![units],
         written: vec![written],
+        damaged,
         checksums: checksums(&data),
         data: (written != 0).then_some(data),
     }
@@ -224,9 +226,11 @@ fn any_block() -> impl Strategy<Value = Content> {
                 written[unit as usize / 64] |= 1 << (unit % 64);
             }
             let written_count: u32 = written.iter().map(|word| word.count_ones()).sum();
+            let rest = units.iter().zip(&written).map(|(units, written)| units & !written);
+            let damaged = rest.map(|rest| rest & 0x5555_5555_5555_5555).collect();
             let data = (written_count > 0).then(|| data(written_count as usize));
             let checksums = data.as_ref().map(checksums).unwrap_or_default();
-            Content::Block { version, block_size, units, written, checksums, data }
+            Content::Block { version, block_size, units, written, damaged, checksums, data }
         },
     )
 }
@@ -364,6 +368,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         block_size: BlockSize::MAX,
         units: vec![u64::MAX; 4],
         written: vec![u64::MAX; 4],
+        damaged: vec![0; 4],
         checksums: checksums(&whole),
         data: Some(whole),
     };
@@ -416,7 +421,7 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
 fn contents_that_contradict_themselves_are_refused() {
     let message = peer(PeerBody::Fetched { call: 4, content: block(0xf0, 0x50) });
     let size = FIELDS + 4 + 1 + 12;
-    let (units, written) = (size + 1, size + 9);
+    let (units, written, damaged) = (size + 1, size + 9, size + 17);
     let refused = |at: usize, field: &[u8], what: &str| {
         let error = forged(&message, at, field).unwrap_err();
         assert!(error.0.contains(what), "{error}");
@@ -427,7 +432,9 @@ fn contents_that_contradict_themselves_are_refused() {
     refused(size, &[14], "units beyond its block");
     assert!(forged(&message, size, &[19]).is_err());
     refused(units, &0x1_0000_00f0u64.to_le_bytes(), "units beyond its block");
-    refused(units, &0x40u64.to_le_bytes(), "written units that it does not speak of");
+    refused(units, &0x40u64.to_le_bytes(), "units that it does not speak of");
+    refused(damaged, &0x100u64.to_le_bytes(), "units that it does not speak of");
+    refused(damaged, &0x10u64.to_le_bytes(), "both data and damage");
     refused(written, &0x70u64.to_le_bytes(), "3 written units and 8192 bytes");
     refused(written, &0x10u64.to_le_bytes(), "1 written units and 8192 bytes");
     refused(FIELDS + 4, &[3], "a content is of kind 3");
