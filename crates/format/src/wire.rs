@@ -114,6 +114,9 @@ pub enum Op {
         data: Buffer,
         /// Only if the block's version is this (compare-and-set); `ZERO`: only if never written.
         expected: Option<Version>,
+        /// May be answered before it is durable: its sender holds the image's lock, keeps the data
+        /// and replays it until a `Sync` covers it.
+        lazy: bool,
     },
     /// Make a range read as zeros and give its space back (discard and write-zeroes).
     Zero {
@@ -123,6 +126,8 @@ pub enum Op {
         offset: u32,
         /// How much, in bytes.
         length: u32,
+        /// As of a write.
+        lazy: bool,
     },
     /// Which 4 KiB units of the stripe are written.
     Extents {
@@ -169,7 +174,8 @@ pub enum Outcome {
     Written {
         /// The version it got; the block's, if there was nothing to zero.
         version: Version,
-        /// Whether it is durable on all members; if not, a later `Sync` makes it so.
+        /// Whether it is durable on all members, always so unless it was lazy; if not, a later
+        /// `Sync` makes it so.
         durable: bool,
     },
     /// The stripe's allocation: bit `i` of word `i / 64` is set where unit `i` is written.

@@ -104,25 +104,33 @@ fn examples() -> Vec<(&'static str, Message)> {
     examples
 }
 
+fn zero(length: u32, lazy: bool) -> Op {
+    Op::Zero { place: place(), offset: 0, length, lazy }
+}
+
 fn client_examples() -> Vec<(&'static str, Message)> {
     let data = data(2);
     let checksums = checksums(&data);
     let empty = BufferPool::default().take(0).freeze();
     let why = || "waits for osd.3".to_string();
-    let write = |expected| Op::Write {
+    let write = |expected, lazy| Op::Write {
         place: place(),
         offset: 8192,
         checksums: checksums.clone(),
         data: data.clone(),
         expected,
+        lazy,
     };
     let read =
         Op::Read { place: place(), offset: 4096, length: 12288, parents: vec![image(6), image(5)] };
     vec![
         ("request-read", request(read)),
-        ("request-write", request(write(None))),
-        ("request-write-expected", request(write(Some(version())))),
-        ("request-zero", request(Op::Zero { place: place(), offset: 0, length: 131072 })),
+        ("request-write", request(write(None, false))),
+        ("request-write-lazy", request(write(None, true))),
+        ("request-write-expected", request(write(Some(version()), false))),
+        ("request-write-expected-lazy", request(write(Some(version()), true))),
+        ("request-zero", request(zero(131072, false))),
+        ("request-zero-lazy", request(zero(131072, true))),
         ("request-extents", request(Op::Extents { place: place(), parents: vec![image(6)] })),
         ("request-sync", request(Op::Sync)),
         (
@@ -231,24 +239,24 @@ fn any_data(units: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = Buf
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
-    let write = (any_place(), 0u32..128, any_data(1..=9), proptest::option::of(any_version()))
-        .prop_map(|(place, unit, data, expected)| Op::Write {
+    let conditions = (proptest::option::of(any_version()), any::<bool>());
+    let write = (any_place(), 0u32..128, any_data(1..=9), conditions).prop_map(
+        |(place, unit, data, (expected, lazy))| Op::Write {
             place,
             offset: unit * UNIT as u32,
             checksums: checksums(&data),
             data,
             expected,
-        });
+            lazy,
+        },
+    );
     prop_oneof![
         (any_place(), any_range(256), any_chain()).prop_map(
             |(place, (offset, length), parents)| Op::Read { place, offset, length, parents }
         ),
         write,
-        (any_place(), any_range(256)).prop_map(|(place, (offset, length))| Op::Zero {
-            place,
-            offset,
-            length
-        }),
+        (any_place(), any_range(256), any::<bool>())
+            .prop_map(|(place, (offset, length), lazy)| Op::Zero { place, offset, length, lazy }),
         (any_place(), any_chain()).prop_map(|(place, parents)| Op::Extents { place, parents }),
         Just(Op::Sync),
         (any_image(), any::<u32>())
@@ -419,6 +427,7 @@ fn a_flip_in_the_payload_breaks_its_checksum() {
         checksums: checksums(&data(1)),
         data: data(1),
         expected: None,
+        lazy: false,
     }) else {
         unreachable!()
     };
@@ -464,7 +473,7 @@ fn lengths_beyond_the_limits_are_refused_before_anything_is_read() {
 #[test]
 fn absurd_fields_are_refused() {
     let body = FRAME_HEADER_SIZE;
-    let zero = request(Op::Zero { place: place(), offset: 0, length: 4096 });
+    let zero = request(zero(4096, false));
     let (pool, op) = (body + 24, body + 36);
     let (image, offset, length) = (op + 1, op + 13, op + 17);
     assert!(forged(&zero, pool, &[0; 4]).is_err());
@@ -483,10 +492,11 @@ fn absurd_fields_are_refused() {
     assert!(too_many.0.contains("at most 32 are allowed"), "{too_many}");
 
     let write = examples().swap_remove(1).1;
-    assert!(forged(&write, op + 17, &[2]).is_err());
+    assert!(forged(&write, op + 17, &[4]).is_err());
+    assert!(forged(&zero, op + 21, &[1]).is_err(), "a zero compares nothing");
     assert!(forged(&write, offset, &1u32.to_le_bytes()).is_err());
     assert!(forged(&write, offset, &((1u32 << 20) - 4096).to_le_bytes()).is_err());
-    let read = examples().swap_remove(7).1;
+    let read = examples().swap_remove(10).1;
     assert!(forged(&read, 8, &1u16.to_le_bytes()).is_err());
 
     let stale = reply(Err(Refusal::Stale(Some(entry()))));

@@ -256,7 +256,10 @@ mod tests {
         let data = BufferPool::default().copy_of(&bytes);
         let stripe = StripeIndex::new(1);
         let place = Place { image: ImageId::FIRST, seed: ImageId::FIRST, stripe };
-        request(sequence, Op::Write { place, offset: 0, checksums, data, expected: None })
+        request(
+            sequence,
+            Op::Write { place, offset: 0, checksums, data, expected: None, lazy: false },
+        )
     }
 
     fn messages() -> Vec<Message> {

@@ -162,7 +162,7 @@ fn write(sequence: u64, data: Buffer) -> Message {
     let mut checksums = Vec::new();
     checksum_units(&data, &mut checksums);
     let place = Place { image: ImageId::FIRST, seed: ImageId::FIRST, stripe: StripeIndex::ZERO };
-    request(sequence, Op::Write { place, offset: 0, checksums, data, expected: None })
+    request(sequence, Op::Write { place, offset: 0, checksums, data, expected: None, lazy: false })
 }
 
 fn pattern(reactor: &Reactor, size: usize, salt: usize) -> Buffer {

@@ -66,9 +66,16 @@ impl Run {
                 let (mut checksums, data) = fill(1 + self.random.below(4), 9);
                 checksums.truncate(4 - self.random.below(20) as usize / 19);
                 let expected = (self.random.below(4) == 0).then_some(Version::ZERO);
-                Op::Write { place, offset, checksums, data, expected }
+                Op::Write {
+                    place,
+                    offset,
+                    checksums,
+                    data,
+                    expected,
+                    lazy: self.random.below(2) == 0,
+                }
             }
-            3 => Op::Zero { place, offset, length },
+            3 => Op::Zero { place, offset, length, lazy: false },
             4 => Op::Extents { place, parents },
             5 => Op::Sync,
             _ => Op::DeleteRange { image, from: StripeIndex::new(self.random.below(3)) },

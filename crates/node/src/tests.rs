@@ -125,7 +125,8 @@ fn a_queued_request_of_a_fenced_session_is_not_executed() {
     let (checksums, data) = fill(1, 8);
     let expected = Some(version(1, 1));
     let place = place(1, 0);
-    let queued = rig.send(CLIENT, 1, Op::Write { place, offset: 0, checksums, data, expected });
+    let queued =
+        rig.send(CLIENT, 1, Op::Write { place, offset: 0, checksums, data, expected, lazy: false });
     let reading = rig.send(CLIENT, 1, read(0, 1));
     rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
     assert_eq!(rig.reply_to(queued), Some(Err(Refusal::Fenced)));
@@ -311,7 +312,7 @@ fn compare_and_set_compares_the_version() {
     let set = |byte, expected: Version| {
         let (checksums, data) = fill(1, byte);
         let (place, expected) = (place(1, 0), Some(expected));
-        Op::Write { place, offset: 0, checksums, data, expected }
+        Op::Write { place, offset: 0, checksums, data, expected, lazy: false }
     };
     assert_eq!(rig.ask(1, set(1, Version::ZERO)), written(1, 1));
     let failed = Err(Refusal::CompareFailed { version: version(1, 1) });
@@ -325,7 +326,7 @@ fn zeroed_units_read_as_zeros() {
     let mut rig = Rig::serving();
     let zero = |first, units| {
         let (offset, length) = (first * UNIT, units * UNIT);
-        Op::Zero { place: place(1, 0), offset, length }
+        Op::Zero { place: place(1, 0), offset, length, lazy: false }
     };
     assert_eq!(rig.ask(1, write(0, 4, 7)), written(1, 1));
     assert_eq!(rig.ask(1, zero(1, 2)), written(1, 2));
@@ -408,7 +409,8 @@ fn corrupted_data_is_refused() {
     let mut rig = Rig::serving();
     let (checksums, _) = fill(1, 1);
     let (_, data) = fill(1, 2);
-    let op = Op::Write { place: place(1, 0), offset: 0, checksums, data, expected: None };
+    let op =
+        Op::Write { place: place(1, 0), offset: 0, checksums, data, expected: None, lazy: false };
     assert_eq!(rig.ask(1, op), Err(Refusal::Corrupted));
 }
 
@@ -418,7 +420,7 @@ fn bad_requests_are_invalid_and_nothing_crashes() {
     let mut bad = Vec::new();
     for offset in [1, UNIT, u32::MAX, u32::MAX - UNIT + 1] {
         for length in [0, 1, UNIT * 4, UNIT * 5, u32::MAX, u32::MAX - UNIT + 1] {
-            bad.push(Op::Zero { place: place(1, 0), offset, length });
+            bad.push(Op::Zero { place: place(1, 0), offset, length, lazy: false });
             bad.push(Op::Read { place: place(1, 0), offset, length, parents: Vec::new() });
         }
     }
@@ -861,7 +863,8 @@ fn zeroes_and_deletions_wait_while_the_journal_is_full() {
     }
     let waits = |rig: &Rig| rig.node.requests.deadline(Duration::ZERO).is_some();
     assert!(!waits(&rig), "nothing has come since");
-    let zero = rig.send(CLIENT, 1, Op::Zero { place: place(1, 0), offset: 0, length: UNIT });
+    let zero =
+        rig.send(CLIENT, 1, Op::Zero { place: place(1, 0), offset: 0, length: UNIT, lazy: false });
     assert!(waits(&rig));
     let link = rig.link();
     let op = Op::DeleteRange { image: ImageId::FIRST, from: StripeIndex::new(1) };
@@ -880,7 +883,7 @@ fn records_of_deleted_blocks_make_room_again_in_a_full_osd() {
     let mut stripe = 0;
     // No second passes, so no floor is raised: a tombstone stays of each block.
     while rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).is_ok() {
-        let zero = Op::Zero { place: place(1, stripe), offset: 0, length: UNIT };
+        let zero = Op::Zero { place: place(1, stripe), offset: 0, length: UNIT, lazy: false };
         assert!(rig.ask(1, zero).is_ok(), "deletes always work");
         stripe += 1;
         assert!(stripe < 100_000, "the area for records has its end");
@@ -905,7 +908,8 @@ fn a_full_osd_refuses_writes_and_takes_them_again_after_a_deletion() {
     assert!(last_report(&rig).full);
     let read = Op::Read { place: place(1, 3), offset: 0, length: UNIT, parents: Vec::new() };
     assert_eq!(rig.read_bytes(1, read), [7]);
-    let zero = |stripe| Op::Zero { place: place(1, stripe), offset: 0, length: 4 * UNIT };
+    let zero =
+        |stripe| Op::Zero { place: place(1, stripe), offset: 0, length: 4 * UNIT, lazy: false };
     for stripe in 0..200 {
         assert!(rig.ask(1, zero(stripe)).is_ok(), "deletes always work");
     }

@@ -304,11 +304,12 @@ impl Pg {
             Op::Write { .. } if full => {
                 actions.push(Action::Reply { ticket, outcome: Err(Refusal::Full) });
             }
-            Op::Write { place, offset, checksums, data, expected } => {
+            // Durable acknowledgement is always allowed.
+            Op::Write { place, offset, checksums, data, expected, lazy: _ } => {
                 let kind = WriteKind::Write { offset, checksums, data, expected };
                 self.write(WriteFor::Client(ticket), self.key(place), kind, actions);
             }
-            Op::Zero { place, offset, length } => {
+            Op::Zero { place, offset, length, lazy: _ } => {
                 let kind = WriteKind::Zero { offset, length };
                 self.write(WriteFor::Client(ticket), self.key(place), kind, actions);
             }
@@ -388,7 +389,7 @@ impl Pg {
                     Some(_) => Err(Refusal::Corrupted),
                 }
             }
-            Op::Zero { place, offset, length } => {
+            Op::Zero { place, offset, length, .. } => {
                 self.check_place(place)?;
                 self.check_range(*offset, u64::from(*length))
             }

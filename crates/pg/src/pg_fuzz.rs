@@ -60,9 +60,9 @@ impl Run {
                 let (checksums, data) = fill(units, byte);
                 let newest = self.bench.blocks.values().map(|block| block.version).max();
                 let expected = Some(newest.unwrap_or_default());
-                (Op::Write { place, offset, checksums, data, expected }, byte, false)
+                (Op::Write { place, offset, checksums, data, expected, lazy: false }, byte, false)
             }
-            4 => (Op::Zero { place, offset, length }, 0, false),
+            4 => (Op::Zero { place, offset, length, lazy: false }, 0, false),
             5 => (read_in(place, first, units, &[2]), 0, true),
             _ => (read_in(place, first, units, &[]), 0, true),
         };

@@ -85,7 +85,7 @@ pub fn fill(units: u32, byte: u8) -> (Vec<Checksum>, Buffer) {
 
 pub fn write_in(place: Place, first: u32, units: u32, byte: u8) -> Op {
     let (checksums, data) = fill(units, byte);
-    Op::Write { place, offset: first * UNIT, checksums, data, expected: None }
+    Op::Write { place, offset: first * UNIT, checksums, data, expected: None, lazy: false }
 }
 
 fn write(first: u32, units: u32, byte: u8) -> Op {
@@ -94,7 +94,8 @@ fn write(first: u32, units: u32, byte: u8) -> Op {
 
 fn compare_and_set(byte: u8, expected: Version) -> Op {
     let (checksums, data) = fill(1, byte);
-    Op::Write { place: place(), offset: 0, checksums, data, expected: Some(expected) }
+    let expected = Some(expected);
+    Op::Write { place: place(), offset: 0, checksums, data, expected, lazy: false }
 }
 
 pub fn read_in(place: Place, first: u32, units: u32, parents: &[u32]) -> Op {
@@ -107,7 +108,7 @@ fn read(first: u32, units: u32) -> Op {
 }
 
 fn zero(first: u32, units: u32) -> Op {
-    Op::Zero { place: place(), offset: first * UNIT, length: units * UNIT }
+    Op::Zero { place: place(), offset: first * UNIT, length: units * UNIT, lazy: false }
 }
 
 impl Bench {
@@ -496,11 +497,11 @@ fn a_version_that_the_store_could_not_take_is_void() {
 #[test]
 fn corrupted_data_is_refused() {
     let mut bench = Bench::new();
-    let Op::Write { place, offset, mut checksums, data, expected } = write(0, 2, 5) else {
+    let Op::Write { place, offset, mut checksums, data, expected, lazy } = write(0, 2, 5) else {
         unreachable!("it is a write")
     };
     checksums[1] = Checksum::new(checksums[1].get() ^ 1);
-    let op = Op::Write { place, offset, checksums, data, expected };
+    let op = Op::Write { place, offset, checksums, data, expected, lazy };
     assert_eq!(bench.run(op), Err(Refusal::Corrupted));
     assert_eq!(bench.asked, ["note"]);
 }
@@ -517,9 +518,10 @@ fn requests_that_break_a_rule_are_invalid() {
         checksums,
         data,
         expected: None,
+        lazy: false,
     };
     let read = |offset, length| Op::Read { place: place(), offset, length, parents: Vec::new() };
-    let zero = |offset, length| Op::Zero { place: place(), offset, length };
+    let zero = |offset, length| Op::Zero { place: place(), offset, length, lazy: false };
     let chain = vec![layer(2); CHAIN_LENGTH_MAX];
     let bad = [
         write(100, checksums.clone(), data.clone()),

@@ -135,10 +135,14 @@ impl Part {
                 checksums: checksums.clone(),
                 data: data.clone(),
                 expected: None,
+                lazy: false,
             },
-            Work::Zero { range } => {
-                Op::Zero { place, offset: range.start, length: range.end - range.start }
-            }
+            Work::Zero { range } => Op::Zero {
+                place,
+                offset: range.start,
+                length: range.end - range.start,
+                lazy: false,
+            },
             Work::Patch(patch) => match &patch.step {
                 PatchStep::Read => read_units(place, &patch.range, parents()),
                 PatchStep::Write { expected, data, checksums } => Op::Write {
@@ -147,6 +151,7 @@ impl Part {
                     checksums: checksums.clone(),
                     data: data.clone(),
                     expected: Some(*expected),
+                    lazy: false,
                 },
             },
             Work::Extents { .. } => Op::Extents { place, parents: parents() },

@@ -43,7 +43,7 @@ impl MemoryOsd {
                 let version = self.version(place.stripe);
                 Ok(Outcome::Read { version, checksums, data: pool.copy_of(&data) })
             }
-            Op::Write { place, offset, checksums, data, expected } => {
+            Op::Write { place, offset, checksums, data, expected, .. } => {
                 if first_mismatch(data, checksums).is_some() {
                     return Err(Refusal::Corrupted);
                 }
@@ -56,7 +56,7 @@ impl MemoryOsd {
                 }
                 Ok(self.written(place.stripe))
             }
-            Op::Zero { place, offset, length } => {
+            Op::Zero { place, offset, length, .. } => {
                 for unit in units(*offset, *length) {
                     self.units.remove(&(place.stripe, unit));
                 }

@@ -210,7 +210,10 @@ impl Monitor {
                     record.zero.expect("asked only where the record has it");
                 let place = Place { image: record.image, seed: record.seed, stripe };
                 let hash = stripe_hash(record.seed, stripe);
-                (pg_of_hash(hash, pool.pool.pg_count), Op::Zero { place, offset, length })
+                (
+                    pg_of_hash(hash, pool.pool.pg_count),
+                    Op::Zero { place, offset, length, lazy: false },
+                )
             }
         };
         let pg = PgId { pool: record.pool, number };

@@ -193,6 +193,10 @@ const OP_ZERO: u8 = 3;
 const OP_EXTENTS: u8 = 4;
 const OP_SYNC: u8 = 5;
 const OP_DELETE_RANGE: u8 = 6;
+/// Flag of a write: an expected version follows.
+const WRITE_COMPARES: u8 = 1;
+/// Flag of a write or zero: it may be answered before it is durable.
+const WRITE_LAZY: u8 = 2;
 
 fn request_data(request: &Request) -> Option<Buffer> {
     match &request.op {
@@ -215,25 +219,24 @@ fn encode_request(request: &Request, bytes: &mut Vec<u8>) {
             put_u32(bytes, *length);
             put_chain(bytes, parents);
         }
-        Op::Write { place, offset, checksums, data, expected } => {
+        Op::Write { place, offset, checksums, data, expected, lazy } => {
             assert!(data.len() == checksums.len() * UNIT_SIZE as usize);
             bytes.push(OP_WRITE);
             put_place(bytes, place);
             put_u32(bytes, *offset);
-            match expected {
-                None => bytes.push(0),
-                Some(version) => {
-                    bytes.push(1);
-                    put_version(bytes, *version);
-                }
+            let compares = if expected.is_some() { WRITE_COMPARES } else { 0 };
+            bytes.push(compares | if *lazy { WRITE_LAZY } else { 0 });
+            if let Some(version) = expected {
+                put_version(bytes, *version);
             }
             put_checksums(bytes, checksums);
         }
-        Op::Zero { place, offset, length } => {
+        Op::Zero { place, offset, length, lazy } => {
             bytes.push(OP_ZERO);
             put_place(bytes, place);
             put_u32(bytes, *offset);
             put_u32(bytes, *length);
+            bytes.push(if *lazy { WRITE_LAZY } else { 0 });
         }
         Op::Extents { place, parents } => {
             bytes.push(OP_EXTENTS);
@@ -266,7 +269,8 @@ fn decode_request(
         OP_WRITE => decode_write(reader, payload)?,
         OP_ZERO => {
             let (place, (offset, length)) = (reader.place()?, reader.range()?);
-            Op::Zero { place, offset, length }
+            let flags = write_flags(reader, WRITE_LAZY)?;
+            Op::Zero { place, offset, length, lazy: flags & WRITE_LAZY != 0 }
         }
         OP_EXTENTS => Op::Extents { place: reader.place()?, parents: reader.chain()? },
         OP_SYNC => Op::Sync,
@@ -285,15 +289,18 @@ fn decode_request(
 fn decode_write(reader: &mut Reader<'_>, payload: &mut Option<Buffer>) -> Result<Op, DecodeError> {
     let place = reader.place()?;
     let offset = reader.u32()?;
-    let expected = match reader.u8()? {
-        0 => None,
-        1 => Some(reader.version()?),
-        tag => return wrong(format!("a write's compare-and-set is {tag}, not 0 or 1")),
-    };
+    let flags = write_flags(reader, WRITE_COMPARES | WRITE_LAZY)?;
+    let expected = if flags & WRITE_COMPARES == 0 { None } else { Some(reader.version()?) };
+    let lazy = flags & WRITE_LAZY != 0;
     let Some(data) = payload.take() else { return wrong("a write came without data") };
     check_range(offset, data.len() as u32)?;
     let checksums = reader.checksums(data.len())?;
-    Ok(Op::Write { place, offset, checksums, data, expected })
+    Ok(Op::Write { place, offset, checksums, data, expected, lazy })
+}
+
+fn write_flags(reader: &mut Reader<'_>, known: u8) -> Result<u8, DecodeError> {
+    let flags = reader.u8()?;
+    if flags & !known == 0 { Ok(flags) } else { wrong(format!("a write has flags {flags:#x}")) }
 }
 
 // ---- replies --------------------------------------------------------------------------------

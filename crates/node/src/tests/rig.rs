@@ -194,7 +194,7 @@ pub fn fill(units: u32, byte: u8) -> (Vec<Checksum>, Buffer) {
 
 pub fn write_in(place: Place, first: u32, units: u32, byte: u8) -> Op {
     let (checksums, data) = fill(units, byte);
-    Op::Write { place, offset: first * UNIT, checksums, data, expected: None }
+    Op::Write { place, offset: first * UNIT, checksums, data, expected: None, lazy: false }
 }
 
 pub fn write(first: u32, units: u32, byte: u8) -> Op {

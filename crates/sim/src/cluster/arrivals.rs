@@ -84,6 +84,7 @@ mod tests {
                 checksums: vec![base::crc32c(&data)],
                 data,
                 expected: None,
+                lazy: false,
             },
         }
     }

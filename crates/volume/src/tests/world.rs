@@ -365,7 +365,7 @@ impl World {
             Op::Read { place, offset, length, .. } => {
                 Ok(self.execute_read(place.image, place.stripe, *offset, *length))
             }
-            Op::Write { place, offset, checksums, data, expected } => {
+            Op::Write { place, offset, checksums, data, expected, .. } => {
                 assert_eq!(first_mismatch(data, checksums), None);
                 let block = self.blocks.entry((place.image, place.stripe)).or_default();
                 if expected.is_some_and(|expected| expected != block.version) {
@@ -376,7 +376,7 @@ impl World {
                 }
                 Ok(self.written(place.image, place.stripe))
             }
-            Op::Zero { place, offset, length } => {
+            Op::Zero { place, offset, length, .. } => {
                 assert!(offset.is_multiple_of(UNIT as u32));
                 assert!(length.is_multiple_of(UNIT as u32));
                 let units = offset / UNIT as u32..(offset + length) / UNIT as u32;

@@ -414,7 +414,7 @@ fn shrinking_zeroes_the_cut_stripe_and_deletes_the_rest() {
     assert_eq!(deleted.len(), 9);
     for (_, op, _) in deleted {
         match op {
-            Op::Zero { place, offset, length } => {
+            Op::Zero { place, offset, length, .. } => {
                 assert_eq!(place.stripe, StripeIndex::new(3));
                 assert_eq!((*offset, *length), (8192, (128 << 10) - 8192));
             }
