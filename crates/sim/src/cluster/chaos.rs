@@ -181,7 +181,7 @@ impl World {
         let crash = if power { Crash::Power } else { Crash::Process };
         self.fault(if power { "OSD power cut" } else { "OSD killed" });
         let osd = &mut self.osds[index];
-        osd.node = None;
+        osd.ends();
         let disk = osd.disk.as_mut().expect("it ran");
         let report = disk.crash(crash, &mut self.medium);
         self.tally.faults.add("unflushed write lost", report.lost);

@@ -34,7 +34,7 @@ pub struct Osd {
     pub flips: Vec<Flip>,
     /// Pages of the data area that cannot be read until they are written.
     pub unreadable: BTreeSet<u64>,
-    /// Since when no operation of the disk is in flight.
+    /// Since when no operation of the disk is in flight, while its process runs.
     pub idle_since: Option<Time>,
     /// Operations in flight.
     pub in_flight: u64,
@@ -153,6 +153,12 @@ impl Osd {
         self.in_flight = 0;
         self.idle_since = Some(now);
         self.node = Some(Node::new(identity, settings, pool, size, now, effects));
+    }
+
+    /// Its process is gone. A store that does not run records nothing, however long it is quiet.
+    pub fn ends(&mut self) {
+        self.node = None;
+        self.idle_since = None;
     }
 
     /// An operation is given to the disk.
