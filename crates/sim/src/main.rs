@@ -242,7 +242,7 @@ fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
         },
     );
     print_total(part, &seeds, &total, hash);
-    let missing = total.faults.missing();
+    let missing = [total.faults.missing(), total.sequels.missing()].concat();
     let complete = seed_count < SEED_COUNT_FOR_ALL_FAULTS || missing.is_empty();
     if !complete {
         println!("FAILED: never happened in {seed_count} seeds: {}", missing.join(", "));
@@ -267,6 +267,12 @@ fn print_total(part: Part, seeds: &RangeInclusive<u64>, total: &Tally, hash: u64
     }
     println!("  faults:");
     for (name, count) in total.faults.iter() {
+        println!("  {count:>9} {name}");
+    }
+    if total.sequels.iter().next().is_some() {
+        println!("  sequels:");
+    }
+    for (name, count) in total.sequels.iter() {
         println!("  {count:>9} {name}");
     }
 }

@@ -53,17 +53,28 @@ pub struct Tally {
     pub operations: Counts,
     /// Faults, by kind.
     pub faults: Counts,
+    /// What followed from them, by kind.
+    pub sequels: Counts,
 }
 
 impl Tally {
     /// Zero of each.
-    pub fn new(operations: &[&'static str], faults: &[&'static str]) -> Tally {
-        Tally { operations: Counts::new(operations), faults: Counts::new(faults) }
+    pub fn new(
+        operations: &[&'static str],
+        faults: &[&'static str],
+        sequels: &[&'static str],
+    ) -> Tally {
+        Tally {
+            operations: Counts::new(operations),
+            faults: Counts::new(faults),
+            sequels: Counts::new(sequels),
+        }
     }
 
     /// Adds another run's.
     pub fn merge(&mut self, other: &Tally) {
         self.operations.merge(&other.operations);
         self.faults.merge(&other.faults);
+        self.sequels.merge(&other.sequels);
     }
 }

@@ -3,7 +3,7 @@
 use base::{Duration, OsdId, UNIT_SIZE};
 
 use super::Process;
-use super::disks::Flip;
+use super::disks::{Flip, Osd};
 use super::world::{Item, World};
 use crate::disk::Crash;
 use crate::random::Chance;
@@ -21,6 +21,9 @@ pub struct Divorce {
 impl World {
     /// After an event: something may break.
     pub(super) fn chaos(&mut self) -> Result<(), String> {
+        if let Some(truce) = self.truce {
+            return self.keep_truce(truce);
+        }
         let faults = self.faults;
         if self.chaos.chance(faults.connection_breaks)
             && let Some((one, other, wakes)) = self.net.break_any(self.now)
@@ -33,9 +36,25 @@ impl World {
             let one = self.draw_process();
             let other = self.draw_process();
             if one != other {
-                self.fault("partition");
+                let both = self.chaos.chance(Chance::percent(60));
+                self.fault(if both { "partition" } else { "partition one way" });
                 let longest = Duration::from_millis(self.chaos.scale(20..4000));
-                self.cut(one, other, longest);
+                self.cut(one, other, both, longest);
+            }
+        }
+        if self.chaos.chance(faults.freeze) {
+            let process = self.draw_process();
+            let span = Duration::from_millis(self.chaos.scale(10..5000));
+            self.freeze(process, span);
+        }
+        if self.chaos.chance(faults.many_die) {
+            self.kill_many()?;
+        }
+        if self.chaos.chance(faults.osd_stops) {
+            let index = self.chaos.index(self.osds.len());
+            if self.is_running(Process::Osd(index)) {
+                self.fault("OSD stopped by its operator");
+                self.stop_osd(index)?;
             }
         }
         if self.chaos.chance(faults.rot) {
@@ -52,8 +71,8 @@ impl World {
         };
         self.fault("client cut off its monitor");
         self.divorce = Some(Divorce { client, volume });
-        let span = Duration::from_millis(self.chaos.range(11_000..20_000));
-        self.cut(Process::Client(client), Process::Monitor, span);
+        let span = Duration::from_millis(self.chaos.range(12_000..20_000));
+        self.cut(Process::Client(client), Process::Monitor, true, span);
         self.schedule(span, Item::Remarry);
     }
 
@@ -68,9 +87,56 @@ impl World {
         }
     }
 
-    fn cut(&mut self, one: Process, other: Process, span: Duration) {
-        self.trace.line(format_args!("{:?} {one:?} - {other:?} cut for {span:?}", self.now));
-        let wakes = self.net.cut(self.now, one, other);
+    /// A process takes no event for a while; its host's clock goes on.
+    fn freeze(&mut self, process: Process, span: Duration) {
+        if !self.is_running(process) || self.frozen.contains_key(&process) {
+            return;
+        }
+        self.trace.line(format_args!("{:?} {process:?} stands still for {span:?}", self.now));
+        self.fault("process stood still");
+        self.frozen.insert(process, self.now + span);
+    }
+
+    /// Several OSDs die at once, or all.
+    fn kill_many(&mut self) -> Result<(), String> {
+        let runs = |index: &usize| self.is_running(Process::Osd(*index));
+        let mut running: Vec<usize> = (0..self.osds.len()).filter(runs).collect();
+        if running.len() < 2 {
+            return Ok(());
+        }
+        self.chaos.shuffle(&mut running);
+        let count = if self.chaos.chance(Chance::percent(30)) {
+            running.len()
+        } else {
+            2 + self.chaos.index(running.len() - 1)
+        };
+        let all = count == running.len();
+        self.fault(if all { "all OSDs killed at once" } else { "several OSDs killed at once" });
+        running.into_iter().take(count).try_for_each(|index| self.kill(Process::Osd(index)))
+    }
+
+    /// An OSD's operator stops it.
+    pub(super) fn stop_osd(&mut self, index: usize) -> Result<(), String> {
+        self.osds[index].is_stopping = true;
+        self.apply_osd(index, node::Event::Shutdown)
+    }
+
+    /// An OSD that was asked to stop has ended.
+    pub(super) fn osd_stopped(&mut self, index: usize) {
+        let process = Process::Osd(index);
+        self.trace.line(format_args!("{:?} {process:?} ends", self.now));
+        self.bury(process, false);
+        self.osds[index].ends();
+        let disk = self.osds[index].disk.as_mut().expect("it ran");
+        disk.crash(Crash::Process, &mut self.medium);
+        self.schedule_start(process);
+    }
+
+    fn cut(&mut self, one: Process, other: Process, both: bool, span: Duration) {
+        let ways = if both { "and" } else { "to" };
+        let now = self.now;
+        self.trace.line(format_args!("{now:?} {one:?} {ways} {other:?} cut for {span:?}"));
+        let wakes = self.net.cut(self.now, one, other, both);
         self.wake(wakes);
         self.schedule(span, Item::Heal(one, other));
     }
@@ -91,6 +157,11 @@ impl World {
         let index = self.chaos.index(self.osds.len());
         let now = self.now;
         let area = self.chaos.weighted(&[9, 4, 6, 4, 1]);
+        // Of more copies than one only data rots so; see `harm.rs` for the rest.
+        let is_copied = self.plan.copies > 1;
+        if is_copied && (area >= 2 || !self.may_rot(index)) {
+            return;
+        }
         let osd = &mut self.osds[index];
         osd.note_idle(now);
         let (Some(layout), settled) = (&osd.layout, osd.settled) else { return };
@@ -155,10 +226,8 @@ impl World {
     /// A process ends, at once and without a word.
     pub(super) fn kill(&mut self, process: Process) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
-        *self.lives.entry(process).or_default() += 1;
-        let silent = self.chaos.chance(Chance::percent(10));
-        let wakes = self.net.process_died(self.now, process, silent);
-        self.wake(wakes);
+        let silent = self.chaos.chance(Chance::percent(10)) && self.drill.is_none();
+        self.bury(process, silent);
         match process {
             Process::Monitor => {
                 self.fault("monitor killed");
@@ -171,9 +240,24 @@ impl World {
             }
             Process::Operator => return Err("nobody kills the operator".into()),
         }
+        self.schedule_start(process);
+        Ok(())
+    }
+
+    /// A process is gone, and with it all that was to come for it.
+    fn bury(&mut self, process: Process, silent: bool) {
+        *self.lives.entry(process).or_default() += 1;
+        self.frozen.remove(&process);
+        let wakes = self.net.process_died(self.now, process, silent);
+        self.wake(wakes);
+    }
+
+    fn schedule_start(&mut self, process: Process) {
+        if matches!(process, Process::Osd(index) if self.osds[index].stays_down) {
+            return;
+        }
         let pause = Duration::from_nanos(self.chaos.scale(100_000..3_000_000_000));
         self.schedule(pause, Item::Start(process));
-        Ok(())
     }
 
     fn kill_osd(&mut self, index: usize) {
@@ -191,6 +275,10 @@ impl World {
 
     /// Starts a process.
     pub(super) fn start(&mut self, process: Process) -> Result<(), String> {
+        let is_gone = matches!(process, Process::Osd(index) if self.osds[index].is_gone);
+        if is_gone || self.is_running(process) {
+            return Ok(());
+        }
         self.trace.line(format_args!("{:?} {process:?} starts", self.now));
         match process {
             Process::Monitor => {
@@ -200,7 +288,7 @@ impl World {
             Process::Osd(index) => {
                 let mut effects = Vec::new();
                 let pool = self.pool.clone();
-                let (now, cluster) = (self.now, self.cluster);
+                let (now, cluster) = (self.local(process), self.cluster);
                 self.osds[index].start(now, cluster, index, &self.plan, pool, &mut effects);
                 self.carry_out_osd(index, effects)
             }
@@ -222,6 +310,12 @@ impl World {
         }
         self.osds[index].create(id, self.cluster, &self.plan);
         self.start(Process::Osd(index))
+    }
+
+    /// One more OSD, which the operator is to make.
+    pub(super) fn add_osd(&mut self, host: usize) {
+        let index = self.osds.len();
+        self.osds.push(Osd::new(self.seed, index, host));
     }
 
     /// A fault that may have made somebody send something again.

@@ -16,6 +16,16 @@ use crate::store::install_store;
 pub struct Osd {
     /// Its id, once the monitor has given it.
     pub id: Option<OsdId>,
+    /// The host it runs on.
+    pub host: usize,
+    /// Its disk is lost: it never runs again.
+    pub is_gone: bool,
+    /// Its operator asked it to stop.
+    pub is_stopping: bool,
+    /// Its operator does not start it again for now.
+    pub stays_down: bool,
+    /// No PG is to be planned for it.
+    pub is_out: bool,
     /// Of its store.
     pub store: StoreId,
     /// Its disk, once it is created.
@@ -81,9 +91,14 @@ impl DiskWork {
 
 impl Osd {
     /// One that has no id yet.
-    pub fn new(seed: u64, index: usize) -> Osd {
+    pub fn new(seed: u64, index: usize, host: usize) -> Osd {
         Osd {
             id: None,
+            host,
+            is_gone: false,
+            is_stopping: false,
+            stays_down: false,
+            is_out: false,
             store: StoreId::new((u128::from(seed) << 8) | (index as u128 + 1)),
             disk: None,
             node: None,
@@ -117,7 +132,17 @@ impl Osd {
         self.disk = Some(disk);
     }
 
-    /// Starts a run.
+    /// Settings of its store's process.
+    pub fn store_settings(plan: &Plan) -> blockstore::Settings {
+        blockstore::Settings {
+            memory_bytes: 8 << 20,
+            idle_after: base::Duration::from_millis(50),
+            checkpoint_after_bytes: plan.checkpoint_after_bytes,
+            is_sparse: plan.is_sparse,
+        }
+    }
+
+    /// Starts a run, `now` being the time of its host's clock.
     pub fn start(
         &mut self,
         now: Time,
@@ -135,23 +160,17 @@ impl Osd {
             addresses: vec![super::world::osd_address(index)],
             pid: 100 + index as u32,
             path: format!("/sim/osd{index}"),
-            host: format!("host{index}"),
+            host: format!("host{}", self.host),
         };
-        let settings = node::Settings {
-            store: blockstore::Settings {
-                memory_bytes: 8 << 20,
-                idle_after: base::Duration::from_millis(50),
-                checkpoint_after_bytes: plan.checkpoint_after_bytes,
-                is_sparse: plan.is_sparse,
-            },
-            ..node::Settings::default()
-        };
+        let settings =
+            node::Settings { store: Osd::store_settings(plan), ..node::Settings::default() };
         let size = self.disk.as_ref().expect("created before it starts").size();
         self.incarnation = Incarnation::ZERO;
         self.turn_due = false;
         self.must_stop = false;
         self.in_flight = 0;
-        self.idle_since = Some(now);
+        self.idle_since = None;
+        self.is_stopping = false;
         self.node = Some(Node::new(identity, settings, pool, size, now, effects));
     }
 

@@ -11,12 +11,16 @@
 mod arrivals;
 mod chaos;
 mod chart;
+mod clock;
 mod disks;
+mod drill;
+mod harm;
 mod net;
 mod operator;
 mod plan;
 mod state;
 mod users;
+mod watch;
 mod world;
 
 use crate::outcome::{Outcome, Run};
@@ -36,7 +40,7 @@ pub enum Process {
 }
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 14] = [
+pub const OPERATIONS: [&str; 17] = [
     "read",
     "write",
     "unaligned write",
@@ -50,13 +54,23 @@ pub const OPERATIONS: [&str; 14] = [
     "volume grow",
     "volume shrink",
     "config set",
+    "OSD out",
+    "OSD in",
+    "OSD removed",
     "pool remove",
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 41] = [
+pub const FAULTS: [&str; 51] = [
     "OSD killed",
     "OSD power cut",
+    "several OSDs killed at once",
+    "all OSDs killed at once",
+    "OSD stopped by its operator",
+    "OSD gone in a drill",
+    "process stood still",
+    "disk lost",
+    "rot in the journal's tail",
     "monitor killed",
     "client killed",
     "connection broken",
@@ -65,10 +79,13 @@ pub const FAULTS: [&str; 41] = [
     "request lost",
     "reply lost",
     "control message lost",
+    "peer message lost",
+    "lease message lost",
     "request arrived twice",
     "request arrived late, after its repetition",
     "requests arrived in another order",
     "partition",
+    "partition one way",
     "client cut off its monitor",
     "message delayed",
     "payload corrupted",
@@ -108,5 +125,5 @@ pub fn run(run: Run) -> Outcome {
 
 /// Zero of everything.
 pub fn tally() -> Tally {
-    Tally::new(&OPERATIONS, &FAULTS)
+    Tally::new(&OPERATIONS, &FAULTS, &watch::SEQUELS)
 }

@@ -71,6 +71,7 @@ enum Kind {
     Reply,
     Control,
     Peer,
+    Lease,
 }
 
 impl Kind {
@@ -79,7 +80,8 @@ impl Kind {
             Message::Request(_) => Kind::Request,
             Message::Reply(_) => Kind::Reply,
             Message::Control(_) => Kind::Control,
-            Message::Peer(_) | Message::Lease(_) => Kind::Peer,
+            Message::Peer(_) => Kind::Peer,
+            Message::Lease(_) => Kind::Lease,
         }
     }
 }
@@ -99,8 +101,10 @@ pub struct Harm {
     pub lost_replies: u64,
     /// Likewise messages to and from the monitor.
     pub lost_controls: u64,
-    /// Likewise messages between OSDs.
+    /// Likewise messages between members of a PG.
     pub lost_peers: u64,
+    /// Likewise messages about leases.
+    pub lost_leases: u64,
     /// Connections that broke within a frame.
     pub torn_frames: u64,
     /// Connections whose bytes kept arriving after the sender had been told of the end.
@@ -124,7 +128,8 @@ pub struct Net {
     weather: Weather,
     ends: Vec<[End; 2]>,
     by_id: BTreeMap<(Process, ConnectionId), EndId>,
-    partitions: BTreeSet<(Process, Process)>,
+    /// Nothing passes from the first to the second.
+    cuts: BTreeSet<(Process, Process)>,
     accepted_last: u64,
     /// What happened so far.
     pub harm: Harm,
@@ -142,7 +147,7 @@ impl Net {
             weather,
             ends: Vec::new(),
             by_id: BTreeMap::new(),
-            partitions: BTreeSet::new(),
+            cuts: BTreeSet::new(),
             accepted_last: 1,
             harm: Harm::default(),
         }
@@ -153,10 +158,21 @@ impl Net {
         self.weather = weather;
     }
 
+    /// Messages take so long at most from now on, usually; in nanoseconds.
+    pub fn calm_down(&mut self, latency: u64) {
+        self.weather.latency = self.weather.latency.min(latency);
+    }
+
     /// The process of an end, and the one at the other end.
     pub fn processes(&self, id: EndId) -> (Process, Process) {
         let ends = &self.ends[id.connection];
         (ends[id.side].process, ends[1 - id.side].process)
+    }
+
+    /// Who is at the other end of a process's connection.
+    pub fn peer_of(&self, process: Process, id: ConnectionId) -> Option<Process> {
+        let end = self.by_id.get(&(process, id))?;
+        Some(self.processes(*end).1)
     }
 
     fn end(&mut self, id: EndId) -> &mut End {
@@ -207,7 +223,8 @@ impl Net {
         if !self.end(asker).open {
             return Vec::new();
         }
-        if self.is_cut(from, to) {
+        // A handshake goes both ways.
+        if self.is_cut(from, to) || self.is_cut(to, from) {
             let after = Duration::from_millis(self.random.range(300..3000));
             return vec![self.push(now + after, asker, Parcel::Closed(CloseReason::TimedOut))];
         }
@@ -329,6 +346,7 @@ impl Net {
             Kind::Reply => self.harm.lost_replies += 1,
             Kind::Control => self.harm.lost_controls += 1,
             Kind::Peer => self.harm.lost_peers += 1,
+            Kind::Lease => self.harm.lost_leases += 1,
         }
     }
 
@@ -432,15 +450,29 @@ impl Net {
         if one < other { (one, other) } else { (other, one) }
     }
 
-    fn is_cut(&self, one: Process, other: Process) -> bool {
-        self.partitions.contains(&Net::pair(one, other))
+    fn is_cut(&self, from: Process, to: Process) -> bool {
+        self.cuts.contains(&(from, to))
     }
 
-    /// Nothing passes between two processes. Some of their connections break, others only stall.
-    pub fn cut(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
-        self.partitions.insert(Net::pair(one, other));
+    /// Whether anything is held back anywhere.
+    pub fn is_whole(&self) -> bool {
+        self.cuts.is_empty()
+    }
+
+    /// Nothing passes from one process to another, nor back if `both`, until they are healed; no
+    /// connection breaks by that.
+    pub fn hold_back(&mut self, from: Process, to: Process, both: bool) {
+        self.cuts.insert((from, to));
+        if both {
+            self.cuts.insert((to, from));
+        }
+    }
+
+    /// Likewise, and some of their connections break; others only stall.
+    pub fn cut(&mut self, now: Time, from: Process, to: Process, both: bool) -> Vec<Wake> {
+        self.hold_back(from, to, both);
         let mut wakes = Vec::new();
-        for connection in self.between(one, other) {
+        for connection in self.between(from, to) {
             if self.random.chance(Chance::percent(70)) {
                 let longest = Duration::from_millis(self.random.scale(10..4000));
                 let reason = CloseReason::TimedOut;
@@ -448,7 +480,11 @@ impl Net {
                 // kernels until the two reach each other again.
                 let waits = self.random.chance(Chance::percent(50));
                 for side in 0..if waits { 1 } else { 2 } {
-                    self.lose_frames(EndId { connection, side });
+                    let end = EndId { connection, side };
+                    let (receiver, sender) = self.processes(end);
+                    if self.is_cut(sender, receiver) {
+                        self.lose_frames(end);
+                    }
                 }
                 wakes.extend(self.break_connection(now, connection, reason, longest, false));
             }
@@ -469,7 +505,8 @@ impl Net {
 
     /// Everything passes again.
     pub fn heal(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
-        self.partitions.remove(&Net::pair(one, other));
+        self.cuts.remove(&(one, other));
+        self.cuts.remove(&(other, one));
         // Also those that broke meanwhile: the news waits behind what was held back.
         (0..self.ends.len())
             .filter(|index| self.is_between(*index, one, other))
@@ -479,15 +516,15 @@ impl Net {
 
     /// Everything passes again, everywhere.
     pub fn heal_all(&mut self, now: Time) -> Vec<Wake> {
-        let partitions = std::mem::take(&mut self.partitions);
-        partitions.into_iter().flat_map(|(one, other)| self.heal(now, one, other)).collect()
+        let cuts = std::mem::take(&mut self.cuts);
+        cuts.into_iter().flat_map(|(from, to)| self.heal(now, from, to)).collect()
     }
 
     /// Takes the next event of an end, if it is due; and when to come again for more.
     pub fn deliver(&mut self, now: Time, id: EndId) -> (Option<(Process, NetEvent)>, Option<Wake>) {
         let other = self.end(id.other()).process;
         let process = self.end(id).process;
-        let is_cut = self.is_cut(process, other);
+        let is_cut = self.is_cut(other, process);
         let end = self.end(id);
         if !end.open {
             return (None, None);
@@ -665,7 +702,7 @@ mod tests {
         for seed in 0..100 {
             let mut bench = Bench::new(seed, CALM);
             bench.run();
-            bench.due.extend(bench.net.cut(bench.now, ONE, TWO));
+            bench.due.extend(bench.net.cut(bench.now, ONE, TWO, true));
             bench.send(7);
             let events = bench.run();
             assert!(numbers(&events).is_empty());
@@ -677,6 +714,21 @@ mod tests {
         }
         assert!(held > 10);
         assert!(broken > 10);
+    }
+
+    #[test]
+    fn a_cut_one_way_holds_back_that_way_only() {
+        for (from, to, is_held) in [(ONE, TWO, true), (TWO, ONE, false)] {
+            let mut bench = Bench::new(1, CALM);
+            bench.run();
+            bench.net.hold_back(from, to, false);
+            bench.send(7);
+            assert_eq!(numbers(&bench.run()), if is_held { vec![] } else { vec![7] });
+            assert!(!bench.net.is_whole());
+            bench.due.extend(bench.net.heal(bench.now, ONE, TWO));
+            assert_eq!(numbers(&bench.run()), if is_held { vec![7] } else { vec![] });
+            assert!(bench.net.is_whole());
+        }
     }
 
     #[test]

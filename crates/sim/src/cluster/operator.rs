@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 
 use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
-use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::settings::Setting;
 use format::door::{NetEffect, NetEvent};
@@ -37,6 +36,10 @@ pub enum Job {
     FindSuspect,
     /// Accepts what such a PG lost.
     GiveUp(u32),
+    /// Takes an OSD out of the cluster, or back in.
+    SetOut(usize, bool),
+    /// Has an OSD forgotten whose disk is lost.
+    RemoveOsd(usize),
     /// Waits until no task is left.
     AwaitTasks,
     /// Waits until no OSD uses space.
@@ -116,7 +119,9 @@ impl World {
             .filter(|volume| self.volumes[*volume].life == Life::Live)
             .collect();
         let want = self.work.below(100);
-        if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {
+        if self.chaos.chance(self.faults.out) {
+            self.plan_out();
+        } else if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {
             let units = self.work.range(self.plan.volume_units / 2..self.plan.volume_units + 1);
             let number = self.volumes.len() as u64 + 1;
             // Names come again; ids do not.
@@ -145,6 +150,33 @@ impl World {
         }
     }
 
+    /// An OSD goes out, or one comes in again. Enough of them stay for all copies.
+    fn plan_out(&mut self) {
+        let is_there = |osd: &super::disks::Osd| osd.id.is_some() && !osd.is_gone;
+        let out = (0..self.osds.len()).find(|index| {
+            let osd = &self.osds[*index];
+            is_there(osd) && osd.is_out
+        });
+        if let Some(index) = out {
+            return self.operator.jobs.push_back(Job::SetOut(index, false));
+        }
+        if self.domain_count_in() > self.plan.copies as usize {
+            let index = self.chaos.index(self.osds.len());
+            if is_there(&self.osds[index]) {
+                self.operator.jobs.push_back(Job::SetOut(index, true));
+            }
+        }
+    }
+
+    /// Whoever is out comes in again.
+    pub(super) fn plan_all_in(&mut self) {
+        for index in 0..self.osds.len() {
+            if self.osds[index].is_out && !self.osds[index].is_gone {
+                self.operator.jobs.push_back(Job::SetOut(index, false));
+            }
+        }
+    }
+
     fn draw_size(&mut self, volume: usize) -> u64 {
         let units = self.volumes[volume].units;
         let most = self.plan.volume_units.max(units + 1);
@@ -163,10 +195,10 @@ impl World {
             }
             Job::CreatePool => Command::PoolCreate {
                 pool: "default".to_string(),
-                replicas: Some(1),
-                min_size: None,
+                replicas: Some(self.plan.copies),
+                min_size: Some(self.plan.min_size),
                 pg_count: Some(self.plan.pg_count),
-                failure_domain: Some(FailureDomain::Osd),
+                failure_domain: Some(self.plan.failure_domain),
                 block_size: Some(self.plan.block_size),
             },
             Job::Create(volume) => Command::VolumeCreate {
@@ -205,6 +237,11 @@ impl World {
                 let pg = PgId { pool: PoolId::FIRST, number: *number };
                 Command::PgGiveUp { pg, accepted: true, they_are_off: false }
             }
+            Job::SetOut(index, is_out) => {
+                let osd = self.osds[*index].id?;
+                if *is_out { Command::OsdOut { osd } } else { Command::OsdIn { osd } }
+            }
+            Job::RemoveOsd(index) => Command::OsdRemove { osd: self.osds[*index].id? },
             Job::AwaitTasks => Command::TaskList { image: None },
             Job::AwaitEmpty => Command::OsdList,
         };
@@ -283,6 +320,12 @@ impl World {
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
+            (Job::SetOut(index, is_out), Ok(_)) => {
+                self.osds[index].is_out = is_out;
+                self.tally.operations.add(if is_out { "OSD out" } else { "OSD in" }, 1);
+            }
+            (Job::RemoveOsd(_), Ok(_)) => self.tally.operations.add("OSD removed", 1),
+            (Job::RemoveOsd(_), Err(failure)) if failure.code == "not_found" && !first_try => {}
             (Job::SetReport(_), Ok(_)) => self.tally.operations.add("config set", 1),
             (Job::RemovePool, Ok(_)) => self.pool_removed(),
             (Job::RemovePool, Err(failure)) if failure.code == "not_found" && !first_try => {

@@ -2,14 +2,17 @@
 
 use base::{BlockSize, MIB};
 use blockstore::CommitMode;
+use cluster::map::FailureDomain;
 
 use super::net::Weather;
 use crate::random::{Chance, Random};
 
 /// Everything that is fixed for a run.
 pub struct Plan {
-    /// OSDs.
+    /// OSDs at the beginning.
     pub osd_count: usize,
+    /// Hosts, over which the OSDs lie in turn.
+    pub host_count: usize,
     /// Clients.
     pub client_count: usize,
     /// Of each OSD's device, in bytes.
@@ -26,6 +29,14 @@ pub struct Plan {
     pub block_size: BlockSize,
     /// Of the pool.
     pub pg_count: u32,
+    /// Of the pool: copies of each block.
+    pub copies: u32,
+    /// Of the pool: fewest members for a write.
+    pub min_size: u32,
+    /// Of the pool: what copies must not share.
+    pub failure_domain: FailureDomain,
+    /// Clocks run fast or slow.
+    pub clocks_drift: bool,
     /// Volumes that exist at a time, at most.
     pub volume_count: usize,
     /// Of a volume, at most, in units.
@@ -48,8 +59,24 @@ pub struct Plan {
     pub weather: Weather,
     /// Faults.
     pub faults: Faults,
+    /// How often, during a run, members lose data, and when, in milliseconds.
+    pub strikes: Vec<u64>,
+    /// At the end a member goes while everything else is well, and how long writes stand still is
+    /// measured.
+    pub drill: Option<Departure>,
     /// The stores are sparse files.
     pub is_sparse: bool,
+}
+
+/// How a member goes in the drill.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Departure {
+    /// Its process dies; its host tells so.
+    Killed,
+    /// Nothing comes from its host any more.
+    Silent,
+    /// It is stopped by its operator.
+    Stopped,
 }
 
 /// How often faults happen.
@@ -61,9 +88,15 @@ pub struct Faults {
     pub monitor_dies: Chance,
     /// See above.
     pub client_dies: Chance,
+    /// Of events: several OSDs die at once.
+    pub many_die: Chance,
+    /// Of events: an OSD is stopped as its operator stops it.
+    pub osd_stops: Chance,
+    /// Of events: a process stands still for a while.
+    pub freeze: Chance,
     /// Of events: a connection breaks.
     pub connection_breaks: Chance,
-    /// Of events: two processes are cut off each other for a while.
+    /// Of events: two processes are cut off each other for a while, or one does not hear the other.
     pub partition: Chance,
     /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
     pub divorce: Option<u64>,
@@ -76,6 +109,8 @@ pub struct Faults {
     /// Of effects on the state store: the answer is that it could not be asked, or that the
     /// outcome is unknown.
     pub state: Chance,
+    /// Of the operator's jobs: an OSD goes out of the cluster, or comes in again; percent.
+    pub out: Chance,
 }
 
 impl Plan {
@@ -84,14 +119,41 @@ impl Plan {
         self.volume_units * 4096 > self.osd_size
     }
 
+    /// The host of the OSD with an index.
+    pub fn host_of(&self, osd: usize) -> usize {
+        osd % self.host_count
+    }
+
+    /// Failure domains of OSDs 0 to `osd_count - 1`.
+    pub fn domain_count(&self) -> usize {
+        match self.failure_domain {
+            FailureDomain::Host => self.host_count,
+            FailureDomain::Osd => self.osd_count,
+        }
+    }
+
     /// Draws one.
     pub fn draw(random: &mut Random) -> Plan {
         let fill = random.chance(Chance::percent(10));
         let shifts = if fill { [20; 4] } else { [14, 16, 17, 18] };
         let block_size = BlockSize::from_shift(*random.pick(&shifts)).expect("in range");
         let volume_units = if fill { 220 * MIB / 4096 } else { random.scale(32..1500) };
+        let shape = Shape::draw(random, fill);
+        let faults = Faults::draw(random, &shape);
+        let is_copied = shape.copies > 1;
+        let strike_count = if is_copied { [0, 0, 1, 1, 2][random.index(5)] } else { 0 };
+        // What rots is on one disk; so nothing else may be taken from it.
+        let may_strike = faults.rot == Chance::NEVER && faults.read_error == Chance::NEVER;
+        let strikes = (0..if may_strike { strike_count } else { 0 })
+            .map(|_| random.scale(50..3000))
+            .collect();
+        let can_lose_one = is_copied && shape.min_size < shape.copies;
+        let departures = [Departure::Killed, Departure::Silent, Departure::Stopped];
+        let drill = (can_lose_one && !fill && random.chance(Chance::percent(30)))
+            .then(|| *random.pick(&departures));
         Plan {
-            osd_count: if fill { 1 } else { random.range(1..4) as usize },
+            osd_count: shape.osd_count,
+            host_count: shape.host_count,
             client_count: random.range(2..5) as usize,
             osd_size: 128 * MIB,
             sector_size: *random.pick(&[512, 4096]),
@@ -99,7 +161,11 @@ impl Plan {
             checkpoint_after_bytes: random.scale(64 << 10..16 << 20),
             commit: *random.pick(&[CommitMode::Fsync, CommitMode::Immediate]),
             block_size,
-            pg_count: 1 << random.range(0..4),
+            pg_count: shape.pg_count,
+            copies: shape.copies,
+            min_size: shape.min_size,
+            failure_domain: shape.failure_domain,
+            clocks_drift: random.chance(Chance::percent(60)),
             volume_count: random.range(1..4) as usize,
             volume_units,
             operation_count: random.range(1000..1300),
@@ -122,8 +188,47 @@ impl Plan {
                 corrupt_payload: some(random, 20, 10_000),
                 corrupt_frame: some(random, 20, 5_000),
             },
-            faults: Faults::draw(random),
+            faults,
+            strikes,
+            drill,
             is_sparse: random.chance(Chance::percent(50)),
+        }
+    }
+}
+
+/// Most copies of a pool.
+const COPIES_MAX: u32 = 1;
+
+/// OSDs and how the pool lies on them.
+struct Shape {
+    osd_count: usize,
+    host_count: usize,
+    pg_count: u32,
+    copies: u32,
+    min_size: u32,
+    failure_domain: FailureDomain,
+}
+
+impl Shape {
+    fn draw(random: &mut Random, fill: bool) -> Shape {
+        let copies = [1, 1, 2, 2, 2, 3, 3][random.index(7)].min(COPIES_MAX);
+        let least = u64::from(copies);
+        let osd_count = if fill { least } else { random.range(least..7) };
+        let host_count = random.range(least..osd_count + 1);
+        let by_osd = host_count < osd_count && random.chance(Chance::percent(50));
+        let min_size = match copies {
+            1 => 1,
+            2 if random.chance(Chance::percent(80)) => 1,
+            3 if random.chance(Chance::percent(20)) => 1,
+            _ => 2,
+        };
+        Shape {
+            osd_count: osd_count as usize,
+            host_count: host_count as usize,
+            pg_count: 1 << random.range(0..if copies > 1 { 6 } else { 4 }),
+            copies,
+            min_size,
+            failure_domain: if by_osd { FailureDomain::Osd } else { FailureDomain::Host },
         }
     }
 }
@@ -134,6 +239,9 @@ impl Faults {
         osd_dies: Chance::NEVER,
         monitor_dies: Chance::NEVER,
         client_dies: Chance::NEVER,
+        many_die: Chance::NEVER,
+        osd_stops: Chance::NEVER,
+        freeze: Chance::NEVER,
         connection_breaks: Chance::NEVER,
         partition: Chance::NEVER,
         divorce: None,
@@ -141,20 +249,33 @@ impl Faults {
         rot: Chance::NEVER,
         read_error: Chance::NEVER,
         state: Chance::NEVER,
+        out: Chance::NEVER,
     };
 
-    fn draw(random: &mut Random) -> Faults {
+    fn draw(random: &mut Random, shape: &Shape) -> Faults {
+        let is_copied = shape.copies > 1;
+        let rot = some(random, 30, 8_000);
+        let read_error = some(random, 20, 4_000);
+        // A member that goes for good takes what only it can still read.
+        let may_go = is_copied && rot == Chance::NEVER && read_error == Chance::NEVER;
+        let out = if may_go && random.chance(Chance::percent(40)) { 30 } else { 0 };
+        // Messages between OSDs are many: as many faults are fewer of each.
+        let scale = if is_copied { 4 } else { 1 };
         Faults {
-            osd_dies: some(random, 80, 2_000),
+            osd_dies: some(random, 80, 2_000 / scale),
             monitor_dies: some(random, 60, 10_000),
             client_dies: some(random, 40, 1_000),
-            connection_breaks: some(random, 80, 4_000),
-            partition: some(random, 50, 1_000),
+            many_die: some(random, 30, 400 / scale),
+            osd_stops: some(random, 40, 400 / scale),
+            freeze: some(random, 40, 1_000 / scale),
+            connection_breaks: some(random, 80, 4_000 / scale),
+            partition: some(random, 50, 1_000 / scale),
             divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),
-            rot: some(random, 30, 8_000),
-            read_error: some(random, 20, 4_000),
+            rot,
+            read_error,
             state: some(random, 40, 100_000),
+            out: Chance::percent(out),
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use base::{BufferPool, ClusterId, Duration, Epoch, MapRevision, MonitorId, SessionId, Time};
+use base::{
+    BufferPool, ClusterId, ConnectionId, Duration, Epoch, Incarnation, MapRevision, MonitorId,
+    SessionId, Time,
+};
 use cluster::message::FromMonitor;
 use cluster::monitor::{self, Monitor};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
@@ -13,12 +16,16 @@ use super::Process;
 use super::arrivals::Arrivals;
 use super::chaos::Divorce;
 use super::chart::{Life, Volume};
+use super::clock::Clock;
 use super::disks::{DiskWork, Osd};
+use super::drill::Drill;
+use super::harm::Truce;
 use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
 use super::plan::{Faults, Plan};
 use super::state::{StateDoor, StateStep};
 use super::users::Client;
+use super::watch::Watch;
 use crate::outcome::Run;
 use crate::random::{Chance, Random};
 use crate::tally::Tally;
@@ -33,7 +40,7 @@ pub fn osd_address(index: usize) -> String {
 }
 
 /// Events after which a run without end is given up.
-const STEP_COUNT_MAX: u64 = 400_000;
+const STEP_COUNT_MAX: u64 = 3_000_000;
 
 /// How long a cluster without faults may take for what was asked.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -41,6 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Everything of one run.
 pub struct World {
     pub(super) plan: Plan,
+    pub(super) seed: u64,
     /// Those of the plan, while faults happen.
     pub(super) faults: Faults,
     pub(super) cluster: ClusterId,
@@ -51,6 +59,20 @@ pub struct World {
     pub(super) pool: BufferPool,
     pub(super) net: Net,
     state: StateDoor,
+    /// Steps of the state store that are still to come.
+    pub(super) state_open: u64,
+    clocks: BTreeMap<Host, Clock>,
+    /// Processes that stand still, and until when.
+    pub(super) frozen: BTreeMap<Process, Time>,
+    pub(super) watch: Watch,
+    pub(super) truce: Option<Truce>,
+    /// Strikes that are still to come.
+    pub(super) strikes_open: u64,
+    /// Where data may rot, if there is more than one copy.
+    pub(super) rot_domain: usize,
+    pub(super) drill: Option<Drill>,
+    /// All copies are there, and no fault happens: nothing is damaged.
+    pub(super) must_be_whole: bool,
     pub(super) monitor: Option<Monitor>,
     pub(super) osds: Vec<Osd>,
     pub(super) clients: Vec<Client>,
@@ -79,6 +101,15 @@ pub struct World {
     arrivals: Arrivals,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
+}
+
+/// What has a clock of its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Host {
+    Monitor,
+    Client(usize),
+    /// A host of OSDs.
+    Osds(usize),
 }
 
 /// How far the run is. Top to bottom is the order in time.
@@ -114,6 +145,10 @@ pub enum Item {
     Heal(Process, Process),
     /// An OSD's process ends.
     Crash(usize),
+    /// A truce begins, and ends with the loss of data.
+    Strike,
+    /// The drill goes on.
+    Drill,
     /// A client is cut off its monitor.
     Divorce,
     /// It may reach its monitor again.
@@ -134,6 +169,8 @@ impl Item {
             | Item::Start(_)
             | Item::Heal(..)
             | Item::Crash(_)
+            | Item::Strike
+            | Item::Drill
             | Item::Divorce
             | Item::Remarry => None,
         }
@@ -146,18 +183,36 @@ impl World {
         let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"));
         let pool = BufferPool::default();
         let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
+        let mut clocks = Random::new(run.seed, "clocks");
+        let hosts = (0..plan.host_count).map(Host::Osds);
+        let hosts = hosts.chain((0..plan.client_count).map(Host::Client)).chain([Host::Monitor]);
+        let clocks =
+            hosts.map(|host| (host, Clock::draw(&mut clocks, plan.clocks_drift))).collect();
+        let mut chaos = Random::new(run.seed, "cluster chaos");
         World {
             faults: Faults::NONE,
             cluster: ClusterId::new(u128::from(run.seed) + 1),
             work: Random::new(run.seed, "cluster work"),
-            chaos: Random::new(run.seed, "cluster chaos"),
+            rot_domain: chaos.index(plan.domain_count()),
+            chaos,
+            seed: run.seed,
+            state_open: 0,
+            clocks,
+            frozen: BTreeMap::new(),
+            watch: Watch::default(),
+            truce: None,
+            strikes_open: 0,
+            drill: None,
+            must_be_whole: false,
             medium: Random::new(run.seed, "cluster medium"),
             timing: Random::new(run.seed, "cluster timing"),
             net,
             pool,
             state: StateDoor::new(Random::new(run.seed, "state")),
             monitor: None,
-            osds: (0..plan.osd_count).map(|index| Osd::new(run.seed, index)).collect(),
+            osds: (0..plan.osd_count)
+                .map(|index| Osd::new(run.seed, index, plan.host_of(index)))
+                .collect(),
             clients: (0..plan.client_count).map(|_| Client::default()).collect(),
             operator: Operator::default(),
             volumes: Vec::new(),
@@ -195,6 +250,7 @@ impl World {
         faults.add("reply lost", harm.lost_replies);
         faults.add("control message lost", harm.lost_controls);
         faults.add("peer message lost", harm.lost_peers);
+        faults.add("lease message lost", harm.lost_leases);
         faults.add("connection broken within a frame", harm.torn_frames);
         faults.add("connection's bytes arrived late", harm.lingering);
         (self.trace.hash(), self.tally)
@@ -208,9 +264,12 @@ impl World {
         if let Some(after) = self.faults.divorce {
             self.schedule(Duration::from_millis(after), Item::Divorce);
         }
+        self.plan_strike();
         while self.asked_count < self.plan.operation_count
             || self.tally.faults.sum() < 5
             || self.divorce.is_some()
+            || self.strikes_open > 0
+            || self.truce.is_some()
         {
             self.step()?;
             if self.asked_count >= self.plan.operation_count && self.tally.faults.sum() < 5 {
@@ -253,6 +312,10 @@ impl World {
                 && world.operator.jobs.is_empty()
         })?;
         self.detach_all()?;
+        self.plan_all_in();
+        self.wait_until_whole()?;
+        self.must_be_whole = self.plan.copies > 1;
+        self.hold_drill()?;
         self.read_everything()?;
         for volume in &self.volumes {
             volume.check()?;
@@ -263,7 +326,19 @@ impl World {
         })
     }
 
-    fn detach_all(&mut self) -> Result<(), String> {
+    /// Waits until every PG has all of its copies.
+    pub(super) fn wait_until_whole(&mut self) -> Result<(), String> {
+        let end = self.now + PATIENCE;
+        while let Some(lack) = self.what_lacks() {
+            if self.now > end {
+                return Err(format!("the cluster does not get whole: {lack}"));
+            }
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach_all(&mut self) -> Result<(), String> {
         for index in 0..self.clients.len() {
             for handle in self.clients[index].to_detach() {
                 self.detach(index, handle)?;
@@ -288,7 +363,11 @@ impl World {
     }
 
     /// Goes on until it holds, for as long as a cluster without faults may take.
-    fn wait(&mut self, what: &str, holds: impl Fn(&World) -> bool) -> Result<(), String> {
+    pub(super) fn wait(
+        &mut self,
+        what: &str,
+        holds: impl Fn(&World) -> bool,
+    ) -> Result<(), String> {
         let end = self.now + PATIENCE;
         while !holds(self) {
             if self.now > end {
@@ -323,7 +402,28 @@ impl World {
         }
     }
 
+    /// What its host's clock shows a process.
+    pub(super) fn local(&self, process: Process) -> Time {
+        self.clock(process).local(self.now)
+    }
+
+    fn clock(&self, process: Process) -> Clock {
+        let host = match process {
+            Process::Monitor => Host::Monitor,
+            Process::Client(index) => Host::Client(index),
+            Process::Osd(index) => Host::Osds(self.osds[index].host),
+            Process::Operator => return Clock::TRUE,
+        };
+        self.clocks[&host]
+    }
+
+    /// The next timer of a process, in the world's time: not before the process goes on.
     fn next_deadline(&self) -> Option<(Time, Process)> {
+        let due = |(at, process)| {
+            let due = self.clock(process).world(at);
+            let thaws = self.frozen.get(&process).copied();
+            (thaws.map_or(due, |thaws| thaws.max(due)), process)
+        };
         let monitor = self.monitor.as_ref().and_then(Monitor::deadline);
         let monitor = monitor.map(|at| (at, Process::Monitor));
         let osds =
@@ -333,7 +433,7 @@ impl World {
         let clients = self.clients.iter().enumerate().filter_map(|(index, client)| {
             Some((client.core.as_ref()?.deadline()?, Process::Client(index)))
         });
-        monitor.into_iter().chain(osds).chain(clients).min()
+        monitor.into_iter().chain(osds).chain(clients).map(due).min()
     }
 
     /// Takes the next event in time.
@@ -354,7 +454,12 @@ impl World {
                 let ((at, _), (life, item)) =
                     self.agenda.pop_first().expect("the operator always looks again");
                 self.now = self.now.max(at);
-                if item.owner().is_none_or(|owner| self.life(owner) == life) {
+                if item.owner().is_some_and(|owner| self.life(owner) != life) {
+                    self.state_open -= u64::from(matches!(item, Item::State(_)));
+                } else if let Some(thaws) = self.thaws_at(&item) {
+                    self.agenda_last += 1;
+                    self.agenda.insert((thaws, self.agenda_last), (life, item));
+                } else {
                     self.take(item)?;
                 }
             }
@@ -365,6 +470,18 @@ impl World {
             }
         }
         self.chaos()
+    }
+
+    /// When a process that stands still can take the item.
+    fn thaws_at(&mut self, item: &Item) -> Option<Time> {
+        let now = self.now;
+        self.frozen.retain(|_, until| *until > now);
+        let process = match item {
+            Item::Net(end) => self.net.processes(*end).0,
+            Item::Arrive(end) => self.net.processes(*end).1,
+            item => item.owner()?,
+        };
+        self.frozen.get(&process).copied()
     }
 
     fn tick(&mut self, process: Process) -> Result<(), String> {
@@ -384,18 +501,23 @@ impl World {
                 Ok(())
             }
             Item::Disk(index, op, work) => self.disk_done(index, op, work),
-            Item::State(StateStep::Tell(event)) => self.apply_monitor(monitor::Event::State(event)),
+            Item::State(StateStep::Tell(event)) => {
+                self.state_open -= 1;
+                self.apply_monitor(monitor::Event::State(event))
+            }
             Item::State(StateStep::Happen(effect)) => {
+                self.state_open -= 1;
                 self.trace.line(format_args!("{:?} a late transaction happens", self.now));
                 self.state.happen(self.now, effect);
                 Ok(())
             }
             Item::OsdTurn(index) => {
+                let local = self.local(Process::Osd(index));
                 let osd = &mut self.osds[index];
                 osd.turn_due = false;
                 let mut effects = Vec::new();
                 if let Some(node) = &mut osd.node {
-                    node.finish_turn(self.now, &mut effects);
+                    node.finish_turn(local, &mut effects);
                 }
                 self.carry_out_osd(index, effects)
             }
@@ -424,6 +546,11 @@ impl World {
                 Ok(())
             }
             Item::Crash(index) => self.crash(index),
+            Item::Strike => {
+                self.strike_is_due();
+                Ok(())
+            }
+            Item::Drill => self.drill_turn(),
             Item::Divorce => {
                 if self.stage == Stage::Work {
                     self.divorce();
@@ -453,6 +580,7 @@ impl World {
                 if let (Process::Osd(index), Message::Reply(reply)) = (from, &message) {
                     self.arrivals.answered((index, self.life(from)), reply);
                 }
+                self.watch_sending(from, connection, &message)?;
                 let wake = self.net.send(self.now, from, connection, &message);
                 self.wake(wake);
             }
@@ -462,6 +590,55 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Whatever is said passes by the watch.
+    fn watch_sending(
+        &mut self,
+        from: Process,
+        connection: ConnectionId,
+        message: &Message,
+    ) -> Result<(), String> {
+        let to = self.net.peer_of(from, connection);
+        match (from, message) {
+            (Process::Monitor, Message::Control(text)) => self.watch.monitor_says(text),
+            (Process::Osd(_), Message::Peer(message)) => {
+                if let Some(Process::Osd(to)) = to {
+                    return self.watch.peer_says(to, message, &mut self.tally.sequels);
+                }
+            }
+            (Process::Osd(holder), Message::Lease(message)) => {
+                if let Some(Process::Osd(giver)) = to {
+                    let now = self.local(from);
+                    self.watch.lease_asked(holder, giver, message, now);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What reaches an OSD passes by the watch.
+    fn watch_arrival(&mut self, index: usize, end: EndId, message: &Message) {
+        let process = Process::Osd(index);
+        let now = self.local(process);
+        match message {
+            Message::Request(request) if request.session != SessionId::ZERO => {
+                let run = (index, self.life(process));
+                self.arrivals.note(run, request, &mut self.tally.faults);
+                let index_of = |id| self.index_of(id);
+                let meets_lease = self.watch.request_arrives(index, request, now, index_of);
+                self.tally.sequels.add("request met no lease", u64::from(!meets_lease));
+            }
+            Message::Lease(message) => {
+                if let (_, Process::Osd(giver)) = self.net.processes(end) {
+                    let sequels = &mut self.tally.sequels;
+                    self.watch.lease_answered(index, giver, message, now, sequels);
+                }
+            }
+            Message::Control(text) => self.note_map(index, text),
+            Message::Request(_) | Message::Reply(_) | Message::Peer(_) => {}
+        }
     }
 
     /// Nothing is done in another epoch than its request names, nor by an OSD that knows less of
@@ -514,7 +691,7 @@ impl World {
         (0..self.osds.len()).find(|index| osd_address(*index) == address).map(Process::Osd)
     }
 
-    fn is_running(&self, process: Process) -> bool {
+    pub(super) fn is_running(&self, process: Process) -> bool {
         match process {
             Process::Monitor => self.monitor.is_some(),
             Process::Osd(index) => self.osds[index].node.is_some(),
@@ -558,14 +735,8 @@ impl World {
         match process {
             Process::Monitor => self.apply_monitor(monitor::Event::Net(event)),
             Process::Osd(index) => {
-                if let NetEvent::Received { message: Message::Request(request), .. } = &event
-                    && request.session != SessionId::ZERO
-                {
-                    let run = (index, self.life(process));
-                    self.arrivals.note(run, request, &mut self.tally.faults);
-                }
-                if let NetEvent::Received { message: Message::Control(text), .. } = &event {
-                    self.note_map(index, text);
+                if let NetEvent::Received { message, .. } = &event {
+                    self.watch_arrival(index, end, message);
                 }
                 self.apply_osd(index, node::Event::Net(event))
             }
@@ -586,10 +757,11 @@ impl World {
     }
 
     fn apply_monitor(&mut self, event: monitor::Event) -> Result<(), String> {
+        let local = self.local(Process::Monitor);
         let Some(monitor) = &mut self.monitor else { return Ok(()) };
         self.trace.line(format_args!("{:?} monitor {event:?}", self.now));
         let mut effects = Vec::new();
-        monitor.apply(self.now, event, &mut effects);
+        monitor.apply(local, event, &mut effects);
         let (until, dies) = self.draw_death(effects.len(), self.faults.monitor_dies);
         for effect in effects.into_iter().take(until) {
             match effect {
@@ -598,6 +770,7 @@ impl World {
                     let faults = self.faults.state;
                     let steps = self.state.apply(self.now, effect, faults, &mut self.tally);
                     for step in steps {
+                        self.state_open += 1;
                         self.schedule(step.after, Item::State(step.what));
                     }
                 }
@@ -617,14 +790,15 @@ impl World {
 
     // ---- OSDs
 
-    fn apply_osd(&mut self, index: usize, event: node::Event) -> Result<(), String> {
+    pub(super) fn apply_osd(&mut self, index: usize, event: node::Event) -> Result<(), String> {
+        let local = self.local(Process::Osd(index));
         let osd = &mut self.osds[index];
         let Some(node) = &mut osd.node else { return Ok(()) };
         self.trace.line(format_args!("{:?} osd{index} {}", self.now, name_of(&event)));
         let mut effects = Vec::new();
-        node.apply(self.now, event, &mut effects);
+        node.apply(local, event, &mut effects);
         if self.timing.chance(Chance::percent(60)) {
-            node.finish_turn(self.now, &mut effects);
+            node.finish_turn(local, &mut effects);
         } else if !osd.turn_due {
             osd.turn_due = true;
             let after = Duration::from_nanos(self.timing.below(20_000));
@@ -656,6 +830,10 @@ impl World {
                 node::Effect::Joined { incarnation } => {
                     self.osds[index].incarnation = incarnation;
                     self.osds[index].settle_damage();
+                }
+                node::Effect::Stop(node::StopReason::Shutdown) if self.osds[index].is_stopping => {
+                    self.osd_stopped(index);
+                    return Ok(());
                 }
                 node::Effect::Stop(reason) => {
                     if self.osds[index].must_stop || self.osds[index].heal() {
@@ -701,6 +879,11 @@ impl World {
         }
         let layout = osd.layout.as_ref().expect("its disk is read");
         let is_data = (layout.data.offset..layout.data.end()).contains(&offset);
+        let is_copied = self.plan.copies > 1;
+        let is_open = osd.incarnation != Incarnation::ZERO;
+        if is_copied && !(is_data && is_open && self.may_rot(index)) {
+            return false;
+        }
         self.rot_happened = true;
         self.knowledge_rotted |= !is_data;
         self.fault("disk read error");
@@ -714,9 +897,10 @@ impl World {
         index: usize,
         event: volume::Event,
     ) -> Result<(), String> {
+        let local = self.local(Process::Client(index));
         let Some(core) = &mut self.clients[index].core else { return Ok(()) };
         let mut effects = Vec::new();
-        core.apply(self.now, event, &mut effects);
+        core.apply(local, event, &mut effects);
         let (until, dies) = self.draw_death(effects.len(), self.faults.client_dies);
         for effect in effects.into_iter().take(until) {
             self.client_effect(index, effect)?;
@@ -736,6 +920,12 @@ fn name_of(event: &node::Event) -> String {
                 "{connection:?} request {} {} {}",
                 request.session, request.sequence, request.pg
             ),
+            Message::Peer(message) => {
+                let text = format!("{:?}", message.body);
+                let end = text.char_indices().nth(160).map_or(text.len(), |(at, _)| at);
+                let (pg, epoch) = (message.pg, message.epoch);
+                format!("{connection:?} {pg} epoch {epoch} {}", &text[..end])
+            }
             message => format!("{connection:?} {message:?}"),
         },
         event => format!("{event:?}"),

@@ -63,5 +63,5 @@ pub fn run(run: Run) -> Outcome {
 
 /// Zero of everything.
 pub fn tally() -> Tally {
-    Tally::new(&OPERATIONS, &FAULTS)
+    Tally::new(&OPERATIONS, &FAULTS, &[])
 }

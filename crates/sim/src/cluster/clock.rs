@@ -1,0 +1,90 @@
+//! Clocks of hosts: each begins anywhere and runs a little fast or slow.
+//!
+//! Invariant: of a time `local` of a clock, [`Clock::world`] is the first time of the world at which
+//! the clock shows `local` or more.
+
+use base::{Duration, Time};
+
+use crate::random::{Chance, Random};
+
+const MILLION: u128 = 1_000_000;
+
+/// How far from the true rate a clock runs, at most, in parts of a million. Leases allow for 10 %.
+const DRIFT_MAX: u64 = 80_000;
+
+/// One clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Clock {
+    /// What it shows at the world's time zero, in nanoseconds.
+    offset: u64,
+    /// How fast it runs: a million is true.
+    rate: u64,
+}
+
+impl Clock {
+    /// That of the world itself.
+    pub const TRUE: Clock = Clock { offset: 0, rate: 1_000_000 };
+
+    /// One of a cluster whose clocks drift, or do not.
+    pub fn draw(random: &mut Random, drifts: bool) -> Clock {
+        let offset = random.scale(1..Duration::from_secs(1_000_000).as_nanos());
+        let drift = if !drifts {
+            0
+        } else if random.chance(Chance::percent(40)) {
+            // The ends are where margins are thin.
+            *random.pick(&[0, 2 * DRIFT_MAX])
+        } else {
+            random.below(2 * DRIFT_MAX + 1)
+        };
+        let rate = if drifts { 1_000_000 - DRIFT_MAX + drift } else { 1_000_000 };
+        Clock { offset, rate }
+    }
+
+    /// What it shows at a time of the world.
+    pub fn local(self, world: Time) -> Time {
+        let passed = u128::from(world.as_nanos()) * u128::from(self.rate) / MILLION;
+        Time::from_nanos(self.offset + u64::try_from(passed).expect("runs are shorter"))
+    }
+
+    /// When it shows a time, or a later one for the first time.
+    pub fn world(self, local: Time) -> Time {
+        let passed = u128::from(local.as_nanos().saturating_sub(self.offset)) * MILLION;
+        let world = passed.div_ceil(u128::from(self.rate));
+        Time::from_nanos(u64::try_from(world).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_shows_a_time_when_it_is_due_and_not_before() {
+        let mut random = Random::new(1, "clock");
+        for _ in 0..2000 {
+            let clock = Clock::draw(&mut random, true);
+            let local = clock.local(Time::ZERO) + Duration::from_nanos(random.below(1 << 50));
+            let world = clock.world(local);
+            assert!(clock.local(world) >= local, "{clock:?}");
+            if world > Time::ZERO {
+                let before = Time::from_nanos(world.as_nanos() - 1);
+                assert!(clock.local(before) < local, "{clock:?}");
+            }
+        }
+        assert_eq!(Clock::TRUE.local(Time::from_nanos(7)), Time::from_nanos(7));
+        assert_eq!(Clock::TRUE.world(Time::from_nanos(7)), Time::from_nanos(7));
+    }
+
+    #[test]
+    fn clocks_drift_both_ways_within_what_leases_allow() {
+        let mut random = Random::new(2, "clock");
+        let clocks: Vec<Clock> = (0..500).map(|_| Clock::draw(&mut random, true)).collect();
+        let span = |clock: &Clock| {
+            let second = Time::from_nanos(1_000_000_000);
+            clock.local(second).since(clock.local(Time::ZERO)).as_millis()
+        };
+        assert_eq!(clocks.iter().map(span).min(), Some(920));
+        assert_eq!(clocks.iter().map(span).max(), Some(1080));
+        assert!((0..50).all(|_| span(&Clock::draw(&mut random, false)) == 1000));
+    }
+}

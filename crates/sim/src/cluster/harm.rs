@@ -1,0 +1,233 @@
+//! What may be taken from the disks, and when: the limits within which nothing may be lost.
+//!
+//! With one copy: `chaos.rs` says what may rot. With more:
+//! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of
+//!   any PG; and only while the acting sets of all PGs concerned have another member, whose copy is
+//!   good. Nothing else is taken from disks in such a run: what rotted is found only when it is read.
+//! - A *strike* takes so much that the member counts as lost: its whole disk, or what its store knows
+//!   of itself. It waits for a truce: faults rest until every PG has all of its copies and no
+//!   transaction is under way that might change this. It leaves each PG its minimum of members. Then
+//!   faults go on. If no disk can tell that something is lost (the journal's tail is), the truce goes
+//!   on until all copies are there again.
+
+use std::collections::BTreeSet;
+
+use base::{Duration, Incarnation, OsdId, Time};
+use cluster::map::FailureDomain;
+
+use super::Process;
+use super::disks::Flip;
+use super::operator::Job;
+use super::plan::Faults;
+use super::world::{Item, World};
+use crate::random::Chance;
+
+/// How long the cluster may take to be whole again once faults rest.
+const TRUCE_MAX: Duration = Duration::from_secs(90);
+
+/// For how long it must have been whole: whoever was suspected before has been heard again.
+const WHOLE_FOR: Duration = Duration::from_secs(3);
+
+/// How often it is looked at meanwhile.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Faults rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Truce {
+    since: Time,
+    /// When the cluster is looked at next.
+    look_at: Time,
+    /// Since when it is whole.
+    whole_since: Option<Time>,
+    /// A strike ends it; else it ends by itself.
+    strikes: bool,
+}
+
+impl World {
+    /// A strike is due: faults rest until it may come.
+    pub(super) fn strike_is_due(&mut self) {
+        self.strikes_open -= 1;
+        if self.stage_is_work() {
+            self.begin_truce(true);
+        }
+    }
+
+    fn begin_truce(&mut self, strikes: bool) {
+        self.trace.line(format_args!("{:?} truce", self.now));
+        self.faults = Faults::NONE;
+        let (since, look_at) = (self.now, self.now);
+        self.truce = Some(Truce { since, look_at, whole_since: None, strikes });
+    }
+
+    /// After an event of a truce.
+    pub(super) fn keep_truce(&mut self, truce: Truce) -> Result<(), String> {
+        if self.now < truce.look_at {
+            return Ok(());
+        }
+        let lack = self.what_lacks();
+        if let Some(lack) = lack.as_ref().filter(|_| self.now.since(truce.since) > TRUCE_MAX) {
+            return Err(format!("without faults the cluster does not get whole: {lack}"));
+        }
+        let whole_since = lack.is_none().then(|| truce.whole_since.unwrap_or(self.now));
+        if whole_since.is_none_or(|since| self.now.since(since) < WHOLE_FOR) {
+            let look_at = self.now + LOOK_EVERY;
+            self.truce = Some(Truce { look_at, whole_since, ..truce });
+            return Ok(());
+        }
+        self.truce = None;
+        self.faults = self.plan.faults;
+        if truce.strikes { self.strike() } else { Ok(()) }
+    }
+
+    /// Why the cluster is not whole; `None`: every PG has all of its copies, on OSDs that run, and
+    /// nothing is under way that might change it.
+    pub(super) fn what_lacks(&self) -> Option<String> {
+        if !self.net.is_whole() {
+            return Some("processes are cut off each other".to_string());
+        }
+        if let Some(process) = self.frozen.keys().next() {
+            return Some(format!("{process:?} stands still"));
+        }
+        let starts = |osd: &&super::disks::Osd| {
+            !osd.is_gone && (osd.node.is_none() || osd.incarnation == Incarnation::ZERO)
+        };
+        if let Some(osd) = self.osds.iter().find(starts) {
+            return Some(format!("{:?} has not joined", osd.id));
+        }
+        if self.monitor.is_none() || self.state_open > 0 {
+            return Some("the monitor has not ended its work".to_string());
+        }
+        self.watch.entries().find_map(|entry| {
+            let runs = |member: &format::wire::Member| {
+                let index = self.index_of(member.osd);
+                index.is_some_and(|index| self.osds[index].incarnation == member.incarnation)
+            };
+            let is_whole = entry.acting.len() == self.plan.copies as usize
+                && entry.learners.is_empty()
+                && entry.primary.is_some()
+                && entry.acting.iter().all(runs);
+            (!is_whole).then(|| format!("{entry:?}"))
+        })
+    }
+
+    /// The process of an OSD.
+    pub(super) fn index_of(&self, id: OsdId) -> Option<usize> {
+        self.osds.iter().position(|osd| osd.id == Some(id))
+    }
+
+    /// The failure domain that an OSD lies in.
+    fn domain_of(&self, index: usize) -> usize {
+        match self.plan.failure_domain {
+            FailureDomain::Host => self.osds[index].host,
+            FailureDomain::Osd => index,
+        }
+    }
+
+    /// Failure domains with an OSD that may get PGs.
+    pub(super) fn domain_count_in(&self) -> usize {
+        let is_in = |index: &usize| !self.osds[*index].is_gone && !self.osds[*index].is_out;
+        let domains = (0..self.osds.len()).filter(is_in).map(|index| self.domain_of(index));
+        domains.collect::<BTreeSet<usize>>().len()
+    }
+
+    /// Whether what lies on an OSD's disk may rot now.
+    pub(super) fn may_rot(&self, index: usize) -> bool {
+        if self.plan.copies == 1 {
+            return true;
+        }
+        let Some(id) = self.osds[index].id else { return false };
+        self.domain_of(index) == self.rot_domain
+            && self.watch.entries().all(|entry| {
+                let members = entry.acting.iter().chain(&entry.learners);
+                let concerns = members.clone().any(|member| member.osd == id);
+                !concerns || entry.acting.iter().any(|member| member.osd != id)
+            })
+    }
+
+    /// Takes so much from members that they count as lost.
+    fn strike(&mut self) -> Result<(), String> {
+        let spare = self.plan.copies - self.plan.min_size.max(1);
+        let count = 1 + self.chaos.index(spare as usize);
+        let mut hit: Vec<usize> =
+            (0..self.osds.len()).filter(|index| !self.osds[*index].is_gone).collect();
+        self.chaos.shuffle(&mut hit);
+        hit.truncate(count);
+        for index in hit {
+            match self.chaos.below(5) {
+                0 | 1 => self.lose_disk(index)?,
+                2 | 3 => self.rot_knowledge(index, false)?,
+                _ => {
+                    // Nobody can tell that the tail of a journal is lost: until the member has all
+                    // again no other may be away.
+                    self.rot_knowledge(index, true)?;
+                    self.begin_truce(false);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An OSD's disk is gone for good. The operator makes another OSD on its host.
+    fn lose_disk(&mut self, index: usize) -> Result<(), String> {
+        self.trace.line(format_args!("{:?} osd {index} loses its disk", self.now));
+        self.kill(Process::Osd(index))?;
+        self.fault("disk lost");
+        let osd = &mut self.osds[index];
+        osd.is_gone = true;
+        osd.disk = None;
+        let host = osd.host;
+        let next = self.osds.len();
+        self.add_osd(host);
+        let jobs = [Job::SetOut(index, true), Job::CreateOsd(next), Job::RemoveOsd(index)];
+        self.operator.jobs.extend(jobs);
+        Ok(())
+    }
+
+    /// An OSD dies, and of what its store knows of itself something rots: old entries of the
+    /// journal, pages of checkpoints; or its journal's `tail`.
+    fn rot_knowledge(&mut self, index: usize, tail: bool) -> Result<(), String> {
+        let now = self.now;
+        self.osds[index].note_idle(now);
+        self.kill(Process::Osd(index))?;
+        let osd = &mut self.osds[index];
+        let (Some(layout), Some(disk)) = (&osd.layout, &mut osd.disk) else { return Ok(()) };
+        let is_journal = tail || self.chaos.chance(Chance::percent(60));
+        let (kind, area) = if is_journal {
+            ("journal", layout.journal)
+        } else {
+            ("checkpoint area", layout.checkpoints)
+        };
+        let settled = osd.settled;
+        let mut pages: Vec<u64> = disk
+            .written_pages()
+            .filter(|page| (area.offset..area.end()).contains(page))
+            .filter(|page| tail || disk.written_last(*page) <= settled)
+            .collect();
+        pages.sort_by_key(|page| disk.written_last(*page));
+        // What is old there is needed no more, mostly.
+        let kept = pages.len().min(if tail { 4 } else { 12 });
+        pages.drain(..pages.len() - kept);
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let page = *self.chaos.pick(&pages);
+        let (offset, mask) = (page + self.chaos.below(base::UNIT_SIZE), 1 << self.chaos.below(8));
+        disk.rot(offset, mask);
+        osd.flips.push(Flip { offset, mask, age: disk.written_last(page) });
+        self.trace.line(format_args!("{now:?} rot in the {kind} at {page} of osd {index}"));
+        self.fault(match (tail, is_journal) {
+            (true, _) => "rot in the journal's tail",
+            (false, true) => "rot in the journal",
+            (false, false) => "rot in the checkpoint area",
+        });
+        Ok(())
+    }
+
+    /// The next strike, if there is to be one.
+    pub(super) fn plan_strike(&mut self) {
+        if let Some(after) = self.plan.strikes.pop() {
+            self.strikes_open += 1;
+            self.schedule(Duration::from_millis(after), Item::Strike);
+        }
+    }
+}

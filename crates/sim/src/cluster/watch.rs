@@ -1,0 +1,296 @@
+//! What passes by on the network: the entries that the monitor told, what members say to each other
+//! and about leases. It counts what followed from faults, and finds what must never be said.
+//!
+//! Invariants it judges
+//!   1. A version names one write, in the epoch it is of; every member is told the same.
+//!   2. An epoch of a PG adopts one version.
+
+use std::collections::BTreeMap;
+
+use base::{Duration, Epoch, OsdId, PgId, Time, Version};
+use cluster::message::FromMonitor;
+use format::disk::BlockKey;
+use format::wire::{Change, Filling, LeaseMessage, PeerBody, PeerMessage, PgEntry, Request};
+
+use crate::tally::Counts;
+
+/// What is counted.
+pub const SEQUELS: [&str; 16] = [
+    "epoch activated",
+    "members compared",
+    "newest copy fetched from a member",
+    "block repaired at a member",
+    "learner to be filled by versions",
+    "learner to be compared by listing",
+    "learner with unadopted blocks",
+    "learner whose filling goes on",
+    "learner interrupted",
+    "learner complete",
+    "member could not go on",
+    "message of an old epoch",
+    "lease granted",
+    "lease ran out",
+    "request met no lease",
+    "PG lost by a lease's answer",
+];
+
+/// Everything seen so far.
+#[derive(Default)]
+pub struct Watch {
+    /// The newest entry of each PG that anybody was told.
+    entries: BTreeMap<PgId, PgEntry>,
+    /// What each version is.
+    writes: BTreeMap<(PgId, Version), u32>,
+    adopted: BTreeMap<(PgId, Epoch), Version>,
+    /// Learners that are being filled: holder, learner, and the epoch in which that began.
+    fillings: BTreeMap<(PgId, usize), Epoch>,
+    /// When the holder asked, on its clock.
+    renewals: BTreeMap<(usize, usize, u64), Time>,
+    /// Until when the holder has a lease from the giver, on its clock.
+    leases: BTreeMap<(usize, usize), Time>,
+}
+
+impl Watch {
+    /// The newest entries.
+    pub fn entries(&self) -> impl Iterator<Item = &PgEntry> {
+        self.entries.values()
+    }
+
+    /// The monitor says something.
+    pub fn monitor_says(&mut self, text: &str) {
+        if !text.contains("\"map\"") {
+            return;
+        }
+        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
+        for pool in &delta.removed_pools {
+            self.entries.retain(|pg, _| pg.pool != *pool);
+        }
+        for entry in delta.pools.into_iter().flat_map(|pool| pool.pgs) {
+            let known = self.entries.get(&entry.pg).map_or(Epoch::ZERO, |known| known.epoch);
+            if entry.epoch >= known {
+                self.entries.insert(entry.pg, entry);
+            }
+        }
+    }
+
+    /// An OSD says something to another one about a PG.
+    pub fn peer_says(
+        &mut self,
+        to: usize,
+        message: &PeerMessage,
+        sequels: &mut Counts,
+    ) -> Result<(), String> {
+        let PeerMessage { pg, epoch, body } = message;
+        match body {
+            PeerBody::Write { version, key, change, .. } => {
+                self.judge_write(*pg, *epoch, *version, key, change)?;
+            }
+            PeerBody::Activate { adopted, filling, .. } => {
+                let known = self.adopted.get(&(*pg, *epoch));
+                if known.is_none() {
+                    sequels.add("epoch activated", 1);
+                }
+                if known.is_some_and(|known| known != adopted) {
+                    return Err(format!("epoch {epoch} of {pg} adopts {adopted} and {known:?}"));
+                }
+                self.adopted.insert((*pg, *epoch), *adopted);
+                match filling {
+                    Some(filling) => self.filling_begins(*pg, *epoch, to, filling, sequels),
+                    None => drop(self.fillings.remove(&(*pg, to))),
+                }
+            }
+            PeerBody::Progress { filling: None, .. } => {
+                if self.fillings.remove(&(*pg, to)).is_some() {
+                    sequels.add("learner complete", 1);
+                }
+            }
+            PeerBody::List { .. } => sequels.add("members compared", 1),
+            PeerBody::Fetch { .. } => sequels.add("newest copy fetched from a member", 1),
+            PeerBody::Repair { .. } => sequels.add("block repaired at a member", 1),
+            PeerBody::Failed { .. } => sequels.add("member could not go on", 1),
+            PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
+            PeerBody::Query { .. }
+            | PeerBody::State(_)
+            | PeerBody::Listed { .. }
+            | PeerBody::Fetched { .. }
+            | PeerBody::Repaired { .. }
+            | PeerBody::Activated
+            | PeerBody::Written { .. }
+            | PeerBody::Progress { .. }
+            | PeerBody::Noted { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn judge_write(
+        &mut self,
+        pg: PgId,
+        epoch: Epoch,
+        version: Version,
+        key: &BlockKey,
+        change: &Change,
+    ) -> Result<(), String> {
+        if version.epoch != epoch {
+            return Err(format!("epoch {epoch} of {pg} writes version {version}"));
+        }
+        let what = match change {
+            Change::Write { offset, checksums, .. } => format!("{key:?} {offset} {checksums:?}"),
+            Change::Zero { offset, length } => format!("{key:?} {offset} zero {length}"),
+            Change::Delete => format!("{key:?} delete"),
+        };
+        let digest = base::crc32c(what.as_bytes()).get();
+        match self.writes.insert((pg, version), digest) {
+            Some(known) if known != digest => {
+                Err(format!("version {version} of {pg} is given twice: also to {what}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn filling_begins(
+        &mut self,
+        pg: PgId,
+        epoch: Epoch,
+        to: usize,
+        filling: &Filling,
+        sequels: &mut Counts,
+    ) {
+        let how = if filling.listing {
+            "learner to be compared by listing"
+        } else {
+            "learner to be filled by versions"
+        };
+        sequels.add(how, 1);
+        sequels.add("learner with unadopted blocks", u64::from(!filling.whole.is_empty()));
+        sequels.add("learner whose filling goes on", u64::from(filling.position.is_some()));
+        let before = self.fillings.insert((pg, to), epoch);
+        let interrupted = before.is_some_and(|before| before < epoch);
+        sequels.add("learner interrupted", u64::from(interrupted));
+    }
+
+    /// An OSD asks another one for a lease, at a time of its clock.
+    pub fn lease_asked(&mut self, holder: usize, giver: usize, message: &LeaseMessage, now: Time) {
+        if let LeaseMessage::Renew { stamp, .. } = message {
+            self.renewals.insert((holder, giver, *stamp), now);
+        }
+    }
+
+    /// The answer reaches the holder, at a time of its clock.
+    pub fn lease_answered(
+        &mut self,
+        holder: usize,
+        giver: usize,
+        message: &LeaseMessage,
+        now: Time,
+        sequels: &mut Counts,
+    ) {
+        let LeaseMessage::Granted { stamp, valid_ms, lost, .. } = message else { return };
+        let Some(asked) = self.renewals.remove(&(holder, giver, *stamp)) else { return };
+        sequels.add("lease granted", 1);
+        sequels.add("PG lost by a lease's answer", lost.len() as u64);
+        let until = asked + Duration::from_millis(u64::from(*valid_ms));
+        let before = self.leases.insert((holder, giver), until);
+        sequels.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
+    }
+
+    /// Whether a client's request reaches an OSD, at a time of its clock, with a lease from every
+    /// other acting member; or it is not the primary. `index_of` names the process of an OSD.
+    pub fn request_arrives(
+        &self,
+        holder: usize,
+        request: &Request,
+        now: Time,
+        index_of: impl Fn(OsdId) -> Option<usize>,
+    ) -> bool {
+        let Some(entry) = self.entries.get(&request.pg) else { return true };
+        if entry.primary.and_then(&index_of) != Some(holder) {
+            return true;
+        }
+        let has_lease = |giver: usize| {
+            giver == holder || self.leases.get(&(holder, giver)).is_some_and(|until| *until >= now)
+        };
+        entry.acting.iter().filter_map(|member| index_of(member.osd)).all(has_lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{BlockSize, ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    fn pg() -> PgId {
+        PgId { pool: PoolId::FIRST, number: 3 }
+    }
+
+    fn write(epoch: u32, version: (u32, u64), offset: u32) -> PeerMessage {
+        let hash = 7;
+        let (pool, image) = (PoolId::FIRST, ImageId::FIRST);
+        let key = BlockKey { pool, hash, image, stripe: StripeIndex::new(0) };
+        let version = Version { epoch: Epoch::new(version.0), counter: version.1 };
+        let body = PeerBody::Write {
+            version,
+            mark: Version::ZERO,
+            key,
+            block_size: BlockSize::DEFAULT,
+            change: Change::Zero { offset, length: 4096 },
+        };
+        PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body }
+    }
+
+    #[test]
+    fn a_version_that_names_two_writes_is_found() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let mut say = |message: &PeerMessage| watch.peer_says(1, message, &mut sequels);
+        assert_eq!(say(&write(2, (2, 9), 0)), Ok(()));
+        assert_eq!(say(&write(2, (2, 9), 0)), Ok(()));
+        assert_eq!(say(&write(2, (2, 10), 4096)), Ok(()));
+        assert!(say(&write(2, (2, 9), 4096)).is_err());
+        assert!(say(&write(3, (2, 11), 0)).is_err());
+    }
+
+    #[test]
+    fn an_epoch_that_adopts_two_versions_is_found() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let mut activate = |epoch: u32, counter: u64| {
+            let adopted = Version { epoch: Epoch::new(1), counter };
+            let body = PeerBody::Activate {
+                adopted,
+                floor: Version::ZERO,
+                history: Vec::new(),
+                filling: None,
+            };
+            let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
+            watch.peer_says(1, &message, &mut sequels)
+        };
+        assert_eq!(activate(2, 5), Ok(()));
+        assert_eq!(activate(2, 5), Ok(()));
+        assert_eq!(activate(3, 6), Ok(()));
+        assert!(activate(2, 6).is_err());
+        assert_eq!(sequels.get("epoch activated"), 2);
+    }
+
+    #[test]
+    fn a_lease_runs_out_on_its_holders_clock() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
+        for (asked, answered, stamp) in [(0, 10, 1), (100, 110, 2), (500, 520, 3)] {
+            let renew = LeaseMessage::Renew { stamp, revisions: Vec::new() };
+            watch.lease_asked(0, 1, &renew, at(asked));
+            let granted = LeaseMessage::Granted {
+                stamp,
+                valid_ms: 300,
+                lost: Vec::new(),
+                is_full: false,
+                free_bytes: 1,
+            };
+            watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);
+            watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);
+        }
+        assert_eq!(sequels.get("lease granted"), 3);
+        assert_eq!(sequels.get("lease ran out"), 1);
+    }
+}
