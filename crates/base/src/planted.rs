@@ -30,6 +30,16 @@ pub enum Bug {
     OldEpochAccepted,
     /// Node: a request that names a newer revision of the map than this OSD knows is executed.
     RevisionNotCompared,
+    /// Node: a primary serves without its members' leases.
+    ReadWithoutLease,
+    /// Node: a new primary begins before its own lease to an earlier one has run out.
+    LeaseNotWaitedOut,
+    /// Node: a member hears messages of any epoch, from anybody.
+    EpochNotComparedByMember,
+    /// Node: a primary whose map is behind keeps its leases.
+    StaleRevisionAccepted,
+    /// Node: a member takes part in an epoch before its leases to an earlier primary have run out.
+    QueryAnsweredBeforeGrantsEnd,
     /// Cluster: a whole map, as after a restart, is taken without its fences.
     FencesLostByRestart,
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
@@ -40,7 +50,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 15] = [
+    pub const ALL: [(&'static str, Bug); 20] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -53,6 +63,11 @@ impl Bug {
         ("epoch-not-compared", Bug::EpochNotCompared),
         ("old-epoch-accepted", Bug::OldEpochAccepted),
         ("revision-not-compared", Bug::RevisionNotCompared),
+        ("read-without-lease", Bug::ReadWithoutLease),
+        ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
+        ("epoch-not-compared-by-member", Bug::EpochNotComparedByMember),
+        ("stale-revision-accepted", Bug::StaleRevisionAccepted),
+        ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),
         ("fences-lost-by-restart", Bug::FencesLostByRestart),
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),

@@ -21,6 +21,8 @@ pub enum Setting {
     OsdReport,
     /// How long OSDs may take to come back after a monitor's start.
     OsdReturn,
+    /// How long the leases are by which a primary serves.
+    Lease,
     /// How much of an OSD may be in use before that is said.
     NearlyFull,
 }
@@ -58,8 +60,13 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 4] =
-        [Setting::SessionTimeout, Setting::OsdReport, Setting::OsdReturn, Setting::NearlyFull];
+    pub const ALL: [Setting; 5] = [
+        Setting::SessionTimeout,
+        Setting::OsdReport,
+        Setting::OsdReturn,
+        Setting::Lease,
+        Setting::NearlyFull,
+    ];
 
     /// The one place that says what the setting is.
     pub const fn definition(self) -> Definition {
@@ -90,6 +97,15 @@ impl Setting {
                 max: SPAN_MS_MAX,
                 help: "after a monitor's start, OSDs that were up count as up for so long",
                 is_for_osds: false,
+            },
+            Setting::Lease => Definition {
+                name: "lease_ms",
+                unit: Unit::Milliseconds,
+                default: 300,
+                min: 90,
+                max: 900,
+                help: "a primary serves by leases of its members, each for so long; renewed three times",
+                is_for_osds: true,
             },
             Setting::NearlyFull => Definition {
                 name: "nearly_full_percent",

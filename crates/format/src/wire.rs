@@ -248,7 +248,8 @@ pub enum Refusal {
         /// For whom or what, for people.
         why: String,
     },
-    /// A queue is full, or it waited too long for the map, its PG or room; try again later.
+    /// A queue is full, or it waited too long for the map, its PG or room; try again later. A zero
+    /// or a deletion may have happened, if the PG's lease ran out before the answer.
     Busy,
     /// The request breaks a rule: ours is the bug.
     Invalid {

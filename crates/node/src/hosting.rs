@@ -1,31 +1,56 @@
-//! What the map means for this OSD: which PGs it leads, and what keeps it from serving them.
+//! What the map means for this OSD: in which PGs it has a part, what keeps it from that, and what
+//! it reports of them.
 
 use std::collections::BTreeMap;
 
 use base::hash::PG_COUNT_MAX;
-use base::{Epoch, MapRevision, PgId, PoolId, Time};
+use base::planted::{self, Bug};
+use base::{MapRevision, OsdId, PgId, PoolId, Time};
 use blockstore::NoteKey;
 use cluster::map::{MapDelta, PoolMap};
-use cluster::message::{OsdReport, ToMonitor};
+use cluster::message::{FillingProgress, OsdReport, ToMonitor};
 use format::wire::{Member, PgEntry};
 use pg::{Pg, Record, Serving, Shape};
 
 use crate::Effect;
+use crate::leases::primary_of;
 use crate::node::Node;
-use crate::notes::ClusterNote;
+use crate::peers::members_of;
+
+/// Most members of an entry, learners included.
+const MEMBER_COUNT_MAX: usize = 32;
 
 impl Node {
     /// A change of the map, or a snapshot.
     pub(crate) fn map_came(&mut self, now: Time, delta: MapDelta, effects: &mut Vec<Effect>) {
         let mut pools: Vec<PoolId> = delta.pools.iter().map(|change| change.pool.id).collect();
         pools.extend(&delta.removed_pools);
+        for pool in &delta.removed_pools {
+            self.leases.forget_pool(*pool);
+        }
+        let before = self.entries_replaced(&delta);
         let applied = self.map.apply(delta);
+        for entry in &before {
+            let newest = self.map.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
+            if let Some(newest) = newest.filter(|_| entry.primary != Some(self.identity.osd)) {
+                self.leases.revoke(entry, newest);
+            }
+        }
+        for osd in self.map.osds.values() {
+            self.leases.is_in_run(Member { osd: osd.id, incarnation: osd.incarnation });
+        }
         self.note_is_old = true;
         self.saw_is_due = true;
         for pool in pools {
             self.review_pool(now, pool, effects);
         }
         self.judge_queued(now, effects);
+        self.update_mesh(now, effects);
+        if before.iter().any(|entry| self.leads(entry)) {
+            // Who gave a lease for an epoch before need not wait until it has run out.
+            self.renew_all(now, effects);
+        }
+        self.release(now, effects);
         self.recheck = true;
         if let Err(gap) = applied {
             self.map_gaps.insert(gap.pool);
@@ -33,6 +58,21 @@ impl Node {
                 self.subscribe(effects);
             }
         }
+    }
+
+    /// Entries that a delta replaces by others, of PGs in which this OSD had a part.
+    fn entries_replaced(&self, delta: &MapDelta) -> Vec<PgEntry> {
+        let entries = delta.pools.iter().flat_map(|change| &change.pgs);
+        let before = entries.filter_map(|entry| {
+            let known = self.map.pg(entry.pg)?;
+            (known.epoch < entry.epoch && self.has_part(known)).then(|| known.clone())
+        });
+        before.collect()
+    }
+
+    /// Whether this OSD is an acting member or a learner.
+    pub(crate) fn has_part(&self, entry: &PgEntry) -> bool {
+        members_of(entry).any(|member| member.osd == self.identity.osd)
     }
 
     /// Asks for the map; of pools with a gap as if nothing of them were known.
@@ -69,8 +109,8 @@ impl Node {
         let mut pgs: Vec<PgId> =
             self.pg_slots.keys().filter(|pg| pg.pool == pool).copied().collect();
         if let Some(known) = self.map.pools.get(&pool) {
-            let led = known.pgs.iter().filter(|entry| entry.primary == Some(self.identity.osd));
-            let new = led.map(|entry| entry.pg).filter(|pg| !self.pg_slots.contains_key(pg));
+            let ours = known.pgs.iter().filter(|entry| self.has_part(entry));
+            let new = ours.map(|entry| entry.pg).filter(|pg| !self.pg_slots.contains_key(pg));
             pgs.extend(new.filter(|pg| is_sound(*pg, known)));
         }
         for pg in pgs {
@@ -78,27 +118,66 @@ impl Node {
         }
     }
 
-    /// Compares one PG with the map: begins to serve its entry, or says why not.
+    /// Compares one PG with the map: takes its part in its entry, or says why not.
     pub(crate) fn review(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
-        let entry = self.map.pg(id).filter(|entry| entry.primary == Some(self.identity.osd));
-        let Some(entry) = entry.cloned() else {
-            if let Some(slot) = self.pg_slots.get(&id) {
-                self.pgs[*slot].halt("another OSD leads it".into(), &mut self.actions);
+        self.peers.waiting.remove(&id);
+        let Some(entry) = self.map.pg(id).filter(|entry| self.has_part(entry)).cloned() else {
+            if let Some(slot) = self.pg_slots.get(&id).copied() {
+                self.halt(now, slot, "this OSD has no part in it".into(), effects);
             }
             return;
         };
-        let slot = self.slot_of(id);
-        if epoch_of(&self.pgs[slot]) == Some(entry.epoch) {
+        let slot = self.slot_of(id, &entry);
+        if self.pgs[slot].entry().is_some_and(|entered| entered.epoch == entry.epoch) {
             return;
         }
-        match self.obstacle(&self.pgs[slot], &entry) {
-            Some(why) => self.pgs[slot].halt(why, &mut self.actions),
-            None => self.pgs[slot].enter(entry, 1, &mut self.actions),
+        let obstacle = self.obstacle(&self.pgs[slot], &entry);
+        if let Some(why) = obstacle.or_else(|| self.wait_for_grants(now, &entry)) {
+            return self.halt(now, slot, why, effects);
         }
+        let ready: Vec<OsdId> = match self.leads(&entry) {
+            true => members_of(&entry)
+                .filter(|member| self.mesh.to_follower(**member).is_some())
+                .map(|member| member.osd)
+                .collect(),
+            false => Vec::new(),
+        };
+        let copies = self.map.pools[&id.pool].pool.replicas;
+        self.pgs[slot].enter(entry, copies, &mut self.actions);
+        self.carry_out(now, slot, effects);
+        for osd in ready {
+            self.pgs[slot].peer_ready(osd, &mut self.actions);
+            self.carry_out(now, slot, effects);
+        }
+    }
+
+    fn halt(&mut self, now: Time, slot: usize, why: String, effects: &mut Vec<Effect>) {
+        self.pgs[slot].halt(why, &mut self.actions);
         self.carry_out(now, slot, effects);
     }
 
-    /// What keeps this OSD from serving an entry that names it as primary; for people.
+    /// The process ends: it leads nothing any more.
+    pub(crate) fn leave_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for slot in 0..self.pgs.len() {
+            let is_led = self.pgs[slot].entry().is_some_and(|entry| self.leads(entry));
+            if is_led {
+                self.halt(now, slot, "this OSD is being stopped".into(), effects);
+            }
+        }
+    }
+
+    /// A primary begins when no earlier one may serve by a grant of this OSD.
+    fn wait_for_grants(&mut self, now: Time, entry: &PgEntry) -> Option<String> {
+        if !self.leads(entry) || planted::on(Bug::LeaseNotWaitedOut) {
+            return None;
+        }
+        let until = self.leases.is_revoked_until(now, entry)?;
+        self.peers.wait_until(until);
+        self.peers.waiting.insert(entry.pg);
+        Some("waits until the lease of its earlier primary has run out".into())
+    }
+
+    /// What keeps this OSD from its part in an entry; for people.
     fn obstacle(&self, pg: &Pg, entry: &PgEntry) -> Option<String> {
         let id = entry.pg;
         let osd = self.identity.osd;
@@ -123,10 +202,22 @@ impl Node {
                 id.pool
             )));
         }
-        if entry.acting != [Member { osd, incarnation }] || entry.epoch == pg.epoch_floor() {
+        let me = Member { osd, incarnation };
+        let is_newest = members_of(entry).any(|member| *member == me);
+        if !is_newest || entry.epoch == pg.epoch_floor() {
             return Some(format!("waits for an epoch in which {osd} is in its newest run"));
         }
-        if self.store.is_suspect(id) {
+        if entry.primary.is_none() {
+            return Some("waits for a member that may lead it: none is up".into());
+        }
+        let has_primary = primary_of(entry).is_some();
+        let mut osds: Vec<OsdId> = members_of(entry).map(|member| member.osd).collect();
+        osds.sort_unstable();
+        let is_sound = has_primary && osds.windows(2).all(|pair| pair[0] != pair[1]);
+        if !is_sound || osds.len() > MEMBER_COUNT_MAX {
+            return Some("its entry breaks the rules of entries: see `ashlar pg describe`".into());
+        }
+        if self.leads(entry) && self.store.is_suspect(id) {
             return Some(format!(
                 "recovery of {osd} found damage that may have cost acknowledged writes of {id}, \
                  and there is no other copy; `ashlar pg give-up {id}` says what that means"
@@ -135,25 +226,49 @@ impl Node {
         None
     }
 
-    fn slot_of(&mut self, id: PgId) -> usize {
+    fn slot_of(&mut self, id: PgId, entry: &PgEntry) -> usize {
         if let Some(slot) = self.pg_slots.get(&id) {
             return *slot;
         }
-        let rules = &self.map.pools[&id.pool].pool;
-        let shape = Shape { pg: id, pg_count: rules.pg_count, block_size: rules.block_size };
         let record = self.store.note(NoteKey::Pg(id)).map(Record::decode).transpose();
         let record = record.unwrap_or_else(|why| {
             self.damaged_notes.insert(id, why);
             None
         });
+        if let Some(record) = record.as_ref().filter(|record| record.entry.epoch < entry.epoch) {
+            // What an earlier run of this OSD gave to the primary of that epoch may be valid still.
+            self.revoke_from_earlier_run(&record.entry.clone(), entry);
+        }
+        let rules = &self.map.pools[&id.pool].pool;
+        let shape = Shape { pg: id, pg_count: rules.pg_count, block_size: rules.block_size };
         let last = self.store.last_version(id);
         let is_suspect = self.store.is_suspect(id);
         let floor = base::Version::ZERO;
         let facts = blockstore::PgFacts { last, held: last, hole: None, floor, is_suspect };
         let slot = self.pgs.len();
-        self.pgs.push(Pg::new(shape, self.identity.osd, facts, record, self.buffers.clone()));
+        let osd = self.identity.osd;
+        self.pgs.push(Pg::new(shape, osd, facts, record, self.buffers.clone()));
         self.pg_slots.insert(id, slot);
         slot
+    }
+
+    fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {
+        if before.primary == Some(self.identity.osd) {
+            return;
+        }
+        self.leases.revoke(before, newest);
+        let primary = before.primary.and_then(|osd| self.map.osds.get(&osd));
+        if let Some(primary) = primary {
+            self.leases.is_in_run(Member { osd: primary.id, incarnation: primary.incarnation });
+        }
+    }
+
+    /// What keeps the PG in `slot` from its part; for people.
+    pub(crate) fn why_idle(&self, slot: usize) -> String {
+        match self.pgs[slot].serving() {
+            Serving::Idle { why } => why.clone(),
+            _ => "it is about to take its part".into(),
+        }
     }
 
     /// The operator gives up what the store lost of a PG: it is served with what is left.
@@ -171,7 +286,7 @@ impl Node {
     /// Once in a while: reports, lets floors follow, tries again what could not be journaled.
     pub(crate) fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for slot in 0..self.pgs.len() {
-            if matches!(self.pgs[slot].serving(), Serving::Idle { .. }) {
+            if self.pgs[slot].entry().is_none() {
                 self.review(now, self.pgs[slot].id(), effects);
             }
             self.pgs[slot].raise_floor(&mut self.actions);
@@ -179,14 +294,14 @@ impl Node {
         }
         self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
-        if self.note_is_old && !self.note_is_open && self.incarnation.is_some() {
-            let note = ClusterNote::of(self.identity.cluster, &self.map);
-            self.keep_cluster_note(now, note.encode());
+        if self.note_is_old && self.note_is_open.is_none() && self.incarnation.is_some() {
+            self.keep_cluster_note(now);
         }
         self.gap_was_told = false;
         if self.link.joined().is_some() {
             let report = ToMonitor::OsdReport(self.report());
             self.tell_monitor(&report, effects);
+            self.tell_needs_again(effects);
             if !self.map_gaps.is_empty() {
                 self.subscribe(effects);
             }
@@ -204,19 +319,48 @@ impl Node {
             damaged_units: self.store.damaged_units_count(),
             ..OsdReport::default()
         };
-        for pg in &self.pgs {
+        for (slot, pg) in self.pgs.iter().enumerate() {
             let id = pg.id();
-            let is_led =
-                self.map.pg(id).is_some_and(|entry| entry.primary == Some(self.identity.osd));
+            let Some(entry) = self.map.pg(id) else { continue };
             // What is left of a removed pool is nobody's.
-            report.suspect |= self.map.pg(id).is_some() && self.store.is_suspect(id);
-            match pg.serving() {
-                Serving::Active => report.active.push(id),
-                Serving::Idle { why } if is_led => report.incomplete.push((id, why.clone())),
-                _ => {}
+            report.suspect |= self.store.is_suspect(id);
+            if entry.primary != Some(self.identity.osd) {
+                continue;
             }
+            match self.waits_for(slot) {
+                None => report.active.push(id),
+                Some(why) => report.incomplete.push((id, why)),
+            }
+            let filling = pg.filling().map(|(osd, done_bytes, left_bytes)| FillingProgress {
+                pg: id,
+                osd,
+                done_bytes,
+                left_bytes,
+            });
+            report.filling.extend(filling);
         }
         report
+    }
+
+    /// What a PG that this OSD leads waits for; `None`: it serves.
+    fn waits_for(&self, slot: usize) -> Option<String> {
+        let pg = &self.pgs[slot];
+        if matches!(pg.serving(), Serving::Active) {
+            return None;
+        }
+        let Some(entry) = pg.entry() else { return Some(self.why_idle(slot)) };
+        let others = entry.acting.iter().filter(|member| member.osd != self.identity.osd);
+        let missing = others.filter(|member| self.mesh.to_follower(**member).is_none());
+        let missing: Vec<String> = missing
+            .map(|member| match self.map.osds.get(&member.osd).is_some_and(|osd| osd.up) {
+                true => format!("{} cannot be reached", member.osd),
+                false => format!("{} is down", member.osd),
+            })
+            .collect();
+        match missing.is_empty() {
+            true => Some("its members agree on what they have".into()),
+            false => Some(missing.join(", ")),
+        }
     }
 }
 
@@ -225,15 +369,6 @@ fn is_sound(pg: PgId, known: &PoolMap) -> bool {
     let count = known.pool.pg_count;
     let is_count_sound = count.is_power_of_two() && count <= PG_COUNT_MAX;
     is_count_sound && pg.pool == known.pool.id && pg.number < count
-}
-
-/// The epoch that a PG serves or is about to serve.
-fn epoch_of(pg: &Pg) -> Option<Epoch> {
-    match pg.serving() {
-        Serving::Idle { .. } => None,
-        Serving::Draining { entry } | Serving::Journaling { entry } => Some(entry.epoch),
-        Serving::Active => pg.record().map(|record| record.entry.epoch),
-    }
 }
 
 fn older(what: String) -> String {

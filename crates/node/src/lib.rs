@@ -21,9 +21,13 @@
 
 mod clearing;
 mod hosting;
+mod lane;
+mod leases;
 mod link;
+mod mesh;
 mod node;
 mod notes;
+mod peers;
 mod requests;
 mod sessions;
 

@@ -13,8 +13,6 @@ pub struct Link {
     delay_min: Duration,
     delay_max: Duration,
     delay: Duration,
-    /// The ids of our own connections are even.
-    connection_next: u64,
     pub stage: LinkStage,
 }
 
@@ -37,15 +35,7 @@ impl Link {
     /// Requires: at least one address.
     pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Link {
         assert!(!addresses.is_empty());
-        Link {
-            addresses,
-            next: 0,
-            delay_min,
-            delay_max,
-            delay: delay_min,
-            connection_next: 2,
-            stage: LinkStage::Idle,
-        }
+        Link { addresses, next: 0, delay_min, delay_max, delay: delay_min, stage: LinkStage::Idle }
     }
 
     /// The connection, if there is one or one is being made.
@@ -76,13 +66,11 @@ impl Link {
         }
     }
 
-    /// Names the next connection and its address.
-    pub fn connect(&mut self, until: Time) -> (ConnectionId, String) {
-        let connection = ConnectionId::new(self.connection_next);
-        self.connection_next += 2;
+    /// The address of the next connection.
+    pub fn connect(&mut self, connection: ConnectionId, until: Time) -> String {
         let address = self.addresses[self.next % self.addresses.len()].clone();
         self.stage = LinkStage::Connecting { connection, until };
-        (connection, address)
+        address
     }
 
     /// The handshake passed and the boot is sent.
@@ -116,8 +104,7 @@ mod tests {
         let mut now = Time::ZERO;
         let mut seen = Vec::new();
         for _ in 0..4 {
-            let (connection, address) = link.connect(now);
-            assert!(connection.get().is_multiple_of(2));
+            let address = link.connect(ConnectionId::new(2), now);
             link.lose(now);
             let until = link.deadline().expect("it is down");
             seen.push((address, until.since(now).as_millis()));

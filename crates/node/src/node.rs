@@ -5,18 +5,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BufferPool, ConnectionId, Duration, Incarnation, MapRevision, PgId, PoolId, Time};
+use base::{
+    BufferPool, ConnectionId, Duration, Incarnation, MapRevision, OsdId, PgId, PoolId, Time,
+    Version,
+};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
 use cluster::map::ClusterMap;
-use cluster::message::{FromMonitor, ToMonitor};
+use cluster::message::{FromMonitor, Need, ToMonitor};
 use cluster::settings::{Changed, Setting};
-use format::door::{NetEffect, NetEvent, Peer, Role};
-use format::wire::Message;
+use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::wire::{ListedBlock, Member, Message, PeerBody};
 use pg::{Action, CallId, Listing, Pg};
 
 use crate::clearing::{CALL_CLEARING, Clearing};
+use crate::leases::Leases;
 use crate::link::{Link, LinkStage};
+use crate::mesh::Mesh;
 use crate::notes::ClusterNote;
+use crate::peers::Peers;
 use crate::requests::Requests;
 use crate::sessions::Sessions;
 use crate::{Effect, Event, Identity, Settings, StopReason};
@@ -33,6 +39,12 @@ pub struct Node {
     store_effects: Vec<blockstore::Effect>,
     store_effects_spare: Vec<blockstore::Effect>,
     pub(crate) link: Link,
+    pub(crate) connections: ConnectionIds,
+    pub(crate) mesh: Mesh,
+    pub(crate) leases: Leases,
+    /// The longest span of a lease that this OSD may have given in any run, as its store has noted.
+    lease_noted: Duration,
+    pub(crate) peers: Peers,
     /// This run's number, once the monitor has given it.
     pub(crate) incarnation: Option<Incarnation>,
     pub(crate) map: ClusterMap,
@@ -47,12 +59,14 @@ pub struct Node {
     pub(crate) clearing: Clearing,
     pub(crate) sessions: Sessions,
     pub(crate) requests: Requests,
-    /// PGs this OSD leads or has led in this run.
+    /// PGs this OSD has or had a part in, in this run.
     pub(crate) pgs: Vec<Pg>,
     pub(crate) pg_slots: BTreeMap<PgId, usize>,
     pub(crate) actions: Vec<Action>,
     actions_spare: Vec<Action>,
     report_at: Time,
+    /// Once the process is asked to end: how long what was started is waited for.
+    drain_until: Time,
     /// Something that waiting requests may wait for has changed.
     pub(crate) recheck: bool,
     /// A PG was given up: it may be served now.
@@ -65,8 +79,19 @@ pub struct Node {
     pub(crate) saw_is_due: bool,
     /// The map differs from the note in the store.
     pub(crate) note_is_old: bool,
-    /// The note is on its way to the store's journal.
-    pub(crate) note_is_open: bool,
+    /// The note is on its way to the store's journal, and with it this span.
+    pub(crate) note_is_open: Option<Duration>,
+}
+
+/// Names the connections that this OSD opens: even numbers, each once.
+#[derive(Default)]
+pub(crate) struct ConnectionIds(u64);
+
+impl ConnectionIds {
+    pub fn next(&mut self) -> ConnectionId {
+        self.0 += 2;
+        ConnectionId::new(self.0)
+    }
 }
 
 /// The life of a node. Top to bottom is the order in time.
@@ -83,6 +108,10 @@ pub enum Phase {
     /// Takes no event any more.
     Stopped,
 }
+
+/// The span of a lease where no setting tells.
+pub(crate) const LEASE_DEFAULT: Duration =
+    Duration::from_millis(Setting::Lease.definition().default);
 
 /// The node's own requests to its store.
 const CALL_CLUSTER_NOTE: RequestId = RequestId(1);
@@ -126,6 +155,11 @@ impl Node {
             store_effects,
             store_effects_spare: Vec::new(),
             link,
+            connections: ConnectionIds::default(),
+            mesh: Mesh::default(),
+            leases: Leases::new(now, LEASE_DEFAULT),
+            lease_noted: LEASE_DEFAULT,
+            peers: Peers::default(),
             incarnation: None,
             map: ClusterMap::default(),
             map_gaps: BTreeSet::new(),
@@ -140,13 +174,14 @@ impl Node {
             actions: Vec::new(),
             actions_spare: Vec::new(),
             report_at: now,
+            drain_until: now,
             recheck: false,
             review_is_due: false,
             report_is_due: false,
             waits_for_store: false,
             saw_is_due: false,
             note_is_old: false,
-            note_is_open: false,
+            note_is_open: None,
         };
         node.settle(now, effects);
         node
@@ -164,7 +199,7 @@ impl Node {
             }
             Event::Net(event) => self.net(now, event, effects),
             Event::Tick => self.tick(now, effects),
-            Event::Shutdown => self.shut_down(effects),
+            Event::Shutdown => self.shut_down(now, effects),
         }
         self.settle(now, effects);
     }
@@ -186,7 +221,9 @@ impl Node {
         }
         let report = (self.phase == Phase::Running).then_some(self.report_at);
         let waiting = self.requests.deadline(self.settings.wait_max);
-        [self.store.deadline(), self.link.deadline(), report, waiting].into_iter().flatten().min()
+        let draining = (self.phase == Phase::Draining).then_some(self.drain_until);
+        let own = [report, waiting, draining, self.mesh.deadline(), self.peers.deadline()];
+        [self.store.deadline(), self.link.deadline()].into_iter().chain(own).flatten().min()
     }
 
     /// What the store's recovery found, for the log. Meaningful once the node has asked for a
@@ -210,6 +247,9 @@ impl Node {
                 self.connected(now, connection, peer, effects);
             }
             NetEvent::Received { connection, message } => match message {
+                message if self.mesh.has(connection) => {
+                    self.osd_said(now, connection, message, effects);
+                }
                 Message::Request(request) => self.request_came(now, connection, request, effects),
                 Message::Control(text) if self.link.connection() == Some(connection) => {
                     self.monitor_said(now, connection, &text, effects);
@@ -218,7 +258,9 @@ impl Node {
                     self.hang_up(now, connection, effects);
                 }
             },
-            NetEvent::Closed { connection, .. } => self.closed(now, connection),
+            NetEvent::Closed { connection, reason } => {
+                self.closed(now, connection, reason == CloseReason::Refused, effects);
+            }
         }
     }
 
@@ -230,11 +272,15 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let is_ours = peer.cluster == self.identity.cluster;
-        let has_business = matches!(peer.role, Role::Client | Role::Monitor(_));
-        if is_ours && has_business && matches!(self.phase, Phase::Opening | Phase::Running) {
-            self.sessions.open(now, connection, peer);
-        } else {
+        if !is_ours || !matches!(self.phase, Phase::Opening | Phase::Running) {
             effects.push(Effect::Net(NetEffect::Close { connection }));
+            return;
+        }
+        match peer.role {
+            Role::Client | Role::Monitor(_) => self.sessions.open(now, connection, peer),
+            Role::Osd(osd, incarnation) => {
+                self.osd_accepted(now, connection, Member { osd, incarnation }, effects);
+            }
         }
     }
 
@@ -245,6 +291,9 @@ impl Node {
         peer: Peer,
         effects: &mut Vec<Effect>,
     ) {
+        if self.mesh.has(connection) {
+            return self.osd_connected(now, connection, peer, effects);
+        }
         if self.link.connection() != Some(connection) {
             return;
         }
@@ -272,6 +321,16 @@ impl Node {
         Setting::OsdReport.span_in(&self.cluster_settings)
     }
 
+    /// How long the leases are that this OSD gives. A longer one than ever before is given once the
+    /// store has noted it: a later run waits for as long.
+    pub(crate) fn lease_span(&self) -> Duration {
+        self.lease_wanted().min(self.lease_noted)
+    }
+
+    fn lease_wanted(&self) -> Duration {
+        Setting::Lease.span_in(&self.cluster_settings)
+    }
+
     /// Closes a connection; no event of it follows.
     pub(crate) fn hang_up(
         &mut self,
@@ -280,10 +339,20 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
-        self.closed(now, connection);
+        self.closed(now, connection, false, effects);
     }
 
-    fn closed(&mut self, now: Time, connection: ConnectionId) {
+    /// A connection is gone, or never came to be. `refused`: nobody listens at its address.
+    fn closed(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        refused: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.mesh.has(connection) {
+            return self.osd_closed(now, connection, refused, effects);
+        }
         self.drop_waiting_of(connection);
         self.sessions.close(connection);
         if self.link.connection() == Some(connection) {
@@ -321,6 +390,7 @@ impl Node {
             }
             FromMonitor::Settings { changed } => {
                 self.cluster_settings = changed;
+                self.note_is_old |= self.lease_wanted() > self.lease_noted;
                 self.report_at = self.report_at.min(now + self.report_every());
             }
             // Answers to questions that an OSD does not ask.
@@ -349,6 +419,7 @@ impl Node {
         self.subscribe(effects);
         self.saw_is_due = true;
         self.review_all(now, effects);
+        self.update_mesh(now, effects);
         self.recheck = true;
         self.report_at = now;
     }
@@ -372,6 +443,12 @@ impl Node {
         if self.link.deadline().is_some_and(|deadline| deadline <= now) {
             self.move_link(now, effects);
         }
+        if self.mesh.deadline().is_some_and(|deadline| deadline <= now) {
+            self.tick_mesh(now, effects);
+        }
+        if self.peers.deadline().is_some_and(|deadline| deadline <= now) {
+            self.tick_peers(now, effects);
+        }
         let oldest = self.requests.deadline(self.settings.wait_max);
         if oldest.is_some_and(|deadline| deadline <= now) {
             self.recheck = true;
@@ -387,7 +464,8 @@ impl Node {
         match self.link.stage {
             LinkStage::Idle | LinkStage::Joined { .. } => {}
             LinkStage::Down { .. } => {
-                let (connection, address) = self.link.connect(now + self.settings.boot_max);
+                let connection = self.connections.next();
+                let address = self.link.connect(connection, now + self.settings.boot_max);
                 effects.push(Effect::Net(NetEffect::Connect { connection, address }));
             }
             LinkStage::Connecting { connection, .. } | LinkStage::Booting { connection, .. } => {
@@ -396,11 +474,12 @@ impl Node {
         }
     }
 
-    fn shut_down(&mut self, effects: &mut Vec<Effect>) {
+    fn shut_down(&mut self, now: Time, effects: &mut Vec<Effect>) {
         match self.phase {
             Phase::Opening => self.stop(StopReason::Shutdown, effects),
             Phase::Running => {
                 self.phase = Phase::Draining;
+                self.drain_until = now + self.settings.wait_max;
                 self.refuse_all_waiting(effects);
             }
             Phase::Draining | Phase::Syncing | Phase::Stopped => {}
@@ -423,8 +502,11 @@ impl Node {
                 self.waits_for_store = false;
                 self.recheck = true;
             }
-            if self.phase == Phase::Draining && !self.requests.any_started() {
+            let is_drained = !self.requests.any_started() || self.drain_until <= now;
+            if self.phase == Phase::Draining && is_drained {
                 self.phase = Phase::Syncing;
+                self.leave_all(now, effects);
+                self.surrender_all(effects);
                 self.ask_store(now, CALL_LAST_SYNC, StoreRequest::Sync);
             }
             if std::mem::take(&mut self.review_is_due) {
@@ -437,6 +519,7 @@ impl Node {
                 break;
             }
         }
+        self.tell_new_needs(effects);
         self.send_saw(effects);
     }
 
@@ -469,8 +552,11 @@ impl Node {
                 None if id == CALL_LAST_RECORD => self.stop(StopReason::Shutdown, effects),
                 None => {
                     assert!(id == CALL_CLUSTER_NOTE);
-                    self.note_is_open = false;
-                    self.note_is_old |= result.is_err();
+                    let span = self.note_is_open.take().expect("one note at a time");
+                    match result {
+                        Ok(_) => self.lease_noted = self.lease_noted.max(span),
+                        Err(_) => self.note_is_old = true,
+                    }
                 }
             },
             blockstore::Effect::Stopped { reason } => {
@@ -486,6 +572,7 @@ impl Node {
             return self.stop(StopReason::Store(reason), effects);
         }
         self.phase = Phase::Running;
+        self.leases = Leases::new(now, self.lease_noted);
         self.report_at = now + self.report_every();
         self.link.stage = LinkStage::Down { until: now };
         self.move_link(now, effects);
@@ -506,13 +593,16 @@ impl Node {
         let note = ClusterNote::decode(note)
             .map_err(|why| format!("the note on the cluster in {path} cannot be read: {why}"))?;
         self.revisions_noted = note.revisions();
+        self.lease_noted = self.lease_noted.max(note.lease());
         Ok(())
     }
 
-    pub(crate) fn keep_cluster_note(&mut self, now: Time, bytes: Vec<u8>) {
+    pub(crate) fn keep_cluster_note(&mut self, now: Time) {
+        let span = self.lease_noted.max(self.lease_wanted());
+        let note = ClusterNote::of(self.identity.cluster, &self.map, span);
         self.note_is_old = false;
-        self.note_is_open = true;
-        let request = StoreRequest::Note { key: NoteKey::Cluster, bytes };
+        self.note_is_open = Some(span);
+        let request = StoreRequest::Note { key: NoteKey::Cluster, bytes: note.encode() };
         self.ask_store(now, CALL_CLUSTER_NOTE, request);
     }
 
@@ -535,7 +625,15 @@ impl Node {
                         let keys = self.list(slot, &listing);
                         self.pgs[slot].listed(call, keys, &mut self.actions);
                     }
-                    Action::Reply { ticket, outcome } => self.answer(ticket, outcome, effects),
+                    Action::ListNewer { call, newer_than, after, count_max } => {
+                        let (blocks, is_last) = self.list_newer(slot, newer_than, after, count_max);
+                        self.pgs[slot].listed_newer(call, blocks, is_last, &mut self.actions);
+                    }
+                    Action::Send { to, body } => self.send(now, slot, to, body, effects),
+                    Action::Need(need) => self.pg_needs(slot, need),
+                    Action::Reply { ticket, outcome } => {
+                        self.answer(now, slot, ticket, outcome, effects);
+                    }
                     Action::Activated => {
                         self.recheck = true;
                         if std::mem::take(&mut self.report_is_due) {
@@ -544,9 +642,6 @@ impl Node {
                         }
                     }
                     Action::Absolved => self.review_is_due = true,
-                    Action::ListNewer { .. } | Action::Send { .. } | Action::Need(_) => {
-                        unreachable!("entries with one member need no other")
-                    }
                 }
             }
             self.actions_spare = batch;
@@ -561,5 +656,51 @@ impl Node {
             key.image == listing.image && key.stripe >= listing.from && !is_tombstone
         });
         wanted.map(|(key, ..)| key).take(listing.count_max).collect()
+    }
+
+    /// Blocks of a PG with versions above `newer_than`, tombstones included, and whether no other
+    /// follows.
+    fn list_newer(
+        &self,
+        slot: usize,
+        newer_than: Version,
+        after: Option<blockstore::BlockKey>,
+        count_max: usize,
+    ) -> (Vec<ListedBlock>, bool) {
+        let pool = self.pgs[slot].id().pool;
+        let (first, last) = self.pgs[slot].hashes();
+        let blocks = self.store.blocks(pool, first, last, after);
+        let mut newer = blocks
+            .filter(|(_, version, _)| *version > newer_than)
+            .map(|(key, version, is_tombstone)| ListedBlock { key, version, is_tombstone });
+        let listed: Vec<ListedBlock> = newer.by_ref().take(count_max).collect();
+        (listed, newer.next().is_none())
+    }
+
+    /// Sends what the PG in `slot` says to another member of its entry.
+    fn send(
+        &mut self,
+        now: Time,
+        slot: usize,
+        to: OsdId,
+        body: PeerBody,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(entry) = self.pgs[slot].entry().cloned() else { return };
+        if matches!(body, PeerBody::Query { .. }) {
+            self.query_sent(now, &entry, to);
+        }
+        self.send_to_member(&entry, to, body, effects);
+    }
+
+    fn pg_needs(&mut self, slot: usize, need: pg::Need) {
+        let Some(entry) = self.pgs[slot].entry() else { return };
+        let (id, epoch) = (entry.pg, entry.epoch);
+        let what = match need {
+            pg::Need::NewEpoch => Need::NewEpoch,
+            pg::Need::Complete(member) => Need::Complete(member),
+            pg::Need::Failed(member, why) => Need::Failed(member, why),
+        };
+        self.need(id, epoch, what);
     }
 }

@@ -5,10 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ClusterId, MapRevision, PoolId, SessionId};
+use base::{ClusterId, Duration, MapRevision, PoolId, SessionId};
 use blockstore::NOTE_SIZE_MAX;
 use cluster::map::{ClusterMap, OsdInfo, Pool};
 use serde::{Deserialize, Serialize};
+
+use crate::node::LEASE_DEFAULT;
 
 /// The note under `NoteKey::Cluster`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -20,6 +22,10 @@ pub struct ClusterNote {
     /// All OSDs; left out where the note would grow too long.
     #[serde(default)]
     pub osds: Vec<OsdInfo>,
+    /// The longest span of a lease that any run has given, in milliseconds; left out where it is
+    /// the usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
 }
 
 /// A pool without its entries.
@@ -36,13 +42,15 @@ pub struct PoolNote {
 
 impl ClusterNote {
     /// What is worth keeping of a map.
-    pub fn of(cluster: ClusterId, map: &ClusterMap) -> ClusterNote {
+    pub fn of(cluster: ClusterId, map: &ClusterMap, lease: Duration) -> ClusterNote {
         let pools = map.pools.values().map(|known| PoolNote {
             pool: known.pool.clone(),
             revision: known.revision,
             fences: known.fences.clone(),
         });
-        ClusterNote { cluster, pools: pools.collect(), osds: map.osds.values().cloned().collect() }
+        let lease_ms = (lease > LEASE_DEFAULT).then_some(lease.as_millis());
+        let osds = map.osds.values().cloned().collect();
+        ClusterNote { cluster, pools: pools.collect(), osds, lease_ms }
     }
 
     /// The note's bytes, at most [`NOTE_SIZE_MAX`]: what is least needed is left out first.
@@ -70,6 +78,11 @@ impl ClusterNote {
     /// Reads what [`ClusterNote::encode`] wrote; the error says what is wrong.
     pub fn decode(bytes: &[u8]) -> Result<ClusterNote, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
+    }
+
+    /// The longest span of a lease that any run has given.
+    pub fn lease(&self) -> Duration {
+        self.lease_ms.map_or(LEASE_DEFAULT, Duration::from_millis)
     }
 
     /// The revision of each pool.

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Epoch, MapRevision, PgId, SessionId, Time};
+use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time};
 use format::door::{NetEffect, Role};
 use format::wire::{Message, Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Reply, Request};
 use pg::{Serving, Ticket};
@@ -22,6 +22,7 @@ use slab::Slab;
 
 use crate::Effect;
 use crate::node::{Node, Phase};
+use crate::peers::members_of;
 use crate::sessions::Arrival;
 
 /// Requests that have not been answered.
@@ -47,6 +48,8 @@ struct Started {
     session: SessionId,
     sequence: u64,
     scope: Scope,
+    /// The PG's, when it started.
+    epoch: Epoch,
     bytes: u64,
     /// Which of its session's connections it came on.
     binding: u32,
@@ -124,6 +127,17 @@ fn size_of(op: &Op) -> u64 {
     }
 }
 
+/// Whether the outcome tells how things are: true only while no other primary can change them.
+/// That a write happened is true whatever comes after it; that a range held nothing to zero, or an
+/// image no block to delete, is not.
+fn is_as_of_now(outcome: &Result<Outcome, Refusal>, is_write: bool) -> bool {
+    match outcome {
+        Ok(Outcome::Written { .. }) => !is_write,
+        Ok(_) | Err(Refusal::CompareFailed { .. } | Refusal::Damaged { .. }) => true,
+        Err(_) => false,
+    }
+}
+
 /// Whether a peer of this role may ask this at all.
 fn may_ask(role: Role, request: &Request) -> bool {
     match role {
@@ -186,7 +200,7 @@ impl Node {
     /// Serves, refuses or queues a request, as the map and its PG stand now.
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let Waiting { connection, since, request } = waiting;
-        match self.judge(&Scope::of(&request)) {
+        match self.judge(now, &Scope::of(&request)) {
             Verdict::Serve(slot) => self.start(now, slot, connection, request, effects),
             Verdict::Wait if since + self.settings.wait_max > now => {
                 self.requests.waiting.push_back(Waiting { connection, since, request });
@@ -197,7 +211,7 @@ impl Node {
     }
 
     /// Compares what a request acts on with what this OSD knows.
-    fn judge(&mut self, scope: &Scope) -> Verdict {
+    fn judge(&mut self, now: Time, scope: &Scope) -> Verdict {
         if let Some(verdict) = self.judge_by_map(scope) {
             return verdict;
         }
@@ -212,10 +226,28 @@ impl Node {
             return Verdict::Wait;
         }
         match self.pgs[slot].serving() {
-            Serving::Active => Verdict::Serve(slot),
-            Serving::Draining { .. } | Serving::Journaling { .. } => Verdict::Wait,
+            Serving::Active if self.is_leased(now, slot) => Verdict::Serve(slot),
+            Serving::Idle { .. } if self.peers.waiting.contains(&scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
+            _ => Verdict::Wait,
         }
+    }
+
+    /// Whether all other members grant, now, that the PG in `slot` is served in its epoch.
+    fn is_leased(&self, now: Time, slot: usize) -> bool {
+        let pg = &self.pgs[slot];
+        let Some(entry) = pg.entry() else { return false };
+        let grants = |osd: &OsdId| {
+            let member = members_of(entry).find(|member| member.osd == *osd);
+            member.is_some_and(|giver| self.leases.holds(now, *giver, entry.pg, entry.epoch))
+        };
+        pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
+    }
+
+    /// Whether the store of any member of the PG in `slot` takes no new data.
+    fn is_full(&self, slot: usize) -> bool {
+        let mut givers = self.pgs[slot].lease_givers().iter();
+        self.store.space().full || givers.any(|osd| self.leases.is_full(*osd))
     }
 
     /// Nobody but the operator ends the wait of a PG that lost data nobody else has: its clients
@@ -275,22 +307,36 @@ impl Node {
         let Request { session, sequence, op, .. } = request;
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);
-        let started = Started { connection, session, sequence, scope, bytes, binding };
+        let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
+        let started = Started { connection, session, sequence, scope, epoch, bytes, binding };
         let ticket = Ticket(self.requests.started.insert(started) as u32);
-        let full = scope.writes_data && self.store.space().full;
+        let full = scope.writes_data && self.is_full(slot);
         self.pgs[slot].execute(ticket, op, full, &mut self.actions);
         self.carry_out(now, slot, effects);
     }
 
-    /// A PG answered.
+    /// The PG in `slot` answered.
     pub(crate) fn answer(
         &mut self,
+        now: Time,
+        slot: usize,
         ticket: Ticket,
-        outcome: Result<Outcome, Refusal>,
+        mut outcome: Result<Outcome, Refusal>,
         effects: &mut Vec<Effect>,
     ) {
         let started = self.requests.started.remove(ticket.0 as usize);
-        let Started { connection, session, sequence, bytes, binding, .. } = started;
+        let Started { connection, session, sequence, scope, epoch, bytes, binding } = started;
+        if is_as_of_now(&outcome, scope.writes_data) {
+            let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
+            let is_sure = entered && self.is_leased(now, slot);
+            if !is_sure && !planted::on(Bug::ReadWithoutLease) {
+                // Another primary may have changed what was read; the client asks again.
+                outcome = Err(Refusal::Busy);
+            }
+        }
+        if let Err(Refusal::Stale(newest @ None)) = &mut outcome {
+            *newest = self.map.pg(scope.pg).cloned();
+        }
         self.requests.bytes -= bytes;
         if self.sessions.end(session, binding) {
             self.recheck = true;

@@ -11,6 +11,7 @@ use cluster::message::{Failure, FromMonitor, OsdReport, ToMonitor};
 use format::door::{NetEvent, Peer, Role};
 use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
 
+use crate::node::LEASE_DEFAULT;
 use crate::notes::ClusterNote;
 use crate::{Event, Settings, StopReason};
 use rig::*;
@@ -933,7 +934,7 @@ fn the_bytes_of_the_cluster_note_are_frozen() {
     };
     let delta = MapDelta { pools: vec![delta], osds: vec![osd], ..MapDelta::default() };
     map.apply(delta).unwrap();
-    let note = ClusterNote::of(CLUSTER, &map);
+    let note = ClusterNote::of(CLUSTER, &map, LEASE_DEFAULT);
     let bytes = note.clone().encode();
     assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(golden));
     assert_eq!(ClusterNote::decode(golden), Ok(note));
@@ -945,7 +946,7 @@ fn a_long_cluster_note_keeps_the_revisions() {
     let mut map = ClusterMap::default();
     let delta = pool_delta(0, 9, vec![entry(2, 3)], &fences);
     map.apply(MapDelta { pools: vec![delta], ..MapDelta::default() }).unwrap();
-    let bytes = ClusterNote::of(CLUSTER, &map).encode();
+    let bytes = ClusterNote::of(CLUSTER, &map, LEASE_DEFAULT).encode();
     assert!(bytes.len() <= blockstore::NOTE_SIZE_MAX);
     let note = ClusterNote::decode(&bytes).unwrap();
     assert_eq!(note.revisions().get(&POOL), Some(&MapRevision::new(9)));

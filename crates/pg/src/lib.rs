@@ -426,7 +426,8 @@ impl Pg {
         invalid("a chain has at most 32 layers")
     }
 
-    fn hashes(&self) -> (u32, u32) {
+    /// Hashes of its blocks, both ends included.
+    pub fn hashes(&self) -> (u32, u32) {
         hash_range_of_pg(self.shape.pg.number, self.shape.pg_count)
     }
 

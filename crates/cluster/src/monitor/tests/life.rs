@@ -9,6 +9,7 @@ use super::rig::{Rig, osd_id, store_of};
 use crate::map::{ClusterMap, FailureDomain};
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::Event;
+use crate::settings::Setting;
 
 fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
     result.unwrap_err().code
@@ -530,7 +531,10 @@ fn state_and_settings_can_be_read() {
     let get = |setting: &str| Command::ConfigGet { setting: setting.into() };
     assert_eq!(rig.command(get("session_timeout_ms")).unwrap()["value"], 10_000);
     assert_eq!(code(rig.command(get("colour"))), "not_found");
-    assert_eq!(rig.command(Command::ConfigList).unwrap().as_array().unwrap().len(), 4);
+    assert_eq!(
+        rig.command(Command::ConfigList).unwrap().as_array().unwrap().len(),
+        Setting::ALL.len()
+    );
 }
 
 #[test]

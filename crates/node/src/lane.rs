@@ -1,0 +1,184 @@
+//! One connection to another OSD that this one opens and keeps: another address after each
+//! failure, at once where it had been up for a while, else with a delay that doubles up to a bound.
+
+use base::{ConnectionId, Duration, Time};
+
+/// First and longest delay before a lane is tried again.
+const DELAY_MIN: Duration = Duration::from_millis(20);
+const DELAY_MAX: Duration = Duration::from_secs(1);
+/// How long a connection may take until its handshake has passed.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// A lane that was up for less is not tried again at once: its peer hangs up on purpose.
+const UP_MIN: Duration = Duration::from_secs(1);
+
+/// A connection, or the intent to have one.
+pub struct Lane {
+    stage: Stage,
+    /// Which address is next.
+    address_next: usize,
+    /// Addresses in a row at which nobody listened.
+    refusal_count: usize,
+    delay: Duration,
+}
+
+/// Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Waits for its time to try.
+    Down { until: Time },
+    /// Waits for the handshake.
+    Connecting { connection: ConnectionId, until: Time },
+    /// Messages may be sent.
+    Up { connection: ConnectionId, since: Time },
+}
+
+impl Lane {
+    /// A lane that is to be tried now.
+    pub fn new(now: Time) -> Lane {
+        let stage = Stage::Down { until: now };
+        Lane { stage, address_next: 0, refusal_count: 0, delay: DELAY_MIN }
+    }
+
+    /// The connection, if it is up.
+    pub fn up(&self) -> Option<ConnectionId> {
+        match self.stage {
+            Stage::Up { connection, .. } => Some(connection),
+            Stage::Down { .. } | Stage::Connecting { .. } => None,
+        }
+    }
+
+    /// The connection, if there is one or one is being made.
+    pub fn connection(&self) -> Option<ConnectionId> {
+        match self.stage {
+            Stage::Up { connection, .. } | Stage::Connecting { connection, .. } => Some(connection),
+            Stage::Down { .. } => None,
+        }
+    }
+
+    /// When something is to be done if nothing happens.
+    pub fn deadline(&self) -> Option<Time> {
+        match self.stage {
+            Stage::Down { until } | Stage::Connecting { until, .. } => Some(until),
+            Stage::Up { .. } => None,
+        }
+    }
+
+    /// Whether it is to be tried now.
+    pub fn is_due(&self, now: Time) -> bool {
+        matches!(self.stage, Stage::Down { until } if until <= now)
+    }
+
+    /// Whether its connection takes too long to come.
+    pub fn is_late(&self, now: Time) -> bool {
+        matches!(self.stage, Stage::Connecting { until, .. } if until <= now)
+    }
+
+    /// Whether nobody listened at all of so many addresses.
+    pub fn is_refused(&self, address_count: usize) -> bool {
+        self.refusal_count >= address_count.max(1)
+    }
+
+    /// Begins a connection and gives the index of its address. Requires: it is due, and there is
+    /// an address.
+    pub fn connect(&mut self, now: Time, connection: ConnectionId, address_count: usize) -> usize {
+        assert!(self.is_due(now));
+        self.stage = Stage::Connecting { connection, until: now + CONNECT_MAX };
+        self.address_next % address_count
+    }
+
+    /// The handshake has passed, with whom it should.
+    pub fn opened(&mut self, now: Time) {
+        let Stage::Connecting { connection, .. } = self.stage else {
+            unreachable!("only a connection that is being made is opened");
+        };
+        self.refusal_count = 0;
+        self.stage = Stage::Up { connection, since: now };
+    }
+
+    /// The connection is gone. `refused`: nobody listened at its address.
+    pub fn lost(&mut self, now: Time, refused: bool, address_count: usize) {
+        self.address_next = (self.address_next + 1) % address_count.max(1);
+        self.refusal_count = if refused { self.refusal_count + 1 } else { 0 };
+        let was_up = match self.stage {
+            Stage::Up { since, .. } => now.since(since) >= UP_MIN,
+            Stage::Down { .. } | Stage::Connecting { .. } => false,
+        };
+        let has_another = refused && self.refusal_count < address_count;
+        if was_up {
+            self.delay = DELAY_MIN;
+        }
+        if was_up || has_another {
+            self.stage = Stage::Down { until: now };
+            return;
+        }
+        self.stage = Stage::Down { until: now + self.delay };
+        self.delay = self.delay.doubled_up_to(DELAY_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ConnectionId = ConnectionId::new(2);
+
+    fn at(milliseconds: u64) -> Time {
+        Time::ZERO + Duration::from_millis(milliseconds)
+    }
+
+    #[test]
+    fn a_lane_that_was_up_is_tried_again_at_once_and_then_less_and_less_often() {
+        let mut lane = Lane::new(at(0));
+        lane.connect(at(0), ID, 1);
+        lane.opened(at(1));
+        assert_eq!(lane.up(), Some(ID));
+        lane.lost(at(5_000), false, 1);
+        assert_eq!(lane.deadline(), Some(at(5_000)));
+        assert!(!lane.is_refused(1), "it was reset, not refused");
+        let mut now = 5_000;
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            lane.connect(at(now), ID, 1);
+            lane.lost(at(now), true, 1);
+            assert!(lane.is_refused(1));
+            let until = lane.deadline().unwrap();
+            waits.push(until.since(at(now)).as_millis());
+            now += waits.last().unwrap();
+        }
+        assert_eq!(waits, [20, 40, 80, 160, 320, 640, 1_000, 1_000]);
+    }
+
+    #[test]
+    fn all_addresses_are_tried_at_once_before_a_peer_counts_as_refused() {
+        let mut lane = Lane::new(at(0));
+        let mut indexes = Vec::new();
+        for _ in 0..3 {
+            assert!(!lane.is_refused(3));
+            indexes.push(lane.connect(at(0), ID, 3));
+            lane.lost(at(0), true, 3);
+        }
+        assert_eq!(indexes, [0, 1, 2]);
+        assert!(lane.is_refused(3));
+        assert!(!lane.is_due(at(0)));
+    }
+
+    #[test]
+    fn a_peer_that_hangs_up_at_once_is_not_asked_at_once() {
+        let mut lane = Lane::new(at(0));
+        lane.connect(at(0), ID, 1);
+        lane.opened(at(0));
+        lane.lost(at(10), false, 1);
+        assert!(!lane.is_due(at(10)));
+        assert!(lane.is_due(at(30)));
+    }
+
+    #[test]
+    fn a_connection_that_does_not_come_is_late() {
+        let mut lane = Lane::new(at(0));
+        lane.connect(at(0), ID, 1);
+        assert!(!lane.is_late(at(999)));
+        assert!(lane.is_late(at(1_000)));
+        lane.opened(at(1_000));
+        assert!(!lane.is_late(at(9_000)));
+    }
+}
