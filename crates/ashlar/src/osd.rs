@@ -500,6 +500,9 @@ fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Fai
         if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Newer(_)))) {
             return failure("newer_format", message, "nothing was changed; see `ashlar --version`");
         }
+        if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Older(_)))) {
+            return failure("older_format", message, "nothing was changed; see `ashlar --version`");
+        }
         failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
     })
 }

@@ -64,6 +64,8 @@ pub struct Overlay {
     pub is_fresh: bool,
     /// While frozen: what the index said when the checkpoint began, if it says otherwise now.
     pub info: Option<Option<BlockInfo>>,
+    /// How many repairs are in it: they change a block and may leave its version as it was.
+    pub repair_count: u32,
     patches: Vec<Patch>,
 }
 

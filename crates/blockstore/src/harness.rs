@@ -6,7 +6,9 @@ use base::{
     BlockSize, Buffer, BufferPool, Checksum, ClusterId, Duration, Epoch, ImageId, MIB, OsdId, PgId,
     PoolId, StripeIndex, Time, UNIT_SIZE, Version,
 };
+use format::disk::UnitSet;
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
+use format::wire::Content;
 
 use crate::{
     Answer, BlockKey, CommitMode, CreateOptions, Effect, Event, Request, RequestId, Settings,
@@ -64,7 +66,8 @@ impl Bytes {
     }
 }
 
-enum Op {
+/// An operation that was asked and has not ended.
+pub enum Op {
     Read(u64, base::BufferMut),
     Write(u64, Vec<u8>, bool),
     Flush(usize),
@@ -115,7 +118,7 @@ pub struct MemoryDisk {
     pub safe: Bytes,
     /// Done, not flushed.
     unsafe_writes: Vec<(u64, Vec<u8>)>,
-    ops: BTreeMap<DiskOp, Op>,
+    pub ops: BTreeMap<DiskOp, Op>,
     pub write_bytes: u64,
     pub write_count: u64,
     /// The next so many writes find no space.
@@ -504,6 +507,45 @@ impl Bench {
     pub fn delete(&mut self, number: u32) -> RequestId {
         let version = self.next_version();
         self.ask(Request::Delete { pg: PG, key: key(number), version })
+    }
+
+    /// A content of these units, of which the written ones hold `unit(tag + i)`.
+    pub fn content(&self, version: Version, units: &[u32], written: &[u32], tag: u64) -> Content {
+        let set = |units: &[u32]| {
+            let mut set = UnitSet::EMPTY;
+            units.iter().for_each(|unit| set.insert(*unit));
+            set
+        };
+        let bytes: Vec<u8> = written.iter().flat_map(|index| unit(tag + *index as u64)).collect();
+        let mut checksums = Vec::new();
+        base::checksum::checksum_units(&bytes, &mut checksums);
+        Content::Block {
+            version,
+            block_size: BlockSize::DEFAULT,
+            units: set(units).words(32),
+            written: set(written).words(32),
+            damaged: vec![0],
+            checksums,
+            data: (!written.is_empty()).then(|| self.pool.copy_of(&bytes)),
+        }
+    }
+
+    pub fn repair(&mut self, number: u32, content: Content) -> RequestId {
+        self.ask(Request::Repair { pg: PG, key: key(number), content })
+    }
+
+    /// The block as another member would get it.
+    pub fn copy(&mut self, number: u32, units: &[u64]) -> Content {
+        match self.done(Request::Copy { key: key(number), units: units.to_vec() }) {
+            Ok(Answer::Copy { content }) => {
+                content.check().expect("it agrees with itself");
+                if let Content::Block { checksums, data: Some(data), .. } = &content {
+                    assert_eq!(base::checksum::first_mismatch(data, checksums), None);
+                }
+                content
+            }
+            other => panic!("{other:?} is no copy"),
+        }
     }
 
     /// Asks and goes on until it is answered.

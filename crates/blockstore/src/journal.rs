@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE};
-use format::disk::{CommitMode, EntryHeader, EntryKind, Superblock};
+use format::disk::{CommitMode, EntryHeader, EntryKind, Superblock, UnitSet};
 
 use crate::disk::{Disk, Purpose};
 use crate::{BlockKey, Effect, RequestId};
@@ -250,7 +250,8 @@ impl Journal {
         header.durable = self.recorded_max.unwrap_or_else(|| self.durable());
         assert!(header.size as u64 <= self.rest_of_ring());
         assert!(self.used() + header.size as u64 <= self.size);
-        let header_size = EntryHeader::header_size(header.checksums.len(), self.sector_size);
+        let count = header.checksums.len();
+        let header_size = EntryHeader::header_size(header.kind, count, self.sector_size);
         let header_size = header_size as usize;
         self.previous = header.encode(self.store_tag, header_size, &mut self.open_headers);
         self.tail = lsn.advance(header.size as u64);
@@ -567,6 +568,9 @@ pub fn plain_header(kind: EntryKind) -> EntryHeader {
         offset: 0,
         length: 0,
         location: format::disk::LOCATION_NONE,
+        units: UnitSet::EMPTY,
+        written: UnitSet::EMPTY,
+        damaged: UnitSet::EMPTY,
         checksums: Vec::new(),
     }
 }

@@ -15,16 +15,21 @@ mod journal;
 mod pages;
 mod read;
 mod recover;
+mod repair;
 mod space;
 mod store;
 mod write;
 
+#[cfg(test)]
+mod facts_tests;
 #[cfg(test)]
 mod fuzz;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
 mod recovery_tests;
+#[cfg(test)]
+mod repair_tests;
 #[cfg(test)]
 mod tests;
 
@@ -195,17 +200,18 @@ pub enum Request {
         /// The block.
         key: BlockKey,
     },
-    /// The block as it is, for another member; answered by [`Answer::Copy`]. Damaged units are
-    /// left out, and named.
+    /// The block as it is, for another member; answered by [`Answer::Copy`], like a read in all
+    /// else. Damaged units are named.
     Copy {
         /// The block.
         key: BlockKey,
-        /// Only these units; empty: all.
+        /// Only these units (at most 4 words; bits beyond the block name none); empty: all.
         units: Vec<u64>,
     },
-    /// Make the block so, whatever its version was: whole or not at all. The PG's last version
-    /// stays as it is. Done when durable. (Not in the order of versions: see
-    /// `docs/internals/pg.md`.)
+    /// Make the block so, whatever its version was: whole or not at all, also over a crash. The
+    /// PG's last version stays as it is. Done when durable. The data is compared with its
+    /// checksums first ([`StoreError::Corrupted`]). (Not in the order of versions: see
+    /// `docs/internals/pg.md`.) Requires: the block size is the pool's.
     Repair {
         /// The PG.
         pg: PgId,
@@ -283,10 +289,8 @@ pub enum Answer {
     },
     /// A block for another member.
     Copy {
-        /// What is there, without damaged units.
+        /// What is there; units that held data and lost it are among the damaged ones.
         content: Content,
-        /// Units asked for that held data and lost it.
-        damaged: Vec<u64>,
     },
     /// Written and damaged units: bit `i` of word `i / 64` is unit `i`.
     Extents {
@@ -302,8 +306,10 @@ pub enum Answer {
 /// Why a request was not done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreError {
-    /// No space for it; nothing changed.
+    /// No space for it, nor in the reserve; nothing changed.
     Full,
+    /// A repair's content contradicts itself or its checksums; nothing changed.
+    Corrupted,
     /// These units of the block are damaged: rewrite or discard them, or fetch another copy.
     Damaged {
         /// Bit `i` of word `i / 64` is unit `i`.

@@ -6,6 +6,9 @@
 //!             └─▶ leaf: from the cache, or fetched    ─┘        │ changed meanwhile: again
 //! ```
 //!
+//! A copy for another member is a read of the whole block, or of some units, whose answer names what
+//! is damaged.
+//!
 //! Invariants
 //!   1. Nothing is answered as data whose checksum does not match.
 //!   2. A mismatch counts as damage only if the block did not change and no checkpoint ended while
@@ -15,6 +18,7 @@ use std::rc::Rc;
 
 use base::{Buffer, Checksum, UNIT_SIZE, Version};
 use format::disk::{LOCATION_NONE, LeafPage, PAGE_SIZE, StoredRecord, StoredUnit, UnitSet};
+use format::wire::Content;
 
 use crate::dirty::UnitState;
 use crate::disk::Purpose;
@@ -36,11 +40,24 @@ pub enum ReadPart {
     Journal(u32),
 }
 
+/// What is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The range's data.
+    Data,
+    /// Only the states of the units.
+    Extents,
+    /// These units of the block, for another member.
+    Copy(UnitSet),
+}
+
 /// What a read was planned on.
 #[derive(PartialEq, Eq, Clone, Copy)]
 struct Stamp {
     info: BlockInfo,
     checkpoint: u64,
+    /// Repairs since the last checkpoint: they may leave the version as it was.
+    repair_count: u32,
 }
 
 /// A read under way. Units are counted within its range.
@@ -48,8 +65,7 @@ pub struct Read {
     key: BlockKey,
     offset: u32,
     length: u32,
-    /// Only the states of the units are asked for.
-    is_extents: bool,
+    kind: Kind,
     attempt: u32,
     stamp: Stamp,
     /// Where each unit is; `None`: the leaf says.
@@ -80,7 +96,7 @@ impl Store {
             return effects.push(self.zeros(id, version));
         };
         assert!(offset as u64 + length as u64 <= info.block_size.bytes());
-        self.plan(id, (key, offset, length), info, 0, false, effects);
+        self.plan(id, (key, offset, length), info, 0, Kind::Data, effects);
     }
 
     /// Begins to find out which units are written and damaged.
@@ -102,7 +118,54 @@ impl Store {
             return effects.push(Effect::Done { id, result: Ok(answer) });
         };
         let length = info.block_size.bytes() as u32;
-        self.plan(id, (key, 0, length), info, 0, true, effects);
+        self.plan(id, (key, 0, length), info, 0, Kind::Extents, effects);
+    }
+
+    /// Begins to copy units of a block; `units`: bits, none for all.
+    pub(crate) fn copy_begin(
+        &mut self,
+        id: RequestId,
+        key: BlockKey,
+        units: &[u64],
+        effects: &mut Vec<Effect>,
+    ) {
+        let info = self.parts().index.get(&key);
+        let asked = UnitSet::from_slice(units);
+        self.copy(id, key, info, asked, 0, effects);
+    }
+
+    fn copy(
+        &mut self,
+        id: RequestId,
+        key: BlockKey,
+        info: Option<BlockInfo>,
+        asked: UnitSet,
+        attempt: u32,
+        effects: &mut Vec<Effect>,
+    ) {
+        let nothing = |content| Effect::Done { id, result: Ok(Answer::Copy { content }) };
+        let Some(info) = info else { return effects.push(nothing(Content::Gone)) };
+        let BlockInfo { version, block_size, .. } = info;
+        let count = block_size.unit_count();
+        if info.tombstone {
+            return effects.push(nothing(Content::Tombstone { version }));
+        }
+        let all = UnitSet::first(count);
+        let units = if asked.is_empty() { all } else { asked.within(&all) };
+        if info.location == LOCATION_NONE || units.is_empty() {
+            let content = Content::Block {
+                version,
+                block_size,
+                units: units.words(count),
+                written: UnitSet::EMPTY.words(count),
+                damaged: UnitSet::EMPTY.words(count),
+                checksums: Vec::new(),
+                data: None,
+            };
+            return effects.push(nothing(content));
+        }
+        let (offset, length) = units.span();
+        self.plan(id, (key, offset, length), info, attempt, Kind::Copy(units), effects);
     }
 
     fn zeros(&self, id: RequestId, version: Version) -> Effect {
@@ -116,21 +179,25 @@ impl Store {
         (key, offset, length): (BlockKey, u32, u32),
         info: BlockInfo,
         attempt: u32,
-        is_extents: bool,
+        kind: Kind,
         effects: &mut Vec<Effect>,
     ) {
         let parts = self.parts.as_mut().expect("requests come after Opened");
         let first = offset / UNIT as u32;
         let count = length / UNIT as u32;
-        let states: Vec<Option<UnitState>> =
-            (first..first + count).map(|unit| parts.unit_state(&key, unit)).collect();
+        let state = |unit: u32| match kind {
+            // Between those that are copied: nothing is fetched for it.
+            Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
+            _ => parts.unit_state(&key, unit),
+        };
+        let states: Vec<Option<UnitState>> = (first..first + count).map(state).collect();
         let mut read = Read {
             key,
             offset,
             length,
-            is_extents,
+            kind,
             attempt,
-            stamp: Stamp { info, checkpoint: parts.root.sequence },
+            stamp: parts.stamp(&key, info),
             states,
             leaf: None,
             place_first: 0,
@@ -138,7 +205,7 @@ impl Store {
             journal: Vec::new(),
             outstanding: 0,
         };
-        if !is_extents {
+        if kind != Kind::Extents {
             self.fetch_place(id, &mut read, effects);
             self.fetch_journal(id, &mut read, effects);
         }
@@ -277,22 +344,25 @@ impl Store {
     fn read_end(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
         let parts = self.parts.as_mut().expect("requests come after Opened");
         let states = read.resolve();
-        let damaged = match read.is_extents {
-            true => UnitSet::EMPTY,
-            false => read.mismatches(&states),
+        let damaged = match read.kind {
+            Kind::Extents => UnitSet::EMPTY,
+            Kind::Data | Kind::Copy(_) => read.mismatches(&states),
         };
         let unresolved = states.contains(&UnitState::Damaged);
         if (!damaged.is_empty() || unresolved) && read.is_overtaken(parts) {
             return self.read_again(id, read, effects);
         }
-        let result = match read.is_extents {
-            true => Ok(read.extents(&states, parts)),
-            false if damaged.is_empty() => Ok(read.answer(&states, &self.pool)),
-            false => {
-                let first = read.offset / UNIT as u32;
-                let mut units = UnitSet::EMPTY;
-                damaged.iter().for_each(|unit| units.insert(first + unit));
-                parts.found_damaged(read.key, units);
+        let first = read.offset / UNIT as u32;
+        let mut units = UnitSet::EMPTY;
+        damaged.iter().for_each(|unit| units.insert(first + unit));
+        if !units.is_empty() {
+            parts.found_damaged(read.key, units);
+        }
+        let result = match read.kind {
+            Kind::Extents => Ok(read.extents(&states, parts)),
+            Kind::Copy(asked) => Ok(read.copied(asked, units, &states, &self.pool)),
+            Kind::Data if damaged.is_empty() => Ok(read.answer(&states, &self.pool)),
+            Kind::Data => {
                 let count = read.stamp.info.block_size.unit_count();
                 Err(StoreError::Damaged { units: units.words(count) })
             }
@@ -306,27 +376,36 @@ impl Store {
 
     fn read_again(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
         let info = self.parts().index.get(&read.key);
-        match info.filter(|info| info.location != LOCATION_NONE) {
-            Some(info) => {
-                let range = (read.key, read.offset, read.length);
-                self.plan(id, range, info, read.attempt + 1, read.is_extents, effects);
+        let range = (read.key, read.offset, read.length);
+        let attempt = read.attempt + 1;
+        let placed = info.filter(|info| info.location != LOCATION_NONE);
+        let mut answers = Vec::new();
+        match (read.kind, placed) {
+            (Kind::Copy(units), Some(_)) => {
+                return self.copy(id, read.key, info, units, attempt, effects);
             }
-            None => {
-                let mut answers = Vec::new();
-                match read.is_extents {
-                    true => self.extents_begin(id, read.key, &mut answers),
-                    false => {
-                        self.read_begin(id, read.key, read.offset, read.length, &mut answers);
-                    }
-                }
-                let tail = self.parts().journal.tail();
-                self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
+            (kind, Some(info)) => return self.plan(id, range, info, attempt, kind, effects),
+            (Kind::Copy(units), None) => {
+                self.copy(id, read.key, info, units, attempt, &mut answers);
+            }
+            (Kind::Extents, None) => self.extents_begin(id, read.key, &mut answers),
+            (Kind::Data, None) => {
+                self.read_begin(id, read.key, read.offset, read.length, &mut answers);
             }
         }
+        let tail = self.parts().journal.tail();
+        self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
     }
 }
 
 impl Parts {
+    /// What a read of the block is planned on now.
+    fn stamp(&self, key: &BlockKey, info: BlockInfo) -> Stamp {
+        let overlays = [&self.live, &self.frozen].map(|overlays| overlays.get(key));
+        let repair_count = overlays.into_iter().flatten().map(|overlay| overlay.repair_count).sum();
+        Stamp { info, checkpoint: self.root.sequence, repair_count }
+    }
+
     /// Remembers units that cannot be read.
     pub(crate) fn found_damaged(&mut self, key: BlockKey, units: UnitSet) {
         let known = self.rotten.entry(key).or_default();
@@ -339,8 +418,7 @@ impl Parts {
 
 impl Read {
     fn is_overtaken(&self, parts: &Parts) -> bool {
-        let stamp =
-            parts.index.get(&self.key).map(|info| Stamp { info, checkpoint: parts.root.sequence });
+        let stamp = parts.index.get(&self.key).map(|info| parts.stamp(&self.key, info));
         stamp != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
     }
 
@@ -413,6 +491,59 @@ impl Read {
             _ => self.assemble(states, pool),
         };
         Answer::Read { version, checksums, data }
+    }
+
+    /// The units asked for.
+    fn copied(
+        &self,
+        asked: UnitSet,
+        damaged: UnitSet,
+        states: &[UnitState],
+        pool: &base::BufferPool,
+    ) -> Answer {
+        let BlockInfo { version, block_size, .. } = self.stamp.info;
+        let first = self.offset / UNIT as u32;
+        let mut written = UnitSet::EMPTY;
+        let mut checksums = Vec::new();
+        for (unit, state) in (first..).zip(states) {
+            if let UnitState::Place(checksum) | UnitState::Journal(checksum, _) = state
+                && !damaged.contains(unit)
+            {
+                written.insert(unit);
+                checksums.push(*checksum);
+            }
+        }
+        let count = block_size.unit_count();
+        let content = Content::Block {
+            version,
+            block_size,
+            units: asked.words(count),
+            written: written.words(count),
+            damaged: damaged.words(count),
+            data: (!checksums.is_empty()).then(|| self.gather(&written, states, pool)),
+            checksums,
+        };
+        Answer::Copy { content }
+    }
+
+    /// The data of these units, one after another.
+    fn gather(&self, units: &UnitSet, states: &[UnitState], pool: &base::BufferPool) -> Buffer {
+        let (offset, length) = units.span();
+        let size = units.count() as usize * UNIT;
+        let first = self.offset / UNIT as u32;
+        let state = |unit: u32| states[(unit - first) as usize];
+        let is_in_place = |unit| matches!(state(unit), UnitState::Place(_));
+        if size == length as usize && units.iter().all(is_in_place) {
+            // The usual case: all of it came in one read, and goes on as it is.
+            let place = self.place.as_ref().expect("its units are compared");
+            let at = (offset / UNIT as u32 - first - self.place_first) as usize * UNIT;
+            return place.slice(at..at + size);
+        }
+        let mut data = pool.take(size);
+        for (to, unit) in data.chunks_exact_mut(UNIT).zip(units.iter()) {
+            to.copy_from_slice(self.unit(unit - first, state(unit)).expect("it is compared"));
+        }
+        data.freeze()
     }
 
     fn assemble(&self, states: &[UnitState], pool: &base::BufferPool) -> Buffer {

@@ -549,6 +549,13 @@ fn choose_superblock(
                     format::disk::FORMAT_VERSION
                 ));
             }
+            Err(SuperblockError::Older(version)) => {
+                return Err(format!(
+                    "this store has format {version}, from before the first release; this program \
+                     knows {} only. Make the OSD anew",
+                    format::disk::FORMAT_VERSION
+                ));
+            }
             Err(SuperblockError::Unsupported(what)) => {
                 return Err(format!("this store cannot be opened by this program: {what}"));
             }

@@ -1,8 +1,9 @@
 //! Space rules: what is refused, what waits, and when freed blocks may be used again.
 //!
-//! A write is refused before anything changes, by what would be in use afterwards: blocks in the
-//! data area, records in the checkpoint area. Reserves are kept for what must always work:
-//! overwriting, deleting, zeroing, checkpoints.
+//! A store says that it is full while there is a reserve left, of blocks in the data area and of
+//! records in the checkpoint area: its users give no more versions to writes then. What has a
+//! version already, deletions and repairs use the reserve; a request is refused, before anything
+//! changes, only where that is gone too.
 //!
 //! Under a sparse file space of the file system is reserved in the background, ahead of use: a
 //! write takes a place that has space, so it is never refused once it has a version.
@@ -142,28 +143,22 @@ impl Parts {
         }
         let full = has_no_space
             || free_bytes < BlockSize::MAX.bytes()
-            || !self.has_record_space(None, BlockSize::MAX, true);
+            || self.record_bytes() + format::disk::record_size(BlockSize::MAX, true) as u64
+                > self.record_bytes_max() / 8 * 7;
         Space { size_bytes, used_bytes, free_bytes, full }
     }
 
-    /// Whether one more block may be used by a write.
-    pub fn has_space_for_block(&self, block_size: BlockSize) -> bool {
-        let used = self.allocator.used_bytes() - self.freed_bytes;
-        used + block_size.bytes() + self.reserve_bytes() <= self.allocator.size_bytes()
-    }
-
-    /// Whether the block's record may grow to hold data (`is_write`), or a new one without data
-    /// may be made, which may use the reserve.
+    /// Whether the block's record may become one with a place (`has_place`) or one without. It may
+    /// use the reserve.
     pub fn has_record_space(
         &self,
         old: Option<BlockInfo>,
         block_size: BlockSize,
-        is_write: bool,
+        has_place: bool,
     ) -> bool {
         let old_bytes = old.map_or(0, |old| old.record_size());
-        let new_bytes = format::disk::record_size(block_size, is_write) as u64;
+        let new_bytes = format::disk::record_size(block_size, has_place) as u64;
         let max = self.record_bytes_max();
-        let max = if is_write { max - max / 8 } else { max };
         new_bytes <= old_bytes || self.record_bytes() - old_bytes + new_bytes <= max
     }
 

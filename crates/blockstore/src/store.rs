@@ -30,8 +30,8 @@ use crate::read::Read;
 use crate::recover::Opening;
 use crate::space::{Discard, Freed, Reserving};
 use crate::{
-    Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, RecoveryReport, Request,
-    RequestId, Settings, Space,
+    Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, PgFacts, RecoveryReport,
+    Request, RequestId, Settings, Space,
 };
 
 /// Space of what was deleted or zeroed is given back when the journal was idle for so many times
@@ -375,10 +375,16 @@ impl Store {
             .map(|(key, info)| (key, info.version, info.tombstone))
     }
 
-    /// The highest version ever accepted for the PG.
+    /// The highest version of a write, zero or delete ever accepted for the PG.
     pub fn last_version(&self, pg: PgId) -> Version {
-        let record = self.parts.as_ref().and_then(|parts| parts.pgs.get(&pg));
-        record.map_or(Version::ZERO, |record| record.last)
+        self.facts(pg).last
+    }
+
+    /// What is known of the PG besides its blocks. Meaningful once opened.
+    pub fn facts(&self, pg: PgId) -> PgFacts {
+        let record = self.parts.as_ref().and_then(|parts| parts.pgs.get(&pg)).copied();
+        let PgRecord { last, held, hole, floor, absolved: _ } = record.unwrap_or_default();
+        PgFacts { last, held, hole, floor, is_suspect: self.is_suspect(pg) }
     }
 
     /// A note, durable or on its way.

@@ -474,11 +474,14 @@ fn a_file_system_that_has_space_again_is_noticed() {
 }
 
 #[test]
-fn a_full_store_refuses_new_blocks_but_overwrites_and_deletes_work() {
+fn a_full_store_takes_writes_until_its_reserve_is_gone_and_then_overwrites_and_deletes() {
     for mode in MODES {
         let mut bench = Bench::new(mode);
-        let mut count = 0;
+        let (mut count, mut full_at) = (0, None);
         loop {
+            if full_at.is_none() && bench.store.space().full {
+                full_at = Some(count);
+            }
             let id = bench.write(count, 0, 32, count as u64);
             bench.run();
             if !bench.is_durable(id) {
@@ -488,8 +491,25 @@ fn a_full_store_refuses_new_blocks_but_overwrites_and_deletes_work() {
             count += 1;
         }
         let space = bench.store.space();
-        assert!(space.full);
-        assert!(space.size_bytes - space.used_bytes <= 3 * MIB);
+        assert_eq!((space.size_bytes, space.free_bytes), (space.used_bytes, 0));
+        let in_reserve = count - full_at.expect("it says so before it refuses");
+        assert!((16..=24).contains(&in_reserve), "{in_reserve} blocks in 2 MiB and the last one");
+        // A small write finds no place either; a repair neither.
+        let small = bench.write(count, 3, 1, 5);
+        let version = bench.next_version();
+        let repair = bench.content(version, &[0], &[0], 5);
+        let repair = bench.repair(count + 1, repair);
+        bench.run();
+        for id in [small, repair] {
+            assert_eq!(bench.answers.remove(&id), Some(Err(StoreError::Full)));
+        }
+        let all: Vec<u32> = (0..32).collect();
+        let version = bench.next_version();
+        let repair = bench.content(version, &all, &all, 1_000_000);
+        let repair = bench.repair(0, repair);
+        bench.run();
+        assert!(bench.is_durable(repair), "what has a place can be repaired");
+        bench.assert_unit(0, 31, Some(1_000_000));
         for round in 1..3u64 {
             for number in 0..count {
                 bench.write(number, 0, 32, round * 1000);

@@ -27,7 +27,7 @@ const WRITE_RESERVE_SHARE: u64 = 8;
 const REQUEST_RESERVE: u64 = 512 << 10;
 
 /// What is done with a request now.
-enum Admit {
+pub(crate) enum Admit {
     /// It takes effect.
     Now(Plan),
     /// It waits for a checkpoint or for operations in flight.
@@ -41,7 +41,7 @@ enum Admit {
 
 /// How a request is journaled.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Plan {
+pub(crate) enum Plan {
     /// No data.
     Plain,
     /// Data in the entry; the block gets a place if it has none.
@@ -54,7 +54,7 @@ impl Store {
     /// Takes a request, or lets it wait.
     pub(crate) fn request(&mut self, id: RequestId, request: Request, effects: &mut Vec<Effect>) {
         let waits = match &request {
-            Request::Read { key, .. } | Request::Extents { key } => {
+            Request::Read { key, .. } | Request::Extents { key } | Request::Copy { key, .. } => {
                 self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
             }
             _ => !self.queue.is_empty(),
@@ -92,6 +92,13 @@ impl Store {
                 self.extents_begin(id, key, effects);
                 return None;
             }
+            Request::Copy { key, units } => {
+                self.copy_begin(id, key, &units, effects);
+                return None;
+            }
+            Request::Repair { pg, key, content } => {
+                return self.try_repair(id, pg, key, content, effects);
+            }
             Request::Sync => {
                 self.parts_mut().journal.wait_all(id);
                 return None;
@@ -127,8 +134,11 @@ impl Store {
     fn admit(&self, request: &Request, old: Option<BlockInfo>) -> Admit {
         let parts = self.parts();
         let (kind, units) = match request {
-            Request::Write { block_size, offset, data, .. } => {
-                return self.admit_write(old, *block_size, *offset, data.len() as u64);
+            Request::Write { block_size, data, .. } => {
+                let length = data.len() as u64;
+                let is_all = length == block_size.bytes() || place_of(old) == LOCATION_NONE;
+                let kinds = (EntryKind::Write, EntryKind::WriteLarge);
+                return self.admit_data(old, *block_size, (is_all, length), kinds);
             }
             Request::Zero { block_size, .. } => {
                 if !parts.has_record_space(old, *block_size, false) {
@@ -157,26 +167,31 @@ impl Store {
         }
     }
 
-    fn admit_write(
+    /// Whether the journal has room for an entry without data.
+    pub(crate) fn admit_plain(&self, kind: EntryKind) -> Admit {
+        match self.parts().journal.has_room(kind, 0, REQUEST_RESERVE) {
+            true => Admit::Now(Plan::Plain),
+            false => Admit::Wait { checkpoint: true },
+        }
+    }
+
+    /// Whether data of `length` bytes can be taken. `is_all`: the block has nothing else afterwards,
+    /// so the data may go to a place of its own. `kinds`: of entries, inline and large.
+    pub(crate) fn admit_data(
         &self,
         old: Option<BlockInfo>,
         size: BlockSize,
-        offset: u32,
-        length: u64,
+        (is_all, length): (bool, u64),
+        kinds: (EntryKind, EntryKind),
     ) -> Admit {
         let parts = self.parts();
-        let has_place = old.is_some_and(|old| old.location != LOCATION_NONE);
+        let has_place = place_of(old) != LOCATION_NONE;
+        // Where the file system refuses even what was reserved, the reserve is gone.
         if self.disk.has_no_space() || !parts.has_record_space(old, size, true) {
             return Admit::Refuse(StoreError::Full);
         }
-        if !has_place && !parts.has_space_for_block(size) {
-            return Admit::Refuse(StoreError::Full);
-        }
-        let is_whole = offset == 0 && length == size.bytes();
-        let mut plan = match is_whole || (!has_place && length >= LARGE_SIZE_MIN) {
-            true => Plan::Large,
-            false => Plan::Inline,
-        };
+        let is_large = length == size.bytes() || length >= LARGE_SIZE_MIN;
+        let mut plan = if is_all && is_large { Plan::Large } else { Plan::Inline };
         let needs_place = plan == Plan::Large || !has_place;
         if needs_place && !parts.allocator.can_allocate(size) {
             if parts.reserving.is_pending() {
@@ -193,7 +208,7 @@ impl Store {
         if plan == Plan::Large && parts.journal.large_count() >= LARGE_IN_FLIGHT_MAX {
             return Admit::Wait { checkpoint: false };
         }
-        let kind = if plan == Plan::Large { EntryKind::WriteLarge } else { EntryKind::Write };
+        let kind = if plan == Plan::Large { kinds.1 } else { kinds.0 };
         let reserve = parts.journal.size() / WRITE_RESERVE_SHARE;
         let has_memory = parts.live_bytes + parts.frozen_bytes < self.settings.memory_bytes / 2;
         let units = (length / UNIT_SIZE) as usize;
@@ -281,7 +296,19 @@ impl Store {
             return self.accept_entry(id, header, Some(data), old);
         }
         header.kind = EntryKind::WriteLarge;
-        let offset = parts.place(header.location) + header.offset as u64;
+        self.accept_large(id, (header, key), data, old, effects);
+    }
+
+    /// Journals an entry whose data goes to its newly allocated place, in parallel.
+    pub(crate) fn accept_large(
+        &mut self,
+        id: RequestId,
+        (mut header, key): (EntryHeader, BlockKey),
+        data: Buffer,
+        old: Option<BlockInfo>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let offset = self.parts().place(header.location) + header.offset as u64;
         let lsn = self.journal_entry(&mut header, None, old);
         let parts = self.parts.as_mut().expect("requests come after Opened");
         let data = match data.is_aligned_to(parts.superblock.sector_size as usize) {
@@ -316,7 +343,7 @@ impl Store {
         (data.freeze(), checksums)
     }
 
-    fn accept_entry(
+    pub(crate) fn accept_entry(
         &mut self,
         id: RequestId,
         mut header: EntryHeader,
@@ -335,7 +362,7 @@ impl Store {
         data: Option<Buffer>,
         old: Option<BlockInfo>,
     ) -> Lsn {
-        if header.key.is_some() {
+        if header.kind.is_versioned() {
             let version = old.map_or(Version::ZERO, |old| old.version);
             assert!(version < header.version, "versions of a block only grow");
         }
@@ -350,19 +377,25 @@ impl Store {
 
 fn key_of(request: &Request) -> Option<BlockKey> {
     match request {
-        Request::Write { key, .. } | Request::Zero { key, .. } | Request::Delete { key, .. } => {
-            Some(*key)
-        }
+        Request::Write { key, .. }
+        | Request::Zero { key, .. }
+        | Request::Delete { key, .. }
+        | Request::Repair { key, .. } => Some(*key),
         _ => None,
     }
 }
 
-fn block_header(kind: EntryKind, pg: PgId, key: BlockKey, version: Version) -> EntryHeader {
+pub(crate) fn block_header(
+    kind: EntryKind,
+    pg: PgId,
+    key: BlockKey,
+    version: Version,
+) -> EntryHeader {
     EntryHeader { key: Some(key), pg: Some(pg), version, ..plain_header(kind) }
 }
 
 /// Where the block lies.
-fn place_of(info: Option<BlockInfo>) -> u32 {
+pub(crate) fn place_of(info: Option<BlockInfo>) -> u32 {
     info.map_or(LOCATION_NONE, |info| info.location)
 }
 
@@ -391,7 +424,13 @@ impl Parts {
             (EntryKind::Write, Some(key)) => self.change_inline(change, key),
             (EntryKind::WriteLarge, Some(key)) => self.change_large(change, key),
             (EntryKind::Zero, Some(key)) => self.change_zero(change, key),
-            (EntryKind::Delete, Some(key)) => self.change_delete(change, key),
+            (EntryKind::Delete | EntryKind::RepairTombstone, Some(key)) => {
+                self.change_delete(change, key);
+            }
+            (EntryKind::Repair | EntryKind::RepairLarge, Some(key)) => {
+                self.change_repair(change, key);
+            }
+            (EntryKind::RepairGone, Some(key)) => self.change_gone(change, key),
             _ => {}
         }
     }
@@ -405,7 +444,14 @@ impl Parts {
                 self.gives_back |= self.index.tombstones_up_to(pg, record.floor).next().is_some();
             }
             EntryKind::Absolve => record.absolved = Some(lsn),
-            _ => record.last = record.last.max(header.version),
+            kind => {
+                record.held = record.held.max(header.version);
+                if kind.is_versioned() {
+                    record.last = record.last.max(header.version);
+                    // The PG made sure of all before it went on to a new epoch.
+                    record.hole = record.hole.filter(|hole| hole.epoch >= record.last.epoch);
+                }
+            }
         }
     }
 
@@ -474,13 +520,17 @@ impl Parts {
     }
 
     fn change_delete(&mut self, change: &Change, key: BlockKey) {
-        self.overlay(key, |overlay| overlay.reset());
+        let is_repair = change.header.kind == EntryKind::RepairTombstone;
+        self.overlay(key, |overlay| {
+            overlay.reset();
+            overlay.repair_count += u32::from(is_repair);
+        });
         self.moved(change, key, LOCATION_NONE, true);
     }
 
     /// Writes what the entry says of its block, which lies at `location` now, into the index and
     /// frees the old place; `discard`: the change takes data away.
-    fn moved(&mut self, change: &Change, key: BlockKey, location: u32, discard: bool) {
+    pub(crate) fn moved(&mut self, change: &Change, key: BlockKey, location: u32, discard: bool) {
         let Change { header, old, .. } = *change;
         let (old_place, old_size) = (place_of(old), old.map(|info| info.block_size));
         let info = BlockInfo {
@@ -488,7 +538,7 @@ impl Parts {
             pg: header.pg.expect("the format demands it").number as u16,
             block_size: header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
             location,
-            tombstone: header.kind == EntryKind::Delete,
+            tombstone: matches!(header.kind, EntryKind::Delete | EntryKind::RepairTombstone),
         };
         self.gives_back |= discard && old_place != LOCATION_NONE;
         if old_place != LOCATION_NONE && old_place != location {
@@ -501,9 +551,11 @@ impl Parts {
     fn forget_rotten(&mut self, header: &EntryHeader, location: u32, key: BlockKey) {
         let Some(rotten) = self.rotten.get_mut(&key) else { return };
         let first = header.offset / UNIT_SIZE as u32;
-        match location == LOCATION_NONE || header.kind == EntryKind::WriteLarge {
-            true => *rotten = UnitSet::EMPTY,
-            false => (first..first + header.length / UNIT_SIZE as u32)
+        match header.kind {
+            _ if location == LOCATION_NONE => *rotten = UnitSet::EMPTY,
+            EntryKind::WriteLarge | EntryKind::RepairLarge => *rotten = UnitSet::EMPTY,
+            EntryKind::Repair => header.units.iter().for_each(|unit| rotten.remove(unit)),
+            _ => (first..first + header.length / UNIT_SIZE as u32)
                 .for_each(|unit| rotten.remove(unit)),
         }
         if rotten.is_empty() {
@@ -527,7 +579,11 @@ impl Parts {
     }
 
     /// Changes the block's overlay.
-    fn overlay(&mut self, key: BlockKey, change: impl FnOnce(&mut crate::dirty::Overlay)) {
+    pub(crate) fn overlay(
+        &mut self,
+        key: BlockKey,
+        change: impl FnOnce(&mut crate::dirty::Overlay),
+    ) {
         let overlay = self.live.entry(key).or_insert_with(|| {
             self.live_bytes += crate::dirty::Overlay::default().memory_bytes();
             crate::dirty::Overlay::default()

@@ -161,6 +161,38 @@ impl UnitSet {
         (0..256).filter(|unit| self.contains(*unit))
     }
 
+    /// All its words.
+    pub const fn all_words(&self) -> &[u64; 4] {
+        &self.0
+    }
+
+    /// The units in these words; those that are missing hold none. Requires: at most 4 words.
+    pub fn from_slice(words: &[u64]) -> UnitSet {
+        let mut all = [0; 4];
+        all[..words.len()].copy_from_slice(words);
+        UnitSet(all)
+    }
+
+    /// Whether all its units are in the other.
+    pub fn is_within(&self, other: &UnitSet) -> bool {
+        self.0.iter().zip(&other.0).all(|(mine, other)| mine & !other == 0)
+    }
+
+    /// Those of its units that are in the other too.
+    pub fn within(&self, other: &UnitSet) -> UnitSet {
+        let mut both = self.0;
+        both.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= other);
+        UnitSet(both)
+    }
+
+    /// Offset and length from its first to behind its last unit, in bytes; zeros if it is empty.
+    pub fn span(&self) -> (u32, u32) {
+        let Some(first) = self.iter().next() else { return (0, 0) };
+        let last = (first..256).rev().find(|unit| self.contains(*unit)).unwrap_or(first);
+        let unit = base::UNIT_SIZE as u32;
+        (first * unit, (last + 1 - first) * unit)
+    }
+
     /// As words for a block of `unit_count` units.
     pub fn words(&self, unit_count: u32) -> Vec<u64> {
         self.0[..(unit_count as usize).div_ceil(64)].to_vec()

@@ -453,6 +453,7 @@ fn invalid(why: &str) -> Result<(), Refusal> {
 fn refusal_of(error: StoreError) -> Refusal {
     match error {
         StoreError::Full => Refusal::Full,
+        StoreError::Corrupted => Refusal::Corrupted,
         StoreError::Damaged { units } => Refusal::Damaged { units },
     }
 }

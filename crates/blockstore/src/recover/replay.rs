@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Buffer, Checksum, Lsn, UNIT_SIZE};
+use base::{BlockSize, Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
     Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
 };
@@ -39,6 +39,8 @@ pub struct Replay {
     lost: Vec<Range<Lsn>>,
     /// Blocks with a dropped entry.
     dropped: BTreeSet<BlockKey>,
+    /// What was dropped, now or by an earlier recovery.
+    dropped_versions: BTreeSet<(PgId, Version)>,
     /// Places that entries name which no one confirmed.
     places: BTreeSet<(u32, BlockSize)>,
     /// The entry whose out-of-line data is looked at.
@@ -135,7 +137,11 @@ impl Store {
             true => UnitSet::EMPTY,
             false => bad_units(&header, &buffer),
         };
-        let is_lost = |unit: u32| lost.iter().any(|lost| overlaps(lost, &unit_range(unit)));
+        let positions: Vec<u32> = header.data_positions().collect();
+        let is_lost = |unit: u32| {
+            let range = unit_range(positions[unit as usize]);
+            lost.iter().any(|lost| overlaps(lost, &range))
+        };
         let data = content(bad, is_lost);
         if data != Content::Bad {
             let place = self.parts().place(header.location) + header.offset as u64;
@@ -216,7 +222,7 @@ impl Store {
             return self.no_entry(seen, superblock.sector_size);
         }
         let (header, checksum) = whole.expect("a header was seen");
-        if header.kind == EntryKind::WriteLarge && !is_acked && !survey.drops.contains(&at) {
+        if header.kind.is_large() && !is_acked && !survey.drops.contains(&at) {
             replay.waiting = Some((header, checksum));
             return Next::Data;
         }
@@ -225,8 +231,7 @@ impl Store {
             false => Vec::new(),
         };
         let bad = bad_units(&header, &data);
-        let size = EntryHeader::header_size(header.checksums.len(), superblock.sector_size);
-        let data_lsn = at.advance(size as u64);
+        let data_lsn = at.advance(u64::from(header.size - header.data_size()));
         let body = content(bad, |unit| replay.is_lost(data_lsn, &unit_range(unit)));
         self.judge(header, checksum, bad, (body, Content::Whole), &data)
     }
@@ -261,13 +266,14 @@ impl Store {
         let (lsn, key) = (header.lsn, header.key);
         if opening.survey.drops.contains(&lsn) && !planted::on(Bug::TailReplayedTwice) {
             self.count_row('O');
+            self.opening().replay.note_dropped(&header);
             self.pass(&header, checksum);
             return Next::Again;
         }
         let (row, verdict) = decide(Seen {
             header: Header::Next,
             body,
-            is_block_data: header.kind == EntryKind::Write,
+            is_block_data: matches!(header.kind, EntryKind::Write | EntryKind::Repair),
             data: out_of_line,
             is_acked: lsn < opening.survey.acked,
             follows_dropped: key.is_some_and(|key| opening.replay.dropped.contains(&key)),
@@ -281,6 +287,7 @@ impl Store {
             Verdict::Drop => {
                 opening.decisions.push(Decision::Drop(lsn));
                 opening.replay.dropped.extend(key);
+                opening.replay.note_dropped(&header);
             }
             Verdict::Damaged | Verdict::Lost if !was_stated => {
                 opening.decisions.push(Decision::Damaged(lsn));
@@ -319,8 +326,8 @@ impl Store {
         };
         let parts = parts.as_mut().expect("the superblock is known");
         let old = header.key.and_then(|key| parts.index.get(&key));
-        if let (EntryKind::Write | EntryKind::WriteLarge, Some(block_size), Some(pg)) =
-            (header.kind, header.block_size, header.pg)
+        if let (true, Some(block_size), Some(pg)) =
+            (header.names_place(), header.block_size, header.pg)
         {
             if header.lsn >= opening.survey.acked {
                 opening.replay.places.insert((header.location, block_size));
@@ -336,16 +343,16 @@ impl Store {
                 parts.occupy(header.location, info)?;
             }
         }
-        let sector_size = parts.superblock.sector_size;
-        let count = header.checksums.len();
-        let data_lsn = header.lsn.advance(EntryHeader::header_size(count, sector_size) as u64);
+        let data_lsn = header.lsn.advance(u64::from(header.size - header.data_size()));
         parts.change(&Change { header, old, lsn: header.lsn, data_lsn, bad }, data);
         if !bad.is_empty()
             && let Some(key) = header.key
         {
             let mut units = UnitSet::EMPTY;
-            let first = header.offset / UNIT_SIZE as u32;
-            bad.iter().for_each(|unit| units.insert(first + unit));
+            let of_data = header.data_units().enumerate();
+            of_data
+                .filter(|(index, _)| bad.contains(*index as u32))
+                .for_each(|(_, unit)| units.insert(unit));
             parts.found_damaged(key, units);
         }
         Ok(())
@@ -359,8 +366,26 @@ impl Store {
         let tail = end.max(survey.end).max(survey.acked);
         let tail = replay.unreadable_end.map_or(tail, |behind| tail.max(behind));
         let previous = replay.previous;
+        self.settle_holes();
         self.reserve_places(effects);
         self.replayed(end, tail, previous, effects);
+    }
+}
+
+impl Store {
+    /// What was dropped is stated, where the PG's last write is of the same epoch: others of the
+    /// epoch, before and behind it, are here. Of a later epoch nothing came, of an earlier one the
+    /// PG made sure of all before it went on.
+    fn settle_holes(&mut self) {
+        let dropped = std::mem::take(&mut self.opening().replay.dropped_versions);
+        let pgs = &mut self.parts_mut().pgs;
+        for (pg, version) in dropped {
+            if let Some(record) = pgs.get_mut(&pg)
+                && record.last.epoch == version.epoch
+            {
+                record.hole = Some(record.hole.map_or(version, |hole| hole.min(version)));
+            }
+        }
     }
 }
 
@@ -408,6 +433,13 @@ fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
 }
 
 impl Replay {
+    /// A versioned change is dropped; what a repair said nobody counts on.
+    fn note_dropped(&mut self, header: &EntryHeader) {
+        if let (true, Some(pg)) = (header.kind.is_versioned(), header.pg) {
+            self.dropped_versions.insert((pg, header.version));
+        }
+    }
+
     /// Whether any of the range of bytes behind `from` cannot be read.
     pub fn is_lost(&self, from: Lsn, range: &Range<usize>) -> bool {
         let (start, end) = (from.advance(range.start as u64), from.advance(range.end as u64));

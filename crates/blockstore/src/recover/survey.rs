@@ -48,12 +48,17 @@ fn is_later_lap(header: &EntryHeader, lsn: Lsn, size: u64) -> bool {
     header.lsn > lsn && header.lsn.since(lsn).is_multiple_of(size)
 }
 
-/// Inline data that matches its checksums: which units do not.
+/// Which units of an entry's data, counted from its first, do not match their checksums. Without
+/// data: none.
 pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
     let mut bad = format::disk::UnitSet::EMPTY;
-    let units = data.chunks_exact(UNIT_SIZE as usize).zip(&header.checksums);
-    for (index, (unit, checksum)) in units.enumerate() {
-        if base::crc32c(unit) != *checksum {
+    if data.is_empty() {
+        return bad;
+    }
+    for (index, (position, checksum)) in header.data_positions().zip(&header.checksums).enumerate()
+    {
+        let start = position as usize * UNIT_SIZE as usize;
+        if base::crc32c(&data[start..start + UNIT_SIZE as usize]) != *checksum {
             bad.insert(index as u32);
         }
     }
@@ -62,7 +67,8 @@ pub fn bad_units(header: &EntryHeader, data: &[u8]) -> format::disk::UnitSet {
 
 /// The inline data of an entry whose bytes begin here.
 pub fn inline_data<'a>(header: &EntryHeader, bytes: &'a [u8], sector_size: u32) -> &'a [u8] {
-    let from = EntryHeader::header_size(header.checksums.len(), sector_size) as usize;
+    let count = header.checksums.len();
+    let from = EntryHeader::header_size(header.kind, count, sector_size) as usize;
     &bytes[from..from + header.data_size() as usize]
 }
 

@@ -4,6 +4,7 @@
 //!   0   magic   4  checksum of [8, header_size)   8  store tag   16 lsn   24 checksum of the entry before
 //!   28  kind    29 block size shift  30 zero      32 durable lsn         40 size   44 checksum count
 //!   48  key     64 PG                72 version   84 offset   88 length  92 location   96 checksums...
+//!   of a repair:  96 units, 32 bytes   128 written ones, 32 bytes   160 damaged ones, 32 bytes   192 checksums...
 //! ```
 //!
 //! Invariants
@@ -12,15 +13,17 @@
 
 use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version, crc32c};
 
-use super::BlockKey;
 use super::bytes::{Reader, Writer};
+use super::{BlockKey, LOCATION_NONE, UnitSet};
 
 const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
+/// The three bitmaps of a repair.
+const BITMAPS_SIZE: usize = 3 * 32;
 /// Most checksums of an entry: those of the largest block.
 const CHECKSUM_COUNT_MAX: usize = 256;
 /// Longest header with its checksums, before padding, in bytes.
-pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + 4 * CHECKSUM_COUNT_MAX;
+pub const ENTRY_HEADER_SIZE_MAX: usize = FIXED_SIZE + BITMAPS_SIZE + 4 * CHECKSUM_COUNT_MAX;
 
 /// What an entry does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -45,19 +48,49 @@ pub enum EntryKind {
     Pad = 9,
     /// What a recovery decided; inline like a note.
     Recovery = 10,
+    /// Units of a block become so, whatever its version was; the data of the written ones is inline.
+    Repair = 11,
+    /// A block becomes so, all of it; the data lies at `location`, each unit at its own place.
+    RepairLarge = 12,
+    /// The block is deleted, whatever its version was.
+    RepairTombstone = 13,
+    /// The block is gone, without a tombstone.
+    RepairGone = 14,
 }
 
 impl EntryKind {
     fn new(number: u8) -> Option<EntryKind> {
         use EntryKind::*;
-        [Write, WriteLarge, Zero, Delete, Note, Floor, Absolve, Idle, Pad, Recovery]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
+        let plain = [Write, WriteLarge, Zero, Delete, Note, Floor, Absolve, Idle, Pad, Recovery];
+        let repairs = [Repair, RepairLarge, RepairTombstone, RepairGone];
+        plain.into_iter().chain(repairs).find(|kind| *kind as u8 == number)
     }
 
     /// Whether the data follows the header in the journal.
     pub const fn is_inline(self) -> bool {
-        matches!(self, EntryKind::Write | EntryKind::Note | EntryKind::Recovery)
+        use EntryKind::*;
+        matches!(self, Write | Note | Recovery | Repair)
+    }
+
+    /// Whether the data lies at `location`.
+    pub const fn is_large(self) -> bool {
+        matches!(self, EntryKind::WriteLarge | EntryKind::RepairLarge)
+    }
+
+    /// Whether it is a change of a block with a version of its own in the order of its PG.
+    pub const fn is_versioned(self) -> bool {
+        use EntryKind::*;
+        matches!(self, Write | WriteLarge | Zero | Delete)
+    }
+
+    /// Whether the header carries the three bitmaps.
+    const fn has_bitmaps(self) -> bool {
+        matches!(self, EntryKind::Repair | EntryKind::RepairLarge)
+    }
+
+    /// Bytes in front of the checksums.
+    const fn fixed_size(self) -> usize {
+        if self.has_bitmaps() { FIXED_SIZE + BITMAPS_SIZE } else { FIXED_SIZE }
     }
 }
 
@@ -88,6 +121,12 @@ pub struct EntryHeader {
     pub length: u32,
     /// Where the block lies in the data area.
     pub location: u32,
+    /// Of a repair: the units it speaks of.
+    pub units: UnitSet,
+    /// Of a repair: those of them that hold data; the others read as zeros, if they are not damaged.
+    pub written: UnitSet,
+    /// Of a repair: those of them whose data nobody has.
+    pub damaged: UnitSet,
     /// One for each unit of data.
     pub checksums: Vec<Checksum>,
 }
@@ -111,9 +150,35 @@ impl EntryHeader {
     }
 
     /// Size of the header with its checksums, padded to sectors, in bytes.
-    pub fn header_size(checksum_count: usize, sector_size: u32) -> u32 {
+    pub fn header_size(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
         assert!(checksum_count <= CHECKSUM_COUNT_MAX);
-        ((FIXED_SIZE + 4 * checksum_count) as u32).next_multiple_of(sector_size)
+        ((kind.fixed_size() + 4 * checksum_count) as u32).next_multiple_of(sector_size)
+    }
+
+    /// Whether its block lies at `location` from then on.
+    pub fn names_place(&self) -> bool {
+        use EntryKind::*;
+        matches!(self.kind, Write | WriteLarge | Repair | RepairLarge)
+            && self.location != LOCATION_NONE
+    }
+
+    /// The units of the block that its data is for, in order.
+    pub fn data_units(&self) -> impl Iterator<Item = u32> + '_ {
+        let first = self.offset / UNIT_SIZE as u32;
+        let range = match self.kind.has_bitmaps() {
+            true => 0..CHECKSUM_COUNT_MAX as u32,
+            false => first..first + self.checksums.len() as u32,
+        };
+        range.filter(|unit| !self.kind.has_bitmaps() || self.written.contains(*unit))
+    }
+
+    /// Where each unit of its data lies behind the first byte of it, counted in units: inline data
+    /// has no gaps, data in the block's place has.
+    pub fn data_positions(&self) -> impl Iterator<Item = u32> + '_ {
+        let first = self.offset / UNIT_SIZE as u32;
+        let is_in_place = self.kind.is_large();
+        let position = move |(index, unit)| if is_in_place { unit - first } else { index };
+        (0..).zip(self.data_units()).map(position)
     }
 
     /// Bytes of inline data.
@@ -124,14 +189,14 @@ impl EntryHeader {
     /// Bytes of the journal an entry takes: header, padding, data.
     pub fn size_of(kind: EntryKind, checksum_count: usize, sector_size: u32) -> u32 {
         let data = if kind.is_inline() { checksum_count as u32 * UNIT_SIZE as u32 } else { 0 };
-        EntryHeader::header_size(checksum_count, sector_size) + data
+        EntryHeader::header_size(kind, checksum_count, sector_size) + data
     }
 
     /// Appends the header to `bytes`, zeros behind it up to `padded_size`, and returns its
     /// checksum. Requires: it fits.
     pub fn encode(&self, store_tag: u64, padded_size: usize, bytes: &mut Vec<u8>) -> Checksum {
         assert!(self.checksums.len() <= CHECKSUM_COUNT_MAX);
-        assert!(FIXED_SIZE + 4 * self.checksums.len() <= padded_size);
+        assert!(self.kind.fixed_size() + 4 * self.checksums.len() <= padded_size);
         let start = bytes.len();
         let mut to = Writer { bytes: std::mem::take(bytes) };
         to.bytes.reserve(padded_size);
@@ -152,7 +217,12 @@ impl EntryHeader {
         to.u32(self.offset);
         to.u32(self.length);
         to.u32(self.location);
-        assert!(to.bytes.len() == start + FIXED_SIZE);
+        if self.kind.has_bitmaps() {
+            for set in [&self.units, &self.written, &self.damaged] {
+                set.all_words().iter().for_each(|word| to.u64(*word));
+            }
+        }
+        assert!(to.bytes.len() == start + self.kind.fixed_size());
         for checksum in &self.checksums {
             to.u32(checksum.get());
         }
@@ -178,7 +248,8 @@ impl EntryHeader {
         if count > CHECKSUM_COUNT_MAX {
             return Err(EntryDecodeError::Damaged);
         }
-        let end = FIXED_SIZE + 4 * count;
+        let Some(kind) = EntryKind::new(bytes[28]) else { return Err(EntryDecodeError::Damaged) };
+        let end = kind.fixed_size() + 4 * count;
         if bytes.len() < end {
             return Err(EntryDecodeError::NeedMore(end));
         }
@@ -225,7 +296,30 @@ impl EntryHeader {
             EntryKind::Note | EntryKind::Recovery => self.length as u64 <= units,
             EntryKind::Floor | EntryKind::Absolve => self.pg.is_some() && units == 0,
             EntryKind::Idle | EntryKind::Pad => units == 0,
+            EntryKind::Repair | EntryKind::RepairLarge => {
+                of_block && in_block && self.bitmaps_fit()
+            }
+            EntryKind::RepairTombstone | EntryKind::RepairGone => of_block && units == 0,
         }
+    }
+
+    fn bitmaps_fit(&self) -> bool {
+        let Some(block_size) = self.block_size else { return false };
+        let block = UnitSet::first(block_size.unit_count());
+        let fit = self.units.is_within(&block)
+            && self.written.is_within(&self.units)
+            && self.damaged.is_within(&self.units)
+            && self.written.within(&self.damaged).is_empty();
+        let has_place = self.location != LOCATION_NONE;
+        let count = self.checksums.len();
+        let is_span = match self.kind.is_large() {
+            true => has_place && count > 0 && (self.offset, self.length) == self.written.span(),
+            false => {
+                let needs_place = count > 0 || !self.damaged.is_empty();
+                (self.offset, self.length) == (0, 0) && (has_place || !needs_place)
+            }
+        };
+        fit && self.written.count() as usize == count && is_span
     }
 }
 
@@ -245,6 +339,12 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
     let pg = from.pg()?;
     let version = from.version()?;
     let (offset, length, location) = (from.u32()?, from.u32()?, from.u32()?);
+    let [mut units, mut written, mut damaged] = [UnitSet::EMPTY; 3];
+    if kind.has_bitmaps() {
+        let mut set =
+            || Some(UnitSet::from_words([from.u64()?, from.u64()?, from.u64()?, from.u64()?]));
+        (units, written, damaged) = (set()?, set()?, set()?);
+    }
     let mut checksums = Vec::with_capacity(count);
     for _ in 0..count {
         checksums.push(Checksum::new(from.u32()?));
@@ -262,6 +362,9 @@ fn decode_fields(from: &mut Reader, count: usize) -> Option<EntryHeader> {
         offset,
         length,
         location,
+        units,
+        written,
+        damaged,
         checksums,
     })
 }
@@ -292,7 +395,38 @@ mod tests {
             offset: 4096,
             length: 8192,
             location: 8,
+            units: UnitSet::EMPTY,
+            written: UnitSet::EMPTY,
+            damaged: UnitSet::EMPTY,
             checksums: vec![Checksum::new(1), Checksum::new(2)],
+        }
+    }
+
+    fn set(units: &[u32]) -> UnitSet {
+        let mut set = UnitSet::EMPTY;
+        units.iter().for_each(|unit| set.insert(*unit));
+        set
+    }
+
+    fn repair() -> EntryHeader {
+        EntryHeader {
+            kind: EntryKind::Repair,
+            offset: 0,
+            length: 0,
+            units: set(&[1, 4, 9, 20]),
+            written: set(&[4, 9]),
+            damaged: set(&[20]),
+            ..sample()
+        }
+    }
+
+    fn large_repair() -> EntryHeader {
+        EntryHeader {
+            kind: EntryKind::RepairLarge,
+            size: 512,
+            offset: 4 << 12,
+            length: 6 << 12,
+            ..repair()
         }
     }
 
@@ -305,12 +439,30 @@ mod tests {
     #[test]
     fn bytes_are_frozen() {
         super::super::golden("entry.1", &encoded(&sample()));
+        super::super::golden("entry-repair.2", &encoded(&large_repair()));
+    }
+
+    #[test]
+    fn units_of_data_are_known_by_their_places() {
+        let units = |entry: &EntryHeader| entry.data_units().collect::<Vec<u32>>();
+        let positions = |entry: &EntryHeader| entry.data_positions().collect::<Vec<u32>>();
+        assert_eq!((units(&sample()), positions(&sample())), (vec![1, 2], vec![0, 1]));
+        assert_eq!((units(&repair()), positions(&repair())), (vec![4, 9], vec![0, 1]));
+        assert_eq!((units(&large_repair()), positions(&large_repair())), (vec![4, 9], vec![0, 5]));
     }
 
     #[test]
     fn encoding_and_decoding_are_inverse() {
-        let (entry, _) = EntryHeader::decode(&encoded(&sample()), 42, 512).expect("it is whole");
-        assert_eq!(entry, sample());
+        let gone = EntryHeader {
+            kind: EntryKind::RepairGone,
+            size: 512,
+            checksums: Vec::new(),
+            ..sample()
+        };
+        for entry in [sample(), repair(), large_repair(), gone] {
+            let (decoded, _) = EntryHeader::decode(&encoded(&entry), 42, 512).expect("it is whole");
+            assert_eq!(decoded, entry);
+        }
     }
 
     #[test]
@@ -347,6 +499,24 @@ mod tests {
             change(&mut entry);
             let bytes = encoded(&entry);
             assert_eq!(EntryHeader::decode(&bytes, 42, 512), Err(EntryDecodeError::Damaged));
+        }
+        let wrong: [fn(&mut EntryHeader); 8] = [
+            |entry| entry.units.insert(32),
+            |entry| entry.written.insert(5),
+            |entry| entry.written.remove(9),
+            |entry| entry.damaged.insert(9),
+            |entry| entry.damaged.insert(2),
+            |entry| entry.location = LOCATION_NONE,
+            |entry| entry.length += 4096,
+            |entry| entry.offset = 4096,
+        ];
+        for (index, change) in wrong.into_iter().enumerate() {
+            for mut entry in [repair(), large_repair()] {
+                change(&mut entry);
+                let bytes = encoded(&entry);
+                let decoded = EntryHeader::decode(&bytes, 42, 512);
+                assert_eq!(decoded, Err(EntryDecodeError::Damaged), "change {index}");
+            }
         }
     }
 }

@@ -238,8 +238,12 @@ pub fn decode_directory(stream: &[u8]) -> Result<Vec<(BlockKey, PageRef)>, PageD
 /// What a store knows of one PG.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PgRecord {
-    /// The highest version ever accepted.
+    /// The highest version of a write, zero or delete that was accepted.
     pub last: Version,
+    /// The highest version of any block ever held, repairs included.
+    pub held: Version,
+    /// The lowest version of the epoch of `last` that a recovery dropped.
+    pub hole: Option<Version>,
     /// Tombstones up to this version are gone.
     pub floor: Version,
     /// The PG was absolved here in the journal.
@@ -252,6 +256,8 @@ pub fn encode_pgs<'a>(pgs: impl Iterator<Item = (&'a PgId, &'a PgRecord)>) -> Ve
     for (pg, record) in pgs {
         to.pg(Some(*pg));
         to.version(record.last);
+        to.version(record.held);
+        to.version(record.hole.unwrap_or(Version::ZERO));
         to.version(record.floor);
         to.u64(record.absolved.is_some() as u64);
         to.u64(record.absolved.map_or(0, Lsn::get));
@@ -266,9 +272,13 @@ pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeErro
     while !from.is_at_end() {
         let mut record = || {
             let pg = from.pg()??;
-            let (last, floor) = (from.version()?, from.version()?);
+            let (last, held) = (from.version()?, from.version()?);
+            // No write has the version zero.
+            let hole = Some(from.version()?).filter(|hole| *hole != Version::ZERO);
+            let floor = from.version()?;
             let (is_absolved, lsn) = (from.u64()? != 0, Lsn::new(from.u64()?));
-            Some((pg, PgRecord { last, floor, absolved: is_absolved.then_some(lsn) }))
+            let absolved = is_absolved.then_some(lsn);
+            Some((pg, PgRecord { last, held, hole, floor, absolved }))
         };
         pgs.push(record().ok_or(PageDecodeError)?);
     }
@@ -359,9 +369,19 @@ mod tests {
         assert!(decode_directory(&bytes[..bytes.len() - 1]).is_err());
 
         let pg = PgId { pool: PoolId::FIRST, number: 3 };
-        let record = PgRecord { absolved: Some(Lsn::new(9)), ..PgRecord::default() };
-        let bytes = encode_pgs([(&pg, &record)].into_iter());
-        assert_eq!(decode_pgs(&bytes), Ok(vec![(pg, record)]));
+        let version = |counter| Version { epoch: base::Epoch::new(7), counter };
+        let record = PgRecord {
+            last: version(5),
+            held: version(6),
+            hole: Some(version(4)),
+            floor: version(2),
+            absolved: Some(Lsn::new(9)),
+        };
+        let fresh = PgRecord::default();
+        let other = PgId { number: 4, ..pg };
+        let bytes = encode_pgs([(&pg, &record), (&other, &fresh)].into_iter());
+        super::super::golden("pgs.2", &bytes);
+        assert_eq!(decode_pgs(&bytes), Ok(vec![(pg, record), (other, fresh)]));
 
         let notes = vec![(NoteKey::Pg(pg), b"entry".to_vec()), (NoteKey::Cluster, b"map".to_vec())];
         let bytes = encode_notes(notes.iter().map(|(key, note)| (key, &note[..])));

@@ -11,7 +11,7 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Size of a copy in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
 /// Version of everything a store writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
 /// The checksum covers everything behind itself.
@@ -69,6 +69,8 @@ pub enum SuperblockError {
     Damaged,
     /// Written by a newer program; carries its format version.
     Newer(u32),
+    /// Written by a program from before the first release; carries its format version.
+    Older(u32),
     /// Uses what this program cannot do; says what.
     Unsupported(&'static str),
 }
@@ -124,7 +126,8 @@ impl Superblock {
             Some(version) if version > FORMAT_VERSION => {
                 return Err(SuperblockError::Newer(version));
             }
-            _ => return Err(SuperblockError::Damaged),
+            Some(version) => return Err(SuperblockError::Older(version)),
+            None => return Err(SuperblockError::Damaged),
         }
         let superblock = decode_fields(&mut from).ok_or(SuperblockError::Damaged)?;
         let journal_elsewhere = from.u128().ok_or(SuperblockError::Damaged)? != 0;
@@ -209,7 +212,7 @@ pub(super) mod tests {
 
     #[test]
     fn bytes_are_frozen() {
-        super::super::golden("superblock.1", &sample().encode());
+        super::super::golden("superblock.2", &sample().encode());
     }
 
     #[test]
@@ -227,11 +230,15 @@ pub(super) mod tests {
         let mut damaged = good.clone();
         damaged[100] ^= 1;
         assert_eq!(Superblock::decode(&damaged), Err(SuperblockError::Damaged));
-        let mut newer = good.clone();
-        newer[12] = 2;
-        let checksum = crc32c(&newer[12..]).get().to_le_bytes();
-        newer[8..12].copy_from_slice(&checksum);
-        assert_eq!(Superblock::decode(&newer), Err(SuperblockError::Newer(2)));
+        let of_version = |version: u8| {
+            let mut other = good.clone();
+            other[12] = version;
+            let checksum = crc32c(&other[12..]).get().to_le_bytes();
+            other[8..12].copy_from_slice(&checksum);
+            Superblock::decode(&other)
+        };
+        assert_eq!(of_version(3), Err(SuperblockError::Newer(3)));
+        assert_eq!(of_version(1), Err(SuperblockError::Older(1)));
         let mut slice = good;
         slice[12 + 132] = 1;
         let checksum = crc32c(&slice[12..]).get().to_le_bytes();

@@ -313,11 +313,8 @@ fn put_content(bytes: &mut Vec<u8>, content: &Content) {
             bytes.push(CONTENT_TOMBSTONE);
             put_version(bytes, *version);
         }
-        Content::Block { version, block_size, units, written, damaged, checksums, data } => {
-            let data_length = data.as_ref().map_or(0, |data| data.len());
-            check_content(*block_size, [units, written, damaged], data_length)
-                .expect("contents of our own are sound");
-            assert!(checksums.len() * UNIT_SIZE as usize == data_length);
+        Content::Block { version, block_size, units, written, damaged, checksums, data: _ } => {
+            content.check().expect("contents of our own are sound");
             bytes.push(CONTENT_BLOCK);
             put_version(bytes, *version);
             bytes.push(block_size.shift());
@@ -344,40 +341,6 @@ fn put_change(bytes: &mut Vec<u8>, block_size: BlockSize, change: &Change) {
             put_u32(bytes, *length);
         }
         Change::Delete => bytes.push(CHANGE_DELETE),
-    }
-}
-
-/// Words of a bitmap of the units of such a block.
-fn bitmap_words(block_size: BlockSize) -> usize {
-    block_size.unit_count().div_ceil(64) as usize
-}
-
-fn check_content(
-    block_size: BlockSize,
-    [units, written, damaged]: [&[u64]; 3],
-    data_length: usize,
-) -> Result<(), DecodeError> {
-    let words = bitmap_words(block_size);
-    if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {
-        return wrong("a content's bitmaps are not those of its block size");
-    }
-    // Blocks below 64 units leave the rest of their one word unused.
-    let beyond = match block_size.unit_count() {
-        count if count < 64 => !0u64 << count,
-        _ => 0,
-    };
-    if units[0] & beyond != 0 {
-        return wrong("a content names units beyond its block");
-    }
-    for ((units, written), damaged) in units.iter().zip(written).zip(damaged) {
-        if (written | damaged) & !units != 0 || written & damaged != 0 {
-            return wrong("a content has units that it does not speak of, or both data and damage");
-        }
-    }
-    let count: u32 = written.iter().map(|word| word.count_ones()).sum();
-    match count as usize * UNIT_SIZE as usize == data_length {
-        true => Ok(()),
-        false => wrong(format!("a content has {count} written units and {data_length} bytes")),
     }
 }
 
@@ -457,14 +420,18 @@ impl Reader<'_> {
     fn block(&mut self, data: Option<Buffer>) -> Result<Content, DecodeError> {
         let version = self.version()?;
         let block_size = self.block_size()?;
-        let words = bitmap_words(block_size);
+        let words = block_size.unit_count().div_ceil(64);
         let units = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let written = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let damaged = (0..words).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         let data_length = data.as_ref().map_or(0, |data| data.len());
-        check_content(block_size, [&units, &written, &damaged], data_length)?;
         let checksums = self.checksums(data_length)?;
-        Ok(Content::Block { version, block_size, units, written, damaged, checksums, data })
+        let content =
+            Content::Block { version, block_size, units, written, damaged, checksums, data };
+        match content.check() {
+            Ok(()) => Ok(content),
+            Err(why) => wrong(why),
+        }
     }
 }
 

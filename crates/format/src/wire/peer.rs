@@ -6,10 +6,10 @@
 //!   2. Every message names its PG and epoch; one of another epoch has no effect on the PG.
 //!   3. Units are bits: bit `i` of word `i / 64` is unit `i` of the block.
 
-use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, Version};
+use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, UNIT_SIZE, Version};
 
 use super::PgEntry;
-use crate::disk::BlockKey;
+use crate::disk::{BlockKey, UnitSet};
 
 /// Most blocks of one [`PeerBody::Listed`].
 pub const LIST_COUNT_MAX: usize = 1024;
@@ -213,8 +213,7 @@ pub enum Content {
         /// By this version.
         version: Version,
     },
-    /// Units of a block. Both bitmaps have as many words as the block size needs, and no bit beyond it;
-    /// who reads a content from a peer knows that this, and the counts below, are right.
+    /// Units of a block, as [`Content::check`] demands.
     Block {
         /// The block's version.
         version: Version,
@@ -232,6 +231,41 @@ pub enum Content {
         /// The written units, one after another; `None`: none.
         data: Option<Buffer>,
     },
+}
+
+impl Content {
+    /// Whether it agrees with itself: bitmaps have as many words as the block size needs and no bit
+    /// beyond it, written and damaged units are among its units and none is both, and there is one
+    /// checksum and 4 KiB of data for each written one. Says what is wrong. What a peer said was checked by the codec. The data is not
+    /// compared with the checksums here.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let Content::Block { block_size, units, written, damaged, checksums, data, .. } = self
+        else {
+            return Ok(());
+        };
+        let words = block_size.unit_count().div_ceil(64) as usize;
+        if [units, written, damaged].iter().any(|bitmap| bitmap.len() != words) {
+            return Err("a content's bitmaps are not those of its block size");
+        }
+        let [units, written, damaged] =
+            [units, written, damaged].map(|set| UnitSet::from_slice(set));
+        if !units.is_within(&UnitSet::first(block_size.unit_count())) {
+            return Err("a content names units beyond its block");
+        }
+        if !written.is_within(&units) || !damaged.is_within(&units) {
+            return Err("a content has units that it does not speak of");
+        }
+        if !written.within(&damaged).is_empty() {
+            return Err("a content has a unit with both data and damage");
+        }
+        let data_length = data.as_ref().map_or(0, |data| data.len());
+        let is_whole = data_length == written.count() as usize * UNIT_SIZE as usize
+            && checksums.len() == written.count() as usize;
+        match is_whole && (data.is_some() != written.is_empty()) {
+            true => Ok(()),
+            false => Err("a content has other data than its written units need"),
+        }
+    }
 }
 
 /// What a write does to its block.

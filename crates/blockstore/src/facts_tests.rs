@@ -1,0 +1,236 @@
+//! What a store states of a PG after each row of the recovery table that may lose something without
+//! making it suspect: what is lost is a tail, or it is stated.
+
+use base::{BlockSize, Epoch, Lsn, UNIT_SIZE, Version};
+
+use crate::harness::{Bench, MemoryDisk, PG, key, settings};
+use crate::{CommitMode, PgFacts, Request};
+
+fn version(epoch: u32, counter: u64) -> Version {
+    Version { epoch: Epoch::new(epoch), counter }
+}
+
+/// A write with a version of our choice.
+fn write(bench: &mut Bench, number: u32, units: u32, version: Version) {
+    let mut request = bench.write_of(number, BlockSize::DEFAULT, 0, units, number as u64);
+    if let Request::Write { version: of_request, .. } = &mut request {
+        *of_request = version;
+    }
+    bench.ask(request);
+}
+
+fn place_of(bench: &Bench, number: u32) -> u64 {
+    let parts = bench.store.parts();
+    parts.place(parts.index.get(&key(number)).expect("it is written").location)
+}
+
+/// Versions (1, 1) to (1, 4): one small and recorded as durable, a whole block, two small ones.
+/// The places of the whole block's data and of the entry behind it. An entry of a later turn would
+/// record that all this is durable.
+fn four_writes_of_one_turn() -> (Bench, u64, Lsn) {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    write(&mut bench, 1, 1, version(1, 1));
+    bench.idle();
+    write(&mut bench, 2, 32, version(1, 2));
+    let behind = bench.tail();
+    write(&mut bench, 3, 1, version(1, 3));
+    write(&mut bench, 4, 1, version(1, 4));
+    let place = place_of(&bench, 2);
+    (bench, place, behind)
+}
+
+fn four_writes() -> (Bench, u64, Lsn) {
+    let (mut bench, place, behind) = four_writes_of_one_turn();
+    bench.run();
+    (bench, place, behind)
+}
+
+fn open(disk: MemoryDisk) -> Bench {
+    let bench = Bench::on(disk, settings(), 3);
+    assert!(bench.opened, "{:?}", bench.stopped);
+    bench
+}
+
+/// States the same over checkpoints and further starts.
+fn states(mut bench: Bench, last: Version, hole: Option<Version>) -> Bench {
+    for _ in 0..2 {
+        let facts = bench.store.facts(PG);
+        let floor = Version::ZERO;
+        assert_eq!(facts, PgFacts { last, held: last, hole, floor, is_suspect: false });
+        bench = bench.crash();
+        assert_eq!(bench.store.facts(PG), facts);
+        bench.checkpoint();
+    }
+    bench
+}
+
+#[test]
+fn a_pg_that_is_not_known_has_no_facts() {
+    let bench = Bench::new(CommitMode::Fsync);
+    let zero = Version::ZERO;
+    let facts = PgFacts { last: zero, held: zero, hole: None, floor: zero, is_suspect: false };
+    assert_eq!(bench.store.facts(PG), facts);
+}
+
+#[test]
+fn row_a_whole_entries_leave_no_hole() {
+    let (bench, ..) = four_writes();
+    let bench = open(bench.off());
+    assert_eq!(bench.rows(), "AF");
+    states(bench, version(1, 4), None);
+}
+
+#[test]
+fn row_b_a_torn_tail_is_cut_not_stated() {
+    let (bench, _, behind) = four_writes();
+    let place = bench.place(behind) + 512;
+    let mut disk = bench.off();
+    disk.flip(place);
+    let bench = open(disk);
+    assert_eq!(bench.rows(), "AB");
+    // Row N from the second start on.
+    states(bench, version(1, 2), None);
+}
+
+#[test]
+fn rows_f_and_d_a_torn_header_ends_the_pg_not_only_the_block() {
+    let (bench, _, behind) = four_writes();
+    let place = bench.place(behind) + 20;
+    let mut disk = bench.off();
+    disk.flip(place);
+    states(open(disk), version(1, 2), None);
+}
+
+#[test]
+fn rows_c_and_v_lost_data_is_damage_of_units_and_no_hole() {
+    for is_acked in [true, false] {
+        let (mut bench, _, behind) = four_writes();
+        if is_acked {
+            bench.idle();
+        }
+        let place = bench.place(behind) + 512;
+        let mut disk = bench.off();
+        disk.unreadable = Some((place, place + 512));
+        let mut bench = open(disk);
+        assert!(bench.rows().contains(if is_acked { 'C' } else { 'V' }), "{}", bench.rows());
+        assert!(bench.read(3, 0, 1).is_err(), "it is known what is lost");
+        states(bench, version(1, 4), None);
+    }
+}
+
+#[test]
+fn row_x_lost_large_data_is_damage_of_units_and_no_hole() {
+    let (bench, place, _) = four_writes();
+    let mut disk = bench.off();
+    disk.unreadable = Some((place, place + 512));
+    let mut bench = open(disk);
+    assert!(bench.rows().contains('X'));
+    assert!(bench.read(2, 0, 1).is_err());
+    states(bench, version(1, 4), None);
+}
+
+#[test]
+fn row_h_a_dropped_entry_is_stated_until_a_write_of_a_higher_epoch() {
+    let (bench, place, _) = four_writes();
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert!(bench.rows().contains('H'), "{}", bench.rows());
+    let mut bench = states(bench, version(1, 4), Some(version(1, 2)));
+    // Not by one of the same epoch, nor by a repair.
+    write(&mut bench, 9, 1, version(1, 5));
+    let repair = bench.content(version(2, 6), &[0], &[0], 5);
+    bench.repair(8, repair);
+    bench.run();
+    let mut bench = bench.crash();
+    assert_eq!(bench.store.facts(PG).hole, Some(version(1, 2)));
+    write(&mut bench, 9, 1, version(2, 7));
+    bench.run();
+    states(bench, version(2, 7), None);
+}
+
+#[test]
+fn row_h_the_newest_write_may_be_the_one_that_is_dropped() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    write(&mut bench, 1, 1, version(1, 1));
+    bench.idle();
+    write(&mut bench, 2, 32, version(1, 2));
+    bench.run();
+    let place = place_of(&bench, 2);
+    let mut disk = bench.off();
+    disk.flip(place);
+    states(open(disk), version(1, 1), Some(version(1, 2)));
+}
+
+#[test]
+fn row_p_of_all_that_is_dropped_the_lowest_version_is_stated() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    write(&mut bench, 1, 1, version(1, 1));
+    bench.idle();
+    write(&mut bench, 2, 32, version(1, 2));
+    write(&mut bench, 3, 1, version(1, 3));
+    write(&mut bench, 2, 1, version(1, 4));
+    bench.ask(Request::Delete { pg: PG, key: key(1), version: version(1, 5) });
+    bench.run();
+    let place = place_of(&bench, 2);
+    let mut disk = bench.off();
+    disk.flip(place + UNIT_SIZE);
+    let bench = open(disk);
+    assert!(bench.rows().contains('P'), "{}", bench.rows());
+    let bench = states(bench, version(1, 5), Some(version(1, 2)));
+    assert_eq!(bench.store.version_of(&key(2)), Version::ZERO);
+}
+
+#[test]
+fn row_o_what_was_dropped_is_stated_again_when_its_data_is_whole_again() {
+    let (bench, place, _) = four_writes();
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let mut disk = open(disk).off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert!(bench.rows().contains('O'), "{}", bench.rows());
+    states(bench, version(1, 4), Some(version(1, 2)));
+}
+
+#[test]
+fn a_drop_is_stated_only_for_the_epoch_of_the_last_write() {
+    // Dropped in epoch 1; epoch 2 went on.
+    let (mut bench, place, _) = four_writes_of_one_turn();
+    write(&mut bench, 5, 1, version(2, 5));
+    bench.run();
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    assert!(bench.rows().contains('H'), "{}", bench.rows());
+    states(bench, version(2, 5), None);
+    // Dropped in epoch 2, of which nothing else came: all of epoch 1 is here.
+    let mut bench = Bench::new(CommitMode::Fsync);
+    write(&mut bench, 1, 1, version(1, 1));
+    bench.idle();
+    write(&mut bench, 2, 32, version(2, 2));
+    bench.run();
+    let place = place_of(&bench, 2);
+    let mut disk = bench.off();
+    disk.flip(place);
+    states(open(disk), version(1, 1), None);
+}
+
+#[test]
+fn drops_of_one_pg_say_nothing_of_another() {
+    let (mut bench, place, _) = four_writes_of_one_turn();
+    let other = base::PgId { number: PG.number + 1, ..PG };
+    let request = bench.write_of(6, BlockSize::DEFAULT, 0, 1, 6);
+    let Request::Write { key, block_size, offset, checksums, data, .. } = request else {
+        panic!("a write")
+    };
+    let version = version(1, 9);
+    bench.ask(Request::Write { pg: other, key, block_size, version, offset, checksums, data });
+    bench.run();
+    let mut disk = bench.off();
+    disk.flip(place);
+    let bench = open(disk);
+    assert_eq!(bench.store.facts(other).hole, None);
+    assert_eq!(bench.store.facts(other).last, version);
+    assert!(bench.store.facts(PG).hole.is_some());
+}

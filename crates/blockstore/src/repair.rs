@@ -1,0 +1,218 @@
+//! Repairs: a block becomes what another member says, whatever its version was.
+//!
+//! ```text
+//!   all of the block, much data:  [entry] and, in parallel, data ──▶ newly allocated place
+//!   else:                         [entry | data of the written units], others stay as they are
+//! ```
+//!
+//! Invariants
+//!   1. One entry is one repair: after a crash the block is as before it or as after it.
+//!   2. A repair says nothing of other blocks: the PG's last version stays.
+
+use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum};
+use format::disk::{EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
+use format::wire::Content;
+
+use crate::dirty::UnitState;
+use crate::index::BlockInfo;
+use crate::store::{Parts, Store};
+use crate::write::{Admit, Change, Plan, block_header, place_of};
+use crate::{BlockKey, Effect, Request, RequestId, StoreError};
+
+const UNIT: usize = UNIT_SIZE as usize;
+
+impl Store {
+    /// Takes a repair; hands it back if it must wait.
+    pub(crate) fn try_repair(
+        &mut self,
+        id: RequestId,
+        pg: PgId,
+        key: BlockKey,
+        content: Content,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        if !is_whole(&content) {
+            effects.push(Effect::Done { id, result: Err(StoreError::Corrupted) });
+            return None;
+        }
+        if let Content::Block { block_size, .. } = &content
+            && needs_place(&content)
+        {
+            self.want_place(*block_size, effects);
+        }
+        let old = self.parts().index.get(&key);
+        match self.admit_repair(old, &content) {
+            Admit::Now(plan) => {
+                self.accept_repair(id, (pg, key), content, (plan, old), effects);
+                None
+            }
+            Admit::Wait { checkpoint } => {
+                self.parts_mut().wants_checkpoint |= checkpoint;
+                Some(Request::Repair { pg, key, content })
+            }
+            Admit::Refuse(error) => {
+                effects.push(Effect::Done { id, result: Err(error) });
+                None
+            }
+        }
+    }
+
+    fn admit_repair(&self, old: Option<BlockInfo>, content: &Content) -> Admit {
+        match content {
+            Content::Gone => self.admit_plain(EntryKind::RepairGone),
+            Content::Tombstone { .. } => {
+                match self.parts().has_record_space(old, BlockSize::MIN, false) {
+                    true => self.admit_plain(EntryKind::RepairTombstone),
+                    false => Admit::Refuse(StoreError::Full),
+                }
+            }
+            Content::Block { block_size, units, data, .. } => {
+                let is_all = is_all(old, *block_size, &UnitSet::from_slice(units));
+                if needs_place(content) {
+                    let length = data.as_ref().map_or(0, |data| data.len() as u64);
+                    let kinds = (EntryKind::Repair, EntryKind::RepairLarge);
+                    return self.admit_data(old, *block_size, (is_all, length), kinds);
+                }
+                match self.parts().has_record_space(old, *block_size, !is_all) {
+                    true => self.admit_plain(EntryKind::Repair),
+                    false => Admit::Refuse(StoreError::Full),
+                }
+            }
+        }
+    }
+
+    fn accept_repair(
+        &mut self,
+        id: RequestId,
+        (pg, key): (PgId, BlockKey),
+        content: Content,
+        (plan, old): (Plan, Option<BlockInfo>),
+        effects: &mut Vec<Effect>,
+    ) {
+        self.written_at = self.now;
+        let needs_place = needs_place(&content);
+        let (version, block_size, bitmaps, checksums, data) = match content {
+            Content::Gone => {
+                let header = block_header(EntryKind::RepairGone, pg, key, base::Version::ZERO);
+                return self.accept_entry(id, header, None, old);
+            }
+            Content::Tombstone { version } => {
+                let header = block_header(EntryKind::RepairTombstone, pg, key, version);
+                return self.accept_entry(id, header, None, old);
+            }
+            Content::Block { version, block_size, units, written, damaged, checksums, data } => {
+                (version, block_size, [units, written, damaged], checksums, data)
+            }
+        };
+        let place = place_of(old);
+        let old_size = old.filter(|_| place != LOCATION_NONE).map(|old| old.block_size);
+        assert!(old_size.is_none_or(|old| old == block_size), "a pool has one block size");
+        let [units, written, damaged] = bitmaps.map(|set| UnitSet::from_slice(&set));
+        let mut header = EntryHeader {
+            block_size: Some(block_size),
+            units,
+            written,
+            damaged,
+            checksums,
+            ..block_header(EntryKind::Repair, pg, key, version)
+        };
+        let is_all = is_all(old, block_size, &header.units);
+        let data = data.unwrap_or_else(|| self.pool.take(0).freeze());
+        if !needs_place {
+            header.location = if is_all { LOCATION_NONE } else { place };
+            return self.accept_entry(id, header, Some(data), old);
+        }
+        let allocator = &mut self.parts_mut().allocator;
+        header.location = match plan == Plan::Large || place == LOCATION_NONE {
+            true => allocator.allocate(block_size).expect("admitted only with space"),
+            false => place,
+        };
+        if plan != Plan::Large {
+            return self.accept_entry(id, header, Some(data), old);
+        }
+        header.kind = EntryKind::RepairLarge;
+        (header.offset, header.length) = header.written.span();
+        let data = spread(data, &header, &self.pool);
+        self.accept_large(id, (header, key), data, old, effects);
+    }
+}
+
+/// Whether the block must have a place afterwards for what the repair says.
+fn needs_place(content: &Content) -> bool {
+    match content {
+        Content::Block { written, damaged, .. } => {
+            written.iter().chain(damaged).any(|word| *word != 0)
+        }
+        Content::Gone | Content::Tombstone { .. } => false,
+    }
+}
+
+/// Whether the block has nothing but what the repair says afterwards.
+fn is_all(old: Option<BlockInfo>, block_size: BlockSize, units: &UnitSet) -> bool {
+    units.count() == block_size.unit_count() || place_of(old) == LOCATION_NONE
+}
+
+/// Whether the content agrees with itself, and its data with its checksums.
+fn is_whole(content: &Content) -> bool {
+    let Content::Block { checksums, data, .. } = content else { return true };
+    content.check().is_ok()
+        && data.as_ref().is_none_or(|data| checksum::first_mismatch(data, checksums).is_none())
+}
+
+/// The data as it lies in its place, with zeros between its units.
+fn spread(data: Buffer, header: &EntryHeader, pool: &BufferPool) -> Buffer {
+    if data.len() == header.length as usize {
+        return data;
+    }
+    let mut place = pool.take_zeroed(header.length as usize);
+    for (unit, position) in data.chunks_exact(UNIT).zip(header.data_positions()) {
+        let start = position as usize * UNIT;
+        place[start..start + UNIT].copy_from_slice(unit);
+    }
+    place.freeze()
+}
+
+impl Parts {
+    /// Units of a block become so; others stay.
+    pub(crate) fn change_repair(&mut self, change: &Change, key: BlockKey) {
+        let header = change.header;
+        let block_size = header.block_size.expect("the format demands it");
+        let is_all = is_all(change.old, block_size, &header.units);
+        self.overlay(key, |overlay| {
+            overlay.repair_count += 1;
+            match is_all {
+                true => overlay.reset(),
+                false => header.units.iter().for_each(|unit| overlay.set(unit, UnitState::Zero)),
+            }
+            header.damaged.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
+            for ((index, unit), checksum) in
+                (0u32..).zip(header.data_units()).zip(&header.checksums)
+            {
+                let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
+                let state = match (change.bad.contains(index), header.kind) {
+                    (true, _) => UnitState::Damaged,
+                    (false, EntryKind::RepairLarge) => UnitState::Place(*checksum),
+                    (false, _) => UnitState::Journal(*checksum, lsn),
+                };
+                overlay.set(unit, state);
+            }
+        });
+        self.moved(change, key, header.location, header.location == LOCATION_NONE);
+    }
+
+    /// The block leaves the index, and the next checkpoint.
+    pub(crate) fn change_gone(&mut self, change: &Change, key: BlockKey) {
+        self.overlay(key, |overlay| {
+            overlay.reset();
+            overlay.repair_count += 1;
+        });
+        let place = place_of(change.old);
+        if place != LOCATION_NONE {
+            let size = change.old.expect("it has a place").block_size;
+            self.gives_back = true;
+            self.free(place, size, true);
+        }
+        self.set_info(key, change.old, None);
+        self.rotten.remove(&key);
+    }
+}
