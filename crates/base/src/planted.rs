@@ -44,13 +44,29 @@ pub enum Bug {
     FencesLostByRestart,
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
     EndedSessionNotFenced,
+    /// PG: a write is answered before every acting member has it.
+    AckBeforeReplica,
+    /// PG: a read does not wait for writes of its units that are under way.
+    ReadOfUnfinishedWrite,
+    /// PG: a learner is reported complete before it is filled.
+    LearnerCountedAsMember,
+    /// PG: the floor rises while a member is away or being filled.
+    TombstoneDroppedEarly,
+    /// PG: versions go on in the epoch of what was adopted: some are given twice.
+    CounterReusedAfterRestart,
+    /// PG: what a returning member holds and was never adopted stays there.
+    DivergenceKept,
+    /// PG: a filling goes on behind its position without bringing up what lies before it.
+    PositionTrusted,
+    /// PG: a copy for a learner does not wait for its turn among the writes of its block.
+    FillOvertakesWrite,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 20] = [
+    pub const ALL: [(&'static str, Bug); 28] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -70,6 +86,14 @@ impl Bug {
         ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),
         ("fences-lost-by-restart", Bug::FencesLostByRestart),
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
+        ("ack-before-replica", Bug::AckBeforeReplica),
+        ("read-of-unfinished-write", Bug::ReadOfUnfinishedWrite),
+        ("learner-counted-as-member", Bug::LearnerCountedAsMember),
+        ("tombstone-dropped-early", Bug::TombstoneDroppedEarly),
+        ("counter-reused-after-restart", Bug::CounterReusedAfterRestart),
+        ("divergence-kept", Bug::DivergenceKept),
+        ("position-trusted", Bug::PositionTrusted),
+        ("fill-overtakes-write", Bug::FillOvertakesWrite),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
 }

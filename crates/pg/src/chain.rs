@@ -14,6 +14,7 @@ use base::{Buffer, BufferPool, Checksum, ImageId, UNIT_SIZE, Version};
 use format::wire::Refusal;
 
 use super::has_unit;
+use super::read::BlockSeen;
 use super::write::merge_bitmaps;
 
 /// What is known of a chain, and what of it has been read.
@@ -25,11 +26,15 @@ pub struct Chain {
     /// Answers of the store that are still to come.
     missing: usize,
     refusal: Option<Refusal>,
+    /// A layer with damaged units.
+    damaged: Option<ImageId>,
 }
 
 struct Layer {
     image: ImageId,
     version: Version,
+    /// The newest version that any answer was of.
+    seen: Version,
     /// Units that it holds, damaged ones among them.
     held: Vec<u64>,
 }
@@ -50,14 +55,25 @@ impl Chain {
         let missing = layers.len();
         let layers = layers
             .into_iter()
-            .map(|image| Layer { image, version: Version::ZERO, held: Vec::new() })
+            .map(|image| Layer {
+                image,
+                version: Version::ZERO,
+                seen: Version::ZERO,
+                held: Vec::new(),
+            })
             .collect();
-        Chain { layers, units: 0..0, parts: Vec::new(), missing, refusal: None }
+        Chain { layers, units: 0..0, parts: Vec::new(), missing, refusal: None, damaged: None }
     }
 
     /// Version of the newest layer's block.
     pub fn version(&self) -> Version {
         self.layers[0].version
+    }
+
+    /// The blocks as the answers told of them.
+    pub fn seen(&self) -> Vec<BlockSeen> {
+        let layers = self.layers.iter();
+        layers.map(|layer| BlockSeen { image: layer.image, version: layer.seen }).collect()
     }
 
     /// The allocation of a layer; true when all layers are known.
@@ -70,6 +86,7 @@ impl Chain {
     ) -> bool {
         merge_bitmaps(&mut written, damaged);
         self.layers[layer].version = version;
+        self.layers[layer].seen = version;
         self.layers[layer].held = written;
         self.answered()
     }
@@ -81,7 +98,8 @@ impl Chain {
     }
 
     /// A part holds damaged units; true when no answer is missing any more.
-    pub fn damaged(&mut self, units: &[u64], unit_count: u32) -> bool {
+    pub fn damaged(&mut self, part: usize, units: &[u64], unit_count: u32) -> bool {
+        self.damaged = Some(self.part(part).0);
         match &mut self.refusal {
             Some(Refusal::Damaged { units: known }) => merge_bitmaps(known, units),
             Some(_) => {}
@@ -95,8 +113,16 @@ impl Chain {
     }
 
     /// A part was read; true when no answer is missing any more.
-    pub fn fetched(&mut self, part: usize, checksums: Vec<Checksum>, data: Buffer) -> bool {
+    pub fn fetched(
+        &mut self,
+        part: usize,
+        version: Version,
+        checksums: Vec<Checksum>,
+        data: Buffer,
+    ) -> bool {
         let part = &mut self.parts[part];
+        let layer = &mut self.layers[part.layer];
+        layer.seen = layer.seen.max(version);
         let size = (part.units.end - part.units.start) as usize * UNIT_SIZE as usize;
         assert!(data.is_empty() || data.len() == size);
         part.checksums = checksums;
@@ -107,6 +133,11 @@ impl Chain {
     fn answered(&mut self) -> bool {
         self.missing -= 1;
         self.missing == 0
+    }
+
+    /// A layer whose damage keeps the read from being answered.
+    pub fn damaged_layer(&self) -> Option<ImageId> {
+        self.damaged
     }
 
     /// Why the read cannot be answered, if so.

@@ -49,10 +49,10 @@ impl Pg {
     pub(crate) fn start_deletion(&mut self, slot: usize, actions: &mut Vec<Action>) {
         let deletion = &self.deletions[slot];
         assert!(deletion.stage == DeletionStage::Waiting);
-        let older = self
-            .queue
-            .iter()
-            .find(|((key, order), _)| key.image == deletion.image && *order < deletion.order);
+        let older = self.queue.iter().find(|((key, order), write)| {
+            let is_hold = self.writes[**write].units.is_empty();
+            key.image == deletion.image && *order < deletion.order && !is_hold
+        });
         if let Some((_, write)) = older {
             self.writes[*write].followers.push(Follower::Deletion(slot));
             return;
@@ -77,8 +77,10 @@ impl Pg {
     /// The node answers [`Action::List`]: blocks that exist (no tombstones), at most `count_max`;
     /// fewer only if there are no more.
     pub fn listed(&mut self, call: CallId, mut keys: Vec<BlockKey>, actions: &mut Vec<Action>) {
-        let Call::List(slot) = self.calls.remove(call.0 as usize) else {
-            unreachable!("only a listing is answered by `listed`");
+        let slot = match self.calls.remove(call.0 as usize) {
+            Call::List(slot) => slot,
+            Call::Dropped => return,
+            _ => unreachable!("only a listing is answered by `listed`"),
         };
         let is_last = keys.len() <= DELETE_PORTION_MAX;
         keys.truncate(DELETE_PORTION_MAX);
@@ -93,7 +95,7 @@ impl Pg {
         let missing = keys.len() as u32 + 1;
         deletion.stage = DeletionStage::Delete { missing, count: 0, complete, refusal: None };
         for key in keys {
-            self.write(WriteFor::Deletion(slot), key, WriteKind::Delete, actions);
+            self.write(WriteFor::Deletion(slot), key, WriteKind::Delete, None, actions);
         }
         self.end_of_deletion_part(slot, actions);
     }

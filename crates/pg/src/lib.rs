@@ -1,12 +1,12 @@
-//! One placement group at its primary: gives writes their versions, orders what touches the same
-//! block, and answers when every member of the acting set has done its part.
+//! One placement group at one of its members. `docs/internals/pg.md` is the protocol.
 //!
-//! A [`Pg`] is a value. Operations, new entries and the store's answers go in; [`Action`]s come
-//! out: requests to the store, and replies. Its node carries them out in order.
+//! A [`Pg`] is a value. Entries, operations, what peers say and the store's answers go in;
+//! [`Action`]s come out: requests to the store, messages to peers, replies. Its node carries them
+//! out in order.
 //!
 //! ```text
-//!   entry ──activate──▶ Draining ──▶ Journaling ──note durable──▶ Active
-//!                       (started writes end)
+//!   primary  enter ──▶ Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
+//!   other    enter ──▶ Draining ──▶ Following
 //!
 //!   Write  ──────────▶ Queued ───────────────▶ Replicate ──all members──▶ Done ──▶ reply
 //!   Zero, CAS, Delete ▶ Queued ──▶ Examine ──▶ Replicate ...
@@ -14,19 +14,28 @@
 //! ```
 //!
 //! Invariants
-//!   1. Versions are `epoch.counter`; the counter grows by one with each write of the PG, over all
-//!      epochs and restarts, and a version is given when its write starts, never before.
+//!   1. Versions are `epoch.counter`; the counter goes on from what the epoch adopted, one more
+//!      with each write, and a version is given when its write leaves for all members.
 //!   2. Writes of one block start in the order they came. Those that must know the block first
 //!      (compare-and-set, zero, delete) start when all earlier ones of it have ended.
 //!   3. A read starts when no earlier write of its units is unfinished, so it returns only what all
 //!      members hold.
-//!   4. Nothing is served in an epoch before its entry and activation record are durable.
+//!   4. Nothing is served in an epoch before every acting member has the same blocks and a durable
+//!      record of it.
+//!   5. What is open when a new entry comes is answered [`Refusal::Stale`]: it may have happened.
 
 mod chain;
+mod changes;
+mod compare;
+mod copy;
 mod delete;
+mod fill;
+mod lead;
+mod member;
 mod read;
 mod record;
-mod serving;
+mod stand;
+mod units;
 mod window;
 mod write;
 
@@ -38,21 +47,26 @@ mod tests;
 use std::collections::BTreeMap;
 
 use base::hash::{hash_range_of_pg, stripe_hash};
+use base::planted::{self, Bug};
 use base::{
-    BlockSize, BufferPool, ImageId, OsdId, PgId, StripeIndex, UNIT_SIZE, Version, checksum,
+    BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, StripeIndex, UNIT_SIZE, Version, checksum,
 };
 use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
-    CHAIN_LENGTH_MAX, Member, Op, Outcome, PAYLOAD_SIZE_MAX, PeerBody, Place, Refusal,
+    CHAIN_LENGTH_MAX, ListedBlock, Member, Op, Outcome, PAYLOAD_SIZE_MAX, PeerBody, PgEntry, Place,
+    Refusal,
 };
 use slab::Slab;
 
 pub use delete::DELETE_PORTION_MAX;
 pub use record::Record;
-pub use serving::Serving;
 
+use changes::Changes;
 use delete::Deletion;
+use lead::Lead;
+use member::Follow;
 use read::{Read, Wants};
+use stand::Stand;
 use window::Window;
 use write::{Write, WriteFor, WriteKind};
 
@@ -154,36 +168,162 @@ enum Call {
     Layer { read: usize, layer: usize },
     /// Data of one part of a chain.
     Part { read: usize, part: usize },
+    /// This OSD's copy of a block.
+    Copy(usize),
+    /// What this OSD lost of a block.
+    MendLook(usize),
+    /// What it lost, written again.
+    Mend(usize),
+    /// The newest version of a block, for this OSD as an acting member.
+    Adopt(usize),
+    /// Blocks newer than some version.
+    Newer(NewerFor),
+    /// A write that the primary sent.
+    Taken { order: u64, version: Version },
+    /// A repair that the primary sent.
+    PeerRepair { order: u64, call: u32 },
+    /// A block that the primary asked for.
+    PeerCopy { call: u32 },
     /// Blocks to delete.
     List(usize),
     /// A client's sync.
     Sync(Ticket),
-    /// Entry and activation record.
+    /// A record.
     Note,
     /// A floor; nobody waits for it.
     Floor,
     /// The operator gave up what the store lost of this PG.
     Absolve,
+    /// A filling ended: what the store lost is here again.
+    AbsolveFilled { call: u32 },
+    /// A change of an epoch that is over.
+    Ending,
+    /// Nobody waits for it any more.
+    Dropped,
 }
 
-/// The members of an acting set that something waits for, by their index in the entry.
+impl Call {
+    /// Whether it changes what the member states when the next epoch begins.
+    fn is_change(&self) -> bool {
+        match self {
+            Call::Write(_)
+            | Call::Mend(_)
+            | Call::Adopt(_)
+            | Call::Taken { .. }
+            | Call::PeerRepair { .. }
+            | Call::AbsolveFilled { .. }
+            | Call::Note
+            | Call::Ending => true,
+            Call::Examine(_)
+            | Call::Fetch(_)
+            | Call::Layer { .. }
+            | Call::Part { .. }
+            | Call::Copy(_)
+            | Call::MendLook(_)
+            | Call::Newer(_)
+            | Call::PeerCopy { .. }
+            | Call::List(_)
+            | Call::Sync(_)
+            | Call::Floor
+            | Call::Absolve
+            | Call::Dropped => false,
+        }
+    }
+}
+
+/// Who wants a list of newer blocks.
+#[derive(Clone, Copy, Debug)]
+enum NewerFor {
+    /// The primary.
+    Peer { call: u32 },
+    /// The comparison of the acting members.
+    Compare,
+    /// The filling of a learner.
+    Fill(usize),
+}
+
+/// Who waits for a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NoteFor {
+    /// This OSD as primary.
+    Lead,
+    /// The primary that activates the epoch.
+    Activation,
+    /// The primary that fills this learner.
+    Progress { call: u32 },
+    /// The epoch is over, or the connection is gone.
+    Nobody,
+}
+
+/// How far a PG is in its newest entry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Serving {
+    /// It takes part in nothing.
+    Idle {
+        /// For people: what it waits for.
+        why: String,
+    },
+    /// Waits until what it gave to its store in the epochs before has ended.
+    Draining,
+    /// Another OSD leads.
+    Following,
+    /// As primary: waits until all acting members have stated themselves.
+    Asking,
+    /// As primary: brings the acting members to the same blocks.
+    Comparing,
+    /// As primary: waits until every acting member has a durable record.
+    Journaling,
+    /// As primary: serves.
+    Active,
+    /// As primary: the epoch cannot go on, the next one is asked for.
+    Ended {
+        /// For people.
+        why: String,
+    },
+}
+
+/// Most members of an entry.
+pub const MEMBERS_MAX: usize = 32;
+
+/// A set of members, by their index in the entry: acting members first, then learners.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct MemberSet(u32);
 
 impl MemberSet {
-    /// The first `count` members. Requires: at most 32.
+    /// The first `count` members. Requires: at most [`MEMBERS_MAX`].
     fn all(count: usize) -> MemberSet {
-        assert!(count <= 32);
+        assert!(count <= MEMBERS_MAX);
         MemberSet(((1u64 << count) - 1) as u32)
     }
 
-    fn remove(&mut self, index: usize) {
-        assert!(self.0 & (1 << index) != 0);
+    fn has(self, index: usize) -> bool {
+        self.0 & (1 << index) != 0
+    }
+
+    fn add(&mut self, index: usize) {
+        assert!(index < MEMBERS_MAX);
+        self.0 |= 1 << index;
+    }
+
+    fn take(&mut self, index: usize) {
         self.0 &= !(1 << index);
+    }
+
+    /// Those that are in both.
+    fn within(self, other: MemberSet) -> MemberSet {
+        MemberSet(self.0 & other.0)
     }
 
     fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    fn iter(self) -> impl Iterator<Item = usize> {
+        (0..MEMBERS_MAX).filter(move |index| self.has(*index))
     }
 }
 
@@ -204,16 +344,30 @@ pub struct Pg {
     me: OsdId,
     buffers: BufferPool,
     serving: Serving,
-    /// What this OSD last made durable of the PG's entry.
+    /// The entry it takes part in.
+    entry: Option<PgEntry>,
+    /// Of the pool, when the entry came.
+    copies: u32,
+    /// The highest epoch that other members may have recorded for this OSD.
+    begun: Epoch,
+    stand: Stand,
+    /// The newest record that is durable here.
     record: Option<Record>,
     /// A record on its way to the store's journal.
-    noting: Option<Record>,
-    /// Members of the entry that is served.
-    member_count: usize,
-    /// The newest version given.
+    noting: Option<(Record, NoteFor)>,
+    /// Changes at the store whose answers are missing.
+    changing: usize,
+    changes: Changes,
+    lead: Option<Box<Lead>>,
+    follow: Option<Follow>,
+    /// Members that get every write.
+    sent: MemberSet,
+    /// Members without whose copies nothing is acknowledged.
+    required: MemberSet,
+    /// As primary: the newest version given.
     newest: Version,
+    /// As primary: writes in flight.
     window: Window,
-    floor: Version,
     /// Whether a tombstone was made that the floor has not passed.
     has_tombstones: bool,
     /// Unfinished writes, by block and then by age.
@@ -238,19 +392,27 @@ impl Pg {
         buffers: BufferPool,
     ) -> Pg {
         assert!(shape.pg.number < shape.pg_count);
-        let newest = facts.last;
-        let newest = record.as_ref().map_or(newest, |record| record.adopted.max(newest));
+        let stand = Stand::new(facts);
+        let reach = record.as_ref().map_or(stand.held, |record| record.adopted.max(stand.held));
         Pg {
             shape,
             me,
             buffers,
             serving: Serving::Idle { why: "waits for the map".into() },
+            entry: None,
+            copies: 1,
+            begun: Epoch::ZERO,
+            stand,
             record,
             noting: None,
-            member_count: 0,
-            newest,
-            window: Window::new(newest.counter),
-            floor: Version::ZERO,
+            changing: 0,
+            changes: Changes::new(reach),
+            lead: None,
+            follow: None,
+            sent: MemberSet::default(),
+            required: MemberSet::default(),
+            newest: Version::ZERO,
+            window: Window::new(0),
             has_tombstones: true,
             queue: BTreeMap::new(),
             queued_next: 0,
@@ -267,9 +429,194 @@ impl Pg {
         self.shape.pg
     }
 
-    /// The version up to which all writes have ended, durably on all members.
+    /// How far it is in its newest entry.
+    pub fn serving(&self) -> &Serving {
+        &self.serving
+    }
+
+    /// The entry it takes part in.
+    pub fn entry(&self) -> Option<&PgEntry> {
+        self.entry.as_ref()
+    }
+
+    /// The newest record that is durable here.
+    pub fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    /// Whose grants must be valid when an operation starts: the other acting members, and learners
+    /// that are bound.
+    pub fn lease_givers(&self) -> &[OsdId] {
+        self.lead.as_ref().map_or(&[], |lead| &lead.lease_givers)
+    }
+
+    /// The highest epoch that was begun here: an entry is entered only if its epoch is above it.
+    pub fn epoch_floor(&self) -> Epoch {
+        let noting = self.noting.iter().map(|(record, _)| record);
+        let records = self.record.iter().chain(noting);
+        let recorded = records.map(|record| record.entry.epoch).max().unwrap_or(Epoch::ZERO);
+        recorded.max(self.stand.held.epoch).max(self.begun)
+    }
+
+    /// Takes part in `entry`; as its primary it ends with [`Action::Activated`]. All that is open
+    /// is answered [`Refusal::Stale`]; connections are told by [`Pg::peer_ready`] again.
+    /// Requires: this OSD is an acting member or learner of it in its present run; its epoch is
+    /// above [`Pg::epoch_floor`]; as primary, grants that were given to earlier ones ran out.
+    /// `copies`: of the pool.
+    pub fn enter(&mut self, entry: PgEntry, copies: u32, actions: &mut Vec<Action>) {
+        assert!(entry.epoch > self.epoch_floor());
+        assert!(entry.pg == self.shape.pg);
+        self.abandon(actions);
+        let is_of = |members: &[Member]| members.iter().any(|member| member.osd == self.me);
+        let is_acting = is_of(&entry.acting);
+        let leads = entry.primary == Some(self.me);
+        let count = entry.acting.len() + entry.learners.len();
+        let is_sound = count <= MEMBERS_MAX && (is_acting || (!leads && is_of(&entry.learners)));
+        match entry.primary.filter(|_| is_sound) {
+            Some(_) if leads => self.lead = Some(Box::new(Lead::new(&entry, self.me))),
+            Some(primary) => self.follow = Some(Follow::new(primary, !is_acting)),
+            None => {
+                let why = "the map's entry is not one that can be served".into();
+                self.serving = Serving::Idle { why };
+                return;
+            }
+        }
+        self.entry = Some(entry);
+        self.copies = copies;
+        self.serving = Serving::Draining;
+        self.go_on_when_quiet(actions);
+    }
+
+    /// Takes part in nothing until the next entry. All that is open is answered
+    /// [`Refusal::Stale`].
+    pub fn halt(&mut self, why: String, actions: &mut Vec<Action>) {
+        self.abandon(actions);
+        self.serving = Serving::Idle { why };
+    }
+
+    /// Tells the store that the operator gave up what it lost of this PG; ends with
+    /// [`Action::Absolved`].
+    pub fn absolve(&mut self, actions: &mut Vec<Action>) {
+        self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
+    }
+
+    /// Another member said this, in this epoch; the sender's run was compared with the entry. The
+    /// error says what no member of ours says: its connection ends.
+    pub fn peer_said(
+        &mut self,
+        from: OsdId,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if let Some(lead) = &self.lead {
+            let index = lead.index_of(from).ok_or("it is no member")?;
+            return self.member_said(index, body, actions);
+        }
+        match &self.entry {
+            Some(entry) if entry.primary == Some(from) => self.primary_said(body, actions),
+            _ => Err("it is not the primary".into()),
+        }
+    }
+
+    /// The node answers [`Action::ListNewer`], in key order; with fewer blocks than asked for only
+    /// if there are no more.
+    pub fn listed_newer(
+        &mut self,
+        call: CallId,
+        blocks: Vec<ListedBlock>,
+        is_last: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        match self.calls.remove(call.0 as usize) {
+            Call::Newer(NewerFor::Peer { call }) => {
+                self.listed_for_peer(call, blocks, is_last, actions);
+            }
+            Call::Newer(NewerFor::Compare) => {
+                let me = self.lead().me;
+                let came = self.compare_listed(me, blocks, is_last, actions);
+                came.expect("the node lists what was asked");
+            }
+            Call::Newer(NewerFor::Fill(index)) => self.fill_listed(index, blocks, is_last, actions),
+            Call::Dropped => {}
+            _ => unreachable!("only a list of newer blocks is answered so"),
+        }
+    }
+
+    /// Answers all that is open, and forgets the epoch. What is at the store ends, and is not
+    /// answered to anyone.
+    fn abandon(&mut self, actions: &mut Vec<Action>) {
+        let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
+        open.extend(self.deletions.iter().map(|(_, deletion)| deletion.ticket));
+        open.extend(self.writes.iter().filter_map(|(_, write)| match write.issuer {
+            WriteFor::Client(ticket) => Some(ticket),
+            WriteFor::Deletion(_) | WriteFor::Job(_) => None,
+        }));
+        for ticket in open {
+            actions.push(Action::Reply { ticket, outcome: Err(Refusal::Stale(None)) });
+        }
+        self.reads.clear();
+        self.deletions.clear();
+        self.writes.clear();
+        self.queue.clear();
+        for (_, call) in &mut self.calls {
+            *call = match *call {
+                Call::Note | Call::Floor | Call::Absolve | Call::Sync(_) => continue,
+                call if call.is_change() => Call::Ending,
+                _ => Call::Dropped,
+            };
+        }
+        if let Some((_, what)) = &mut self.noting {
+            *what = NoteFor::Nobody;
+        }
+        self.lead = None;
+        self.follow = None;
+        self.entry = None;
+        self.sent = MemberSet::default();
+        self.required = MemberSet::default();
+    }
+
+    /// Goes on with what waits until nothing is under way at the store.
+    fn go_on_when_quiet(&mut self, actions: &mut Vec<Action>) {
+        if self.changing > 0 {
+            return;
+        }
+        let is_draining = self.serving == Serving::Draining;
+        if self.lead.is_some() && is_draining {
+            self.ask_members(actions);
+        } else if self.follow.is_some() {
+            self.serving = Serving::Following;
+            self.state_if_asked(actions);
+        }
+    }
+
+    /// A record is durable, or was refused.
+    fn noted(&mut self, result: Result<Answer, StoreError>, actions: &mut Vec<Action>) {
+        let (record, what) = self.noting.take().expect("one record at a time, until its answer");
+        let is_durable = result.is_ok();
+        if is_durable {
+            self.record = Some(record);
+            self.stand.recorded();
+        }
+        match what {
+            NoteFor::Nobody => {}
+            NoteFor::Lead => self.own_record_noted(is_durable, actions),
+            NoteFor::Activation | NoteFor::Progress { .. } => {
+                self.followed_record_noted(what, is_durable, actions);
+            }
+        }
+    }
+
+    /// The version up to which all acting members have everything, durably.
     pub fn mark(&self) -> Version {
-        self.window.mark(self.newest, self.record.as_ref())
+        let ended = self.window.ended();
+        match (&self.lead, &self.follow) {
+            (Some(lead), _) if self.sent.is_empty() || ended == lead.adopted.counter => {
+                lead.adopted
+            }
+            (Some(_), _) => Version { epoch: self.newest.epoch, counter: ended },
+            (None, Some(follow)) => follow.mark(),
+            (None, None) => Version::ZERO,
+        }
     }
 
     /// Whether it serves nothing and nothing of it is under way: no call to its store will follow.
@@ -307,11 +654,11 @@ impl Pg {
             // Durable acknowledgement is always allowed.
             Op::Write { place, offset, checksums, data, expected, lazy: _ } => {
                 let kind = WriteKind::Write { offset, checksums, data, expected };
-                self.write(WriteFor::Client(ticket), self.key(place), kind, actions);
+                self.write(WriteFor::Client(ticket), self.key(place), kind, None, actions);
             }
             Op::Zero { place, offset, length, lazy: _ } => {
                 let kind = WriteKind::Zero { offset, length };
-                self.write(WriteFor::Client(ticket), self.key(place), kind, actions);
+                self.write(WriteFor::Client(ticket), self.key(place), kind, None, actions);
             }
             Op::Sync => self.call(Call::Sync(ticket), StoreRequest::Sync, actions),
             Op::DeleteRange { image, from } => self.delete(ticket, image, from, actions),
@@ -325,7 +672,11 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        match self.calls.remove(call.0 as usize) {
+        let call = self.calls.remove(call.0 as usize);
+        if call.is_change() {
+            self.changing -= 1;
+        }
+        match call {
             Call::Write(slot) => self.written(slot, result, actions),
             Call::Examine(slot) => self.examined(slot, result, actions),
             Call::Fetch(slot) => self.fetched(slot, result, actions),
@@ -336,10 +687,22 @@ impl Pg {
                 actions.push(Action::Reply { ticket, outcome });
             }
             Call::Note => self.noted(result, actions),
-            Call::Absolve => actions.push(Action::Absolved),
-            Call::Floor => {}
-            Call::List(_) => unreachable!("a listing is answered by `listed`"),
+            Call::Copy(job) => self.copied(job, result, actions),
+            Call::MendLook(job) => self.mend_looked(job, result, actions),
+            Call::Mend(job) => self.mended(job, result, actions),
+            Call::Adopt(job) => self.adopted_here(job, result, actions),
+            Call::Taken { order, version } => self.taken(order, version, result, actions),
+            Call::PeerRepair { order, call } => self.repaired(order, call, result, actions),
+            Call::PeerCopy { call } => self.copied_for_peer(call, result, actions),
+            Call::AbsolveFilled { call } => self.filled_absolved(call, actions),
+            Call::Absolve => {
+                self.stand.absolved();
+                actions.push(Action::Absolved);
+            }
+            Call::Floor | Call::Ending | Call::Dropped => {}
+            Call::List(_) | Call::Newer(_) => unreachable!("a list is answered by its own door"),
         }
+        self.go_on_when_quiet(actions);
     }
 
     /// Refuses what has not started yet and what `judge` has an answer for: epoch or fences
@@ -354,16 +717,20 @@ impl Pg {
         self.refuse_queued_writes(&mut judge, actions);
     }
 
-    /// Lets tombstones up to the mark go: with one member, all members are complete up to it.
-    /// Called now and then.
+    /// Lets tombstones up to the mark go, while all copies of the pool are up to it. Called now and
+    /// then.
     pub fn raise_floor(&mut self, actions: &mut Vec<Action>) {
+        let Some(entry) = &self.entry else { return };
+        let is_full = entry.acting.len() >= self.copies as usize && entry.learners.is_empty();
+        let takes_part = self.follow.as_ref().map_or(self.serving == Serving::Active, |follow| {
+            follow.is_acting() && self.serving == Serving::Following
+        });
+        let is_allowed = is_full || planted::on(Bug::TombstoneDroppedEarly);
         let mark = self.mark();
-        if !self.has_tombstones || mark <= self.floor || !matches!(self.serving, Serving::Active) {
-            return;
+        if takes_part && is_allowed && self.has_tombstones {
+            self.has_tombstones = self.stand.held > mark;
+            self.take_floor(mark, actions);
         }
-        self.floor = mark;
-        self.has_tombstones = self.newest > mark;
-        self.call(Call::Floor, StoreRequest::SetFloor { pg: self.shape.pg, floor: mark }, actions);
     }
 
     /// Checks everything about an operation that its sender could have known to be wrong.
@@ -426,6 +793,15 @@ impl Pg {
         invalid("a chain has at most 32 layers")
     }
 
+    /// Checks a block that a peer names.
+    fn check_key(&self, key: BlockKey) -> Result<(), String> {
+        let (first, last) = self.hashes();
+        if key.pool == self.shape.pg.pool && (first..=last).contains(&key.hash) {
+            return Ok(());
+        }
+        Err("a block of another PG".into())
+    }
+
     /// Hashes of its blocks, both ends included.
     pub fn hashes(&self) -> (u32, u32) {
         hash_range_of_pg(self.shape.pg.number, self.shape.pg_count)
@@ -441,9 +817,18 @@ impl Pg {
     }
 
     fn call(&mut self, call: Call, request: StoreRequest, actions: &mut Vec<Action>) {
+        if call.is_change() {
+            self.changing += 1;
+        }
         let call = CallId(self.calls.insert(call) as u32);
         actions.push(Action::Store { call, request });
     }
+}
+
+/// The version behind another one in an epoch.
+fn next_version(before: Version, epoch: Epoch) -> Version {
+    let is_reused = planted::on(Bug::CounterReusedAfterRestart) && before.epoch > Epoch::ZERO;
+    before.next_in(if is_reused { before.epoch } else { epoch })
 }
 
 fn invalid(why: &str) -> Result<(), Refusal> {

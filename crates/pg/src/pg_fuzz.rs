@@ -86,8 +86,6 @@ impl Run {
         self.epoch += 1;
         let mut actions = Vec::new();
         self.bench.pg.enter(entry(self.epoch), 1, &mut actions);
-        let stale = Refusal::Stale(Some(entry(self.epoch)));
-        self.bench.pg.refuse_waiting(|_| Some(stale.clone()), &mut actions);
         self.bench.carry_out(actions);
     }
 
@@ -153,7 +151,12 @@ impl Run {
         if byte == 0 && !writes().any(|other| other.ended < Some(read.started)) {
             return true;
         }
-        writes().any(|put| {
+        // What was answered `Stale` may have happened, before the answer.
+        let maybe = self.seen.iter().filter(|seen| {
+            let is_there = seen.stripe == read.stripe && seen.units.contains(&unit);
+            !seen.reads && is_there && matches!(seen.outcome, Some(Err(Refusal::Stale(_))))
+        });
+        writes().chain(maybe).any(|put| {
             let ended = put.ended.expect("it was answered");
             put.byte == byte && put.started <= read_ended && !is_hidden(ended)
         })

@@ -20,6 +20,8 @@ pub struct Read {
     wants: Wants,
     /// Its place in the order of all writes of the PG: it follows the older ones of its units.
     order: u64,
+    /// So many blocks may be fetched from other members, where this OSD lost units of them.
+    mends_left: usize,
     stage: ReadStage,
 }
 
@@ -42,6 +44,15 @@ enum ReadStage {
     FetchParts(Box<Chain>),
     /// Waits for data of the only layer.
     Fetch,
+    /// Its answer holds what later writes did: it waits until all members hold that.
+    Overtaken(Outcome, Vec<BlockSeen>),
+}
+
+/// A block as a read found it.
+#[derive(Clone, Copy)]
+pub struct BlockSeen {
+    pub image: ImageId,
+    pub version: Version,
 }
 
 impl Pg {
@@ -55,12 +66,23 @@ impl Pg {
     ) {
         let order = self.queued_next;
         let stage = ReadStage::Waiting;
-        let slot = self.reads.insert(Read { ticket, key, parents, wants, order, stage });
+        let mends_left = 1 + parents.len();
+        let read = Read { ticket, key, parents, wants, order, mends_left, stage };
+        let slot = self.reads.insert(read);
         self.start_read(slot, actions);
     }
 
     /// Starts a read, or lets it wait for the end of one write before it.
     pub(crate) fn start_read(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let read = &mut self.reads[slot];
+        if matches!(read.stage, ReadStage::Overtaken(..)) {
+            let ReadStage::Overtaken(outcome, seen) =
+                std::mem::replace(&mut read.stage, ReadStage::Waiting)
+            else {
+                unreachable!("it was seen so")
+            };
+            return self.answer_read(slot, outcome, seen, actions);
+        }
         let read = &self.reads[slot];
         assert!(matches!(read.stage, ReadStage::Waiting));
         if let Some(write) = self.write_before_read(read) {
@@ -100,7 +122,7 @@ impl Pg {
         let read = &mut self.reads[slot];
         let newest = read.key;
         let mut layers = vec![newest.image];
-        layers.append(&mut read.parents);
+        layers.extend(&read.parents);
         let chain = Chain::new(layers.clone());
         read.stage = ReadStage::Examine(Box::new(chain));
         for (layer, image) in layers.into_iter().enumerate() {
@@ -146,12 +168,14 @@ impl Pg {
         }
         if read.wants == Wants::Allocation {
             let bitmap = chain.allocation(unit_count);
-            return self.end_read(slot, Ok(Outcome::Extents { bitmap }), actions);
+            let seen = chain.seen();
+            return self.answer_read(slot, Outcome::Extents { bitmap }, seen, actions);
         }
         chain.plan(units);
         if chain.part_count() == 0 {
             let outcome = read_outcome(chain.version(), Vec::new(), self.buffers.take(0).freeze());
-            return self.end_read(slot, outcome, actions);
+            let seen = chain.seen();
+            return self.answer_read(slot, outcome, seen, actions);
         }
         let newest = read.key;
         for part in 0..chain.part_count() {
@@ -179,22 +203,33 @@ impl Pg {
             unreachable!("its parts are being fetched");
         };
         let all_fetched = match result {
-            Ok(Answer::Read { checksums, data, .. }) => chain.fetched(part, checksums, data),
+            Ok(Answer::Read { version, checksums, data }) => {
+                chain.fetched(part, version, checksums, data)
+            }
             Ok(_) => unreachable!("the store answers a read with a read"),
-            Err(StoreError::Damaged { units }) => chain.damaged(&units, unit_count),
+            Err(StoreError::Damaged { units }) => chain.damaged(part, &units, unit_count),
             Err(error) => chain.fail(refusal_of(error)),
         };
         if !all_fetched {
             return;
         }
+        let damaged = chain.damaged_layer();
         let outcome = match chain.take_refusal() {
-            Some(refusal) => Err(refusal),
+            Some(refusal) => {
+                if let Some(image) = damaged
+                    && self.read_again(slot, image, actions)
+                {
+                    return;
+                }
+                return self.end_read(slot, Err(refusal), actions);
+            }
             None => {
                 let (checksums, data) = chain.assemble(&self.buffers);
                 read_outcome(chain.version(), checksums, data)
             }
         };
-        self.end_read(slot, outcome, actions);
+        let seen = chain.seen();
+        self.answer_read(slot, outcome, seen, actions);
     }
 
     /// The store read the only layer.
@@ -204,12 +239,66 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let outcome = match result {
-            Ok(Answer::Read { version, checksums, data }) => read_outcome(version, checksums, data),
+        match result {
+            Ok(Answer::Read { version, checksums, data }) => {
+                let outcome = read_outcome(version, checksums, data);
+                let image = self.reads[slot].key.image;
+                if self.overtaker(&self.reads[slot], BlockSeen { image, version }).is_none() {
+                    return self.end_read(slot, Ok(outcome), actions);
+                }
+                self.answer_read(slot, outcome, vec![BlockSeen { image, version }], actions);
+            }
             Ok(_) => unreachable!("the store answers a read with a read"),
-            Err(error) => Err(refusal_of(error)),
-        };
-        self.end_read(slot, outcome, actions);
+            Err(error) => {
+                let image = self.reads[slot].key.image;
+                let is_damage = matches!(error, StoreError::Damaged { .. });
+                if !is_damage || !self.read_again(slot, image, actions) {
+                    self.end_read(slot, Err(refusal_of(error)), actions);
+                }
+            }
+        }
+    }
+
+    /// A later write whose change the read saw and that has not ended: not all members may hold it.
+    fn overtaker(&self, read: &Read, seen: BlockSeen) -> Option<usize> {
+        let key = BlockKey { image: seen.image, ..read.key };
+        let units = self.units_read(read);
+        self.write_seen(key, &units, read.order, seen.version)
+    }
+
+    /// Answers a read once all members hold what it saw.
+    fn answer_read(
+        &mut self,
+        slot: usize,
+        outcome: Outcome,
+        seen: Vec<BlockSeen>,
+        actions: &mut Vec<Action>,
+    ) {
+        let read = &self.reads[slot];
+        match seen.iter().find_map(|block| self.overtaker(read, *block)) {
+            None => self.end_read(slot, Ok(outcome), actions),
+            Some(write) => {
+                self.reads[slot].stage = ReadStage::Overtaken(outcome, seen);
+                self.writes[write].followers.push(Follower::Read(slot));
+            }
+        }
+    }
+
+    /// Lets a read begin again once units that this OSD lost were fetched from another member;
+    /// false where that is no use.
+    fn read_again(&mut self, slot: usize, image: ImageId, actions: &mut Vec<Action>) -> bool {
+        let read = &mut self.reads[slot];
+        if read.mends_left == 0 {
+            return false;
+        }
+        let stage = std::mem::replace(&mut read.stage, ReadStage::Waiting);
+        read.mends_left -= 1;
+        let key = BlockKey { image, ..read.key };
+        let is_mended = self.mend(key, slot, actions);
+        if !is_mended {
+            self.reads[slot].stage = stage;
+        }
+        is_mended
     }
 
     fn end_read(
@@ -242,11 +331,7 @@ impl Pg {
     }
 }
 
-fn read_outcome(
-    version: Version,
-    checksums: Vec<Checksum>,
-    data: Buffer,
-) -> Result<Outcome, Refusal> {
+fn read_outcome(version: Version, checksums: Vec<Checksum>, data: Buffer) -> Outcome {
     assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
-    Ok(Outcome::Read { version, checksums, data })
+    Outcome::Read { version, checksums, data }
 }

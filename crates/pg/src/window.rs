@@ -1,83 +1,83 @@
-//! Writes in flight in version order: tells the mark, the version up to which all have ended.
+//! Things in flight that began in order: tells up to which one all have ended.
 //!
 //! ```text
 //!   counters   ...  41  42 | 43  44  45  46
-//!                    ended | no  yes no  yes      mark = 42, newest = 46
+//!                    ended | no  yes no  yes      ended up to 42, begun up to 46
 //! ```
 
 use std::collections::VecDeque;
 
-use base::Version;
-
-use crate::Record;
-
 pub struct Window {
-    /// Counter of the newest version up to which all writes have ended.
-    mark: u64,
-    /// Whether the writes after the mark have ended, in version order. The first has not.
-    ended: VecDeque<bool>,
+    /// Counter of the newest one up to which all have ended.
+    ended: u64,
+    /// The slots of those after it, in order; `None`: it has ended. The first has not.
+    open: VecDeque<Option<usize>>,
 }
 
 impl Window {
-    pub fn new(mark: u64) -> Window {
-        Window { mark, ended: VecDeque::new() }
+    /// All up to `ended` have ended.
+    pub fn new(ended: u64) -> Window {
+        Window { ended, open: VecDeque::new() }
     }
 
-    /// A write with the next version began.
-    pub fn begin(&mut self, version: Version) {
-        self.ended.push_back(false);
-        assert!(version.counter == self.mark + self.ended.len() as u64);
+    /// The next one begins; returns its counter. `slot` is what [`Window::slot`] returns.
+    pub fn begin(&mut self, slot: usize) -> u64 {
+        self.open.push_back(Some(slot));
+        self.begun()
     }
 
-    /// The write with this version ended.
-    pub fn end(&mut self, version: Version) {
-        assert!(version.counter > self.mark);
-        let index = (version.counter - self.mark - 1) as usize;
-        assert!(!self.ended[index]);
-        self.ended[index] = true;
-        while self.ended.front() == Some(&true) {
-            self.ended.pop_front();
-            self.mark += 1;
+    /// One ended.
+    pub fn end(&mut self, counter: u64) {
+        assert!(counter > self.ended);
+        let index = (counter - self.ended - 1) as usize;
+        assert!(self.open[index].is_some());
+        self.open[index] = None;
+        while self.open.front() == Some(&None) {
+            self.open.pop_front();
+            self.ended += 1;
         }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.ended.is_empty()
+    /// The slot of one that has not ended.
+    pub fn slot(&self, counter: u64) -> Option<usize> {
+        let index = counter.checked_sub(self.ended + 1)?;
+        self.open.get(usize::try_from(index).ok()?).copied().flatten()
     }
 
-    /// The mark as a version: what lies behind the activation was written in the newest epoch.
-    pub fn mark(&self, newest: Version, record: Option<&Record>) -> Version {
-        if self.ended.is_empty() {
-            return newest;
-        }
-        match record {
-            Some(record) if record.adopted.counter >= self.mark => record.adopted,
-            _ => Version { epoch: newest.epoch, counter: self.mark },
-        }
+    /// Slots of all that have not ended.
+    pub fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        self.open.iter().copied().flatten()
+    }
+
+    /// Up to this counter all have ended.
+    pub fn ended(&self) -> u64 {
+        self.ended
+    }
+
+    /// The counter of the newest one.
+    pub fn begun(&self) -> u64 {
+        self.ended + self.open.len() as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::Epoch;
-
-    fn version(counter: u64) -> Version {
-        Version { epoch: Epoch::new(1), counter }
-    }
 
     #[test]
-    fn the_mark_stops_before_the_oldest_unfinished_write() {
+    fn the_end_stops_before_the_oldest_that_is_open() {
         let mut window = Window::new(7);
-        for counter in 8..=10 {
-            window.begin(version(counter));
+        for slot in 0..3 {
+            assert_eq!(window.begin(slot), 8 + slot as u64);
         }
-        window.end(version(9));
-        assert_eq!(window.mark(version(10), None), version(7));
-        window.end(version(8));
-        assert_eq!(window.mark(version(10), None), version(9));
-        window.end(version(10));
-        assert_eq!(window.mark(version(10), None), version(10));
-        assert!(window.is_empty());
+        window.end(9);
+        assert_eq!(window.ended(), 7);
+        assert_eq!([window.slot(7), window.slot(8), window.slot(9)], [None, Some(0), None]);
+        window.end(8);
+        assert_eq!(window.ended(), 9);
+        window.end(10);
+        assert_eq!(window.ended(), 10);
+        assert_eq!(window.slots().count(), 0);
+        assert_eq!(window.slot(11), None);
     }
 }

@@ -2,11 +2,15 @@
 
 use std::ops::Range;
 
+use base::planted::{self, Bug};
 use base::{Buffer, Checksum, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
-use format::wire::{Outcome, Refusal};
+use format::wire::{Change, Outcome, PeerBody, Refusal};
 
-use super::{Action, Call, MemberSet, Pg, Ticket, has_unit, refusal_of, units_of};
+use super::{
+    Action, Call, MemberSet, Need, Pg, Serving, Ticket, has_unit, next_version, refusal_of,
+    units_of,
+};
 
 /// One write at its primary.
 pub struct Write {
@@ -29,6 +33,8 @@ pub enum WriteFor {
     Client(Ticket),
     /// A deletion by range.
     Deletion(usize),
+    /// A copy of the block: it takes its turn, and changes nothing here.
+    Job(usize),
 }
 
 /// What is to be done to the block.
@@ -39,6 +45,8 @@ pub enum WriteKind {
     Zero { offset: u32, length: u32 },
     /// Delete the block.
     Delete,
+    /// Change nothing: no other write of the block is under way until it ends.
+    Hold,
     /// Its data is with the members.
     HandedOver,
 }
@@ -48,9 +56,9 @@ pub enum WriteKind {
 enum WriteStage {
     /// Waits for earlier writes of its block.
     Queued,
-    /// Waits for the block's version and allocation. Compare-and-set, zero and delete only.
+    /// Waits for the block's version and allocation, or for the end of a hold.
     Examine,
-    /// Waits until every member of the acting set has made `version` durable.
+    /// Waits until every acting member and every bound learner has made `version` durable.
     Replicate { missing: MemberSet, version: Version },
     /// Durable everywhere, or found needless: the block has `version`.
     Done { version: Version },
@@ -65,15 +73,12 @@ pub enum Follower {
     Deletion(usize),
 }
 
-/// This OSD's index in an acting set of one.
-const SELF_INDEX: usize = 0;
-
 impl WriteKind {
     /// Whether the block must be known before the write can start.
     fn needs_examination(&self) -> bool {
         match self {
             WriteKind::Write { expected, .. } => expected.is_some(),
-            WriteKind::Zero { .. } | WriteKind::Delete => true,
+            WriteKind::Zero { .. } | WriteKind::Delete | WriteKind::Hold => true,
             WriteKind::HandedOver => false,
         }
     }
@@ -85,14 +90,17 @@ impl Pg {
         issuer: WriteFor,
         key: BlockKey,
         kind: WriteKind,
+        follower: Option<Follower>,
         actions: &mut Vec<Action>,
     ) {
         let (first, end) = match &kind {
             WriteKind::Write { offset, data, .. } => units_of(*offset, data.len() as u32),
             WriteKind::Zero { offset, length } => units_of(*offset, *length),
             WriteKind::Delete | WriteKind::HandedOver => (0, self.shape.block_size.unit_count()),
+            // No read waits for it.
+            WriteKind::Hold => (0, 0),
         };
-        assert!(first < end);
+        assert!(first < end || matches!(kind, WriteKind::Hold));
         let order = self.queued_next;
         self.queued_next += 1;
         let slot = self.writes.insert(Write {
@@ -102,15 +110,17 @@ impl Pg {
             units: first..end,
             kind,
             stage: WriteStage::Queued,
-            followers: Vec::new(),
+            followers: follower.into_iter().collect(),
         });
         self.queue.insert((key, order), slot);
         self.start_writes(key, actions);
     }
 
-    /// Starts the writes of a block that need wait no longer.
+    /// Starts the writes of a block that need wait no longer; none in an epoch that ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
-        while let Some(slot) = self.startable(key) {
+        while self.serving == Serving::Active
+            && let Some(slot) = self.startable(key)
+        {
             self.advance_write(slot, actions);
         }
     }
@@ -137,13 +147,17 @@ impl Pg {
         match write.stage {
             WriteStage::Queued if write.kind.needs_examination() => {
                 write.stage = WriteStage::Examine;
+                if let WriteFor::Job(job) = write.issuer {
+                    return self.hold_begins(job, slot, actions);
+                }
                 let request = StoreRequest::Extents { key: write.key };
                 self.call(Call::Examine(slot), request, actions);
             }
             WriteStage::Queued | WriteStage::Examine => self.replicate(slot, actions),
             WriteStage::Replicate { missing, version } => {
-                assert!(missing.is_empty());
-                self.window.end(version);
+                let is_planted = planted::on(Bug::AckBeforeReplica);
+                assert!(missing.within(self.required).is_empty() || is_planted);
+                self.window.end(version.counter);
                 write.stage = WriteStage::Done { version };
                 self.advance_write(slot, actions);
             }
@@ -155,29 +169,53 @@ impl Pg {
 
     /// Gives the write its version and hands it to every member.
     fn replicate(&mut self, slot: usize, actions: &mut Vec<Action>) {
-        let epoch = self.epoch_served();
-        let version = self.newest.next_in(epoch);
+        let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
+        let mark = self.mark();
+        let version = next_version(self.newest, epoch);
         assert!(version > self.newest);
         let write = &mut self.writes[slot];
         let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
-        write.stage = WriteStage::Replicate { missing: MemberSet::all(self.member_count), version };
+        write.stage = WriteStage::Replicate { missing: self.sent, version };
         let (pg, key, block_size) = (self.shape.pg, write.key, self.shape.block_size);
-        let request = match kind {
+        let units = match kind {
+            WriteKind::Delete => 0..block_size.unit_count(),
+            _ => write.units.clone(),
+        };
+        let change = match kind {
             WriteKind::Write { offset, checksums, data, .. } => {
                 assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
-                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data }
+                Change::Write { offset, checksums, data }
             }
-            WriteKind::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length }
-            }
+            WriteKind::Zero { offset, length } => Change::Zero { offset, length },
             WriteKind::Delete => {
                 self.has_tombstones = true;
-                StoreRequest::Delete { pg, key, version }
+                Change::Delete
             }
+            WriteKind::Hold => unreachable!("a hold changes nothing"),
             WriteKind::HandedOver => unreachable!("a write is handed over once"),
         };
+        let lead = self.lead.as_ref().expect("a primary serves");
+        for (index, peer) in lead.peers.iter().enumerate() {
+            if index != lead.me && self.sent.has(index) {
+                let change = change.clone();
+                let body = PeerBody::Write { version, mark, key, block_size, change };
+                actions.push(Action::Send { to: peer.member.osd, body });
+            }
+        }
+        let request = match change {
+            Change::Write { offset, checksums, data } => {
+                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data }
+            }
+            Change::Zero { offset, length } => {
+                StoreRequest::Zero { pg, key, block_size, version, offset, length }
+            }
+            Change::Delete => StoreRequest::Delete { pg, key, version },
+        };
         self.newest = version;
-        self.window.begin(version);
+        self.stand.wrote(version);
+        self.changes.add(version, key, units);
+        let counter = self.window.begin(slot);
+        assert!(counter == version.counter);
         self.call(Call::Write(slot), request, actions);
     }
 
@@ -212,27 +250,67 @@ impl Pg {
         self.advance_write(slot, actions);
     }
 
-    /// The local member ended its part.
+    /// This OSD's own store ended its part.
     pub(crate) fn written(
         &mut self,
         slot: usize,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        let write = &mut self.writes[slot];
-        let WriteStage::Replicate { missing, version } = &mut write.stage else {
-            unreachable!("only a replicated write is at the store");
-        };
-        if let Err(error) = result {
-            // The store changed nothing and no other member has it: the version is void.
-            let version = *version;
-            self.window.end(version);
-            return self.end_write(slot, Err(refusal_of(error)), actions);
+        let lead = self.lead.as_ref().expect("a primary serves");
+        let (me, is_alone) = (lead.me, lead.peers.len() == 1);
+        match result {
+            Ok(_) => self.member_ended(me, slot, actions),
+            Err(error) => {
+                let WriteStage::Replicate { version, .. } = self.writes[slot].stage else {
+                    unreachable!("only a replicated write is at the store");
+                };
+                if is_alone {
+                    // The store changed nothing and nobody else has it: the version is void.
+                    self.window.end(version.counter);
+                    return self.end_write(slot, Err(refusal_of(error)), actions);
+                }
+                self.stand.lacks(version);
+                let why = "its store has no room for a write".to_owned();
+                let member = self.lead().peers[me].member;
+                self.end_epoch(Need::Failed(member, why.clone()), why, actions);
+            }
         }
-        missing.remove(SELF_INDEX);
-        if missing.is_empty() {
+    }
+
+    /// A member has a write durably.
+    pub(crate) fn member_wrote(
+        &mut self,
+        index: usize,
+        version: Version,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if version > self.newest || version.epoch != self.newest.epoch {
+            return Err("a version that was not given".into());
+        }
+        // One that ended needed no copy of this member.
+        if let Some(slot) = self.window.slot(version.counter) {
+            self.member_ended(index, slot, actions);
+        }
+        Ok(())
+    }
+
+    fn member_ended(&mut self, index: usize, slot: usize, actions: &mut Vec<Action>) {
+        let is_planted = planted::on(Bug::AckBeforeReplica) && self.lead().me == index;
+        let WriteStage::Replicate { missing, .. } = &mut self.writes[slot].stage else {
+            unreachable!("only a replicated write is in the window");
+        };
+        missing.take(index);
+        if missing.within(self.required).is_empty() || is_planted {
             self.advance_write(slot, actions);
         }
+    }
+
+    /// A hold ended: later writes of its block go on.
+    pub(crate) fn release(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let key = self.take_write_out(slot, None, actions);
+        self.start_writes(key, actions);
+        self.pump(actions);
     }
 
     fn end_write(
@@ -241,24 +319,28 @@ impl Pg {
         outcome: Result<Outcome, Refusal>,
         actions: &mut Vec<Action>,
     ) {
-        let key = self.remove_write(slot, outcome, actions);
+        let key = self.take_write_out(slot, Some(outcome), actions);
         self.start_writes(key, actions);
-        self.journal_when_drained(actions);
     }
 
     /// Answers a write and lets its followers go on; later writes of its block are not started.
-    fn remove_write(
+    fn take_write_out(
         &mut self,
         slot: usize,
-        outcome: Result<Outcome, Refusal>,
+        outcome: Option<Result<Outcome, Refusal>>,
         actions: &mut Vec<Action>,
     ) -> BlockKey {
         let write = self.writes.remove(slot);
         let removed = self.queue.remove(&(write.key, write.order));
         assert!(removed == Some(slot));
-        match write.issuer {
-            WriteFor::Client(ticket) => actions.push(Action::Reply { ticket, outcome }),
-            WriteFor::Deletion(deletion) => self.block_deleted(deletion, outcome, actions),
+        match (write.issuer, outcome) {
+            (WriteFor::Client(ticket), Some(outcome)) => {
+                actions.push(Action::Reply { ticket, outcome });
+            }
+            (WriteFor::Deletion(deletion), Some(outcome)) => {
+                self.block_deleted(deletion, outcome, actions);
+            }
+            (_, outcome) => assert!(outcome.is_none()),
         }
         for follower in write.followers {
             match follower {
@@ -276,10 +358,33 @@ impl Pg {
         units: &Range<u32>,
         order: u64,
     ) -> Option<usize> {
+        if planted::on(Bug::ReadOfUnfinishedWrite) {
+            return None;
+        }
         let older = self.queue.range((key, 0)..(key, order));
         older.rev().map(|(_, slot)| *slot).find(|slot| {
             let write = &self.writes[*slot].units;
             write.start < units.end && units.start < write.end
+        })
+    }
+
+    /// An unfinished write of a block, not older than `order`, that changes one of `units` and that
+    /// a version of the block includes.
+    pub(crate) fn write_seen(
+        &self,
+        key: BlockKey,
+        units: &Range<u32>,
+        order: u64,
+        seen: Version,
+    ) -> Option<usize> {
+        let newer = self.queue.range((key, order)..=(key, u64::MAX));
+        newer.map(|(_, slot)| *slot).find(|slot| {
+            let write = &self.writes[*slot];
+            let is_seen = match write.stage {
+                WriteStage::Replicate { version, .. } => version <= seen,
+                _ => false,
+            };
+            is_seen && write.units.start < units.end && units.start < write.units.end
         })
     }
 
@@ -300,12 +405,11 @@ impl Pg {
         // All go before any other starts: what one made way for may be refused as well.
         let mut keys = Vec::new();
         for (slot, refusal) in refused {
-            keys.push(self.remove_write(slot, Err(refusal), actions));
+            keys.push(self.take_write_out(slot, Some(Err(refusal)), actions));
         }
         for key in keys {
             self.start_writes(key, actions);
         }
-        self.journal_when_drained(actions);
     }
 }
 

@@ -1,0 +1,100 @@
+//! The change list: which units of which blocks changed lately.
+//!
+//! Invariants
+//!   1. Every change of the PG at this member with a version above `reach` is in it.
+//!   2. At most [`CHANGES_MAX`] changes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use base::Version;
+use blockstore::BlockKey;
+
+use crate::units::Units;
+
+/// Most changes kept.
+pub const CHANGES_MAX: usize = 4096;
+
+/// See the module.
+pub struct Changes {
+    reach: Version,
+    list: VecDeque<Changed>,
+}
+
+struct Changed {
+    version: Version,
+    key: BlockKey,
+    first: u16,
+    end: u16,
+}
+
+impl Changes {
+    /// Nothing is known of changes up to `reach`.
+    pub fn new(reach: Version) -> Changes {
+        Changes { reach, list: VecDeque::new() }
+    }
+
+    /// A block changed.
+    pub fn add(&mut self, version: Version, key: BlockKey, units: Range<u32>) {
+        if self.list.len() == CHANGES_MAX
+            && let Some(oldest) = self.list.pop_front()
+        {
+            self.reach = self.reach.max(oldest.version);
+        }
+        let (first, end) = (units.start as u16, units.end as u16);
+        self.list.push_back(Changed { version, key, first, end });
+    }
+
+    /// The blocks with changes above `version`, and their units; `None`: it does not reach back so
+    /// far.
+    pub fn since(&self, version: Version) -> Option<BTreeMap<BlockKey, Units>> {
+        if self.reach > version {
+            return None;
+        }
+        let mut blocks: BTreeMap<BlockKey, Units> = BTreeMap::new();
+        for change in self.list.iter().filter(|change| change.version > version) {
+            let units = blocks.entry(change.key).or_default();
+            units.add_range(u32::from(change.first)..u32::from(change.end));
+        }
+        Some(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::{Epoch, ImageId, PoolId, StripeIndex};
+
+    fn version(counter: u64) -> Version {
+        Version { epoch: Epoch::new(1), counter }
+    }
+
+    fn key(stripe: u32) -> BlockKey {
+        let (image, stripe) = (ImageId::FIRST, StripeIndex::new(stripe));
+        BlockKey { pool: PoolId::FIRST, hash: 1, image, stripe }
+    }
+
+    #[test]
+    fn units_that_changed_since_a_version_are_told() {
+        let mut changes = Changes::new(version(2));
+        changes.add(version(3), key(1), 0..2);
+        changes.add(version(4), key(1), 3..4);
+        changes.add(version(5), key(2), 0..1);
+        assert!(changes.since(version(1)).is_none());
+        let all = changes.since(version(2)).unwrap();
+        assert_eq!(all[&key(1)], Units::from_range(0..2).with(&Units::from_range(3..4)));
+        let late = changes.since(version(3)).unwrap();
+        assert_eq!(late[&key(1)], Units::from_range(3..4));
+        assert_eq!(late.len(), 2);
+    }
+
+    #[test]
+    fn what_fell_out_of_the_list_is_not_told() {
+        let mut changes = Changes::new(Version::ZERO);
+        for counter in 1..=CHANGES_MAX as u64 + 1 {
+            changes.add(version(counter), key(counter as u32), 0..1);
+        }
+        assert!(changes.since(Version::ZERO).is_none());
+        assert_eq!(changes.since(version(1)).unwrap().len(), CHANGES_MAX);
+    }
+}

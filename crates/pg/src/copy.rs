@@ -1,0 +1,336 @@
+//! Copies of blocks between members: for equal blocks at the beginning of an epoch, for learners,
+//! and for units that were damaged.
+//!
+//! ```text
+//!   (hold: its turn in the block's queue) ──▶ the first source's copy ──▶ units it lost, from the
+//!   next sources ──▶ repairs
+//! ```
+//!
+//! Invariants
+//!   1. In an active epoch a block is copied while no write of it is under way, and later ones wait
+//!      until the copy is on its way. So all acting members hold the same.
+//!   2. Units that no source could read are sent as damaged: nobody keeps older data there.
+
+use std::collections::VecDeque;
+
+use base::Version;
+use base::planted::{self, Bug};
+use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use format::wire::{Content, PeerBody};
+
+use super::lead::{Ask, Asked};
+use super::units::{Copied, Held, Units};
+use super::write::{Follower, WriteFor, WriteKind};
+use super::{Action, Call, MemberSet, Need, Pg, Serving};
+
+/// The copy of one block.
+pub struct Job {
+    key: BlockKey,
+    /// `None`: the whole block.
+    wants: Option<Units>,
+    /// Members to ask, in order.
+    sources: VecDeque<usize>,
+    held: Option<Held>,
+    /// Some units came from another source than the first.
+    is_mixed: bool,
+    /// Its place in the queue of the block's writes, once it has its turn.
+    hold: Option<usize>,
+    purpose: Purpose,
+}
+
+/// What a copy is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// The acting members `targets` get the block in its newest version.
+    Adopt { newest: Version, targets: MemberSet },
+    /// A learner gets it.
+    Fill { learner: usize },
+    /// Units that this OSD lost come back.
+    Mend,
+}
+
+impl Job {
+    pub fn new(key: BlockKey, wants: Option<Units>, sources: Vec<usize>, purpose: Purpose) -> Job {
+        let sources = sources.into();
+        Job { key, wants, sources, held: None, is_mixed: false, hold: None, purpose }
+    }
+}
+
+impl Pg {
+    /// Begins a job that needs no turn in its block's queue: nothing is written in the epoch yet.
+    pub(crate) fn begin_job(&mut self, job: Job, actions: &mut Vec<Action>) {
+        let job = self.lead().jobs.insert(job);
+        self.gather(job, actions);
+    }
+
+    /// Begins a job at its turn among the writes of its block. `follower` goes on when it ends.
+    pub(crate) fn queue_job(
+        &mut self,
+        job: Job,
+        follower: Option<Follower>,
+        actions: &mut Vec<Action>,
+    ) {
+        let key = job.key;
+        let job = self.lead().jobs.insert(job);
+        if planted::on(Bug::FillOvertakesWrite) && follower.is_none() {
+            return self.gather(job, actions);
+        }
+        self.write(WriteFor::Job(job), key, WriteKind::Hold, follower, actions);
+    }
+
+    /// No write of the job's block is under way, and none begins before [`Pg::end_job`].
+    pub(crate) fn hold_begins(&mut self, job: usize, slot: usize, actions: &mut Vec<Action>) {
+        let found = &mut self.lead().jobs[job];
+        found.hold = Some(slot);
+        let key = found.key;
+        match found.purpose {
+            Purpose::Mend => self.call(Call::MendLook(job), StoreRequest::Extents { key }, actions),
+            _ => self.gather(job, actions),
+        }
+    }
+
+    /// What this OSD lost of a block is known.
+    pub(crate) fn mend_looked(
+        &mut self,
+        job: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Ok(Answer::Extents { version, damaged, .. }) = result else {
+            unreachable!("the store answers extents with extents");
+        };
+        let lost = Units::from_words(&damaged, self.shape.block_size);
+        let lost = lost.expect("the store knows the size of its blocks");
+        if lost.is_empty() {
+            // Somebody mended it meanwhile, or wrote it anew.
+            return self.end_job(job, actions);
+        }
+        let found = &mut self.lead().jobs[job];
+        found.wants = Some(lost);
+        found.held = Some(Held::Copy(Copied::zeros(version, Units::default())));
+        self.gather(job, actions);
+    }
+
+    /// Asks the next source for what is missing.
+    fn gather(&mut self, job: usize, actions: &mut Vec<Action>) {
+        let missing = self.missing_units(job);
+        let me = self.lead().me;
+        let found = &mut self.lead().jobs[job];
+        let key = found.key;
+        let is_whole = found.held.is_none() && found.wants.is_none();
+        let is_done = found.held.is_some() && missing.is_empty();
+        let source = found.sources.pop_front().filter(|_| !is_done);
+        let Some(source) = source else { return self.gathered(job, actions) };
+        let words = missing.words(self.shape.block_size);
+        let units = if is_whole { Vec::new() } else { words };
+        if source == me {
+            self.call(Call::Copy(job), StoreRequest::Copy { key, units }, actions);
+        } else {
+            let call = self.ask(Ask { peer: source, what: Asked::Fetch { job } });
+            self.send(source, PeerBody::Fetch { call, key, units }, actions);
+        }
+    }
+
+    /// Units that are wanted and did not come yet.
+    fn missing_units(&mut self, job: usize) -> Units {
+        let all = Units::from_range(0..self.shape.block_size.unit_count());
+        let found = &self.lead().jobs[job];
+        let wants = found.wants.unwrap_or(all);
+        match &found.held {
+            None => wants,
+            Some(Held::Gone | Held::Tombstone(_)) => Units::default(),
+            Some(Held::Copy(copied)) => wants.without(&copied.units),
+        }
+    }
+
+    /// This OSD's own copy.
+    pub(crate) fn copied(
+        &mut self,
+        job: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Ok(Answer::Copy { content, .. }) = result else {
+            unreachable!("the store answers a copy with a copy");
+        };
+        let held = Held::of(content, self.shape.block_size, false);
+        let held = held.expect("the store knows the size of its blocks");
+        self.source_answered(job, held, actions);
+    }
+
+    /// A member's copy.
+    pub(crate) fn peer_copied(
+        &mut self,
+        job: usize,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let held = Held::of(content, self.shape.block_size, true)?;
+        self.source_answered(job, held, actions);
+        Ok(())
+    }
+
+    fn source_answered(&mut self, job: usize, held: Held, actions: &mut Vec<Action>) {
+        let missing = self.missing_units(job);
+        let found = &mut self.lead.as_mut().expect("jobs are the primary's").jobs[job];
+        match &mut found.held {
+            None => found.held = Some(held),
+            Some(Held::Copy(known)) => {
+                let is_same = held.version() == known.version;
+                let is_adopted = matches!(found.purpose, Purpose::Adopt { .. });
+                let more = match held {
+                    Held::Copy(copied) if is_same || is_adopted => Some(copied),
+                    Held::Gone | Held::Tombstone(_) if is_adopted => {
+                        Some(Copied::zeros(known.version, missing))
+                    }
+                    // In an active epoch all acting members hold the same version.
+                    _ => None,
+                };
+                if let Some(more) = more {
+                    found.is_mixed |= !more.units.is_empty();
+                    known.complete_with(&more, &self.buffers);
+                }
+            }
+            Some(Held::Gone | Held::Tombstone(_)) => unreachable!("nothing is missing of it"),
+        }
+        self.gather(job, actions);
+    }
+
+    /// No source has more.
+    fn gathered(&mut self, job: usize, actions: &mut Vec<Action>) {
+        let key = self.lead().jobs[job].key;
+        let lost = self.missing_units(job);
+        let found = &mut self.lead().jobs[job];
+        let held = found.held.take().expect("the first source answered");
+        match found.purpose {
+            Purpose::Adopt { newest, targets } => {
+                self.adopt(job, newest, targets, held, &lost, actions);
+            }
+            Purpose::Fill { learner } => {
+                self.send_fill(learner, key, held, &lost, actions);
+                self.end_job(job, actions);
+            }
+            Purpose::Mend => {
+                let is_empty = matches!(&held, Held::Copy(copied) if copied.units.is_empty());
+                if is_empty {
+                    return self.end_job(job, actions);
+                }
+                let content = held.into_content(self.shape.block_size, &Units::default());
+                let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
+                self.call(Call::Mend(job), request, actions);
+            }
+        }
+    }
+
+    /// What this OSD lost is durable here again.
+    pub(crate) fn mended(
+        &mut self,
+        job: usize,
+        _: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        // Without room for it the units stay damaged, and the read says so.
+        self.end_job(job, actions);
+    }
+
+    /// A job ended: later writes of its block go on.
+    fn end_job(&mut self, job: usize, actions: &mut Vec<Action>) {
+        let job = self.lead().jobs.remove(job);
+        if let Some(slot) = job.hold {
+            self.release(slot, actions);
+        }
+    }
+
+    /// Gives the newest copy to all acting members that have another one.
+    fn adopt(
+        &mut self,
+        job: usize,
+        newest: Version,
+        targets: MemberSet,
+        held: Held,
+        lost: &Units,
+        actions: &mut Vec<Action>,
+    ) {
+        if held.version() != newest {
+            // It stated another version: it will be judged anew.
+            self.lead().jobs.remove(job);
+            let why = "a member's block is not as it was listed".to_owned();
+            return self.end_epoch(Need::NewEpoch, why, actions);
+        }
+        let lead = self.lead();
+        let me = lead.me;
+        // Units that came from an older copy go to those of the newest version as well.
+        let targets = if lead.jobs[job].is_mixed { lead.acting } else { targets };
+        let key = lead.jobs[job].key;
+        lead.jobs[job].purpose = Purpose::Adopt { newest, targets };
+        let content = held.into_content(self.shape.block_size, lost);
+        for index in targets.iter() {
+            let content = content.clone();
+            if index == me {
+                self.repair_own(key, newest, content, Call::Adopt(job), actions);
+            } else {
+                let call = self.ask(Ask { peer: index, what: Asked::Adopt { job } });
+                self.send(index, PeerBody::Repair { call, key, content }, actions);
+            }
+        }
+    }
+
+    fn repair_own(
+        &mut self,
+        key: BlockKey,
+        version: Version,
+        content: Content,
+        call: Call,
+        actions: &mut Vec<Action>,
+    ) {
+        self.stand.held = self.stand.held.max(version);
+        self.has_tombstones |= matches!(content, Content::Tombstone { .. });
+        self.changes.add(version, key, 0..self.shape.block_size.unit_count());
+        self.call(call, StoreRequest::Repair { pg: self.shape.pg, key, content }, actions);
+    }
+
+    /// This OSD's own repair for equal blocks ended.
+    pub(crate) fn adopted_here(
+        &mut self,
+        job: usize,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let me = self.lead().me;
+        match result {
+            Ok(_) => self.adopted_by(me, job, actions),
+            Err(_) => {
+                let why = "its store is full".to_owned();
+                let need = Need::Failed(self.lead().peers[me].member, why.clone());
+                self.end_epoch(need, why, actions);
+            }
+        }
+    }
+
+    /// A member has the newest copy durably.
+    pub(crate) fn adopted_by(&mut self, index: usize, job: usize, actions: &mut Vec<Action>) {
+        let found = &mut self.lead().jobs[job];
+        let Purpose::Adopt { targets, .. } = &mut found.purpose else {
+            unreachable!("the job gives the newest copy to all");
+        };
+        targets.take(index);
+        if targets.is_empty() {
+            self.lead().jobs.remove(job);
+            self.compare_on(actions);
+        }
+    }
+
+    /// Lets a read wait until units that this OSD lost were fetched from other members; false
+    /// where there is nobody else.
+    pub(crate) fn mend(&mut self, key: BlockKey, read: usize, actions: &mut Vec<Action>) -> bool {
+        let is_active = self.serving == Serving::Active;
+        let Some(lead) = &self.lead else { return false };
+        let sources: Vec<usize> = lead.acting_others().collect();
+        if sources.is_empty() || !is_active {
+            return false;
+        }
+        let job = Job::new(key, None, sources, Purpose::Mend);
+        self.queue_job(job, Some(Follower::Read(read)), actions);
+        true
+    }
+}

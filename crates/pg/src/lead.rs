@@ -1,0 +1,419 @@
+//! The primary's side of an epoch: asks the members, brings the acting ones to the same blocks,
+//! makes the epoch durable on all of them, and ends it when one of them is lost.
+//!
+//! ```text
+//!   Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
+//!   (own work)  (states)   (repairs)     (records)
+//! ```
+//!
+//! Invariants
+//!   1. Nothing is served before every acting member has the same blocks and a durable record.
+//!   2. From the answer of an acting member on, its connection and the epoch end together. So does
+//!      that of a bound learner.
+//!   3. An epoch that ended serves nothing more; what it started may still end.
+
+use std::collections::BTreeMap;
+
+use base::{Epoch, OsdId, Version};
+use blockstore::{NoteKey, Request as StoreRequest};
+use format::wire::{Activation, HISTORY_COUNT_MAX, Member, MemberState, PeerBody, PgEntry};
+use slab::Slab;
+
+use super::compare::Compare;
+use super::copy::Job;
+use super::fill::{Filler, Intake};
+use super::window::Window;
+use super::{Action, Call, MEMBERS_MAX, MemberSet, Need, NoteFor, Pg, Record, Serving};
+
+/// What a primary keeps of its epoch.
+pub struct Lead {
+    /// Acting members in the order of the entry, then learners.
+    pub peers: Vec<Peer>,
+    /// This OSD's index.
+    pub me: usize,
+    /// The acting members.
+    pub acting: MemberSet,
+    /// Acting members whose records are not durable yet.
+    pub unrecorded: MemberSet,
+    /// The version that the epoch adopted.
+    pub adopted: Version,
+    /// Tombstones up to it are gone.
+    pub floor: Version,
+    /// Activations up to this one.
+    pub history: Vec<Activation>,
+    pub compare: Compare,
+    pub jobs: Slab<Job>,
+    /// Questions to members whose answers are missing.
+    pub asks: Slab<Ask>,
+    /// So many fills may be under way.
+    pub fills_max: usize,
+    /// Whose leases this primary needs.
+    pub lease_givers: Vec<OsdId>,
+}
+
+/// A member as its primary sees it.
+pub struct Peer {
+    pub member: Member,
+    pub contact: Contact,
+    pub state: Option<MemberState>,
+    /// Of a learner that is being judged.
+    pub intake: Option<Intake>,
+    /// Of a learner that takes part.
+    pub filler: Option<Filler>,
+}
+
+/// How far the talk with a member is. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contact {
+    /// There is no connection.
+    Away,
+    /// It was asked how it stands.
+    Asked,
+    /// It answered.
+    Known,
+    /// It cannot go on in this epoch.
+    Out,
+}
+
+/// A question to a member.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ask {
+    pub peer: usize,
+    pub what: Asked,
+}
+
+/// See [`Ask`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// Blocks, to compare those of acting members.
+    Compare,
+    /// Blocks that a learner holds and the PG did not adopt.
+    Intake,
+    /// Blocks of a learner, for a full comparison.
+    Listing,
+    /// A block for a job.
+    Fetch { job: usize },
+    /// A repair for the same blocks on all acting members.
+    Adopt { job: usize },
+    /// A fill.
+    Fill { key: blockstore::BlockKey, bytes: u64 },
+    /// A learner's position.
+    Progress,
+}
+
+impl Lead {
+    /// Requires: `me` is a member of the entry, which has at most [`MEMBERS_MAX`].
+    pub fn new(entry: &PgEntry, me: OsdId) -> Lead {
+        let members = entry.acting.iter().chain(&entry.learners);
+        let peers: Vec<Peer> = members.map(|member| Peer::new(*member)).collect();
+        assert!(peers.len() <= MEMBERS_MAX);
+        let me = peers.iter().position(|peer| peer.member.osd == me);
+        let me = me.filter(|me| *me < entry.acting.len()).expect("a primary is an acting member");
+        let acting = MemberSet::all(entry.acting.len());
+        let others = entry.acting.iter().map(|member| member.osd);
+        Lead {
+            me,
+            acting,
+            unrecorded: acting,
+            adopted: Version::ZERO,
+            floor: Version::ZERO,
+            history: Vec::new(),
+            compare: Compare::default(),
+            jobs: Slab::new(),
+            asks: Slab::new(),
+            fills_max: 0,
+            lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
+            peers,
+        }
+    }
+
+    /// The index of a member that is not this OSD.
+    pub fn index_of(&self, osd: OsdId) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.member.osd == osd).filter(|index| *index != self.me)
+    }
+
+    /// Whether nobody else takes part in the epoch.
+    fn is_alone(&self) -> bool {
+        self.peers.len() == 1
+    }
+
+    fn acting_states(&self) -> impl Iterator<Item = &MemberState> {
+        let count = self.acting.count();
+        self.peers[..count].iter().map(|peer| peer.state.as_ref().expect("all have answered"))
+    }
+
+    /// Acting members other than this OSD.
+    pub fn acting_others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.acting.count()).filter(move |index| *index != me)
+    }
+}
+
+impl Peer {
+    fn new(member: Member) -> Peer {
+        Peer { member, contact: Contact::Away, state: None, intake: None, filler: None }
+    }
+}
+
+impl Pg {
+    pub(crate) fn lead(&mut self) -> &mut Lead {
+        self.lead.as_mut().expect("this OSD leads the epoch")
+    }
+
+    /// As primary: there is a connection to this member.
+    pub fn peer_ready(&mut self, osd: OsdId, actions: &mut Vec<Action>) {
+        let (Some(entry), Some(lead)) = (&self.entry, &mut self.lead) else { return };
+        let Some(index) = lead.index_of(osd) else { return };
+        let peer = &mut lead.peers[index];
+        if matches!(self.serving, Serving::Ended { .. }) || peer.contact != Contact::Away {
+            return;
+        }
+        peer.contact = Contact::Asked;
+        let body = PeerBody::Query { revision: entry.revision };
+        actions.push(Action::Send { to: osd, body });
+    }
+
+    /// As primary: the connection to this member is gone.
+    pub fn peer_lost(&mut self, osd: OsdId, actions: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        let Some(index) = lead.index_of(osd) else { return };
+        let (acting, peer) = (lead.acting, &mut lead.peers[index]);
+        if matches!(peer.contact, Contact::Away | Contact::Out) {
+            return;
+        }
+        let was_known = peer.contact == Contact::Known;
+        peer.contact = Contact::Away;
+        if acting.has(index) {
+            if was_known {
+                self.end_epoch(Need::NewEpoch, format!("lost {osd}"), actions);
+            }
+        } else {
+            self.forget_learner(index, actions);
+        }
+    }
+
+    /// The epoch cannot go on: what it started is answered when the next one comes.
+    pub(crate) fn end_epoch(&mut self, need: Need, why: String, actions: &mut Vec<Action>) {
+        if !matches!(self.serving, Serving::Ended { .. }) {
+            self.serving = Serving::Ended { why };
+            actions.push(Action::Need(need));
+        }
+    }
+
+    /// A member said that it cannot go on.
+    pub(crate) fn peer_failed(&mut self, index: usize, why: String, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let member = lead.peers[index].member;
+        if lead.peers[index].contact == Contact::Out {
+            return;
+        }
+        lead.peers[index].contact = Contact::Out;
+        let need = Need::Failed(member, why);
+        if lead.acting.has(index) {
+            return self.end_epoch(need, format!("{} cannot go on", member.osd), actions);
+        }
+        actions.push(Action::Need(need));
+        self.forget_learner(index, actions);
+    }
+
+    /// Members that the epoch waits for before it can be active; for people.
+    pub fn waits_for(&self) -> Vec<OsdId> {
+        let Some(lead) = &self.lead else { return Vec::new() };
+        let others = lead.acting_others().map(|index| &lead.peers[index]);
+        match self.serving {
+            Serving::Draining | Serving::Asking => {
+                let silent = others.filter(|peer| peer.contact != Contact::Known);
+                silent.map(|peer| peer.member.osd).collect()
+            }
+            Serving::Journaling => {
+                let missing = lead.acting_others().filter(|index| lead.unrecorded.has(*index));
+                missing.map(|index| lead.peers[index].member.osd).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Nothing of the epochs before is under way here: the members are judged.
+    pub(crate) fn ask_members(&mut self, actions: &mut Vec<Action>) {
+        let state = self.stand.state(self.record.as_ref());
+        self.serving = Serving::Asking;
+        let lead = self.lead();
+        let me = lead.me;
+        lead.peers[me].contact = Contact::Known;
+        self.know(me, state, actions);
+    }
+
+    /// A member stated itself.
+    pub(crate) fn stated(
+        &mut self,
+        index: usize,
+        state: MemberState,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let peer = &mut self.lead().peers[index];
+        if peer.contact != Contact::Asked {
+            return Err("a state that was not asked for".into());
+        }
+        if !state.history.is_sorted_by(|older, newer| older.epoch < newer.epoch) {
+            return Err("a history out of order".into());
+        }
+        peer.contact = Contact::Known;
+        self.know(index, state, actions);
+        Ok(())
+    }
+
+    fn know(&mut self, index: usize, state: MemberState, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let member = lead.peers[index].member;
+        if !lead.acting.has(index) {
+            lead.peers[index].state = Some(state);
+            return self.welcome(index, actions);
+        }
+        let is_whole = !state.is_suspect && state.filling.is_none();
+        lead.peers[index].state = Some(state);
+        if !is_whole {
+            let why = "it may lack acknowledged writes".to_owned();
+            let need = Need::Failed(member, why);
+            return self.end_epoch(need, format!("{} may lack writes", member.osd), actions);
+        }
+        self.judge_members(actions);
+    }
+
+    /// Goes on once all acting members have stated themselves.
+    fn judge_members(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let count = lead.acting.count();
+        let is_known = lead.peers[..count].iter().all(|peer| peer.state.is_some());
+        if self.serving != Serving::Asking || !is_known {
+            return;
+        }
+        let lead = self.lead();
+        let is_new = lead.acting_states().all(|state| state.held == Version::ZERO);
+        let lost = (0..count).find(|index| {
+            let state = lead.peers[*index].state.as_ref();
+            state.is_some_and(|state| state.record_epoch == Epoch::ZERO)
+        });
+        let is_known = lead.acting_states().any(|state| state.record_epoch > Epoch::ZERO);
+        if let Some(index) = lost.filter(|_| is_known && !is_new) {
+            let why = "it does not know the PG".to_owned();
+            return self.peer_failed(index, why, actions);
+        }
+        let first = lead.peers[0].state.as_ref().expect("all have answered");
+        let (epoch, complete) = (first.record_epoch, first.complete);
+        let is_same = lead.acting_states().all(|state| {
+            state.record_epoch == epoch && state.complete == complete && state.held <= complete
+        });
+        if is_same || count == 1 {
+            return self.journal(actions);
+        }
+        let lowest = lead.acting_states().map(|state| state.complete).min();
+        lead.compare = Compare::new(count, lowest.expect("there are acting members"));
+        self.serving = Serving::Comparing;
+        self.compare_on(actions);
+    }
+
+    /// The acting members hold the same blocks: makes the epoch durable on all of them.
+    pub(crate) fn journal(&mut self, actions: &mut Vec<Action>) {
+        let entry = self.entry.clone().expect("an epoch is entered");
+        let lead = self.lead();
+        let adopted = lead.acting_states().map(|state| state.complete).max();
+        let floor = lead.acting_states().map(|state| state.floor).max();
+        lead.adopted = adopted.expect("there are acting members");
+        lead.floor = floor.expect("there are acting members");
+        lead.history = history_of(lead, entry.epoch);
+        lead.unrecorded = lead.acting;
+        let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
+        if !lead.is_alone() {
+            // Others may have recorded it from now on, whatever becomes of it here.
+            self.begun = entry.epoch;
+        }
+        self.serving = Serving::Journaling;
+        for index in self.lead().acting_others() {
+            let body =
+                PeerBody::Activate { adopted, floor, history: history.clone(), filling: None };
+            self.send(index, body, actions);
+        }
+        self.take_floor(floor, actions);
+        let record = Record { entry, adopted, history, filling: None };
+        self.note(record, NoteFor::Lead, actions);
+    }
+
+    /// The own record is durable, or cannot be written.
+    pub(crate) fn own_record_noted(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+        let me = self.lead().me;
+        if is_durable {
+            return self.recorded(me, actions);
+        }
+        let why = "its activation could not be journaled: its store is full".to_owned();
+        if self.lead().is_alone() {
+            self.serving = Serving::Idle { why };
+            self.lead = None;
+            self.entry = None;
+        } else {
+            let need = Need::Failed(self.lead().peers[me].member, why.clone());
+            self.end_epoch(need, why, actions);
+        }
+    }
+
+    /// The record of an acting member is durable.
+    pub(crate) fn recorded(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        lead.unrecorded.take(index);
+        if lead.unrecorded.is_empty() && self.serving == Serving::Journaling {
+            self.begin_serving(actions);
+        }
+    }
+
+    fn begin_serving(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let (adopted, acting) = (lead.adopted, lead.acting);
+        let learners = acting.count()..lead.peers.len();
+        self.newest = adopted;
+        self.window = Window::new(adopted.counter);
+        self.sent = acting;
+        self.required = acting;
+        self.serving = Serving::Active;
+        actions.push(Action::Activated);
+        for index in learners {
+            self.welcome(index, actions);
+        }
+    }
+
+    pub(crate) fn send(&mut self, index: usize, body: PeerBody, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        assert!(index != lead.me);
+        actions.push(Action::Send { to: lead.peers[index].member.osd, body });
+    }
+
+    /// Keeps a record; its durability is told by [`Pg::noted`].
+    pub(crate) fn note(&mut self, record: Record, what: NoteFor, actions: &mut Vec<Action>) {
+        assert!(self.noting.is_none());
+        let bytes = record.encode();
+        self.noting = Some((record, what));
+        let key = NoteKey::Pg(self.shape.pg);
+        self.call(Call::Note, StoreRequest::Note { key, bytes }, actions);
+    }
+
+    /// The PG's tombstones up to this version may go here.
+    pub(crate) fn take_floor(&mut self, floor: Version, actions: &mut Vec<Action>) {
+        if floor > self.stand.floor {
+            self.stand.floor = floor;
+            self.call(Call::Floor, StoreRequest::SetFloor { pg: self.shape.pg, floor }, actions);
+        }
+    }
+}
+
+/// The activations that the member with the newest record knows, and this one: as many as learners
+/// above the floor can need.
+fn history_of(lead: &Lead, epoch: Epoch) -> Vec<Activation> {
+    let newest = lead.acting_states().max_by_key(|state| state.record_epoch);
+    let known = newest.into_iter().flat_map(|state| &state.history);
+    let mut all: BTreeMap<Epoch, Version> =
+        known.map(|activation| (activation.epoch, activation.adopted)).collect();
+    all.insert(epoch, lead.adopted);
+    // A learner above the floor has a record of the floor's epoch or of a later one.
+    let old = all.keys().filter(|epoch| **epoch <= lead.floor.epoch).count().saturating_sub(1);
+    let skipped = old.max(all.len().saturating_sub(HISTORY_COUNT_MAX));
+    let kept = all.into_iter().skip(skipped);
+    kept.map(|(epoch, adopted)| Activation { epoch, adopted }).collect()
+}

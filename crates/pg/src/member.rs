@@ -1,0 +1,494 @@
+//! A member's side of an epoch that another OSD leads: states itself, takes what the primary sends,
+//! in order, and tells when it is durable.
+//!
+//! Invariants
+//!   1. It states itself when nothing of the epochs before is under way at its store.
+//!   2. Writes come in version order without gaps. One that the store refused ends its part in the
+//!      epoch: nothing later is taken.
+//!   3. A position is kept when all that came before it is durable.
+
+use base::{OsdId, UNIT_SIZE, Version, checksum};
+use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
+use format::wire::{
+    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, ListedBlock, PeerBody,
+};
+
+use super::lead::Asked;
+use super::units::{Held, Units};
+use super::window::Window;
+use super::{Action, Call, CallId, NewerFor, NoteFor, Pg, Record, next_version, units_of};
+
+/// What a member keeps of an epoch that another OSD leads.
+pub struct Follow {
+    primary: OsdId,
+    is_learner: bool,
+    stage: FollowStage,
+    /// The version of the next write; `None`: whatever comes first.
+    next: Option<Version>,
+    mark: Version,
+    /// Changes at the store, in the order they came.
+    taken: Window,
+    /// A position that waits for all that came before it.
+    progress: Option<Progress>,
+}
+
+/// How far the epoch is here. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum FollowStage {
+    /// The primary did not ask yet.
+    Silent,
+    /// It asked; what is under way must end first.
+    Asked,
+    /// It was answered.
+    Stated,
+    /// The epoch is activated here.
+    Active,
+    /// The store could not follow.
+    Failed,
+}
+
+struct Progress {
+    /// All changes up to it are to be durable.
+    behind: u64,
+    call: u32,
+    record: Record,
+    floor: Version,
+}
+
+impl Follow {
+    pub fn new(primary: OsdId, is_learner: bool) -> Follow {
+        Follow {
+            primary,
+            is_learner,
+            stage: FollowStage::Silent,
+            next: None,
+            mark: Version::ZERO,
+            taken: Window::new(0),
+            progress: None,
+        }
+    }
+
+    /// Up to it all acting members have everything.
+    pub fn mark(&self) -> Version {
+        self.mark
+    }
+
+    /// Whether it holds everything and takes part.
+    pub fn is_acting(&self) -> bool {
+        !self.is_learner && self.stage == FollowStage::Active
+    }
+}
+
+impl Pg {
+    pub(crate) fn follow(&mut self) -> &mut Follow {
+        self.follow.as_mut().expect("another OSD leads the epoch")
+    }
+
+    fn answer(&mut self, body: PeerBody, actions: &mut Vec<Action>) {
+        actions.push(Action::Send { to: self.follow().primary, body });
+    }
+
+    /// The primary said something.
+    pub(crate) fn primary_said(
+        &mut self,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let stage = self.follow().stage;
+        match (body, stage) {
+            (PeerBody::Stale(_), _) | (_, FollowStage::Failed) => Ok(()),
+            (PeerBody::Query { .. }, _) => self.queried(actions),
+            (_, FollowStage::Silent | FollowStage::Asked) => {
+                Err("it speaks before it asked".into())
+            }
+            (PeerBody::List { call, newer_than, after }, _) => {
+                let what = NewerFor::Peer { call };
+                let call = CallId(self.calls.insert(Call::Newer(what)) as u32);
+                let count_max = LIST_COUNT_MAX;
+                actions.push(Action::ListNewer { call, newer_than, after, count_max });
+                Ok(())
+            }
+            (PeerBody::Fetch { call, key, units }, _) => {
+                self.check_key(key)?;
+                Units::from_words(&units, self.shape.block_size).ok_or("units behind a block")?;
+                self.call(Call::PeerCopy { call }, StoreRequest::Copy { key, units }, actions);
+                Ok(())
+            }
+            (PeerBody::Repair { call, key, content }, _) => {
+                self.take_repair(call, key, content, actions)
+            }
+            (PeerBody::Activate { adopted, floor, history, filling }, FollowStage::Stated) => {
+                self.take_activation(adopted, floor, history, filling, actions)
+            }
+            (PeerBody::Write { version, mark, key, block_size, change }, FollowStage::Active) => {
+                if block_size != self.shape.block_size {
+                    return Err("a write of another block size".into());
+                }
+                self.take_write(version, mark, key, change, actions)
+            }
+            (PeerBody::Progress { call, filling, complete, floor }, FollowStage::Active) => {
+                self.take_progress(call, filling, complete, floor, actions)
+            }
+            _ => Err("a message that its stage of the epoch does not have".into()),
+        }
+    }
+
+    fn queried(&mut self, actions: &mut Vec<Action>) -> Result<(), String> {
+        let follow = self.follow();
+        if follow.stage == FollowStage::Active {
+            return Err("a member takes part once in an epoch".into());
+        }
+        follow.stage = FollowStage::Asked;
+        self.go_on_when_quiet(actions);
+        Ok(())
+    }
+
+    /// Nothing is under way at the store: states itself, if it was asked.
+    pub(crate) fn state_if_asked(&mut self, actions: &mut Vec<Action>) {
+        if self.follow().stage != FollowStage::Asked {
+            return;
+        }
+        let state = self.stand.state(self.record.as_ref());
+        let follow = self.follow();
+        follow.stage = FollowStage::Stated;
+        follow.taken = Window::new(0);
+        self.answer(PeerBody::State(state), actions);
+    }
+
+    fn take_activation(
+        &mut self,
+        adopted: Version,
+        floor: Version,
+        history: Vec<Activation>,
+        filling: Option<Filling>,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let entry = self.entry.clone().expect("an epoch is entered");
+        let is_sorted = history.is_sorted_by(|older, newer| older.epoch < newer.epoch);
+        let is_sound = is_sorted && history.len() <= HISTORY_COUNT_MAX;
+        let last = Some(&Activation { epoch: entry.epoch, adopted });
+        if !is_sound || history.last() != last {
+            return Err("a history that does not end with this epoch".into());
+        }
+        for key in filling.iter().flat_map(|filling| &filling.whole) {
+            self.check_key(*key)?;
+        }
+        let follow = self.follow();
+        if follow.is_learner != filling.is_some() {
+            return Err("a learner, and only a learner, is filled".into());
+        }
+        follow.stage = FollowStage::Active;
+        if !follow.is_learner {
+            follow.next = Some(next_version(adopted, entry.epoch));
+            follow.mark = adopted;
+            self.take_floor(floor, actions);
+        } else {
+            follow.next = None;
+        }
+        let record = Record { entry, adopted, history, filling };
+        self.note(record, NoteFor::Activation, actions);
+        Ok(())
+    }
+
+    fn take_write(
+        &mut self,
+        version: Version,
+        mark: Version,
+        key: BlockKey,
+        change: Change,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.check_key(key)?;
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        let follow = self.follow();
+        if !follow.next.map_or(version.epoch <= epoch, |next| version == next) {
+            return Err(format!("version {version} is not the next one"));
+        }
+        let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+        let (first, end) = self.check_change(&change)?;
+        let request = match change {
+            Change::Write { offset, checksums, data } => {
+                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data }
+            }
+            Change::Zero { offset, length } => {
+                StoreRequest::Zero { pg, key, block_size, version, offset, length }
+            }
+            Change::Delete => {
+                self.has_tombstones = true;
+                StoreRequest::Delete { pg, key, version }
+            }
+        };
+        let follow = self.follow();
+        follow.next = Some(next_version(version, epoch));
+        follow.mark = follow.mark.max(mark);
+        let order = follow.taken.begin(0);
+        if !follow.is_learner {
+            self.changes.add(version, key, first..end);
+        }
+        self.stand.wrote(version);
+        self.call(Call::Taken { order, version }, request, actions);
+        Ok(())
+    }
+
+    /// The units that a change concerns; the error says what is wrong with it.
+    fn check_change(&self, change: &Change) -> Result<(u32, u32), String> {
+        let (offset, length) = match change {
+            Change::Write { offset, data, checksums } => {
+                if checksums.len() as u64 * UNIT_SIZE != data.len() as u64
+                    || checksum::first_mismatch(data, checksums).is_some()
+                {
+                    return Err("a write whose data does not match its checksums".into());
+                }
+                (*offset, data.len() as u64)
+            }
+            Change::Zero { offset, length } => (*offset, u64::from(*length)),
+            Change::Delete => return Ok((0, self.shape.block_size.unit_count())),
+        };
+        match self.check_range(offset, length) {
+            Ok(()) => Ok(units_of(offset, length as u32)),
+            Err(_) => Err("a write of a range that its block has not".into()),
+        }
+    }
+
+    fn take_repair(
+        &mut self,
+        call: u32,
+        key: BlockKey,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.check_key(key)?;
+        let held = Held::of(content.clone(), self.shape.block_size, true)?;
+        let version = held.version();
+        self.has_tombstones |= matches!(held, Held::Tombstone(_));
+        self.stand.held = self.stand.held.max(version);
+        let unit_count = self.shape.block_size.unit_count();
+        let follow = self.follow();
+        if !follow.is_learner {
+            self.changes.add(version, key, 0..unit_count);
+        }
+        let order = self.follow().taken.begin(0);
+        let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
+        self.call(Call::PeerRepair { order, call }, request, actions);
+        Ok(())
+    }
+
+    fn take_progress(
+        &mut self,
+        call: u32,
+        filling: Option<Filling>,
+        complete: Version,
+        floor: Version,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let entry = self.entry.clone().expect("an epoch is entered");
+        let epoch = entry.epoch;
+        let record = self.record.as_ref().filter(|record| record.entry.epoch == epoch);
+        let record = record.ok_or("a position before the record is durable")?;
+        let is_open = self.follow.as_ref().is_some_and(|follow| follow.progress.is_some());
+        if record.filling.is_none() || is_open || self.noting.is_some() {
+            return Err("a position of a filling that is not under way".into());
+        }
+        for key in filling.iter().flat_map(|filling| &filling.whole) {
+            self.check_key(*key)?;
+        }
+        let adopted = if filling.is_some() { record.adopted } else { complete };
+        let record = Record { entry, adopted, history: record.history.clone(), filling };
+        let follow = self.follow();
+        let behind = follow.taken.begun();
+        follow.progress = Some(Progress { behind, call, record, floor });
+        self.keep_progress(actions);
+        Ok(())
+    }
+
+    /// Keeps a position once all that came before it is durable.
+    fn keep_progress(&mut self, actions: &mut Vec<Action>) {
+        let follow = self.follow();
+        let ended = follow.taken.ended();
+        let is_due = |progress: &mut Progress| progress.behind <= ended;
+        if follow.stage != FollowStage::Active {
+            return;
+        }
+        let Some(progress) = follow.progress.take_if(is_due) else { return };
+        let Progress { call, record, floor, .. } = progress;
+        if record.filling.is_none() {
+            self.take_floor(floor, actions);
+        }
+        self.note(record, NoteFor::Progress { call }, actions);
+    }
+
+    /// A record is durable here, or cannot be written.
+    pub(crate) fn followed_record_noted(
+        &mut self,
+        what: NoteFor,
+        is_durable: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if !is_durable {
+            return self.cannot_follow("its store has no room for a record", actions);
+        }
+        let is_filled = self.record.as_ref().is_some_and(|record| record.filling.is_none());
+        match what {
+            NoteFor::Activation => self.answer(PeerBody::Activated, actions),
+            NoteFor::Progress { call } if is_filled && self.stand.is_suspect => {
+                // What was lost is here again; the record that says so comes first.
+                let request = StoreRequest::Absolve { pg: self.shape.pg };
+                self.call(Call::AbsolveFilled { call }, request, actions);
+            }
+            NoteFor::Progress { call } => {
+                if is_filled {
+                    self.changes = super::Changes::new(self.stand.held);
+                }
+                self.answer(PeerBody::Noted { call }, actions);
+            }
+            NoteFor::Lead | NoteFor::Nobody => unreachable!("this OSD does not lead"),
+        }
+    }
+
+    /// The store believes a filled PG again.
+    pub(crate) fn filled_absolved(&mut self, call: u32, actions: &mut Vec<Action>) {
+        self.stand.absolved();
+        self.changes = super::Changes::new(self.stand.held);
+        self.answer(PeerBody::Noted { call }, actions);
+    }
+
+    /// The store ended a write that the primary sent.
+    pub(crate) fn taken(
+        &mut self,
+        order: u64,
+        version: Version,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.follow().taken.end(order);
+        if result.is_err() {
+            self.stand.lacks(version);
+            return self.cannot_follow("its store has no room for a write", actions);
+        }
+        if self.follow().stage == FollowStage::Active {
+            self.answer(PeerBody::Written { version }, actions);
+            self.keep_progress(actions);
+        }
+    }
+
+    /// The store ended a repair that the primary sent.
+    pub(crate) fn repaired(
+        &mut self,
+        order: u64,
+        call: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.follow().taken.end(order);
+        if result.is_err() {
+            return self.cannot_follow("its store has no room for a copy", actions);
+        }
+        if matches!(self.follow().stage, FollowStage::Stated | FollowStage::Active) {
+            self.answer(PeerBody::Repaired { call }, actions);
+            self.keep_progress(actions);
+        }
+    }
+
+    fn cannot_follow(&mut self, why: &str, actions: &mut Vec<Action>) {
+        let follow = self.follow();
+        if follow.stage != FollowStage::Failed {
+            follow.stage = FollowStage::Failed;
+            self.answer(PeerBody::Failed { why: why.into() }, actions);
+        }
+    }
+
+    /// The store copied a block for the primary.
+    pub(crate) fn copied_for_peer(
+        &mut self,
+        call: u32,
+        result: Result<Answer, StoreError>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Ok(Answer::Copy { content, .. }) = result else {
+            unreachable!("the store answers a copy with a copy");
+        };
+        self.answer(PeerBody::Fetched { call, content }, actions);
+    }
+
+    /// The node listed blocks for the primary.
+    pub(crate) fn listed_for_peer(
+        &mut self,
+        call: u32,
+        blocks: Vec<ListedBlock>,
+        is_last: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        self.answer(PeerBody::Listed { call, blocks, is_last }, actions);
+    }
+
+    /// A member answered its primary: this OSD.
+    pub(crate) fn member_said(
+        &mut self,
+        index: usize,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        match body {
+            PeerBody::State(state) => self.stated(index, state, actions),
+            PeerBody::Written { version } => self.member_wrote(index, version, actions),
+            PeerBody::Activated => self.member_activated(index, actions),
+            PeerBody::Failed { why } => {
+                self.peer_failed(index, why, actions);
+                Ok(())
+            }
+            PeerBody::Listed { call, blocks, is_last } => {
+                for block in &blocks {
+                    self.check_key(block.key)?;
+                }
+                match self.asked(index, call)? {
+                    Asked::Compare => self.compare_listed(index, blocks, is_last, actions),
+                    Asked::Intake => self.intake_listed(index, blocks, is_last, actions),
+                    Asked::Listing => self.learner_listed(index, blocks, is_last, actions),
+                    _ => Err("a list that was not asked for".into()),
+                }
+            }
+            PeerBody::Fetched { call, content } => match self.asked(index, call)? {
+                Asked::Fetch { job } => self.peer_copied(job, content, actions),
+                _ => Err("a block that was not asked for".into()),
+            },
+            PeerBody::Repaired { call } => {
+                match self.asked(index, call)? {
+                    Asked::Adopt { job } => self.adopted_by(index, job, actions),
+                    Asked::Fill { key, bytes } => self.filled(index, key, bytes, actions),
+                    _ => return Err("a repair that was not asked for".into()),
+                }
+                Ok(())
+            }
+            PeerBody::Noted { call } => match self.asked(index, call)? {
+                Asked::Progress => {
+                    self.progress_noted(index, actions);
+                    Ok(())
+                }
+                _ => Err("a position that was not asked for".into()),
+            },
+            PeerBody::Stale(_) => Ok(()),
+            _ => Err("a message of a primary".into()),
+        }
+    }
+
+    /// What a member answers.
+    fn asked(&mut self, index: usize, call: u32) -> Result<Asked, String> {
+        let asks = &mut self.lead().asks;
+        let ask = asks.get(call as usize).filter(|ask| ask.peer == index).copied();
+        let ask = ask.ok_or("an answer that was not asked for")?;
+        asks.remove(call as usize);
+        Ok(ask.what)
+    }
+
+    fn member_activated(&mut self, index: usize, actions: &mut Vec<Action>) -> Result<(), String> {
+        let lead = self.lead();
+        if !lead.acting.has(index) {
+            return self.learner_recorded(index, actions);
+        }
+        if !lead.unrecorded.has(index) || lead.history.is_empty() {
+            return Err("an activation that was not asked for".into());
+        }
+        self.recorded(index, actions);
+        Ok(())
+    }
+}

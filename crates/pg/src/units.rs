@@ -1,0 +1,255 @@
+//! Sets of units of a block, and contents made of several members' copies.
+//!
+//! Invariants
+//!   1. Bit `i` of word `i / 64` is unit `i`; a block has at most 256 units.
+
+use std::ops::Range;
+
+use base::{BlockSize, Buffer, BufferPool, Checksum, UNIT_SIZE, Version, checksum};
+use format::wire::Content;
+
+/// Words of a set: the largest block has 256 units.
+const WORDS: usize = 4;
+
+/// A set of units.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Units([u64; WORDS]);
+
+impl Units {
+    pub fn from_range(units: Range<u32>) -> Units {
+        let mut set = Units::default();
+        set.add_range(units);
+        set
+    }
+
+    /// The units of a bitmap; `None` where it has units that a block of this size has not.
+    pub fn from_words(words: &[u64], block_size: BlockSize) -> Option<Units> {
+        let mut set = Units::default();
+        for (index, word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
+            *set.0.get_mut(index)? = *word;
+        }
+        let all = Units::from_range(0..block_size.unit_count());
+        set.without(&all).is_empty().then_some(set)
+    }
+
+    /// As a bitmap of a block of this size.
+    pub fn words(&self, block_size: BlockSize) -> Vec<u64> {
+        self.0[..block_size.unit_count().div_ceil(64) as usize].to_vec()
+    }
+
+    pub fn add_range(&mut self, units: Range<u32>) {
+        for unit in units {
+            self.0[unit as usize / 64] |= 1 << (unit % 64);
+        }
+    }
+
+    pub fn has(&self, unit: u32) -> bool {
+        self.0[unit as usize / 64] & (1 << (unit % 64)) != 0
+    }
+
+    pub fn with(&self, other: &Units) -> Units {
+        Units(std::array::from_fn(|word| self.0[word] | other.0[word]))
+    }
+
+    pub fn without(&self, other: &Units) -> Units {
+        Units(std::array::from_fn(|word| self.0[word] & !other.0[word]))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Units::default()
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// All of them in order.
+    fn iter(self) -> impl Iterator<Item = u32> {
+        (0..WORDS as u32 * 64).filter(move |unit| self.has(*unit))
+    }
+}
+
+/// Units of a block as one or several members hold them.
+#[derive(Clone, Debug)]
+pub struct Copied {
+    pub version: Version,
+    /// Units that could be read.
+    pub units: Units,
+    /// Those of them that hold data.
+    written: Units,
+    checksums: Vec<Checksum>,
+    data: Option<Buffer>,
+}
+
+impl Copied {
+    /// Takes units from another copy that this one lacks.
+    pub fn complete_with(&mut self, other: &Copied, buffers: &BufferPool) {
+        let mut merged = Copied {
+            version: self.version,
+            units: self.units.with(&other.units),
+            written: self.written.with(&other.written.without(&self.units)),
+            checksums: Vec::new(),
+            data: None,
+        };
+        let mut bytes = buffers.take_zeroed(merged.written.count() * UNIT_SIZE as usize);
+        let places = bytes.chunks_mut(UNIT_SIZE as usize);
+        for (unit, place) in merged.written.iter().zip(places) {
+            let from = if self.units.has(unit) { &*self } else { other };
+            let index = from.written.iter().take_while(|written| *written < unit).count();
+            let start = index * UNIT_SIZE as usize;
+            let data = from.data.as_ref().expect("a copy with written units has data");
+            place.copy_from_slice(&data[start..start + UNIT_SIZE as usize]);
+            merged.checksums.push(from.checksums[index]);
+        }
+        merged.data = Some(bytes.freeze()).filter(|data| !data.is_empty());
+        *self = merged;
+    }
+
+    /// Units that read as zeros.
+    pub fn zeros(version: Version, units: Units) -> Copied {
+        let written = Units::default();
+        Copied { version, units, written, checksums: Vec::new(), data: None }
+    }
+
+    /// How much data it holds.
+    pub fn size_bytes(&self) -> u64 {
+        self.written.count() as u64 * UNIT_SIZE
+    }
+
+    /// As a message or the store carries it. `lost`: units that no member could read.
+    fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
+        Content::Block {
+            version: self.version,
+            block_size,
+            units: self.units.with(lost).words(block_size),
+            written: self.written.words(block_size),
+            damaged: lost.without(&self.units).words(block_size),
+            checksums: self.checksums,
+            data: self.data,
+        }
+    }
+}
+
+/// What a member holds of a block.
+#[derive(Clone, Debug)]
+pub enum Held {
+    Gone,
+    Tombstone(Version),
+    Copy(Copied),
+}
+
+impl Held {
+    /// The block's version; `ZERO`: there is nothing.
+    pub fn version(&self) -> Version {
+        match self {
+            Held::Gone => Version::ZERO,
+            Held::Tombstone(version) => *version,
+            Held::Copy(copied) => copied.version,
+        }
+    }
+
+    /// Checks a content; the error says what is wrong. With `checks_data` its data is compared with
+    /// the checksums.
+    pub fn of(content: Content, size: BlockSize, checks_data: bool) -> Result<Held, String> {
+        let (version, block_size, bitmaps, checksums, data) = match content {
+            Content::Gone => return Ok(Held::Gone),
+            Content::Tombstone { version } if version > Version::ZERO => {
+                return Ok(Held::Tombstone(version));
+            }
+            Content::Tombstone { .. } => return Err("a tombstone without a version".into()),
+            Content::Block { version, block_size, units, written, damaged, checksums, data } => {
+                (version, block_size, [units, written, damaged], checksums, data)
+            }
+        };
+        if block_size != size {
+            return Err("a content of another block size".into());
+        }
+        let [units, written, damaged] = bitmaps.map(|words| Units::from_words(&words, size));
+        let (Some(units), Some(written), Some(damaged)) = (units, written, damaged) else {
+            return Err("units behind the end of a block".into());
+        };
+        if !written.with(&damaged).without(&units).is_empty() {
+            return Err("a content with units that it does not speak of".into());
+        }
+        let units = units.without(&damaged);
+        if !written.without(&units).is_empty() {
+            return Err("a content with data of damaged units".into());
+        }
+        let length = data.as_ref().map_or(0, |data| data.len() as u64);
+        if checksums.len() != written.count() || length != written.count() as u64 * UNIT_SIZE {
+            return Err("a content without a checksum and 4 KiB of data for each unit".into());
+        }
+        if checks_data
+            && let Some(data) = &data
+            && checksum::first_mismatch(data, &checksums).is_some()
+        {
+            return Err("a content whose data does not match its checksums".into());
+        }
+        let data = data.filter(|data| !data.is_empty());
+        Ok(Held::Copy(Copied { version, units, written, checksums, data }))
+    }
+
+    /// As a message or the store carries it.
+    /// `lost`: units that no member could read.
+    pub fn into_content(self, block_size: BlockSize, lost: &Units) -> Content {
+        match self {
+            Held::Gone => Content::Gone,
+            Held::Tombstone(version) => Content::Tombstone { version },
+            Held::Copy(copied) => copied.into_content(block_size, lost),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(units: Range<u32>, byte: u8) -> Copied {
+        let size = units.len() * UNIT_SIZE as usize;
+        let data = BufferPool::default().copy_of(&vec![byte; size]);
+        let mut checksums = Vec::new();
+        checksum::checksum_units(&data, &mut checksums);
+        let units = Units::from_range(units);
+        Copied { version: Version::ZERO, units, written: units, checksums, data: Some(data) }
+    }
+
+    #[test]
+    fn a_copy_takes_only_what_it_lacks() {
+        let mut copy = copied(1..3, 7);
+        copy.complete_with(&copied(0..4, 9), &BufferPool::default());
+        assert_eq!(copy.units, Units::from_range(0..4));
+        let data = copy.data.clone().unwrap();
+        let bytes: Vec<u8> = data.chunks(UNIT_SIZE as usize).map(|unit| unit[0]).collect();
+        assert_eq!(bytes, [9, 7, 7, 9]);
+        assert_eq!(checksum::first_mismatch(&data, &copy.checksums), None);
+        copy.complete_with(
+            &Copied::zeros(Version::ZERO, Units::from_range(3..5)),
+            &BufferPool::default(),
+        );
+        assert_eq!(copy.written, Units::from_range(0..4), "zeros replace nothing");
+        assert_eq!(copy.units, Units::from_range(0..5));
+    }
+
+    #[test]
+    fn contents_that_contradict_themselves_are_refused() {
+        let size = BlockSize::MIN;
+        let good = || copied(0..2, 1).into_content(size, &Units::default());
+        assert!(Held::of(good(), size, true).is_ok());
+        assert!(Held::of(good(), BlockSize::DEFAULT, true).is_err());
+        let lost = copied(0..2, 1).into_content(size, &Units::from_range(1..3));
+        let Ok(Held::Copy(copy)) = Held::of(lost, size, true) else { panic!("it is sound") };
+        assert_eq!(copy.units, Units::from_range(0..2), "what is lost could not be read");
+        let with = |change: fn(&mut Vec<u64>, &mut Vec<u64>, &mut Vec<Checksum>)| {
+            let mut content = good();
+            if let Content::Block { units, written, checksums, .. } = &mut content {
+                change(units, written, checksums);
+            }
+            Held::of(content, size, true)
+        };
+        assert!(with(|units, _, _| units[0] = 1 << 40).is_err());
+        assert!(with(|units, _, _| units[0] = 1).is_err());
+        assert!(with(|_, written, _| written[0] = 1).is_err());
+        assert!(with(|_, _, checksums| checksums.truncate(1)).is_err());
+        assert!(with(|_, _, checksums| checksums[1] = Checksum::ZERO_UNIT).is_err());
+    }
+}
