@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use base::OsdId;
 use client::Config;
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure};
@@ -145,12 +146,33 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
         PgCommand::Describe { pg } => {
             print_object(format, &call(config, Command::PgDescribe { pg })?, PG);
         }
-        PgCommand::GiveUp { pg, yes } => {
-            let answer =
-                call(config, Command::PgGiveUp { pg, accepted: yes, they_are_off: false })?;
+        PgCommand::GiveUp { pg, they_are_off, yes } => {
+            let answer = call(config, Command::PgGiveUp { pg, accepted: yes, they_are_off })?;
             print_done(format, &answer, &format!("{pg} serves what is left of it"));
         }
     }
+    Ok(())
+}
+
+/// `ashlar osd out`
+pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
+    let answer = call(config, Command::OsdOut { osd })?;
+    let line = format!("{osd} is out: what it has moves to others, see `ashlar status`");
+    print_done(format, &answer, &line);
+    Ok(())
+}
+
+/// `ashlar osd in`
+pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
+    let answer = call(config, Command::OsdIn { osd })?;
+    print_done(format, &answer, &format!("{osd} is in: it gets its share, see `ashlar status`"));
+    Ok(())
+}
+
+/// `ashlar osd rm`
+pub fn osd_rm(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
+    let answer = call(config, Command::OsdRemove { osd })?;
+    print_done(format, &answer, &format!("{osd} is forgotten; its disk may be wiped"));
     Ok(())
 }
 

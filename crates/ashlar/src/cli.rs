@@ -58,6 +58,28 @@ const OSD_CREATE_EXAMPLE: &str = "Examples:
   ashlar osd create /var/lib/ashlar/osd.4 --size 100GiB
   ashlar osd create /dev/nvme0n1p2 --commit immediate";
 
+const OSD_OUT_EXAMPLE: &str = "Examples:
+  ashlar osd out 2          its data moves to the others
+  ashlar osd tree           PGS of osd.2 goes to 0
+  ashlar osd stop 2 && ashlar osd rm 2";
+
+const OSD_RM_EXAMPLE: &str = "Examples:
+  ashlar osd rm 2           an OSD that `osd out` emptied, and that is stopped
+  ashlar osd out 3          one whose disk is lost: others get its copies first,
+  ashlar osd rm 3           then it is forgotten";
+
+const OSD_COMPARE_EXAMPLE: &str = "Example:
+  ashlar down && ashlar osd compare .ashlar/osd.*";
+
+const POOL_CREATE_EXAMPLE: &str = "Examples:
+  ashlar pool create safe --replicas 3
+  ashlar pool create fast --replicas 2 --min-size 1 --failure-domain osd";
+
+const PG_GIVE_UP_EXAMPLE: &str = "Examples:
+  ashlar pg give-up 1.1f                       what would be lost
+  ashlar pg give-up 1.1f --yes                 damage that no other copy can mend
+  ashlar pg give-up 1.1f --they-are-off --yes  OSDs that never come back";
+
 /// Commands.
 #[derive(Subcommand)]
 pub enum Command {
@@ -133,7 +155,11 @@ impl Command {
             Command::Up(_) | Command::Down(_) | Command::Mon { .. } | Command::Nbd(_) => true,
             Command::Osd(command) => !matches!(
                 command,
-                OsdCommand::Ls | OsdCommand::Inspect { .. } | OsdCommand::Check { .. }
+                OsdCommand::Ls
+                    | OsdCommand::Tree
+                    | OsdCommand::Inspect { .. }
+                    | OsdCommand::Check { .. }
+                    | OsdCommand::Compare { .. }
             ),
             _ => false,
         }
@@ -217,6 +243,24 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
+    /// Empty an OSD: what it has moves to others while it serves
+    #[command(after_help = OSD_OUT_EXAMPLE)]
+    Out {
+        /// 2 or osd.2
+        osd: OsdId,
+    },
+    /// Use an OSD again that was taken out
+    #[command(after_help = "Example:\n  ashlar osd in 2")]
+    In {
+        /// 2 or osd.2
+        osd: OsdId,
+    },
+    /// Forget an OSD that is stopped and empty, or lost; its id is not given again
+    #[command(after_help = OSD_RM_EXAMPLE)]
+    Rm {
+        /// 2 or osd.2
+        osd: OsdId,
+    },
     /// All OSDs
     #[command(after_help = "Example:\n  ashlar osd ls --json")]
     Ls,
@@ -234,6 +278,13 @@ pub enum OsdCommand {
     Check {
         /// As given to `osd create`
         path: PathBuf,
+    },
+    /// Compare the copies on the disks of stopped OSDs, byte by byte; exit code 1 if they differ
+    #[command(after_help = OSD_COMPARE_EXAMPLE)]
+    Compare {
+        /// As given to `osd create`; all OSDs that share placement groups
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
     },
 }
 
@@ -301,20 +352,21 @@ pub enum VolumeCommand {
 #[derive(Subcommand)]
 pub enum PoolCommand {
     /// Make a pool
-    #[command(after_help = "Example:\n  ashlar pool create fast --replicas 1 --failure-domain osd")]
+    #[command(after_help = POOL_CREATE_EXAMPLE)]
     Create {
         /// Letters, digits, `.`, `_`, `-`; at most 63
         name: String,
-        /// Number of copies
-        #[arg(long)]
+        /// Number of copies, 1 to 8 [default: 2, or 1 where there is only one OSD]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
         replicas: Option<u32>,
-        /// Fewest copies that may acknowledge a write
-        #[arg(long)]
+        /// Fewest copies that may acknowledge a write; with fewer the pool waits [default: 2, or 1
+        /// of one or two copies]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=8))]
         min_size: Option<u32>,
-        /// Number of placement groups, a power of two; by the number of OSDs if not given
+        /// Number of placement groups, a power of two [default: by the number of OSDs and copies]
         #[arg(long)]
         pgs: Option<u32>,
-        /// What copies must not share
+        /// What copies must not share [default: host]
         #[arg(long, value_enum)]
         failure_domain: Option<DomainArg>,
         /// A power of two from 16KiB to 1MiB
@@ -333,10 +385,10 @@ pub enum PoolCommand {
         /// A new name
         #[arg(long, group = "what", value_name = "NAME")]
         rename: Option<String>,
-        /// Fewest copies that may acknowledge a write
-        #[arg(long, group = "what")]
+        /// Fewest copies that may acknowledge a write; with fewer the pool waits
+        #[arg(long, group = "what", value_parser = clap::value_parser!(u32).range(1..=8))]
         min_size: Option<u32>,
-        /// What copies must not share
+        /// What copies must not share; they move to where it wants them
         #[arg(long, group = "what", value_enum)]
         failure_domain: Option<DomainArg>,
     },
@@ -364,12 +416,14 @@ pub enum PgCommand {
         /// POOL.HEX
         pg: PgId,
     },
-    /// Accept the loss of what a damaged placement group had, and serve what is left
-    #[command(after_help = "Example:\n  ashlar pg give-up 1.1f        # what would be lost\n  \
-                            ashlar pg give-up 1.1f --yes")]
+    /// Accept the loss of what a placement group had, and serve what is left
+    #[command(after_help = PG_GIVE_UP_EXAMPLE)]
     GiveUp {
         /// POOL.HEX
         pg: PgId,
+        /// The OSDs that it waits for are off and stay off: go on without their copies
+        #[arg(long)]
+        they_are_off: bool,
         /// Accept it; it cannot be undone. Without this: say what would be lost, exit code 1
         #[arg(long)]
         yes: bool,

@@ -101,10 +101,14 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         }
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?.dir, osd, format),
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?.dir, osd, format),
+        OsdCommand::Out { osd } => admin::osd_out(&config(cluster)?, osd, format),
+        OsdCommand::In { osd } => admin::osd_in(&config(cluster)?, osd, format),
+        OsdCommand::Rm { osd } => admin::osd_rm(&config(cluster)?, osd, format),
         OsdCommand::Ls => admin::osd_list(&config(cluster)?, format),
         OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),
         OsdCommand::Inspect { path } => osd::inspect(&path, format),
         OsdCommand::Check { path } => osd::check(&path, format),
+        OsdCommand::Compare { paths } => osd::compare(&paths, format),
     }
 }
 

@@ -17,6 +17,7 @@ mod read;
 mod recover;
 mod repair;
 mod space;
+mod stopped;
 mod store;
 mod write;
 
@@ -37,11 +38,10 @@ use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Versio
 use format::door::{DiskEffect, DiskEvent};
 use format::wire::Content;
 
-pub use check::{
-    CheckOptions, CheckReport, Finding, Inspection, ReadDevice, Severity, check, inspect,
-};
+pub use check::{CheckOptions, CheckReport, Finding, Inspection, Severity, check, inspect};
 pub use create::{CreateError, CreateOptions, Created, STORE_SIZE_MIN, create};
 pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
+pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;
 
 /// Settings of the process; those frozen with the disk are in its superblock.

@@ -17,9 +17,11 @@
 //! | `hosting.rs` | what the map means for this OSD's PGs, reports |
 //! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
 //! | `requests.rs` | a request's way from its arrival to its reply |
+//! | `compare.rs` | comparing the copies of stopped OSDs |
 //! | `notes.rs` | the copy of the cluster's state in the store |
 
 mod clearing;
+mod compare;
 mod hosting;
 mod lane;
 mod leases;
@@ -32,6 +34,8 @@ mod requests;
 mod sessions;
 
 #[cfg(test)]
+mod compare_tests;
+#[cfg(test)]
 mod node_fuzz;
 #[cfg(test)]
 mod tests;
@@ -39,6 +43,7 @@ mod tests;
 use base::{ClusterId, Duration, Incarnation, MIB, OsdId};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
 
+pub use compare::{Comparison, compare};
 pub use node::Node;
 
 /// What a node is told.

@@ -422,13 +422,14 @@ impl Supervisor<'_> {
         self.ready = Some(next);
     }
 
-    /// Stops clients before OSDs, OSDs before the monitor, and that before its state store; then
-    /// answers who asked for it.
+    /// Stops clients first, so that nothing is under way; the monitor before the OSDs, or it would take
+    /// each that ends out of its PGs, and the next start would have to bring them back; its state
+    /// store at last. Then answers who asked for it.
     fn stop_all(&mut self, inbox: &Receiver<Event>) {
         let order: [fn(&Role) -> bool; 4] = [
             |role| *role == Role::Nbd,
-            |role| matches!(role, Role::Osd(_)),
             |role| *role == Role::Monitor,
+            |role| matches!(role, Role::Osd(_)),
             |role| *role == Role::Etcd,
         ];
         for belongs in order {

@@ -1,86 +1,12 @@
 //! Is anything lost when processes die during writes?
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
+use crate::fio::Fio;
 use crate::harness::{
-    Cluster, QemuIo, assert_qemu_io, finish, qemu_io, qemu_io_text, run, text_of, wait_for,
+    Cluster, QemuIo, assert_qemu_io, finish, patient_image, qemu_io, qemu_io_text, run, wait_for,
 };
-
-/// Bytes that one fio run reads or writes; then it reads all it has written once more.
-const FIO_SIZE: u64 = 384 << 20;
-
-/// A random mix of reads and writes, then a verification of everything written.
-struct Fio {
-    child: Child,
-    /// What it reports, each second and at its end.
-    reports: Receiver<Value>,
-    last: Value,
-}
-
-impl Fio {
-    /// At this rate two runs, one after the other, take 64 seconds and the time of the reading.
-    fn start(cluster: &Cluster, volume: &str, seed: u32) -> Fio {
-        let mut fio = Command::new("fio");
-        fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
-        fio.args(["--bssplit=4k/60:16k/20:128k/15:512k/5", "--iodepth=16"]);
-        fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
-        fio.args([format!("--size={FIO_SIZE}"), format!("--randseed={seed}")]);
-        fio.args(["--rate=4915k,7372k", "--output-format=json", "--status-interval=1"]);
-        fio.arg(format!("--uri={}", cluster.uri(volume)));
-        fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = fio.spawn().expect("fio is installed");
-        let output = BufReader::new(child.stdout.take().expect("piped"));
-        let (sender, reports) = channel();
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            for line in output.lines().map_while(Result::ok) {
-                // Between its documents fio says other things.
-                if line == "{" {
-                    text.clear();
-                }
-                text.push_str(&line);
-                if line == "}" {
-                    let report: Value = serde_json::from_str(&text).expect("JSON");
-                    let _ = sender.send(report["jobs"][0].clone());
-                } else if line.starts_with("fio: ") || line.starts_with("verify: ") {
-                    eprintln!("{line}");
-                }
-            }
-        });
-        Fio { child, reports, last: Value::Null }
-    }
-
-    fn bytes(&self, direction: &str) -> u64 {
-        self.last[direction]["io_bytes"].as_u64().unwrap_or(0)
-    }
-
-    /// Waits until so many bytes are written.
-    fn wait_written(&mut self, bytes: u64) {
-        while self.bytes("write") < bytes {
-            self.last = self.reports.recv().expect("fio goes on");
-        }
-    }
-
-    /// Waits for its end; the bytes it wrote, all of which it read and verified.
-    fn verified_bytes(mut self) -> u64 {
-        while let Ok(report) = self.reports.recv_timeout(Duration::from_secs(120)) {
-            self.last = report;
-        }
-        let output = finish(self.child, Duration::from_secs(10));
-        assert!(output.status.success(), "{}", text_of(&output));
-        assert_eq!(self.last["error"], 0, "{:#}", self.last);
-        let bytes = |direction: &str| self.last[direction]["io_bytes"].as_u64().expect("a number");
-        // What the mix did not write it read; what it wrote was read at the end.
-        let read_in_mix = FIO_SIZE - bytes("write");
-        assert_eq!(bytes("read") - read_in_mix, bytes("write"));
-        bytes("write")
-    }
-}
 
 fn fio_survives_kills(name: &str, commit: &str) {
     let up = ["--osds", "1", "--osd-size", "1GiB", "--commit", commit, "--restart-after", "never"];
@@ -89,7 +15,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
     let (mut kills, mut verified) = (0, 0);
     let begin = Instant::now();
     for seed in [17, 18] {
-        let mut fio = Fio::start(&cluster, "v", seed);
+        let mut fio = Fio::start(&cluster, "v", 384 << 20, seed);
         for megabytes in [50, 100, 150] {
             fio.wait_written(megabytes << 20);
             cluster.kill_osd_for_good(1);
@@ -118,16 +44,6 @@ fn fio_verifies_over_killed_osds_in_fsync_mode() {
 #[test]
 fn fio_verifies_over_killed_osds_in_immediate_mode() {
     fio_survives_kills("fio-now", "immediate");
-}
-
-/// Options of an image that waits for a lost server and goes on.
-fn patient_image(cluster: &Cluster, volume: &str) -> String {
-    let socket = cluster.path().join("nbd.sock");
-    format!(
-        "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export={volume},\
-         file.reconnect-delay=60,file.open-timeout=60",
-        socket.display()
-    )
 }
 
 /// One command a line: `STEPS` writes of different patterns, all over a volume.
@@ -180,8 +96,7 @@ fn writes_go_on_when_the_monitor_is_killed() {
         cluster.kill("mon", 1);
     });
     wait_for("a new monitor", || cluster.pid("mon", 1) != pid.get());
-    cluster.wait_active();
-    cluster.check_osds();
+    cluster.check_copies();
 }
 
 #[test]
@@ -195,8 +110,7 @@ fn writes_go_on_when_an_osd_is_killed_and_started_again() {
         wait_for("another process in its place", || cluster.pid("osd", osd) != pid);
     });
     assert_eq!(osd, 2, "each was killed once");
-    cluster.wait_active();
-    cluster.check_osds();
+    cluster.check_copies();
 }
 
 #[test]

@@ -186,10 +186,39 @@ impl Cluster {
         });
     }
 
-    /// Stops the cluster and runs `osd check` on every OSD: nothing may be wrong.
+    /// Waits until every PG has all its copies.
+    pub fn wait_clean(&self) {
+        wait_for("every PG to be clean", || {
+            let pgs = self.json(&["status"])["pgs"].clone();
+            pgs["total"] == pgs["clean"] && pgs["total"] == pgs["active"] && pgs["total"] != 0
+        });
+    }
+
+    /// Stops the cluster, runs `osd check` on every OSD and compares the copies: nothing may be wrong.
     pub fn check_osds(&self) {
         self.down();
         self.check_stopped_osds();
+        let found = self.compare_stopped_osds();
+        assert_eq!(found["different"], 0, "{found:#}");
+    }
+
+    /// Waits until all copies are there and stops the cluster: the copies are the same, and nobody holds
+    /// anything else. Tells how many blocks were compared.
+    pub fn check_copies(&self) -> u64 {
+        self.wait_clean();
+        // What members dropped out of goes in the background.
+        self.down();
+        self.check_stopped_osds();
+        let found = self.compare_stopped_osds();
+        assert_eq!(found["clean"], true, "{found:#}");
+        found["blocks"].as_u64().expect("a number")
+    }
+
+    /// What `osd compare` says of all OSDs, which are stopped.
+    pub fn compare_stopped_osds(&self) -> Value {
+        let mut compare = Command::new(ASHLAR);
+        let output = run(compare.args(["osd", "compare", "--json"]).args(self.osd_paths()));
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text_of(&output)))
     }
 
     /// `osd check` on every OSD while nothing runs.
@@ -208,6 +237,8 @@ impl Cluster {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with("osd."))
         };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(named).collect();
+        // One that lost its disk has a directory only.
+        paths.retain(|path| path.join("blocks").exists());
         paths.sort();
         assert!(!paths.is_empty());
         paths
@@ -321,6 +352,16 @@ fn is_done_in_full(line: &str) -> bool {
     let is_done = matches!(words.next(), Some("wrote" | "read" | "discard"));
     is_done
         && words.next().and_then(|word| word.split_once('/')).is_some_and(|(done, all)| done == all)
+}
+
+/// Options of an image that waits for a lost server and goes on.
+pub fn patient_image(cluster: &Cluster, volume: &str) -> String {
+    let socket = cluster.path().join("nbd.sock");
+    format!(
+        "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export={volume},\
+         file.reconnect-delay=60,file.open-timeout=60",
+        socket.display()
+    )
 }
 
 /// What one qemu-io command prints, whether it is done or not.

@@ -11,6 +11,7 @@ mod disks;
 mod documents;
 mod etcd;
 mod faults;
+mod fio;
 mod harness;
 mod life;
 mod nbd;

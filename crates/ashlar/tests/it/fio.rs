@@ -1,0 +1,81 @@
+//! fio on a volume: random reads and writes, and a verification of all that was written.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, finish, text_of};
+
+/// A random mix of reads and writes, then a verification of everything written.
+pub struct Fio {
+    child: Option<Child>,
+    /// Bytes that it reads or writes; then it reads all it has written once more.
+    size: u64,
+    /// What it reports, each second and at its end.
+    reports: Receiver<Value>,
+    last: Value,
+}
+
+impl Fio {
+    /// Reads at 5 MB/s and writes at 7 MB/s: 384 MiB take 32 seconds and the time of the reading.
+    pub fn start(cluster: &Cluster, volume: &str, size: u64, seed: u32) -> Fio {
+        let mut fio = Command::new("fio");
+        fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
+        fio.args(["--bssplit=4k/60:16k/20:128k/15:512k/5", "--iodepth=16"]);
+        fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+        fio.args([format!("--size={size}"), format!("--randseed={seed}")]);
+        fio.args(["--rate=4915k,7372k", "--output-format=json", "--status-interval=1"]);
+        fio.arg(format!("--uri={}", cluster.uri(volume)));
+        fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = fio.spawn().expect("fio is installed");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, reports) = channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            for line in output.lines().map_while(Result::ok) {
+                // Between its documents fio says other things.
+                if line == "{" {
+                    text.clear();
+                }
+                text.push_str(&line);
+                if line == "}" {
+                    let report: Value = serde_json::from_str(&text).expect("JSON");
+                    let _ = sender.send(report["jobs"][0].clone());
+                } else if line.starts_with("fio: ") || line.starts_with("verify: ") {
+                    eprintln!("{line}");
+                }
+            }
+        });
+        Fio { child: Some(child), size, reports, last: Value::Null }
+    }
+
+    fn bytes(&self, direction: &str) -> u64 {
+        self.last[direction]["io_bytes"].as_u64().unwrap_or(0)
+    }
+
+    /// Waits until so many bytes are written.
+    pub fn wait_written(&mut self, bytes: u64) {
+        while self.bytes("write") < bytes {
+            self.last = self.reports.recv().expect("fio goes on");
+        }
+    }
+
+    /// Waits for its end; the bytes it wrote, all of which it read and verified.
+    pub fn verified_bytes(&mut self) -> u64 {
+        while let Ok(report) = self.reports.recv_timeout(Duration::from_secs(120)) {
+            self.last = report;
+        }
+        let child = self.child.take().expect("it is waited for once");
+        let output = finish(child, Duration::from_secs(10));
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert_eq!(self.last["error"], 0, "{:#}", self.last);
+        let bytes = |direction: &str| self.last[direction]["io_bytes"].as_u64().expect("a number");
+        // What the mix did not write it read; what it wrote was read at the end.
+        let read_in_mix = self.size - bytes("write");
+        assert_eq!(bytes("read") - read_in_mix, bytes("write"));
+        bytes("write")
+    }
+}

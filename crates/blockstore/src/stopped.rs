@@ -1,0 +1,136 @@
+//! A store that is not running, opened as a start would open it, on a sheet over the device that takes
+//! what recovery writes.
+//!
+//! Invariants
+//!   1. Nothing is written to the device.
+//!   2. It sees every page and every journal entry, and decides as a start would decide.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{BufferPool, Time};
+use format::door::{DiskEffect, DiskError, DiskEvent};
+
+use crate::index::KEY_FIRST;
+use crate::{Answer, BlockKey, Effect, Event, Request, RequestId, Settings, Store, StoreError};
+
+/// Reads the device: fills the buffer from an offset in bytes, or says why it cannot.
+pub type ReadDevice<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), String>;
+
+/// The device with a sheet over it: what recovery writes lands on the sheet.
+struct Scratch<'a> {
+    read: ReadDevice<'a>,
+    /// Sectors of 512 bytes that were written, by their number.
+    written: BTreeMap<u64, Vec<u8>>,
+}
+
+const SHEET_SECTOR: u64 = 512;
+
+impl Scratch<'_> {
+    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), DiskError> {
+        (self.read)(offset, buffer).map_err(DiskError::Io)?;
+        let end = offset + buffer.len() as u64;
+        let sectors = self.written.range(offset / SHEET_SECTOR..end.div_ceil(SHEET_SECTOR));
+        for (number, bytes) in sectors {
+            let at = (number * SHEET_SECTOR - offset) as usize;
+            buffer[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        for (index, sector) in bytes.chunks(SHEET_SECTOR as usize).enumerate() {
+            self.written.insert(offset / SHEET_SECTOR + index as u64, sector.to_vec());
+        }
+    }
+
+    fn done(&mut self, effect: DiskEffect) -> DiskEvent {
+        match effect {
+            DiskEffect::Read { op, offset, mut buffer } => {
+                let result = self.read(offset, &mut buffer);
+                DiskEvent::Read { op, buffer, result }
+            }
+            DiskEffect::Write { op, offset, buffers, .. } => {
+                let mut at = offset;
+                for buffer in buffers {
+                    self.write(at, &buffer);
+                    at += buffer.len() as u64;
+                }
+                DiskEvent::Done { op, result: Ok(()) }
+            }
+            DiskEffect::Flush { op }
+            | DiskEffect::Reserve { op, .. }
+            | DiskEffect::Discard { op, .. } => DiskEvent::Done { op, result: Ok(()) },
+        }
+    }
+}
+
+/// A store that is not running, as a start would find it.
+pub struct StoppedStore<'a> {
+    disk: Scratch<'a>,
+    store: Store,
+    effects: VecDeque<Effect>,
+    request_last: u64,
+}
+
+impl<'a> StoppedStore<'a> {
+    /// The error says why the store cannot be opened.
+    pub fn open(read: ReadDevice<'a>, device_size: u64) -> Result<StoppedStore<'a>, String> {
+        let mut effects = Vec::new();
+        let pool = BufferPool::default();
+        let store = Store::open(Settings::default(), pool, device_size, &mut effects);
+        let disk = Scratch { read, written: BTreeMap::new() };
+        let mut stopped = StoppedStore { disk, store, effects: effects.into(), request_last: 0 };
+        match stopped.run() {
+            Some(Effect::Opened) => Ok(stopped),
+            Some(Effect::Stopped { reason }) => Err(reason),
+            other => unreachable!("opening ends with Opened or Stopped, not with {other:?}"),
+        }
+    }
+
+    /// The store, for all that it tells without reading.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// All blocks in order, tombstones included.
+    pub fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
+        self.store.parts().index.iter_from(KEY_FIRST).map(|(key, _)| key)
+    }
+
+    /// Serves the store's disk operations until it says something else.
+    fn run(&mut self) -> Option<Effect> {
+        while let Some(effect) = self.effects.pop_front() {
+            let Effect::Disk(effect) = effect else { return Some(effect) };
+            let event = Event::Disk(self.disk.done(effect));
+            self.apply(event);
+        }
+        None
+    }
+
+    fn apply(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.store.apply(Time::ZERO, event, &mut effects);
+        self.store.submit(&mut effects);
+        self.effects.extend(effects);
+    }
+
+    /// Reads a block from its beginning on.
+    pub fn read(&mut self, key: BlockKey, length: u32) -> Result<Answer, StoreError> {
+        self.ask(Request::Read { key, offset: 0, length })
+    }
+
+    /// What a block holds, unit by unit.
+    pub fn extents(&mut self, key: BlockKey) -> Result<Answer, StoreError> {
+        self.ask(Request::Extents { key })
+    }
+
+    fn ask(&mut self, request: Request) -> Result<Answer, StoreError> {
+        self.request_last += 1;
+        let id = RequestId(self.request_last);
+        self.apply(Event::Request { id, request });
+        match self.run() {
+            Some(Effect::Done { result, .. }) => result,
+            other => unreachable!("a read ends with an answer, not with {other:?}"),
+        }
+    }
+}

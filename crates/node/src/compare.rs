@@ -1,0 +1,373 @@
+//! Are the copies on the disks of stopped OSDs the same? For operators and for tests.
+//!
+//! Everything comes from the stores: each keeps the entries of its PGs and the rules of the pools, so no
+//! monitor is asked. Nothing is written.
+//!
+//! ```text
+//!   notes of all stores ──▶ newest entry of each PG ──▶ its acting members
+//!                                                         │ blocks of the PG's range, key by key
+//!                                                         ▼
+//!                     version, written units, checksums and bytes are those of the first member
+//! ```
+//!
+//! Invariants
+//!   1. What differs up to the version that all members are complete up to is an error: it was
+//!      acknowledged, or adopted.
+//!   2. What differs beyond it was a write under way: the next start settles it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::hash::hash_range_of_pg;
+use base::{BlockSize, OsdId, PgId, PoolId, Version};
+use blockstore::{Answer, BlockKey, Finding, NoteKey, Severity, StoppedStore, Store, StoreError};
+use cluster::map::Pool;
+use format::wire::PgEntry;
+use pg::Record;
+
+use crate::notes::ClusterNote;
+
+/// Most findings that a comparison lists.
+const FINDINGS_MAX: usize = 1000;
+
+/// What a comparison found.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Comparison {
+    /// Empty: all copies are there and the same, and nobody holds anything else.
+    pub findings: Vec<Finding>,
+    /// PGs whose members were compared.
+    pub pgs: u64,
+    /// Blocks that all members hold in the same version, and whose bytes were compared.
+    pub blocks: u64,
+    /// Bytes of a copy that were compared with another one.
+    pub bytes: u64,
+    /// Blocks of which members differ.
+    pub different: u64,
+    /// Blocks of which members differ as they may after a sudden end: a write was under way.
+    pub under_way: u64,
+    /// Copies at OSDs that are no members of their PGs.
+    pub strays: u64,
+}
+
+/// Compares the copies that these stores, of different OSDs, hold of the same PGs. `progress` is told
+/// how many of all blocks are done.
+pub fn compare(stores: &mut [StoppedStore<'_>], progress: &mut dyn FnMut(u64, u64)) -> Comparison {
+    let mut found = Comparison::default();
+    let known = Known::of(stores, &mut found);
+    let total = stores.iter().map(|store| store.keys().count() as u64).sum();
+    let mut done = 0;
+    for pool in known.pools.values() {
+        for number in 0..pool.pg_count {
+            let pg = PgId { pool: pool.id, number };
+            done += compare_pg(stores, &known, pool, pg, &mut found);
+            progress(done, total);
+        }
+    }
+    strays_of_unknown_pools(stores, &known, &mut found);
+    found
+}
+
+/// What the notes of all stores say together.
+struct Known {
+    /// Pools by the newest rules.
+    pools: BTreeMap<PoolId, Pool>,
+    /// The newest entry of each PG.
+    entries: BTreeMap<PgId, PgEntry>,
+    /// Of each store: its OSD, its records and the pools it knows.
+    osds: Vec<OsdId>,
+    records: Vec<BTreeMap<PgId, Record>>,
+    pools_known: Vec<BTreeSet<PoolId>>,
+}
+
+impl Known {
+    fn of(stores: &[StoppedStore<'_>], found: &mut Comparison) -> Known {
+        let mut known = Known {
+            pools: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            osds: stores.iter().map(|store| store.store().identity().osd).collect(),
+            records: Vec::new(),
+            pools_known: Vec::new(),
+        };
+        let mut revisions = BTreeMap::new();
+        for (store, osd) in stores.iter().zip(known.osds.clone()) {
+            let (mut records, mut pools) = (BTreeMap::new(), BTreeSet::new());
+            for (key, bytes) in store.store().notes() {
+                let read = match key {
+                    NoteKey::Pg(pg) => Record::decode(bytes).map(|record| {
+                        records.insert(pg, record);
+                    }),
+                    NoteKey::Cluster => ClusterNote::decode(bytes).map(|note| {
+                        for pool in note.pools {
+                            let id = pool.pool.id;
+                            pools.insert(id);
+                            if revisions.get(&id).is_none_or(|newest| *newest < pool.revision) {
+                                revisions.insert(id, pool.revision);
+                                known.pools.insert(id, pool.pool);
+                            }
+                        }
+                    }),
+                };
+                if let Err(error) = read {
+                    found.find(Severity::Error, format!("{osd}: a note cannot be read: {error}"));
+                }
+            }
+            for (pg, record) in &records {
+                let entry = known.entries.entry(*pg).or_insert_with(|| record.entry.clone());
+                if entry.epoch < record.entry.epoch {
+                    *entry = record.entry.clone();
+                }
+            }
+            known.records.push(records);
+            known.pools_known.push(pools);
+        }
+        known
+    }
+
+    /// The version up to which this store has everything of a PG. Before the first activation
+    /// nobody has anything.
+    fn complete_up_to(&self, index: usize, store: &Store, pg: PgId) -> Version {
+        let Some(record) = self.records[index].get(&pg) else { return Version::ZERO };
+        let facts = store.facts(pg);
+        match (&record.filling, facts.hole) {
+            (Some(filling), _) => filling.complete,
+            (None, _) if facts.last.epoch != record.entry.epoch => record.adopted,
+            (None, Some(hole)) => Version { counter: hole.counter - 1, ..hole },
+            (None, None) => facts.last,
+        }
+    }
+}
+
+/// What each store has of a block: index of the store, version, whether it is a tombstone.
+type Holders = Vec<(usize, Version, bool)>;
+
+/// Compares one PG; the number of blocks looked at, each copy counted.
+fn compare_pg(
+    stores: &mut [StoppedStore<'_>],
+    known: &Known,
+    pool: &Pool,
+    pg: PgId,
+    found: &mut Comparison,
+) -> u64 {
+    let (first, last) = hash_range_of_pg(pg.number, pool.pg_count);
+    let mut blocks: BTreeMap<BlockKey, Holders> = BTreeMap::new();
+    for (index, store) in stores.iter().enumerate() {
+        for (key, version, tombstone) in store.store().blocks(pg.pool, first, last, None) {
+            blocks.entry(key).or_default().push((index, version, tombstone));
+        }
+    }
+    let copies = blocks.values().map(|holders| holders.len() as u64).sum();
+    let Some(entry) = known.entries.get(&pg) else {
+        // Nobody was ever active in it.
+        found.find_strays(known, pg, blocks.values().flatten());
+        return copies;
+    };
+    let index_of = |osd: OsdId| known.osds.iter().position(|known| *known == osd);
+    let mut members = Vec::new();
+    for member in &entry.acting {
+        match index_of(member.osd) {
+            Some(index) => members.push(index),
+            None => {
+                let text = format!("PG {pg}: {} has a copy, and is not compared", member.osd);
+                found.find(Severity::Warning, text);
+            }
+        }
+    }
+    // A member always knows its pools: one that does not know this one has seen it removed.
+    if members.iter().any(|index| !known.pools_known[*index].contains(&pg.pool)) {
+        found.find_strays(known, pg, blocks.values().flatten());
+        return copies;
+    }
+    let learners: Vec<usize> =
+        entry.learners.iter().filter_map(|member| index_of(member.osd)).collect();
+    let is_stray = |(index, _, _): &&(usize, Version, bool)| {
+        !members.contains(index) && !learners.contains(index)
+    };
+    found.find_strays(known, pg, blocks.values().flatten().filter(is_stray));
+    found.pgs += 1;
+
+    let complete =
+        members.iter().map(|index| known.complete_up_to(*index, stores[*index].store(), pg));
+    let settled = complete.min().unwrap_or(Version::ZERO);
+    let floors = members.iter().map(|index| stores[*index].store().facts(pg).floor);
+    let floor = floors.max().unwrap_or(Version::ZERO);
+    for (key, holders) in &blocks {
+        let mut held = Vec::new();
+        for member in &members {
+            let holder = holders.iter().find(|(index, _, _)| index == member);
+            // Below the floor a tombstone may be gone or not.
+            let state = holder.map(|(_, version, tombstone)| (*version, *tombstone));
+            held.push(state.filter(|(version, tombstone)| !(*tombstone && *version <= floor)));
+        }
+        if held.iter().any(|state| *state != held[0]) {
+            let newest = held.iter().flatten().map(|(version, _)| *version).max();
+            let is_settled = newest.is_some_and(|newest| newest <= settled);
+            found.find_versions(known, pg, *key, &members, &held, is_settled);
+        } else if let Some(Some((_, false))) = held.first() {
+            compare_block(stores, known, pool.block_size, pg, *key, &members, found);
+        }
+    }
+    copies
+}
+
+/// What a block holds: written units, checksums, bytes.
+struct Block {
+    written: Vec<u64>,
+    answer: Answer,
+}
+
+fn read_block(
+    store: &mut StoppedStore<'_>,
+    key: BlockKey,
+    size: BlockSize,
+) -> Result<Block, StoreError> {
+    let Answer::Extents { written, .. } = store.extents(key)? else {
+        unreachable!("extents are answered by extents")
+    };
+    Ok(Block { written, answer: store.read(key, size.bytes() as u32)? })
+}
+
+/// Compares the bytes of a block at its members, which hold it in the same version.
+fn compare_block(
+    stores: &mut [StoppedStore<'_>],
+    known: &Known,
+    size: BlockSize,
+    pg: PgId,
+    key: BlockKey,
+    members: &[usize],
+    found: &mut Comparison,
+) {
+    let mut first: Option<(usize, Block)> = None;
+    let mut is_different = false;
+    for index in members {
+        let block = match read_block(&mut stores[*index], key, size) {
+            Ok(block) => block,
+            Err(error) => {
+                let (osd, block) = (known.osds[*index], name_of(pg, key));
+                let text = match error {
+                    StoreError::Damaged { units } => {
+                        let count: u32 = units.iter().map(|word| word.count_ones()).sum();
+                        format!("{block}: {count} units of 4 KiB are damaged at {osd}")
+                    }
+                    StoreError::Full | StoreError::Corrupted => {
+                        unreachable!("reads bring no data")
+                    }
+                };
+                found.find(Severity::Error, text);
+                is_different = true;
+                continue;
+            }
+        };
+        let Some((other, reference)) = &first else {
+            first = Some((*index, block));
+            continue;
+        };
+        found.bytes += size.bytes();
+        if let Some(what) = difference(reference, &block) {
+            let (left, right) = (known.osds[*other], known.osds[*index]);
+            let text = format!("{}: {left} and {right} hold different {what}", name_of(pg, key));
+            found.find(Severity::Error, text);
+            is_different = true;
+        }
+    }
+    found.blocks += 1;
+    found.different += u64::from(is_different);
+}
+
+/// What two copies of the same version differ in.
+fn difference(left: &Block, right: &Block) -> Option<&'static str> {
+    if left.written != right.written {
+        return Some("units");
+    }
+    match (&left.answer, &right.answer) {
+        (
+            Answer::Read { checksums, data, .. },
+            Answer::Read { checksums: other_checksums, data: other_data, .. },
+        ) => {
+            // The bytes were compared with the checksums; they are compared all the same.
+            let is_same = checksums == other_checksums && data[..] == other_data[..];
+            (!is_same).then_some("bytes")
+        }
+        _ => unreachable!("a read is answered by a read"),
+    }
+}
+
+/// Copies of pools that no store knows any more.
+fn strays_of_unknown_pools(stores: &[StoppedStore<'_>], known: &Known, found: &mut Comparison) {
+    for (store, osd) in stores.iter().zip(&known.osds) {
+        let mut counts: BTreeMap<PoolId, u64> = BTreeMap::new();
+        for key in store.keys().filter(|key| !known.pools.contains_key(&key.pool)) {
+            *counts.entry(key.pool).or_default() += 1;
+        }
+        for (pool, count) in counts {
+            found.strays += count;
+            let text = format!("{osd} holds {count} blocks of pool {pool}, which is gone");
+            found.find(Severity::Warning, text);
+        }
+    }
+}
+
+fn name_of(pg: PgId, key: BlockKey) -> String {
+    format!("block {} of image {} (PG {pg})", key.stripe, key.image)
+}
+
+impl Comparison {
+    fn find(&mut self, severity: Severity, text: String) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(Finding { severity, text });
+        } else if self.findings.len() == FINDINGS_MAX {
+            let text = "there are more findings than are listed".to_owned();
+            self.findings.push(Finding { severity: Severity::Error, text });
+        }
+    }
+
+    /// Members hold different versions of a block.
+    fn find_versions(
+        &mut self,
+        known: &Known,
+        pg: PgId,
+        key: BlockKey,
+        members: &[usize],
+        held: &[Option<(Version, bool)>],
+        is_settled: bool,
+    ) {
+        let say = |(index, state): (&usize, &Option<(Version, bool)>)| {
+            let osd = known.osds[*index];
+            match state {
+                None => format!("{osd} has nothing"),
+                Some((version, true)) => format!("{osd} has deleted it by {version}"),
+                Some((version, false)) => format!("{osd} has {version}"),
+            }
+        };
+        let states: Vec<String> = members.iter().zip(held).map(say).collect();
+        let text = format!("{}: {}", name_of(pg, key), states.join(", "));
+        if is_settled {
+            self.different += 1;
+            self.find(Severity::Error, text);
+        } else {
+            self.under_way += 1;
+            let text = format!("{text}; a write was under way, the next start settles it");
+            self.find(Severity::Warning, text);
+        }
+    }
+
+    /// Copies where they do not belong, by store. Tombstones are none.
+    fn find_strays<'a>(
+        &mut self,
+        known: &Known,
+        pg: PgId,
+        copies: impl Iterator<Item = &'a (usize, Version, bool)>,
+    ) {
+        let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
+        for (index, _, tombstone) in copies {
+            *counts.entry(*index).or_default() += u64::from(!tombstone);
+        }
+        for (index, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+            self.strays += count;
+            let text = format!(
+                "{} holds {count} blocks of PG {pg} and is no member of it: it was away, or has not \
+                 dropped them yet",
+                known.osds[index]
+            );
+            self.find(Severity::Warning, text);
+        }
+    }
+}

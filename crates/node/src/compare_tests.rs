@@ -1,0 +1,311 @@
+//! Stores that differ in one thing, and what the comparison says.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::checksum::checksum_units;
+use base::hash::stripe_hash;
+use base::{
+    BlockSize, BufferPool, ClusterId, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId,
+    PoolId, StripeIndex, Time, UNIT_SIZE, Version,
+};
+use blockstore::{
+    BlockKey, CommitMode, CreateOptions, Effect, Event, NoteKey, Request, RequestId,
+    STORE_SIZE_MIN, Settings, Severity, StoppedStore, Store, StoreId,
+};
+use cluster::map::{FailureDomain, Pool};
+use format::door::{DiskEffect, DiskEvent};
+use format::wire::{Member, PgEntry};
+use pg::Record;
+
+use crate::notes::{ClusterNote, PoolNote};
+use crate::{Comparison, compare};
+
+const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
+const SECTOR: u64 = 512;
+
+/// A store in memory, running.
+struct Osd {
+    sectors: BTreeMap<u64, Vec<u8>>,
+    store: Store,
+    effects: VecDeque<Effect>,
+    requests: u64,
+}
+
+fn write(sectors: &mut BTreeMap<u64, Vec<u8>>, offset: u64, bytes: &[u8]) {
+    for (index, sector) in bytes.chunks(SECTOR as usize).enumerate() {
+        sectors.insert(offset / SECTOR + index as u64, sector.to_vec());
+    }
+}
+
+fn read(sectors: &BTreeMap<u64, Vec<u8>>, offset: u64, buffer: &mut [u8]) {
+    for (index, part) in buffer.chunks_mut(SECTOR as usize).enumerate() {
+        match sectors.get(&(offset / SECTOR + index as u64)) {
+            Some(sector) => part.copy_from_slice(sector),
+            None => part.fill(0),
+        }
+    }
+}
+
+fn osd(number: u32) -> OsdId {
+    OsdId::new(number).unwrap()
+}
+
+fn version(counter: u64) -> Version {
+    Version { epoch: Epoch::new(1), counter }
+}
+
+fn key(stripe: u32) -> BlockKey {
+    let stripe = StripeIndex::new(stripe);
+    let hash = stripe_hash(ImageId::FIRST, stripe);
+    BlockKey { pool: PG.pool, hash, image: ImageId::FIRST, stripe }
+}
+
+fn pool() -> Pool {
+    Pool {
+        id: PG.pool,
+        name: "default".into(),
+        replicas: 2,
+        min_size: 1,
+        pg_count: 1,
+        failure_domain: FailureDomain::Osd,
+        block_size: BlockSize::DEFAULT,
+    }
+}
+
+impl Osd {
+    /// An OSD that knows of one pool with one PG, of which `acting` are members.
+    fn new(number: u32, acting: &[u32]) -> Osd {
+        let options = CreateOptions {
+            cluster: ClusterId::new(7),
+            osd: osd(number),
+            store: StoreId::new(u128::from(number)),
+            size: STORE_SIZE_MIN,
+            sector_size: 4096,
+            commit: CommitMode::Immediate,
+        };
+        let mut sectors = BTreeMap::new();
+        for (offset, bytes) in blockstore::create(&options).unwrap().images {
+            write(&mut sectors, offset, &bytes);
+        }
+        let mut effects = Vec::new();
+        let pool_of_buffers = BufferPool::default();
+        let store = Store::open(Settings::default(), pool_of_buffers, STORE_SIZE_MIN, &mut effects);
+        let mut osd = Osd { sectors, store, effects: effects.into(), requests: 0 };
+        assert!(matches!(osd.run(), Some(Effect::Opened)));
+        osd.note_cluster(vec![pool()]);
+        osd.note_record(acting);
+        osd
+    }
+
+    fn note_cluster(&mut self, pools: Vec<Pool>) {
+        let revision = MapRevision::new(1);
+        let note = |pool| PoolNote { pool, revision, fences: Default::default() };
+        let pools = pools.into_iter().map(note).collect();
+        let note =
+            ClusterNote { cluster: ClusterId::new(7), pools, osds: Vec::new(), lease_ms: None };
+        self.ask(Request::Note { key: NoteKey::Cluster, bytes: note.encode() });
+    }
+
+    fn note_record(&mut self, acting: &[u32]) {
+        let incarnation = Incarnation::new(1);
+        let member = |number: &u32| Member { osd: osd(*number), incarnation };
+        let entry = PgEntry {
+            pg: PG,
+            epoch: Epoch::new(1),
+            revision: MapRevision::new(1),
+            primary: acting.first().map(|number| osd(*number)),
+            acting: acting.iter().map(member).collect(),
+            learners: Vec::new(),
+        };
+        let record = Record { entry, adopted: Version::ZERO, history: Vec::new(), filling: None };
+        self.ask(Request::Note { key: NoteKey::Pg(PG), bytes: record.encode() });
+    }
+
+    fn run(&mut self) -> Option<Effect> {
+        while let Some(effect) = self.effects.pop_front() {
+            let Effect::Disk(effect) = effect else { return Some(effect) };
+            let event = match effect {
+                DiskEffect::Read { op, offset, mut buffer } => {
+                    read(&self.sectors, offset, &mut buffer);
+                    DiskEvent::Read { op, buffer, result: Ok(()) }
+                }
+                DiskEffect::Write { op, mut offset, buffers, .. } => {
+                    for buffer in buffers {
+                        write(&mut self.sectors, offset, &buffer);
+                        offset += buffer.len() as u64;
+                    }
+                    DiskEvent::Done { op, result: Ok(()) }
+                }
+                DiskEffect::Flush { op }
+                | DiskEffect::Reserve { op, .. }
+                | DiskEffect::Discard { op, .. } => DiskEvent::Done { op, result: Ok(()) },
+            };
+            self.apply(Event::Disk(event));
+        }
+        None
+    }
+
+    fn apply(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.store.apply(Time::ZERO, event, &mut effects);
+        self.store.submit(&mut effects);
+        self.effects.extend(effects);
+    }
+
+    fn ask(&mut self, request: Request) {
+        self.requests += 1;
+        self.apply(Event::Request { id: RequestId(self.requests), request });
+        let done = self.run();
+        assert!(matches!(done, Some(Effect::Done { result: Ok(_), .. })), "{done:?}");
+    }
+
+    fn write(&mut self, stripe: u32, counter: u64, byte: u8) {
+        let data = BufferPool::default().copy_of(&[byte; 2 * UNIT_SIZE as usize]);
+        let mut checksums = Vec::new();
+        checksum_units(&data, &mut checksums);
+        self.ask(Request::Write {
+            pg: PG,
+            key: key(stripe),
+            block_size: BlockSize::DEFAULT,
+            version: version(counter),
+            offset: 0,
+            checksums,
+            data,
+        });
+    }
+
+    fn delete(&mut self, stripe: u32, counter: u64) {
+        self.ask(Request::Delete { pg: PG, key: key(stripe), version: version(counter) });
+    }
+}
+
+fn compared(osds: &[&Osd]) -> Comparison {
+    let mut readers: Vec<_> = osds
+        .iter()
+        .map(|osd| {
+            |offset: u64, buffer: &mut [u8]| {
+                read(&osd.sectors, offset, buffer);
+                Ok(())
+            }
+        })
+        .collect();
+    let open = |reader| StoppedStore::open(reader, STORE_SIZE_MIN).unwrap();
+    let mut stores: Vec<StoppedStore<'_>> =
+        readers.iter_mut().map(|reader| open(reader as blockstore::ReadDevice<'_>)).collect();
+    compare(&mut stores, &mut |done, total| assert!(done <= total))
+}
+
+/// Two members that have written and deleted the same.
+fn twins() -> (Osd, Osd) {
+    let make = |number| {
+        let mut osd = Osd::new(number, &[1, 2]);
+        osd.write(0, 1, 0x11);
+        osd.write(1, 2, 0x22);
+        osd.delete(1, 3);
+        osd.write(2, 4, 0x33);
+        osd
+    };
+    (make(1), make(2))
+}
+
+/// The only finding, of this severity and with these words.
+fn says(found: &Comparison, severity: Severity, words: &[&str]) {
+    let [finding] = &found.findings[..] else { panic!("{found:#?}") };
+    assert_eq!(finding.severity, severity, "{}", finding.text);
+    for word in words {
+        assert!(finding.text.contains(word), "{word} is missing in {}", finding.text);
+    }
+}
+
+#[test]
+fn copies_that_are_the_same_are_clean() {
+    let (one, two) = twins();
+    let found = compared(&[&one, &two]);
+    assert_eq!(found.findings, []);
+    assert_eq!((found.pgs, found.blocks), (1, 2));
+    assert_eq!(found.bytes, 2 * BlockSize::DEFAULT.bytes());
+}
+
+#[test]
+fn a_byte_that_differs_is_an_error() {
+    let (mut one, mut two) = twins();
+    one.write(3, 5, 0x44);
+    two.write(3, 5, 0x45);
+    let found = compared(&[&one, &two]);
+    says(&found, Severity::Error, &["block 3 of image 1", "osd.1 and osd.2", "different bytes"]);
+    assert_eq!(found.different, 1);
+}
+
+#[test]
+fn a_version_that_differs_is_an_error_where_it_was_acknowledged_and_else_a_write_under_way() {
+    let (mut one, mut two) = twins();
+    one.write(2, 5, 0x55);
+    let found = compared(&[&one, &two]);
+    says(&found, Severity::Warning, &["osd.1 has 1.5", "osd.2 has 1.4", "under way"]);
+    assert_eq!((found.under_way, found.different), (1, 0));
+    // A later write at both: the one before was answered, or never will differ.
+    one.write(0, 6, 0x66);
+    two.write(0, 6, 0x66);
+    let found = compared(&[&one, &two]);
+    says(&found, Severity::Error, &["osd.1 has 1.5", "osd.2 has 1.4"]);
+    assert_eq!((found.under_way, found.different), (0, 1));
+}
+
+#[test]
+fn a_lost_deletion_is_an_error_above_the_floor_and_nothing_below() {
+    let (mut one, mut two) = twins();
+    one.delete(0, 5);
+    one.write(3, 6, 1);
+    two.write(3, 6, 1);
+    let found = compared(&[&one, &two]);
+    says(&found, Severity::Error, &["osd.1 has deleted it by 1.5", "osd.2 has 1.1"]);
+    let (mut one, two) = twins();
+    one.ask(Request::SetFloor { pg: PG, floor: version(3) });
+    one.ask(Request::Sync);
+    assert_eq!(
+        compared(&[&one, &two]).findings,
+        [],
+        "one dropped its tombstone, the other not yet"
+    );
+}
+
+#[test]
+fn damage_is_an_error() {
+    let (one, mut two) = twins();
+    let found = one.sectors.iter().filter(|(_, bytes)| bytes.iter().all(|byte| *byte == 0x33));
+    let places: Vec<u64> = found.map(|(number, _)| *number).collect();
+    assert!(!places.is_empty());
+    // A start takes the end of the journal for torn; what follows makes it damage.
+    two.ask(Request::Record);
+    for place in places {
+        two.sectors.get_mut(&place).unwrap()[7] ^= 1;
+    }
+    let found = compared(&[&one, &two]);
+    assert!(found.findings.iter().any(|finding| finding.severity == Severity::Error), "{found:#?}");
+}
+
+#[test]
+fn copies_of_others_than_members_are_strays() {
+    let (mut one, two) = twins();
+    one.note_record(&[1]);
+    let mut two_elsewhere = two;
+    two_elsewhere.note_record(&[1]);
+    let found = compared(&[&one, &two_elsewhere]);
+    says(&found, Severity::Warning, &["osd.2 holds 2 blocks of PG 1.0", "no member"]);
+    assert_eq!((found.strays, found.blocks), (2, 2));
+}
+
+#[test]
+fn copies_of_a_removed_pool_are_strays() {
+    let (mut one, two) = twins();
+    one.note_cluster(Vec::new());
+    let found = compared(&[&one, &two]);
+    assert_eq!((found.strays, found.blocks), (4, 0), "{found:#?}");
+    assert!(found.findings.iter().all(|finding| finding.severity == Severity::Warning));
+}
+
+#[test]
+fn a_member_that_is_not_there_is_named() {
+    let (one, _) = twins();
+    says(&compared(&[&one]), Severity::Warning, &["osd.2", "not compared"]);
+}
