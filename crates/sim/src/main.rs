@@ -300,14 +300,7 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::FreedBlockReusedEarly
         | Bug::TrimBeforeCheckpoint
         | Bug::LargeDataNotAwaited => Part::Store,
-        Bug::DuplicateExecuted
-        | Bug::FenceIgnored
-        | Bug::EpochNotCompared
-        | Bug::OldEpochAccepted
-        | Bug::RevisionNotCompared
-        | Bug::FencesLostByRestart
-        | Bug::EndedSessionNotFenced
-        | Bug::PartAnsweredForWhole => Part::Cluster,
+        _ => Part::Cluster,
     }
 }
 

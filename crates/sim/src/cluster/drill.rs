@@ -73,6 +73,7 @@ impl World {
         let drill = self.drill.take().expect("it is under way");
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);
+        self.osds[drill.victim].stays_down = false;
         if !self.is_running(Process::Osd(drill.victim)) {
             self.schedule(Duration::ZERO, Item::Start(Process::Osd(drill.victim)));
         }
@@ -99,13 +100,12 @@ impl World {
         self.schedule(WRITE_EVERY, Item::Drill);
         if leaves {
             self.fault("OSD gone in a drill");
-            self.osds[victim].stays_down = departure != Departure::Silent;
+            self.osds[victim].stays_down = true;
             match departure {
                 Departure::Killed => self.kill(Process::Osd(victim))?,
                 Departure::Stopped => self.stop_osd(victim)?,
                 Departure::Silent => self.silence(Process::Osd(victim)),
             }
-            self.osds[victim].stays_down = departure == Departure::Stopped;
         }
         self.write_for_drill(attached)
     }

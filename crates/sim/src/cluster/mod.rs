@@ -15,6 +15,7 @@ mod clock;
 mod disks;
 mod drill;
 mod harm;
+mod members;
 mod net;
 mod operator;
 mod plan;

@@ -45,6 +45,9 @@ const STEP_COUNT_MAX: u64 = 3_000_000;
 /// How long a cluster without faults may take for what was asked.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// After so long without faults nothing is left of PGs that an OSD has no part in any more.
+const REST: Duration = Duration::from_secs(10);
+
 /// Everything of one run.
 pub struct World {
     pub(super) plan: Plan,
@@ -319,6 +322,11 @@ impl World {
         self.read_everything()?;
         for volume in &self.volumes {
             volume.check()?;
+        }
+        if self.plan.copies > 1 {
+            let end = self.now + REST;
+            self.wait("time stands still", |world| world.now > end)?;
+            self.compare_members()?;
         }
         self.plan_removal_of_all();
         self.wait("volumes cannot be removed, or leave something behind", |world| {

@@ -1,0 +1,310 @@
+//! After quiescence: every member of a PG holds the same, and nobody else holds anything of it.
+//!
+//! All OSDs stop as their operator stops them. Then each store is opened by itself, and what it
+//! holds of each PG is compared, block by block and unit by unit.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::hash::pg_of_hash;
+use base::{BufferPool, PgId, PoolId, Time, Version};
+use blockstore::{Answer, BlockKey, Effect, Event, Request, RequestId, Store};
+use format::wire::{Content, PgEntry};
+
+use super::Process;
+use super::disks::Osd;
+use super::world::World;
+use crate::disk::{Crash, SimDisk};
+use crate::random::Random;
+
+/// What a store holds of a block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Block {
+    version: Version,
+    /// Checksums of its written units by their number; `None`: it is deleted.
+    units: Option<BTreeMap<usize, u32>>,
+    /// Units that cannot be read.
+    damaged: BTreeSet<usize>,
+}
+
+impl Block {
+    /// Whether another member's is the same, as far as both can be read.
+    fn is_like(&self, other: &Block) -> bool {
+        let damaged: BTreeSet<usize> = self.damaged.union(&other.damaged).copied().collect();
+        let whole = |units: &BTreeMap<usize, u32>| -> Vec<(usize, u32)> {
+            let units = units.iter().filter(|(unit, _)| !damaged.contains(unit));
+            units.map(|(unit, checksum)| (*unit, *checksum)).collect()
+        };
+        let same_units = match (&self.units, &other.units) {
+            (Some(mine), Some(theirs)) => whole(mine) == whole(theirs),
+            (None, None) => true,
+            _ => false,
+        };
+        self.version == other.version && same_units
+    }
+}
+
+/// What a store holds of a PG.
+#[derive(Default, Debug)]
+struct Holding {
+    floor: Version,
+    blocks: BTreeMap<BlockKey, Block>,
+}
+
+impl World {
+    /// Compares what all members hold; then all OSDs run again.
+    pub(super) fn compare_members(&mut self) -> Result<(), String> {
+        self.stop_all_osds()?;
+        let mut holdings = BTreeMap::new();
+        for index in 0..self.osds.len() {
+            if let Some(id) = self.osds[index].id.filter(|_| !self.osds[index].is_gone) {
+                holdings.insert(id, self.read_store(index)?);
+            }
+        }
+        for entry in self.watch.entries() {
+            compare(entry, &mut holdings)?;
+        }
+        let strays = holdings.iter().flat_map(|(osd, pgs)| pgs.iter().map(move |pg| (osd, pg)));
+        for (osd, (number, holding)) in strays {
+            if let Some((key, block)) = holding.blocks.first_key_value() {
+                let count = holding.blocks.len();
+                return Err(format!(
+                    "{osd} is no member of PG {number}, but holds {count} blocks of it: \
+                     {key:?} {block:?}"
+                ));
+            }
+        }
+        for index in 0..self.osds.len() {
+            if !self.osds[index].is_gone {
+                self.start(Process::Osd(index))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_all_osds(&mut self) -> Result<(), String> {
+        for index in 0..self.osds.len() {
+            self.osds[index].stays_down = true;
+            self.stop_osd(index)?;
+        }
+        self.wait("an OSD does not stop", |world| world.osds.iter().all(|osd| osd.node.is_none()))?;
+        self.osds.iter_mut().for_each(|osd| osd.stays_down = false);
+        Ok(())
+    }
+
+    /// What an OSD's store holds, by PG.
+    fn read_store(&mut self, index: usize) -> Result<BTreeMap<u32, Holding>, String> {
+        let pg_count = self.plan.pg_count;
+        let settings = Osd::store_settings(&self.plan);
+        let osd = &mut self.osds[index];
+        let disk = osd.disk.as_mut().expect("it was created");
+        let mut reader = Reader::open(disk, settings, &self.pool, self.now)
+            .map_err(|reason| format!("osd {index} does not open again: {reason}"))?;
+        let mut pgs: BTreeMap<u32, Holding> = BTreeMap::new();
+        let listed: Vec<(BlockKey, Version, bool)> =
+            reader.store.blocks(PoolId::FIRST, 0, u32::MAX, None).collect();
+        for (key, version, is_tombstone) in listed {
+            let number = pg_of_hash(key.hash, pg_count);
+            let pg = PgId { pool: PoolId::FIRST, number };
+            let holding = pgs.entry(number).or_default();
+            holding.floor = reader.store.facts(pg).floor;
+            let block = if is_tombstone {
+                Block { version, units: None, damaged: BTreeSet::new() }
+            } else {
+                reader.block(key)?
+            };
+            holding.blocks.insert(key, block);
+        }
+        disk.crash(Crash::Process, &mut self.medium);
+        Ok(pgs)
+    }
+}
+
+/// Compares what the members of a PG hold, and takes it from the holdings.
+fn compare(
+    entry: &PgEntry,
+    holdings: &mut BTreeMap<base::OsdId, BTreeMap<u32, Holding>>,
+) -> Result<(), String> {
+    let mut members = Vec::new();
+    for member in &entry.acting {
+        let holding = holdings.get_mut(&member.osd).and_then(|pgs| pgs.remove(&entry.pg.number));
+        members.push((member.osd, holding.unwrap_or_default()));
+    }
+    let floor = members.iter().map(|(_, holding)| holding.floor).max().unwrap_or_default();
+    let keys: BTreeSet<BlockKey> =
+        members.iter().flat_map(|(_, holding)| holding.blocks.keys().copied()).collect();
+    for key in keys {
+        let counts = |block: &&Block| block.units.is_some() || block.version > floor;
+        let mut all = members.iter().map(|(osd, holding)| {
+            let block = holding.blocks.get(&key).filter(counts);
+            (osd, block)
+        });
+        let Some((first_osd, first)) = all.next() else { continue };
+        for (osd, block) in all {
+            let is_same = match (first, block) {
+                (Some(first), Some(block)) => first.is_like(block),
+                (None, None) => true,
+                _ => false,
+            };
+            if !is_same {
+                return Err(format!(
+                    "members of {} differ in {key:?} (floor {floor}): {first_osd} has {first:?}, \
+                     {osd} has {block:?}",
+                    entry.pg
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A store that is read by itself, its disk being infinitely fast.
+struct Reader<'a> {
+    disk: &'a mut SimDisk,
+    store: Store,
+    random: Random,
+    now: Time,
+    effects: VecDeque<Effect>,
+    request_last: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn open(
+        disk: &'a mut SimDisk,
+        settings: blockstore::Settings,
+        pool: &BufferPool,
+        now: Time,
+    ) -> Result<Reader<'a>, String> {
+        let mut effects = Vec::new();
+        let store = Store::open(settings, pool.clone(), disk.size(), &mut effects);
+        let random = Random::new(0, "reader");
+        let effects = effects.into();
+        let mut reader = Reader { disk, store, random, now, effects, request_last: 0 };
+        loop {
+            match reader.next_effect()? {
+                Effect::Opened => return Ok(reader),
+                Effect::Stopped { reason } => return Err(reason),
+                effect => return Err(format!("while it opens: {effect:?}")),
+            }
+        }
+    }
+
+    /// The next effect that does not concern the disk.
+    fn next_effect(&mut self) -> Result<Effect, String> {
+        loop {
+            match self.effects.pop_front() {
+                Some(Effect::Disk(effect)) => {
+                    let op = self.disk.submit(effect);
+                    let event = self.disk.complete(op, None, &mut self.random);
+                    self.apply(Event::Disk(event));
+                }
+                Some(effect) => return Ok(effect),
+                None => return Err("the store waits for nothing".to_string()),
+            }
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        let mut effects = Vec::new();
+        self.store.apply(self.now, event, &mut effects);
+        self.store.submit(&mut effects);
+        self.effects.extend(effects);
+    }
+
+    fn block(&mut self, key: BlockKey) -> Result<Block, String> {
+        self.request_last += 1;
+        let id = RequestId(self.request_last);
+        self.apply(Event::Request { id, request: Request::Copy { key, units: Vec::new() } });
+        let content = match self.next_effect()? {
+            Effect::Done { result: Ok(Answer::Copy { content }), .. } => content,
+            effect => return Err(format!("a copy of {key:?} is answered {effect:?}")),
+        };
+        let Content::Block { version, written, damaged, checksums, .. } = content else {
+            return Err(format!("a copy of {key:?} is {content:?}"));
+        };
+        let checksums = checksums.iter().map(|checksum| checksum.get());
+        let units = Some(bits(&written).zip(checksums).collect());
+        Ok(Block { version, units, damaged: bits(&damaged).collect() })
+    }
+}
+
+/// The numbers of the bits that are set.
+fn bits(words: &[u64]) -> impl Iterator<Item = usize> + '_ {
+    (0..words.len() * 64).filter(|bit| words[bit / 64] >> (bit % 64) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ImageId, Incarnation, MapRevision, OsdId, StripeIndex};
+    use format::wire::Member;
+
+    use super::*;
+
+    fn key(stripe: u32) -> BlockKey {
+        let (pool, image) = (PoolId::FIRST, ImageId::FIRST);
+        BlockKey { pool, hash: 1, image, stripe: StripeIndex::new(stripe) }
+    }
+
+    fn version(counter: u64) -> Version {
+        Version { epoch: Epoch::new(1), counter }
+    }
+
+    fn block(counter: u64, units: Option<&[(usize, u32)]>) -> Block {
+        let units = units.map(|units| units.iter().copied().collect());
+        Block { version: version(counter), units, damaged: BTreeSet::new() }
+    }
+
+    fn compared(one: &[(u32, Block)], other: &[(u32, Block)], floor: u64) -> bool {
+        let osd = |number| OsdId::new(number).expect("not 0");
+        let member = |number| Member { osd: osd(number), incarnation: Incarnation::new(1) };
+        let entry = PgEntry {
+            pg: PgId { pool: PoolId::FIRST, number: 0 },
+            epoch: Epoch::new(1),
+            revision: MapRevision::new(1),
+            primary: Some(osd(1)),
+            acting: vec![member(1), member(2)],
+            learners: Vec::new(),
+        };
+        let holding = |blocks: &[(u32, Block)]| Holding {
+            floor: version(floor),
+            blocks: blocks.iter().map(|(at, block)| (key(*at), block.clone())).collect(),
+        };
+        let mut holdings = BTreeMap::from([
+            (osd(1), BTreeMap::from([(0, holding(one))])),
+            (osd(2), BTreeMap::from([(0, holding(other))])),
+        ]);
+        compare(&entry, &mut holdings).is_ok()
+    }
+
+    #[test]
+    fn members_differ_by_version_unit_checksum_or_tombstone() {
+        let good = (0, block(5, Some(&[(0, 7), (3, 8)])));
+        assert!(compared(std::slice::from_ref(&good), std::slice::from_ref(&good), 0));
+        let others = [
+            block(6, Some(&[(0, 7), (3, 8)])),
+            block(5, Some(&[(0, 7)])),
+            block(5, Some(&[(0, 7), (3, 9)])),
+            block(5, None),
+        ];
+        for other in others {
+            assert!(!compared(std::slice::from_ref(&good), &[(0, other)], 0));
+        }
+        assert!(!compared(std::slice::from_ref(&good), &[], 9));
+        assert!(!compared(&[], std::slice::from_ref(&good), 9));
+    }
+
+    #[test]
+    fn a_tombstone_may_be_gone_below_the_floor_and_a_damaged_unit_says_nothing() {
+        let tombstone = [(0, block(5, None))];
+        assert!(compared(&tombstone, &[], 5));
+        assert!(!compared(&tombstone, &[], 4));
+        let good = [(0, block(5, Some(&[(0, 7), (3, 8)])))];
+        let mut damaged = block(5, Some(&[(0, 7)]));
+        damaged.damaged.insert(3);
+        assert!(compared(&good, &[(0, damaged)], 0));
+    }
+
+    #[test]
+    fn bits_are_numbered_over_all_words() {
+        assert_eq!(bits(&[0b101, 1 << 63]).collect::<Vec<_>>(), [0, 2, 127]);
+    }
+}
