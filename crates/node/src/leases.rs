@@ -280,3 +280,6 @@ pub fn primary_of(entry: &PgEntry) -> Option<Member> {
     let primary = entry.primary?;
     entry.acting.iter().find(|member| member.osd == primary).copied()
 }
+
+#[cfg(test)]
+mod tests;
