@@ -1,40 +1,54 @@
-//! Removing what the store holds of pools that are gone: blocks, tombstones, notes.
+//! Removing what nobody needs: of pools that are gone, and of PGs that others hold whole.
 //!
-//! The OSD does this by itself, for nobody serves such a pool any more: the monitor has removed it
-//! from the map before it asks. Doing it again costs nothing, so a restart just begins anew when
-//! the monitor asks again.
+//! The OSD does this by itself. A pool has left the map before the monitor asks. A PG's data is
+//! superfluous when its entry has all copies in its acting set, no learner, and no part for this
+//! OSD: the acting set holds every acknowledged write. Doing it again costs nothing, so after a
+//! restart it just begins anew.
 //!
 //! Invariants
-//!   1. It begins when nothing of the pool's PGs is under way, and the pool has left the map: so no
-//!      block comes behind it.
-//!   2. The monitor is told when all of it is durable.
+//!   1. It begins when nothing of the PGs is under way here; and while a request of it is under
+//!      way, this OSD takes no part in the PG. So no block comes behind it.
+//!   2. The records go first, durably: data without a record counts for nothing, so a part of it
+//!      is never taken for the whole.
+//!   3. The monitor is told of a pool when all of it is gone, durably.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
-use base::hash::{hash_range_of_pg, pg_of_hash};
-use base::{PgId, PoolId, Time, Version};
+use base::hash::hash_range_of_pg;
+use base::{Duration, Epoch, PgId, PoolId, Time};
 use blockstore::{Answer, NoteKey, Request as StoreRequest, RequestId, StoreError};
 use cluster::map::MapDelta;
 use cluster::message::ToMonitor;
+use format::wire::{Content, PgEntry};
+use pg::Pg;
 
 use crate::Effect;
+use crate::hosting::is_sound;
 use crate::node::Node;
 
-/// Blocks deleted at a time: clients come first.
+/// Blocks removed at a time: clients come first.
 const PORTION_MAX: usize = 256;
+/// PGs that are looked at between two reports, for data that is superfluous.
+const LOOK_COUNT_MAX: usize = 256;
+/// So long an entry has said that data is superfluous before that is believed: a report of its
+/// primary, and what follows from it, has had its time.
+const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
-/// Pools to clear.
+/// What is to be cleared.
 #[derive(Default)]
 pub(crate) struct Clearing {
-    /// Number of PGs of each, as the monitor asked.
-    asked: BTreeMap<PoolId, u32>,
+    /// Pools that the monitor asked for.
+    asked: BTreeSet<PoolId>,
+    /// A PG whose data seems to be superfluous: since when, in which epoch.
+    candidate: Option<(PgId, Epoch, Time)>,
+    /// The last PG that was looked at.
+    looked_at: Option<PgId>,
     current: Option<Current>,
 }
 
-/// The pool that is being cleared.
+/// What is being cleared.
 struct Current {
-    pool: PoolId,
-    pg_count: u32,
+    target: Target,
     stage: Stage,
     /// Answers of the store that are awaited.
     missing: u32,
@@ -42,43 +56,48 @@ struct Current {
     has_failed: bool,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Target {
+    Pool(PoolId),
+    Pg(PgId),
+}
+
 /// Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Deletes blocks, a portion at a time.
+    /// Removes the records.
+    Records,
+    /// Removes blocks and tombstones, a portion at a time.
     Blocks,
-    /// Lets tombstones go.
-    Tombstones,
-    /// Removes notes.
-    Notes,
+}
+
+impl Target {
+    fn has(self, pg: PgId) -> bool {
+        match self {
+            Target::Pool(pool) => pg.pool == pool,
+            Target::Pg(id) => pg == id,
+        }
+    }
 }
 
 impl Node {
     /// The monitor asks to clear a pool.
-    pub(crate) fn clear_pool(
-        &mut self,
-        now: Time,
-        pool: PoolId,
-        pg_count: u32,
-        effects: &mut Vec<Effect>,
-    ) {
-        if !pg_count.is_power_of_two() || pg_count > base::hash::PG_COUNT_MAX {
-            return;
-        }
+    pub(crate) fn clear_pool(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
         let delta = MapDelta { removed_pools: vec![pool], ..MapDelta::default() };
         self.map_came(now, delta, effects);
-        self.clearing.asked.insert(pool, pg_count);
+        self.clearing.asked.insert(pool);
         self.go_on_clearing(now, effects);
     }
 
     /// Begins the next step, if nothing keeps it. Called now and then.
     pub(crate) fn go_on_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.clearing.current.is_none() {
-            let quiet = |(pool, _): &(&PoolId, &u32)| self.is_quiet(**pool);
-            let Some((&pool, &pg_count)) = self.clearing.asked.iter().find(quiet) else { return };
-            let stage = Stage::Blocks;
-            let current = Current { pool, pg_count, stage, missing: 0, has_failed: false };
-            self.clearing.current = Some(current);
+            let Some(target) = self.next_target(now) else { return };
+            if let Target::Pg(pg) = target {
+                self.forget_record(pg);
+            }
+            let stage = Stage::Records;
+            self.clearing.current = Some(Current { target, stage, missing: 0, has_failed: false });
         }
         let current = self.clearing.current.as_mut().expect("just made");
         if current.missing > 0 || self.store.is_congested() {
@@ -88,24 +107,113 @@ impl Node {
         self.clear_more(now, effects);
     }
 
-    /// Whether nothing of the pool is served, or under way.
-    fn is_quiet(&self, pool: PoolId) -> bool {
-        let mut slots = self.pg_slots.iter().filter(|(pg, _)| pg.pool == pool);
-        !self.map.pools.contains_key(&pool) && slots.all(|(_, slot)| self.pgs[*slot].is_quiet())
+    /// Whether data of the PG is being removed: this OSD takes no part in it meanwhile.
+    pub(crate) fn is_being_cleared(&self, pg: PgId) -> bool {
+        let current = self.clearing.current.as_ref();
+        current.is_some_and(|current| current.missing > 0 && current.target.has(pg))
+    }
+
+    fn next_target(&mut self, now: Time) -> Option<Target> {
+        let mut pools = self.clearing.asked.iter().copied().map(Target::Pool);
+        let is_gone = |target: &Target| match target {
+            Target::Pool(pool) => !self.map.pools.contains_key(pool),
+            Target::Pg(_) => false,
+        };
+        let pool = pools.find(|target| is_gone(target) && self.is_quiet(*target));
+        pool.or_else(|| self.superfluous_pg(now).map(Target::Pg))
+    }
+
+    /// Whether nothing of it is served, or under way.
+    fn is_quiet(&self, target: Target) -> bool {
+        let mut slots = self.pg_slots.iter().filter(|(pg, _)| target.has(**pg));
+        slots.all(|(_, slot)| self.pgs[*slot].is_quiet())
+    }
+
+    /// A PG whose data here has been superfluous for a while; looks at some of them.
+    fn superfluous_pg(&mut self, now: Time) -> Option<PgId> {
+        if self.link.joined().is_none() {
+            // The map may be old.
+            self.clearing.candidate = None;
+            return None;
+        }
+        let Some((pg, epoch, since)) = self.clearing.candidate else {
+            let pg = self.look_for_superfluous()?;
+            let epoch = self.map.pg(pg).expect("just looked at").epoch;
+            self.clearing.candidate = Some((pg, epoch, now));
+            return None;
+        };
+        let is_so = self.is_superfluous(pg) && self.map.pg(pg).is_some_and(|e| e.epoch == epoch);
+        if is_so && now.since(since) < SUPERFLUOUS_AFTER {
+            return None;
+        }
+        self.clearing.candidate = None;
+        (is_so && self.is_quiet(Target::Pg(pg))).then_some(pg)
+    }
+
+    /// Goes through the PGs of the map, a number of them with each call.
+    fn look_for_superfluous(&mut self) -> Option<PgId> {
+        let from = self.clearing.looked_at;
+        let pools = self.map.pools.range(from.map_or(PoolId::FIRST, |pg| pg.pool)..);
+        let pgs = pools.flat_map(|(_, known)| &known.pgs).map(|entry: &PgEntry| entry.pg);
+        let next = pgs.filter(|pg| from.is_none_or(|from| from < *pg)).take(LOOK_COUNT_MAX);
+        let next: Vec<PgId> = next.collect();
+        self.clearing.looked_at = match next.len() < LOOK_COUNT_MAX {
+            true => None,
+            false => next.last().copied(),
+        };
+        next.into_iter().find(|pg| self.has_data(*pg) && self.is_superfluous(*pg))
+    }
+
+    fn has_data(&self, pg: PgId) -> bool {
+        self.store.note(NoteKey::Pg(pg)).is_some()
+            || self.blocks_of(Target::Pg(pg)).next().is_some()
+    }
+
+    /// Whether the PG's entry proves that what this OSD has of it is needed by nobody.
+    fn is_superfluous(&self, pg: PgId) -> bool {
+        let Some(known) = self.map.pools.get(&pg.pool).filter(|known| is_sound(pg, known)) else {
+            return false;
+        };
+        let Some(entry) = known.pgs.get(pg.number as usize) else { return false };
+        let is_there = |member: &format::wire::Member| {
+            let osd = self.map.osds.get(&member.osd);
+            osd.is_some_and(|osd| osd.up && osd.incarnation == member.incarnation)
+        };
+        !self.has_part(entry)
+            && entry.primary.is_some()
+            && entry.learners.is_empty()
+            && entry.acting.len() >= known.pool.replicas as usize
+            && entry.acting.iter().all(is_there)
+    }
+
+    /// The PG begins anew as one of which this OSD knows nothing. Requires: it is quiet.
+    fn forget_record(&mut self, id: PgId) {
+        self.damaged_notes.remove(&id);
+        let Some(slot) = self.pg_slots.get(&id).copied() else { return };
+        assert!(self.pgs[slot].is_quiet());
+        let shape = self.shape_of(id);
+        let facts = self.store.facts(id);
+        self.pgs[slot] = Pg::new(shape, self.identity.osd, facts, None, self.buffers.clone());
     }
 
     /// Asks the store for the next part; moves on where a stage has nothing left.
     fn clear_more(&mut self, now: Time, effects: &mut Vec<Effect>) {
         loop {
             let current = self.clearing.current.as_ref().expect("the caller has one");
-            let (pool, pg_count, stage) = (current.pool, current.pg_count, current.stage);
+            let (target, stage) = (current.target, current.stage);
+            if let Target::Pg(pg) = target
+                && !self.is_superfluous(pg)
+            {
+                // Without a record this OSD takes its part as one that has nothing.
+                self.clearing.current = None;
+                return self.review(now, pg, effects);
+            }
             let requests = match stage {
-                Stage::Blocks => self.deletes(pool, pg_count),
-                Stage::Tombstones => self.floors(pool, pg_count),
-                Stage::Notes => self.note_removals(pool),
+                Stage::Records => self.record_removals(target),
+                Stage::Blocks => self.block_removals(target),
             };
             let current = self.clearing.current.as_mut().expect("as above");
-            // One at a time; the store answers those that it refuses at once, too.
+            // The store answers some at once.
             current.missing = u32::try_from(requests.len()).expect("portions are small");
             match (requests.is_empty(), stage) {
                 (false, _) => {
@@ -114,45 +222,42 @@ impl Node {
                     }
                     return;
                 }
-                (true, Stage::Blocks) => current.stage = Stage::Tombstones,
-                (true, Stage::Tombstones) => current.stage = Stage::Notes,
-                (true, Stage::Notes) => {
+                (true, Stage::Records) => current.stage = Stage::Blocks,
+                (true, Stage::Blocks) => {
                     self.clearing.current = None;
-                    self.clearing.asked.remove(&pool);
-                    self.tell_monitor(&ToMonitor::PoolCleared { pool }, effects);
+                    if let Target::Pool(pool) = target {
+                        self.clearing.asked.remove(&pool);
+                        self.tell_monitor(&ToMonitor::PoolCleared { pool }, effects);
+                    }
                     return;
                 }
             }
         }
     }
 
-    fn deletes(&self, pool: PoolId, pg_count: u32) -> Vec<StoreRequest> {
-        let blocks = self.store.blocks(pool, 0, u32::MAX, None);
-        let blocks = blocks.filter(|(_, _, is_tombstone)| !is_tombstone).take(PORTION_MAX);
-        let mut newest: BTreeMap<PgId, Version> = BTreeMap::new();
-        let delete = |(key, version, _): (blockstore::BlockKey, Version, bool)| {
-            let pg = PgId { pool, number: pg_of_hash(key.hash, pg_count) };
-            let last = newest.entry(pg).or_insert_with(|| self.store.last_version(pg).max(version));
-            *last = last.next_in(last.epoch);
-            StoreRequest::Delete { pg, key, version: *last }
+    fn blocks_of(&self, target: Target) -> impl Iterator<Item = blockstore::BlockKey> {
+        let (pool, (first, last)) = match target {
+            Target::Pool(pool) => (pool, (0, u32::MAX)),
+            Target::Pg(pg) => (pg.pool, hash_range_of_pg(pg.number, self.shape_of(pg).pg_count)),
         };
-        blocks.map(delete).collect()
+        self.store.blocks(pool, first, last, None).map(|(key, ..)| key)
     }
 
-    /// Floors that let the tombstones go which are left.
-    fn floors(&self, pool: PoolId, pg_count: u32) -> Vec<StoreRequest> {
-        let floor = |number: u32| {
-            let pg = PgId { pool, number };
-            let (first, last) = hash_range_of_pg(number, pg_count);
-            self.store.blocks(pool, first, last, None).next()?;
-            Some(StoreRequest::SetFloor { pg, floor: self.store.last_version(pg) })
+    fn block_removals(&self, target: Target) -> Vec<StoreRequest> {
+        let removal = |key: blockstore::BlockKey| {
+            let pg = match target {
+                Target::Pg(pg) => pg,
+                // Which PG it was of is known to nobody any more; the store keeps the facts of one.
+                Target::Pool(pool) => PgId { pool, number: 0 },
+            };
+            StoreRequest::Repair { pg, key, content: Content::Gone }
         };
-        (0..pg_count).filter_map(floor).take(PORTION_MAX).collect()
+        self.blocks_of(target).take(PORTION_MAX).map(removal).collect()
     }
 
-    fn note_removals(&self, pool: PoolId) -> Vec<StoreRequest> {
+    fn record_removals(&self, target: Target) -> Vec<StoreRequest> {
         let removal = |(key, _): (NoteKey, &[u8])| match key {
-            NoteKey::Pg(pg) if pg.pool == pool => {
+            NoteKey::Pg(pg) if target.has(pg) => {
                 Some(StoreRequest::Note { key, bytes: Vec::new() })
             }
             _ => None,

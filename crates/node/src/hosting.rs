@@ -184,6 +184,9 @@ impl Node {
         let Some(incarnation) = self.incarnation else {
             return Some("this OSD has not joined yet".into());
         };
+        if self.is_being_cleared(id) {
+            return Some("waits until its old data is removed".into());
+        }
         if let Some(why) = self.damaged_notes.get(&id) {
             return Some(format!("its note in the store of {osd} cannot be read: {why}"));
         }
@@ -239,17 +242,19 @@ impl Node {
             // What an earlier run of this OSD gave to the primary of that epoch may be valid still.
             self.revoke_from_earlier_run(&record.entry.clone(), entry);
         }
-        let rules = &self.map.pools[&id.pool].pool;
-        let shape = Shape { pg: id, pg_count: rules.pg_count, block_size: rules.block_size };
-        let last = self.store.last_version(id);
-        let is_suspect = self.store.is_suspect(id);
-        let floor = base::Version::ZERO;
-        let facts = blockstore::PgFacts { last, held: last, hole: None, floor, is_suspect };
+        let shape = self.shape_of(id);
+        let facts = self.store.facts(id);
         let slot = self.pgs.len();
         let osd = self.identity.osd;
         self.pgs.push(Pg::new(shape, osd, facts, record, self.buffers.clone()));
         self.pg_slots.insert(id, slot);
         slot
+    }
+
+    /// Requires: the map has its pool.
+    pub(crate) fn shape_of(&self, pg: PgId) -> Shape {
+        let rules = &self.map.pools[&pg.pool].pool;
+        Shape { pg, pg_count: rules.pg_count, block_size: rules.block_size }
     }
 
     fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {
@@ -266,7 +271,7 @@ impl Node {
     /// What keeps the PG in `slot` from its part; for people.
     pub(crate) fn why_idle(&self, slot: usize) -> String {
         match self.pgs[slot].serving() {
-            Serving::Idle { why } => why.clone(),
+            Serving::Idle { why } | Serving::Ended { why } => why.clone(),
             _ => "it is about to take its part".into(),
         }
     }
@@ -342,30 +347,40 @@ impl Node {
         report
     }
 
-    /// What a PG that this OSD leads waits for; `None`: it serves.
+    /// What a PG that this OSD leads waits for, for people; `None`: it serves.
     fn waits_for(&self, slot: usize) -> Option<String> {
         let pg = &self.pgs[slot];
-        if matches!(pg.serving(), Serving::Active) {
-            return None;
-        }
-        let Some(entry) = pg.entry() else { return Some(self.why_idle(slot)) };
-        let others = entry.acting.iter().filter(|member| member.osd != self.identity.osd);
-        let missing = others.filter(|member| self.mesh.to_follower(**member).is_none());
-        let missing: Vec<String> = missing
-            .map(|member| match self.map.osds.get(&member.osd).is_some_and(|osd| osd.up) {
-                true => format!("{} cannot be reached", member.osd),
-                false => format!("{} is down", member.osd),
-            })
-            .collect();
-        match missing.is_empty() {
-            true => Some("its members agree on what they have".into()),
-            false => Some(missing.join(", ")),
+        let what = match pg.serving() {
+            Serving::Active => return None,
+            Serving::Idle { why } | Serving::Ended { why } => why.clone(),
+            Serving::Draining => "what was begun before is ending".into(),
+            Serving::Asking => {
+                let names = pg.waits_for().into_iter().map(|osd| self.absence_of(slot, osd));
+                names.collect::<Vec<String>>().join(", ")
+            }
+            Serving::Comparing => "its members are brought to the same blocks".into(),
+            Serving::Journaling => "its members write their records".into(),
+            Serving::Following => "it takes its part".into(),
+        };
+        Some(what)
+    }
+
+    /// Why a member that a PG waits for has not answered, for people.
+    fn absence_of(&self, slot: usize, osd: OsdId) -> String {
+        let member = self.pgs[slot]
+            .entry()
+            .and_then(|entry| members_of(entry).find(|member| member.osd == osd).copied());
+        let is_connected = member.is_some_and(|member| self.mesh.to_follower(member).is_some());
+        match self.map.osds.get(&osd) {
+            _ if is_connected => format!("{osd} has not answered yet"),
+            Some(known) if known.up => format!("{osd} cannot be reached"),
+            _ => format!("{osd} is down"),
         }
     }
 }
 
 /// Whether an entry names a PG that its pool can have: the map is text from another process.
-fn is_sound(pg: PgId, known: &PoolMap) -> bool {
+pub(crate) fn is_sound(pg: PgId, known: &PoolMap) -> bool {
     let count = known.pool.pg_count;
     let is_count_sound = count.is_power_of_two() && count <= PG_COUNT_MAX;
     is_count_sound && pg.pool == known.pool.id && pg.number < count

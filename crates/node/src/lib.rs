@@ -1,9 +1,10 @@
 //! One OSD as one value: `Node::apply(now, event, &mut effects)` is the only door into it.
-//! Joins the block store, the PGs and the sessions.
+//! Joins the block store, the PGs, the sessions and the other OSDs.
 //!
 //! ```text
 //!              ┌──────────── Node ─────────────┐
 //!   Net ─────▶ │ sessions ─▶ requests ─▶ pg::Pg│ ─▶ Net (replies)
+//!   (OSDs) ──▶ │ mesh ─▶ peers, leases ─▶ ▲    │ ─▶ Net (OSDs)
 //!              │    ▲            ▲        │    │
 //!   (monitor)  │   link ─▶ map ──┘        ▼    │
 //!   Disk ────▶ │               blockstore::Store│ ─▶ Disk
@@ -15,6 +16,11 @@
 //! | `node.rs` | the value: events in, effects out, the life of the process |
 //! | `link.rs` | the connection to a monitor: which address, when, how far |
 //! | `hosting.rs` | what the map means for this OSD's PGs, reports |
+//! | `lane.rs`, `mesh.rs` | connections with other OSDs |
+//! | `leases.rs` | by whose leave this OSD serves, and to whom it gave its own |
+//! | `peers.rs` | what members of PGs say to each other: who may, and when |
+//! | `filling.rs` | how fast learners are filled |
+//! | `clearing.rs` | removing what nobody needs |
 //! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
 //! | `requests.rs` | a request's way from its arrival to its reply |
 //! | `compare.rs` | comparing the copies of stopped OSDs |
@@ -22,6 +28,7 @@
 
 mod clearing;
 mod compare;
+mod filling;
 mod hosting;
 mod lane;
 mod leases;

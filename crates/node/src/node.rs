@@ -18,6 +18,7 @@ use format::wire::{ListedBlock, Member, Message, PeerBody};
 use pg::{Action, CallId, Listing, Pg};
 
 use crate::clearing::{CALL_CLEARING, Clearing};
+use crate::filling::Budget;
 use crate::leases::Leases;
 use crate::link::{Link, LinkStage};
 use crate::mesh::Mesh;
@@ -45,6 +46,7 @@ pub struct Node {
     /// The longest span of a lease that this OSD may have given in any run, as its store has noted.
     lease_noted: Duration,
     pub(crate) peers: Peers,
+    pub(crate) budget: Budget,
     /// This run's number, once the monitor has given it.
     pub(crate) incarnation: Option<Incarnation>,
     pub(crate) map: ClusterMap,
@@ -160,6 +162,7 @@ impl Node {
             leases: Leases::new(now, LEASE_DEFAULT),
             lease_noted: LEASE_DEFAULT,
             peers: Peers::default(),
+            budget: Budget::default(),
             incarnation: None,
             map: ClusterMap::default(),
             map_gaps: BTreeSet::new(),
@@ -222,8 +225,10 @@ impl Node {
         let report = (self.phase == Phase::Running).then_some(self.report_at);
         let waiting = self.requests.deadline(self.settings.wait_max);
         let draining = (self.phase == Phase::Draining).then_some(self.drain_until);
-        let own = [report, waiting, draining, self.mesh.deadline(), self.peers.deadline()];
-        [self.store.deadline(), self.link.deadline()].into_iter().chain(own).flatten().min()
+        let own = [self.store.deadline(), report, waiting, draining];
+        let others = [self.link.deadline(), self.mesh.deadline(), self.peers.deadline()];
+        let all = own.into_iter().chain(others).chain([self.budget.deadline()]);
+        all.flatten().min()
     }
 
     /// What the store's recovery found, for the log. Meaningful once the node has asked for a
@@ -385,9 +390,7 @@ impl Node {
                 }
             }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
-            FromMonitor::ClearPool { pool, pg_count } => {
-                self.clear_pool(now, pool, pg_count, effects);
-            }
+            FromMonitor::ClearPool { pool, .. } => self.clear_pool(now, pool, effects),
             FromMonitor::Settings { changed } => {
                 self.cluster_settings = changed;
                 self.note_is_old |= self.lease_wanted() > self.lease_noted;
@@ -448,6 +451,9 @@ impl Node {
         }
         if self.peers.deadline().is_some_and(|deadline| deadline <= now) {
             self.tick_peers(now, effects);
+        }
+        if self.budget.deadline().is_some_and(|deadline| deadline <= now) {
+            self.share_repairs(now, effects);
         }
         let oldest = self.requests.deadline(self.settings.wait_max);
         if oldest.is_some_and(|deadline| deadline <= now) {
@@ -636,6 +642,7 @@ impl Node {
                     }
                     Action::Activated => {
                         self.recheck = true;
+                        self.budget.begin(now);
                         if std::mem::take(&mut self.report_is_due) {
                             // An operator waits for it.
                             self.report_at = now;

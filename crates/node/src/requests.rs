@@ -304,6 +304,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let scope = Scope::of(&request);
+        self.budget.client_came();
         let Request { session, sequence, op, .. } = request;
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);

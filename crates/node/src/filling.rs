@@ -1,0 +1,168 @@
+//! How fast learners are filled: clients come first, and filling always gets on.
+//!
+//! The rule: while requests of clients come, one block of one PG is on its way at a time; after
+//! each tenth of a second without any it is twice as many, up to the limits. Turns go round, so
+//! that a learner that does not get on keeps no other from it; PGs that lack copies have three
+//! turns of four before those that only move.
+
+use base::{Duration, Time};
+use pg::Serving;
+
+use crate::Effect;
+use crate::node::Node;
+
+/// Most repairs of learners under way for one PG, and for all.
+const PG_REPAIRS_MAX: usize = 4;
+const OSD_REPAIRS_MAX: usize = 16;
+/// How often turns change and the budget is set anew.
+const TURN: Duration = Duration::from_millis(100);
+
+/// The budget of repairs.
+#[derive(Default)]
+pub struct Budget {
+    /// When it is set anew; `None`: nothing is filled.
+    due: Option<Time>,
+    /// Repairs that may be under way.
+    count: usize,
+    /// Counts the turns.
+    turn: usize,
+    /// A client's request came since the turn began.
+    is_busy: bool,
+}
+
+/// A PG whose learners are being filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Candidate {
+    slot: usize,
+    /// It has fewer copies than its pool wants.
+    is_degraded: bool,
+}
+
+impl Budget {
+    /// When the next turn begins.
+    pub fn deadline(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// A client's request came.
+    pub fn client_came(&mut self) {
+        self.is_busy = true;
+    }
+
+    /// There may be learners to be filled.
+    pub fn begin(&mut self, now: Time) {
+        self.due.get_or_insert(now);
+    }
+
+    /// Gives each candidate its share for the next turn.
+    fn share(&mut self, now: Time, candidates: Vec<Candidate>) -> Vec<(usize, usize)> {
+        if candidates.is_empty() {
+            *self = Budget::default();
+            return Vec::new();
+        }
+        self.due = Some(now + TURN);
+        self.count = match std::mem::take(&mut self.is_busy) {
+            true => 1,
+            false => (self.count * 2).clamp(1, OSD_REPAIRS_MAX),
+        };
+        self.turn = self.turn.wrapping_add(1);
+        let (mut first, mut second): (Vec<_>, Vec<_>) =
+            candidates.into_iter().partition(|candidate| candidate.is_degraded);
+        if self.turn.is_multiple_of(4) {
+            std::mem::swap(&mut first, &mut second);
+        }
+        for part in [&mut first, &mut second] {
+            let count = part.len().max(1);
+            part.rotate_left(self.turn % count);
+        }
+        let mut left = self.count;
+        let mut give = |candidate: &Candidate| {
+            let share = left.min(PG_REPAIRS_MAX);
+            left -= share;
+            (candidate.slot, share)
+        };
+        first.iter().chain(&second).map(&mut give).collect()
+    }
+}
+
+impl Node {
+    /// Shares the repairs anew among the PGs that fill learners.
+    pub(crate) fn share_repairs(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let slots = self.pgs.iter().enumerate().filter_map(|(slot, pg)| {
+            let entry = pg.entry().filter(|entry| !entry.learners.is_empty())?;
+            let copies = self.map.pools.get(&entry.pg.pool)?.pool.replicas as usize;
+            let is_degraded = entry.acting.len() < copies;
+            let is_filling = matches!(pg.serving(), Serving::Active);
+            (is_filling && self.leads(entry)).then_some(Candidate { slot, is_degraded })
+        });
+        let candidates = slots.collect();
+        for (slot, share) in self.budget.share(now, candidates) {
+            self.pgs[slot].fill(share, &mut self.actions);
+            self.carry_out(now, slot, effects);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(milliseconds: u64) -> Time {
+        Time::ZERO + Duration::from_millis(milliseconds)
+    }
+
+    fn candidates(degraded: usize, misplaced: usize) -> Vec<Candidate> {
+        let all =
+            (0..degraded + misplaced).map(|slot| Candidate { slot, is_degraded: slot < degraded });
+        all.collect()
+    }
+
+    fn sum(shares: &[(usize, usize)]) -> usize {
+        shares.iter().map(|(_, share)| share).sum()
+    }
+
+    #[test]
+    fn filling_is_slow_while_clients_come_and_fast_when_none_do() {
+        let mut budget = Budget::default();
+        budget.begin(at(0));
+        assert_eq!(budget.deadline(), Some(at(0)));
+        let mut sums = Vec::new();
+        for turn in 0..12 {
+            if turn < 3 || turn == 9 {
+                budget.client_came();
+            }
+            sums.push(sum(&budget.share(at(turn * 100), candidates(20, 0))));
+        }
+        assert_eq!(sums, [1, 1, 1, 2, 4, 8, 16, 16, 16, 1, 2, 4]);
+        assert_eq!(budget.deadline(), Some(at(1_200)));
+        assert_eq!(budget.share(at(1_200), Vec::new()), []);
+        assert_eq!(budget.deadline(), None, "nothing is left to fill");
+    }
+
+    #[test]
+    fn one_pg_has_no_more_than_its_limit() {
+        let mut budget = Budget::default();
+        for turn in 0..10 {
+            let shares = budget.share(at(turn), candidates(2, 1));
+            assert!(shares.iter().all(|(_, share)| *share <= PG_REPAIRS_MAX), "{shares:?}");
+            assert_eq!(shares.len(), 3, "each is told");
+        }
+        assert_eq!(sum(&budget.share(at(10), candidates(2, 1))), 12);
+    }
+
+    #[test]
+    fn every_pg_has_its_turn_and_those_that_lack_copies_have_more() {
+        let mut budget = Budget::default();
+        let mut turns = [0; 10];
+        for turn in 0..400 {
+            budget.client_came();
+            for (slot, share) in budget.share(at(turn), candidates(5, 5)) {
+                turns[slot] += share;
+            }
+        }
+        assert_eq!(turns.iter().sum::<usize>(), 400);
+        assert!(turns[..5].iter().all(|count| *count >= 40), "{turns:?}");
+        assert!(turns[5..].iter().all(|count| *count >= 10), "{turns:?}");
+        assert!(turns[..5].iter().sum::<usize>() == 300, "{turns:?}");
+    }
+}
