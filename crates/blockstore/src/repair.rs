@@ -197,6 +197,9 @@ impl Parts {
                 overlay.set(unit, state);
             }
         });
+        // Where units became zeros the block may hold nothing any more.
+        let has_zeros = header.units.count() > header.written.count() + header.damaged.count();
+        self.gives_back |= has_zeros && place_of(change.old) != LOCATION_NONE;
         self.moved(change, key, header.location, header.location == LOCATION_NONE);
     }
 

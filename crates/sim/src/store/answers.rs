@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use base::{Buffer, Checksum, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, BlockKey, StoreError};
+use format::disk::UnitSet;
+use format::wire::Content;
 
 use super::asks::{Asked, Todo, place_of};
 use super::model::{Expected, State, UNKNOWN};
@@ -33,7 +35,12 @@ impl World {
                 self.model.refuse_note(key, order);
             }
             (Asked::Sync { order }, Ok(Answer::Durable)) => self.model.synced(order),
-            (Asked::Floor, Ok(Answer::Durable)) => {}
+            (Asked::Floor | Asked::Mend, Ok(Answer::Durable)) => {}
+            (Asked::Mend, Err(StoreError::Full)) => self.tally.faults.add("store full", 1),
+            (Asked::Copy { key, order, units }, Ok(Answer::Copy { content })) => {
+                let expected = self.model.expected(key, order, self.may_refuse());
+                self.check_copy(key, units, &expected, &content)?;
+            }
             (Asked::Absolve { pg }, Ok(Answer::Durable)) => {
                 if self.store().is_suspect(pg) {
                     return Err(format!("PG {pg} is suspect after it was absolved"));
@@ -41,7 +48,8 @@ impl World {
             }
             (Asked::Read { key, order, units }, Ok(Answer::Read { version, checksums, data })) => {
                 let expected = self.model.expected(key, order, self.may_refuse());
-                self.check_read(key, units, &expected, version, &checksums, &data)?;
+                let values = values_of(key, &units, &checksums, &data)?;
+                self.check_read(key, units, &expected, version, &values)?;
             }
             (Asked::Extents { key, order }, Ok(Answer::Extents { version, written, damaged })) => {
                 let expected = self.model.expected(key, order, self.may_refuse());
@@ -62,34 +70,68 @@ impl World {
             || self.store().space().full
     }
 
+    /// `values`: of each unit; `None`: nothing is known of it.
     fn check_read(
         &mut self,
         key: BlockKey,
         units: Range<u32>,
         expected: &Expected,
         version: Version,
-        checksums: &[Checksum],
-        data: &Buffer,
+        values: &[Option<u64>],
     ) -> Result<(), String> {
-        let values = values_of(key, &units, checksums, data)?;
         let possible = std::iter::once(&expected.state).chain(&expected.others);
         let mut error = None;
         for state in possible {
-            match self.compare(key, &units, state, version, &values) {
+            match self.compare(key, &units, state, version, values) {
                 Ok(()) => {
-                    self.learn(key, units, state, version, &values);
+                    self.learn(key, units, state, version, values);
                     return Ok(());
                 }
                 Err(text) => error = error.or(Some(text)),
             }
         }
-        for state in &expected.later {
-            if self.compare(key, &units, state, version, &values).is_ok() {
-                self.model.seen(key, version);
+        for (order, state) in &expected.later {
+            if self.compare(key, &units, state, version, values).is_ok() {
+                self.model.seen(key, *order);
                 return Ok(());
             }
         }
         Err(error.expect("one state is always possible"))
+    }
+
+    fn check_copy(
+        &mut self,
+        key: BlockKey,
+        asked: UnitSet,
+        expected: &Expected,
+        content: &Content,
+    ) -> Result<(), String> {
+        content.check().map_err(|why| format!("a copy of {key:?}: {why}"))?;
+        let size = self.model.blocks[&key].size;
+        let mut values: Vec<Option<u64>> =
+            (0..size.unit_count()).map(|unit| asked.contains(unit).then_some(0)).collect();
+        let version = match content {
+            Content::Gone => Version::ZERO,
+            Content::Tombstone { version } => *version,
+            Content::Block { version, block_size, units, written, damaged, checksums, data } => {
+                if *block_size != size || UnitSet::from_slice(units) != asked {
+                    return Err(format!("a copy of {key:?} has other units than were asked for"));
+                }
+                self.damage.met(key, damaged)?;
+                let damaged = UnitSet::from_slice(damaged);
+                damaged.iter().for_each(|unit| values[unit as usize] = None);
+                let data = data.as_deref().unwrap_or_default();
+                if checksum::first_mismatch(data, checksums).is_some() {
+                    return Err(format!("a copy of {key:?} does not match its checksums"));
+                }
+                let written = UnitSet::from_slice(written);
+                for (unit, bytes) in written.iter().zip(data.chunks_exact(UNIT_SIZE as usize)) {
+                    values[unit as usize] = Some(value_of(key, unit, bytes)?);
+                }
+                *version
+            }
+        };
+        self.check_read(key, 0..size.unit_count(), expected, version, &values)
     }
 
     /// What the model did not know it knows now; not what later changes left.
@@ -99,7 +141,7 @@ impl World {
         units: Range<u32>,
         state: &State,
         version: Version,
-        values: &[u64],
+        values: &[Option<u64>],
     ) {
         if state.version.is_none() {
             let tombstone = self.store().is_tombstone(&key);
@@ -107,7 +149,9 @@ impl World {
             self.model.learn_version(key, version, deleted);
         }
         for (unit, value) in units.zip(values) {
-            if state.units[unit as usize] == UNKNOWN {
+            if let Some(value) = value
+                && state.units[unit as usize] == UNKNOWN
+            {
                 self.model.learn(key, unit, *value);
             }
         }
@@ -119,10 +163,11 @@ impl World {
         units: &Range<u32>,
         state: &State,
         version: Version,
-        values: &[u64],
+        values: &[Option<u64>],
     ) -> Result<(), String> {
         self.compare_version(key, state, version)?;
         for (unit, found) in units.clone().zip(values) {
+            let Some(found) = found else { continue };
             let wanted = state.units[unit as usize];
             let good = match wanted {
                 UNKNOWN => self.damage.was_written(key, unit, *found),
@@ -161,15 +206,16 @@ impl World {
         }
         let certain = std::iter::once(&expected.state).chain(&expected.others);
         let mut error = None;
-        for state in certain.chain(&expected.later) {
+        for state in certain {
             match self.compare_extents(key, state, version, written, damaged) {
-                Ok(()) => {
-                    if expected.later.iter().any(|later| later.version == Some(version)) {
-                        self.model.seen(key, version);
-                    }
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 Err(text) => error = error.or(Some(text)),
+            }
+        }
+        for (order, state) in &expected.later {
+            if self.compare_extents(key, state, version, written, damaged).is_ok() {
+                self.model.seen(key, *order);
+                return Ok(());
             }
         }
         Err(error.expect("one state is always possible"))
@@ -210,10 +256,11 @@ impl World {
             self.model.forget(*pg);
         }
         let Some(store) = &self.store else { unreachable!("it just opened") };
-        self.model.resolve(|key| store.version_of(key))?;
+        let lost = self.model.resolve(|key| store.version_of(key))?;
         if !self.damage.deep {
             self.model.resolve_notes(|key| store.note(*key).map_or(0, note_content))?;
         }
+        self.check_facts(&lost)?;
         self.check_versions()?;
         self.check_listing()?;
         self.todo.extend(suspects.into_iter().map(Todo::Absolve));
@@ -231,6 +278,33 @@ impl World {
         }
         self.tally.faults.add("suspect PG", suspects.len() as u64);
         Ok(suspects)
+    }
+
+    /// What recovery left out is a tail of its PG, or at or behind the hole that is stated.
+    fn check_facts(&self, lost: &[(base::PgId, Version)]) -> Result<(), String> {
+        for (pg, model) in &self.model.pgs {
+            let facts = self.store().facts(*pg);
+            if facts.is_suspect {
+                continue;
+            }
+            let is_wrong = |hole: Version| hole.epoch != facts.last.epoch || model.is_certain(hole);
+            if facts.hole.is_some_and(is_wrong) {
+                return Err(format!("{facts:?} of PG {pg}: what it says to lack was certain"));
+            }
+            let held = model.held_certain..=model.held_given;
+            if !held.contains(&facts.held) || facts.held < facts.last {
+                return Err(format!("{facts:?} of PG {pg}: held is not within {held:?}"));
+            }
+        }
+        for (pg, version) in lost {
+            let facts = self.store().facts(*pg);
+            let is_stated = facts.hole.is_some_and(|hole| hole <= *version);
+            let is_inside = version.epoch == facts.last.epoch && *version < facts.last;
+            if is_inside && !is_stated && !facts.is_suspect {
+                return Err(format!("{facts:?} of PG {pg}: {version} is lost and not stated"));
+            }
+        }
+        Ok(())
     }
 
     /// The highest version accepted covers what is certain, and nothing that was never given.
@@ -300,13 +374,13 @@ fn values_of(
     units: &Range<u32>,
     checksums: &[Checksum],
     data: &Buffer,
-) -> Result<Vec<u64>, String> {
+) -> Result<Vec<Option<u64>>, String> {
     let unit_count = (units.end - units.start) as usize;
     if data.is_empty() {
         if !checksums.is_empty() {
             return Err(format!("a read of {key:?} has checksums but no data"));
         }
-        return Ok(vec![0; unit_count]);
+        return Ok(vec![Some(0); unit_count]);
     }
     if data.len() != unit_count * UNIT_SIZE as usize || checksums.len() != unit_count {
         return Err(format!("a read of {key:?} returned {} bytes", data.len()));
@@ -315,15 +389,12 @@ fn values_of(
         return Err(format!("unit {unit} of a read of {key:?} does not match its checksum"));
     }
     let bytes = data.chunks_exact(UNIT_SIZE as usize);
-    units
-        .clone()
-        .zip(bytes)
-        .map(|(unit, bytes)| {
-            pattern::value_of(bytes, place_of(key, unit)).ok_or_else(|| {
-                format!("unit {unit} of {key:?} holds bytes that were never written there")
-            })
-        })
-        .collect()
+    units.clone().zip(bytes).map(|(unit, bytes)| value_of(key, unit, bytes).map(Some)).collect()
+}
+
+fn value_of(key: BlockKey, unit: u32, bytes: &[u8]) -> Result<u64, String> {
+    pattern::value_of(bytes, place_of(key, unit))
+        .ok_or_else(|| format!("unit {unit} of {key:?} holds bytes that were never written there"))
 }
 
 /// The content that a note's bytes name.

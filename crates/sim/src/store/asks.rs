@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
-use base::{BlockSize, ImageId, PgId, PoolId, StripeIndex, UNIT_SIZE, Version, checksum};
+use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, UNIT_SIZE, Version, checksum};
 use blockstore::{BlockKey, NoteKey, Request};
+use format::disk::UnitSet;
+use format::wire::Content;
 
-use super::model::ChangeKind;
+use super::model::{ChangeKind, UNKNOWN};
 use super::world::World;
 use crate::pattern;
 use crate::random::Chance;
@@ -14,13 +16,37 @@ use crate::random::Chance;
 /// An open request, and what its answer is compared with.
 #[derive(Debug)]
 pub(super) enum Asked {
-    Change { key: BlockKey, order: u64 },
-    Read { key: BlockKey, order: u64, units: Range<u32> },
-    Extents { key: BlockKey, order: u64 },
-    Note { key: NoteKey, order: u64 },
-    Sync { order: u64 },
+    Change {
+        key: BlockKey,
+        order: u64,
+    },
+    Read {
+        key: BlockKey,
+        order: u64,
+        units: Range<u32>,
+    },
+    Extents {
+        key: BlockKey,
+        order: u64,
+    },
+    Copy {
+        key: BlockKey,
+        order: u64,
+        units: UnitSet,
+    },
+    /// A repair that says what is there.
+    Mend,
+    Note {
+        key: NoteKey,
+        order: u64,
+    },
+    Sync {
+        order: u64,
+    },
     Floor,
-    Absolve { pg: PgId },
+    Absolve {
+        pg: PgId,
+    },
 }
 
 /// What a restart wants asked.
@@ -48,19 +74,22 @@ impl World {
     /// Draws one operation and asks it.
     pub(super) fn ask_something(&mut self) -> Result<(), String> {
         let kind = self.work.weighted(&self.plan.weights);
-        let changes = matches!(kind, 0..=2 | 5);
+        let changes = matches!(kind, 0..=2 | 5 | 9);
         if changes && self.store().is_congested() {
             return Ok(());
         }
-        if kind == 0 && self.store().space().full && self.work.chance(Chance::percent(90)) {
+        if matches!(kind, 0 | 9)
+            && self.store().space().full
+            && self.work.chance(Chance::percent(90))
+        {
             self.tally.faults.add("store full", 1);
             return Ok(());
         }
         let target = self.draw_target();
-        if self.plan.polite && matches!(kind, 3 | 4) && self.is_changing(target.key) {
+        if self.plan.polite && matches!(kind, 3 | 4 | 8) && self.is_changing(target.key) {
             return Ok(());
         }
-        if self.plan.polite && matches!(kind, 0..=2) && self.is_read(target.key) {
+        if self.plan.polite && matches!(kind, 0..=2 | 9) && self.is_read(target.key) {
             return Ok(());
         }
         self.asked_count += 1;
@@ -83,7 +112,9 @@ impl World {
                 let order = self.model.next_order();
                 self.request(Asked::Sync { order }, Request::Sync)
             }
-            _ => self.ask_floor(target.pg),
+            7 => self.ask_floor(target.pg),
+            8 => self.ask_copy(target),
+            _ => self.ask_repair(target),
         }
     }
 
@@ -93,7 +124,9 @@ impl World {
 
     fn is_read(&self, of: BlockKey) -> bool {
         let reads = |asked: &Asked| match asked {
-            Asked::Read { key, .. } | Asked::Extents { key, .. } => *key == of,
+            Asked::Read { key, .. } | Asked::Extents { key, .. } | Asked::Copy { key, .. } => {
+                *key == of
+            }
             _ => false,
         };
         self.asked.values().any(reads)
@@ -204,6 +237,134 @@ impl World {
             length: (units.end - units.start) * UNIT_SIZE as u32,
         };
         self.request(Asked::Read { key, order, units }, request)
+    }
+
+    /// Any units of a block, some with data.
+    fn draw_set(&mut self, size: BlockSize, share: Chance) -> UnitSet {
+        let mut set = UnitSet::EMPTY;
+        for unit in 0..size.unit_count() {
+            if self.work.chance(share) {
+                set.insert(unit);
+            }
+        }
+        set
+    }
+
+    fn ask_copy(&mut self, target: Target) -> Result<(), String> {
+        let Target { key, size, .. } = target;
+        let all = UnitSet::first(size.unit_count());
+        let some = self.draw_set(size, Chance::percent(30));
+        let is_all = some.is_empty() || self.work.chance(Chance::percent(50));
+        let units = if is_all { all } else { some };
+        let words = if is_all { Vec::new() } else { units.words(size.unit_count()) };
+        let order = self.model.ask_read(key);
+        self.request(Asked::Copy { key, order, units }, Request::Copy { key, units: words })
+    }
+
+    fn ask_repair(&mut self, target: Target) -> Result<(), String> {
+        if self.work.chance(Chance::percent(25)) {
+            return self.ask_mend(target);
+        }
+        let Target { key, pg, size } = target;
+        let kind = self.work.weighted(&[6, 6, 2, 2]);
+        if kind == 3 {
+            let order = self.note_change(target, Version::ZERO, ChangeKind::RepairGone, false);
+            let request = Request::Repair { pg, key, content: Content::Gone };
+            return self.request(Asked::Change { key, order }, request);
+        }
+        let Some(version) = self.repair_version(target) else { return Ok(()) };
+        if kind == 2 {
+            let order = self.note_change(target, version, ChangeKind::RepairTombstone, false);
+            let content = Content::Tombstone { version };
+            let request = Request::Repair { pg, key, content };
+            return self.request(Asked::Change { key, order }, request);
+        }
+        let units = match kind {
+            0 => UnitSet::first(size.unit_count()),
+            _ => self.draw_set(size, Chance::percent(20)),
+        };
+        let share = *self.work.pick(&[0, 20, 90, 100]);
+        let written = self.draw_set(size, Chance::percent(share)).within(&units);
+        let length = u64::from(written.count()) * UNIT_SIZE;
+        let large = length >= 64 * base::KIB || length == size.bytes();
+        let zeros = units.iter().filter(|unit| !written.contains(*unit)).collect();
+        let kind = ChangeKind::Repair { written: written.iter().collect(), zeros };
+        let order = self.note_change(target, version, kind, large);
+        self.damage.written.insert(order, (key, 0..size.unit_count()));
+        let values: Vec<u64> = (0..size.unit_count())
+            .map(|unit| if written.contains(unit) { order } else { 0 })
+            .collect();
+        let content = self.content(target, version, units, &values);
+        self.request(Asked::Change { key, order }, Request::Repair { pg, key, content })
+    }
+
+    /// A version for a repair that tells it from other changes of the block: an older one, or the
+    /// next one of the PG.
+    fn repair_version(&mut self, target: Target) -> Option<Version> {
+        let next = self.next_version(target.pg);
+        let version = match self.work.chance(Chance::percent(30)) {
+            true => next,
+            false => Version {
+                epoch: Epoch::new(1 + self.work.below(u64::from(self.epoch.get())) as u32),
+                counter: 1 + self.work.below(next.counter),
+            },
+        };
+        if version >= next {
+            self.model.pgs.get_mut(&target.pg).expect("made with its first block").given = next;
+            return Some(next);
+        }
+        self.model.blocks[&target.key].is_distinct(version).then_some(version)
+    }
+
+    /// Units become what they are, with the version that the block has.
+    fn ask_mend(&mut self, target: Target) -> Result<(), String> {
+        let Target { key, pg, size } = target;
+        let Some(state) = self.model.blocks[&key].settled_state() else { return Ok(()) };
+        let (Some(version), false) = (state.version, state.deleted) else { return Ok(()) };
+        if version == Version::ZERO || self.store().version_of(&key) != version {
+            return Ok(());
+        }
+        let values = state.units.clone();
+        let mut units = self.draw_set(size, Chance::percent(40));
+        for (unit, value) in (0..).zip(&values) {
+            if *value == UNKNOWN {
+                units.remove(unit);
+            }
+        }
+        let content = self.content(target, version, units, &values);
+        self.request(Asked::Mend, Request::Repair { pg, key, content })
+    }
+
+    /// A content with these values.
+    fn content(
+        &mut self,
+        target: Target,
+        version: Version,
+        units: UnitSet,
+        values: &[u64],
+    ) -> Content {
+        let Target { key, size, .. } = target;
+        let mut written = units;
+        units
+            .iter()
+            .filter(|unit| values[*unit as usize] == 0)
+            .for_each(|unit| written.remove(unit));
+        let mut data = self.pool.take(written.count() as usize * UNIT_SIZE as usize);
+        for (unit, bytes) in written.iter().zip(data.chunks_exact_mut(UNIT_SIZE as usize)) {
+            pattern::fill(bytes, values[unit as usize], place_of(key, unit));
+        }
+        let mut checksums = Vec::new();
+        checksum::checksum_units(&data, &mut checksums);
+        let count = size.unit_count();
+        Content::Block {
+            version,
+            block_size: size,
+            units: units.words(count),
+            written: written.words(count),
+            damaged: UnitSet::EMPTY.words(count),
+            checksums,
+            data: (!written.is_empty()).then(|| data.freeze()),
+        }
     }
 
     fn ask_note(&mut self, pg: PgId) -> Result<(), String> {

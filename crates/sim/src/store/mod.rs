@@ -20,8 +20,8 @@ use crate::outcome::{Outcome, Run};
 use crate::tally::Tally;
 
 /// What is asked of a store.
-pub const OPERATIONS: [&str; 8] =
-    ["write", "zero", "delete", "read", "extents", "note", "sync", "floor"];
+pub const OPERATIONS: [&str; 10] =
+    ["write", "zero", "delete", "read", "extents", "note", "sync", "floor", "copy", "repair"];
 
 /// What happens to it.
 pub const FAULTS: [&str; 26] = [

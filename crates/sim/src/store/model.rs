@@ -44,6 +44,29 @@ pub struct Pg {
     pub open: BTreeSet<Version>,
     /// Highest floor ever asked.
     pub floor: Version,
+    /// Versions of changes that are certain.
+    certain_all: BTreeSet<Version>,
+    /// The highest version that a block certainly had.
+    pub held_certain: Version,
+    /// The highest version that a block may have had.
+    pub held_given: Version,
+}
+
+impl Pg {
+    /// A change is certain.
+    fn settled(&mut self, change: &Change) {
+        self.held_certain = self.held_certain.max(change.version);
+        if change.kind.is_versioned() {
+            self.certain = self.certain.max(change.version);
+            self.certain_all.insert(change.version);
+            self.open.remove(&change.version);
+        }
+    }
+
+    /// Whether it is certain that this version happened.
+    pub fn is_certain(&self, version: Version) -> bool {
+        self.certain_all.contains(&version)
+    }
 }
 
 /// One block.
@@ -90,6 +113,19 @@ pub enum ChangeKind {
     Zero(Range<u32>),
     /// All units read as zeros, and the block is gone.
     Delete,
+    /// Whatever the version was: these units get the change's order as their value, those are zeros.
+    Repair { written: Vec<u32>, zeros: Vec<u32> },
+    /// Likewise: the block is deleted.
+    RepairTombstone,
+    /// Likewise: as if it had never been.
+    RepairGone,
+}
+
+impl ChangeKind {
+    /// Whether its version is the next of its PG.
+    fn is_versioned(&self) -> bool {
+        matches!(self, ChangeKind::Write(_) | ChangeKind::Zero(_) | ChangeKind::Delete)
+    }
 }
 
 /// What a read may return.
@@ -99,9 +135,9 @@ pub struct Expected {
     pub state: State,
     /// States that are possible too, because a write without an answer may yet be refused.
     pub others: Vec<State>,
-    /// States after each change that was asked later: a read that was overtaken may return one,
-    /// which is certain from then on.
-    pub later: Vec<State>,
+    /// States after each change that was asked later, with its order: a read that was overtaken may
+    /// return one, which is certain from then on.
+    pub later: Vec<(u64, State)>,
 }
 
 /// One note. A content is the order of the request that put it, or 0: none.
@@ -115,11 +151,18 @@ pub struct Note {
 impl State {
     fn apply(&mut self, change: &Change) {
         self.version = Some(change.version);
-        self.deleted = change.kind == ChangeKind::Delete;
+        self.deleted = matches!(change.kind, ChangeKind::Delete | ChangeKind::RepairTombstone);
         let (range, value) = match &change.kind {
             ChangeKind::Write(range) => (range.clone(), change.order),
             ChangeKind::Zero(range) => (range.clone(), 0),
-            ChangeKind::Delete => (0..self.units.len() as u32, 0),
+            ChangeKind::Delete | ChangeKind::RepairTombstone | ChangeKind::RepairGone => {
+                (0..self.units.len() as u32, 0)
+            }
+            ChangeKind::Repair { written, zeros } => {
+                written.iter().for_each(|unit| self.units[*unit as usize] = change.order);
+                zeros.iter().for_each(|unit| self.units[*unit as usize] = 0);
+                return;
+            }
         };
         self.units[range.start as usize..range.end as usize].fill(value);
     }
@@ -149,6 +192,16 @@ impl Block {
         self.state_before(u64::MAX)
     }
 
+    /// Whether a change may be told from all others by this version.
+    pub fn is_distinct(&self, version: Version) -> bool {
+        self.base.version != Some(version) && self.later.iter().all(|of| of.version != version)
+    }
+
+    /// The certain state, if nothing else is on its way.
+    pub fn settled_state(&self) -> Option<&State> {
+        self.later.is_empty().then_some(&self.base)
+    }
+
     fn state_before(&self, order: u64) -> State {
         let mut state = self.base.clone();
         for change in self.later.iter().take_while(|change| change.order < order) {
@@ -166,8 +219,7 @@ impl Block {
             let Some(change) = self.later.pop_front_if(|change| change.order < limit) else {
                 break;
             };
-            pg.certain = pg.certain.max(change.version);
-            pg.open.remove(&change.version);
+            pg.settled(&change);
             self.base.apply(&change);
         }
     }
@@ -191,8 +243,11 @@ impl Model {
         let order = self.next_order();
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
-        pg.given = version;
-        pg.open.insert(version);
+        pg.held_given = pg.held_given.max(version);
+        if kind.is_versioned() {
+            pg.given = version;
+            pg.open.insert(version);
+        }
         block.later.push_back(Change { order, version, kind, large, answered: false });
         order
     }
@@ -205,8 +260,7 @@ impl Model {
         // It is gone from `later` if a sync, or a later change of the block, was answered first.
         if let Some(change) = block.later.iter_mut().find(|change| change.order == order) {
             change.answered = true;
-            pg.open.remove(&change.version);
-            pg.certain = pg.certain.max(change.version);
+            pg.settled(change);
         }
         block.settle(pg);
     }
@@ -222,7 +276,9 @@ impl Model {
         if block.later.iter().skip(index).any(|change| change.answered) {
             return Err(format!("{key:?}: change {order} is refused after a later one was done"));
         }
-        pg.open.remove(&change.version);
+        if change.kind.is_versioned() {
+            pg.open.remove(&change.version);
+        }
         Ok(())
     }
 
@@ -269,8 +325,7 @@ impl Model {
             let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
             for change in block.later.iter_mut().take_while(|change| change.order < order) {
                 change.answered = true;
-                pg.open.remove(&change.version);
-                pg.certain = pg.certain.max(change.version);
+                pg.settled(change);
             }
             block.settle(pg);
         }
@@ -313,7 +368,7 @@ impl Model {
         let later = block.later.iter().filter(|change| change.order > order);
         let later = later.map(|change| {
             newer.apply(change);
-            newer.clone()
+            (change.order, newer.clone())
         });
         let later = later.collect();
         block.open_reads.remove(&order);
@@ -322,11 +377,11 @@ impl Model {
         Expected { state, others, later }
     }
 
-    /// A read returned what the change of this version left: it must stay.
-    pub fn seen(&mut self, key: BlockKey, version: Version) {
+    /// A read returned what the change of this order left: it must stay.
+    pub fn seen(&mut self, key: BlockKey, order: u64) {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
-        for change in block.later.iter_mut().filter(|change| change.version <= version) {
+        for change in block.later.iter_mut().filter(|change| change.order <= order) {
             change.answered = true;
         }
         block.settle(pg);
@@ -346,7 +401,7 @@ impl Model {
                     break;
                 }
                 change.answered = true;
-                pg.certain = pg.certain.max(change.version);
+                pg.settled(change);
             }
             block.settle(pg);
         }
@@ -356,15 +411,21 @@ impl Model {
     }
 
     /// The restarted store says what it has of each block: a first part of the open changes.
-    pub fn resolve(&mut self, version_of: impl Fn(&BlockKey) -> Version) -> Result<(), String> {
+    /// Returns versions of those that it does not have.
+    pub fn resolve(
+        &mut self,
+        version_of: impl Fn(&BlockKey) -> Version,
+    ) -> Result<Vec<(PgId, Version)>, String> {
+        let mut lost = Vec::new();
         for (key, block) in &mut self.blocks {
             let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
             let found = version_of(key);
-            block.resolve(found, pg).map_err(|expected| {
+            let of_block = block.resolve(found, pg).map_err(|expected| {
                 format!("{key:?}: after the restart it has version {found}, not {expected}")
             })?;
+            lost.extend(of_block.into_iter().map(|version| (block.pg, version)));
         }
-        Ok(())
+        Ok(lost)
     }
 
     /// Damage may have cost the PG any of its changes: all of it is unknown until it is read.
@@ -373,7 +434,10 @@ impl Model {
             block.later.clear();
             block.forget();
         }
-        self.pgs.get_mut(&pg).expect("made with its first block").certain = Version::ZERO;
+        let pg = self.pgs.get_mut(&pg).expect("made with its first block");
+        pg.certain = Version::ZERO;
+        pg.held_certain = Version::ZERO;
+        pg.certain_all.clear();
     }
 
     /// What a read found of an unknown unit is what it holds from now on.
@@ -411,33 +475,43 @@ impl Block {
         self.base.units.fill(UNKNOWN);
     }
 
-    fn resolve(&mut self, found: Version, pg: &mut Pg) -> Result<(), String> {
+    /// Versions of changes that did not happen, or what was expected.
+    fn resolve(&mut self, found: Version, pg: &mut Pg) -> Result<Vec<Version>, String> {
         let Some(certain) = self.base.version else {
             self.later.clear();
-            return Ok(());
+            return Ok(Vec::new());
         };
-        let gone = self.base.deleted && certain <= pg.floor;
-        if found == certain || (gone && found == Version::ZERO) {
-            self.later.clear();
-            return Ok(());
-        }
-        if self.was_forgotten && certain == Version::ZERO && !self.base.is_written() {
-            // Damage took the root that knew what a checkpoint had dropped: with an older one a
-            // tombstone is there again, or a block whose leaf had been lost.
-            self.later.clear();
-            self.forget();
-            return Ok(());
-        }
-        let Some(last) = self.later.iter().position(|change| change.version == found) else {
-            let open: Vec<String> =
-                self.later.iter().map(|change| format!(" or {}", change.version)).collect();
-            return Err(format!("{certain}{}", open.concat()));
+        let is_dropped =
+            |deleted, version| deleted && version <= pg.floor && found == Version::ZERO;
+        let happened = match found == certain || is_dropped(self.base.deleted, certain) {
+            true => 0,
+            false => {
+                if self.was_forgotten && certain == Version::ZERO && !self.base.is_written() {
+                    // Damage took the root that knew what a checkpoint had dropped: with an older
+                    // one a tombstone is there again, or a block whose leaf had been lost.
+                    self.later.clear();
+                    self.forget();
+                    return Ok(Vec::new());
+                }
+                let is_it = |change: &Change| {
+                    let deleted = change.kind == ChangeKind::RepairTombstone;
+                    change.version == found || is_dropped(deleted, change.version)
+                };
+                let Some(last) = self.later.iter().position(is_it) else {
+                    let open: Vec<String> =
+                        self.later.iter().map(|change| format!(" or {}", change.version)).collect();
+                    return Err(format!("{certain}{}", open.concat()));
+                };
+                last + 1
+            }
         };
-        for change in self.later.drain(..).take(last + 1).collect::<Vec<_>>() {
+        let lost = self.later.split_off(happened);
+        for change in std::mem::take(&mut self.later) {
             self.base.apply(&change);
+            pg.settled(&change);
         }
-        pg.certain = pg.certain.max(found);
-        Ok(())
+        let versioned = lost.into_iter().filter(|change| change.kind.is_versioned());
+        Ok(versioned.map(|change| change.version).collect())
     }
 }
 
@@ -518,6 +592,24 @@ mod tests {
             model.crash();
             let lost = model.resolve(|key| if *key == KEY { Version::ZERO } else { version(2) });
             assert_eq!(lost.is_ok(), large);
+            assert!(lost.is_err() || lost == Ok(vec![(PG, version(1))]));
+        }
+    }
+
+    #[test]
+    fn a_repair_to_an_older_version_happened_or_not() {
+        let repair = ChangeKind::Repair { written: vec![0, 2], zeros: vec![1] };
+        for (found, units) in [(5, [1, 1, 0, 0]), (2, [2, 0, 2, 0]), (0, [0; 4])] {
+            let mut model = model();
+            let first = model.ask(KEY, version(5), ChangeKind::Write(0..2), false);
+            model.answer(KEY, first);
+            model.ask(KEY, version(2), repair.clone(), false);
+            model.ask(KEY, Version::ZERO, ChangeKind::RepairGone, false);
+            model.crash();
+            let of_found = if found == 0 { Version::ZERO } else { version(found) };
+            assert_eq!(model.resolve(|_| of_found), Ok(vec![]));
+            assert_eq!(model.blocks[&KEY].newest().units, units);
+            assert_eq!(model.pgs[&PG].certain, version(5));
         }
     }
 

@@ -29,7 +29,7 @@ pub struct Plan {
     /// Reads wait for changes of their block, as a PG lets them.
     pub polite: bool,
     /// Of operations, in the order of [`super::OPERATIONS`].
-    pub weights: [u32; 8],
+    pub weights: [u32; 10],
     /// Of the size of writes: a few units, any, at least 64 KiB, a whole block.
     pub write_weights: [u32; 4],
     /// One each pool.
@@ -122,6 +122,8 @@ impl Plan {
                 random.range(0..6) as u32,
                 random.range(0..3) as u32,
                 random.range(0..3) as u32,
+                random.range(0..8) as u32,
+                random.range(0..20) as u32,
             ],
             write_weights: [
                 20,
