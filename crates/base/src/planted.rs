@@ -60,13 +60,21 @@ pub enum Bug {
     PositionTrusted,
     /// PG: a copy for a learner does not wait for its turn among the writes of its block.
     FillOvertakesWrite,
+    /// Cluster: members of a PG that are down are counted among the minimum that must remain.
+    RemovedMemberStillCounted,
+    /// Cluster: a learner gets into the acting set though nobody reported it complete.
+    LearnerAddedWithoutReport,
+    /// Cluster: members leave the acting set though fewer than minimum size remain.
+    MemberRemovedBelowMinimum,
+    /// Cluster: what a primary needed in an epoch before is done in this one.
+    OldNeedAccepted,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 28] = [
+    pub const ALL: [(&'static str, Bug); 32] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -94,6 +102,10 @@ impl Bug {
         ("divergence-kept", Bug::DivergenceKept),
         ("position-trusted", Bug::PositionTrusted),
         ("fill-overtakes-write", Bug::FillOvertakesWrite),
+        ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
+        ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
+        ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
+        ("old-need-accepted", Bug::OldNeedAccepted),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
 }

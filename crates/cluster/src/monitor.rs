@@ -15,15 +15,19 @@
 //!   3. What is sent of the map is what `contents` says: committed.
 //!   4. Everything else here (connections, reports, timers) may be lost at any moment.
 
+mod acting;
 mod boot;
 mod contents;
 mod edit;
+mod entries;
 mod give_up;
 mod job;
 mod load;
 mod osd;
 mod osd_change;
+mod planning;
 mod pool;
+mod presence;
 mod publish;
 mod query;
 mod removal;
@@ -48,10 +52,13 @@ use crate::settings::Setting;
 use crate::state::{StateEffect, StateEvent, StateRequest};
 use contents::Contents;
 use edit::Watching;
+use entries::Entries;
 use give_up::{GIVE_UP_SPAN, GiveUp};
 use job::{InFlight, Job};
 use load::Stage;
 use osd::OsdLive;
+use planning::Planning;
+use presence::Presences;
 use publish::Subscription;
 use session::SessionLive;
 use task::TaskRun;
@@ -114,6 +121,10 @@ pub struct Identity {
 /// The monitor of a cluster: plans placement, hands out the map, keeps sessions and tasks.
 pub struct Monitor {
     identity: Identity,
+    /// When the event came that is being applied.
+    now: Time,
+    /// Its number, counted from 1.
+    event_last: u64,
     stage: Stage,
     /// Whether this process has led before: then another leader ends it.
     has_led: bool,
@@ -126,9 +137,9 @@ pub struct Monitor {
     connections: BTreeMap<ConnectionId, Connection>,
     order_last: u64,
     osds: BTreeMap<OsdId, OsdLive>,
-    /// When the state was read first, while OSDs that were up when the last monitor ended may
-    /// still come back.
-    return_since: Option<Time>,
+    presences: Presences,
+    entries: Entries,
+    planning: Planning,
     sessions: BTreeMap<SessionId, SessionLive>,
     /// Sessions without a connection, by the time since when.
     sessions_gone: BTreeSet<(Time, SessionId)>,
@@ -182,6 +193,8 @@ impl Monitor {
     pub fn new(identity: Identity) -> Monitor {
         Monitor {
             identity,
+            now: Time::ZERO,
+            event_last: 0,
             stage: Stage::New,
             has_led: false,
             contents: Contents::default(),
@@ -193,7 +206,9 @@ impl Monitor {
             connections: BTreeMap::new(),
             order_last: 0,
             osds: BTreeMap::new(),
-            return_since: None,
+            presences: Presences::default(),
+            entries: Entries::default(),
+            planning: Planning::default(),
             sessions: BTreeMap::new(),
             sessions_gone: BTreeSet::new(),
             give_ups: Vec::new(),
@@ -211,6 +226,8 @@ impl Monitor {
         if matches!(self.stage, Stage::Stopped) {
             return;
         }
+        self.now = now;
+        self.event_last += 1;
         match event {
             Event::Net(event) => self.on_net(now, event, effects),
             Event::State(event) => self.on_state(now, event, effects),
@@ -220,13 +237,19 @@ impl Monitor {
         self.compare_watched(effects);
         if self.is_ready() {
             self.end_gone_sessions(now);
-            self.end_return_time(now);
+            self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
             if self.has_task_news || self.task_deadline().is_some_and(|due| due <= now) {
                 self.has_task_news = false;
                 self.advance_tasks(now, effects);
             }
+            self.queue_entries(now);
+            self.queue_plans();
             self.run_jobs(now, effects);
+            // What the last job led to, where no transaction is on its way that comes back here.
+            while self.in_flight.is_none() && (self.queue_entries(now) || self.queue_plans()) {
+                self.run_jobs(now, effects);
+            }
         }
     }
 
@@ -239,7 +262,8 @@ impl Monitor {
                 let gone = self.sessions_gone.first();
                 let gone = gone.map(|(since, _)| *since + self.span(Setting::SessionTimeout));
                 let give_up = self.give_ups.first().map(|waits| waits.ends);
-                let all = [gone, self.return_ends(), self.task_deadline(), give_up];
+                let osds = self.presence_deadline();
+                let all = [gone, osds, self.entries.deadline(), self.task_deadline(), give_up];
                 all.into_iter().flatten().min()
             }
             Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
@@ -275,6 +299,7 @@ impl Monitor {
             NetEvent::Accepted { connection, peer } => self.accept(connection, peer, effects),
             NetEvent::Received { connection, message } => {
                 if self.connections.contains_key(&connection) {
+                    self.word_came(now, connection);
                     self.on_message(now, connection, message, effects);
                 }
             }
@@ -389,9 +414,11 @@ impl Monitor {
             ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
             ToMonitor::PoolCleared { pool } => self.on_pool_cleared(connection, pool),
-            ToMonitor::PgNeeds { .. }
-            | ToMonitor::OsdUnreachable { .. }
-            | ToMonitor::Alive { .. } => {}
+            ToMonitor::PgNeeds { needs } => self.on_needs(now, connection, needs),
+            ToMonitor::OsdUnreachable { osd, incarnation, how } => {
+                self.on_unreachable(now, connection, osd, incarnation, how, effects);
+            }
+            ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce),
             ToMonitor::OpenSession { request, image, read_only, client } => {
                 let client = clipped(client);
                 let job = Job::OpenSession { connection, request, image, read_only, client };
@@ -458,6 +485,13 @@ impl Monitor {
         }
         self.jobs.push_back(job);
         true
+    }
+
+    /// Queues what is done before anything else but the judging of edits.
+    fn push_urgent(&mut self, job: Job) {
+        let is_edit = |job: &Job| matches!(job, Job::Edit { .. });
+        let place = self.jobs.iter().position(|job| !is_edit(job)).unwrap_or(self.jobs.len());
+        self.jobs.insert(place, job);
     }
 
     /// Queues what somebody asked for, or says why not.

@@ -258,6 +258,9 @@ pub struct PoolRecord {
     pub pool: Pool,
     /// Of its map: PG entries and fences name the revision that brought them.
     pub revision: MapRevision,
+    /// What its PGs were planned for: see `monitor/planning.rs`.
+    #[serde(default)]
+    pub planned_for: u64,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -272,6 +275,10 @@ pub struct PgShardRecord {
     pub shard: u32,
     /// In order of their numbers.
     pub pgs: Vec<PgEntry>,
+    /// The plan, in the same order: an OSD for each copy, the preferred primary first. Empty: where
+    /// each PG is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<Vec<OsdId>>,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -528,6 +535,16 @@ impl OsdRecord {
             suspect: false,
             out_by: None,
             rest: Rest::new(),
+        }
+    }
+}
+
+impl PgShardRecord {
+    /// The OSDs planned for the entry at this index.
+    pub fn targets_of(&self, index: usize) -> Vec<OsdId> {
+        match self.targets.get(index) {
+            Some(targets) if !targets.is_empty() => targets.clone(),
+            _ => self.pgs[index].acting.iter().map(|member| member.osd).collect(),
         }
     }
 }

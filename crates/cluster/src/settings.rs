@@ -23,6 +23,12 @@ pub enum Setting {
     OsdReturn,
     /// How long the leases are by which a primary serves.
     Lease,
+    /// How long an OSD may be without a connection to the monitor before it is down.
+    OsdGrace,
+    /// How long an OSD may say nothing before it is asked whether it is there.
+    OsdSilent,
+    /// How long an OSD may be down before its PGs are planned elsewhere.
+    OsdOutAfter,
     /// How much of an OSD may be in use before that is said.
     NearlyFull,
 }
@@ -60,11 +66,14 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 5] = [
+    pub const ALL: [Setting; 8] = [
         Setting::SessionTimeout,
         Setting::OsdReport,
         Setting::OsdReturn,
         Setting::Lease,
+        Setting::OsdGrace,
+        Setting::OsdSilent,
+        Setting::OsdOutAfter,
         Setting::NearlyFull,
     ];
 
@@ -106,6 +115,33 @@ impl Setting {
                 max: 900,
                 help: "a primary serves by leases of its members, each for so long; renewed three times",
                 is_for_osds: true,
+            },
+            Setting::OsdGrace => Definition {
+                name: "osd_grace_ms",
+                unit: Unit::Milliseconds,
+                default: 300,
+                min: 0,
+                max: 60_000,
+                help: "an OSD whose connection broke may come back for so long before it is down",
+                is_for_osds: false,
+            },
+            Setting::OsdSilent => Definition {
+                name: "osd_silent_ms",
+                unit: Unit::Milliseconds,
+                default: 2_000,
+                min: 200,
+                max: 60_000,
+                help: "an OSD that says nothing for so long must answer at once, or is down",
+                is_for_osds: false,
+            },
+            Setting::OsdOutAfter => Definition {
+                name: "osd_out_after_ms",
+                unit: Unit::Milliseconds,
+                default: 600_000,
+                min: 1_000,
+                max: SPAN_MS_MAX,
+                help: "the PGs of an OSD that is down for so long are planned elsewhere",
+                is_for_osds: false,
             },
             Setting::NearlyFull => Definition {
                 name: "nearly_full_percent",

@@ -401,8 +401,11 @@ impl Setup {
                 .filter_map(Value::as_u64)
                 .any(|osd| absent.iter().any(|absent| u64::from(absent.get()) == osd))
         };
-        rows.iter()
-            .all(|row| row["state"] == "active" || row["state"] == "incomplete" || waits(row))
+        let stands = |row: &Value| {
+            let state = row["state"].as_str();
+            ["active", "degraded", "filling", "incomplete"].iter().any(|name| state == Some(name))
+        };
+        rows.iter().all(|row| stands(row) || waits(row))
     }
 
     /// Asks for the status until it is as wanted.

@@ -6,15 +6,12 @@
 //! nobody serves those, for the OSD has not heard of its run, and its next boot refreshes them.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
-use format::wire::PgEntry;
 
-use super::contents::{Batch, Contents, Write};
+use super::contents::Batch;
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor, busy, clipped, failure};
 use crate::message::{Failure, FromMonitor, ToMonitor};
-use crate::records::{
-    CounterName, OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
-};
+use crate::records::{CounterName, OsdRecord, OutBy, Record};
 
 /// OSDs of a cluster.
 const OSD_COUNT_MAX: usize = 10_000;
@@ -72,7 +69,7 @@ impl Monitor {
 
     pub(super) fn plan_boot(&self, boot: &Boot) -> Plan {
         if let Some(incarnation) = boot.given {
-            return match self.refresh_batch() {
+            return match self.entries_batch(true) {
                 Some(batch) => Plan::Write { batch, done: None },
                 None => Plan::Done(Done::Booted(incarnation)),
             };
@@ -172,6 +169,9 @@ impl Monitor {
         if boot.given.is_none() {
             let record = self.contents.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
+            if record.suspect && boot.run.is_none() {
+                self.notice(boot.osd);
+            }
             if let Some(state) = self.connections.get(&boot.connection) {
                 self.osds.entry(boot.osd).or_default().joined_order = state.order;
             }
@@ -197,44 +197,10 @@ impl Monitor {
             return;
         }
         self.register_osd(now, boot.osd, boot.connection, effects);
+        // Its record may have been brought in line with an absence on the way.
+        self.push_sync_osd(boot.osd);
         self.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);
-    }
-
-    /// New entries for PGs with a member that has started again since; as many as fit. `None`:
-    /// every entry names the newest run of its members.
-    pub(super) fn refresh_batch(&self) -> Option<Batch> {
-        let contents = &self.contents;
-        let mut batch = Batch::new(contents);
-        for pool in contents.pools() {
-            let revision = pool.revision.next();
-            let mut is_pool_written = false;
-            for shard in contents.shards(pool.pool.id) {
-                let pgs: Vec<PgEntry> =
-                    shard.pgs.iter().map(|entry| refreshed(contents, entry)).collect();
-                if pgs == shard.pgs {
-                    continue;
-                }
-                let pgs = pgs.into_iter().zip(&shard.pgs);
-                let pgs = pgs.map(
-                    |(new, old)| {
-                        if new == *old { new } else { PgEntry { revision, ..new } }
-                    },
-                );
-                let shard = PgShardRecord { pgs: pgs.collect(), ..shard.clone() };
-                let mut writes = vec![Write::Put(Record::PgShard(shard))];
-                if !is_pool_written {
-                    let record = PoolRecord { revision, ..pool.clone() };
-                    writes.push(Write::Put(Record::Pool(record)));
-                }
-                if !batch.try_add(contents, writes) {
-                    assert!(!batch.is_empty(), "one shard and its pool fit a transaction");
-                    return Some(batch);
-                }
-                is_pool_written = true;
-            }
-        }
-        (!batch.is_empty()).then_some(batch)
     }
 
     pub(super) fn plan_osd_create(&self, store: &str) -> Result<Plan, Failure> {
@@ -269,31 +235,4 @@ fn stale_run(osd: OsdId) -> Failure {
         format!("another run of {osd} has joined since this one"),
         "this process ends; if nobody started the other one, look for a copy of the store",
     )
-}
-
-/// The entry with the newest runs of its members: in the next epoch, if one of them changed.
-fn refreshed(contents: &Contents, entry: &PgEntry) -> PgEntry {
-    let mut new = entry.clone();
-    for member in new.acting.iter_mut().chain(&mut new.learners) {
-        if let Some(record) = contents.osd(member.osd) {
-            assert!(member.incarnation <= record.info.incarnation);
-            member.incarnation = record.info.incarnation;
-        }
-    }
-    if new != *entry {
-        new.epoch = entry.epoch.next();
-        new.primary = new.primary.or(new.acting.first().map(|member| member.osd));
-    }
-    new
-}
-
-/// The shards of a new pool.
-pub(super) fn shards_of(pgs: Vec<PgEntry>) -> impl Iterator<Item = PgShardRecord> {
-    let mut pgs = pgs.into_iter().peekable();
-    std::iter::from_fn(move || {
-        let first = pgs.peek()?.pg;
-        let shard = first.number / PG_SHARD_SIZE;
-        let pgs = pgs.by_ref().take(PG_SHARD_SIZE as usize).collect();
-        Some(PgShardRecord { pool: first.pool, shard, pgs, rest: Rest::new() })
-    })
 }

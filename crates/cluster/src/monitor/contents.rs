@@ -316,6 +316,16 @@ impl Contents {
         }
     }
 
+    /// Where the plan has a PG.
+    pub(super) fn targets_of(&self, pg: PgId) -> Option<Vec<OsdId>> {
+        let key = Key::PgShard(pg.pool, pg.number / PG_SHARD_SIZE);
+        let index = (pg.number % PG_SHARD_SIZE) as usize;
+        match &self.records.get(&key)?.record {
+            Record::PgShard(record) if index < record.pgs.len() => Some(record.targets_of(index)),
+            _ => None,
+        }
+    }
+
     /// The highest revision that an OSD's entry ever had; 0: there was no OSD.
     pub(super) fn osd_revision_max(&self) -> u64 {
         let removed = self.counter(CounterName::OsdRevision);

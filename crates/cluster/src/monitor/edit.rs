@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::contents::{Batch, Write};
 use super::job::{Done, Job, Plan};
-use super::pool::check_name;
+use super::pool::{cannot_place, check_name};
 use super::{Effect, Monitor, clipped, failure};
 use crate::message::Failure;
 use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, SettingRecord};
@@ -128,10 +128,15 @@ impl Monitor {
                 known.pool.replicas, wanted.pool.min_size
             ));
         }
-        if wanted.pool.failure_domain != known.pool.failure_domain && known.pool.replicas > 1 {
-            return Err("another failure_domain would move copies".to_string());
+        let failure_domain = wanted.pool.failure_domain;
+        if failure_domain != known.pool.failure_domain {
+            let candidates = self.candidates(failure_domain);
+            let current = vec![Vec::new(); known.pool.pg_count as usize];
+            placement::plan(&candidates, known.pool.replicas, &current)
+                .map_err(|error| cannot_place(&error, failure_domain, candidates.len()).message)?;
         }
-        Ok(Record::Pool(PoolRecord { revision: known.revision.next(), ..wanted }))
+        let (revision, planned_for) = (known.revision.next(), known.planned_for);
+        Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))
     }
 
     /// Whether the planner gives it PGs may change, and fields that are nobody's.

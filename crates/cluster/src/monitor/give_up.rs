@@ -7,7 +7,6 @@ use base::{ConnectionId, Duration, OsdId, PgId, Time};
 use serde_json::json;
 
 use super::osd::OsdLive;
-use super::query::PgState;
 use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor};
 
@@ -108,7 +107,7 @@ impl Monitor {
         }
         for waits in std::mem::take(&mut self.give_ups) {
             let entry = self.contents.pg(waits.pg).filter(|entry| entry.primary == Some(osd));
-            if !entry.is_some_and(|entry| self.pg_state(entry) == PgState::Active) {
+            if !entry.is_some_and(|entry| self.pg_state(entry).serves()) {
                 self.give_ups.push(waits);
                 continue;
             }

@@ -1,13 +1,16 @@
 //! Jobs: everything that changes the state. One at a time is planned from the committed contents,
 //! written, and planned again until it is done.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use base::{ConnectionId, Incarnation, OsdId, PoolId, SessionId, Time};
+use placement::PlanError;
 use serde_json::Value;
 
 use super::boot::Boot;
 use super::contents::{Batch, Write};
+use super::planning::Planned;
 use super::{Effect, Monitor};
 use crate::map::ImageInfo;
 use crate::message::{Command, Failure, FromMonitor};
@@ -43,6 +46,12 @@ pub(super) enum Job {
     PoolCleared { pool: PoolId, osd: OsdId },
     /// Records how far a task is.
     TaskProgress { task: TaskId, pgs_done: u32 },
+    /// Writes entries of PGs that need other ones.
+    Entries,
+    /// Plans a pool anew.
+    Replan { pool: PoolId, planned: RefCell<Option<Planned>> },
+    /// An OSD was down for so long that its PGs are planned elsewhere.
+    OutOsd { osd: OsdId },
     /// A task has nothing left to do.
     TaskEnd { task: TaskId },
 }
@@ -68,6 +77,10 @@ pub(super) enum Done {
     SessionRefused(Failure),
     SessionClosed(SessionId),
     SessionEnded(SessionId),
+    /// No entry needs to be another one.
+    EntriesSettled,
+    /// A pool's plan is written, or there is none: for what, and why.
+    Replanned(Option<(u64, PlanError)>),
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),
 }
@@ -109,6 +122,9 @@ impl Monitor {
             Job::PoolCleared { pool, osd } => self.plan_pool_cleared(*pool, *osd),
             Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),
             Job::TaskEnd { task } => self.plan_task_end(*task),
+            Job::Entries => self.plan_entries(),
+            Job::Replan { pool, planned } => self.plan_replan(*pool, planned),
+            Job::OutOsd { osd } => self.plan_out_osd(*osd),
         }
     }
 
@@ -197,12 +213,35 @@ impl Monitor {
         }
         let changes_map = writes.iter().any(Write::changes_map);
         let changes_settings = writes.iter().any(Write::changes_settings);
+        writes.iter().for_each(|write| self.foresee(write));
         self.contents.commit(writes, revision);
+        self.entries_written();
         if changes_map {
             self.publish(effects);
         }
         if changes_settings {
             self.settings_changed(effects);
+        }
+    }
+
+    /// What a write that happened may lead to.
+    fn foresee(&mut self, write: &Write) {
+        match write {
+            Write::Put(Record::Osd(_)) | Write::Delete(Key::Osd(_)) => {
+                self.entries.mark_all();
+                self.planning.is_due = true;
+                let Key::Osd(osd) = write.key() else { unreachable!("just matched") };
+                self.look_at(osd, self.now);
+            }
+            Write::Put(Record::Pool(record)) => {
+                let known = self.contents.pool(record.pool.id);
+                if known.is_none_or(|known| known.pool != record.pool) {
+                    self.entries.mark_all();
+                    self.planning.is_due = true;
+                }
+            }
+            Write::Put(Record::PgShard(record)) => self.entries.mark(record.pool, record.shard),
+            _ => {}
         }
     }
 
@@ -278,13 +317,19 @@ impl Monitor {
             }
             (Job::Boot(boot), Done::BootRefused(error)) => {
                 self.send(boot.connection, &FromMonitor::OsdRefused { error }, effects);
+                self.push_sync_known_osd(boot.osd);
             }
-            (Job::Boot(boot), Done::BootOutdated) => self.close(now, boot.connection, effects),
+            (Job::Boot(boot), Done::BootOutdated) => {
+                self.close(now, boot.connection, effects);
+                self.push_sync_known_osd(boot.osd);
+            }
             (Job::Boot(boot), Done::BootFromFuture) => {
                 // Not refused: what it serves goes on, and it comes back.
                 self.has_newer_member = true;
                 self.close(now, boot.connection, effects);
+                self.push_sync_known_osd(boot.osd);
             }
+            (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
             (Job::OpenSession { connection, request, .. }, Done::SessionOpened(session, image)) => {
                 self.connect_session(now, session, connection);
                 let opened = FromMonitor::SessionOpened { request, session, image };
@@ -306,6 +351,10 @@ impl Monitor {
                 self.finish_edit(now, key, verdict, effects);
             }
             (Job::SyncOsd { osd }, Done::Silent) => self.osd_synced(osd),
+            (Job::Entries, Done::EntriesSettled) => self.entries_settled(),
+            (Job::Replan { pool, .. }, Done::Replanned(failed)) => {
+                self.finish_replan(pool, failed);
+            }
             (Job::TaskProgress { task, .. }, Done::Silent) => self.task_progress_recorded(task),
             (_, Done::Silent) => {}
             (job, done) => unreachable!("{job:?} cannot end as {done:?}"),

@@ -318,7 +318,9 @@ impl Monitor {
 
     /// This monitor leads for the first time: everybody is served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        self.return_since = Some(now);
+        self.begin_presences(now);
+        self.entries.mark_all();
+        self.planning.is_due = true;
         if self.contents.cluster().is_none() {
             self.jobs.push_front(Job::CreateCluster);
         }

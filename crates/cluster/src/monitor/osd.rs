@@ -1,4 +1,5 @@
-//! OSDs as they are now: connected or not, what they report, which map they have seen.
+//! OSDs as they are now: connected or not, what they report, which map they have seen. Who counts as
+//! up is decided in `presence.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +8,10 @@ use format::door::NetEffect;
 
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
+use super::presence::Presence;
 use super::{Effect, Monitor};
-use crate::message::OsdReport;
+use crate::message::{FillingProgress, OsdReport};
 use crate::records::Record;
-use crate::settings::Setting;
 
 /// What is known of an OSD besides its record; lost with this process.
 #[derive(Default)]
@@ -21,8 +22,12 @@ pub(super) struct OsdLive {
     pub(super) joined_order: u64,
     /// Its last report, and when it came.
     pub(super) report: Option<(Time, OsdReport)>,
+    /// Bytes a second that it filled learners with between its last reports.
+    pub(super) fill_rate: u64,
     /// When it was registered.
     pub(super) since: Time,
+    /// How it is known to run.
+    pub(super) presence: Presence,
     /// Map revisions it has applied: it refuses requests that name older ones.
     saw: BTreeMap<PoolId, MapRevision>,
     /// Removed pools that it was asked to clear, over this connection.
@@ -54,6 +59,7 @@ impl Monitor {
         live.joined_order = self.connections.get(&connection).map_or(0, |state| state.order);
         live.since = now;
         live.report = None;
+        live.fill_rate = 0;
         live.saw.clear();
         live.clearing.clear();
         if let Some(old) = old.filter(|old| *old != connection) {
@@ -62,6 +68,7 @@ impl Monitor {
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.osd = Some(osd);
+        self.begin_presence(now, osd, effects);
     }
 
     pub(super) fn lose_osd_connection(&mut self, now: Time, osd: OsdId, connection: ConnectionId) {
@@ -69,7 +76,7 @@ impl Monitor {
         let Some(live) = self.osds.get_mut(&osd) else { return };
         if live.connection == Some(connection) {
             live.connection = None;
-            self.push_sync_osd(osd);
+            self.begin_grace(now, osd);
         }
     }
 
@@ -77,7 +84,14 @@ impl Monitor {
         let live = self.osds.entry(osd).or_default();
         if !live.is_sync_queued {
             live.is_sync_queued = true;
-            self.jobs.push_back(Job::SyncOsd { osd });
+            self.push_urgent(Job::SyncOsd { osd });
+        }
+    }
+
+    /// After a run of an OSD did not join: what was left to it is done.
+    pub(super) fn push_sync_known_osd(&mut self, osd: OsdId) {
+        if self.contents.osd(osd).is_some() {
+            self.push_sync_osd(osd);
         }
     }
 
@@ -90,7 +104,10 @@ impl Monitor {
             return Plan::Done(Done::Silent);
         };
         let mut changed = record.clone();
-        changed.info.up = live.connection.is_some();
+        changed.info.up = live.connection.is_some() || live.presence.is_awaited();
+        if !changed.info.up && self.is_joining(osd) {
+            return Plan::Done(Done::Silent);
+        }
         if let Some(report) = live.current_report() {
             changed.size_bytes = report.size_bytes;
         }
@@ -106,24 +123,6 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// When OSDs that were up when the last monitor ended no longer count as up.
-    pub(super) fn return_ends(&self) -> Option<Time> {
-        self.return_since.map(|since| since + self.span(Setting::OsdReturn))
-    }
-
-    /// OSDs that were up when the last monitor ended, and have not come back, are down.
-    pub(super) fn end_return_time(&mut self, now: Time) {
-        if self.return_ends().is_none_or(|ends| now < ends) {
-            return;
-        }
-        self.return_since = None;
-        let missing = self.contents.osds().filter(|record| record.info.up);
-        let missing: Vec<OsdId> = missing.map(|record| record.info.id).collect();
-        for osd in missing {
-            self.push_sync_osd(osd);
-        }
-    }
-
     pub(super) fn on_report(
         &mut self,
         now: Time,
@@ -134,6 +133,7 @@ impl Monitor {
         let Some(osd) = self.connections[&connection].osd else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let size = report.size_bytes;
+        live.fill_rate = fill_rate(live.report.as_ref(), now, &report);
         live.report = Some((now, report));
         if self.contents.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);
@@ -164,7 +164,8 @@ impl Monitor {
         pool: PoolId,
         revision: MapRevision,
     ) -> Option<OsdId> {
-        let members = self.contents.pgs(pool).flat_map(|entry| &entry.acting);
+        let entries = self.contents.pgs(pool);
+        let members = entries.flat_map(|entry| entry.acting.iter().chain(&entry.learners));
         let mut osds: Vec<OsdId> = members.map(|member| member.osd).collect();
         osds.sort_unstable();
         osds.dedup();
@@ -175,4 +176,18 @@ impl Monitor {
         let is_up = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|record| record.info.up);
         osds.into_iter().find(|osd| is_up(osd) && saw(osd) < revision)
     }
+}
+
+/// Bytes a second of fillings that are in both reports. An epoch that ended counts from zero again.
+fn fill_rate(before: Option<&(Time, OsdReport)>, now: Time, report: &OsdReport) -> u64 {
+    let Some((then, before)) = before else { return 0 };
+    let done: BTreeMap<_, u64> =
+        before.filling.iter().map(|fill| ((fill.pg, fill.osd), fill.done_bytes)).collect();
+    let more = |fill: &FillingProgress| {
+        let done = done.get(&(fill.pg, fill.osd)).copied().unwrap_or(0);
+        fill.done_bytes.checked_sub(done).unwrap_or(fill.done_bytes)
+    };
+    let bytes: u128 = report.filling.iter().map(|fill| u128::from(more(fill))).sum();
+    let nanos = u128::from(now.since(*then).as_nanos().max(1));
+    u64::try_from(bytes * 1_000_000_000 / nanos).unwrap_or(u64::MAX)
 }

@@ -4,24 +4,26 @@ use std::collections::BTreeMap;
 
 use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId};
 use format::wire::{Member, PgEntry};
-use placement::{Candidate, PlanError};
+use placement::PlanError;
 
-use super::boot::shards_of;
 use super::contents::{Batch, Write};
 use super::job::{Done, Plan};
+use super::planning::fingerprint;
 use super::{Monitor, failure};
 use crate::map::{FailureDomain, Pool};
 use crate::message::{Command, Failure};
-use crate::records::{CounterName, PoolRecord, Record, Rest};
+use crate::records::{
+    CounterName, CounterRecord, Key, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
+};
 
 /// Pools of a cluster.
 const POOL_COUNT_MAX: usize = 256;
-/// PGs of a pool: all its entries fit the transaction that makes it.
+/// PGs of a pool: its whole map fits a message.
 const PG_COUNT_MAX: u32 = 8192;
-/// PGs that a pool gets for each OSD, unless told.
+/// Copies of PGs that a pool has on each OSD, unless told.
 const PGS_PER_OSD: u32 = 32;
 /// Copies that may be asked for.
-const REPLICAS_MAX: u32 = 16;
+const REPLICAS_MAX: u32 = 8;
 
 impl Monitor {
     pub(super) fn plan_pool_create(&self, command: &Command) -> Result<Plan, Failure> {
@@ -46,9 +48,10 @@ impl Monitor {
             let message = format!("the cluster has {POOL_COUNT_MAX} pools already");
             return Err(failure("invalid", message, "use one of them"));
         }
-        let replicas = replicas.unwrap_or(1);
-        let min_size = min_size.unwrap_or(if replicas <= 2 { 1 } else { 2 });
         let failure_domain = failure_domain.unwrap_or(FailureDomain::Host);
+        let candidates = self.candidates(failure_domain);
+        let replicas = replicas.unwrap_or(if candidates.len() > 1 { 2 } else { 1 });
+        let min_size = min_size.unwrap_or(if replicas <= 2 { 1 } else { 2 });
         if !(1..=REPLICAS_MAX).contains(&replicas) || !(1..=replicas).contains(&min_size) {
             return Err(failure(
                 "invalid",
@@ -56,24 +59,14 @@ impl Monitor {
                 format!("1 to {REPLICAS_MAX} copies, the minimum between 1 and their number"),
             ));
         }
-        if replicas > 1 {
-            return Err(failure(
-                "unsupported",
-                "this version keeps 1 copy: replication is not there yet",
-                "leave --replicas out, or say --replicas 1",
-            ));
-        }
-        let candidates = self.candidates(failure_domain);
         let pg_count = match *pg_count {
             Some(count) => checked_pg_count(count)?,
-            None => default_pg_count(candidates.len()),
+            None => default_pg_count(candidates.len(), replicas),
         };
         let current = vec![Vec::new(); pg_count as usize];
-        let planned = placement::plan(&candidates, replicas, &current)
+        let targets = placement::plan(&candidates, replicas, &current)
             .map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
-
-        let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Pool);
+        let number = contents.counter(CounterName::Pool) + 1;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
         let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
         let pool = Pool {
@@ -85,20 +78,65 @@ impl Monitor {
             failure_domain,
             block_size,
         };
-        let answer = pool_row(&pool);
+        let planned_for = fingerprint(&pool, &candidates);
+        Ok(self.write_new_pool(pool, targets, planned_for))
+    }
+
+    /// The shards of a new pool, as many as fit a transaction; with the last of them the pool. Shards
+    /// of a pool that is not there mean nothing: those of a making that was cut short are written over
+    /// by the next one, or removed.
+    fn write_new_pool(&self, pool: Pool, targets: Vec<Vec<OsdId>>, planned_for: u64) -> Plan {
+        let contents = &self.contents;
         let revision = MapRevision::ZERO.next();
-        batch.put(contents, Record::Pool(PoolRecord { pool, revision, rest: Rest::new() }));
-        let pgs = planned.into_iter().zip(0..).map(|(osds, number)| PgEntry {
-            pg: PgId { pool: id, number },
+        let id = pool.id;
+        let shards = self.new_shards(id, revision, &targets);
+        let is_there = |shard: &PgShardRecord| contents.shards(id).any(|known| known == shard);
+        let count = shards.len() as u32;
+        let puts = shards.into_iter().filter(|shard| !is_there(shard));
+        let puts = puts.map(|shard| Write::Put(Record::PgShard(shard)));
+        let left = contents.shards(id).filter(|shard| shard.shard >= count);
+        let left = left.map(|shard| Write::Delete(Key::PgShard(id, shard.shard)));
+        let mut batch = Batch::new(contents);
+        for write in puts.chain(left) {
+            if !batch.try_add(contents, vec![write]) {
+                return Plan::Write { batch, done: None };
+            }
+        }
+        let answer = pool_row(&pool);
+        let counter =
+            CounterRecord { name: CounterName::Pool, last: u64::from(id.get()), rest: Rest::new() };
+        let record = PoolRecord { pool, revision, planned_for, rest: Rest::new() };
+        let last = vec![Write::Put(Record::Counter(counter)), Write::Put(Record::Pool(record))];
+        if !batch.try_add(contents, last) {
+            return Plan::Write { batch, done: None };
+        }
+        Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) }
+    }
+
+    fn new_shards(
+        &self,
+        pool: PoolId,
+        revision: MapRevision,
+        targets: &[Vec<OsdId>],
+    ) -> Vec<PgShardRecord> {
+        let entry = |(number, osds): (u32, &Vec<OsdId>)| PgEntry {
+            pg: PgId { pool, number },
             epoch: Epoch::ZERO.next(),
             revision,
             primary: osds.first().copied(),
-            acting: osds.into_iter().map(|osd| self.member(osd)).collect(),
+            acting: osds.iter().map(|osd| self.member(*osd)).collect(),
             learners: Vec::new(),
-        });
-        let shards = shards_of(pgs.collect());
-        batch.add(contents, shards.map(|shard| Write::Put(Record::PgShard(shard))).collect());
-        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+        };
+        let numbered: Vec<(u32, &Vec<OsdId>)> = (0..).zip(targets).collect();
+        let shards = (0..).zip(numbered.chunks(PG_SHARD_SIZE as usize));
+        let shard = |(shard, part): (u32, &[(u32, &Vec<OsdId>)])| PgShardRecord {
+            pool,
+            shard,
+            pgs: part.iter().copied().map(entry).collect(),
+            targets: part.iter().map(|(_, osds)| (*osds).clone()).collect(),
+            rest: Rest::new(),
+        };
+        shards.map(shard).collect()
     }
 
     fn member(&self, osd: OsdId) -> Member {
@@ -106,38 +144,14 @@ impl Monitor {
         Member { osd, incarnation: record.info.incarnation }
     }
 
-    /// OSDs that may get PGs: in the cluster and up. One that has not told its size yet counts as
-    /// an average one.
-    fn candidates(&self, failure_domain: FailureDomain) -> Vec<Candidate> {
-        let usable = |record: &&crate::records::OsdRecord| record.info.up && record.info.in_cluster;
-        let usable: Vec<_> = self.contents.osds().filter(usable).collect();
-        let sizes: Vec<u64> =
-            usable.iter().map(|record| record.size_bytes).filter(|size| *size > 0).collect();
-        let sum: u128 = sizes.iter().map(|size| u128::from(*size)).sum();
-        let average = sum.checked_div(sizes.len() as u128).unwrap_or(1);
-        let average = u64::try_from(average).expect("an average is not above the largest");
-        let elsewhere = self.pg_counts();
-        let candidate = |record: &crate::records::OsdRecord| {
-            let osd = record.info.id;
-            Candidate {
-                osd,
-                domain: match failure_domain {
-                    FailureDomain::Host => record.host.clone(),
-                    FailureDomain::Osd => osd.to_string(),
-                },
-                weight: if record.size_bytes > 0 { record.size_bytes } else { average },
-                pgs_elsewhere: elsewhere.get(&osd).copied().unwrap_or(0),
-            }
-        };
-        usable.into_iter().map(candidate).collect()
-    }
-
-    /// PGs of all pools on each OSD.
+    /// PGs of all pools that have each OSD as a member.
     pub(super) fn pg_counts(&self) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
         for pool in self.contents.pools() {
-            for member in self.contents.pgs(pool.pool.id).flat_map(|entry| &entry.acting) {
-                *counts.entry(member.osd).or_default() += 1;
+            for entry in self.contents.pgs(pool.pool.id) {
+                for member in entry.acting.iter().chain(&entry.learners) {
+                    *counts.entry(member.osd).or_default() += 1;
+                }
             }
         }
         counts
@@ -160,12 +174,16 @@ fn checked_pg_count(count: u32) -> Result<u32, Failure> {
     ))
 }
 
-fn default_pg_count(osd_count: usize) -> u32 {
+fn default_pg_count(osd_count: usize, replicas: u32) -> u32 {
     let wanted = u32::try_from(osd_count).unwrap_or(u32::MAX).saturating_mul(PGS_PER_OSD);
-    wanted.clamp(1, PG_COUNT_MAX).next_power_of_two()
+    (wanted / replicas.max(1)).clamp(1, PG_COUNT_MAX).next_power_of_two()
 }
 
-fn cannot_place(error: &PlanError, failure_domain: FailureDomain, osd_count: usize) -> Failure {
+pub(super) fn cannot_place(
+    error: &PlanError,
+    failure_domain: FailureDomain,
+    osd_count: usize,
+) -> Failure {
     match error {
         PlanError::TooFewDomains { needed, found } => {
             let (domain, hint) = match failure_domain {

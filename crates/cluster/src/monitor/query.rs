@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::{OsdId, PgId, PoolId, Time};
-use format::wire::PgEntry;
+use format::wire::{Member, PgEntry};
 use serde_json::{Value, json};
 
 use super::osd::OsdLive;
@@ -11,7 +11,7 @@ use super::pool::pool_row;
 use super::setting::setting_named;
 use super::volume::no_volume;
 use super::{Monitor, failure};
-use crate::message::{Command, Failure};
+use crate::message::{Command, Failure, FillingProgress};
 use crate::records::OsdRecord;
 
 /// Longest answer to `state ls`, in bytes of JSON; messages have room for it and their frame.
@@ -20,10 +20,14 @@ const LIST_SIZE_MAX: usize = 3 << 20;
 /// What a PG does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PgState {
-    /// Its primary serves it.
+    /// It serves, with all copies.
     Active,
+    /// It serves, with all copies, and another OSD is being filled.
+    Filling,
+    /// It serves, with fewer copies than it should have.
+    Degraded,
     /// Its primary is up and has not said yet that it serves it.
-    Starting,
+    Peering,
     /// Its primary is up and cannot serve it.
     Incomplete(String),
     /// No member is up.
@@ -34,7 +38,9 @@ impl PgState {
     fn name(&self) -> &'static str {
         match self {
             PgState::Active => "active",
-            PgState::Starting => "starting",
+            PgState::Filling => "filling",
+            PgState::Degraded => "degraded",
+            PgState::Peering => "peering",
             PgState::Incomplete(_) => "incomplete",
             PgState::Down(_) => "down",
         }
@@ -42,9 +48,13 @@ impl PgState {
 
     fn why(&self) -> Option<&str> {
         match self {
-            PgState::Active | PgState::Starting => None,
+            PgState::Active | PgState::Filling | PgState::Degraded | PgState::Peering => None,
             PgState::Incomplete(why) | PgState::Down(why) => Some(why),
         }
+    }
+
+    pub(super) fn serves(&self) -> bool {
+        matches!(self, PgState::Active | PgState::Filling | PgState::Degraded)
     }
 }
 
@@ -136,6 +146,7 @@ impl Monitor {
             "pid": record.pid,
             "up": record.info.up,
             "in": record.info.in_cluster,
+            "out_by": record.out_by,
             "path": record.path,
             "host": record.host,
             "size_bytes": record.size_bytes,
@@ -144,23 +155,70 @@ impl Monitor {
     }
 
     pub(super) fn pg_state(&self, entry: &PgEntry) -> PgState {
-        let Some(osd) = entry.primary else {
-            return PgState::Down("no member is up".to_string());
-        };
-        if !self.contents.osd(osd).is_some_and(|record| record.info.up) {
-            return PgState::Down(format!("{osd} is down, and no other OSD has a copy"));
+        if let Some(state) = self.waiting_state(entry) {
+            return state;
         }
-        let report = self.osds.get(&osd).and_then(OsdLive::current_report);
-        let Some(report) = report else { return PgState::Starting };
+        let primary = entry.primary.and_then(|osd| self.osds.get(&osd));
+        let Some(report) = primary.and_then(OsdLive::current_report) else {
+            return PgState::Peering;
+        };
         if let Some((_, why)) = report.incomplete.iter().find(|(pg, _)| *pg == entry.pg) {
             return PgState::Incomplete(why.clone());
         }
-        if report.active.contains(&entry.pg) { PgState::Active } else { PgState::Starting }
+        if !report.active.contains(&entry.pg) {
+            return PgState::Peering;
+        }
+        self.serving_state(entry)
+    }
+
+    /// The state of a PG whose acting members are not all there.
+    fn waiting_state(&self, entry: &PgEntry) -> Option<PgState> {
+        let absence = |member: &Member| self.absence_of(member);
+        let absent: Vec<String> = entry.acting.iter().filter_map(absence).collect();
+        if absent.is_empty() {
+            return None;
+        }
+        let waits_for = format!("it waits for {}", absent.join(", "));
+        let there = entry.acting.len() - absent.len();
+        let min_size = self.contents.pool(entry.pg.pool).map_or(1, |record| record.pool.min_size);
+        Some(if there == 0 {
+            PgState::Down(waits_for)
+        } else if there >= min_size as usize {
+            // It goes on without them as soon as the others were heard.
+            PgState::Peering
+        } else {
+            PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up"))
+        })
+    }
+
+    /// Why an acting member is not there, if so.
+    fn absence_of(&self, member: &Member) -> Option<String> {
+        let osd = member.osd;
+        match self.contents.osd(osd) {
+            None => Some(format!("{osd}, which is no more")),
+            Some(record) if !record.info.up => Some(format!("{osd}, which is down")),
+            Some(record) if record.info.incarnation != member.incarnation => {
+                Some(format!("{osd}, which came back with a damaged store"))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// The state of a PG that is served.
+    pub(super) fn serving_state(&self, entry: &PgEntry) -> PgState {
+        let replicas = self.contents.pool(entry.pg.pool).map_or(1, |record| record.pool.replicas);
+        if entry.acting.len() < replicas as usize {
+            PgState::Degraded
+        } else if entry.learners.is_empty() {
+            PgState::Active
+        } else {
+            PgState::Filling
+        }
     }
 
     fn pg_row(&self, entry: &PgEntry) -> Value {
         let state = self.pg_state(entry);
-        let members = |members: &[format::wire::Member]| -> Vec<OsdId> {
+        let members = |members: &[Member]| -> Vec<OsdId> {
             members.iter().map(|member| member.osd).collect()
         };
         json!({
@@ -198,7 +256,7 @@ impl Monitor {
             return Err(failure("not_found", format!("there is no PG {pg}"), hint));
         };
         let mut row = self.pg_row(entry);
-        let member = |member: &format::wire::Member| {
+        let member = |member: &Member| {
             let record = self.contents.osd(member.osd);
             json!({
                 "osd": member.osd,
@@ -207,9 +265,27 @@ impl Monitor {
                 "host": record.map(|record| &record.host),
             })
         };
+        let learner = |learner: &Member| {
+            let mut row = member(learner);
+            let progress = self.filling_of(entry, learner.osd);
+            row["done_bytes"] = json!(progress.map(|progress| progress.done_bytes));
+            row["left_bytes"] = json!(progress.map(|progress| progress.left_bytes));
+            row
+        };
         row["members"] = entry.acting.iter().map(member).collect();
+        row["learning"] = entry.learners.iter().map(learner).collect();
+        row["planned"] = json!(self.contents.targets_of(pg));
+        let barred = self.barred_from(self.now, entry);
+        row["barred"] = barred.map(|(osd, bar)| json!({ "osd": osd, "why": bar.why })).collect();
         row["revision"] = json!(entry.revision);
         Ok(row)
+    }
+
+    /// How far the filling of a learner is, as its primary reported.
+    fn filling_of(&self, entry: &PgEntry, learner: OsdId) -> Option<&FillingProgress> {
+        let live = self.osds.get(&entry.primary?)?;
+        let mut filling = live.current_report()?.filling.iter();
+        filling.find(|progress| progress.pg == entry.pg && progress.osd == learner)
     }
 
     fn state_rows(&self, prefix: &str) -> Result<Value, Failure> {

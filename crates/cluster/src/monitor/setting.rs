@@ -65,7 +65,8 @@ impl Monitor {
     }
 
     /// A setting has changed: what uses it goes on with the new value.
-    pub(super) fn settings_changed(&self, effects: &mut Vec<Effect>) {
+    pub(super) fn settings_changed(&mut self, effects: &mut Vec<Effect>) {
+        self.look_at_all(self.now);
         let joined = self.osds.values().filter_map(|live| live.connection);
         for connection in joined.collect::<Vec<_>>() {
             self.send_settings(connection, effects);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{OsdId, Time};
+use format::wire::PgEntry;
 use serde_json::{Value, json};
 
 use super::Monitor;
@@ -10,6 +11,7 @@ use super::query::PgState;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
+use crate::records::{OsdRecord, OutBy};
 use crate::settings::Setting;
 
 /// How bad a check is; later is worse.
@@ -47,13 +49,45 @@ const fn is_near(count: usize, count_max: usize) -> bool {
 #[derive(Default)]
 struct PgTally {
     total: u32,
+    /// They serve.
     active: u32,
+    /// They serve with all copies and nothing to fill.
     clean: u32,
-    starting: u32,
+    degraded: u32,
+    filling: u32,
+    peering: u32,
     down: u32,
     incomplete: u32,
-    /// One of them, to name.
-    incomplete_example: Option<String>,
+    /// One that is degraded, to name.
+    degraded_example: Option<String>,
+    /// One that is down or incomplete, to name.
+    waiting_example: Option<String>,
+}
+
+impl PgTally {
+    fn add(&mut self, entry: &PgEntry, state: PgState) {
+        self.active += u32::from(state.serves());
+        match state {
+            PgState::Active => self.clean += 1,
+            PgState::Filling => self.filling += 1,
+            PgState::Degraded => {
+                self.degraded += 1;
+                self.filling += u32::from(!entry.learners.is_empty());
+                let osds: Vec<String> = entry.acting.iter().map(|m| m.osd.to_string()).collect();
+                let example = || format!("{} is on {} alone", entry.pg, osds.join(", "));
+                self.degraded_example.get_or_insert_with(example);
+            }
+            PgState::Peering => self.peering += 1,
+            PgState::Incomplete(why) => {
+                self.incomplete += 1;
+                self.waiting_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
+            }
+            PgState::Down(why) => {
+                self.down += 1;
+                self.waiting_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
+            }
+        }
+    }
 }
 
 impl Monitor {
@@ -64,6 +98,7 @@ impl Monitor {
         self.check_removed_pools(&mut checks);
         self.check_pgs(&tally, &mut checks);
         self.check_osds(now, &mut checks);
+        self.check_links(now, &mut checks);
         self.check_limits(&mut checks);
         self.check_edits(now, &mut checks);
         self.check_monitor(&mut checks);
@@ -90,10 +125,13 @@ impl Monitor {
                 "total": tally.total,
                 "active": tally.active,
                 "clean": tally.clean,
+                "degraded": tally.degraded,
+                "filling": tally.filling,
+                "peering": tally.peering,
                 "incomplete": tally.incomplete,
+                "down": tally.down,
             },
-            // With one copy there is nothing to recover from.
-            "recovery": { "bytes_left": 0, "bytes_per_second": 0, "eta_seconds": 0 },
+            "recovery": self.recovery(),
             "processes": self.processes(),
         })
     }
@@ -108,27 +146,34 @@ impl Monitor {
             .filter_map(|(osd, live)| Some((osd, live.current_report()?)))
             .flat_map(|(osd, report)| report.active.iter().map(|pg| (*osd, *pg)))
             .collect();
-        for pool in contents.pools() {
-            for entry in contents.pgs(pool.pool.id) {
-                tally.total += 1;
-                if entry.primary.is_some_and(|osd| active.contains(&(osd, entry.pg))) {
-                    let is_whole = entry.acting.len() == pool.pool.replicas as usize;
-                    tally.active += 1;
-                    tally.clean += u32::from(is_whole && entry.learners.is_empty());
-                    continue;
-                }
-                match self.pg_state(entry) {
-                    PgState::Active | PgState::Starting => tally.starting += 1,
-                    PgState::Down(_) => tally.down += 1,
-                    PgState::Incomplete(why) => {
-                        tally.incomplete += 1;
-                        let example = || format!("{}: {why}", entry.pg);
-                        tally.incomplete_example.get_or_insert_with(example);
-                    }
-                }
-            }
+        for entry in contents.pools().flat_map(|pool| contents.pgs(pool.pool.id)) {
+            tally.total += 1;
+            let is_served = entry.primary.is_some_and(|osd| active.contains(&(osd, entry.pg)));
+            let state = match is_served {
+                true if self.is_whole(entry) => self.serving_state(entry),
+                _ => self.pg_state(entry),
+            };
+            tally.add(entry, state);
         }
         tally
+    }
+
+    /// Whether all acting members are up in the runs of the entry.
+    fn is_whole(&self, entry: &PgEntry) -> bool {
+        entry.acting.iter().all(|member| {
+            let info = self.contents.osd(member.osd).map(|record| &record.info);
+            info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
+        })
+    }
+
+    /// What is being filled: how much is left, how fast it goes, when it is done.
+    fn recovery(&self) -> Value {
+        let reports = || self.osds.values().filter_map(|live| Some((live, live.current_report()?)));
+        let filling = reports().flat_map(|(_, report)| &report.filling);
+        let left: u64 = filling.fold(0, |sum, fill| sum.saturating_add(fill.left_bytes));
+        let rate: u64 = reports().fold(0, |sum, (live, _)| sum.saturating_add(live.fill_rate));
+        let eta = if left == 0 { Some(0) } else { left.checked_div(rate) };
+        json!({ "bytes_left": left, "bytes_per_second": rate, "eta_seconds": eta })
     }
 
     fn check_pools(&self, checks: &mut Vec<Check>) {
@@ -137,7 +182,15 @@ impl Monitor {
                 code: "single_copy",
                 severity: Severity::Info,
                 message: format!("pool {} keeps 1 copy: what a disk loses is lost", pool.pool.name),
-                hint: "this version does not replicate yet: keep backups",
+                hint: "keep backups, or make a pool with copies: `ashlar pool create --replicas 2`",
+            });
+        }
+        for (pool, error) in self.unplaced_pools() {
+            checks.push(Check {
+                code: "pool_unplaced",
+                severity: Severity::Warn,
+                message: format!("pool {} cannot be planned on the OSDs that are in: {error}", pool.name),
+                hint: "its copies stay where they are: add OSDs, or take some in: `ashlar osd in ID`",
             });
         }
         for task in self.contents.tasks() {
@@ -170,34 +223,45 @@ impl Monitor {
     }
 
     fn check_pgs(&self, tally: &PgTally, checks: &mut Vec<Check>) {
+        let mut add = |code, severity, message, hint| {
+            checks.push(Check { code, severity, message, hint });
+        };
+        let waiting = tally.waiting_example.as_deref().unwrap_or_default();
         if tally.incomplete > 0 {
-            let example = tally.incomplete_example.as_deref().unwrap_or_default();
-            checks.push(Check {
-                code: "pg_incomplete",
-                severity: Severity::Error,
-                message: format!(
-                    "{} PGs have lost data and refuse requests ({example})",
-                    tally.incomplete
-                ),
-                hint: "`ashlar pg describe` says what is missing; `ashlar pg give-up` accepts the loss",
-            });
+            add(
+                "pg_incomplete",
+                Severity::Error,
+                format!("{} PGs cannot serve: their I/O waits ({waiting})", tally.incomplete),
+                "`ashlar pg describe` says for what they wait: start those OSDs. What is lost for good \
+                 is accepted by `ashlar pg give-up`",
+            );
         }
         if tally.down > 0 {
-            checks.push(Check {
-                code: "pg_down",
-                severity: Severity::Error,
-                message: format!("{} PGs have no OSD that is up: their I/O waits", tally.down),
-                hint: "start the OSDs that are down: `ashlar osd start ID`; without them their data \
-                       cannot be served, and this version cannot give it up",
-            });
+            add(
+                "pg_down",
+                Severity::Error,
+                format!("{} PGs have no OSD that is up: their I/O waits ({waiting})", tally.down),
+                "start the OSDs that are down: `ashlar osd start ID`; without them their data cannot \
+                 be served",
+            );
         }
-        if tally.starting > 0 {
-            checks.push(Check {
-                code: "pg_starting",
-                severity: Severity::Warn,
-                message: format!("{} PGs are not active yet", tally.starting),
-                hint: "they follow when their OSDs have started; if not, see the OSDs' logs",
-            });
+        if tally.degraded > 0 {
+            let example = tally.degraded_example.as_deref().unwrap_or_default();
+            add(
+                "pg_degraded",
+                Severity::Warn,
+                format!("{} PGs have fewer copies than they should ({example})", tally.degraded),
+                "they serve, and are filled by themselves when their OSDs are back, or elsewhere when \
+                 those were down for osd_out_after_ms",
+            );
+        }
+        if tally.peering > 0 {
+            add(
+                "pg_peering",
+                Severity::Warn,
+                format!("{} PGs are not active yet", tally.peering),
+                "they follow when their OSDs have started and agreed; if not, see the OSDs' logs",
+            );
         }
     }
 
@@ -205,6 +269,9 @@ impl Monitor {
         let silent_span = self.span(Setting::OsdReport).as_nanos().saturating_mul(5);
         for record in self.contents.osds() {
             let osd = record.info.id;
+            if !record.info.in_cluster {
+                checks.push(self.out_check(record));
+            }
             if !record.info.up {
                 checks.push(self.down_check(osd));
                 continue;
@@ -230,38 +297,94 @@ impl Monitor {
         }
     }
 
+    fn out_check(&self, record: &OsdRecord) -> Check {
+        let osd = record.info.id;
+        let left = self.pg_counts().get(&osd).copied().unwrap_or(0);
+        let (severity, message) = match record.out_by {
+            Some(OutBy::Monitor) => {
+                (Severity::Warn, format!("{osd} was down for long: its PGs are planned elsewhere"))
+            }
+            _ if left > 0 => {
+                (Severity::Info, format!("{osd} is out: {left} PGs are still to move"))
+            }
+            _ => (Severity::Info, format!("{osd} is out, and has no PGs")),
+        };
+        Check {
+            code: "osd_out",
+            severity,
+            message,
+            hint: "`ashlar osd in ID` brings it back; one that is down and has no PGs can be forgotten: \
+                   `ashlar osd rm ID`",
+        }
+    }
+
     fn down_check(&self, osd: OsdId) -> Check {
-        let pools = self.contents.pools();
-        let needed = pools
-            .flat_map(|pool| self.contents.pgs(pool.pool.id))
-            .filter(|entry| entry.acting.iter().any(|member| member.osd == osd))
-            .count();
+        let entries = || {
+            let pools = self.contents.pools();
+            pools.flat_map(|pool| self.contents.pgs(pool.pool.id))
+        };
+        let needed =
+            entries().filter(|entry| entry.acting.iter().any(|member| member.osd == osd)).count();
+        let planned = self.contents.pools().flat_map(|pool| self.targets(pool.pool.id));
+        let lacking = planned.filter(|targets| targets.contains(&osd)).count();
         let never_ran = self
             .contents
             .osd(osd)
             .is_some_and(|record| record.info.incarnation == base::Incarnation::ZERO);
-        match needed {
-            0 if never_ran => Check {
-                code: "osd_down",
-                severity: Severity::Info,
-                message: format!("{osd} has never run"),
-                hint: "start it: `ashlar osd run PATH`; if its making was cut short it holds nothing \
-                       and does no harm",
-            },
-            0 => Check {
-                code: "osd_down",
+        let (severity, message, hint) = match (needed, lacking) {
+            (0, _) if never_ran => (
+                Severity::Info,
+                format!("{osd} has never run"),
+                "start it: `ashlar osd run PATH`; if its making was cut short it holds nothing and \
+                 does no harm",
+            ),
+            (0, 0) => (
+                Severity::Warn,
+                format!("{osd} is down; it has no PGs"),
+                "start it: `ashlar osd start ID`",
+            ),
+            (0, _) => (
+                Severity::Warn,
+                match self.why_it_stays_in(osd) {
+                    Some(why) => format!(
+                        "{osd} is down: {lacking} PGs have a copy less, and get none elsewhere, for {why}"
+                    ),
+                    None => format!("{osd} is down: {lacking} PGs have a copy less"),
+                },
+                "`ashlar osd start ID` starts one that was stopped; if it does not start, its log says \
+                 why. A lost disk: make a new OSD, then `ashlar osd out ID` and `ashlar osd rm ID`",
+            ),
+            _ => (
+                Severity::Error,
+                format!("{osd} is down: {needed} PGs wait for it"),
+                "`ashlar osd start ID` starts one that was stopped; if it does not start, its log says \
+                 why. It holds what no other OSD that is up has: keep its disk, or a copy of it",
+            ),
+        };
+        Check { code: "osd_down", severity, message, hint }
+    }
+
+    /// OSDs that cannot work with each other, though both are there.
+    fn check_links(&self, now: Time, checks: &mut Vec<Check>) {
+        for (from, to) in self.broken_links(now) {
+            checks.push(Check {
+                code: "link_broken",
                 severity: Severity::Warn,
-                message: format!("{osd} is down; it has no PGs"),
-                hint: "start it: `ashlar osd start ID`",
-            },
-            _ => Check {
-                code: "osd_down",
-                severity: Severity::Error,
-                message: format!("{osd} is down: {needed} PGs wait for it"),
-                hint: "`ashlar osd start ID` starts one that was stopped; if it does not start, its \
-                       log says why. It holds the only copy of their data: keep its disk, or a \
-                       copy of it",
-            },
+                message: format!("{from} cannot reach {to}, though both reach the monitor"),
+                hint: "look at the network between their hosts, and at firewalls",
+            });
+        }
+        let mut failing: BTreeMap<OsdId, (u32, &str)> = BTreeMap::new();
+        for (osd, bar) in self.failing_members(now) {
+            failing.entry(osd).or_insert((0, &bar.why)).0 += 1;
+        }
+        for (osd, (count, why)) in failing {
+            checks.push(Check {
+                code: "osd_failing",
+                severity: Severity::Warn,
+                message: format!("{osd} cannot take its part in {count} PGs for now: {why}"),
+                hint: "it is tried again by itself; see its log",
+            });
         }
     }
 
@@ -274,7 +397,8 @@ impl Monitor {
                 "osd_suspect",
                 Severity::Error,
                 format!("{osd} found damage in its store that is not settled"),
-                "`ashlar pg ls` shows the PGs concerned; `ashlar osd check PATH` tells more",
+                "where others have copies it is filled from them; `ashlar pg ls` shows the PGs concerned, \
+                 `ashlar osd check PATH` tells more",
             );
         }
         if report.damaged_units > 0 {
@@ -282,10 +406,10 @@ impl Monitor {
                 "damaged_units",
                 Severity::Error,
                 format!(
-                    "{osd} has {} damaged pieces of 4 KiB: reads of them fail",
+                    "{osd} has {} damaged pieces of 4 KiB: reads of them need another copy",
                     report.damaged_units
                 ),
-                "rewrite or discard them from a backup; replace the disk if there are more each day",
+                "with one copy, rewrite or discard them from a backup; replace the disk if there are more each day",
             );
         }
         let limit = self.setting(Setting::NearlyFull);
@@ -295,7 +419,7 @@ impl Monitor {
                 "osd_full",
                 Severity::Error,
                 format!("{osd} is full: writes to its PGs fail"),
-                "remove volumes or discard what is not needed; new pools can use added OSDs",
+                "remove volumes or discard what is not needed, or add OSDs: a part of its PGs moves there",
             );
         } else if report.size_bytes > 0
             && used_percent > u128::from(report.size_bytes) * u128::from(limit)

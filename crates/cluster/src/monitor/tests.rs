@@ -2,5 +2,6 @@
 
 mod faults;
 mod life;
+mod members;
 mod operator;
 mod rig;

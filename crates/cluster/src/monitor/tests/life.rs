@@ -80,6 +80,9 @@ fn a_lost_connection_is_no_new_run() {
     let mut rig = Rig::with_pool(2, 8);
     let connection = rig.osds[&osd_id(1)].connection.unwrap();
     rig.break_connection(connection);
+    rig.advance(Duration::from_millis(299));
+    assert!(!rig.checks().contains(&"osd_down".to_string()), "it may come back");
+    rig.advance(Duration::from_millis(2));
     assert!(rig.checks().contains(&"osd_down".to_string()));
     let pools = rig.osds[&osd_id(2)].map.pools.clone();
     rig.boot(1);
@@ -178,27 +181,26 @@ fn pools_that_cannot_be_are_refused_with_the_remedy() {
     let error = rig.command(with(Some(2), None, None, None)).unwrap_err();
     assert_eq!(error.code, "cannot_place");
     assert!(error.hint.contains("--failure-domain osd"), "{}", error.hint);
-    let error = rig.command(with(Some(2), Some(FailureDomain::Osd), None, None)).unwrap_err();
-    assert_eq!(error.code, "unsupported");
-    assert!(error.message.contains("this version keeps 1 copy"));
     let error = rig.command(with(Some(4), Some(FailureDomain::Osd), None, None)).unwrap_err();
     assert_eq!(error.code, "cannot_place");
     for (replicas, pg_count, min_size) in [
         (None, Some(3), None),
         (None, Some(1 << 20), None),
         (Some(0), None, None),
-        (None, None, Some(2)),
+        (Some(9), None, None),
+        (Some(1), None, Some(2)),
     ] {
         assert_eq!(code(rig.command(with(replicas, None, pg_count, min_size))), "invalid");
     }
     for name in ["", "a/b", "a@b", ".x", "-x", &"x".repeat(64), "ä"] {
         assert_eq!(code(rig.command(pool_create(name))), "invalid", "{name}");
     }
+    let error = rig.command(with(None, None, None, None)).unwrap_err();
+    assert_eq!(error.code, "cannot_place", "two copies are what it takes, and there is one host");
     let large = rig.make_pool("large", 8192).unwrap();
-    let pool = rig.command(pool_create("p")).unwrap();
-    assert_eq!(pool["pg_count"], 128);
-    assert_eq!(pool["replicas"], 1);
-    assert_eq!(pool["failure_domain"], "host");
+    let pool = rig.command(with(None, Some(FailureDomain::Osd), None, None)).unwrap();
+    assert_eq!(pool["pg_count"], 64);
+    assert_eq!((&pool["replicas"], &pool["min_size"]), (&json!(2), &json!(1)));
     assert_eq!(code(rig.command(pool_create("p"))), "exists");
     let pools = rig.command(Command::PoolList).unwrap();
     assert_eq!(pools, json!([large, pool]));
@@ -434,7 +436,10 @@ fn status_tells_health_with_reasons() {
     let status = rig.status();
     assert_eq!(status["health"], "ok");
     assert_eq!(rig.checks(), ["single_copy"]);
-    let pgs = json!({ "total": 8, "active": 8, "clean": 8, "incomplete": 0 });
+    let pgs = json!({
+        "total": 8, "active": 8, "clean": 8, "degraded": 0, "filling": 0, "peering": 0,
+        "incomplete": 0, "down": 0,
+    });
     assert_eq!(status["pgs"], pgs);
     assert_eq!(status["osds"][1]["path"], "/osd2");
     assert_eq!(status["osds"][1]["size_bytes"], 10u64 << 30);
@@ -447,7 +452,7 @@ fn status_tells_health_with_reasons() {
         ("error", "osd_full", |report| report.full = true),
         ("error", "osd_suspect", |report| report.suspect = true),
         ("error", "damaged_units", |report| report.damaged_units = 1),
-        ("warn", "pg_starting", |report| report.active.clear()),
+        ("warn", "pg_peering", |report| report.active.clear()),
     ];
     for (health, check, edit) in edits {
         rig.report(1, edit);

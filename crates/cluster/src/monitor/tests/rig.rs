@@ -7,11 +7,13 @@ use base::{
     SessionId, Time,
 };
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
-use format::wire::{Message, Op, Outcome, Refusal, Reply, Request};
+use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
 use serde_json::Value;
 
-use crate::map::{ClusterMap, ImageInfo};
-use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
+use crate::map::{ClusterMap, FailureDomain, ImageInfo};
+use crate::message::{
+    Command, Failure, FromMonitor, Need, OsdReport, PgNeed, ToMonitor, Unreachable,
+};
 use crate::monitor::{Effect, Event, Identity, Monitor, StopReason};
 use crate::settings::Changed;
 use crate::state::{
@@ -55,10 +57,15 @@ pub struct FakeOsd {
     pub connection: Option<ConnectionId>,
     pub incarnation: Option<Incarnation>,
     pub path: String,
+    pub host: String,
+    /// Whether its next run begins with damage.
+    pub suspect: bool,
     pub map: ClusterMap,
     pub refused: Option<Failure>,
     /// Whether it keeps quiet about what it saw.
     pub is_slow_to_see: bool,
+    /// Whether it hangs: it hears nothing and says nothing, and its connection stays.
+    pub is_silent: bool,
     /// Task requests it did.
     pub deleted: Vec<(PgId, Op, MapRevision)>,
     /// Portions that each PG's deletion takes; then it is complete.
@@ -335,6 +342,9 @@ impl Rig {
     fn osd_heard(&mut self, id: OsdId, message: FromMonitor) {
         let osd = self.osds.get_mut(&id).unwrap();
         let connection = osd.connection.unwrap();
+        if osd.is_silent {
+            return;
+        }
         match message {
             FromMonitor::OsdBooted { incarnation } => {
                 osd.incarnation = Some(incarnation);
@@ -351,6 +361,7 @@ impl Rig {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
             FromMonitor::Settings { changed } => osd.settings = changed,
+            FromMonitor::Probe { nonce } => self.queue(connection, &ToMonitor::Alive { nonce }),
             FromMonitor::ClearPool { pool, .. } => {
                 osd.map.pools.remove(&pool);
                 osd.cleared.push(pool);
@@ -444,7 +455,8 @@ impl Rig {
     pub fn add_osd(&mut self, number: u32) {
         let made = self.command(Command::OsdCreate { store: store_of(number) }).unwrap();
         assert_eq!(made["id"], number);
-        let osd = FakeOsd { path: format!("/osd{number}"), ..FakeOsd::default() };
+        let (path, host) = (format!("/osd{number}"), "h".to_string());
+        let osd = FakeOsd { path, host, ..FakeOsd::default() };
         self.osds.insert(osd_id(number), osd);
         self.boot(number);
         self.report(number, |_| {});
@@ -458,9 +470,9 @@ impl Rig {
             addresses: vec![format!("unix:osd{}", id.get())],
             pid: 1000 + id.get(),
             path: osd.path.clone(),
-            host: "h".into(),
+            host: osd.host.clone(),
             incarnation: osd.incarnation,
-            suspect: false,
+            suspect: osd.suspect,
         }
     }
 
@@ -477,8 +489,21 @@ impl Rig {
         self.settle();
     }
 
-    /// The OSD's process ends.
+    /// An OSD cannot reach another one's present run.
+    pub fn unreachable(&mut self, from: u32, to: u32, how: Unreachable) {
+        let incarnation = self.monitor.contents.osd(osd_id(to)).unwrap().info.incarnation;
+        let connection = self.osds[&osd_id(from)].connection.unwrap();
+        self.say(connection, &ToMonitor::OsdUnreachable { osd: osd_id(to), incarnation, how });
+    }
+
+    /// The OSD's process ends, and it is noticed that it does not come back.
     pub fn kill_osd(&mut self, number: u32) {
+        self.crash_osd(number);
+        self.advance(Duration::from_millis(301));
+    }
+
+    /// The OSD's process ends.
+    pub fn crash_osd(&mut self, number: u32) {
         let osd = self.osds.get_mut(&osd_id(number)).unwrap();
         osd.incarnation = None;
         osd.map = ClusterMap::default();
@@ -537,12 +562,95 @@ impl Rig {
     pub fn make_pool(&mut self, pool: &str, pg_count: u32) -> Result<Value, Failure> {
         self.command(Command::PoolCreate {
             pool: pool.into(),
-            replicas: None,
+            replicas: Some(1),
             min_size: None,
             pg_count: Some(pg_count),
             failure_domain: None,
             block_size: None,
         })
+    }
+
+    /// Everything up, with a pool of copies that OSDs do not share.
+    pub fn with_copies(osd_count: u32, replicas: u32, min_size: u32, pg_count: u32) -> Rig {
+        let mut rig = Rig::new();
+        for number in 1..=osd_count {
+            rig.add_osd(number);
+        }
+        rig.make_replicated("p", replicas, Some(min_size), pg_count).unwrap();
+        rig
+    }
+
+    pub fn make_replicated(
+        &mut self,
+        pool: &str,
+        replicas: u32,
+        min_size: Option<u32>,
+        pg_count: u32,
+    ) -> Result<Value, Failure> {
+        self.command(Command::PoolCreate {
+            pool: pool.into(),
+            replicas: Some(replicas),
+            min_size,
+            pg_count: Some(pg_count),
+            failure_domain: Some(FailureDomain::Osd),
+            block_size: None,
+        })
+    }
+
+    /// All entries, as committed.
+    pub fn entries(&self) -> Vec<PgEntry> {
+        let contents = &self.monitor.contents;
+        let pools = contents.pools().map(|pool| pool.pool.id);
+        pools.flat_map(|pool| contents.pgs(pool)).cloned().collect()
+    }
+
+    pub fn entry(&self, number: u32) -> PgEntry {
+        self.entries()[number as usize].clone()
+    }
+
+    /// Where the plan of the first pool has each PG.
+    pub fn targets(&self) -> Vec<Vec<OsdId>> {
+        self.monitor.targets(PoolId::FIRST).collect()
+    }
+
+    /// The entry's primary says what it needs.
+    pub fn need(&mut self, entry: &PgEntry, what: Need) {
+        let osd = &self.osds[&entry.primary.unwrap()];
+        let needs = vec![PgNeed { pg: entry.pg, epoch: entry.epoch, what }];
+        self.say(osd.connection.unwrap(), &ToMonitor::PgNeeds { needs });
+    }
+
+    /// Primaries of PGs whose members are all there report learners complete, until there are none.
+    pub fn fill(&mut self) {
+        for _ in 0..100 {
+            let is_there = |member: &Member| {
+                let osd = &self.osds[&member.osd];
+                osd.incarnation == Some(member.incarnation) && osd.connection.is_some()
+            };
+            let can_fill = |entry: &PgEntry| {
+                !entry.learners.is_empty()
+                    && entry.acting.iter().chain(&entry.learners).all(is_there)
+            };
+            let filling: Vec<PgEntry> = self.entries().into_iter().filter(can_fill).collect();
+            if filling.is_empty() {
+                return;
+            }
+            let mut needs: BTreeMap<OsdId, Vec<PgNeed>> = BTreeMap::new();
+            for entry in filling {
+                let complete = |member: &Member| PgNeed {
+                    pg: entry.pg,
+                    epoch: entry.epoch,
+                    what: Need::Complete(*member),
+                };
+                let of_primary = needs.entry(entry.primary.unwrap()).or_default();
+                of_primary.extend(entry.learners.iter().map(complete));
+            }
+            for (osd, needs) in needs {
+                let connection = self.osds[&osd].connection.unwrap();
+                self.say(connection, &ToMonitor::PgNeeds { needs });
+            }
+        }
+        panic!("learners are never done: {:?}", self.entries());
     }
 
     pub fn make_volume(&mut self, volume: &str, size: u64) -> Result<Value, Failure> {

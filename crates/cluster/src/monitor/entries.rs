@@ -1,0 +1,453 @@
+//! Which PGs need another entry, and why: what primaries say, and what becomes of OSDs. `acting.rs`
+//! makes the entries; here they are written, as many as fit a transaction at a time.
+//!
+//! What primaries say is kept only here: they say it again with each report until the epoch is over.
+//!
+//! Invariants
+//!   1. What a primary needs holds for one epoch of one entry and for the runs of that entry.
+//!   2. A member that its primary cannot work with stays away for a while, longer each time: it comes
+//!      back as a learner, and an entry does not change to and fro.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Time};
+use format::wire::{Member, PgEntry};
+
+use super::acting::{Given, Standing, next_entry};
+use super::contents::{Batch, Write};
+use super::job::{Done, Job, Plan};
+use super::{Monitor, clipped};
+use crate::message::{Need, PgNeed};
+use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
+
+/// How long the next epoch of a PG waits when its primary asked for one: who failed is seen by then.
+const RENEW_DELAY: Duration = Duration::from_millis(10);
+/// Shortest span between two epochs that a primary asked for; twice as long each time.
+const RENEW_SPAN_MIN: Duration = Duration::from_millis(100);
+/// Longest span between two epochs that a primary asked for.
+const RENEW_SPAN_MAX: Duration = Duration::from_secs(5);
+/// Shortest span between two epochs for a member that cannot go on and cannot leave.
+const FAILED_SPAN_MIN: Duration = Duration::from_secs(1);
+/// How long a member stays away the first time; twice as long each time.
+const BAR_SPAN_MIN: Duration = Duration::from_secs(5);
+/// How long a member stays away at most, and the longest span for one that cannot leave.
+const BAR_SPAN_MAX: Duration = Duration::from_secs(60);
+
+/// A shard of PG entries.
+type ShardId = (PoolId, u32);
+
+/// What is known of PGs besides their entries.
+#[derive(Default)]
+pub(super) struct Entries {
+    /// Shards that may need other entries.
+    dirty: BTreeSet<ShardId>,
+    /// All may.
+    all_dirty: bool,
+    /// When all are to be looked at again.
+    check: Option<Time>,
+    pub(super) is_job_queued: bool,
+    /// What primaries asked for.
+    asked: BTreeMap<PgId, Asked>,
+    /// Epochs that primaries asked for not long ago.
+    renewals: BTreeMap<PgId, Renewal>,
+    /// Members that their primary could not work with.
+    bars: BTreeMap<(PgId, OsdId), Bar>,
+    /// Pairs of OSDs, the first of which cannot reach the second, though both are heard here.
+    links: BTreeMap<(OsdId, OsdId), Bar>,
+}
+
+/// What a primary asked for, in one epoch.
+struct Asked {
+    epoch: Epoch,
+    complete: BTreeSet<Member>,
+    /// It needs another epoch, from then on; and how long the one after that waits.
+    renew: Option<Renewal>,
+}
+
+/// An epoch that a primary asked for: when, and how long the next one waits.
+#[derive(Clone, Copy)]
+struct Renewal {
+    at: Time,
+    span: Duration,
+}
+
+/// Why a member stays away.
+pub(super) struct Bar {
+    /// The run it is about; another one is not barred.
+    incarnation: Incarnation,
+    /// The event in which it was noticed.
+    since: u64,
+    until: Time,
+    span: Duration,
+    /// For people.
+    pub(super) why: String,
+}
+
+impl Entries {
+    pub(super) fn mark_all(&mut self) {
+        self.all_dirty = true;
+    }
+
+    pub(super) fn mark(&mut self, pool: PoolId, shard: u32) {
+        self.dirty.insert((pool, shard));
+    }
+
+    fn mark_pg(&mut self, pg: PgId) {
+        self.mark(pg.pool, pg.number / PG_SHARD_SIZE);
+    }
+
+    /// Looks at all then, or before.
+    pub(super) fn look_at(&mut self, at: Time) {
+        self.check = Some(self.check.map_or(at, |check| check.min(at)));
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.check
+    }
+
+    fn is_dirty(&self, shard: ShardId) -> bool {
+        self.all_dirty || self.dirty.contains(&shard)
+    }
+
+    /// When something that is kept here ends.
+    fn next_end(&self, now: Time) -> Option<Time> {
+        let bars = self.bars.values().chain(self.links.values()).map(|bar| bar.until);
+        let renews = self.asked.values().filter_map(|asked| asked.renew).map(|renew| renew.at);
+        bars.chain(renews).filter(|at| *at > now).min()
+    }
+}
+
+impl Renewal {
+    /// The next one, when it was asked for now.
+    fn after(before: Option<&Renewal>, now: Time, min: Duration, max: Duration) -> Renewal {
+        let soonest = now + RENEW_DELAY;
+        let Some(before) = before.filter(|before| !before.is_over(now)) else {
+            return Renewal { at: soonest, span: min };
+        };
+        let double = Duration::from_nanos(before.span.as_nanos().saturating_mul(2));
+        Renewal { at: soonest.max(before.at + before.span), span: double.max(min).min(max) }
+    }
+
+    fn is_over(&self, now: Time) -> bool {
+        self.at + self.span + self.span <= now
+    }
+}
+
+impl Bar {
+    /// The bar again, or for the first time: twice as long where it was up not long ago.
+    fn raised(
+        before: Option<&Bar>,
+        now: Time,
+        event: u64,
+        incarnation: Incarnation,
+        why: String,
+    ) -> Bar {
+        let before = before.filter(|bar| bar.incarnation == incarnation);
+        let (span, since) = match before {
+            Some(bar) if now < bar.until => (bar.span, bar.since),
+            Some(bar) if now < bar.until + bar.span => {
+                let double = bar.span.as_nanos().saturating_mul(2);
+                (Duration::from_nanos(double).min(BAR_SPAN_MAX), event)
+            }
+            _ => (BAR_SPAN_MIN, event),
+        };
+        Bar { incarnation, since, until: now + span, span, why }
+    }
+
+    fn is_over(&self, now: Time) -> bool {
+        self.until + self.span <= now
+    }
+}
+
+impl Monitor {
+    /// A primary says what PGs need.
+    pub(super) fn on_needs(&mut self, now: Time, connection: ConnectionId, needs: Vec<PgNeed>) {
+        let Some(osd) = self.connections[&connection].osd else { return };
+        for need in needs {
+            self.take_need(now, osd, need);
+        }
+    }
+
+    fn take_need(&mut self, now: Time, from: OsdId, need: PgNeed) {
+        let pg = need.pg;
+        let Some(entry) = self.contents.pg(pg) else { return };
+        let is_present = entry.epoch == need.epoch || planted::on(Bug::OldNeedAccepted);
+        if !is_present || entry.primary != Some(from) || !self.leads_in_its_run(entry, from) {
+            return;
+        }
+        let is_member =
+            |member: &Member| entry.acting.contains(member) || entry.learners.contains(member);
+        match need.what {
+            Need::NewEpoch => {}
+            Need::Complete(member) if !entry.learners.contains(&member) => return,
+            Need::Complete(_) => {}
+            Need::Failed(member, _) if !is_member(&member) => return,
+            Need::Failed(..) => {}
+        }
+        let epoch = entry.epoch;
+        let others: Vec<OsdId> = entry.acting.iter().map(|member| member.osd).collect();
+        let asked = self.entries.asked.entry(pg).or_insert(Asked {
+            epoch,
+            complete: BTreeSet::new(),
+            renew: None,
+        });
+        if asked.epoch != epoch {
+            *asked = Asked { epoch, complete: BTreeSet::new(), renew: None };
+        }
+        let before = self.entries.renewals.get(&pg);
+        match need.what {
+            Need::Complete(member) => {
+                asked.complete.insert(member);
+            }
+            Need::NewEpoch => {
+                let next = || Renewal::after(before, now, RENEW_SPAN_MIN, RENEW_SPAN_MAX);
+                let at = asked.renew.get_or_insert_with(next).at;
+                self.entries.look_at(at);
+            }
+            Need::Failed(member, why) => {
+                let next = || Renewal::after(before, now, FAILED_SPAN_MIN, BAR_SPAN_MAX);
+                let at = asked.renew.get_or_insert_with(next).at;
+                self.entries.look_at(at);
+                self.bar(now, pg, member, clipped(why));
+                self.ask_soon(others.into_iter().filter(|osd| *osd != member.osd));
+            }
+        }
+        self.entries.mark_pg(pg);
+    }
+
+    /// Whether the entry names the present run of its primary.
+    fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
+        let run = self.contents.osd(osd).map(|record| record.info.incarnation);
+        let member = entry.acting.iter().find(|member| member.osd == osd);
+        member.map(|member| member.incarnation) == run
+    }
+
+    fn bar(&mut self, now: Time, pg: PgId, member: Member, why: String) {
+        let key = (pg, member.osd);
+        let before = self.entries.bars.get(&key);
+        let bar = Bar::raised(before, now, self.event_last, member.incarnation, why);
+        self.entries.look_at(bar.until);
+        self.entries.bars.insert(key, bar);
+    }
+
+    /// One OSD cannot reach another, and both are heard here: in PGs that the one leads, the other
+    /// has no part.
+    pub(super) fn bar_link(&mut self, now: Time, from: OsdId, to: OsdId) {
+        let Some(record) = self.contents.osd(to) else { return };
+        let key = (from, to);
+        let before = self.entries.links.get(&key);
+        let is_new = before.is_none_or(|bar| bar.until <= now);
+        let why = format!("{from} cannot reach it");
+        let run = record.info.incarnation;
+        let bar = Bar::raised(before, now, self.event_last, run, why);
+        self.entries.look_at(bar.until);
+        self.entries.links.insert(key, bar);
+        if is_new {
+            self.notice_link(from, to);
+            self.entries.mark_all();
+        }
+    }
+
+    /// Those that would have to go on without `to` are to be heard.
+    fn notice_link(&mut self, from: OsdId, to: OsdId) {
+        let mut others = BTreeSet::new();
+        for pool in self.contents.pools() {
+            let led = self.contents.pgs(pool.pool.id).filter(|entry| entry.primary == Some(from));
+            others.extend(led.flat_map(|entry| &entry.acting).map(|member| member.osd));
+        }
+        others.remove(&to);
+        self.ask_soon(others);
+    }
+
+    /// Links that are broken: from, to.
+    pub(super) fn broken_links(&self, now: Time) -> impl Iterator<Item = (OsdId, OsdId)> {
+        let links = self.entries.links.iter();
+        links.filter(move |(_, bar)| bar.until > now).map(|(pair, _)| *pair)
+    }
+
+    /// Members that their primaries cannot work with now.
+    pub(super) fn failing_members(&self, now: Time) -> impl Iterator<Item = (OsdId, &Bar)> {
+        let bars = self.entries.bars.iter().filter(move |(_, bar)| bar.until > now);
+        bars.map(|((_, osd), bar)| (*osd, bar))
+    }
+
+    /// Members that are barred from a PG now, and why.
+    pub(super) fn barred_from(
+        &self,
+        now: Time,
+        entry: &PgEntry,
+    ) -> impl Iterator<Item = (OsdId, &Bar)> {
+        let holds = move |osd: OsdId, bar: &Bar| {
+            let run = self.contents.osd(osd).map(|record| record.info.incarnation);
+            bar.until > now && run == Some(bar.incarnation)
+        };
+        let pg = entry.pg;
+        let bars = self.entries.bars.range((pg, OsdId::FIRST)..);
+        let bars = bars.take_while(move |((id, _), _)| *id == pg);
+        let bars = bars.map(|((_, osd), bar)| (*osd, bar));
+        let from = entry.primary.into_iter();
+        let links = from.flat_map(move |from| {
+            let links = self.entries.links.range((from, OsdId::FIRST)..);
+            links.take_while(move |((id, _), _)| *id == from).map(|((_, osd), bar)| (*osd, bar))
+        });
+        bars.chain(links).filter(move |(osd, bar)| holds(*osd, bar))
+    }
+
+    /// Queues the job that writes entries, if there may be any; tells whether it did.
+    pub(super) fn queue_entries(&mut self, now: Time) -> bool {
+        if self.has_newer_member {
+            return false;
+        }
+        if self.entries.check.is_some_and(|check| check <= now) {
+            self.entries.check = None;
+            self.entries.mark_all();
+        }
+        let is_dirty = self.entries.all_dirty || !self.entries.dirty.is_empty();
+        let is_new = is_dirty && !self.entries.is_job_queued;
+        if is_new {
+            self.entries.is_job_queued = true;
+            self.push_urgent(Job::Entries);
+        }
+        is_new
+    }
+
+    pub(super) fn plan_entries(&self) -> Plan {
+        match self.entries_batch(false) {
+            Some(batch) => Plan::Write { batch, done: None },
+            None => Plan::Done(Done::EntriesSettled),
+        }
+    }
+
+    /// No entry needs to be another one now.
+    pub(super) fn entries_settled(&mut self) {
+        let now = self.now;
+        let entries = &mut self.entries;
+        entries.is_job_queued = false;
+        entries.all_dirty = false;
+        entries.dirty.clear();
+        entries.bars.retain(|_, bar| !bar.is_over(now));
+        entries.links.retain(|_, bar| !bar.is_over(now));
+        entries.renewals.retain(|_, renewal| !renewal.is_over(now));
+        if let Some(end) = entries.next_end(now) {
+            entries.look_at(end);
+        }
+    }
+
+    /// New entries for PGs that need them, as many as fit: of all PGs, or of those that may need
+    /// one. `None`: each is as it should be, or the store went back in time.
+    pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
+        if self.has_newer_member {
+            return None;
+        }
+        let contents = &self.contents;
+        let standings = self.standings();
+        let mut batch = Batch::new(contents);
+        for pool in contents.pools() {
+            let revision = pool.revision.next();
+            let mut is_pool_written = false;
+            for shard in contents.shards(pool.pool.id) {
+                if !of_all && !self.entries.is_dirty((shard.pool, shard.shard)) {
+                    continue;
+                }
+                let Some(pgs) = self.next_entries(pool, shard, &standings) else { continue };
+                let mut writes =
+                    vec![Write::Put(Record::PgShard(PgShardRecord { pgs, ..shard.clone() }))];
+                if !is_pool_written {
+                    let record = PoolRecord { revision, ..pool.clone() };
+                    writes.push(Write::Put(Record::Pool(record)));
+                }
+                if !batch.try_add(contents, writes) {
+                    assert!(!batch.is_empty(), "one shard and its pool fit a transaction");
+                    return Some(batch);
+                }
+                is_pool_written = true;
+            }
+        }
+        (!batch.is_empty()).then_some(batch)
+    }
+
+    /// The entries of a shard with those that change; `None`: none does.
+    fn next_entries(
+        &self,
+        pool: &PoolRecord,
+        shard: &PgShardRecord,
+        standings: &BTreeMap<OsdId, Standing>,
+    ) -> Option<Vec<PgEntry>> {
+        let next = |(index, entry): (usize, &PgEntry)| {
+            let targets = shard.targets_of(index);
+            next_entry(entry, &self.given(pool, entry, &targets, standings))
+        };
+        let next: Vec<Option<PgEntry>> = shard.pgs.iter().enumerate().map(next).collect();
+        next.iter().any(Option::is_some).then(|| {
+            let both = next.into_iter().zip(&shard.pgs);
+            let revision = pool.revision.next();
+            let newest = |(next, entry): (Option<PgEntry>, &PgEntry)| match next {
+                Some(next) => PgEntry { revision, ..next },
+                None => entry.clone(),
+            };
+            both.map(newest).collect()
+        })
+    }
+
+    fn given<'a>(
+        &self,
+        pool: &PoolRecord,
+        entry: &PgEntry,
+        targets: &'a [OsdId],
+        standings: &'a BTreeMap<OsdId, Standing>,
+    ) -> Given<'a> {
+        let asked = self.entries.asked.get(&entry.pg);
+        let asked = asked.filter(|a| a.epoch == entry.epoch || planted::on(Bug::OldNeedAccepted));
+        let is_time = asked.and_then(|asked| asked.renew).is_some_and(|renew| renew.at <= self.now);
+        Given {
+            copies: pool.pool.replicas as usize,
+            min_size: pool.pool.min_size as usize,
+            targets,
+            standings,
+            complete: asked.map(|asked| asked.complete.clone()).unwrap_or_default(),
+            barred: self.barred_from(self.now, entry).map(|(osd, bar)| (osd, bar.since)).collect(),
+            renew: is_time && !self.is_in_doubt(entry),
+        }
+    }
+
+    /// Whether it is about to be seen that a member is down: one epoch does for both then.
+    fn is_in_doubt(&self, entry: &PgEntry) -> bool {
+        let mut members = entry.acting.iter().chain(&entry.learners);
+        members.any(|member| {
+            let live = self.osds.get(&member.osd);
+            let is_up = self.contents.osd(member.osd).is_some_and(|record| record.info.up);
+            is_up && live.is_some_and(|live| live.presence.is_in_doubt())
+        })
+    }
+
+    fn standings(&self) -> BTreeMap<OsdId, Standing> {
+        let standing = |record: &crate::records::OsdRecord| {
+            let osd = record.info.id;
+            let presence = self.osds.get(&osd).map(|live| &live.presence);
+            let standing = Standing {
+                incarnation: record.info.incarnation,
+                up: record.info.up,
+                suspect: record.suspect,
+                heard: presence.map_or(0, |presence| presence.heard),
+                noticed: presence.map_or(0, |presence| presence.noticed),
+            };
+            (osd, standing)
+        };
+        self.contents.osds().map(standing).collect()
+    }
+
+    /// Entries were written: what was asked in epochs before is done with.
+    pub(super) fn entries_written(&mut self) {
+        let contents = &self.contents;
+        let entries = &mut self.entries;
+        let is_over = |pg: &PgId, asked: &mut Asked| {
+            contents.pg(*pg).is_none_or(|entry| entry.epoch != asked.epoch)
+        };
+        for (pg, asked) in entries.asked.extract_if(.., is_over) {
+            if let Some(renew) = asked.renew {
+                entries.renewals.insert(pg, Renewal { at: self.now, ..renew });
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Where PGs are to be: the plan of each pool, kept in its shards, so that a restart moves nothing.
+//!
+//! A pool is planned anew when the OSDs that may hold it change: one joins, is taken out or brought
+//! back, changes its size, or the pool its failure domain. An OSD that goes down stays in the plan: it
+//! comes back, or goes out after `osd_out_after_ms`. The plan is a target; `acting.rs` gets there
+//! through learners.
+//!
+//! Invariants
+//!   1. `pool.planned_for` is the fingerprint of what all shards were planned for, or another value: then
+//!      the pool is planned again, from the targets its shards have.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Incarnation, OsdId, PoolId};
+use placement::{Candidate, PlanError};
+
+use super::Monitor;
+use super::contents::{Batch, Write};
+use super::job::{Done, Job, Plan};
+use crate::map::{FailureDomain, Pool};
+use crate::records::{OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
+
+/// A plan that is being written.
+#[derive(Debug)]
+pub(super) struct Planned {
+    fingerprint: u64,
+    targets: Vec<Vec<OsdId>>,
+}
+
+/// Plans that could not be made.
+#[derive(Default)]
+pub(super) struct Planning {
+    /// Pools may have to be planned anew.
+    pub(super) is_due: bool,
+    /// Why there is no plan, for what.
+    failed: BTreeMap<PoolId, (u64, PlanError)>,
+    queued: BTreeSet<PoolId>,
+}
+
+impl Monitor {
+    /// Queues plans that are due; tells whether there was one.
+    pub(super) fn queue_plans(&mut self) -> bool {
+        if self.has_newer_member || !std::mem::take(&mut self.planning.is_due) {
+            return false;
+        }
+        let before = self.jobs.len();
+        let contents = &self.contents;
+        let planning = &mut self.planning;
+        planning.failed.retain(|pool, _| contents.pool(*pool).is_some());
+        let pools: Vec<(PoolId, u64)> =
+            contents.pools().map(|record| (record.pool.id, record.planned_for)).collect();
+        for (pool, planned_for) in pools {
+            let fingerprint = self.fingerprint_of(pool);
+            let is_known = planned_for == fingerprint;
+            let failed = self.planning.failed.get(&pool);
+            if is_known {
+                self.planning.failed.remove(&pool);
+            } else if failed.is_none_or(|(tried, _)| *tried != fingerprint)
+                && self.planning.queued.insert(pool)
+            {
+                self.jobs.push_back(Job::Replan { pool, planned: RefCell::default() });
+            }
+        }
+        self.jobs.len() > before
+    }
+
+    pub(super) fn plan_replan(&self, pool: PoolId, planned: &RefCell<Option<Planned>>) -> Plan {
+        let contents = &self.contents;
+        let Some(record) = contents.pool(pool) else { return Plan::Done(Done::Replanned(None)) };
+        let candidates = self.candidates_for(record);
+        let fingerprint = fingerprint(&record.pool, &candidates);
+        if record.planned_for == fingerprint {
+            return Plan::Done(Done::Replanned(None));
+        }
+        let mut planned = planned.borrow_mut();
+        if planned.as_ref().is_none_or(|planned| planned.fingerprint != fingerprint) {
+            let current: Vec<Vec<OsdId>> = self.targets(pool).collect();
+            match placement::plan(&candidates, record.pool.replicas, &current) {
+                Ok(targets) => *planned = Some(Planned { fingerprint, targets }),
+                Err(error) => return Plan::Done(Done::Replanned(Some((fingerprint, error)))),
+            }
+        }
+        let planned = planned.as_ref().expect("just made");
+        let mut batch = Batch::new(contents);
+        for shard in contents.shards(pool) {
+            let first = (shard.shard * PG_SHARD_SIZE) as usize;
+            let targets = &planned.targets[first..first + shard.pgs.len()];
+            if shard.targets == targets {
+                continue;
+            }
+            let shard = PgShardRecord { targets: targets.to_vec(), ..shard.clone() };
+            if !batch.try_add(contents, vec![Write::Put(Record::PgShard(shard))]) {
+                return Plan::Write { batch, done: None };
+            }
+        }
+        let record = PoolRecord { planned_for: fingerprint, ..record.clone() };
+        if !batch.try_add(contents, vec![Write::Put(Record::Pool(record))]) {
+            return Plan::Write { batch, done: None };
+        }
+        Plan::Write { batch, done: Some(Done::Replanned(None)) }
+    }
+
+    pub(super) fn finish_replan(&mut self, pool: PoolId, failed: Option<(u64, PlanError)>) {
+        self.planning.queued.remove(&pool);
+        // What it was planned for may have changed on the way.
+        self.planning.is_due = true;
+        match failed {
+            Some(failed) => {
+                self.planning.failed.insert(pool, failed);
+            }
+            None => {
+                self.planning.failed.remove(&pool);
+            }
+        }
+    }
+
+    /// Pools that cannot be placed on the OSDs there are, and why.
+    pub(super) fn unplaced_pools(&self) -> impl Iterator<Item = (&Pool, &PlanError)> {
+        let failed = self.planning.failed.iter();
+        failed.filter_map(|(pool, (_, error))| Some((&self.contents.pool(*pool)?.pool, error)))
+    }
+
+    /// Where the plan has each PG of a pool.
+    pub(super) fn targets(&self, pool: PoolId) -> impl Iterator<Item = Vec<OsdId>> {
+        let shards = self.contents.shards(pool);
+        shards.flat_map(|shard| (0..shard.pgs.len()).map(|index| shard.targets_of(index)))
+    }
+
+    fn fingerprint_of(&self, pool: PoolId) -> u64 {
+        let record = self.contents.pool(pool).expect("the caller has found it");
+        fingerprint(&record.pool, &self.candidates_for(record))
+    }
+
+    /// OSDs that may hold PGs of a pool that there is.
+    fn candidates_for(&self, record: &PoolRecord) -> Vec<Candidate> {
+        let planned: BTreeSet<OsdId> = self.targets(record.pool.id).flatten().collect();
+        let usable = |osd: &&OsdRecord| {
+            let is_known = osd.info.up && osd.size_bytes > 0;
+            is_usable(osd) && (is_known || planned.contains(&osd.info.id))
+        };
+        let usable: Vec<&OsdRecord> = self.contents.osds().filter(usable).collect();
+        self.candidates_of(&usable, record.pool.failure_domain, Some(record.pool.id))
+    }
+
+    /// OSDs that may hold PGs of a pool that is being made.
+    pub(super) fn candidates(&self, failure_domain: FailureDomain) -> Vec<Candidate> {
+        let usable = |osd: &&OsdRecord| is_usable(osd) && osd.info.up;
+        let usable: Vec<&OsdRecord> = self.contents.osds().filter(usable).collect();
+        self.candidates_of(&usable, failure_domain, None)
+    }
+
+    /// One that has not told its size yet counts as an average one.
+    fn candidates_of(
+        &self,
+        usable: &[&OsdRecord],
+        failure_domain: FailureDomain,
+        pool: Option<PoolId>,
+    ) -> Vec<Candidate> {
+        let sizes: Vec<u64> =
+            usable.iter().map(|record| record.size_bytes).filter(|size| *size > 0).collect();
+        let sum: u128 = sizes.iter().map(|size| u128::from(*size)).sum();
+        let average = sum.checked_div(sizes.len() as u128).unwrap_or(1);
+        let average = u64::try_from(average).expect("an average is not above the largest");
+        let elsewhere = self.planned_counts(pool);
+        let candidate = |record: &&OsdRecord| {
+            let osd = record.info.id;
+            Candidate {
+                osd,
+                domain: domain_of(record, failure_domain),
+                weight: if record.size_bytes > 0 { record.size_bytes } else { average },
+                pgs_elsewhere: elsewhere.get(&osd).copied().unwrap_or(0),
+            }
+        };
+        usable.iter().map(candidate).collect()
+    }
+
+    /// Copies of PGs planned on each OSD, of all pools but one.
+    fn planned_counts(&self, but: Option<PoolId>) -> BTreeMap<OsdId, u32> {
+        let mut counts = BTreeMap::new();
+        for pool in self.contents.pools().filter(|pool| Some(pool.pool.id) != but) {
+            for osd in self.targets(pool.pool.id).flatten() {
+                *counts.entry(osd).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// Takes an OSD out that was down for `osd_out_after_ms`, if the rest can do without it.
+    pub(super) fn plan_out_osd(&self, osd: OsdId) -> Plan {
+        let Some(record) = self.contents.osd(osd) else { return Plan::Done(Done::Silent) };
+        let is_back = record.info.up || self.is_present(osd);
+        if is_back || !record.info.in_cluster || self.has_newer_member {
+            return Plan::Done(Done::Silent);
+        }
+        if self.why_it_stays_in(osd).is_some() {
+            return Plan::Done(Done::Silent);
+        }
+        let mut record = record.clone();
+        record.set_in(false, OutBy::Monitor);
+        record.info.revision = self.contents.osd_revision_max() + 1;
+        let mut batch = Batch::new(&self.contents);
+        batch.put(&self.contents, Record::Osd(record));
+        Plan::Write { batch, done: Some(Done::Silent) }
+    }
+
+    /// Why an OSD that is down is not taken out, however long it is so.
+    pub(super) fn why_it_stays_in(&self, osd: OsdId) -> Option<String> {
+        let ran = || {
+            let ran = self.contents.osds();
+            ran.filter(|record| record.info.incarnation > Incarnation::ZERO)
+        };
+        let left = ran().filter(|record| record.info.in_cluster && record.info.id != osd).count();
+        if left * 2 < ran().count() {
+            return Some("fewer than half of the OSDs would be left in".to_string());
+        }
+        let lacks = |pool: &&PoolRecord| {
+            let others = ran().filter(|r| r.info.in_cluster && r.info.id != osd);
+            let domains: BTreeSet<String> =
+                others.map(|record| domain_of(record, pool.pool.failure_domain)).collect();
+            domains.len() < pool.pool.replicas as usize
+        };
+        let lacking = self.contents.pools().find(lacks)?;
+        Some(format!("pool {} could not be placed without it", lacking.pool.name))
+    }
+}
+
+/// Whether the planner may use it at all: it is in, and has run.
+fn is_usable(record: &OsdRecord) -> bool {
+    record.info.in_cluster && record.info.incarnation > Incarnation::ZERO
+}
+
+/// What copies must not share.
+pub(super) fn domain_of(record: &OsdRecord, failure_domain: FailureDomain) -> String {
+    match failure_domain {
+        FailureDomain::Host => record.host.clone(),
+        FailureDomain::Osd => record.info.id.to_string(),
+    }
+}
+
+/// What a plan depends on, in one number (FNV-1a of 64 bits). Two that are alike by chance would leave
+/// a plan as it is until the next change; nothing depends on it for safety.
+pub(super) fn fingerprint(pool: &Pool, candidates: &[Candidate]) -> u64 {
+    let mut text = format!("{} {:?}", pool.replicas, pool.failure_domain);
+    for candidate in candidates {
+        let Candidate { osd, domain, weight, .. } = candidate;
+        text.push_str(&format!("\n{} {weight} {domain:?}", osd.get()));
+    }
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

@@ -1,0 +1,364 @@
+//! Which OSDs count as up, and how an absence is noticed.
+//!
+//! ```text
+//!   connected ── silent for osd_silent_ms, or a peer says so ──▶ probed ── no word for PROBE_SPAN ──▶ down
+//!       │                                                          └──── a word ────▶ connected
+//!       └── connection lost ──▶ awaited for osd_grace_ms ── not back, or a peer found nobody there ──▶ down
+//!                                                        └── back ──▶ connected
+//! ```
+//!
+//! A peer's word alone takes nobody down that this monitor still hears: then it is the link between
+//! the two that is broken, see `entries.rs`.
+//!
+//! Invariants
+//!   1. An OSD counts as heard only by answers to questions asked after it joined: what was on its way
+//!      when it failed proves nothing. Questions are numbered by events.
+//!   2. Whoever fails is noticed once: from then on its peers must be heard before a PG goes on without it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
+
+use super::job::Job;
+use super::{Effect, Monitor};
+use crate::message::{FromMonitor, Unreachable};
+use crate::settings::Setting;
+
+/// How long an OSD may take to answer that it is there.
+pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
+/// A monitor that comes later than this to judge an answer was away itself, and asks again.
+const LATE_SPAN: Duration = Duration::from_millis(300);
+/// How long a peer's word that nobody is there holds.
+const REFUSED_SPAN: Duration = Duration::from_secs(2);
+/// A peer that says for so long that it cannot reach an OSD that is heard here has a broken link to it.
+const LINK_SPAN: Duration = Duration::from_millis(900);
+/// What a peer said is forgotten when it has not said it again for so long.
+const SAID_SPAN: Duration = Duration::from_secs(3);
+/// How long to gather answers before PGs are looked at, when not all have come.
+const GATHER_SPAN: Duration = Duration::from_millis(20);
+/// How long until it is asked again whether an OSD that must stay in may go out.
+const OUT_RETRY_SPAN: Duration = Duration::from_secs(60);
+
+/// How an OSD is known to run.
+#[derive(Default)]
+pub(super) struct Presence {
+    /// When the last message of it came.
+    word: Time,
+    /// The newest question it has answered over this connection, by the event in which it was
+    /// asked; 0: none.
+    pub(super) heard: u64,
+    /// The event in which its newest failure was noticed.
+    pub(super) noticed: u64,
+    /// A question is on its way since then.
+    probed: Option<Time>,
+    /// It is not connected, and counts as up until then.
+    grace_ends: Option<Time>,
+    /// Down since then, as far as this process knows.
+    down_since: Option<Time>,
+    /// A peer found that nobody listens there.
+    refused: Option<Time>,
+    /// Peers that cannot reach it: since when, and when they last said so.
+    said: BTreeMap<OsdId, (Time, Time)>,
+    /// When it is looked at again.
+    check: Option<Time>,
+}
+
+impl Presence {
+    /// Whether it counts as up without a connection.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.grace_ends.is_some()
+    }
+
+    /// Whether it is to be seen soon if it is there.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.grace_ends.is_some() || self.probed.is_some()
+    }
+}
+
+/// Whose presence is to be looked at, and who was asked.
+#[derive(Default)]
+pub(super) struct Presences {
+    checks: BTreeSet<(Time, OsdId)>,
+    /// OSDs that are to be asked: a failure was noticed.
+    to_ask: BTreeSet<OsdId>,
+    /// OSDs whose peers are to be asked.
+    failed: BTreeSet<OsdId>,
+    /// Asked, and not heard since.
+    asked: BTreeSet<OsdId>,
+}
+
+impl Monitor {
+    /// The first word of each OSD, after everything was read: those that were up have some time to
+    /// come back to this monitor.
+    pub(super) fn begin_presences(&mut self, now: Time) {
+        let ends = now + self.span(Setting::OsdReturn);
+        let known: Vec<(OsdId, bool)> =
+            self.contents.osds().map(|record| (record.info.id, record.info.up)).collect();
+        for (osd, up) in known {
+            let presence = &mut self.osds.entry(osd).or_default().presence;
+            presence.grace_ends = up.then_some(ends);
+            presence.down_since = (!up).then_some(now);
+            self.look_at(osd, if up { ends } else { now });
+        }
+    }
+
+    /// It has joined.
+    pub(super) fn begin_presence(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+        let live = self.osds.entry(osd).or_default();
+        let noticed = live.presence.noticed;
+        if let Some(check) = live.presence.check {
+            self.presences.checks.remove(&(check, osd));
+        }
+        live.presence = Presence { word: now, noticed, ..Presence::default() };
+        self.probe(now, osd, effects);
+    }
+
+    /// Its connection is gone.
+    pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
+        let grace = self.span(Setting::OsdGrace);
+        let Some(live) = self.osds.get_mut(&osd) else { return };
+        let presence = &mut live.presence;
+        let is_refused = presence.refused.is_some_and(|when| now.since(when) < REFUSED_SPAN);
+        let ends = if is_refused { now } else { now + grace };
+        presence.grace_ends = Some(ends);
+        (presence.heard, presence.probed) = (0, None);
+        self.presences.asked.remove(&osd);
+        self.notice(osd);
+        self.look_at(osd, ends);
+    }
+
+    /// A failure of the OSD was noticed: its peers are asked whether they are there.
+    pub(super) fn notice(&mut self, osd: OsdId) {
+        self.osds.entry(osd).or_default().presence.noticed = self.event_last;
+        self.presences.failed.insert(osd);
+    }
+
+    /// These are to be heard from since now.
+    pub(super) fn ask_soon(&mut self, osds: impl IntoIterator<Item = OsdId>) {
+        self.presences.to_ask.extend(osds);
+    }
+
+    /// Looks at the OSD then, or before.
+    pub(super) fn look_at(&mut self, osd: OsdId, at: Time) {
+        let Some(live) = self.osds.get_mut(&osd) else { return };
+        if live.presence.check.is_some_and(|check| check <= at) {
+            return;
+        }
+        if let Some(before) = live.presence.check.replace(at) {
+            self.presences.checks.remove(&(before, osd));
+        }
+        self.presences.checks.insert((at, osd));
+    }
+
+    /// Asks the OSD whether it is there.
+    fn probe(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+        let nonce = self.event_last;
+        let Some(live) = self.osds.get_mut(&osd) else { return };
+        let Some(connection) = live.connection else { return };
+        let since = *live.presence.probed.get_or_insert(now);
+        self.presences.asked.insert(osd);
+        self.look_at(osd, since + PROBE_SPAN);
+        self.send(connection, &FromMonitor::Probe { nonce }, effects);
+    }
+
+    /// A message of an OSD came.
+    pub(super) fn word_came(&mut self, now: Time, connection: ConnectionId) {
+        let osd = self.connections.get(&connection).and_then(|state| state.osd);
+        let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
+        (live.presence.word, live.presence.probed) = (now, None);
+    }
+
+    /// It answered a question.
+    pub(super) fn on_alive(&mut self, now: Time, connection: ConnectionId, nonce: u64) {
+        let Some(osd) = self.connections[&connection].osd else { return };
+        let event_last = self.event_last;
+        let Some(live) = self.osds.get_mut(&osd) else { return };
+        let presence = &mut live.presence;
+        if nonce > event_last || nonce <= presence.heard {
+            return;
+        }
+        presence.heard = nonce;
+        let was_asked = self.presences.asked.remove(&osd);
+        if was_asked && self.presences.asked.is_empty() {
+            self.entries.mark_all();
+        } else {
+            self.entries.look_at(now + GATHER_SPAN);
+        }
+    }
+
+    /// A peer cannot reach an OSD.
+    pub(super) fn on_unreachable(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        osd: OsdId,
+        incarnation: Incarnation,
+        how: Unreachable,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(peer) = self.connections[&connection].osd.filter(|peer| *peer != osd) else {
+            return;
+        };
+        let record = self.contents.osd(osd);
+        let is_meant = |record: &crate::records::OsdRecord| {
+            record.info.up && record.info.incarnation == incarnation
+        };
+        if !record.is_some_and(is_meant) {
+            return;
+        }
+        let Some(live) = self.osds.get_mut(&osd) else { return };
+        let presence = &mut live.presence;
+        if how == Unreachable::Refused {
+            presence.refused = Some(now);
+        }
+        if live.connection.is_none() {
+            let ends = match how {
+                Unreachable::Refused => now,
+                Unreachable::Silent => now + PROBE_SPAN,
+            };
+            presence.grace_ends = presence.grace_ends.map(|before| before.min(ends));
+            self.look_at(osd, ends);
+            return;
+        }
+        let (since, last) = presence.said.entry(peer).or_insert((now, now));
+        if now.since(*last) > SAID_SPAN {
+            *since = now;
+        }
+        *last = now;
+        let was_heard_since = presence.word > *since;
+        if was_heard_since && now.since(*since) >= LINK_SPAN {
+            self.bar_link(now, peer, osd);
+        }
+        if self.osds[&osd].presence.probed.is_none() {
+            self.probe(now, osd, effects);
+        }
+    }
+
+    /// When somebody's presence is to be looked at.
+    pub(super) fn presence_deadline(&self) -> Option<Time> {
+        self.presences.checks.first().map(|(at, _)| *at)
+    }
+
+    /// Looks at OSDs whose time has come, and asks those that must be heard.
+    pub(super) fn watch_osds(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        while let Some((at, osd)) = self.presences.checks.first().copied()
+            && at <= now
+        {
+            self.presences.checks.pop_first();
+            let Some(live) = self.osds.get_mut(&osd) else { continue };
+            live.presence.check = None;
+            if let Some(next) = self.check_presence(now, osd, effects) {
+                self.look_at(osd, next);
+            }
+        }
+        for osd in std::mem::take(&mut self.presences.failed) {
+            let peers = self.peers_of(osd);
+            self.presences.to_ask.extend(peers);
+        }
+        for osd in std::mem::take(&mut self.presences.to_ask) {
+            self.probe(now, osd, effects);
+        }
+    }
+
+    /// Judges an OSD; tells when it is to be looked at again.
+    fn check_presence(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) -> Option<Time> {
+        let silent = self.span(Setting::OsdSilent);
+        let live = self.osds.get_mut(&osd)?;
+        let presence = &mut live.presence;
+        if live.connection.is_some() {
+            let Some(since) = presence.probed else {
+                let due = presence.word + silent;
+                if due > now {
+                    return Some(due);
+                }
+                self.probe(now, osd, effects);
+                return Some(now + PROBE_SPAN);
+            };
+            let due = since + PROBE_SPAN;
+            if due > now {
+                return Some(due);
+            }
+            if now.since(due) > LATE_SPAN {
+                presence.probed = None;
+                self.probe(now, osd, effects);
+                return Some(now + PROBE_SPAN);
+            }
+            self.take_down(now, osd, effects);
+            return None;
+        }
+        if let Some(ends) = presence.grace_ends {
+            if ends > now {
+                return Some(ends);
+            }
+            presence.grace_ends = None;
+            self.push_sync_osd(osd);
+        }
+        self.check_down(now, osd)
+    }
+
+    /// It does not answer: it is down, whatever its connection says.
+    fn take_down(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+        let connection = self.osds.get(&osd).and_then(|live| live.connection);
+        if let Some(connection) = connection {
+            // What depended on the connection is told, and a grace begins.
+            self.close(now, connection, effects);
+        }
+        let Some(live) = self.osds.get_mut(&osd) else { return };
+        live.presence.grace_ends = Some(now);
+        self.look_at(osd, now);
+    }
+
+    /// An OSD that is not there: after some time its PGs are planned elsewhere.
+    fn check_down(&mut self, now: Time, osd: OsdId) -> Option<Time> {
+        let record = self.contents.osd(osd)?;
+        if !record.info.in_cluster || record.info.incarnation == Incarnation::ZERO {
+            return None;
+        }
+        let out_after = self.span(Setting::OsdOutAfter);
+        let since = *self.osds.get_mut(&osd)?.presence.down_since.get_or_insert(now);
+        if since + out_after > now {
+            return Some(since + out_after);
+        }
+        self.jobs.push_back(Job::OutOsd { osd });
+        Some(now + OUT_RETRY_SPAN)
+    }
+
+    /// A span has changed, or who is in: everybody is looked at anew.
+    pub(super) fn look_at_all(&mut self, now: Time) {
+        let osds: Vec<OsdId> = self.osds.keys().copied().collect();
+        for osd in osds {
+            self.look_at(osd, now);
+        }
+    }
+
+    /// Whether the OSD is there, so that giving it up would be wrong.
+    pub(super) fn is_present(&self, osd: OsdId) -> bool {
+        let is_live =
+            |live: &super::osd::OsdLive| live.connection.is_some() || live.presence.is_awaited();
+        self.osds.get(&osd).is_some_and(is_live) || self.is_joining(osd)
+    }
+
+    /// Whether a run of it waits to join.
+    pub(super) fn is_joining(&self, osd: OsdId) -> bool {
+        let joins = |job: &Job| match job {
+            Job::Boot(boot) => boot.osd == osd && self.connections.contains_key(&boot.connection),
+            _ => false,
+        };
+        self.jobs.iter().any(joins)
+    }
+
+    /// OSDs that share a PG with this one.
+    fn peers_of(&self, osd: OsdId) -> BTreeSet<OsdId> {
+        let mut peers = BTreeSet::new();
+        for pool in self.contents.pools() {
+            for entry in self.contents.pgs(pool.pool.id) {
+                let members = || entry.acting.iter().chain(&entry.learners);
+                if members().any(|member| member.osd == osd) {
+                    peers.extend(members().map(|member| member.osd));
+                }
+            }
+        }
+        peers.remove(&osd);
+        peers
+    }
+}

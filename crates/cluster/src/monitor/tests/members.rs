@@ -1,0 +1,614 @@
+//! PGs of several copies: OSDs die, come back, are added and taken out.
+
+use std::collections::BTreeSet;
+
+use base::{Duration, OsdId};
+use format::wire::{Member, PgEntry};
+use serde_json::json;
+
+use super::rig::{Mishap, Rig, osd_id};
+use crate::message::{Command, Failure, Need, Unreachable};
+
+fn osds(members: &[Member]) -> BTreeSet<u32> {
+    members.iter().map(|member| member.osd.get()).collect()
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
+    result.unwrap_err().code
+}
+
+/// Every PG is where its plan has it, led by the first of it, in the newest runs.
+fn assert_at_rest(rig: &Rig) {
+    for (entry, targets) in rig.entries().iter().zip(rig.targets()) {
+        let planned: BTreeSet<u32> = targets.iter().map(|osd| osd.get()).collect();
+        assert_eq!(osds(&entry.acting), planned, "{entry:?}");
+        assert_eq!(entry.learners, [], "{entry:?}");
+        assert_eq!(entry.primary, Some(targets[0]), "{entry:?}");
+        for member in &entry.acting {
+            let run = rig.monitor.contents.osd(member.osd).unwrap().info.incarnation;
+            assert_eq!(member.incarnation, run, "{entry:?}");
+        }
+    }
+}
+
+fn up(rig: &Rig, number: u32) -> bool {
+    rig.monitor.contents.osd(osd_id(number)).unwrap().info.up
+}
+
+/// Members and learners of each PG, without runs.
+fn sets(rig: &Rig) -> Vec<(BTreeSet<u32>, BTreeSet<u32>)> {
+    rig.entries().iter().map(|entry| (osds(&entry.acting), osds(&entry.learners))).collect()
+}
+
+#[test]
+fn a_pool_of_copies_is_planned_and_balanced() {
+    let rig = Rig::with_copies(4, 3, 2, 64);
+    assert_at_rest(&rig);
+    for number in 1..=4 {
+        let entries = rig.entries();
+        let holds = entries.iter().filter(|entry| osds(&entry.acting).contains(&number)).count();
+        let leads = entries.iter().filter(|entry| entry.primary == Some(osd_id(number))).count();
+        assert_eq!((holds, leads), (48, 16), "osd.{number}");
+    }
+}
+
+#[test]
+fn a_member_that_dies_leaves_and_comes_back_through_learning() {
+    let mut rig = Rig::with_copies(3, 2, 1, 64);
+    let before = rig.entries();
+    rig.crash_osd(2);
+    rig.advance(Duration::from_millis(299));
+    assert_eq!(rig.entries(), before, "it may come back");
+    rig.advance(Duration::from_millis(2));
+    for (old, new) in before.iter().zip(rig.entries()) {
+        if !osds(&old.acting).contains(&2) {
+            assert_eq!(*old, new);
+            continue;
+        }
+        assert_eq!(new.epoch, old.epoch.next(), "one epoch for one failure");
+        assert_eq!((new.acting.len(), new.learners.len()), (1, 0));
+        assert_eq!(new.primary, Some(new.acting[0].osd));
+    }
+    rig.boot(2);
+    for (old, new) in before.iter().zip(rig.entries()) {
+        if osds(&old.acting).contains(&2) {
+            assert_eq!(osds(&new.learners), [2].into());
+            assert_eq!(new.learners[0].incarnation.get(), 2);
+            assert_ne!(new.primary, Some(osd_id(2)));
+        }
+    }
+    rig.fill();
+    assert_at_rest(&rig);
+    for (old, new) in before.iter().zip(rig.entries()) {
+        let epochs = new.epoch.get() - old.epoch.get();
+        assert_eq!(epochs, if osds(&old.acting).contains(&2) { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn a_member_that_restarts_within_the_grace_stays() {
+    let mut rig = Rig::with_copies(3, 2, 1, 64);
+    let before = rig.entries();
+    rig.crash_osd(2);
+    rig.boot(2);
+    rig.advance(Duration::from_secs(5));
+    for (old, new) in before.iter().zip(rig.entries()) {
+        assert_eq!(osds(&old.acting), osds(&new.acting));
+        assert_eq!(new.epoch.get() - old.epoch.get(), u32::from(osds(&old.acting).contains(&2)));
+    }
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn nobody_leaves_below_the_minimum_and_the_pg_goes_on_when_enough_are_back() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    rig.crash_osd(2);
+    rig.crash_osd(3);
+    rig.advance(Duration::from_secs(5));
+    for entry in rig.entries() {
+        assert_eq!(osds(&entry.acting), [1, 2, 3].into());
+        assert_eq!(entry.primary, Some(osd_id(1)), "one that is up speaks for it");
+    }
+    rig.boot(3);
+    for entry in rig.entries() {
+        assert_eq!((osds(&entry.acting), osds(&entry.learners)), ([1, 3].into(), [].into()));
+    }
+    rig.boot(2);
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn a_second_failure_keeps_the_last_copy_in_its_place() {
+    let mut rig = Rig::with_copies(2, 2, 1, 8);
+    rig.kill_osd(1);
+    rig.kill_osd(2);
+    assert!(sets(&rig).iter().all(|(acting, _)| *acting == [2].into()));
+    // The one that missed writes comes back alone: nothing goes back in time.
+    rig.boot(1);
+    assert!(sets(&rig).iter().all(|(acting, _)| *acting == [2].into()));
+    rig.boot(2);
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn nobody_leaves_before_the_others_were_heard() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    rig.osds.get_mut(&osd_id(1)).unwrap().is_silent = true;
+    rig.crash_osd(2);
+    rig.advance(Duration::from_millis(400));
+    assert!(!up(&rig, 2));
+    assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3), "osd.1 may be dead, too");
+    rig.advance(Duration::from_millis(400));
+    assert!(!up(&rig, 1), "it did not answer");
+    assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3), "two of three are gone");
+    assert!(rig.entries().iter().all(|entry| entry.primary == Some(osd_id(3))));
+    // The connection of osd.1 was closed; the same run comes back.
+    rig.osds.get_mut(&osd_id(1)).unwrap().is_silent = false;
+    rig.boot(1);
+    assert!(sets(&rig).iter().all(|(acting, _)| *acting == [1, 3].into()));
+}
+
+#[test]
+fn a_peer_that_finds_nobody_there_makes_it_quick() {
+    let mut rig = Rig::with_copies(3, 2, 1, 8);
+    rig.crash_osd(2);
+    rig.unreachable(1, 2, Unreachable::Refused);
+    assert!(!up(&rig, 2));
+    assert!(sets(&rig).iter().all(|(acting, _)| !acting.contains(&2)));
+    // The word comes before the reset.
+    rig.unreachable(1, 3, Unreachable::Refused);
+    assert!(up(&rig, 3), "it answers here");
+    rig.crash_osd(3);
+    rig.tick();
+    assert!(!up(&rig, 3));
+}
+
+#[test]
+fn a_process_that_hangs_is_down_within_three_seconds_and_comes_back_as_the_same_run() {
+    for is_said in [false, true] {
+        let mut rig = Rig::with_copies(3, 2, 1, 8);
+        rig.osds.get_mut(&osd_id(2)).unwrap().is_silent = true;
+        let mut waited = 0;
+        while up(&rig, 2) {
+            rig.advance(Duration::from_millis(100));
+            waited += 100;
+            if is_said && waited >= 1000 {
+                rig.unreachable(1, 2, Unreachable::Silent);
+            }
+        }
+        assert!(waited <= if is_said { 1800 } else { 2800 }, "{waited} ms");
+        assert!(sets(&rig).iter().all(|(acting, _)| !acting.contains(&2)));
+        rig.osds.get_mut(&osd_id(2)).unwrap().is_silent = false;
+        rig.boot(2);
+        assert_eq!(rig.osds[&osd_id(2)].incarnation.unwrap().get(), 1);
+        rig.fill();
+        assert_at_rest(&rig);
+    }
+}
+
+#[test]
+fn words_of_an_earlier_run_take_nobody_down() {
+    let mut rig = Rig::with_copies(3, 2, 1, 8);
+    let connection = rig.osds[&osd_id(1)].connection.unwrap();
+    rig.crash_osd(2);
+    rig.boot(2);
+    rig.crash_osd(2);
+    let old = crate::message::ToMonitor::OsdUnreachable {
+        osd: osd_id(2),
+        incarnation: base::Incarnation::new(1),
+        how: Unreachable::Refused,
+    };
+    rig.say(connection, &old);
+    assert!(up(&rig, 2), "that was another run: this one has its grace");
+}
+
+#[test]
+fn a_broken_link_parts_two_osds_where_one_leads_the_other_and_nowhere_else() {
+    let mut rig = Rig::with_copies(3, 2, 1, 64);
+    let before = rig.entries();
+    let led =
+        |entry: &PgEntry| entry.primary == Some(osd_id(1)) && osds(&entry.acting).contains(&2);
+    assert!(before.iter().any(led));
+    for _ in 0..2 {
+        rig.unreachable(1, 2, Unreachable::Silent);
+        assert_eq!(rig.entries(), before, "once is not enough");
+        rig.advance(Duration::from_millis(500));
+    }
+    rig.unreachable(1, 2, Unreachable::Silent);
+    assert!(up(&rig, 2));
+    for (old, new) in before.iter().zip(rig.entries()) {
+        if led(old) {
+            assert_eq!((osds(&new.acting), osds(&new.learners)), ([1].into(), [].into()));
+        } else {
+            assert_eq!(*old, new);
+        }
+    }
+    assert!(rig.checks().contains(&"link_broken".to_string()));
+    rig.advance(Duration::from_secs(6));
+    rig.fill();
+    assert_at_rest(&rig);
+    assert!(!rig.checks().contains(&"link_broken".to_string()));
+}
+
+#[test]
+fn a_member_that_failed_its_primary_comes_back_later_each_time() {
+    let mut rig = Rig::with_copies(3, 2, 1, 1);
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let entry = rig.entry(0);
+        let other = *entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap();
+        rig.need(&entry, Need::Failed(other, "its store is full".into()));
+        assert_eq!(rig.entry(0).acting.len(), 1);
+        assert_eq!(rig.entry(0).learners, []);
+        let mut waited = 0;
+        while rig.entry(0).learners.is_empty() {
+            rig.advance(Duration::from_secs(1));
+            waited += 1;
+        }
+        waits.push(waited);
+        rig.fill();
+    }
+    assert_eq!(waits, [5, 10, 20]);
+}
+
+#[test]
+fn a_primary_gets_the_epoch_it_asks_for_once_and_not_too_often() {
+    let mut rig = Rig::with_copies(2, 2, 1, 1);
+    let first = rig.entry(0);
+    rig.need(&first, Need::NewEpoch);
+    rig.advance(Duration::from_millis(10));
+    let second = rig.entry(0);
+    assert_eq!(second.epoch, first.epoch.next());
+    assert_eq!((&second.acting, second.primary), (&first.acting, first.primary));
+    rig.need(&first, Need::NewEpoch);
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(rig.entry(0), second, "that epoch is over");
+    let start = rig.now;
+    for _ in 0..8 {
+        let entry = rig.entry(0);
+        rig.need(&entry, Need::NewEpoch);
+        while rig.entry(0) == entry {
+            rig.advance(Duration::from_millis(10));
+        }
+    }
+    assert!(rig.now.since(start) > Duration::from_secs(5), "{:?}", rig.now.since(start));
+}
+
+#[test]
+fn only_a_report_of_this_epoch_and_these_runs_makes_a_learner_a_member() {
+    let mut rig = Rig::with_copies(3, 2, 1, 1);
+    let entry = rig.entry(0);
+    let other = entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap().osd.get();
+    rig.kill_osd(other);
+    rig.boot(other);
+    let filling = rig.entry(0);
+    let learner = filling.learners[0];
+    let wrong = [
+        Need::Complete(Member { incarnation: base::Incarnation::new(1), ..learner }),
+        Need::Complete(Member {
+            osd: osd_id(6 - other - filling.primary.unwrap().get()),
+            ..learner
+        }),
+    ];
+    for what in wrong {
+        rig.need(&filling, what);
+        assert_eq!(rig.entry(0), filling);
+    }
+    let mut old = filling.clone();
+    old.epoch = entry.epoch;
+    rig.need(&old, Need::Complete(learner));
+    assert_eq!(rig.entry(0), filling);
+    // Not its primary: the learner itself.
+    let mut foreign = filling.clone();
+    foreign.primary = Some(learner.osd);
+    rig.need(&foreign, Need::Complete(learner));
+    assert_eq!(rig.entry(0), filling);
+    rig.need(&filling, Need::Complete(learner));
+    assert_eq!(rig.entry(0).acting.len(), 2);
+    let done = rig.entry(0);
+    rig.need(&filling, Need::Complete(learner));
+    assert_eq!(rig.entry(0), done, "said again");
+}
+
+#[test]
+fn a_complete_learner_that_dies_is_no_member() {
+    let mut rig = Rig::with_copies(3, 2, 1, 1);
+    let entry = rig.entry(0);
+    let other = entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap().osd.get();
+    rig.kill_osd(other);
+    rig.boot(other);
+    let filling = rig.entry(0);
+    rig.kill_osd(other);
+    rig.need(&filling, Need::Complete(filling.learners[0]));
+    assert_eq!(rig.entry(0).acting.len(), 1);
+    assert_eq!(rig.entry(0).learners, []);
+}
+
+#[test]
+fn an_osd_that_is_added_gets_its_share_through_learning() {
+    let mut rig = Rig::with_copies(3, 2, 1, 64);
+    let before = rig.entries();
+    rig.add_osd(4);
+    let moves = |rig: &Rig| rig.entries().iter().filter(|e| !e.learners.is_empty()).count();
+    assert_eq!(moves(&rig), 32);
+    assert!(rig.entries().iter().all(|entry| entry.acting.len() == 2));
+    rig.fill();
+    assert_at_rest(&rig);
+    let of_four = rig.entries().iter().filter(|e| osds(&e.acting).contains(&4)).count();
+    assert_eq!(of_four, 32);
+    let stayed =
+        before.iter().zip(rig.entries()).filter(|(a, b)| osds(&a.acting) == osds(&b.acting));
+    assert_eq!(stayed.count(), 32);
+}
+
+#[test]
+fn an_osd_that_stays_away_goes_out_and_is_in_again_when_it_returns() {
+    let mut rig = Rig::with_copies(4, 2, 1, 64);
+    rig.kill_osd(4);
+    let quiet = rig.entries();
+    rig.advance(Duration::from_secs(599));
+    assert_eq!(rig.entries(), quiet);
+    rig.advance(Duration::from_secs(2));
+    assert!(rig.entries().iter().all(|entry| entry.acting.len() + entry.learners.len() == 2));
+    assert!(rig.checks().contains(&"osd_out".to_string()));
+    rig.fill();
+    assert_at_rest(&rig);
+    assert!(rig.entries().iter().all(|entry| !osds(&entry.acting).contains(&4)));
+    rig.boot(4);
+    rig.report(4, |_| {});
+    rig.fill();
+    assert_at_rest(&rig);
+    let of_four = rig.entries().iter().filter(|e| osds(&e.acting).contains(&4)).count();
+    assert_eq!(of_four, 32);
+    assert!(!rig.checks().contains(&"osd_out".to_string()));
+}
+
+#[test]
+fn nobody_goes_out_where_too_few_would_be_left() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    rig.kill_osd(3);
+    rig.advance(Duration::from_secs(700));
+    assert!(rig.monitor.contents.osd(osd_id(3)).unwrap().info.in_cluster, "copies need it");
+    let mut rig = Rig::with_copies(4, 1, 1, 8);
+    for number in 2..=4 {
+        rig.kill_osd(number);
+    }
+    rig.advance(Duration::from_secs(1000));
+    let is_in = |number: &u32| rig.monitor.contents.osd(osd_id(*number)).unwrap().info.in_cluster;
+    assert_eq!((1..=4).filter(is_in).count(), 2, "half of them stay");
+}
+
+#[test]
+fn an_osd_taken_out_is_emptied_while_it_serves_and_then_forgotten() {
+    let mut rig = Rig::with_copies(4, 2, 1, 64);
+    let osd = osd_id(4);
+    assert_eq!(code(rig.command(Command::OsdRemove { osd })), "busy");
+    assert_eq!(rig.command(Command::OsdOut { osd }).unwrap(), json!({ "id": 4, "in": false }));
+    for (acting, _) in sets(&rig) {
+        assert_eq!(acting.len(), 2, "nothing is given up before another has it");
+    }
+    rig.fill();
+    assert_at_rest(&rig);
+    assert!(sets(&rig).iter().all(|(acting, _)| !acting.contains(&4)));
+    assert_eq!(code(rig.command(Command::OsdRemove { osd })), "busy");
+    rig.kill_osd(4);
+    rig.boot(4);
+    assert!(!rig.monitor.contents.osd(osd).unwrap().info.in_cluster, "an operator's word stands");
+    rig.kill_osd(4);
+    rig.command(Command::OsdRemove { osd }).unwrap();
+    assert_eq!(code(rig.command(Command::OsdRemove { osd })), "not_found");
+    assert_eq!(rig.stored("osd/4"), None);
+    // Receivers hear of the next change all the same, and the id is not given again.
+    rig.command(Command::OsdOut { osd: osd_id(3) }).unwrap();
+    assert!(!rig.osds[&osd_id(1)].map.osds[&osd_id(3)].in_cluster);
+    rig.command(Command::OsdIn { osd: osd_id(3) }).unwrap();
+    rig.osds.remove(&osd);
+    rig.add_osd(5);
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+}
+
+#[test]
+fn an_osd_that_is_forgotten_holds_up_no_removed_pool() {
+    let mut rig = Rig::with_copies(3, 1, 1, 8);
+    rig.command(Command::OsdOut { osd: osd_id(3) }).unwrap();
+    rig.fill();
+    rig.kill_osd(3);
+    rig.make_replicated("q", 2, None, 8).unwrap();
+    rig.command(Command::PoolRemove { pool: "q".into() }).unwrap();
+    assert_eq!(rig.tasks().len(), 1);
+    rig.command(Command::OsdRemove { osd: osd_id(3) }).unwrap();
+    assert_eq!(rig.tasks().len(), 0);
+}
+
+#[test]
+fn a_damaged_store_that_restarts_counts_as_absent() {
+    let mut rig = Rig::with_copies(3, 2, 1, 64);
+    rig.osds.get_mut(&osd_id(2)).unwrap().suspect = true;
+    rig.crash_osd(2);
+    rig.boot(2);
+    for entry in rig.entries() {
+        assert!(!osds(&entry.acting).contains(&2), "{entry:?}");
+    }
+    assert!(sets(&rig).iter().any(|(_, learners)| *learners == [2].into()));
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn a_damaged_store_is_no_member_while_a_better_one_may_come() {
+    let mut rig = Rig::with_copies(2, 2, 1, 8);
+    rig.crash_osd(1);
+    rig.crash_osd(2);
+    rig.advance(Duration::from_secs(1));
+    rig.osds.get_mut(&osd_id(2)).unwrap().suspect = true;
+    rig.boot(2);
+    for entry in rig.entries() {
+        let two = entry.acting.iter().find(|member| member.osd == osd_id(2)).unwrap();
+        assert_eq!(two.incarnation.get(), 1, "its new run is not taken in");
+    }
+    rig.boot(1);
+    assert!(sets(&rig).iter().all(|sets| *sets == ([1].into(), [2].into())));
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn an_epoch_ends_with_each_change_and_no_epoch_comes_twice() {
+    let mut rig = Rig::with_copies(4, 3, 2, 16);
+    let mut seen: BTreeSet<(u32, u32)> = BTreeSet::new();
+    let mut last = rig.entries();
+    let mut random = 7u64;
+    for _ in 0..300 {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let number = (random % 4 + 1) as u32;
+        let is_there = rig.osds[&osd_id(number)].connection.is_some();
+        match random / 16 % 4 {
+            0 if is_there => rig.crash_osd(number),
+            1 if !is_there => rig.boot(number),
+            2 => rig.advance(Duration::from_millis(random % 1000)),
+            3 => rig.fill(),
+            _ => rig.restart(),
+        }
+        for (old, new) in last.iter().zip(rig.entries()) {
+            let is_same = (&old.acting, &old.learners, old.primary)
+                == (&new.acting, &new.learners, new.primary);
+            assert!(is_same || new.epoch > old.epoch, "{old:?} {new:?}");
+            if new.epoch > old.epoch {
+                assert!(seen.insert((new.pg.number, new.epoch.get())));
+            }
+        }
+        last = rig.entries();
+    }
+    for number in 1..=4 {
+        if rig.osds[&osd_id(number)].connection.is_none() {
+            rig.boot(number);
+        }
+    }
+    rig.advance(Duration::from_secs(1));
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+/// An OSD dies, comes back, another is taken out, and one is added.
+fn life(rig: &mut Rig) {
+    rig.kill_osd(2);
+    rig.boot(2);
+    rig.fill();
+    let _ = rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
+    rig.advance(Duration::from_secs(6));
+    rig.fill();
+    rig.kill_osd(1);
+    rig.advance(Duration::from_secs(6));
+    rig.fill();
+}
+
+#[test]
+fn monitors_that_end_anywhere_lead_to_the_same_place() {
+    let mut rig = Rig::with_copies(4, 2, 1, 512);
+    rig.transactions = 0;
+    life(&mut rig);
+    assert_at_rest(&rig);
+    let count = rig.transactions;
+    assert!((5..40).contains(&count), "{count} transactions");
+    for transaction in 1..=count {
+        for mishap in [
+            Mishap::KillBefore(transaction),
+            Mishap::KillAfter(transaction),
+            Mishap::UnknownHappened(transaction),
+            Mishap::UnknownLost(transaction),
+            Mishap::UnknownLate(transaction),
+        ] {
+            let mut rig = Rig::with_copies(4, 2, 1, 512);
+            (rig.transactions, rig.mishap) = (0, mishap);
+            life(&mut rig);
+            assert_eq!(rig.stopped, None, "{mishap:?}");
+            assert_at_rest(&rig);
+            let ones = sets(&rig).iter().filter(|(acting, _)| acting.contains(&1)).count();
+            assert_eq!(ones, 0, "{mishap:?}");
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_pgs_of_a_failure_are_few_transactions() {
+    let mut rig = Rig::new();
+    for number in 1..=4 {
+        rig.add_osd(number);
+    }
+    for pool in ["a", "b"] {
+        rig.make_replicated(pool, 3, None, 4096).unwrap();
+    }
+    rig.make_replicated("c", 3, None, 2048).unwrap();
+    let before = rig.entries();
+    assert_eq!(before.len(), 10_240);
+    rig.transactions = 0;
+    rig.kill_osd(2);
+    let changed = before.iter().zip(rig.entries()).filter(|(old, new)| *old != new).count();
+    assert_eq!(changed, 7_680);
+    assert!(rig.transactions <= 4, "{} transactions", rig.transactions);
+}
+
+#[test]
+fn the_largest_pool_can_be_made_whatever_its_copies() {
+    let mut rig = Rig::new();
+    for number in 1..=8 {
+        rig.add_osd(number);
+    }
+    for mishap in [Mishap::None, Mishap::KillAfter(1), Mishap::KillBefore(2)] {
+        (rig.transactions, rig.mishap) = (0, mishap);
+        rig.make_replicated("p", 8, None, 8192).unwrap();
+        assert!(rig.transactions > 1);
+        assert_at_rest(&rig);
+        rig.command(Command::PoolRemove { pool: "p".into() }).unwrap();
+        assert_eq!(rig.entries(), []);
+    }
+    // Shards of a making that was cut short do not become those of a smaller pool.
+    (rig.transactions, rig.mishap) = (0, Mishap::KillAfter(1));
+    let client = rig.client();
+    let create = Command::PoolCreate {
+        pool: "p".into(),
+        replicas: Some(8),
+        min_size: None,
+        pg_count: Some(8192),
+        failure_domain: Some(crate::map::FailureDomain::Osd),
+        block_size: None,
+    };
+    assert_eq!(rig.command_over(client, create), None);
+    rig.make_replicated("small", 2, None, 8).unwrap();
+    rig.restart();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+    assert_eq!(rig.entries().len(), 8);
+    assert_eq!(rig.store.entries().filter(|entry| entry.key.starts_with("pg/")).count(), 1);
+}
+
+#[test]
+fn a_failure_domain_may_change_where_the_copies_can_follow() {
+    let mut rig = Rig::with_copies(4, 2, 1, 64);
+    let set = |domain| Command::PoolSet {
+        pool: "p".into(),
+        rename: None,
+        min_size: None,
+        failure_domain: Some(domain),
+    };
+    assert_eq!(code(rig.command(set(crate::map::FailureDomain::Host))), "invalid");
+    for number in 3..=4 {
+        rig.osds.get_mut(&osd_id(number)).unwrap().host = "other".into();
+        rig.kill_osd(number);
+        rig.boot(number);
+    }
+    rig.fill();
+    rig.command(set(crate::map::FailureDomain::Host)).unwrap();
+    rig.fill();
+    assert_at_rest(&rig);
+    let host = |osd: &OsdId| if osd.get() < 3 { 1 } else { 2 };
+    for targets in rig.targets() {
+        assert_ne!(host(&targets[0]), host(&targets[1]));
+    }
+}
