@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use base::{MonitorId, Time};
+use base::{Duration, MonitorId, Time};
 use client::Config;
 use cluster::message::Failure;
-use cluster::monitor::{Effect, Event, Identity, Monitor, StopReason};
+use cluster::monitor::{Effect, Event, Identity, Station, StopReason};
 use cluster::state::{StateEvent, StateStore};
 use format::door::{Peer, Role};
 use io::embedded::EmbeddedState;
@@ -17,6 +17,9 @@ use crate::output::failure;
 
 /// The state store within a monitor's directory.
 const STATE_FILE: &str = "state.redb";
+
+/// How long a monitor that was told to end tries to give its lease back.
+const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Makes the directory and the empty state store of a new cluster's monitor, unless it is there.
 pub fn create(path: &Path) -> Result<(), Failure> {
@@ -58,13 +61,12 @@ pub fn run(config: &Config, path: &Path, state: Option<StatePlace>) -> Result<()
         pid: std::process::id(),
         addresses: vec![address],
     };
-    let shell = Shell {
-        reactor,
-        state,
-        monitor: Monitor::new(identity),
-        effects: Vec::new(),
-        answers: Vec::new(),
+    let station = match place {
+        StatePlace::Embedded => Station::only(identity),
+        StatePlace::Etcd(_) => Station::new(identity, true),
     };
+    let (effects, answers) = (Vec::new(), Vec::new());
+    let shell = Shell { reactor, state, monitor, station, leader: None, effects, answers };
     shell.serve()
 }
 
@@ -97,7 +99,10 @@ fn open(
 struct Shell {
     reactor: Reactor,
     state: Box<dyn StateStore>,
-    monitor: Monitor,
+    monitor: MonitorId,
+    station: Station,
+    /// Who led when that was last told.
+    leader: Option<MonitorId>,
     effects: Vec<Effect>,
     answers: Vec<StateEvent>,
 }
@@ -105,27 +110,50 @@ struct Shell {
 impl Shell {
     fn serve(mut self) -> Result<(), Failure> {
         let mut events = Vec::new();
+        // Told to end: the lease is given back first, so that nobody waits for it.
+        let mut ends: Option<Time> = None;
         loop {
-            let deadline = earlier(self.monitor.deadline(), self.state.deadline());
+            let deadline = earlier(self.station.deadline(), self.state.deadline());
+            let deadline = earlier(deadline, ends);
             self.reactor.turn(deadline, &mut events).map_err(crate::osd::no_reactor)?;
             let now = self.reactor.now();
             for event in events.drain(..) {
                 match event {
                     IoEvent::Net(event) => self.tell(now, Event::Net(event))?,
-                    IoEvent::Terminate => return Ok(()),
+                    IoEvent::Terminate => {
+                        self.station.retire(&mut self.effects);
+                        ends = Some(now + RETIRE_TIME_MAX);
+                    }
                     _ => {}
                 }
             }
             self.state.poll(now, &mut self.answers);
             self.carry_out(now)?;
-            if self.monitor.deadline().is_some_and(|deadline| deadline <= now) {
+            if self.station.deadline().is_some_and(|deadline| deadline <= now) {
                 self.tell(now, Event::Tick)?;
+            }
+            if ends.is_some_and(|ends| self.station.is_retired() || ends <= now) {
+                return Ok(());
+            }
+            self.tell_leader();
+        }
+    }
+
+    /// Says who leads, when that is another one than before.
+    fn tell_leader(&mut self) {
+        let leader = self.station.leader();
+        if leader != self.leader {
+            self.leader = leader;
+            match leader {
+                Some(leader) if leader == self.monitor => eprintln!("{leader} leads: this one"),
+                Some(leader) => eprintln!("{leader} leads"),
+                None => eprintln!("no monitor leads"),
             }
         }
     }
 
     fn tell(&mut self, now: Time, event: Event) -> Result<(), Failure> {
-        self.monitor.apply(now, event, &mut self.effects);
+        self.station.apply(now, event, &mut self.effects);
         self.carry_out(now)
     }
 
@@ -147,7 +175,7 @@ impl Shell {
                 if let StateEvent::Condition { trouble } = &answer {
                     eprintln!("monitor: {}", trouble.as_deref().unwrap_or("etcd can be asked"));
                 }
-                self.monitor.apply(now, Event::State(answer), &mut self.effects);
+                self.station.apply(now, Event::State(answer), &mut self.effects);
             }
         }
     }

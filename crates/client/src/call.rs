@@ -44,7 +44,7 @@ pub fn call(
     let end = start + timeout;
     let connect_end = start + Duration::from_nanos(timeout.as_nanos() / 6);
     let mut was_connected = false;
-    commands.ask(command, &mut effects);
+    let ask = commands.ask(command, &mut effects);
     loop {
         for effect in effects.drain(..) {
             reactor.net(effect);
@@ -55,7 +55,8 @@ pub fn call(
         was_connected |= commands.is_connected();
         let limit = if was_connected { end } else { connect_end };
         if reactor.now() >= limit {
-            return Err(too_late(config, was_connected));
+            let refusal = commands.refusal(ask).cloned();
+            return Err(refusal.unwrap_or_else(|| too_late(config, was_connected)));
         }
         let deadline = commands.deadline().map_or(limit, |deadline| deadline.min(limit));
         reactor.turn(Some(deadline), &mut events).map_err(|error| no_reactor(&error))?;

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use base::{ConnectionId, Duration, Time};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
+use cluster::monitor::NO_LEADER;
 use format::door::{CloseReason, NetEffect, NetEvent, Role};
 use format::wire::Message;
 use serde_json::Value;
@@ -34,6 +35,8 @@ pub struct Commands {
 struct Asked {
     command: Command,
     sent: bool,
+    /// A monitor said that nothing was done, for nobody leads: another one is asked.
+    refused: Option<Failure>,
 }
 
 /// Top to bottom is the order in time.
@@ -103,13 +106,18 @@ impl Commands {
     /// Asks a command; the number names its answer.
     pub fn ask(&mut self, command: Command, effects: &mut Vec<NetEffect>) -> u64 {
         self.last_ask += 1;
-        self.asked.insert(self.last_ask, Asked { command, sent: false });
+        self.asked.insert(self.last_ask, Asked { command, sent: false, refused: None });
         match self.state {
             State::Idle => self.connect(effects),
             State::Waiting { .. } | State::Connecting { .. } => {}
             State::Open { connection } => self.send(connection, effects),
         }
         self.last_ask
+    }
+
+    /// Why an ask is not answered yet, if a monitor said so: then nothing was done.
+    pub fn refusal(&self, ask: u64) -> Option<&Failure> {
+        self.asked.get(&ask).filter(|asked| !asked.sent)?.refused.as_ref()
     }
 
     /// The answer to an ask is no longer wanted: it will not come. A change that was sent may
@@ -166,6 +174,15 @@ impl Commands {
         let Ok(FromMonitor::Answer { request, result }) = serde_json::from_str(&text) else {
             return;
         };
+        if let Err(error) = &result
+            && error.code == NO_LEADER
+        {
+            // It closes the connection.
+            if let Some(asked) = self.asked.get_mut(&request) {
+                (asked.sent, asked.refused) = (false, Some(error.clone()));
+            }
+            return;
+        }
         if self.asked.remove(&request).is_some() {
             answers.push((request, result));
         }
@@ -212,6 +229,7 @@ fn changes(command: &Command) -> bool {
         Command::PoolList
             | Command::VolumeList
             | Command::VolumeInfo { .. }
+            | Command::MonitorList
             | Command::OsdList
             | Command::OsdTree
             | Command::PgList { .. }
@@ -320,6 +338,26 @@ mod tests {
             panic!("one is sent")
         };
         assert!(text.contains(&format!("\"request\":{query}")), "{text}");
+    }
+
+    #[test]
+    fn a_change_that_found_no_leader_is_asked_of_another_monitor() {
+        let mut world = World::new();
+        let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
+        world.effects.truncate(1);
+        let connection = world.connect();
+        world.effects.clear();
+        let nobody = failure(NO_LEADER, "nobody leads".to_string(), "try again");
+        let answer = FromMonitor::Answer { request: change, result: Err(nobody.clone()) };
+        let text = serde_json::to_string(&answer).expect("JSON");
+        world.apply(NetEvent::Received { connection, message: Message::Control(text) });
+        assert_eq!(world.commands.refusal(change), Some(&nobody));
+        world.close(connection, CloseReason::Reset);
+        assert!(world.answers.is_empty(), "it was not done");
+        world.wait();
+        world.connect();
+        assert!(matches!(world.effects.pop(), Some(NetEffect::Send { .. })), "asked again");
+        assert_eq!(world.commands.refusal(change), None);
     }
 
     #[test]

@@ -8,7 +8,10 @@
 
 use std::collections::BTreeMap;
 
-use base::{BlockSize, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId};
+use base::{
+    BlockSize, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId,
+};
+use format::door::Role;
 use format::wire::Member;
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +75,21 @@ pub enum ToMonitor {
         /// How it shows.
         how: Unreachable,
     },
+    /// First words of a connection that a monitor makes to the leader for a guest of its own: what
+    /// follows is the guest's.
+    Relay {
+        /// Who it is.
+        guest: Guest,
+    },
+    /// A monitor that does not lead is there, and stays connected.
+    MonitorHere {
+        /// Which.
+        monitor: MonitorId,
+        /// Where it listens.
+        addresses: Vec<String>,
+        /// Its process id.
+        pid: u32,
+    },
     /// The answer to [`FromMonitor::Probe`].
     Alive {
         /// As asked.
@@ -133,6 +151,11 @@ pub enum ToMonitor {
 pub enum FromMonitor {
     /// A change of the map, or a snapshot.
     Map(MapDelta),
+    /// Where monitors listen, those that are there first. Told to everybody who gets the map.
+    Monitors {
+        /// Each may have several.
+        addresses: Vec<String>,
+    },
     /// The OSD is in; its run has this number. It subscribes to the map next.
     OsdBooted {
         /// Never used before by this OSD.
@@ -290,6 +313,35 @@ pub enum Need {
     Failed(Member, String),
 }
 
+/// Whom a monitor that does not lead speaks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guest {
+    /// A client of volumes, or an operator's command.
+    Client,
+    /// A storage daemon, as its handshake said.
+    Osd(OsdId, Incarnation),
+}
+
+impl Guest {
+    /// The guest of a role; a monitor is nobody's.
+    pub fn of(role: Role) -> Option<Guest> {
+        match role {
+            Role::Client => Some(Guest::Client),
+            Role::Osd(osd, incarnation) => Some(Guest::Osd(osd, incarnation)),
+            Role::Monitor(_) => None,
+        }
+    }
+
+    /// Its role.
+    pub fn role(self) -> Role {
+        match self {
+            Guest::Client => Role::Client,
+            Guest::Osd(osd, incarnation) => Role::Osd(osd, incarnation),
+        }
+    }
+}
+
 /// How a peer's absence shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -386,6 +438,15 @@ pub enum Command {
     OsdRemove {
         /// Which.
         osd: OsdId,
+    },
+    /// Give a new monitor its id.
+    MonitorCreate,
+    /// All monitors.
+    MonitorList,
+    /// Forget a monitor that does not run. Its id is not given again.
+    MonitorRemove {
+        /// Which.
+        monitor: MonitorId,
     },
     /// The rows of `status.osds`.
     OsdList,

@@ -21,8 +21,10 @@ mod contents;
 mod edit;
 mod entries;
 mod give_up;
+mod guests;
 mod job;
 mod load;
+mod monitors;
 mod osd;
 mod osd_change;
 mod planning;
@@ -33,6 +35,7 @@ mod query;
 mod removal;
 mod session;
 mod setting;
+mod station;
 mod status;
 mod task;
 #[cfg(test)]
@@ -49,7 +52,7 @@ use format::wire::{CONTROL_SIZE_MAX, Message};
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::records::TaskId;
 use crate::settings::Setting;
-use crate::state::{StateEffect, StateEvent, StateRequest};
+use crate::state::{LeaseId, StateEffect, StateEvent, StateRequest};
 use contents::Contents;
 use edit::Watching;
 use entries::Entries;
@@ -62,6 +65,9 @@ use presence::Presences;
 use publish::Subscription;
 use session::SessionLive;
 use task::TaskRun;
+
+pub use guests::NO_LEADER;
+pub use station::Station;
 
 /// Jobs that wait for their turn; beyond it who asks is told to come again.
 const JOB_COUNT_MAX: usize = 10_000;
@@ -88,7 +94,8 @@ pub enum Effect {
     Net(NetEffect),
     /// Ask the state store.
     State(StateEffect),
-    /// The state is read and this monitor leads: commands are answered from now on. Told once.
+    /// The state is read and this monitor leads: commands are answered from now on. Told each time
+    /// that it comes to lead.
     Ready,
     /// The process ends. No effect follows.
     Stop(StopReason),
@@ -125,6 +132,10 @@ pub struct Monitor {
     now: Time,
     /// Its number, counted from 1.
     event_last: u64,
+    /// What it leads under, where other monitors use the same store.
+    lease: Option<LeaseId>,
+    /// Whether an empty store is that of a new cluster.
+    may_create: bool,
     stage: Stage,
     /// Whether this process has led before: then another leader ends it.
     has_led: bool,
@@ -166,6 +177,8 @@ struct Connection {
     subscription: Option<Subscription>,
     /// The OSD that has joined over it.
     osd: Option<OsdId>,
+    /// The monitor that is there as long as it lasts.
+    monitor: Option<MonitorId>,
     sessions: BTreeSet<SessionId>,
     /// It is told changes of keys that begin so.
     state_watch: Option<String>,
@@ -195,6 +208,8 @@ impl Monitor {
             identity,
             now: Time::ZERO,
             event_last: 0,
+            lease: None,
+            may_create: true,
             stage: Stage::New,
             has_led: false,
             contents: Contents::default(),
@@ -305,7 +320,7 @@ impl Monitor {
             }
             NetEvent::Closed { connection, .. } => self.forget_connection(now, connection),
             NetEvent::Connected { connection, .. } => {
-                // A monitor connects to nobody.
+                // One that leads connects to nobody; this was on its way when it began to.
                 effects.push(Effect::Net(NetEffect::Close { connection }));
             }
         }
@@ -323,6 +338,7 @@ impl Monitor {
             order: self.order_last,
             subscription: None,
             osd: None,
+            monitor: None,
             sessions: BTreeSet::new(),
             state_watch: None,
             introduced: None,
@@ -419,6 +435,10 @@ impl Monitor {
                 self.on_unreachable(now, connection, osd, incarnation, how, effects);
             }
             ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce),
+            ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
+            ToMonitor::MonitorHere { monitor, addresses, pid } => {
+                self.on_monitor_here(connection, monitor, addresses, pid);
+            }
             ToMonitor::OpenSession { request, image, read_only, client } => {
                 let client = clipped(client);
                 let job = Job::OpenSession { connection, request, image, read_only, client };
@@ -453,6 +473,10 @@ impl Monitor {
             | ToMonitor::Alive { .. }
             | ToMonitor::OsdSaw { .. }
             | ToMonitor::PoolCleared { .. } => !matches!(role, Role::Osd(..)),
+            ToMonitor::Relay { .. } => self.is_no_monitor(connection, None),
+            ToMonitor::MonitorHere { monitor, .. } => {
+                self.is_no_monitor(connection, Some(*monitor))
+            }
             _ => false,
         }
     }

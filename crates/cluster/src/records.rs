@@ -52,18 +52,21 @@ pub enum CounterName {
     Session,
     /// Tasks.
     Task,
+    /// Monitors.
+    Monitor,
     /// Revisions of OSDs' entries, of OSDs that were removed.
     #[serde(rename = "osd_revision")]
     OsdRevision,
 }
 
 impl CounterName {
-    const ALL: [(&'static str, CounterName); 6] = [
+    const ALL: [(&'static str, CounterName); 7] = [
         ("image", CounterName::Image),
         ("osd", CounterName::Osd),
         ("pool", CounterName::Pool),
         ("session", CounterName::Session),
         ("task", CounterName::Task),
+        ("monitor", CounterName::Monitor),
         ("osd_revision", CounterName::OsdRevision),
     ];
 }
@@ -75,6 +78,8 @@ pub enum Key {
     Cluster,
     /// `leader`
     Leader,
+    /// `monitor/ID`
+    Monitor(MonitorId),
     /// `config/NAME`
     Setting(String),
     /// `counter/NAME`
@@ -104,6 +109,7 @@ impl fmt::Display for Key {
         match self {
             Key::Cluster => f.write_str("cluster"),
             Key::Leader => f.write_str("leader"),
+            Key::Monitor(id) => write!(f, "monitor/{}", id.get()),
             Key::Setting(name) => write!(f, "config/{name}"),
             Key::Counter(name) => {
                 let text = CounterName::ALL.iter().find(|(_, counter)| counter == name);
@@ -131,6 +137,7 @@ impl Key {
             _ => {
                 let (kind, rest) = text.split_once('/')?;
                 match kind {
+                    "monitor" => Key::Monitor(MonitorId::new(rest.parse().ok()?)?),
                     "config" => Key::Setting(rest.to_string()),
                     "counter" => {
                         let found = CounterName::ALL.iter().find(|(text, _)| *text == rest);
@@ -183,6 +190,20 @@ pub struct LeaderRecord {
     pub pid: u32,
     /// Where it listens.
     pub addresses: Vec<String>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// `monitor/ID`: a monitor of the cluster.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MonitorRecord {
+    /// Its id.
+    pub id: MonitorId,
+    /// Where it listens; none: it never ran.
+    pub addresses: Vec<String>,
+    /// Its process.
+    pub pid: u32,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -422,6 +443,8 @@ pub enum Record {
     Cluster(ClusterRecord),
     /// Under `leader`.
     Leader(LeaderRecord),
+    /// Under `monitor/ID`.
+    Monitor(MonitorRecord),
     /// Under `config/NAME`.
     Setting(SettingRecord),
     /// Under `counter/NAME`.
@@ -452,6 +475,7 @@ impl Record {
         match self {
             Record::Cluster(_) => Key::Cluster,
             Record::Leader(_) => Key::Leader,
+            Record::Monitor(record) => Key::Monitor(record.id),
             Record::Setting(record) => Key::Setting(record.name.clone()),
             Record::Counter(record) => Key::Counter(record.name),
             Record::Osd(record) => Key::Osd(record.info.id),
@@ -471,6 +495,7 @@ impl Record {
         let value = match self {
             Record::Cluster(record) => serde_json::to_value(record),
             Record::Leader(record) => serde_json::to_value(record),
+            Record::Monitor(record) => serde_json::to_value(record),
             Record::Setting(record) => serde_json::to_value(record),
             Record::Counter(record) => serde_json::to_value(record),
             Record::Osd(record) => serde_json::to_value(record),
@@ -491,6 +516,7 @@ impl Record {
         let record = match key {
             Key::Cluster => Record::Cluster(parse(text)?),
             Key::Leader => Record::Leader(parse(text)?),
+            Key::Monitor(_) => Record::Monitor(parse(text)?),
             Key::Setting(_) => Record::Setting(parse(text)?),
             Key::Counter(_) => Record::Counter(parse(text)?),
             Key::Osd(_) => Record::Osd(parse(text)?),
@@ -569,6 +595,7 @@ mod tests {
         let keys = [
             Key::Cluster,
             Key::Leader,
+            Key::Monitor(MonitorId::FIRST),
             Key::Setting("session_timeout_ms".into()),
             Key::Counter(CounterName::Image),
             Key::Osd(OsdId::FIRST),

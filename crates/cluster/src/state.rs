@@ -362,7 +362,7 @@ pub enum TransactionOutcome {
         /// The store's revision with it.
         revision: StateRevision,
     },
-    /// A comparison did not hold; nothing happened.
+    /// A comparison did not hold, or a lease that it names is over; nothing happened.
     Conflict,
     /// Nobody can say. It happened, or did not, or may still.
     Unknown,

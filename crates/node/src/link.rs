@@ -5,8 +5,14 @@
 
 use base::{ConnectionId, Duration, Time};
 
+/// Addresses of monitors that are remembered.
+const ADDRESS_COUNT_MAX: usize = 800;
+
 /// The link and how far it has come.
 pub struct Link {
+    /// Those this OSD was started with.
+    known: Vec<String>,
+    /// All of them, in the order in which they are tried.
     addresses: Vec<String>,
     /// Which address is next.
     next: usize,
@@ -35,7 +41,23 @@ impl Link {
     /// Requires: at least one address.
     pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Link {
         assert!(!addresses.is_empty());
-        Link { addresses, next: 0, delay_min, delay_max, delay: delay_min, stage: LinkStage::Idle }
+        Link {
+            known: addresses.clone(),
+            addresses,
+            next: 0,
+            delay_min,
+            delay_max,
+            delay: delay_min,
+            stage: LinkStage::Idle,
+        }
+    }
+
+    /// Where monitors listen, as one of them said: tried before those that it did not name.
+    pub fn learn(&mut self, told: Vec<String>) {
+        self.addresses = told;
+        self.addresses.truncate(ADDRESS_COUNT_MAX);
+        let more = self.known.iter().filter(|address| !self.addresses.contains(address));
+        self.addresses.extend(more.cloned().collect::<Vec<_>>());
     }
 
     /// The connection, if there is one or one is being made.
@@ -95,6 +117,20 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn monitors_that_are_told_of_are_tried_and_the_known_ones_stay() {
+        let (min, max) = (Duration::from_millis(50), Duration::from_millis(150));
+        let mut link = Link::new(vec!["tcp:a:1".to_string()], min, max);
+        link.learn(vec!["tcp:b:1".to_string(), "tcp:c:1".to_string()]);
+        let mut tried = Vec::new();
+        for _ in 0..3 {
+            tried.push(link.connect(ConnectionId::new(2), Time::ZERO));
+            link.lose(Time::ZERO);
+        }
+        tried.sort();
+        assert_eq!(tried, ["tcp:a:1", "tcp:b:1", "tcp:c:1"]);
+    }
 
     #[test]
     fn each_failure_tries_another_address_later() {

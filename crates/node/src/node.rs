@@ -383,6 +383,7 @@ impl Node {
                 self.stop(StopReason::Refused(why), effects);
             }
             FromMonitor::Map(delta) => self.map_came(now, delta, effects),
+            FromMonitor::Monitors { addresses } => self.link.learn(addresses),
             FromMonitor::GiveUp { pg, epoch, incarnation } => {
                 let is_seen = self.map.pg(pg).is_some_and(|entry| entry.epoch == epoch);
                 if is_seen && self.incarnation == Some(incarnation) {

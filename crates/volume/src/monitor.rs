@@ -10,12 +10,17 @@ use crate::link::{CONNECT_DELAY_MAX, CONNECT_DELAY_MIN};
 use crate::timers::Timer;
 use crate::{Attached, Effect, VolumeHandle};
 
+/// Addresses of monitors that are remembered besides the configured ones.
+const ADDRESS_COUNT_MAX: usize = 800;
+
 /// Where the connection to the monitors stands.
 pub(crate) struct MonitorLink {
     state: MonitorState,
     /// The next delay; back to the shortest with each message.
     delay: Duration,
-    /// Which monitor is tried next, modulo their number.
+    /// Where monitors listen, as one of them said.
+    told: Vec<String>,
+    /// Which address is tried next, modulo their number: first those that were told.
     address: usize,
     /// Handshakes that failed one after another for want of trust.
     untrusted_count: usize,
@@ -41,6 +46,7 @@ impl MonitorLink {
         MonitorLink {
             state: MonitorState::Idle,
             delay: CONNECT_DELAY_MIN,
+            told: Vec::new(),
             address: 0,
             untrusted_count: 0,
             resubscribed: false,
@@ -104,7 +110,9 @@ impl ClientCore {
     }
 
     pub(crate) fn connect_monitor(&mut self, effects: &mut Vec<Effect>) {
-        let address = self.settings.monitors[self.monitor.address].clone();
+        let addresses: Vec<&String> =
+            self.monitor.told.iter().chain(&self.settings.monitors).collect();
+        let address = addresses[self.monitor.address % addresses.len()].clone();
         let connection = self.next_connection();
         self.monitor.state = MonitorState::Connecting { connection };
         effects.push(Effect::Net(NetEffect::Connect { connection, address }));
@@ -150,7 +158,7 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) {
         self.monitor.resubscribed = false;
-        self.monitor.address = (self.monitor.address + 1) % self.settings.monitors.len();
+        self.monitor.address = self.monitor.address.wrapping_add(1);
         self.monitor.state = MonitorState::Waiting;
         self.timers.arm(now + self.monitor.delay, Timer::Monitor);
         self.monitor.delay = self.monitor.delay.doubled_up_to(CONNECT_DELAY_MAX);
@@ -213,6 +221,10 @@ impl ClientCore {
                 }
                 self.end_fenced(effects);
                 self.map_changed(now, effects);
+            }
+            FromMonitor::Monitors { addresses } => {
+                self.monitor.told = addresses;
+                self.monitor.told.truncate(ADDRESS_COUNT_MAX);
             }
             FromMonitor::SessionOpened { request, session, image } => {
                 self.drop_farewells(request);

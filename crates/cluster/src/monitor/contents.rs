@@ -7,14 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use base::{ImageId, MapRevision, OsdId, PgId, PoolId, SessionId};
+use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
 use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
-    ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, OsdRecord,
-    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord, Rest, SessionRecord,
-    SettingRecord, TaskId, TaskRecord,
+    ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, MonitorRecord,
+    OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord, Rest,
+    SessionRecord, SettingRecord, TaskId, TaskRecord,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
@@ -71,6 +71,7 @@ impl Contents {
     kind!(image, images, Image(ImageId) from ImageId::FIRST, ImageRecord);
     kind!(session, sessions, Session(SessionId) from SessionId::ZERO, SessionRecord);
     kind!(removed_pool, removed_pools, RemovedPool(PoolId) from PoolId::FIRST, RemovedPoolRecord);
+    kind!(monitor, monitors, Monitor(MonitorId) from MonitorId::FIRST, MonitorRecord);
     kind!(task, tasks, Task(TaskId) from TaskId(0), TaskRecord);
 
     /// Takes a key as read from the store. An error says what is wrong with it; a setting that

@@ -55,6 +55,7 @@ fn protected_because(key: &Key) -> Option<&'static str> {
         Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
         Key::Cluster => Some("it names the cluster that everything belongs to"),
         Key::Leader => Some("the leading monitor alone writes it"),
+        Key::Monitor(_) => Some("monitors come and go by `ashlar mon`"),
         Key::Counter(_) => Some("an id that is given out twice would mix two things' data"),
         Key::PgShard(..) => Some("PG entries are what keeps two OSDs from serving the same data"),
         Key::Fence(_) => Some("fences keep ended sessions from writing"),

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, Incarnation, OsdId, PoolId, SessionId, Time};
+use base::{ConnectionId, Incarnation, MonitorId, OsdId, PoolId, SessionId, Time};
 use placement::PlanError;
 use serde_json::Value;
 
@@ -52,6 +52,8 @@ pub(super) enum Job {
     Replan { pool: PoolId, planned: RefCell<Option<Planned>> },
     /// An OSD was down for so long that its PGs are planned elsewhere.
     OutOsd { osd: OsdId },
+    /// A monitor is there.
+    MonitorHere { monitor: MonitorId, addresses: Vec<String>, pid: u32 },
     /// A task has nothing left to do.
     TaskEnd { task: TaskId },
 }
@@ -81,6 +83,8 @@ pub(super) enum Done {
     EntriesSettled,
     /// A pool's plan is written, or there is none: for what, and why.
     Replanned(Option<(u64, PlanError)>),
+    /// Another monitor is there, or one is elsewhere.
+    MonitorsChanged,
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),
 }
@@ -125,6 +129,9 @@ impl Monitor {
             Job::Entries => self.plan_entries(),
             Job::Replan { pool, planned } => self.plan_replan(*pool, planned),
             Job::OutOsd { osd } => self.plan_out_osd(*osd),
+            Job::MonitorHere { monitor, addresses, pid } => {
+                self.plan_monitor_here(*monitor, addresses, *pid)
+            }
         }
     }
 
@@ -161,7 +168,10 @@ impl Monitor {
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
             }
+            Command::MonitorCreate => self.plan_monitor_create(),
+            Command::MonitorRemove { monitor } => self.plan_monitor_remove(*monitor),
             Command::PoolList
+            | Command::MonitorList
             | Command::VolumeList
             | Command::VolumeInfo { .. }
             | Command::OsdList
@@ -356,6 +366,7 @@ impl Monitor {
                 self.finish_replan(pool, failed);
             }
             (Job::TaskProgress { task, .. }, Done::Silent) => self.task_progress_recorded(task),
+            (_, Done::MonitorsChanged) => self.monitors_changed(effects),
             (_, Done::Silent) => {}
             (job, done) => unreachable!("{job:?} cannot end as {done:?}"),
         }

@@ -145,17 +145,14 @@ impl Monitor {
             Ok(Some(Record::Leader(record))) => Some(record),
             Ok(_) => None,
             // Written by another hand while this one led: it is taken again.
-            Err(_) if self.has_led => None,
+            Err(_) if self.has_led || self.lease.is_some() => None,
             Err(error) => {
                 let reason = format!("the state store's key leader is damaged: {error}");
                 self.stop(StopReason::State(reason), effects);
                 return;
             }
         };
-        let is_us = |record: &LeaderRecord| {
-            record.monitor == self.identity.monitor && record.pid == self.identity.pid
-        };
-        if self.has_led && before.as_ref().is_some_and(|record| !is_us(record)) {
+        if self.another_leads(found.as_ref(), before.as_ref()) {
             let reason = "another monitor leads the cluster now".to_string();
             self.stop(StopReason::LostLeadership(reason), effects);
             return;
@@ -170,11 +167,31 @@ impl Monitor {
         let mut transaction = Transaction::new();
         let revision = found.map_or(StateRevision::ZERO, |entry| entry.revision);
         let value = record.to_json().to_string();
-        let operation = Operation::Put { key: Key::Leader.to_string(), value, lease: None };
+        let lease = self.lease;
+        let operation = Operation::Put { key: Key::Leader.to_string(), value, lease };
         transaction.write(operation, revision);
         let request = self.next_request();
         self.stage = Stage::Lead { request };
         effects.push(Effect::State(StateEffect::Transact { request, transaction }));
+    }
+
+    /// Whether what stands under the leader's key is another's, or what this monitor knows may be
+    /// older than what another has written.
+    ///
+    /// Under a lease it goes on with what it knows only where its own key still stands: if that was
+    /// gone for a moment, another one may have led in it.
+    fn another_leads(&self, found: Option<&KeyValue>, record: Option<&LeaderRecord>) -> bool {
+        let Some(ours) = self.lease else {
+            let is_us = |record: &LeaderRecord| {
+                record.monitor == self.identity.monitor && record.pid == self.identity.pid
+            };
+            return self.has_led && record.is_some_and(|record| !is_us(record));
+        };
+        match found.map(|entry| entry.lease) {
+            Some(Some(lease)) => lease != ours,
+            // Nobody leads, or a hand wrote there: whoever writes next does.
+            Some(None) | None => self.has_led,
+        }
     }
 
     fn on_transacted(
@@ -324,6 +341,7 @@ impl Monitor {
         if self.contents.cluster().is_none() {
             self.jobs.push_front(Job::CreateCluster);
         }
+        self.record_self();
         effects.push(Effect::Ready);
         let early: Vec<(ConnectionId, ToMonitor)> = self.early.drain(..).collect();
         for (connection, message) in early {
@@ -349,7 +367,12 @@ impl Monitor {
                 Some(StopReason::State(reason))
             }
             Some(_) => loaded.broken_rule().map(StopReason::State),
-            None if loaded.is_new() => None,
+            None if loaded.is_new() && self.may_create => None,
+            None if loaded.is_new() => {
+                let reason = "the state store holds no cluster: a new one is made by `ashlar \
+                              init`; if there was one, its state is lost, and must be brought back";
+                Some(StopReason::State(reason.to_string()))
+            }
             None => {
                 let reason = "the state store holds keys, but not the key cluster: it is not \
                               one of ours, or it is damaged";

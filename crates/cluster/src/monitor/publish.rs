@@ -46,6 +46,7 @@ impl Monitor {
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.subscription = Some(Subscription { pools: have, osds: 0 });
         self.send_map(connection, true, effects);
+        self.send_monitors(connection, effects);
     }
 
     /// Sends everyone what changed since they were last told.

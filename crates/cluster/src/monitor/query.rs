@@ -76,6 +76,7 @@ impl Monitor {
                 None => Err(no_volume(volume)),
             },
             Command::TaskList { image } => Ok(self.task_rows(*image)),
+            Command::MonitorList => Ok(self.monitor_rows()),
             Command::OsdList => Ok(self.osd_rows()),
             Command::OsdTree => Ok(self.osd_tree()),
             Command::PgList { pool } => self.pg_rows(pool.as_deref()),
@@ -91,6 +92,8 @@ impl Monitor {
             | Command::VolumeCreate { .. }
             | Command::VolumeResize { .. }
             | Command::VolumeRemove { .. }
+            | Command::MonitorCreate
+            | Command::MonitorRemove { .. }
             | Command::OsdCreate { .. }
             | Command::OsdOut { .. }
             | Command::OsdIn { .. }

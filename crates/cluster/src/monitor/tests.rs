@@ -5,3 +5,4 @@ mod life;
 mod members;
 mod operator;
 mod rig;
+mod stations;

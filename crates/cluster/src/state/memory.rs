@@ -207,7 +207,7 @@ impl MemoryState {
             _ => false,
         };
         if transaction.operations().iter().any(lease_missing) {
-            return TransactionOutcome::Invalid { why: "a leased key names a lease that is there" };
+            return TransactionOutcome::Conflict;
         }
         if !transaction.compares().iter().all(|compare| self.holds(compare)) {
             return TransactionOutcome::Conflict;

@@ -93,9 +93,7 @@ impl Context {
                 TransactionOutcome::Committed { revision: revision_of(answer.header()) }
             }
             Ok(_) => TransactionOutcome::Conflict,
-            Err(Refusal::LeaseNotFound) => {
-                TransactionOutcome::Invalid { why: "a leased key names a lease that is there" }
-            }
+            Err(Refusal::LeaseNotFound) => TransactionOutcome::Conflict,
             Err(Refusal::TooLarge(text)) => {
                 self.told.condition(Some(format!(
                     "etcd refuses a transaction ({text}): run it with the default of \

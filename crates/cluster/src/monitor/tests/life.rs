@@ -528,8 +528,9 @@ fn state_and_settings_can_be_read() {
     let rows = rig.command(Command::StateList { prefix: "".into() }).unwrap();
     let keys: Vec<&str> =
         rows.as_array().unwrap().iter().map(|row| row["key"].as_str().unwrap()).collect();
-    let wanted = ["cluster", "counter/osd", "counter/pool", "leader", "osd/1", "pg/1/0", "pool/1"];
-    assert_eq!(keys, wanted);
+    let counters = ["counter/monitor", "counter/osd", "counter/pool"];
+    let others = ["leader", "monitor/1", "osd/1", "pg/1/0", "pool/1"];
+    assert_eq!(keys, [&["cluster"][..], &counters, &others].concat());
     let row = rig.command(Command::StateGet { key: "pool/1".into() }).unwrap();
     assert_eq!(row["value"]["name"], "p");
     assert_eq!(code(rig.command(Command::StateGet { key: "pool".into() })), "not_found");

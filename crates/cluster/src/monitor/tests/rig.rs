@@ -333,6 +333,9 @@ impl Rig {
             }
             (None, Message::Control(text)) => {
                 let message: FromMonitor = serde_json::from_str(&text).unwrap();
+                if matches!(message, FromMonitor::Monitors { .. }) {
+                    return;
+                }
                 self.inbox.entry(connection).or_default().push_back(message);
             }
             (_, message) => panic!("not for a client: {message:?}"),
@@ -360,6 +363,7 @@ impl Rig {
             FromMonitor::GiveUp { pg, epoch, incarnation } => {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
+            FromMonitor::Monitors { .. } => {}
             FromMonitor::Settings { changed } => osd.settings = changed,
             FromMonitor::Probe { nonce } => self.queue(connection, &ToMonitor::Alive { nonce }),
             FromMonitor::ClearPool { pool, .. } => {

@@ -1,0 +1,157 @@
+//! The monitors of the cluster: which there are, where they listen, which are here.
+
+use base::{ConnectionId, MonitorId};
+use format::door::Role;
+use serde_json::{Value, json};
+
+use super::contents::Batch;
+use super::job::{Done, Job, Plan};
+use super::{Effect, Monitor, busy, clipped, failure};
+use crate::message::{Failure, FromMonitor, Guest};
+use crate::records::{CounterName, CounterRecord, Key, MonitorRecord, Record, Rest};
+
+/// Monitors of a cluster.
+const MONITOR_COUNT_MAX: usize = 100;
+/// Addresses a monitor may announce.
+const ADDRESS_COUNT_MAX: usize = 8;
+
+impl Monitor {
+    /// Whether no other monitor belongs to the cluster.
+    pub(super) fn is_only(&self) -> bool {
+        self.contents.monitors().all(|record| record.id == self.identity.monitor)
+    }
+
+    /// A monitor that does not lead speaks for a guest of its own from now on.
+    pub(super) fn on_relay(&mut self, connection: ConnectionId, guest: &Guest) {
+        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
+        state.peer.role = guest.role();
+    }
+
+    /// A monitor that does not lead is there.
+    pub(super) fn on_monitor_here(
+        &mut self,
+        connection: ConnectionId,
+        monitor: MonitorId,
+        addresses: Vec<String>,
+        pid: u32,
+    ) {
+        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
+        state.monitor = Some(monitor);
+        self.push_monitor_here(monitor, addresses, pid);
+    }
+
+    /// Records where this monitor itself is.
+    pub(super) fn record_self(&mut self) {
+        let identity = &self.identity;
+        self.push_monitor_here(identity.monitor, identity.addresses.clone(), identity.pid);
+    }
+
+    fn push_monitor_here(&mut self, monitor: MonitorId, mut addresses: Vec<String>, pid: u32) {
+        addresses.truncate(ADDRESS_COUNT_MAX);
+        let addresses = addresses.into_iter().map(clipped).collect();
+        self.try_push_job(Job::MonitorHere { monitor, addresses, pid });
+    }
+
+    pub(super) fn plan_monitor_here(
+        &self,
+        monitor: MonitorId,
+        addresses: &[String],
+        pid: u32,
+    ) -> Plan {
+        let contents = &self.contents;
+        let known = contents.monitor(monitor);
+        if known.is_none() && contents.monitors().count() >= MONITOR_COUNT_MAX {
+            return Plan::Done(Done::Silent);
+        }
+        let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
+        let record = MonitorRecord { id: monitor, addresses: addresses.to_vec(), pid, rest };
+        if known == Some(&record) {
+            return Plan::Done(Done::Silent);
+        }
+        let mut batch = Batch::new(contents);
+        batch.put(contents, Record::Monitor(record));
+        // The first one of a cluster has its id from nobody.
+        let last = u64::from(monitor.get());
+        if contents.counter(CounterName::Monitor) < last {
+            let counter = CounterRecord { name: CounterName::Monitor, last, rest: Rest::new() };
+            batch.put(contents, Record::Counter(counter));
+        }
+        Plan::Write { batch, done: Some(Done::MonitorsChanged) }
+    }
+
+    pub(super) fn plan_monitor_create(&self) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        if contents.monitors().count() >= MONITOR_COUNT_MAX {
+            return Err(busy());
+        }
+        let mut batch = Batch::new(contents);
+        let number = batch.next_id(contents, CounterName::Monitor);
+        let id = u32::try_from(number).ok().and_then(MonitorId::new).expect("counted from 1");
+        let (addresses, pid, rest) = (Vec::new(), 0, Rest::new());
+        batch.put(contents, Record::Monitor(MonitorRecord { id, addresses, pid, rest }));
+        let answer = Done::Answer(Ok(json!({ "id": id })));
+        Ok(Plan::Write { batch, done: Some(answer) })
+    }
+
+    pub(super) fn plan_monitor_remove(&self, monitor: MonitorId) -> Result<Plan, Failure> {
+        if self.contents.monitor(monitor).is_none() {
+            let hint = "`ashlar mon ls` lists the monitors there are";
+            return Err(failure("not_found", format!("there is no {monitor}"), hint));
+        }
+        if self.is_monitor_up(monitor) {
+            let message = format!("{monitor} runs");
+            return Err(failure("running", message, "stop its process first"));
+        }
+        let mut batch = Batch::new(&self.contents);
+        batch.delete(&self.contents, Key::Monitor(monitor));
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(json!({ "removed": monitor })))) })
+    }
+
+    fn is_monitor_up(&self, monitor: MonitorId) -> bool {
+        let here = |state: &super::Connection| state.monitor == Some(monitor);
+        monitor == self.identity.monitor || self.connections.values().any(here)
+    }
+
+    /// The rows of `mon ls`.
+    pub(super) fn monitor_rows(&self) -> Value {
+        let row = |record: &MonitorRecord| {
+            json!({
+                "id": record.id,
+                "up": self.is_monitor_up(record.id),
+                "leads": record.id == self.identity.monitor,
+                "pid": record.pid,
+                "addresses": record.addresses,
+            })
+        };
+        self.contents.monitors().map(row).collect()
+    }
+
+    /// Where monitors listen, for everybody who gets the map. Those that are there come first.
+    fn monitor_addresses(&self) -> FromMonitor {
+        let mut records: Vec<&MonitorRecord> = self.contents.monitors().collect();
+        records.sort_by_key(|record| !self.is_monitor_up(record.id));
+        let addresses = records.iter().flat_map(|record| record.addresses.iter().cloned());
+        FromMonitor::Monitors { addresses: addresses.collect() }
+    }
+
+    pub(super) fn send_monitors(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        self.send(connection, &self.monitor_addresses(), effects);
+    }
+
+    /// Tells everybody who gets the map which monitors there are.
+    pub(super) fn monitors_changed(&self, effects: &mut Vec<Effect>) {
+        let message = self.monitor_addresses();
+        let subscribed = self.connections.iter().filter(|(_, state)| state.subscription.is_some());
+        for (connection, _) in subscribed {
+            self.send(*connection, &message, effects);
+        }
+    }
+
+    /// Monitors alone speak for themselves and for their guests.
+    pub(super) fn is_no_monitor(&self, connection: ConnectionId, named: Option<MonitorId>) -> bool {
+        match self.connections[&connection].peer.role {
+            Role::Monitor(id) => named.is_some_and(|named| named != id),
+            _ => true,
+        }
+    }
+}

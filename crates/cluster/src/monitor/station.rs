@@ -1,0 +1,540 @@
+//! A monitor among others: it leads under a lease of the store, or takes its guests to the one that
+//! does.
+//!
+//! ```text
+//!   Rest ─▶ Looking ─┬─▶ Granting ─▶ Leading (the lease is renewed) ──┐
+//!    ▲               └─▶ Following (watches the leader's key) ──┐     │ lease over, another leads
+//!    └──────────────────────────────────────────────────────────┴─────┘
+//! ```
+//!
+//! Invariants
+//!   1. Leading is a [`Monitor`] of its own, made when a lease was granted and dropped with
+//!      everything it knows when leadership is lost: what it knew is never compared with what
+//!      another leader has written since.
+//!   2. The leader's key names the lease. Where it is under another's lease nobody takes it, so a
+//!      leader's time runs out before another one begins.
+//!   3. Safety lies in comparing the leader's key in every transaction. Clocks here only tell when
+//!      to give up.
+
+use base::{ConnectionId, Duration, MonitorId, Time};
+use format::door::{NetEffect, NetEvent, Role};
+use format::wire::Message;
+use serde_json::Value;
+
+use super::guests::Guests;
+use super::{Effect, Event, Identity, Monitor, StopReason};
+use crate::message::ToMonitor;
+use crate::records::{Key, Record};
+use crate::state::{
+    KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest, StateRevision,
+    Unavailable, WatchId,
+};
+
+/// The leader's lease: etcd makes none that is shorter.
+const LEASE_SPAN: Duration = Duration::from_secs(2);
+/// How often it is renewed.
+const RENEW_SPAN: Duration = Duration::from_millis(500);
+/// How long before a store that could not be asked is asked again.
+const REST_SPAN: Duration = Duration::from_millis(100);
+/// How long before a leader that was not reached is told again that this monitor is there.
+const PRESENCE_SPAN: Duration = Duration::from_millis(500);
+/// Requests and watches of this file; those of [`Monitor`] are below.
+const OWN: u64 = 1 << 63;
+
+/// One monitor of several over one state store; or the only one.
+pub struct Station {
+    identity: Identity,
+    may_create: bool,
+    stage: Stage,
+    guests: Guests,
+    presence: Presence,
+    lease: Option<Lease>,
+    own_last: u64,
+    /// What the last [`Monitor`] here has used: ids are never used again.
+    request_last: u64,
+    watch_last: u64,
+    /// Why the store cannot be asked, if it cannot; for people.
+    trouble: Option<String>,
+}
+
+/// Top to bottom is the order in time.
+enum Stage {
+    /// Waits for the time to ask.
+    Rest { until: Time },
+    /// Waits for the leader's key.
+    Looking { request: StateRequest },
+    /// Another monitor leads: waits until its key changes.
+    Following { watch: WatchId, leader: Option<Leader> },
+    /// Nobody leads: waits for a lease to lead under.
+    Granting { request: StateRequest },
+    /// Leads, or is about to. Guests are its own once it does.
+    Leading { monitor: Box<Monitor>, has_guests: bool },
+    /// Waits until the lease has ended: the process is about to.
+    Retiring { request: StateRequest },
+    /// Nothing happens any more.
+    Over,
+}
+
+/// Another monitor that leads.
+#[derive(PartialEq, Eq)]
+struct Leader {
+    monitor: MonitorId,
+    lease: LeaseId,
+    addresses: Vec<String>,
+}
+
+struct Lease {
+    id: LeaseId,
+    /// It is over for us then, unless it is renewed.
+    ends: Time,
+    renew: Time,
+    /// A renewal that is not answered yet.
+    asked: Option<StateRequest>,
+}
+
+/// This monitor's own connection to the leader: it tells that it is there.
+#[derive(Default)]
+struct Presence {
+    connection: Option<ConnectionId>,
+    retry: Option<Time>,
+    /// Which of the leader's addresses is next, modulo their number.
+    address: usize,
+}
+
+impl Station {
+    /// A monitor that has not asked anything yet: its deadline is now. Other monitors may use the
+    /// same store. An empty store is a new cluster's only if this one `may_create`.
+    pub fn new(identity: Identity, may_create: bool) -> Station {
+        Station {
+            identity,
+            may_create,
+            stage: Stage::Rest { until: Time::ZERO },
+            guests: Guests::new(),
+            presence: Presence::default(),
+            lease: None,
+            own_last: 0,
+            request_last: 0,
+            watch_last: 0,
+            trouble: None,
+        }
+    }
+
+    /// The only monitor of its store, which nobody else can open: it leads at once, without a lease.
+    pub fn only(identity: Identity) -> Station {
+        let monitor = Box::new(Monitor::new(identity.clone()));
+        let stage = Stage::Leading { monitor, has_guests: true };
+        Station { stage, ..Station::new(identity, true) }
+    }
+
+    /// The only door. After `Stop` was told, nothing happens any more.
+    pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            _ if matches!(self.stage, Stage::Over) => return,
+            Event::Net(event) => self.on_net(now, event, effects),
+            Event::State(event) => self.on_state(now, event, effects),
+            Event::Tick => self.tell_monitor(now, Event::Tick, effects),
+        }
+        self.advance(now, effects);
+    }
+
+    /// When `Tick` is due at the latest, if ever.
+    pub fn deadline(&self) -> Option<Time> {
+        let stage = match &self.stage {
+            Stage::Rest { until } => Some(*until),
+            Stage::Leading { monitor, .. } => monitor.deadline(),
+            Stage::Over => return None,
+            _ => None,
+        };
+        let lease = self.lease.as_ref().map(|lease| match lease.asked {
+            None => lease.renew.min(lease.ends),
+            Some(_) => lease.ends,
+        });
+        // One that is kept past its end is asked for until it is answered.
+        let lease = lease.filter(|_| !self.keeps_ended_lease());
+        [stage, lease, self.guests.deadline(), self.presence.retry].into_iter().flatten().min()
+    }
+
+    /// Who leads, as far as this monitor knows.
+    pub fn leader(&self) -> Option<MonitorId> {
+        match &self.stage {
+            Stage::Following { leader, .. } => leader.as_ref().map(|leader| leader.monitor),
+            Stage::Leading { monitor, has_guests: true } if monitor.has_led => {
+                Some(self.identity.monitor)
+            }
+            _ => None,
+        }
+    }
+
+    /// The process is about to end: another monitor may lead at once. `is_retired` tells when.
+    pub fn retire(&mut self, effects: &mut Vec<Effect>) {
+        self.stage = match self.lease.take() {
+            Some(Lease { id: lease, .. }) => {
+                let request = self.next_request();
+                effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
+                Stage::Retiring { request }
+            }
+            None => Stage::Over,
+        };
+    }
+
+    /// Whether the process may end without leaving others to wait for its lease.
+    pub fn is_retired(&self) -> bool {
+        matches!(self.stage, Stage::Over)
+    }
+
+    fn next_request(&mut self) -> StateRequest {
+        self.own_last += 1;
+        StateRequest(OWN | self.own_last)
+    }
+
+    fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
+        if let Stage::Leading { has_guests: true, .. } = self.stage {
+            self.tell_monitor(now, Event::Net(event), effects);
+            return;
+        }
+        match &event {
+            NetEvent::Connected { connection, peer }
+                if self.presence.connection == Some(*connection) =>
+            {
+                if matches!(peer.role, Role::Monitor(_)) {
+                    self.tell_presence(*connection, effects);
+                } else {
+                    self.leave_leader(effects);
+                    self.presence.retry = Some(now + PRESENCE_SPAN);
+                }
+            }
+            NetEvent::Closed { connection, .. }
+                if self.presence.connection == Some(*connection) =>
+            {
+                self.presence.connection = None;
+                self.presence.address = self.presence.address.wrapping_add(1);
+                self.presence.retry = Some(now + PRESENCE_SPAN);
+            }
+            NetEvent::Received { connection, .. }
+                if self.presence.connection == Some(*connection) => {}
+            _ => {
+                let is_lost = self.trouble.is_some() && self.leader().is_none();
+                let (identity, trouble) = (&self.identity, self.trouble.as_deref());
+                let status = || status_without_state(now, identity, trouble);
+                let status = is_lost.then_some(&status as &dyn Fn() -> Value);
+                self.guests.on_net(now, event, status, effects);
+            }
+        }
+    }
+
+    fn on_state(&mut self, now: Time, event: StateEvent, effects: &mut Vec<Effect>) {
+        match event {
+            StateEvent::Failed { reason } => {
+                self.stage = Stage::Over;
+                effects.push(Effect::Stop(StopReason::State(reason)));
+            }
+            StateEvent::Range { request, result } if request.0 & OWN != 0 => {
+                self.on_leader_read(now, request, result, effects);
+            }
+            StateEvent::Lease { request, lease } => self.on_lease(now, request, lease, effects),
+            StateEvent::Watched { watch, changes, .. } if watch.0 & OWN != 0 => {
+                let is_leader = |(key, _): &(String, Option<KeyValue>)| *key == leader_key();
+                if let Some((_, entry)) = changes.into_iter().rfind(is_leader) {
+                    self.on_leader_changed(now, watch, entry, effects);
+                }
+            }
+            StateEvent::WatchLost { watch, .. } if watch.0 & OWN != 0 => {
+                if matches!(self.stage, Stage::Following { watch: ours, .. } if ours == watch) {
+                    self.look(effects);
+                }
+            }
+            event => {
+                if let StateEvent::Condition { trouble } = &event {
+                    self.on_condition(now, trouble.clone(), effects);
+                }
+                self.tell_monitor(now, Event::State(event), effects);
+            }
+        }
+    }
+
+    fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
+        self.trouble = trouble;
+        if self.trouble.is_some() && self.leader().is_none() {
+            let (identity, trouble) = (&self.identity, self.trouble.as_deref());
+            let status = || status_without_state(now, identity, trouble);
+            self.guests.answer_status(&status, effects);
+        }
+    }
+
+    /// Asks who leads.
+    fn look(&mut self, effects: &mut Vec<Effect>) {
+        let request = self.next_request();
+        self.stage = Stage::Looking { request };
+        let (prefix, after, limit) = (leader_key(), None, 1);
+        effects.push(Effect::State(StateEffect::Range { request, prefix, after, limit }));
+    }
+
+    fn on_leader_read(
+        &mut self,
+        now: Time,
+        answered: StateRequest,
+        result: Result<RangeAnswer, Unavailable>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !matches!(self.stage, Stage::Looking { request } if request == answered) {
+            return;
+        }
+        let Ok(answer) = result else {
+            self.stage = Stage::Rest { until: now + REST_SPAN };
+            return;
+        };
+        let found = answer.entries.into_iter().find(|entry| entry.key == leader_key());
+        match found.filter(|entry| entry.lease.is_some()) {
+            Some(entry) => self.follow(now, &entry, answer.revision, effects),
+            None => self.seek_lease(now, effects),
+        }
+    }
+
+    /// Another monitor leads, as the store said at `revision`.
+    fn follow(
+        &mut self,
+        now: Time,
+        entry: &KeyValue,
+        revision: StateRevision,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.own_last += 1;
+        let watch = WatchId(OWN | self.own_last);
+        let (prefix, from) = (leader_key(), revision.next());
+        effects.push(Effect::State(StateEffect::Watch { watch, prefix, from }));
+        self.stage = Stage::Following { watch, leader: None };
+        self.meet_leader(now, entry, effects);
+    }
+
+    fn on_leader_changed(
+        &mut self,
+        now: Time,
+        told: WatchId,
+        entry: Option<KeyValue>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !matches!(self.stage, Stage::Following { watch, .. } if watch == told) {
+            return;
+        }
+        match entry.filter(|entry| entry.lease.is_some()) {
+            Some(entry) => self.meet_leader(now, &entry, effects),
+            None => {
+                effects.push(Effect::State(StateEffect::Unwatch { watch: told }));
+                self.seek_lease(now, effects);
+            }
+        }
+    }
+
+    /// The leader's key was written. What cannot be read there ends with its lease.
+    fn meet_leader(&mut self, now: Time, entry: &KeyValue, effects: &mut Vec<Effect>) {
+        let parsed = match Record::parse(&Key::Leader, &entry.value) {
+            Ok(Record::Leader(record)) => Some(record),
+            _ => None,
+        };
+        // An earlier run of this monitor: nobody is there any more.
+        let parsed = parsed.filter(|record| record.monitor != self.identity.monitor);
+        let Stage::Following { leader, .. } = &mut self.stage else { return };
+        let parsed = parsed.zip(entry.lease).map(|(record, lease)| Leader {
+            monitor: record.monitor,
+            lease,
+            addresses: record.addresses,
+        });
+        // It may write its key again; it has led all the time.
+        if *leader == parsed && leader.is_some() {
+            return;
+        }
+        let addresses = parsed.as_ref().map_or(Vec::new(), |leader| leader.addresses.clone());
+        *leader = parsed;
+        self.leave_leader(effects);
+        self.presence.retry = (!addresses.is_empty()).then_some(now);
+        self.guests.set_leader(now, addresses, effects);
+    }
+
+    /// Nobody leads: asks for a lease, or uses the one that is there.
+    fn seek_lease(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.leave_leader(effects);
+        self.guests.set_leader(now, Vec::new(), effects);
+        if self.lease.as_ref().is_some_and(|lease| now < lease.ends) {
+            self.lead();
+            return;
+        }
+        self.lease = None;
+        let request = self.next_request();
+        self.stage = Stage::Granting { request };
+        let time_to_live = LEASE_SPAN;
+        effects.push(Effect::State(StateEffect::LeaseGrant { request, time_to_live }));
+    }
+
+    fn on_lease(
+        &mut self,
+        now: Time,
+        answered: StateRequest,
+        answer: Option<LeaseId>,
+        effects: &mut Vec<Effect>,
+    ) {
+        match &mut self.stage {
+            Stage::Granting { request } if *request == answered => match answer {
+                Some(id) => {
+                    let (ends, renew) = (now + LEASE_SPAN, now + RENEW_SPAN);
+                    self.lease = Some(Lease { id, ends, renew, asked: None });
+                    self.lead();
+                }
+                None => self.stage = Stage::Rest { until: now + REST_SPAN },
+            },
+            Stage::Retiring { request } if *request == answered => self.stage = Stage::Over,
+            _ => {
+                let Some(lease) = &mut self.lease else { return };
+                if lease.asked != Some(answered) {
+                    return;
+                }
+                lease.asked = None;
+                if answer.is_some() {
+                    (lease.ends, lease.renew) = (now + LEASE_SPAN, now + RENEW_SPAN);
+                } else {
+                    self.lease = None;
+                    self.lose(now, effects);
+                }
+            }
+        }
+    }
+
+    /// Tries to lead under the lease.
+    fn lead(&mut self) {
+        let mut monitor = Box::new(Monitor::new(self.identity.clone()));
+        monitor.lease = self.lease.as_ref().map(|lease| lease.id);
+        monitor.may_create = self.may_create;
+        monitor.request_last = self.request_last;
+        monitor.watching.watch_last = self.watch_last;
+        monitor.state_trouble.clone_from(&self.trouble);
+        self.stage = Stage::Leading { monitor, has_guests: false };
+    }
+
+    /// Tells the leading part of this monitor, if it leads or is about to.
+    fn tell_monitor(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
+        let Stage::Leading { monitor, has_guests } = &mut self.stage else { return };
+        let told = effects.len();
+        monitor.apply(now, event, effects);
+        let stops = |effect: &Effect| matches!(effect, Effect::Stop(_));
+        if let Some(place) = effects[told..].iter().position(stops) {
+            let is_lost =
+                matches!(effects[told + place], Effect::Stop(StopReason::LostLeadership(_)));
+            if is_lost && monitor.lease.is_some() {
+                effects.truncate(told + place);
+                self.lose(now, effects);
+            } else {
+                self.stage = Stage::Over;
+            }
+            return;
+        }
+        if monitor.has_led && !*has_guests {
+            *has_guests = true;
+            for event in self.guests.hand_over(now, effects) {
+                self.tell_monitor(now, Event::Net(event), effects);
+            }
+        }
+    }
+
+    /// This monitor does not lead any more: whoever is connected comes again, here or elsewhere.
+    fn lose(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let rest = Stage::Rest { until: now };
+        let Stage::Leading { monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
+            return;
+        };
+        self.request_last = monitor.request_last;
+        self.watch_last = monitor.watching.watch_last;
+        for connection in monitor.connections.keys().copied() {
+            effects.push(Effect::Net(NetEffect::Close { connection }));
+        }
+        if let Some(watch) = monitor.watching.watch {
+            effects.push(Effect::State(StateEffect::Unwatch { watch }));
+        }
+        // Whatever became of the leader's key: with the lease it goes, if it is still ours.
+        if let Some(Lease { id: lease, .. }) = self.lease.take() {
+            let request = self.next_request();
+            effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
+        }
+    }
+
+    /// Does what is due.
+    fn advance(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if matches!(self.stage, Stage::Over) {
+            return;
+        }
+        if let Some(lease) = &mut self.lease {
+            if lease.renew <= now && lease.asked.is_none() {
+                self.own_last += 1;
+                let request = StateRequest(OWN | self.own_last);
+                lease.asked = Some(request);
+                let lease = lease.id;
+                effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
+            } else if lease.ends <= now && !self.keeps_ended_lease() {
+                self.lease = None;
+                self.lose(now, effects);
+            }
+        }
+        if matches!(self.stage, Stage::Rest { until } if until <= now) {
+            self.look(effects);
+        }
+        // It asks for the leader's key with its first event.
+        if let Stage::Leading { monitor, has_guests: false } = &self.stage
+            && monitor.deadline() == Some(Time::ZERO)
+        {
+            self.tell_monitor(now, Event::Tick, effects);
+        }
+        if self.presence.retry.is_some_and(|retry| retry <= now) {
+            self.tell_leader(effects);
+        }
+        self.guests.tick(now, effects);
+    }
+
+    /// Whether nobody else could lead: then what is known is served on while the store is away.
+    fn keeps_ended_lease(&self) -> bool {
+        match &self.stage {
+            Stage::Leading { monitor, has_guests: true } => monitor.is_only(),
+            _ => false,
+        }
+    }
+
+    /// Connects to the leader, to tell that this monitor is there.
+    fn tell_leader(&mut self, effects: &mut Vec<Effect>) {
+        self.presence.retry = None;
+        let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
+        if leader.addresses.is_empty() {
+            return;
+        }
+        let address = leader.addresses[self.presence.address % leader.addresses.len()].clone();
+        let connection = self.guests.next_connection();
+        self.presence.connection = Some(connection);
+        effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+    }
+
+    fn tell_presence(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        let here = ToMonitor::MonitorHere {
+            monitor: self.identity.monitor,
+            addresses: self.identity.addresses.clone(),
+            pid: self.identity.pid,
+        };
+        let text = serde_json::to_string(&here);
+        let text = text.expect("messages have text keys and plain numbers");
+        let message = Message::Control(text);
+        effects.push(Effect::Net(NetEffect::Send { connection, message }));
+    }
+
+    fn leave_leader(&mut self, effects: &mut Vec<Effect>) {
+        self.presence.retry = None;
+        if let Some(connection) = self.presence.connection.take() {
+            effects.push(Effect::Net(NetEffect::Close { connection }));
+        }
+    }
+}
+
+fn leader_key() -> String {
+    Key::Leader.to_string()
+}
+
+/// The answer to `status` of a monitor that cannot ask the store.
+fn status_without_state(now: Time, identity: &Identity, trouble: Option<&str>) -> Value {
+    let mut monitor = Monitor::new(identity.clone());
+    monitor.state_trouble = trouble.map(str::to_string);
+    monitor.status(now)
+}

@@ -1,0 +1,617 @@
+//! Several monitors over one store: one leads by its lease, the others take their guests to it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{ConnectionId, Duration, Incarnation, MonitorId, Time};
+use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::wire::Message;
+use serde_json::Value;
+
+use super::rig::{CLUSTER, osd_id, store_of};
+use crate::message::{Command, Failure, FromMonitor, ToMonitor};
+use crate::monitor::{Effect, Event, Identity, NO_LEADER, Station, StopReason};
+use crate::state::{
+    MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
+    Transaction, TransactionOutcome, Unavailable, WatchId,
+};
+
+/// Who is at an end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Who {
+    Station(usize),
+    Guest(usize),
+}
+
+type End = (Who, ConnectionId);
+
+/// What a client, an OSD or a command is told.
+#[derive(Default)]
+struct Guest {
+    said: VecDeque<FromMonitor>,
+    is_closed: bool,
+}
+
+/// Monitors that talk to each other and to one store without delay.
+struct Town {
+    now: Time,
+    store: MemoryState,
+    stations: Vec<Option<Station>>,
+    /// Monitors whose store does not answer.
+    cut: BTreeSet<usize>,
+    /// Monitors whose transactions happen and are answered with "unknown".
+    unsure: BTreeSet<usize>,
+    ends: BTreeMap<End, End>,
+    guests: Vec<Guest>,
+    events: VecDeque<(usize, Event)>,
+    connection_last: u64,
+    stopped: Vec<StopReason>,
+}
+
+/// Ids of one monitor are nobody else's in the store they share.
+const OF_STATION: u32 = 48;
+
+fn outer(station: usize, id: u64) -> u64 {
+    id | (station as u64 + 1) << OF_STATION
+}
+
+fn inner(id: u64) -> Option<(usize, u64)> {
+    let station = (id >> OF_STATION & 0xff).checked_sub(1)?;
+    Some((station as usize, id & !(0xff << OF_STATION)))
+}
+
+impl Town {
+    fn new(count: usize) -> Town {
+        let mut town = Town {
+            now: Time::from_nanos(1),
+            store: MemoryState::default(),
+            stations: Vec::new(),
+            cut: BTreeSet::new(),
+            unsure: BTreeSet::new(),
+            ends: BTreeMap::new(),
+            guests: Vec::new(),
+            events: VecDeque::new(),
+            connection_last: 1,
+            stopped: Vec::new(),
+        };
+        for number in 0..count {
+            town.stations.push(None);
+            town.start(number);
+        }
+        town
+    }
+
+    fn start(&mut self, number: usize) {
+        let identity = Identity {
+            cluster: CLUSTER,
+            monitor: MonitorId::new(number as u32 + 1).unwrap(),
+            pid: 100,
+            addresses: vec![format!("mon{number}")],
+        };
+        self.stations[number] = Some(Station::new(identity, true));
+        self.events.push_back((number, Event::Tick));
+        self.settle();
+    }
+
+    /// The process ends without a word.
+    fn kill(&mut self, number: usize) {
+        self.stations[number] = None;
+        self.events.retain(|(station, _)| *station != number);
+        let ends = self.ends.keys().copied().filter(|(who, _)| *who == Who::Station(number));
+        for end in ends.collect::<Vec<_>>() {
+            self.break_off(end);
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        let mut steps = 0;
+        loop {
+            let mut told = Vec::new();
+            self.store.poll(self.now, &mut told);
+            self.take_state(told);
+            let Some((number, event)) = self.events.pop_front() else { return };
+            steps += 1;
+            assert!(steps < 100_000, "monitors go round in circles");
+            let Some(station) = &mut self.stations[number] else { continue };
+            let mut effects = Vec::new();
+            station.apply(self.now, event, &mut effects);
+            for effect in effects {
+                self.effect(number, effect);
+            }
+        }
+    }
+
+    fn effect(&mut self, number: usize, effect: Effect) {
+        match effect {
+            Effect::Ready => {}
+            Effect::Stop(reason) => {
+                self.stopped.push(reason);
+                self.kill(number);
+            }
+            Effect::State(effect) => self.state_effect(number, effect),
+            Effect::Net(NetEffect::Connect { connection, address }) => {
+                let to: usize = address.strip_prefix("mon").unwrap().parse().unwrap();
+                let here = (Who::Station(number), connection);
+                if self.stations[to].is_none() {
+                    let reason = CloseReason::Refused;
+                    self.tell(here, NetEvent::Closed { connection, reason });
+                    return;
+                }
+                self.connect(here, to, Role::Monitor(monitor_id(number)));
+                let peer = Peer { cluster: CLUSTER, role: Role::Monitor(monitor_id(to)) };
+                self.tell(here, NetEvent::Connected { connection, peer });
+            }
+            Effect::Net(NetEffect::Send { connection, message }) => {
+                if let Some(there) = self.ends.get(&(Who::Station(number), connection)).copied() {
+                    self.tell(there, NetEvent::Received { connection: there.1, message });
+                }
+            }
+            Effect::Net(NetEffect::Close { connection }) => {
+                self.break_off((Who::Station(number), connection));
+                // Nothing of it is told any more, not even that it is closed.
+                self.events.retain(|(station, event)| {
+                    let Event::Net(event) = event else { return true };
+                    let (NetEvent::Accepted { connection: id, .. }
+                    | NetEvent::Connected { connection: id, .. }
+                    | NetEvent::Received { connection: id, .. }
+                    | NetEvent::Closed { connection: id, .. }) = event;
+                    *station != number || *id != connection
+                });
+            }
+        }
+    }
+
+    fn connect(&mut self, here: End, to: usize, role: Role) {
+        self.connection_last += 2;
+        let connection = ConnectionId::new(self.connection_last);
+        let there = (Who::Station(to), connection);
+        self.ends.insert(here, there);
+        self.ends.insert(there, here);
+        let peer = Peer { cluster: CLUSTER, role };
+        self.tell(there, NetEvent::Accepted { connection, peer });
+    }
+
+    /// One end is gone: the other is told.
+    fn break_off(&mut self, here: End) {
+        if let Some(there) = self.ends.remove(&here) {
+            self.ends.remove(&there);
+            let reason = CloseReason::Reset;
+            self.tell(there, NetEvent::Closed { connection: there.1, reason });
+        }
+    }
+
+    fn tell(&mut self, (who, _): End, event: NetEvent) {
+        match who {
+            Who::Station(number) => self.events.push_back((number, Event::Net(event))),
+            Who::Guest(guest) => match event {
+                NetEvent::Received { message: Message::Control(text), .. } => {
+                    self.guests[guest].said.push_back(serde_json::from_str(&text).unwrap());
+                }
+                NetEvent::Closed { .. } => self.guests[guest].is_closed = true,
+                other => panic!("not for a guest: {other:?}"),
+            },
+        }
+    }
+
+    fn state_effect(&mut self, number: usize, effect: StateEffect) {
+        let away = self.cut.contains(&number);
+        let unsure = self.unsure.contains(&number);
+        let request = |id: StateRequest| StateRequest(outer(number, id.0));
+        let watch = |id: WatchId| WatchId(outer(number, id.0));
+        let effect = match effect {
+            StateEffect::Range { request, .. } if away => {
+                let event = StateEvent::Range { request, result: Err(Unavailable) };
+                self.events.push_back((number, Event::State(event)));
+                return;
+            }
+            StateEffect::Transact { request, .. } if away => {
+                let outcome = TransactionOutcome::Unknown;
+                let event = StateEvent::Transacted { request, outcome };
+                self.events.push_back((number, Event::State(event)));
+                return;
+            }
+            // Asked again until it can be: not in these tests.
+            _ if away => return,
+            StateEffect::Range { request: id, prefix, after, limit } => {
+                StateEffect::Range { request: request(id), prefix, after, limit }
+            }
+            StateEffect::Transact { request: id, transaction } => {
+                StateEffect::Transact { request: request(id), transaction }
+            }
+            StateEffect::Watch { watch: id, prefix, from } => {
+                StateEffect::Watch { watch: watch(id), prefix, from }
+            }
+            StateEffect::Unwatch { watch: id } => StateEffect::Unwatch { watch: watch(id) },
+            StateEffect::LeaseGrant { request: id, time_to_live } => {
+                StateEffect::LeaseGrant { request: request(id), time_to_live }
+            }
+            StateEffect::LeaseRenew { request: id, lease } => {
+                StateEffect::LeaseRenew { request: request(id), lease }
+            }
+            StateEffect::LeaseRevoke { request: id, lease } => {
+                StateEffect::LeaseRevoke { request: request(id), lease }
+            }
+            StateEffect::Compact { .. } => panic!("monitors compact nothing"),
+        };
+        let mut told = Vec::new();
+        self.store.apply(self.now, effect, &mut told);
+        if unsure {
+            for event in &mut told {
+                if let StateEvent::Transacted { outcome, .. } = event {
+                    *outcome = TransactionOutcome::Unknown;
+                }
+            }
+        }
+        self.take_state(told);
+    }
+
+    fn take_state(&mut self, told: Vec<StateEvent>) {
+        for event in told {
+            let (id, event) = match event {
+                StateEvent::Range { request: StateRequest(id), result } => {
+                    let request = StateRequest(inner(id).map_or(0, |(_, id)| id));
+                    (id, StateEvent::Range { request, result })
+                }
+                StateEvent::Transacted { request: StateRequest(id), outcome } => {
+                    let request = StateRequest(inner(id).map_or(0, |(_, id)| id));
+                    (id, StateEvent::Transacted { request, outcome })
+                }
+                StateEvent::Lease { request: StateRequest(id), lease } => {
+                    let request = StateRequest(inner(id).map_or(0, |(_, id)| id));
+                    (id, StateEvent::Lease { request, lease })
+                }
+                StateEvent::Watched { watch: WatchId(id), revision, changes } => {
+                    let watch = WatchId(inner(id).map_or(0, |(_, id)| id));
+                    (id, StateEvent::Watched { watch, revision, changes })
+                }
+                other => panic!("not in these tests: {other:?}"),
+            };
+            if let Some((number, _)) = inner(id)
+                && !self.cut.contains(&number)
+            {
+                self.events.push_back((number, Event::State(event)));
+            }
+        }
+    }
+
+    /// Moves the clock on, ringing every deadline on the way.
+    fn advance(&mut self, span: Duration) {
+        let end = self.now + span;
+        loop {
+            let stations = self.stations.iter().flatten().filter_map(Station::deadline);
+            let next = stations.chain(self.store.deadline()).min();
+            let next = next.filter(|next| *next <= end).unwrap_or(end);
+            self.now = self.now.max(next) + Duration::from_nanos(1);
+            for number in 0..self.stations.len() {
+                self.events.push_back((number, Event::Tick));
+            }
+            self.settle();
+            if self.now > end {
+                return;
+            }
+        }
+    }
+
+    fn guest(&mut self, station: usize, role: Role) -> usize {
+        let guest = self.guests.len();
+        self.guests.push(Guest::default());
+        self.connect((Who::Guest(guest), ConnectionId::new(2)), station, role);
+        self.settle();
+        guest
+    }
+
+    fn client(&mut self, station: usize) -> usize {
+        self.guest(station, Role::Client)
+    }
+
+    fn say(&mut self, guest: usize, message: &ToMonitor) {
+        let Some(there) = self.ends.get(&(Who::Guest(guest), ConnectionId::new(2))).copied() else {
+            return;
+        };
+        let message = Message::Control(serde_json::to_string(message).unwrap());
+        self.tell(there, NetEvent::Received { connection: there.1, message });
+        self.settle();
+    }
+
+    fn answer(&mut self, guest: usize) -> Option<Result<Value, Failure>> {
+        let said = std::mem::take(&mut self.guests[guest].said);
+        said.into_iter().find_map(|message| match message {
+            FromMonitor::Answer { result, .. } => Some(result),
+            _ => None,
+        })
+    }
+
+    /// A command asked of one monitor, and its answer if that came at once.
+    fn ask(&mut self, station: usize, command: Command) -> Option<Result<Value, Failure>> {
+        let guest = self.client(station);
+        self.say(guest, &ToMonitor::Command { request: 1, command });
+        let answer = self.answer(guest);
+        self.break_off((Who::Guest(guest), ConnectionId::new(2)));
+        self.settle();
+        answer
+    }
+
+    fn boot(&mut self, station: usize, number: u32, incarnation: Option<Incarnation>) -> usize {
+        let role = Role::Osd(osd_id(number), incarnation.unwrap_or_default());
+        let guest = self.guest(station, role);
+        let boot = ToMonitor::OsdBoot {
+            osd: osd_id(number),
+            store: store_of(number),
+            addresses: vec![format!("unix:osd{number}")],
+            pid: 1000,
+            path: "/osd".into(),
+            host: "h".into(),
+            incarnation,
+            suspect: false,
+        };
+        self.say(guest, &boot);
+        guest
+    }
+
+    fn leaders(&self) -> Vec<usize> {
+        let leads = |number: &usize| {
+            self.stations[*number].as_ref().and_then(Station::leader) == Some(monitor_id(*number))
+        };
+        (0..self.stations.len()).filter(leads).collect()
+    }
+
+    fn leader(&self) -> usize {
+        let leaders = self.leaders();
+        assert_eq!(leaders.len(), 1, "one leads: {leaders:?}");
+        leaders[0]
+    }
+
+    fn stored(&self, key: &str) -> Option<Value> {
+        let entry = self.store.entries().find(|entry| entry.key == key)?;
+        Some(serde_json::from_str(&entry.value).unwrap())
+    }
+
+    /// The process ends in good order.
+    fn retire(&mut self, number: usize) {
+        let mut effects = Vec::new();
+        self.stations[number].as_mut().unwrap().retire(&mut effects);
+        for effect in effects {
+            self.effect(number, effect);
+        }
+        self.settle();
+        assert!(self.stations[number].as_ref().unwrap().is_retired());
+        self.kill(number);
+    }
+}
+
+fn monitor_id(number: usize) -> MonitorId {
+    MonitorId::new(number as u32 + 1).unwrap()
+}
+
+fn osd_create(number: u32) -> Command {
+    Command::OsdCreate { store: store_of(number) }
+}
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn one_of_several_monitors_leads_and_all_know_it() {
+    let mut town = Town::new(3);
+    assert_eq!(town.leader(), 0);
+    town.advance(seconds(30));
+    assert_eq!(town.leader(), 0, "its lease is renewed");
+    for number in 0..3 {
+        let station = town.stations[number].as_ref().unwrap();
+        assert_eq!(station.leader(), Some(monitor_id(0)));
+        let rows = town.ask(number, Command::MonitorList).unwrap().unwrap();
+        let rows = rows.as_array().unwrap();
+        assert_eq!(rows.len(), 3);
+        assert!(rows.iter().all(|row| row["up"] == true), "{rows:?}");
+        assert_eq!(rows.iter().filter(|row| row["leads"] == true).count(), 1);
+    }
+    assert_eq!(town.stored("monitor/3").unwrap()["addresses"], serde_json::json!(["mon2"]));
+}
+
+#[test]
+fn any_monitor_takes_commands_and_osds_to_the_leader() {
+    let mut town = Town::new(3);
+    for (station, number) in [(0, 1), (1, 2), (2, 3)] {
+        let made = town.ask(station, osd_create(number)).unwrap().unwrap();
+        assert_eq!(made["id"], number);
+        let guest = town.boot(station, number, None);
+        let booted = FromMonitor::OsdBooted { incarnation: Incarnation::new(1) };
+        assert!(town.guests[guest].said.contains(&booted), "{:?}", town.guests[guest].said);
+    }
+    assert_eq!(town.stored("osd/3").unwrap()["up"], true);
+    // An OSD's words over a monitor are still an OSD's, and a client's a client's.
+    let client = town.client(1);
+    let needs = ToMonitor::PoolCleared { pool: base::PoolId::FIRST };
+    town.say(client, &needs);
+    assert!(town.guests[client].is_closed, "a client does not speak for OSDs");
+    let client = town.client(0);
+    town.say(client, &ToMonitor::Relay { guest: crate::message::Guest::Client });
+    assert!(town.guests[client].is_closed, "monitors alone have guests");
+}
+
+#[test]
+fn everybody_who_gets_the_map_is_told_where_monitors_listen() {
+    let mut town = Town::new(2);
+    let client = town.client(1);
+    town.say(client, &ToMonitor::Subscribe { have: BTreeMap::new() });
+    let told = |town: &Town| {
+        let mut monitors = town.guests[client].said.iter().filter_map(|message| match message {
+            FromMonitor::Monitors { addresses } => Some(addresses.clone()),
+            _ => None,
+        });
+        monitors.next_back().unwrap()
+    };
+    assert_eq!(told(&town), ["mon0", "mon1"]);
+    town.stations.push(None);
+    town.start(2);
+    assert_eq!(told(&town), ["mon0", "mon1", "mon2"]);
+}
+
+#[test]
+fn when_the_leader_dies_another_one_leads_after_its_lease() {
+    let mut town = Town::new(3);
+    town.ask(1, osd_create(1)).unwrap().unwrap();
+    let osd = town.boot(1, 1, None);
+    town.kill(0);
+    assert!(town.guests[osd].is_closed, "it must come again");
+    assert_eq!(town.leaders(), [0usize; 0]);
+    // Whoever comes meanwhile waits for the next leader.
+    let waits = town.boot(2, 1, Some(Incarnation::new(1)));
+    town.advance(seconds(1));
+    assert_eq!(town.leaders(), [0usize; 0], "its lease has not ended");
+    town.advance(seconds(1));
+    let leader = town.leader();
+    assert_ne!(leader, 0);
+    let booted = FromMonitor::OsdBooted { incarnation: Incarnation::new(1) };
+    town.advance(seconds(1));
+    assert!(town.guests[waits].said.contains(&booted), "the same run goes on");
+    // The one that died comes back, and follows.
+    town.start(0);
+    town.advance(seconds(10));
+    assert_eq!(town.leader(), leader);
+    assert!(town.ask(0, osd_create(2)).unwrap().is_ok());
+}
+
+#[test]
+fn a_leader_that_retires_is_followed_at_once() {
+    let mut town = Town::new(2);
+    town.retire(0);
+    assert_eq!(town.leader(), 1);
+    assert!(town.ask(1, osd_create(1)).unwrap().is_ok());
+}
+
+#[test]
+fn a_leader_that_is_cut_off_from_the_store_lets_everybody_go() {
+    let mut town = Town::new(3);
+    town.ask(0, osd_create(1)).unwrap().unwrap();
+    let osd = town.boot(0, 1, None);
+    let over = town.boot(1, 1, Some(Incarnation::new(1)));
+    assert!(!town.guests[over].is_closed);
+    town.cut.insert(0);
+    town.advance(seconds(4));
+    assert!(town.guests[osd].is_closed && town.guests[over].is_closed);
+    let leader = town.leader();
+    assert_ne!(leader, 0);
+    // What the others write meanwhile is not undone when it is back.
+    town.ask(leader, osd_create(2)).unwrap().unwrap();
+    // A command over it comes to nothing, and says so.
+    let lost = town.client(0);
+    town.say(lost, &ToMonitor::Command { request: 1, command: osd_create(9) });
+    town.advance(seconds(4));
+    let error = town.answer(lost).unwrap().unwrap_err();
+    assert_eq!(error.code, NO_LEADER);
+    assert!(town.guests[lost].is_closed);
+    town.cut.clear();
+    town.advance(seconds(4));
+    assert_eq!(town.leader(), leader);
+    assert!(town.stored("osd/2").is_some());
+    assert_eq!(town.ask(0, Command::OsdList).unwrap().unwrap().as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
+    let mut town = Town::new(1);
+    town.ask(0, osd_create(1)).unwrap().unwrap();
+    let record = town.stored("osd/1").unwrap();
+    // Nobody hears of it: as if another one had led, written, and died.
+    town.cut.insert(0);
+    let mut transaction = Transaction::new();
+    let revision = |key: &str| {
+        let entry = town.store.entries().find(|entry| entry.key == key);
+        entry.map_or(StateRevision::ZERO, |entry| entry.revision)
+    };
+    let mut newer = record.clone();
+    newer["pid"] = 77.into();
+    let value = newer.to_string();
+    let put = Operation::Put { key: "osd/1".into(), value, lease: None };
+    transaction.write(put, revision("osd/1"));
+    transaction.write(Operation::Delete { key: "leader".into() }, revision("leader"));
+    let effect = StateEffect::Transact { request: StateRequest(0), transaction };
+    town.store.apply(town.now, effect, &mut Vec::new());
+    town.cut.clear();
+    // Its next transaction finds out.
+    town.ask(0, osd_create(2));
+    town.advance(seconds(5));
+    assert_eq!(town.leader(), 0);
+    assert_eq!(town.stored("osd/1"), Some(newer), "it was not taken for an edit and undone");
+}
+
+#[test]
+fn the_only_monitor_serves_on_while_the_store_is_away() {
+    let mut town = Town::new(1);
+    town.ask(0, osd_create(1)).unwrap().unwrap();
+    town.advance(seconds(1));
+    let client = town.client(0);
+    town.cut.insert(0);
+    town.advance(seconds(30));
+    assert!(!town.guests[client].is_closed);
+    let rows = town.ask(0, Command::OsdList).unwrap().unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_store_that_does_not_say_what_became_of_transactions_stops_nobody_for_good() {
+    let mut town = Town::new(2);
+    town.unsure.insert(0);
+    let guest = town.client(1);
+    town.say(guest, &ToMonitor::Command { request: 1, command: osd_create(1) });
+    town.advance(Duration::from_millis(300));
+    town.unsure.clear();
+    town.advance(seconds(1));
+    assert!(town.answer(guest).unwrap().is_ok());
+    assert_eq!(town.leader(), 0);
+}
+
+#[test]
+fn a_guest_that_waits_too_long_is_sent_to_another_monitor() {
+    let mut town = Town::new(1);
+    town.kill(0);
+    town.cut.insert(0);
+    town.start(0);
+    let osd = town.boot(0, 1, None);
+    town.advance(seconds(2));
+    assert!(!town.guests[osd].is_closed);
+    town.advance(seconds(2));
+    assert!(town.guests[osd].is_closed);
+}
+
+#[test]
+fn an_empty_store_is_no_new_cluster_for_a_monitor_that_may_not_make_one() {
+    let mut town = Town::new(0);
+    let identity = Identity {
+        cluster: CLUSTER,
+        monitor: MonitorId::FIRST,
+        pid: 100,
+        addresses: vec!["mon0".into()],
+    };
+    town.stations.push(Some(Station::new(identity, false)));
+    town.events.push_back((0, Event::Tick));
+    town.settle();
+    let [StopReason::State(why)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
+    assert!(why.contains("ashlar init"), "{why}");
+    assert_eq!(town.stored("cluster"), None);
+}
+
+#[test]
+fn a_monitor_that_is_there_is_not_forgotten_and_one_that_is_not_can_be() {
+    let mut town = Town::new(2);
+    let remove = |monitor: usize| Command::MonitorRemove { monitor: monitor_id(monitor) };
+    let code = |answer: Option<Result<Value, Failure>>| answer.unwrap().unwrap_err().code;
+    assert_eq!(code(town.ask(0, remove(0))), "running");
+    assert_eq!(code(town.ask(0, remove(1))), "running");
+    town.kill(1);
+    town.ask(0, remove(1)).unwrap().unwrap();
+    assert_eq!(town.stored("monitor/2"), None);
+    assert_eq!(code(town.ask(0, remove(1))), "not_found");
+    let made = town.ask(0, Command::MonitorCreate).unwrap().unwrap();
+    assert_eq!(made["id"], 3, "ids are not given again");
+}
+
+#[test]
+fn monitors_that_believe_of_each_other_that_they_lead_do_not_send_guests_in_circles() {
+    let mut town = Town::new(2);
+    // The second one knows that the first leads; a monitor's connection to it is no guest.
+    let other = town.guest(1, Role::Monitor(monitor_id(0)));
+    assert!(town.guests[other].is_closed);
+}
