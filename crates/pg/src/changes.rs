@@ -10,10 +10,8 @@ use std::ops::Range;
 use base::Version;
 use blockstore::BlockKey;
 
+use crate::limits::CHANGES_MAX;
 use crate::units::Units;
-
-/// Most changes kept.
-pub const CHANGES_MAX: usize = 4096;
 
 /// See the module.
 pub struct Changes {

@@ -9,14 +9,12 @@ use std::collections::VecDeque;
 
 use base::Version;
 use blockstore::BlockKey;
-use format::wire::{LIST_COUNT_MAX, ListedBlock, PeerBody};
+use format::wire::{ListedBlock, PeerBody};
 
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked};
+use super::limits::{ADOPTIONS_MAX, LIST_COUNT_MAX};
 use super::{Action, Call, CallId, NewerFor, Pg, Serving};
-
-/// Most blocks that are brought to the acting members at once.
-const JOBS_MAX: usize = 8;
 
 /// How far the comparison is.
 #[derive(Default)]
@@ -119,7 +117,7 @@ impl Compare {
 impl Pg {
     /// Goes on comparing until pages or repairs must be waited for.
     pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
-        while self.serving == Serving::Comparing && self.lead().jobs.len() < JOBS_MAX {
+        while self.serving == Serving::Comparing && self.lead().jobs.len() < ADOPTIONS_MAX {
             self.ask_pages(actions);
             let pages = &self.lead().compare.pages;
             if pages.iter().any(Page::is_missing) {

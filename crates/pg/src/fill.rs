@@ -17,16 +17,14 @@ use base::hash::hash_range_of_pg;
 use base::planted::{self, Bug};
 use base::{OsdId, Version};
 use blockstore::BlockKey;
-use format::wire::{Filling, ListedBlock, MemberState, PeerBody, WHOLE_COUNT_MAX};
+use format::wire::{Filling, ListedBlock, MemberState, PeerBody};
 
 use super::compare::{Page, check_list};
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Contact, Lead};
+use super::limits::{PROGRESS_EVERY, WHOLE_COUNT_MAX};
 use super::units::{Held, Units};
 use super::{Action, Need, NewerFor, Pg, Serving};
-
-/// So many filled blocks make the position durable.
-const PROGRESS_EVERY: usize = 64;
 
 /// A learner whose blocks beyond the end of its epoch are being listed.
 pub struct Intake {

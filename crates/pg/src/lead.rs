@@ -16,12 +16,13 @@ use std::collections::BTreeMap;
 
 use base::{Epoch, OsdId, Version};
 use blockstore::{NoteKey, Request as StoreRequest};
-use format::wire::{Activation, HISTORY_COUNT_MAX, Member, MemberState, PeerBody, PgEntry};
+use format::wire::{Activation, Member, MemberState, PeerBody, PgEntry};
 use slab::Slab;
 
 use super::compare::Compare;
 use super::copy::Job;
 use super::fill::{Filler, Intake};
+use super::limits::HISTORY_COUNT_MAX;
 use super::window::Window;
 use super::{Action, Call, MEMBERS_MAX, MemberSet, Need, NoteFor, Pg, Record, Serving};
 
@@ -251,8 +252,11 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         let peer = &mut self.lead().peers[index];
-        if peer.contact != Contact::Asked {
-            return Err("a state that was not asked for".into());
+        match peer.contact {
+            Contact::Asked => {}
+            // The answer to a question over an earlier connection came first: it is as good.
+            Contact::Known => return Ok(()),
+            Contact::Away | Contact::Out => return Err("a state that was not asked for".into()),
         }
         if !state.history.is_sorted_by(|older, newer| older.epoch < newer.epoch) {
             return Err("a history out of order".into());

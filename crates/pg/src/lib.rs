@@ -31,6 +31,7 @@ mod copy;
 mod delete;
 mod fill;
 mod lead;
+mod limits;
 mod member;
 mod read;
 mod record;

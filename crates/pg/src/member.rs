@@ -9,11 +9,11 @@
 
 use base::{OsdId, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
-use format::wire::{
-    Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, ListedBlock, PeerBody,
-};
+use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 
-use super::lead::Asked;
+use super::changes::Changes;
+use super::lead::{Asked, Contact};
+use super::limits::{HISTORY_COUNT_MAX, LIST_COUNT_MAX};
 use super::units::{Held, Units};
 use super::window::Window;
 use super::{Action, Call, CallId, NewerFor, NoteFor, Pg, Record, next_version, units_of};
@@ -222,9 +222,7 @@ impl Pg {
         follow.next = Some(next_version(version, epoch));
         follow.mark = follow.mark.max(mark);
         let order = follow.taken.begin(0);
-        if !follow.is_learner {
-            self.changes.add(version, key, first..end);
-        }
+        self.changes.add(version, key, first..end);
         self.stand.wrote(version);
         self.call(Call::Taken { order, version }, request, actions);
         Ok(())
@@ -337,7 +335,7 @@ impl Pg {
             }
             NoteFor::Progress { call } => {
                 if is_filled {
-                    self.changes = super::Changes::new(self.stand.held);
+                    self.filled_here();
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
@@ -345,10 +343,15 @@ impl Pg {
         }
     }
 
+    /// A filling ended. Its repairs are in no list of changes: the list begins here.
+    fn filled_here(&mut self) {
+        self.changes = Changes::new(self.stand.held);
+    }
+
     /// The store believes a filled PG again.
     pub(crate) fn filled_absolved(&mut self, call: u32, actions: &mut Vec<Action>) {
         self.stand.absolved();
-        self.changes = super::Changes::new(self.stand.held);
+        self.filled_here();
         self.answer(PeerBody::Noted { call }, actions);
     }
 
@@ -428,6 +431,10 @@ impl Pg {
         body: PeerBody,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        if self.lead().peers[index].contact == Contact::Out {
+            // What it did before it was lost may still be answered, over a new connection.
+            return Ok(());
+        }
         match body {
             PeerBody::State(state) => self.stated(index, state, actions),
             PeerBody::Written { version } => self.member_wrote(index, version, actions),

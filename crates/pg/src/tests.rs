@@ -1,5 +1,11 @@
 //! A PG over a store in memory that carries out requests at once and answers when told to.
 
+mod history;
+mod model;
+mod random;
+mod scenarios;
+mod world;
+
 use std::collections::VecDeque;
 
 use base::checksum::checksum_units;

@@ -226,6 +226,10 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
+        if self.serving != Serving::Active {
+            // No version is given any more: it is answered when the next epoch comes.
+            return;
+        }
         let (version, held) = match result {
             Ok(Answer::Extents { version, mut written, damaged }) => {
                 merge_bitmaps(&mut written, &damaged);

@@ -1,0 +1,375 @@
+//! A block store in memory: journal order, crashes that lose what was not durable, holes.
+//!
+//! An entry is durable in the order of the journal; the data of some ("large") entries is durable
+//! apart from it. A crash keeps what is durable and a part of the rest that fits the order; an entry
+//! whose data is missing is dropped with the later ones of its block.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::checksum::checksum_units;
+use base::{Buffer, BufferPool, Checksum, Version};
+use blockstore::{Answer, BlockKey, PgFacts, Request, StoreError};
+use format::wire::{Content, ListedBlock};
+
+use super::{BLOCK_SIZE, UNIT, UNITS};
+use crate::CallId;
+
+/// A block: the value of each unit, 0 where nothing was written.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Block {
+    pub version: Version,
+    pub units: BTreeMap<u32, u32>,
+    pub damaged: u64,
+    pub is_tombstone: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct State {
+    pub blocks: BTreeMap<BlockKey, Block>,
+    pub note: Option<Vec<u8>>,
+    pub floor: Version,
+    pub last: Version,
+    pub held: Version,
+    pub hole: Option<Version>,
+    pub is_suspect: bool,
+}
+
+struct Entry {
+    call: CallId,
+    request: Request,
+    /// Its data is durable.
+    has_data: bool,
+    is_answered: bool,
+}
+
+#[derive(Default)]
+pub struct Store {
+    /// Durable, and not in the journal any more.
+    base: State,
+    /// With all of the journal.
+    pub now: State,
+    journal: VecDeque<Entry>,
+    /// So many entries of the journal are durable.
+    durable_count: usize,
+    /// Answers of requests that change nothing.
+    answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
+    /// Writes are refused.
+    pub is_full: bool,
+}
+
+/// The bytes of units with these values.
+pub fn data_of(values: &[u32]) -> (Vec<Checksum>, Buffer) {
+    let mut bytes = vec![0; values.len() * UNIT as usize];
+    for (unit, value) in bytes.chunks_mut(UNIT as usize).zip(values) {
+        unit[..4].copy_from_slice(&value.to_le_bytes());
+    }
+    let mut checksums = Vec::new();
+    checksum_units(&bytes, &mut checksums);
+    (checksums, BufferPool::default().copy_of(&bytes))
+}
+
+/// The values of units with these bytes.
+pub fn values_of(data: &[u8], units: u32) -> Vec<u32> {
+    if data.is_empty() {
+        return vec![0; units as usize];
+    }
+    let units = data.chunks(UNIT as usize);
+    units.map(|unit| u32::from_le_bytes(unit[..4].try_into().unwrap())).collect()
+}
+
+impl State {
+    fn wrote(&mut self, version: Version) {
+        if self.hole.is_some_and(|hole| hole.epoch != version.epoch) {
+            self.hole = None;
+        }
+        self.last = self.last.max(version);
+        self.held = self.held.max(version);
+    }
+
+    fn apply(&mut self, request: &Request) {
+        match request {
+            Request::Write { key, version, offset, data, .. } => {
+                self.wrote(*version);
+                let block = self.blocks.entry(*key).or_default();
+                assert!(block.version < *version, "versions of a block only grow");
+                block.version = *version;
+                block.is_tombstone = false;
+                let count = data.len() as u32 / UNIT;
+                for (index, value) in (0..).zip(values_of(data, count)) {
+                    let unit = offset / UNIT + index;
+                    block.units.insert(unit, value);
+                    block.damaged &= !(1 << unit);
+                }
+            }
+            Request::Zero { key, version, offset, length, .. } => {
+                self.wrote(*version);
+                let block = self.blocks.entry(*key).or_default();
+                assert!(block.version < *version, "versions of a block only grow");
+                block.version = *version;
+                for unit in offset / UNIT..(offset + length) / UNIT {
+                    block.units.remove(&unit);
+                    block.damaged &= !(1 << unit);
+                }
+            }
+            Request::Delete { key, version, .. } => {
+                self.wrote(*version);
+                let block = self.blocks.entry(*key).or_default();
+                assert!(block.version < *version, "versions of a block only grow");
+                *block = Block { version: *version, is_tombstone: true, ..Block::default() };
+            }
+            Request::Repair { key, content, .. } => self.repair(*key, content),
+            Request::Note { bytes, .. } => self.note = Some(bytes.clone()),
+            Request::SetFloor { floor, .. } => {
+                self.floor = *floor;
+                let is_gone = |block: &Block| block.is_tombstone && block.version <= *floor;
+                self.blocks.retain(|_, block| !is_gone(block));
+            }
+            Request::Absolve { .. } => self.is_suspect = false,
+            other => panic!("{other:?} changes nothing"),
+        }
+    }
+
+    fn repair(&mut self, key: BlockKey, content: &Content) {
+        match content {
+            Content::Gone => {
+                self.blocks.remove(&key);
+            }
+            Content::Tombstone { version } => {
+                self.held = self.held.max(*version);
+                let block = Block { version: *version, is_tombstone: true, ..Block::default() };
+                self.blocks.insert(key, block);
+            }
+            Content::Block { version, units, written, damaged, data, .. } => {
+                self.held = self.held.max(*version);
+                let block = self.blocks.entry(key).or_default();
+                block.version = *version;
+                block.is_tombstone = false;
+                let data = data.as_ref().map(|data| &data[..]).unwrap_or_default();
+                let count = written[0].count_ones();
+                let mut values = values_of(data, count).into_iter();
+                for unit in (0..UNITS).filter(|unit| units[0] & (1 << unit) != 0) {
+                    block.units.remove(&unit);
+                    block.damaged &= !(1 << unit);
+                    if written[0] & (1 << unit) != 0 {
+                        block.units.insert(unit, values.next().unwrap());
+                    }
+                    if damaged[0] & (1 << unit) != 0 {
+                        block.damaged |= 1 << unit;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn key_of(request: &Request) -> Option<BlockKey> {
+    match request {
+        Request::Write { key, .. }
+        | Request::Zero { key, .. }
+        | Request::Delete { key, .. }
+        | Request::Repair { key, .. } => Some(*key),
+        _ => None,
+    }
+}
+
+fn version_of(request: &Request) -> Option<Version> {
+    match request {
+        Request::Write { version, .. }
+        | Request::Zero { version, .. }
+        | Request::Delete { version, .. } => Some(*version),
+        _ => None,
+    }
+}
+
+impl Store {
+    pub fn facts(&self) -> PgFacts {
+        let State { last, held, hole, floor, is_suspect, .. } = self.now;
+        PgFacts { last, held, hole, floor, is_suspect }
+    }
+
+    /// Takes a request. `is_large`: its data is durable apart from its entry.
+    pub fn ask(&mut self, call: CallId, request: Request, is_large: bool) {
+        match request {
+            Request::Read { key, offset, length } => {
+                let answer = self.read(key, offset, length);
+                self.answers.push_back((call, answer));
+            }
+            Request::Extents { key } => {
+                let block = self.now.blocks.get(&key).cloned().unwrap_or_default();
+                let written = block.units.keys().fold(0u64, |bits, unit| bits | 1 << unit);
+                let answer = Answer::Extents {
+                    version: block.version,
+                    written: vec![written & !block.damaged],
+                    damaged: vec![block.damaged],
+                };
+                self.answers.push_back((call, Ok(answer)));
+            }
+            Request::Copy { key, units } => {
+                let content = self.copy(key, &units);
+                self.answers.push_back((call, Ok(Answer::Copy { content })));
+            }
+            Request::Sync => self.answers.push_back((call, Ok(Answer::Durable))),
+            request if self.is_full && version_of(&request).is_some() => {
+                self.answers.push_back((call, Err(StoreError::Full)));
+            }
+            request => {
+                self.now.apply(&request);
+                let has_data = !is_large || key_of(&request).is_none();
+                self.journal.push_back(Entry { call, request, has_data, is_answered: false });
+            }
+        }
+    }
+
+    fn read(&self, key: BlockKey, offset: u32, length: u32) -> Result<Answer, StoreError> {
+        let block = self.now.blocks.get(&key).cloned().unwrap_or_default();
+        let units = offset / UNIT..(offset + length) / UNIT;
+        if units.clone().any(|unit| block.damaged & (1 << unit) != 0) {
+            return Err(StoreError::Damaged { units: vec![block.damaged] });
+        }
+        let values: Vec<u32> =
+            units.map(|unit| block.units.get(&unit).copied().unwrap_or(0)).collect();
+        let is_zero = values.iter().all(|value| *value == 0);
+        let (checksums, data) = if is_zero { data_of(&[]) } else { data_of(&values) };
+        Ok(Answer::Read { version: block.version, checksums, data })
+    }
+
+    fn copy(&self, key: BlockKey, units: &[u64]) -> Content {
+        let Some(block) = self.now.blocks.get(&key) else { return Content::Gone };
+        if block.is_tombstone {
+            return Content::Tombstone { version: block.version };
+        }
+        let units = units.first().copied().unwrap_or((1 << UNITS) - 1);
+        let damaged = units & block.damaged;
+        let is_written = |unit: &u32| (units & !damaged) & (1 << unit) != 0;
+        let written: Vec<u32> =
+            block.units.keys().copied().filter(|unit| is_written(unit)).collect();
+        let values: Vec<u32> = written.iter().map(|unit| block.units[unit]).collect();
+        let (checksums, data) = data_of(&values);
+        Content::Block {
+            version: block.version,
+            block_size: BLOCK_SIZE,
+            units: vec![units],
+            written: vec![written.iter().fold(0, |bits, unit| bits | 1 << unit)],
+            damaged: vec![damaged],
+            checksums,
+            data: Some(data).filter(|data| !data.is_empty()),
+        }
+    }
+
+    /// A page of blocks with versions above one.
+    pub fn list(
+        &self,
+        newer_than: Version,
+        after: Option<BlockKey>,
+        count_max: usize,
+    ) -> (Vec<ListedBlock>, bool) {
+        let blocks = self.now.blocks.iter().filter(|(key, block)| {
+            after.is_none_or(|after| **key > after) && block.version > newer_than
+        });
+        let mut listed: Vec<ListedBlock> = blocks
+            .map(|(key, block)| ListedBlock {
+                key: *key,
+                version: block.version,
+                is_tombstone: block.is_tombstone,
+            })
+            .collect();
+        let is_last = listed.len() <= count_max;
+        listed.truncate(count_max);
+        (listed, is_last)
+    }
+
+    /// Makes more of the journal durable.
+    pub fn advance(&mut self, entries: usize, data_of: usize) {
+        self.durable_count = (self.durable_count + entries).min(self.journal.len());
+        if let Some(entry) = self.journal.get_mut(data_of) {
+            entry.has_data = true;
+        }
+    }
+
+    /// Answers that may be given now: the choice is the caller's.
+    pub fn ready(&self) -> usize {
+        self.answers.len() + self.ready_entries().count()
+    }
+
+    /// Whether every answer was given.
+    pub fn is_idle(&self) -> bool {
+        self.answers.is_empty() && self.journal.iter().all(|entry| entry.is_answered)
+    }
+
+    fn ready_entries(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.durable_count).filter(|index| {
+            let entry = &self.journal[*index];
+            let key = key_of(&entry.request);
+            let is_covered = |earlier: &Entry| {
+                earlier.has_data || key.is_none() || key_of(&earlier.request) != key
+            };
+            let is_durable = entry.has_data && self.journal.iter().take(*index).all(is_covered);
+            !entry.is_answered && is_durable
+        })
+    }
+
+    /// Gives one of the answers that are ready.
+    pub fn take(&mut self, choice: usize) -> (CallId, Result<Answer, StoreError>) {
+        if choice < self.answers.len() {
+            return self.answers.remove(choice).unwrap();
+        }
+        let index = self.ready_entries().nth(choice - self.answers.len()).unwrap();
+        let entry = &mut self.journal[index];
+        entry.is_answered = true;
+        let call = entry.call;
+        while self.journal.front().is_some_and(|first| first.is_answered) {
+            let first = self.journal.pop_front().unwrap();
+            self.base.apply(&first.request);
+            self.durable_count -= 1;
+        }
+        (call, Ok(Answer::Durable))
+    }
+
+    /// The process is gone. `more`: so many entries that were not durable are found all the same.
+    pub fn crash(&mut self, more: usize) {
+        let kept = (self.durable_count + more).min(self.journal.len());
+        let mut state = self.base.clone();
+        let mut dropped: Vec<BlockKey> = Vec::new();
+        let mut hole: Option<Version> = None;
+        for entry in self.journal.drain(..).take(kept) {
+            let key = key_of(&entry.request);
+            let is_dropped = key.is_some_and(|key| !entry.has_data || dropped.contains(&key));
+            if is_dropped {
+                assert!(!entry.is_answered, "what was answered is never dropped");
+                dropped.extend(key);
+                let version = version_of(&entry.request);
+                hole =
+                    version.map(|version| hole.map_or(version, |hole| hole.min(version))).or(hole);
+            } else {
+                state.apply(&entry.request);
+            }
+        }
+        if let Some(hole) = hole.filter(|hole| hole.epoch >= state.last.epoch) {
+            let known = state.hole.filter(|known| known.epoch == hole.epoch);
+            state.hole = Some(known.map_or(hole, |known| known.min(hole)));
+        }
+        self.base = state.clone();
+        self.now = state;
+        self.durable_count = 0;
+        self.answers.clear();
+    }
+
+    /// Damage that may have cost acknowledged writes: some blocks are gone or old.
+    pub fn lose(&mut self, is_lost: impl Fn(&BlockKey) -> bool) {
+        assert!(self.journal.is_empty());
+        self.now.blocks.retain(|key, _| !is_lost(key));
+        self.now.is_suspect = true;
+        self.base = self.now.clone();
+    }
+
+    /// A unit cannot be read any more.
+    pub fn damage(&mut self, key: BlockKey, unit: u32) {
+        for state in [&mut self.base, &mut self.now] {
+            if let Some(block) = state.blocks.get_mut(&key)
+                && block.units.contains_key(&unit)
+            {
+                block.damaged |= 1 << unit;
+            }
+        }
+    }
+}

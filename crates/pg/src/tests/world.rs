@@ -1,0 +1,626 @@
+//! Members of one PG, the connections between them, a monitor that changes entries, and clients.
+//!
+//! Everything that may happen is an event that the caller chooses: a message arrives, a store goes
+//! on or answers, a process dies, a connection breaks, the map arrives, a lease runs out.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{BufferPool, Epoch, Incarnation, MapRevision, OsdId};
+use format::wire::{Member, Op, Outcome, PeerBody, PgEntry};
+
+use super::history::{History, Kind};
+use super::model::{Block, Store, data_of, values_of};
+use super::{UNIT, place_in, shape};
+use crate::{Action, Need, Pg, Record, Serving, Ticket};
+
+/// A small generator; the seed is printed by every failure.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+/// One OSD.
+pub struct Osd {
+    pub pg: Option<Pg>,
+    pub store: Store,
+    pub incarnation: u64,
+    /// The newest epoch that it read in the map and acted on.
+    seen: Epoch,
+}
+
+/// A message on its way.
+struct Letter {
+    epoch: Epoch,
+    body: PeerBody,
+}
+
+/// A connection from a primary to a member.
+#[derive(Default)]
+struct Link {
+    to_member: VecDeque<Letter>,
+    to_primary: VecDeque<Letter>,
+}
+
+pub struct World {
+    pub osds: Vec<Osd>,
+    /// Connections by (primary, member).
+    links: BTreeMap<(usize, usize), Link>,
+    /// Pairs that cannot connect.
+    pub cut: Vec<(usize, usize)>,
+    /// (giver, holder): the holder may count on the giver's grant of this epoch.
+    leases: BTreeMap<(usize, usize), Epoch>,
+    pub entry: PgEntry,
+    pub copies: usize,
+    /// Where the copies are to be.
+    pub plan: Vec<usize>,
+    needs: Vec<(Epoch, Need)>,
+    pub history: History,
+    /// Operations by (OSD, ticket).
+    open: BTreeMap<(usize, Ticket), usize>,
+    ticket_next: u32,
+    pub random: Random,
+    /// Entries of data apart from their journal entries, in percent.
+    pub large_percent: usize,
+    /// What members sent, for scenarios: (from, to, message).
+    pub sent: Vec<(usize, usize, PeerBody)>,
+    is_traced: bool,
+}
+
+pub fn osd_id(index: usize) -> OsdId {
+    OsdId::new(index as u32 + 1).unwrap()
+}
+
+fn index_of(osd: OsdId) -> usize {
+    osd.get() as usize - 1
+}
+
+impl World {
+    pub fn new(seed: u64, osds: usize, copies: usize) -> World {
+        let plan: Vec<usize> = (0..copies).collect();
+        let mut world = World {
+            osds: Vec::new(),
+            links: BTreeMap::new(),
+            cut: Vec::new(),
+            leases: BTreeMap::new(),
+            entry: PgEntry {
+                pg: shape().pg,
+                epoch: Epoch::new(1),
+                revision: MapRevision::new(1),
+                primary: Some(osd_id(0)),
+                acting: Vec::new(),
+                learners: Vec::new(),
+            },
+            copies,
+            plan,
+            needs: Vec::new(),
+            history: History::default(),
+            open: BTreeMap::new(),
+            ticket_next: 0,
+            random: Random::new(seed),
+            large_percent: 20,
+            sent: Vec::new(),
+            is_traced: std::env::var_os("TRACE").is_some(),
+        };
+        for _ in 0..osds {
+            let store = Store::default();
+            world.osds.push(Osd { pg: None, store, incarnation: 0, seen: Epoch::ZERO });
+        }
+        for index in 0..osds {
+            world.start(index);
+        }
+        world.entry.acting = world.plan.iter().map(|index| world.member(*index)).collect();
+        world
+    }
+
+    pub fn member(&self, index: usize) -> Member {
+        let incarnation = Incarnation::new(self.osds[index].incarnation);
+        Member { osd: osd_id(index), incarnation }
+    }
+
+    pub fn is_up(&self, index: usize) -> bool {
+        self.osds[index].pg.is_some()
+    }
+
+    /// The process starts.
+    pub fn start(&mut self, index: usize) {
+        assert!(!self.is_up(index));
+        let osd = &mut self.osds[index];
+        osd.incarnation += 1;
+        osd.seen = Epoch::ZERO;
+        let note = osd.store.now.note.as_ref();
+        let record = note.map(|bytes| Record::decode(bytes).unwrap());
+        let facts = osd.store.facts();
+        if self.is_traced {
+            println!("{index} starts: {facts:?} {record:?}");
+        }
+        osd.pg = Some(Pg::new(shape(), osd_id(index), facts, record, BufferPool::default()));
+    }
+
+    /// The process dies; the store keeps `more` entries beyond what is durable.
+    pub fn crash(&mut self, index: usize, more: usize) {
+        self.trace(|_| format!("{index} dies"));
+        self.osds[index].pg = None;
+        self.osds[index].store.crash(more);
+        self.open.retain(|(osd, _), _| *osd != index);
+        let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();
+        for (primary, member) in pairs {
+            if primary == index || member == index {
+                self.disconnect(primary, member);
+            }
+        }
+    }
+
+    /// A connection breaks; what is on it is lost.
+    pub fn disconnect(&mut self, primary: usize, member: usize) {
+        if self.links.remove(&(primary, member)).is_some() && self.is_up(primary) {
+            self.with(primary, |pg, actions| pg.peer_lost(osd_id(member), actions));
+        }
+    }
+
+    /// Connections that a primary wants and can have are there.
+    pub fn connect(&mut self) {
+        for primary in 0..self.osds.len() {
+            let Some(pg) = &self.osds[primary].pg else { continue };
+            let Some(entry) = pg.entry().filter(|entry| entry.primary == Some(osd_id(primary)))
+            else {
+                continue;
+            };
+            let members: Vec<Member> =
+                entry.acting.iter().chain(&entry.learners).copied().collect();
+            for member in members {
+                let index = index_of(member.osd);
+                let is_cut =
+                    self.cut.contains(&(primary, index)) || self.cut.contains(&(index, primary));
+                let is_there = self.is_up(index) && self.member(index) == member && !is_cut;
+                if index != primary && is_there && !self.links.contains_key(&(primary, index)) {
+                    self.links.insert((primary, index), Link::default());
+                    self.with(primary, |pg, actions| pg.peer_ready(member.osd, actions));
+                }
+            }
+        }
+    }
+
+    /// With TRACE set, what happens is printed.
+    fn trace(&self, what: impl Fn(&World) -> String) {
+        if self.is_traced {
+            println!("{}", what(self));
+        }
+    }
+
+    /// Calls a PG and carries out what it asks.
+    pub fn with(&mut self, index: usize, call: impl FnOnce(&mut Pg, &mut Vec<Action>)) {
+        let mut actions = Vec::new();
+        call(self.osds[index].pg.as_mut().expect("it is up"), &mut actions);
+        while !actions.is_empty() {
+            for action in std::mem::take(&mut actions) {
+                self.carry_out(index, action, &mut actions);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, index: usize, action: Action, next: &mut Vec<Action>) {
+        let osd = &mut self.osds[index];
+        let pg = osd.pg.as_mut().expect("it is up");
+        match action {
+            Action::Store { call, request } => {
+                let is_large = self.random.below(100) < self.large_percent;
+                osd.store.ask(call, request, is_large);
+            }
+            Action::List { call, listing } => {
+                let keys = osd.store.now.blocks.iter().filter(|(key, block)| {
+                    key.image == listing.image
+                        && key.stripe >= listing.from
+                        && listing.after.is_none_or(|after| **key > after)
+                        && !block.is_tombstone
+                });
+                let keys = keys.map(|(key, _)| *key).take(listing.count_max).collect();
+                pg.listed(call, keys, next);
+            }
+            Action::ListNewer { call, newer_than, after, count_max } => {
+                let (blocks, is_last) = osd.store.list(newer_than, after, count_max);
+                pg.listed_newer(call, blocks, is_last, next);
+            }
+            Action::Send { to, body } => {
+                let epoch = pg.entry().expect("it takes part").epoch;
+                self.post(index, index_of(to), Letter { epoch, body });
+            }
+            Action::Need(need) => {
+                let epoch = pg.entry().expect("it takes part").epoch;
+                self.needs.push((epoch, need));
+            }
+            Action::Reply { ticket, outcome } => {
+                let op = self.open.remove(&(index, ticket)).expect("answered once");
+                self.history.end(op, outcome);
+            }
+            Action::Activated => {}
+            Action::Absolved => panic!("nobody gave anything up"),
+        }
+    }
+
+    fn post(&mut self, from: usize, to: usize, letter: Letter) {
+        self.trace(|_| format!("{from} to {to} ({}): {}", letter.epoch, brief(&letter.body)));
+        self.sent.push((from, to, letter.body.clone()));
+        if let Some(link) = self.links.get_mut(&(from, to))
+            && self.osds[from].pg.as_ref().is_some_and(|pg| leads(pg, from))
+        {
+            link.to_member.push_back(letter);
+        } else if let Some(link) = self.links.get_mut(&(to, from)) {
+            link.to_primary.push_back(letter);
+        }
+    }
+
+    /// Connections with something on them: (primary, member, to the member).
+    pub fn mail(&self) -> Vec<(usize, usize, bool)> {
+        let mut mail = Vec::new();
+        for ((primary, member), link) in &self.links {
+            if !link.to_member.is_empty() {
+                mail.push((*primary, *member, true));
+            }
+            if !link.to_primary.is_empty() {
+                mail.push((*primary, *member, false));
+            }
+        }
+        mail
+    }
+
+    /// The next message of a connection arrives. Of a higher epoch it waits for the map.
+    pub fn deliver(&mut self, primary: usize, member: usize, is_to_member: bool) {
+        let (from, to) = if is_to_member { (primary, member) } else { (member, primary) };
+        let letter = self.queue(primary, member, is_to_member).front();
+        let letter = letter.expect("there is something on it");
+        let (epoch, is_query) = (letter.epoch, matches!(letter.body, PeerBody::Query { .. }));
+        let entered = self.osds[to].pg.as_ref().and_then(|pg| pg.entry().map(|entry| entry.epoch));
+        let newest = entered.unwrap_or(Epoch::ZERO).max(self.osds[to].seen);
+        if epoch > newest {
+            return self.learn(to);
+        }
+        if entered == Some(epoch) && is_query && self.has_granted(to, from, epoch) {
+            return;
+        }
+        let letter = self.queue(primary, member, is_to_member).pop_front();
+        let letter = letter.expect("there is something on it");
+        if entered != Some(epoch) {
+            return;
+        }
+        let mut verdict = Ok(());
+        self.with(to, |pg, actions| verdict = pg.peer_said(osd_id(from), letter.body, actions));
+        verdict.unwrap_or_else(|why| panic!("{from} to {to}: {why}"));
+    }
+
+    fn queue(
+        &mut self,
+        primary: usize,
+        member: usize,
+        is_to_member: bool,
+    ) -> &mut VecDeque<Letter> {
+        let link = self.links.get_mut(&(primary, member)).expect("there is a connection");
+        if is_to_member { &mut link.to_member } else { &mut link.to_primary }
+    }
+
+    /// Whether a grant of an OSD to an earlier primary may still be valid.
+    fn has_granted(&self, giver: usize, primary: usize, epoch: Epoch) -> bool {
+        self.leases.iter().any(|((from, holder), granted)| {
+            *from == giver && *holder != primary && *granted < epoch
+        })
+    }
+
+    /// A grant runs out.
+    pub fn expire(&mut self, choice: usize) {
+        let count = self.leases.len();
+        if count > 0 {
+            let pair = *self.leases.keys().nth(choice % count).unwrap();
+            self.leases.remove(&pair);
+        }
+    }
+
+    /// Members grant to the primary whose epoch they are in.
+    pub fn renew(&mut self) {
+        let links: Vec<(usize, usize)> = self.links.keys().copied().collect();
+        for (primary, member) in links {
+            let epoch = |index: usize| {
+                self.osds[index].pg.as_ref().and_then(|pg| pg.entry().map(|entry| entry.epoch))
+            };
+            if let Some(epoch) = epoch(primary).filter(|found| epoch(member) == Some(*found)) {
+                self.leases.insert((member, primary), epoch);
+            }
+        }
+    }
+
+    /// An OSD reads the map and acts on its newest entry.
+    pub fn learn(&mut self, index: usize) {
+        if !self.is_up(index) {
+            return;
+        }
+        let entry = self.entry.clone();
+        let me = self.member(index);
+        let pg = self.osds[index].pg.as_ref().expect("it is up");
+        if pg.entry().is_some_and(|entered| entered.epoch == entry.epoch) {
+            return;
+        }
+        let takes_part = entry.acting.contains(&me) || entry.learners.contains(&me);
+        if !takes_part || entry.epoch <= pg.epoch_floor() || entry.primary.is_none() {
+            self.osds[index].seen = entry.epoch;
+            return self.with(index, |pg, actions| pg.halt("no part".into(), actions));
+        }
+        let leads = entry.primary == Some(me.osd);
+        if leads && self.has_granted(index, index, entry.epoch) {
+            return self.with(index, |pg, actions| pg.halt("grants".into(), actions));
+        }
+        self.osds[index].seen = entry.epoch;
+        let copies = self.copies as u32;
+        self.with(index, |pg, actions| pg.enter(entry, copies, actions));
+        // Connections of earlier epochs stay: their members are asked anew.
+        let peers: Vec<usize> =
+            self.links.keys().filter(|(primary, _)| *primary == index).map(|(_, to)| *to).collect();
+        for peer in peers {
+            self.with(index, |pg, actions| pg.peer_ready(osd_id(peer), actions));
+        }
+    }
+
+    /// The monitor looks at what it sees and makes the next entry, if there is a reason.
+    pub fn monitor(&mut self) {
+        let now = self.entry.epoch;
+        let needs: Vec<Need> =
+            self.needs.drain(..).filter(|(epoch, _)| *epoch == now).map(|(_, need)| need).collect();
+        let mut entry = self.entry.clone();
+        let mut is_new = needs.contains(&Need::NewEpoch);
+        let minimum = if self.copies <= 2 { 1 } else { 2 };
+        // A run that began anew stays in the set.
+        for member in entry.acting.iter_mut().chain(&mut entry.learners) {
+            let index = index_of(member.osd);
+            let found = Member {
+                osd: member.osd,
+                incarnation: Incarnation::new(self.osds[index].incarnation),
+            };
+            if self.osds[index].pg.is_some() && *member != found {
+                *member = found;
+                is_new = true;
+            }
+        }
+        let failed = |member: &Member| {
+            needs
+                .iter()
+                .any(|need| matches!(need, Need::Failed(found, _) if found.osd == member.osd))
+        };
+        let is_good = |world: &World, member: &Member| {
+            let osd = &world.osds[index_of(member.osd)];
+            osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
+        };
+        let good: Vec<Member> =
+            entry.acting.iter().filter(|member| is_good(self, member)).copied().collect();
+        if good.len() < entry.acting.len() && good.len() >= minimum {
+            entry.acting = good;
+            is_new = true;
+        } else if entry.acting.iter().any(failed) {
+            is_new = true;
+        }
+        for need in &needs {
+            if let Need::Complete(member) = need
+                && let Some(at) = entry.learners.iter().position(|learner| learner == member)
+                && self.member(index_of(member.osd)) == *member
+            {
+                entry.acting.push(entry.learners.remove(at));
+                is_new = true;
+            }
+        }
+        let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
+        let stay: Vec<Member> =
+            entry.acting.iter().filter(|member| is_planned(member)).copied().collect();
+        if stay.len() >= self.copies && stay.len() < entry.acting.len() {
+            entry.acting = stay;
+            is_new = true;
+        }
+        let learners: Vec<Member> = (self.plan.iter().copied())
+            .filter(|index| self.is_up(*index))
+            .map(|index| self.member(index))
+            .filter(|member| !entry.acting.iter().any(|acting| acting.osd == member.osd))
+            .filter(|member| !failed(member))
+            .collect();
+        is_new |= learners != entry.learners;
+        entry.learners = learners;
+        let is_up = |osd: &OsdId| {
+            let member = self.member(index_of(*osd));
+            entry.acting.contains(&member) && self.is_up(index_of(*osd))
+        };
+        let primary = entry.primary.filter(is_up);
+        let other = entry.acting.iter().map(|member| member.osd).find(is_up);
+        let primary = primary.or(other);
+        is_new |= primary != entry.primary;
+        entry.primary = primary;
+        if is_new {
+            entry.epoch = now.next();
+            self.trace(|_| format!("{needs:?}: {}", brief(&entry)));
+            self.entry = entry;
+        }
+    }
+
+    /// The OSD that serves, if there is one with all the grants it needs.
+    pub fn server(&self) -> Option<usize> {
+        (0..self.osds.len()).find(|index| {
+            let Some(pg) = &self.osds[*index].pg else { return false };
+            let epoch = pg.entry().map(|entry| entry.epoch);
+            let is_granted =
+                |giver: &OsdId| self.leases.get(&(index_of(*giver), *index)).copied() == epoch;
+            *pg.serving() == Serving::Active && pg.lease_givers().iter().all(is_granted)
+        })
+    }
+
+    /// All OSDs that believe they may serve.
+    pub fn servers(&self) -> Vec<usize> {
+        (0..self.osds.len())
+            .filter(|index| {
+                let Some(pg) = &self.osds[*index].pg else { return false };
+                let epoch = pg.entry().map(|entry| entry.epoch);
+                let is_granted =
+                    |giver: &OsdId| self.leases.get(&(index_of(*giver), *index)).copied() == epoch;
+                *pg.serving() == Serving::Active && pg.lease_givers().iter().all(is_granted)
+            })
+            .collect()
+    }
+
+    /// Begins an operation; returns its number.
+    pub fn begin(&mut self, at: usize, op: Op, kind: Kind) -> usize {
+        self.ticket_next += 1;
+        let ticket = Ticket(self.ticket_next);
+        let number = self.history.begin(kind);
+        self.open.insert((at, ticket), number);
+        self.with(at, |pg, actions| pg.execute(ticket, op, false, actions));
+        number
+    }
+
+    pub fn write(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
+        let values = self.history.fresh_values(units);
+        let (checksums, data) = data_of(&values);
+        let place = place_in(1, stripe);
+        let op =
+            Op::Write { place, offset: first * UNIT, checksums, data, expected: None, lazy: false };
+        self.begin(at, op, Kind::Write { stripe, first, values })
+    }
+
+    pub fn zero(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
+        let (offset, length) = (first * UNIT, units * UNIT);
+        let op = Op::Zero { place: place_in(1, stripe), offset, length, lazy: false };
+        self.begin(at, op, Kind::Zero { stripe, first, units })
+    }
+
+    pub fn read(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
+        let (offset, length) = (first * UNIT, units * UNIT);
+        let op = Op::Read { place: place_in(1, stripe), offset, length, parents: Vec::new() };
+        self.begin(at, op, Kind::Read { stripe, first, units })
+    }
+
+    /// Gives all that stores can answer.
+    pub fn stores_go_on(&mut self) {
+        for index in 0..self.osds.len() {
+            while self.is_up(index) {
+                for entry in 0..64 {
+                    self.osds[index].store.advance(64, entry);
+                }
+                if self.osds[index].store.ready() == 0 {
+                    break;
+                }
+                let (call, result) = self.osds[index].store.take(0);
+                self.with(index, |pg, actions| pg.store_done(call, result, actions));
+            }
+        }
+    }
+
+    /// Everything goes on without a fault until nothing happens any more.
+    pub fn settle(&mut self) {
+        for _ in 0..2000 {
+            let before = (self.sent.len(), self.entry.epoch);
+            self.round();
+            if before == (self.sent.len(), self.entry.epoch) && self.is_quiet() {
+                return;
+            }
+        }
+        panic!("it does not come to rest: {:?}", self.entry);
+    }
+
+    /// All that can happen without a fault happens once.
+    pub fn round(&mut self) {
+        self.monitor();
+        self.leases.clear();
+        for index in 0..self.osds.len() {
+            self.learn(index);
+        }
+        self.connect();
+        self.renew();
+        self.stores_go_on();
+        for (primary, member, is_to_member) in self.mail() {
+            if self.mail().contains(&(primary, member, is_to_member)) {
+                self.deliver(primary, member, is_to_member);
+            }
+        }
+        self.renew();
+        for index in 0..self.osds.len() {
+            if self.is_up(index) {
+                self.with(index, |pg, actions| {
+                    pg.fill(2, actions);
+                    pg.raise_floor(actions);
+                });
+            }
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.mail().is_empty()
+            && self.needs.is_empty()
+            && self.osds.iter().all(|osd| osd.pg.is_none() || osd.store.is_idle())
+    }
+
+    /// Whether all copies of the plan are there, and serve.
+    pub fn is_whole(&self) -> bool {
+        let acting = self.entry.acting.iter().map(|member| index_of(member.osd));
+        let mut acting: Vec<usize> = acting.collect();
+        acting.sort_unstable();
+        let mut plan = self.plan.clone();
+        plan.sort_unstable();
+        acting == plan && self.entry.learners.is_empty() && self.server().is_some()
+    }
+
+    /// Blocks of a member, with the tombstones that count.
+    pub fn blocks(&self, index: usize) -> BTreeMap<blockstore::BlockKey, Block> {
+        let acting = self.entry.acting.iter().map(|member| index_of(member.osd));
+        let floor = acting.map(|index| self.osds[index].store.now.floor).max().unwrap_or_default();
+        let blocks = self.osds[index].store.now.blocks.clone().into_iter();
+        blocks.filter(|(_, block)| !block.is_tombstone || block.version > floor).collect()
+    }
+
+    /// All acting members hold the same.
+    pub fn check_equal(&self) {
+        let acting: Vec<usize> =
+            self.entry.acting.iter().map(|member| index_of(member.osd)).collect();
+        for index in &acting[1..] {
+            let (mut one, mut other) = (self.blocks(acting[0]), self.blocks(*index));
+            let damaged = |key| {
+                let both = one.get(key).into_iter().chain(other.get(key));
+                both.fold(0, |damaged, block| damaged | block.damaged)
+            };
+            // What one of them cannot read is no difference.
+            let damaged: BTreeMap<_, u64> =
+                self.blocks(acting[0]).keys().map(|key| (*key, damaged(key))).collect();
+            for (key, block) in one.iter_mut().chain(&mut other) {
+                let lost = damaged.get(key).copied().unwrap_or(block.damaged);
+                block.units.retain(|unit, _| lost & (1 << unit) == 0);
+                block.damaged = 0;
+            }
+            for (key, block) in one {
+                assert_eq!(Some(block), other.remove(&key), "members differ in {key:?}");
+            }
+            assert_eq!(other, BTreeMap::new(), "a member has too much");
+        }
+    }
+
+    /// The value of a unit, as the primary reads it.
+    pub fn value(&mut self, stripe: u32, unit: u32) -> u32 {
+        let at = self.server().expect("somebody serves");
+        let number = self.read(at, stripe, unit, 1);
+        self.settle();
+        match self.history.outcome(number) {
+            Some(Ok(Outcome::Read { data, .. })) => values_of(data, 1)[0],
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The start of a value as text: without data.
+fn brief(what: &impl std::fmt::Debug) -> String {
+    let mut text = format!("{what:?}");
+    text.truncate(400);
+    text
+}
+
+fn leads(pg: &Pg, index: usize) -> bool {
+    pg.entry().is_some_and(|entry| entry.primary == Some(osd_id(index)))
+}
