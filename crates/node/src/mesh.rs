@@ -25,6 +25,9 @@ use crate::node::Node;
 
 /// A peer that has not said anything for so long is silent, and is said to be so as often.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
+/// So long the connections to an OSD outlive its last part in a PG that this one leads: it learns
+/// over them that its lease is not used any more.
+const LINGER: Duration = Duration::from_secs(1);
 /// Most connections that one OSD has to us; the oldest goes when another comes.
 const INCOMING_PER_OSD_MAX: usize = 4;
 
@@ -60,6 +63,8 @@ struct Follower {
     lease: Lane,
     /// When it last granted a lease, or was first to be heard.
     heard_at: Time,
+    /// It is no member any more, and its connections end then.
+    ends_at: Option<Time>,
     /// What the monitor was told last, and when.
     told: Option<(Time, Unreachable)>,
 }
@@ -74,9 +79,10 @@ struct Incoming {
 impl Mesh {
     /// When something is to be done if nothing happens.
     pub fn deadline(&self) -> Option<Time> {
-        let up = self.followers.values().filter(|follower| follower.is_up);
+        let up = self.followers.values().filter(|follower| follower.is_wanted());
         let lanes = up.flat_map(|follower| [follower.data.deadline(), follower.lease.deadline()]);
-        lanes.flatten().chain(self.renew_at).min()
+        let ends = self.followers.values().filter_map(|follower| follower.ends_at);
+        lanes.flatten().chain(self.renew_at).chain(ends).min()
     }
 
     /// The connection over which data goes to this member.
@@ -102,6 +108,11 @@ impl Mesh {
 }
 
 impl Follower {
+    /// Whether a connection that it lacks is to be made.
+    fn is_wanted(&self) -> bool {
+        self.is_up && self.ends_at.is_none()
+    }
+
     fn lane(&mut self, purpose: Purpose) -> &mut Lane {
         match purpose {
             Purpose::Data => &mut self.data,
@@ -261,13 +272,16 @@ impl Node {
     /// Brings the connections in line with the map.
     pub(crate) fn update_mesh(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let wanted = self.members_led();
-        let gone: Vec<OsdId> = self
-            .mesh
-            .followers
-            .iter()
-            .filter(|(osd, follower)| wanted.get(osd) != Some(&follower.member.incarnation))
-            .map(|(osd, _)| *osd)
-            .collect();
+        let mut gone = Vec::new();
+        for (osd, follower) in &mut self.mesh.followers {
+            match wanted.get(osd) {
+                Some(incarnation) if *incarnation == follower.member.incarnation => {}
+                Some(_) => gone.push(*osd),
+                None => {
+                    follower.ends_at.get_or_insert(now + LINGER);
+                }
+            }
+        }
         for osd in gone {
             self.let_go(now, osd, effects);
         }
@@ -282,6 +296,7 @@ impl Node {
                 data: Lane::new(now),
                 lease: Lane::new(now),
                 heard_at: now,
+                ends_at: None,
                 told: None,
             };
             let follower = self.mesh.followers.entry(osd).or_insert_with(new);
@@ -289,9 +304,7 @@ impl Node {
                 follower.heard_at = now;
             }
             (follower.is_up, follower.address_count) = (is_up, address_count);
-        }
-        for osd in self.map.osds.values() {
-            self.leases.is_in_run(Member { osd: osd.id, incarnation: osd.incarnation });
+            follower.ends_at = None;
         }
         let osds = &self.map.osds;
         let is_over = |incoming: &Incoming| {
@@ -302,10 +315,9 @@ impl Node {
         for connection in over.map(|(connection, _)| *connection).collect::<Vec<_>>() {
             self.hang_up(now, connection, effects);
         }
-        self.mesh.renew_at = match (self.mesh.followers.is_empty(), self.mesh.renew_at) {
-            (true, _) => None,
-            (false, at) => at.or(Some(now)),
-        };
+        if !self.mesh.followers.is_empty() {
+            self.mesh.renew_at.get_or_insert(now);
+        }
         self.connect_due(now, effects);
     }
 
@@ -352,6 +364,14 @@ impl Node {
         for connection in late.collect::<Vec<_>>() {
             self.hang_up(now, connection, effects);
         }
+        let is_over = |follower: &Follower| follower.ends_at.is_some_and(|at| at <= now);
+        let over = self.mesh.followers.iter().filter(|(_, follower)| is_over(follower));
+        for osd in over.map(|(osd, _)| *osd).collect::<Vec<_>>() {
+            self.let_go(now, osd, effects);
+        }
+        if self.mesh.followers.is_empty() {
+            self.mesh.renew_at = None;
+        }
         if self.mesh.renew_at.is_some_and(|at| at <= now) {
             self.mesh.renew_at = Some(now + renew_every(self.lease_span()));
             self.find_silent(now, effects);
@@ -362,7 +382,8 @@ impl Node {
 
     fn connect_due(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for (osd, follower) in &mut self.mesh.followers {
-            let Some(info) = self.map.osds.get(osd).filter(|_| follower.is_up) else { continue };
+            let info = self.map.osds.get(osd).filter(|_| follower.is_wanted());
+            let Some(info) = info else { continue };
             for purpose in [Purpose::Data, Purpose::Lease] {
                 let lane = follower.lane(purpose);
                 if !lane.is_due(now) {
@@ -383,7 +404,7 @@ impl Node {
         let is_silent = |follower: &&Follower| {
             let lanes = [&follower.data, &follower.lease];
             let is_refused = lanes.iter().any(|lane| lane.is_refused(follower.address_count));
-            follower.is_up && !is_refused && now.since(follower.heard_at) >= SILENT_AFTER
+            follower.is_wanted() && !is_refused && now.since(follower.heard_at) >= SILENT_AFTER
         };
         let silent: Vec<(OsdId, Option<ConnectionId>)> = self
             .mesh
@@ -410,7 +431,7 @@ impl Node {
     ) {
         let follower = self.mesh.followers.get_mut(&osd).expect("the caller found it");
         let is_told = |(at, told): (Time, Unreachable)| told == how && now.since(at) < SILENT_AFTER;
-        if !follower.is_up || follower.told.is_some_and(is_told) {
+        if !follower.is_wanted() || follower.told.is_some_and(is_told) {
             return;
         }
         follower.told = Some((now, how));

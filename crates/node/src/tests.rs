@@ -1,5 +1,7 @@
 //! Scripts: what a monitor, clients and the disk do, and what the node answers.
 
+pub mod cluster_rig;
+mod members;
 pub mod rig;
 
 use base::{

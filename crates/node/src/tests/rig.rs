@@ -36,10 +36,15 @@ pub struct MemoryDisk {
 impl MemoryDisk {
     /// A disk with an empty store.
     pub fn formatted() -> MemoryDisk {
+        MemoryDisk::formatted_as(OSD, STORE)
+    }
+
+    /// The same for another OSD.
+    pub fn formatted_as(osd: OsdId, store: StoreId) -> MemoryDisk {
         let options = CreateOptions {
             cluster: CLUSTER,
-            osd: OSD,
-            store: STORE,
+            osd,
+            store,
             size: STORE_SIZE_MIN,
             sector_size: 4096,
             commit: CommitMode::Fsync,
@@ -86,7 +91,7 @@ impl MemoryDisk {
         }
     }
 
-    fn carry_out(&mut self, effect: DiskEffect) -> DiskEvent {
+    pub fn carry_out(&mut self, effect: DiskEffect) -> DiskEvent {
         match effect {
             DiskEffect::Read { op, offset, mut buffer } => {
                 self.read(offset, &mut buffer);

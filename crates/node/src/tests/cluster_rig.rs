@@ -1,0 +1,544 @@
+//! Several nodes over disks in memory, wired to each other; the test is their monitor and client.
+//!
+//! A message arrives when it is its turn; what is sent to a host that stands still, or between two
+//! that a cut parts, is kept until that is over. One pool with one PG.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{
+    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId, Time,
+    Version,
+};
+use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
+use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta};
+use cluster::message::{FromMonitor, Need, OsdReport, ToMonitor, Unreachable};
+use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
+use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Request};
+
+use super::rig::*;
+use crate::{Effect, Event, Identity, Node, Settings, StopReason};
+
+/// The monitor's end of every link, for the wires.
+const MONITOR: usize = usize::MAX;
+
+/// One process, or its disk while there is none.
+pub struct Host {
+    pub node: Option<Node>,
+    pub disk: MemoryDisk,
+    /// As the handshakes of its connections say.
+    pub incarnation: Incarnation,
+    /// It stands still: nothing arrives, no time passes for it.
+    pub is_still: bool,
+    /// The monitor's changes of the map do not reach it.
+    pub is_deaf: bool,
+    pub stopped: Option<StopReason>,
+    link: Option<ConnectionId>,
+    /// What arrived while it could not be taken.
+    kept: VecDeque<Event>,
+    runs: u64,
+    pub told: Vec<ToMonitor>,
+}
+
+/// All hosts, and what lies between them.
+pub struct Cluster {
+    pub hosts: Vec<Host>,
+    pub now: Time,
+    /// Ends of connections: (host, its name there) to (host, its name there).
+    wires: BTreeMap<(usize, ConnectionId), (usize, ConnectionId)>,
+    /// What is on its way: from, to, and what arrives.
+    moving: VecDeque<(usize, usize, Event)>,
+    cut: BTreeSet<(usize, usize)>,
+    accepted_next: u64,
+    pub entry: PgEntry,
+    pub revision: u64,
+    pub replicas: u32,
+    /// Next epochs are made as the monitor would: for broken connections, and for complete
+    /// learners.
+    pub is_helpful: bool,
+    sequence: u64,
+    pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
+}
+
+pub fn osd(index: usize) -> OsdId {
+    OsdId::new(index as u32 + 1).unwrap()
+}
+
+fn index_of(osd: OsdId) -> usize {
+    osd.get() as usize - 1
+}
+
+fn client_at(host: usize) -> ConnectionId {
+    ConnectionId::new(1_000_001 + 2 * host as u64)
+}
+
+impl Host {
+    fn new(index: usize) -> Host {
+        Host {
+            node: None,
+            disk: MemoryDisk::formatted_as(osd(index), StoreId::new(100 + index as u128)),
+            incarnation: Incarnation::ZERO,
+            is_still: false,
+            is_deaf: false,
+            stopped: None,
+            link: None,
+            kept: VecDeque::new(),
+            runs: 0,
+            told: Vec::new(),
+        }
+    }
+
+    pub fn node(&self) -> &Node {
+        self.node.as_ref().expect("its process runs")
+    }
+}
+
+impl Cluster {
+    /// So many hosts that have joined, none with a part in the PG.
+    pub fn new(count: usize, replicas: u32) -> Cluster {
+        let entry = PgEntry {
+            pg: PG,
+            epoch: Epoch::ZERO,
+            revision: MapRevision::ZERO,
+            primary: None,
+            acting: Vec::new(),
+            learners: Vec::new(),
+        };
+        let mut cluster = Cluster {
+            hosts: (0..count).map(Host::new).collect(),
+            now: Time::from_nanos(1_000_000_000),
+            wires: BTreeMap::new(),
+            moving: VecDeque::new(),
+            cut: BTreeSet::new(),
+            accepted_next: 1,
+            entry,
+            revision: 0,
+            replicas,
+            is_helpful: true,
+            sequence: 0,
+            replies: BTreeMap::new(),
+        };
+        for host in 0..count {
+            cluster.start(host);
+        }
+        // Leases of runs before count no more.
+        cluster.advance(1_000);
+        cluster
+    }
+
+    /// The first hosts serve, the very first leads.
+    pub fn serving(copies: usize) -> Cluster {
+        let mut cluster = Cluster::new(3, copies as u32);
+        cluster.set_entry(&(0..copies).collect::<Vec<_>>(), &[]);
+        cluster.advance(200);
+        assert!(cluster.is_served(0), "{:?}", cluster.report(0));
+        cluster
+    }
+
+    /// Starts a process.
+    pub fn start(&mut self, host: usize) {
+        let identity = Identity {
+            cluster: CLUSTER,
+            osd: osd(host),
+            store: StoreId::new(100 + host as u128).to_string(),
+            monitors: vec!["tcp:monitor:1".into()],
+            addresses: vec![format!("tcp:{}:1", host)],
+            pid: 9,
+            path: "/osd".into(),
+            host: "here".into(),
+        };
+        let mut effects = Vec::new();
+        let (settings, pool) = (Settings::default(), BufferPool::default());
+        let node = Node::new(identity, settings, pool, STORE_SIZE_MIN, self.now, &mut effects);
+        let known = &mut self.hosts[host];
+        assert!(known.node.is_none());
+        (known.node, known.stopped) = (Some(node), None);
+        self.run(host, effects);
+        self.accept_client(host);
+        self.pump();
+    }
+
+    fn accept_client(&mut self, host: usize) {
+        let connection = client_at(host);
+        let event = NetEvent::Accepted { connection, peer: client() };
+        self.moving.push_back((MONITOR, host, Event::Net(event)));
+    }
+
+    /// Kills a process: its connections are reset.
+    pub fn kill(&mut self, host: usize) {
+        let known = &mut self.hosts[host];
+        known.node = None;
+        (known.incarnation, known.is_still) = (Incarnation::ZERO, false);
+        known.kept.clear();
+        self.moving.retain(|(_, to, _)| *to != host);
+        let ends: Vec<_> = self.wires.keys().copied().filter(|(at, _)| *at == host).collect();
+        for (_, connection) in ends {
+            self.close(host, connection);
+        }
+        self.pump();
+    }
+
+    /// Resets every connection between two hosts.
+    pub fn break_wires(&mut self, one: usize, other: usize) {
+        let between = self.wires.iter().filter(|(from, to)| from.0 == one && to.0 == other);
+        let ends: Vec<_> = between.map(|(from, to)| (*from, *to)).collect();
+        for ((_, at_one), (_, at_other)) in ends {
+            self.wires.remove(&(one, at_one));
+            self.wires.remove(&(other, at_other));
+            for (host, connection) in [(one, at_one), (other, at_other)] {
+                let event = NetEvent::Closed { connection, reason: CloseReason::Reset };
+                self.moving.push_back((host, host, Event::Net(event)));
+            }
+        }
+        self.pump();
+    }
+
+    /// Nothing passes between two hosts until [`Cluster::mend`].
+    pub fn part(&mut self, one: usize, other: usize) {
+        self.cut.extend([(one, other), (other, one)]);
+    }
+
+    pub fn mend(&mut self) {
+        self.cut.clear();
+        self.pump();
+    }
+
+    /// A process that stood still goes on: first it learns what time it is.
+    pub fn go_on(&mut self, host: usize) {
+        self.hosts[host].is_still = false;
+        for event in std::mem::take(&mut self.hosts[host].kept) {
+            self.moving.push_back((host, host, event));
+        }
+        self.pump();
+    }
+
+    fn run(&mut self, host: usize, mut effects: Vec<Effect>) {
+        loop {
+            let mut events = Vec::new();
+            for effect in effects.drain(..) {
+                match effect {
+                    Effect::Disk(effect) => events.push(self.hosts[host].disk.carry_out(effect)),
+                    Effect::Net(effect) => self.net(host, effect),
+                    Effect::Joined { incarnation } => self.hosts[host].incarnation = incarnation,
+                    Effect::Stop(reason) => self.hosts[host].stopped = Some(reason),
+                }
+            }
+            let now = self.now;
+            let Some(node) = self.hosts[host].node.as_mut() else { return };
+            for event in events {
+                node.apply(now, Event::Disk(event), &mut effects);
+            }
+            node.finish_turn(now, &mut effects);
+            if effects.is_empty() {
+                break;
+            }
+        }
+        if self.hosts[host].stopped.is_some() && self.hosts[host].node.is_some() {
+            self.kill(host);
+        }
+    }
+
+    fn net(&mut self, host: usize, effect: NetEffect) {
+        match effect {
+            NetEffect::Connect { connection, address } => self.connect(host, connection, &address),
+            NetEffect::Close { connection } => self.close(host, connection),
+            NetEffect::Send { connection, message } if connection == client_at(host) => {
+                let Message::Reply(reply) = message else { panic!("{message:?} to a client") };
+                self.replies.insert(reply.sequence, reply.outcome);
+            }
+            NetEffect::Send { connection, message } => {
+                let Some(&(to, connection)) = self.wires.get(&(host, connection)) else { return };
+                if to == MONITOR {
+                    let Message::Control(text) = message else {
+                        panic!("{message:?} to a monitor")
+                    };
+                    return self.monitor_hears(host, serde_json::from_str(&text).unwrap());
+                }
+                let event = NetEvent::Received { connection, message };
+                self.moving.push_back((host, to, Event::Net(event)));
+            }
+        }
+    }
+
+    fn connect(&mut self, host: usize, connection: ConnectionId, address: &str) {
+        let place = address.split(':').nth(1).unwrap();
+        if place == "monitor" {
+            self.hosts[host].link = Some(connection);
+            self.wires.insert((host, connection), (MONITOR, connection));
+            let event = NetEvent::Connected { connection, peer: monitor() };
+            return self.moving.push_back((MONITOR, host, Event::Net(event)));
+        }
+        let to: usize = place.parse().unwrap();
+        if self.hosts[to].node.is_none() {
+            let event = NetEvent::Closed { connection, reason: CloseReason::Refused };
+            return self.moving.push_back((to, host, Event::Net(event)));
+        }
+        if self.hosts[to].is_still || self.cut.contains(&(host, to)) {
+            return;
+        }
+        let peer = |index: usize| Peer {
+            cluster: CLUSTER,
+            role: Role::Osd(osd(index), self.hosts[index].incarnation),
+        };
+        let there = ConnectionId::new(self.accepted_next);
+        let accepted = NetEvent::Accepted { connection: there, peer: peer(host) };
+        let connected = NetEvent::Connected { connection, peer: peer(to) };
+        self.accepted_next += 2;
+        self.wires.insert((host, connection), (to, there));
+        self.wires.insert((to, there), (host, connection));
+        self.moving.push_back((host, to, Event::Net(accepted)));
+        self.moving.push_back((to, host, Event::Net(connected)));
+    }
+
+    fn close(&mut self, host: usize, connection: ConnectionId) {
+        let Some((to, there)) = self.wires.remove(&(host, connection)) else { return };
+        if to == MONITOR {
+            self.hosts[host].link = None;
+            return;
+        }
+        self.wires.remove(&(to, there));
+        // What was on its way to the closer is not delivered.
+        let is_of = |event: &Event| match event {
+            Event::Net(
+                NetEvent::Received { connection: of, .. }
+                | NetEvent::Connected { connection: of, .. }
+                | NetEvent::Accepted { connection: of, .. },
+            ) => *of == connection,
+            _ => false,
+        };
+        self.moving.retain(|(_, at, event)| *at != host || !is_of(event));
+        self.hosts[host].kept.retain(|event| !is_of(event));
+        let event = NetEvent::Closed { connection: there, reason: CloseReason::Reset };
+        self.moving.push_back((host, to, Event::Net(event)));
+    }
+
+    /// Delivers all that can be delivered.
+    pub fn pump(&mut self) {
+        let mut steps = 0;
+        let mut parted = VecDeque::new();
+        while let Some((from, to, event)) = self.moving.pop_front() {
+            steps += 1;
+            assert!(steps < 1_000_000, "they never come to rest");
+            if self.cut.contains(&(from, to)) {
+                parted.push_back((from, to, event));
+                continue;
+            }
+            if self.hosts[to].is_still {
+                self.hosts[to].kept.push_back(event);
+                continue;
+            }
+            self.give(to, event);
+        }
+        self.moving = parted;
+    }
+
+    /// Hands an event to a node.
+    pub fn give(&mut self, host: usize, event: Event) {
+        let mut effects = Vec::new();
+        let now = self.now;
+        let Some(node) = self.hosts[host].node.as_mut() else { return };
+        node.apply(now, event, &mut effects);
+        self.run(host, effects);
+    }
+
+    /// Lets time pass, with a tick at each deadline.
+    pub fn advance(&mut self, milliseconds: u64) {
+        let end = self.now + Duration::from_millis(milliseconds);
+        loop {
+            self.pump();
+            let running = self.hosts.iter().enumerate().filter(|(_, host)| !host.is_still);
+            let deadlines =
+                running.filter_map(|(index, host)| Some((host.node.as_ref()?.deadline()?, index)));
+            let Some((at, host)) = deadlines.min().filter(|(at, _)| *at <= end) else { break };
+            self.now = self.now.max(at);
+            self.give(host, Event::Tick);
+        }
+        self.now = end;
+    }
+
+    fn monitor_hears(&mut self, host: usize, message: ToMonitor) {
+        self.hosts[host].told.push(message.clone());
+        match message {
+            ToMonitor::OsdBoot { incarnation: Some(_), .. } => {}
+            ToMonitor::OsdBoot { .. } => {
+                let known = &mut self.hosts[host];
+                known.runs += 1;
+                let incarnation = Incarnation::new(known.runs);
+                self.monitor_says(host, &FromMonitor::OsdBooted { incarnation });
+            }
+            ToMonitor::Subscribe { .. } if !self.hosts[host].is_deaf => self.send_map(host),
+            ToMonitor::PgNeeds { needs } if self.is_helpful => {
+                for need in needs {
+                    if need.epoch == self.entry.epoch {
+                        self.help(need.what);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn help(&mut self, need: Need) {
+        let entry = &self.entry;
+        let all = |members: &[Member]| members.iter().map(|m| index_of(m.osd)).collect::<Vec<_>>();
+        let (mut acting, mut learners) = (all(&entry.acting), all(&entry.learners));
+        match need {
+            Need::NewEpoch => {}
+            Need::Complete(member) => {
+                learners.retain(|index| *index != index_of(member.osd));
+                acting.push(index_of(member.osd));
+            }
+            Need::Failed(..) => return,
+        }
+        self.set_entry(&acting, &learners);
+    }
+
+    pub fn monitor_says(&mut self, host: usize, message: &FromMonitor) {
+        let Some(connection) = self.hosts[host].link else { return };
+        let message = Message::Control(serde_json::to_string(message).unwrap());
+        let event = NetEvent::Received { connection, message };
+        self.moving.push_back((MONITOR, host, Event::Net(event)));
+    }
+
+    /// Makes the next entry, with the newest runs of the OSDs; the first one leads.
+    pub fn set_entry(&mut self, acting: &[usize], learners: &[usize]) {
+        let member = |index: &usize| Member {
+            osd: osd(*index),
+            incarnation: Incarnation::new(self.hosts[*index].runs),
+        };
+        self.revision += 1;
+        self.entry = PgEntry {
+            pg: PG,
+            epoch: self.entry.epoch.next(),
+            revision: MapRevision::new(self.revision),
+            primary: acting.first().map(|index| osd(*index)),
+            acting: acting.iter().map(member).collect(),
+            learners: learners.iter().map(member).collect(),
+        };
+        self.publish();
+    }
+
+    /// Sends the map to all that can hear it.
+    pub fn publish(&mut self) {
+        for host in 0..self.hosts.len() {
+            if !self.hosts[host].is_deaf {
+                self.send_map(host);
+            }
+        }
+    }
+
+    fn send_map(&mut self, host: usize) {
+        if self.revision == 0 {
+            return;
+        }
+        let info = |index: usize| OsdInfo {
+            id: osd(index),
+            revision: self.revision,
+            addresses: vec![format!("tcp:{index}:1")],
+            incarnation: Incarnation::new(self.hosts[index].runs),
+            up: self.hosts[index].node.is_some(),
+            in_cluster: true,
+        };
+        let pool = Pool {
+            id: POOL,
+            name: "default".into(),
+            replicas: self.replicas,
+            min_size: 1,
+            pg_count: 1,
+            failure_domain: FailureDomain::Osd,
+            block_size: BlockSize::MIN,
+        };
+        let delta = PoolDelta {
+            since: MapRevision::ZERO,
+            revision: MapRevision::new(self.revision),
+            pool,
+            pgs: vec![self.entry.clone()],
+            fences: Vec::new(),
+        };
+        let osds = (0..self.hosts.len()).map(info).collect();
+        let delta = MapDelta { osds, pools: vec![delta], removed_pools: Vec::new() };
+        self.monitor_says(host, &FromMonitor::Map(delta));
+    }
+
+    /// Sends a request of the client at this host, in the map's epoch; gives its sequence.
+    pub fn send(&mut self, host: usize, op: Op) -> u64 {
+        self.send_in(host, self.entry.epoch, op)
+    }
+
+    /// The same in another epoch.
+    pub fn send_in(&mut self, host: usize, epoch: Epoch, op: Op) -> u64 {
+        self.sequence += 1;
+        let request = Request {
+            session: SESSION,
+            sequence: self.sequence,
+            pg: PG,
+            epoch,
+            revision: MapRevision::new(1),
+            op,
+        };
+        let (connection, message) = (client_at(host), Message::Request(request));
+        let event = NetEvent::Received { connection, message };
+        self.moving.push_back((MONITOR, host, Event::Net(event)));
+        self.pump();
+        self.sequence
+    }
+
+    /// Sends a request and takes its reply, which comes at once.
+    pub fn ask(&mut self, host: usize, op: Op) -> Result<Outcome, Refusal> {
+        let sequence = self.send(host, op);
+        self.replies.remove(&sequence).expect("answered at once")
+    }
+
+    /// The bytes that fill each unit of a read.
+    pub fn read_bytes(&mut self, host: usize, op: Op) -> Vec<u8> {
+        bytes_of(self.ask(host, op))
+    }
+
+    /// What an OSD holds of the PG: blocks, versions, tombstones.
+    pub fn blocks(&self, host: usize) -> Vec<(BlockKey, Version, bool)> {
+        self.hosts[host].node().store.blocks(POOL, 0, u32::MAX, None).collect()
+    }
+
+    pub fn report(&self, host: usize) -> OsdReport {
+        let told = self.hosts[host].told.iter().rev();
+        let mut reports = told.filter_map(|told| match told {
+            ToMonitor::OsdReport(report) => Some(report.clone()),
+            _ => None,
+        });
+        reports.next().expect("a report was sent")
+    }
+
+    /// Whether the host serves the PG in the newest epoch.
+    pub fn is_served(&self, host: usize) -> bool {
+        let node = self.hosts[host].node();
+        let Some(pg) = node.pgs.iter().find(|pg| pg.id() == PG) else { return false };
+        let is_newest = pg.entry().is_some_and(|entry| entry.epoch == self.entry.epoch);
+        is_newest && matches!(pg.serving(), pg::Serving::Active)
+    }
+
+    /// What the host told of peers that do not answer, with their number.
+    pub fn unreachable(&self, host: usize) -> Vec<(usize, Unreachable)> {
+        let told = self.hosts[host].told.iter();
+        let of = told.filter_map(|told| match told {
+            ToMonitor::OsdUnreachable { osd, how, .. } => Some((index_of(*osd), *how)),
+            _ => None,
+        });
+        of.collect()
+    }
+
+    /// What the host said that its PGs need.
+    pub fn needs(&self, host: usize) -> Vec<Need> {
+        let told = self.hosts[host].told.iter();
+        let of = told.filter_map(|told| match told {
+            ToMonitor::PgNeeds { needs } => Some(needs.iter().map(|need| need.what.clone())),
+            _ => None,
+        });
+        of.flatten().collect()
+    }
+
+    /// The connection at `host` that `from` opened and that carries data.
+    pub fn leader_connection(&self, host: usize, from: usize) -> ConnectionId {
+        let incarnation = self.hosts[from].incarnation;
+        let leader = Member { osd: osd(from), incarnation };
+        self.hosts[host].node().mesh.to_leader(leader).expect("it leads")
+    }
+}

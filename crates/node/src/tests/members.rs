@@ -1,0 +1,446 @@
+//! Several nodes: copies, leases, members that die and come back, peers that say what is wrong.
+
+use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, Version};
+use blockstore::NoteKey;
+use cluster::message::{Need, Unreachable};
+use format::door::{NetEvent, Peer, Role};
+use format::wire::{Change, LeaseMessage, Message, Op, Outcome, PeerBody, PeerMessage, Refusal};
+
+use super::cluster_rig::*;
+use super::rig::*;
+use crate::Event;
+
+fn is_written(outcome: &Result<Outcome, Refusal>) -> bool {
+    matches!(outcome, Ok(Outcome::Written { .. }))
+}
+
+#[test]
+fn what_is_written_is_on_every_member() {
+    for copies in [2, 3] {
+        let mut cluster = Cluster::serving(copies);
+        for stripe in 0..20 {
+            let outcome = cluster.ask(0, write_in(place(1, stripe), 0, 2, stripe as u8 + 1));
+            assert!(is_written(&outcome), "{outcome:?}");
+        }
+        assert_eq!(cluster.read_bytes(0, read(0, 2)), [1, 1]);
+        let blocks = cluster.blocks(0);
+        assert_eq!(blocks.len(), 20);
+        for host in 1..3 {
+            let expected = if host < copies { &blocks[..] } else { &[] };
+            assert_eq!(cluster.blocks(host), expected, "copies {copies}, host {host}");
+        }
+    }
+}
+
+#[test]
+fn a_member_that_dies_is_told_at_once_and_the_pg_waits_for_the_next_entry() {
+    let mut cluster = Cluster::serving(3);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    cluster.advance(1_000);
+    cluster.is_helpful = false;
+    cluster.kill(2);
+    assert_eq!(cluster.unreachable(0), [(2, Unreachable::Refused)], "no time has passed");
+    let waiting = cluster.send(0, write(0, 1, 8));
+    cluster.advance(1_000);
+    assert!(!cluster.replies.contains_key(&waiting), "it is durable on two of three");
+    let told = cluster.unreachable(0).len();
+    cluster.advance(5_000);
+    let count = cluster.unreachable(0).len() - told;
+    assert!((4..8).contains(&count), "{count}: about once a second");
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(100);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 9))));
+    assert_eq!(cluster.read_bytes(0, read(0, 1)), [9]);
+    assert_eq!(cluster.blocks(0), cluster.blocks(1));
+}
+
+#[test]
+fn a_member_that_comes_back_is_filled_and_counts_again() {
+    let mut cluster = Cluster::serving(2);
+    for stripe in 0..100 {
+        assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1))));
+    }
+    cluster.kill(1);
+    cluster.set_entry(&[0], &[]);
+    cluster.advance(100);
+    for stripe in 50..150 {
+        assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 2))));
+    }
+    let zero = Op::Zero { place: place(1, 3), offset: 0, length: 4 * UNIT, lazy: false };
+    assert!(is_written(&cluster.ask(0, zero)));
+    cluster.start(1);
+    cluster.set_entry(&[0], &[1]);
+    cluster.advance(50);
+    // Clients go on meanwhile.
+    assert!(is_written(&cluster.ask(0, write_in(place(1, 7), 1, 1, 3))));
+    cluster.advance(10_000);
+    assert_eq!(cluster.entry.acting.len(), 2, "{:?}", cluster.report(0));
+    assert!(is_written(&cluster.ask(0, write_in(place(1, 8), 1, 1, 3))));
+    assert_eq!(cluster.blocks(0), cluster.blocks(1));
+    // It alone has all of it.
+    cluster.kill(0);
+    cluster.set_entry(&[1], &[]);
+    cluster.advance(400);
+    let op = |stripe| Op::Read {
+        place: place(1, stripe),
+        offset: 0,
+        length: 2 * UNIT,
+        parents: Vec::new(),
+    };
+    assert_eq!(cluster.read_bytes(1, op(7)), [1, 3]);
+    assert_eq!(cluster.read_bytes(1, op(49)), [1, 0]);
+    assert_eq!(cluster.read_bytes(1, op(149)), [2, 0]);
+    assert!(cluster.read_bytes(1, op(3)).is_empty(), "what was zeroed stays so");
+}
+
+#[test]
+fn a_primary_that_stood_still_answers_nothing_old() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    let old_epoch = cluster.entry.epoch;
+    cluster.hosts[0].is_still = true;
+    let early = cluster.send(0, read(0, 1));
+    cluster.set_entry(&[1], &[]);
+    cluster.advance(2_000);
+    assert!(is_written(&cluster.ask(1, write(0, 1, 8))));
+    let late = cluster.send_in(0, old_epoch, read(0, 1));
+    cluster.hosts[0].is_deaf = true;
+    cluster.go_on(0);
+    cluster.advance(10_000);
+    for sequence in [early, late] {
+        let outcome = cluster.replies.remove(&sequence);
+        assert!(matches!(outcome, None | Some(Err(_))), "{outcome:?}");
+    }
+    assert_eq!(cluster.read_bytes(1, read(0, 1)), [8]);
+}
+
+#[test]
+fn a_new_primary_waits_until_the_lease_of_the_old_one_has_run_out() {
+    let mut cluster = Cluster::serving(2);
+    // The old one goes on, and does not hear of the next entry.
+    cluster.hosts[0].is_deaf = true;
+    cluster.part(0, 1);
+    let parted_at = cluster.now;
+    let reading = |cluster: &mut Cluster| {
+        let sequence = cluster.send_in(0, Epoch::new(1), read(0, 1));
+        cluster.replies.remove(&sequence)
+    };
+    assert!(matches!(reading(&mut cluster), Some(Ok(_))), "it has a lease");
+    cluster.set_entry(&[1], &[]);
+    let mut served_until = parted_at;
+    for _ in 0..60 {
+        cluster.advance(10);
+        if matches!(reading(&mut cluster), Some(Ok(_))) {
+            served_until = cluster.now;
+        }
+        if cluster.is_served(1) {
+            break;
+        }
+    }
+    assert!(cluster.is_served(1));
+    let span = cluster.now.since(served_until).as_millis();
+    assert!((10..200).contains(&span), "the old one served until {span} ms before");
+    let waited = cluster.now.since(parted_at).as_millis();
+    assert!((270..=380).contains(&waited), "{waited} ms");
+}
+
+#[test]
+fn a_primary_that_hears_of_the_next_entry_lets_the_new_one_begin_at_once() {
+    let mut cluster = Cluster::serving(2);
+    cluster.set_entry(&[1, 0], &[]);
+    cluster.advance(20);
+    assert!(cluster.is_served(1), "nobody waits for a lease that is not used");
+    assert!(is_written(&cluster.ask(1, write(0, 1, 7))));
+}
+
+#[test]
+fn a_primary_that_is_stopped_hands_its_leases_back() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    cluster.give(0, Event::Shutdown);
+    cluster.pump();
+    assert!(cluster.hosts[0].node.is_none(), "it has ended");
+    cluster.set_entry(&[1], &[]);
+    cluster.pump();
+    assert!(cluster.is_served(1), "at once");
+    assert_eq!(cluster.read_bytes(1, read(0, 1)), [7]);
+}
+
+#[test]
+fn a_primary_without_leases_lets_requests_wait() {
+    let mut cluster = Cluster::serving(3);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    cluster.part(0, 2);
+    cluster.advance(350);
+    let waiting = cluster.send(0, read(0, 1));
+    cluster.advance(200);
+    assert!(!cluster.replies.contains_key(&waiting));
+    cluster.mend();
+    cluster.advance(150);
+    assert_eq!(bytes_of(cluster.replies.remove(&waiting).unwrap()), [7]);
+    assert!(cluster.unreachable(0).is_empty());
+}
+
+#[test]
+fn a_member_that_is_silent_for_a_second_is_told_each_second() {
+    let mut cluster = Cluster::serving(2);
+    cluster.hosts[1].is_still = true;
+    cluster.advance(900);
+    assert_eq!(cluster.unreachable(0), []);
+    cluster.advance(4_000);
+    let told = cluster.unreachable(0);
+    assert!(told.iter().all(|told| *told == (1, Unreachable::Silent)), "{told:?}");
+    assert!((3..=5).contains(&told.len()), "{told:?}");
+    cluster.go_on(1);
+    cluster.advance(2_000);
+    let told = cluster.unreachable(0).len();
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))), "it goes on by itself");
+    cluster.advance(3_000);
+    assert_eq!(cluster.unreachable(0).len(), told);
+}
+
+#[test]
+fn a_broken_connection_costs_an_epoch_and_nothing_else() {
+    let mut cluster = Cluster::serving(3);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    let epoch = cluster.entry.epoch;
+    cluster.break_wires(0, 2);
+    assert!(cluster.needs(0).contains(&Need::NewEpoch));
+    cluster.advance(500);
+    assert!(cluster.entry.epoch > epoch);
+    assert_eq!(cluster.read_bytes(0, read(0, 1)), [7]);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 8))));
+    assert_eq!(cluster.blocks(0), cluster.blocks(2));
+}
+
+#[test]
+fn a_need_is_told_again_until_its_epoch_is_over() {
+    let mut cluster = Cluster::serving(2);
+    cluster.is_helpful = false;
+    cluster.break_wires(0, 1);
+    cluster.advance(5_000);
+    let told = cluster.needs(0).len();
+    assert!((5..=7).contains(&told), "{told}");
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(5_000);
+    assert_eq!(cluster.needs(0).len(), told);
+}
+
+#[test]
+fn a_map_that_comes_late_to_a_member_is_waited_for() {
+    let mut cluster = Cluster::serving(2);
+    cluster.is_helpful = false;
+    cluster.hosts[1].is_deaf = true;
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(800);
+    assert!(!cluster.is_served(0));
+    assert_eq!(cluster.needs(0), []);
+    cluster.hosts[1].is_deaf = false;
+    cluster.publish();
+    cluster.advance(10);
+    assert!(cluster.is_served(0));
+}
+
+#[test]
+fn a_member_that_does_not_get_the_map_does_not_hold_the_pg_up_in_silence() {
+    let mut cluster = Cluster::serving(2);
+    cluster.is_helpful = false;
+    cluster.hosts[1].is_deaf = true;
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(3_000);
+    assert!(!cluster.needs(0).is_empty());
+    let why = &cluster.report(0).incomplete[0].1;
+    assert!(!why.is_empty());
+}
+
+#[test]
+fn a_restarted_member_waits_for_the_primary_it_may_have_given_a_lease() {
+    let mut cluster = Cluster::serving(2);
+    cluster.kill(1);
+    // The old primary goes on, unheard and unhearing.
+    cluster.hosts[0].is_still = true;
+    cluster.start(1);
+    cluster.set_entry(&[1], &[]);
+    cluster.advance(300);
+    assert!(!cluster.is_served(1), "its earlier run may have given a lease");
+    let waiting = cluster.send(1, write(0, 1, 7));
+    cluster.advance(100);
+    assert!(is_written(&cluster.replies.remove(&waiting).unwrap()), "waited for, not refused");
+}
+
+#[test]
+fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
+    let mut cluster = Cluster::serving(2);
+    for stripe in 0..300 {
+        assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1))));
+    }
+    let has_note = |cluster: &Cluster, host: usize| {
+        cluster.hosts[host].node().store.note(NoteKey::Pg(PG)).is_some()
+    };
+    // Degraded: what the third has may be needed.
+    cluster.set_entry(&[0], &[]);
+    cluster.advance(20_000);
+    assert_eq!(cluster.blocks(1).len(), 300);
+    cluster.set_entry(&[0], &[2]);
+    for _ in 0..100 {
+        assert!(has_note(&cluster, 1));
+        cluster.advance(100);
+        if cluster.entry.learners.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(cluster.entry.acting.len(), 2, "{:?}", cluster.report(0));
+    assert_eq!(cluster.blocks(2), cluster.blocks(0));
+    cluster.advance(4_000);
+    assert_eq!(cluster.blocks(1).len(), 300, "not at once");
+    cluster.advance(10_000);
+    assert_eq!(cluster.blocks(1), []);
+    assert!(!has_note(&cluster, 1));
+    // It can have a part again.
+    cluster.set_entry(&[0, 2], &[1]);
+    cluster.advance(20_000);
+    assert_eq!(cluster.entry.acting.len(), 3);
+    assert_eq!(cluster.blocks(1), cluster.blocks(0));
+}
+
+#[test]
+fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    let giver = cluster.entry.acting[1];
+    let (now, node) = (cluster.now, cluster.hosts[0].node.as_mut().unwrap());
+    let stamp = node.leases.renew(now, giver.osd);
+    let grant = crate::leases::Grant { stamp, valid_ms: 300, lost: Vec::new(), is_full: true };
+    node.leases.granted(now, giver.osd, grant).unwrap();
+    assert_eq!(cluster.ask(0, write(0, 1, 8)), Err(Refusal::Full));
+    let zero = Op::Zero { place: place(1, 0), offset: 0, length: UNIT, lazy: false };
+    assert!(is_written(&cluster.ask(0, zero)));
+    cluster.advance(200);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 8))), "there is room again");
+}
+
+/// What a member could be told that no peer of ours says, of the PG in its epoch.
+fn wrong_bodies() -> Vec<PeerBody> {
+    let version = Version { epoch: Epoch::new(1), counter: 99 };
+    let (_, data) = fill(1, 1);
+    let key = blockstore::BlockKey {
+        pool: POOL,
+        hash: 0,
+        image: base::ImageId::FIRST,
+        stripe: base::StripeIndex::ZERO,
+    };
+    let change = Change::Write { offset: 0, checksums: Vec::new(), data };
+    let block_size = base::BlockSize::MIN;
+    vec![
+        PeerBody::Write { version, mark: version, key, block_size, change },
+        PeerBody::Written { version },
+        PeerBody::Activated,
+        PeerBody::Noted { call: 3 },
+        PeerBody::Listed { call: 9, blocks: Vec::new(), is_last: true },
+        PeerBody::Failed { why: "x".into() },
+    ]
+}
+
+#[test]
+fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
+    let stranger = |cluster: &mut Cluster, host: usize, number: u64, role: Role| {
+        let connection = ConnectionId::new(2_000_001 + 2 * number);
+        let peer = Peer { cluster: CLUSTER, role };
+        cluster.give(host, Event::Net(NetEvent::Accepted { connection, peer }));
+        connection
+    };
+    let say = |cluster: &mut Cluster, host: usize, connection: ConnectionId, message: Message| {
+        cluster.give(host, Event::Net(NetEvent::Received { connection, message }));
+        cluster.hosts[host].node().mesh.has(connection)
+    };
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    let epoch = cluster.entry.epoch;
+    let third = Role::Osd(osd(2), Incarnation::new(1));
+    let mut number = 0;
+    // The third OSD has no part in the PG, and says that it leads it, to the primary and a member.
+    for host in [0, 1] {
+        for body in wrong_bodies() {
+            number += 1;
+            let connection = stranger(&mut cluster, host, number, third);
+            let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
+            assert!(!say(&mut cluster, host, connection, message.clone()), "{message:?}");
+        }
+        // Of PGs and epochs that do not exist.
+        let query = PeerBody::Query { revision: MapRevision::new(1) };
+        for (pg, epoch) in [
+            (PgId { number: 7, ..PG }, Epoch::new(1)),
+            (PG, Epoch::ZERO),
+            (PG, Epoch::new(u32::MAX)),
+            (PgId { pool: base::PoolId::new(u32::MAX).unwrap(), number: u32::MAX }, epoch),
+        ] {
+            number += 1;
+            let connection = stranger(&mut cluster, host, number, third);
+            let body = query.clone();
+            let message = Message::Peer(Box::new(PeerMessage { pg, epoch, body }));
+            say(&mut cluster, host, connection, message);
+        }
+        // Leases that nobody asked for, and what belongs on other connections.
+        let granted = LeaseMessage::Granted {
+            stamp: 1,
+            valid_ms: u32::MAX,
+            lost: Vec::new(),
+            is_full: true,
+            free_bytes: 0,
+        };
+        for message in [Message::Lease(Box::new(granted)), Message::Control("{}".into())] {
+            number += 1;
+            let connection = stranger(&mut cluster, host, number, third);
+            assert!(!say(&mut cluster, host, connection, message));
+        }
+        // An OSD as itself, one without a run, one of an earlier run.
+        let before = Role::Osd(osd(2), Incarnation::ZERO);
+        for role in [Role::Osd(osd(host), Incarnation::new(1)), before] {
+            number += 1;
+            let connection = stranger(&mut cluster, host, number, role);
+            assert!(!cluster.hosts[host].node().mesh.has(connection));
+        }
+    }
+    // The primary itself breaks the rules: its connection goes, and that of no other.
+    let connection = cluster.leader_connection(1, 0);
+    let body = PeerBody::Written { version: Version::ZERO };
+    let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
+    assert!(!say(&mut cluster, 1, connection, message));
+    cluster.advance(3_000);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 8))));
+    assert_eq!(cluster.blocks(0), cluster.blocks(1));
+}
+
+#[test]
+fn a_member_hears_no_write_of_an_earlier_epoch_or_over_another_connection() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    let before = cluster.entry.epoch;
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(100);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 8))));
+    let blocks = cluster.blocks(1);
+    let body = || wrong_bodies().swap_remove(0);
+    let connection = cluster.leader_connection(1, 0);
+    let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch: before, body: body() }));
+    cluster.give(1, Event::Net(NetEvent::Received { connection, message }));
+    assert!(cluster.hosts[1].node().mesh.has(connection), "it may have been on its way");
+    assert_eq!(cluster.blocks(1), blocks);
+    let connection = ConnectionId::new(2_000_001);
+    let peer = Peer { cluster: CLUSTER, role: Role::Osd(OsdId::FIRST, Incarnation::new(1)) };
+    cluster.give(1, Event::Net(NetEvent::Accepted { connection, peer }));
+    let epoch = cluster.entry.epoch;
+    let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body: body() }));
+    cluster.give(1, Event::Net(NetEvent::Received { connection, message }));
+    assert_eq!(cluster.blocks(1), blocks);
+    assert!(!cluster.hosts[1].node().mesh.has(connection));
+}
+
+#[test]
+fn a_monitor_that_asks_whether_an_osd_is_there_is_answered_at_once() {
+    let mut cluster = Cluster::serving(2);
+    cluster.monitor_says(1, &cluster::message::FromMonitor::Probe { nonce: 77 });
+    cluster.pump();
+    let alive = cluster::message::ToMonitor::Alive { nonce: 77 };
+    assert!(cluster.hosts[1].told.contains(&alive));
+}
