@@ -99,19 +99,20 @@ impl World {
         let disk = osd.disk.as_mut().expect("it was created");
         let mut reader = Reader::open(disk, settings, &self.pool, self.now)
             .map_err(|reason| format!("osd {index} does not open again: {reason}"))?;
-        let mut pgs: BTreeMap<u32, Holding> = BTreeMap::new();
+        let holding_of = |number| {
+            let floor = reader.store.facts(PgId { pool: PoolId::FIRST, number }).floor;
+            (number, Holding { floor, blocks: BTreeMap::new() })
+        };
+        let mut pgs: BTreeMap<u32, Holding> = (0..pg_count).map(holding_of).collect();
         let listed: Vec<(BlockKey, Version, bool)> =
             reader.store.blocks(PoolId::FIRST, 0, u32::MAX, None).collect();
         for (key, version, is_tombstone) in listed {
-            let number = pg_of_hash(key.hash, pg_count);
-            let pg = PgId { pool: PoolId::FIRST, number };
-            let holding = pgs.entry(number).or_default();
-            holding.floor = reader.store.facts(pg).floor;
             let block = if is_tombstone {
                 Block { version, units: None, damaged: BTreeSet::new() }
             } else {
                 reader.block(key)?
             };
+            let holding = pgs.get_mut(&pg_of_hash(key.hash, pg_count)).expect("one of the pool's");
             holding.blocks.insert(key, block);
         }
         disk.crash(Crash::Process, &mut self.medium);

@@ -140,14 +140,13 @@ impl Plan {
         let volume_units = if fill { 220 * MIB / 4096 } else { random.scale(32..1500) };
         let shape = Shape::draw(random, fill);
         let faults = Faults::draw(random, &shape);
-        let is_copied = shape.copies > 1;
-        let strike_count = if is_copied { [0, 0, 1, 1, 2][random.index(5)] } else { 0 };
+        let can_lose_one = shape.min_size < shape.copies;
+        let strike_count = if can_lose_one { [0, 0, 1, 1, 2][random.index(5)] } else { 0 };
         // What rots is on one disk; so nothing else may be taken from it.
         let may_strike = faults.rot == Chance::NEVER && faults.read_error == Chance::NEVER;
         let strikes = (0..if may_strike { strike_count } else { 0 })
             .map(|_| random.scale(50..3000))
             .collect();
-        let can_lose_one = is_copied && shape.min_size < shape.copies;
         let departures = [Departure::Killed, Departure::Silent, Departure::Stopped];
         let drill = (can_lose_one && !fill && random.chance(Chance::percent(30)))
             .then(|| *random.pick(&departures));
@@ -196,9 +195,6 @@ impl Plan {
     }
 }
 
-/// Most copies of a pool.
-const COPIES_MAX: u32 = 1;
-
 /// OSDs and how the pool lies on them.
 struct Shape {
     osd_count: usize,
@@ -211,7 +207,7 @@ struct Shape {
 
 impl Shape {
     fn draw(random: &mut Random, fill: bool) -> Shape {
-        let copies = [1, 1, 2, 2, 2, 3, 3][random.index(7)].min(COPIES_MAX);
+        let copies = [1, 1, 2, 2, 2, 3, 3][random.index(7)];
         let least = u64::from(copies);
         let osd_count = if fill { least } else { random.range(least..7) };
         let host_count = random.range(least..osd_count + 1);
