@@ -161,20 +161,17 @@ fn remaining(mut acting: Vec<Member>, given: &Given<'_>) -> Vec<Member> {
     acting
 }
 
-/// Members beyond the number of copies go where the plan does not want them.
+/// Members beyond the number of copies go where the plan does not want them, if all are well.
 fn leave_surplus(acting: &mut Vec<Member>, entry: &PgEntry, given: &Given<'_>) {
-    while acting.len() > given.copies {
-        let may_go = |member: &Member| {
-            !given.targets.contains(&member.osd) && given.state_of(*member) == State::Sound
-        };
-        let leader = |member: &Member| entry.primary == Some(member.osd);
-        let goes = acting.iter().rposition(|member| may_go(member) && !leader(member));
-        let Some(goes) = goes.or_else(|| acting.iter().rposition(may_go)) else { return };
+    let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
+    while acting.len() > given.copies && acting.iter().all(is_sound) {
+        let is_surplus = |member: &Member| !given.targets.contains(&member.osd);
+        let leads = |member: &Member| entry.primary == Some(member.osd);
+        let goes = acting.iter().rposition(|member| is_surplus(member) && !leads(member));
+        let Some(goes) = goes.or_else(|| acting.iter().rposition(is_surplus)) else { return };
         let mut rest = acting.clone();
         rest.remove(goes);
-        let sound: Vec<Member> =
-            rest.iter().copied().filter(|member| given.state_of(*member) == State::Sound).collect();
-        if !given.may_go_on_with(&sound, sound.len(), 0) {
+        if !given.may_go_on_with(&rest, rest.len(), 0) {
             return;
         }
         *acting = rest;

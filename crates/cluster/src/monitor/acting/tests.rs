@@ -1,1 +1,356 @@
-//! t
+//! The table row by row, and what always holds, whatever comes.
+
+use base::{Epoch, MapRevision, PgId, PoolId};
+
+use super::*;
+
+fn osd(number: u32) -> OsdId {
+    OsdId::new(number).unwrap()
+}
+
+fn member(number: u32, run: u64) -> Member {
+    Member { osd: osd(number), incarnation: Incarnation::new(run) }
+}
+
+fn entry(primary: u32, acting: &[Member], learners: &[Member]) -> PgEntry {
+    PgEntry {
+        pg: PgId { pool: PoolId::FIRST, number: 0 },
+        epoch: Epoch::new(5),
+        revision: MapRevision::new(1),
+        primary: Some(osd(primary)),
+        acting: acting.to_vec(),
+        learners: learners.to_vec(),
+    }
+}
+
+/// A pool of a few OSDs: all up in their first run, heard at 10.
+#[derive(Clone)]
+struct Scene {
+    copies: usize,
+    min_size: usize,
+    targets: Vec<OsdId>,
+    standings: BTreeMap<OsdId, Standing>,
+    complete: BTreeSet<Member>,
+    barred: BTreeMap<OsdId, u64>,
+    renew: bool,
+}
+
+impl Scene {
+    fn new(osd_count: u32, targets: &[u32], min_size: usize) -> Scene {
+        let standing = Standing {
+            incarnation: Incarnation::new(1),
+            up: true,
+            suspect: false,
+            heard: 10,
+            noticed: 0,
+        };
+        Scene {
+            copies: targets.len(),
+            min_size,
+            targets: targets.iter().map(|number| osd(*number)).collect(),
+            standings: (1..=osd_count).map(|number| (osd(number), standing)).collect(),
+            complete: BTreeSet::new(),
+            barred: BTreeMap::new(),
+            renew: false,
+        }
+    }
+
+    fn with(mut self, number: u32, change: impl FnOnce(&mut Standing)) -> Scene {
+        change(self.standings.get_mut(&osd(number)).unwrap());
+        self
+    }
+
+    /// Down since before the others were heard.
+    fn down(self, number: u32) -> Scene {
+        self.with(number, |standing| {
+            (standing.up, standing.heard, standing.noticed) = (false, 0, 9)
+        })
+    }
+
+    fn complete(mut self, member: Member) -> Scene {
+        self.complete.insert(member);
+        self
+    }
+
+    fn next(&self, entry: &PgEntry) -> Option<PgEntry> {
+        next_entry(
+            entry,
+            &Given {
+                copies: self.copies,
+                min_size: self.min_size,
+                targets: &self.targets,
+                standings: &self.standings,
+                complete: self.complete.clone(),
+                barred: self.barred.clone(),
+                renew: self.renew,
+            },
+        )
+    }
+}
+
+/// What `next` makes of members in their first run.
+fn assert_next(scene: &Scene, before: &PgEntry, primary: u32, acting: &[u32], learners: &[u32]) {
+    let next = scene.next(before).expect("there is a next entry");
+    let numbers = |members: &[Member]| -> Vec<u32> {
+        members.iter().map(|member| member.osd.get()).collect()
+    };
+    assert_eq!((&numbers(&next.acting)[..], &numbers(&next.learners)[..]), (acting, learners));
+    assert_eq!((next.primary, next.epoch), (Some(osd(primary)), before.epoch.next()));
+}
+
+#[test]
+fn where_all_is_as_planned_nothing_changes() {
+    let scene = Scene::new(4, &[1, 2, 3], 2);
+    let rest = entry(1, &[member(3, 1), member(1, 1), member(2, 1)], &[]);
+    assert_eq!(scene.next(&rest), None);
+    let other = PgEntry { primary: Some(osd(2)), ..rest };
+    assert_next(&scene, &other, 1, &[3, 1, 2], &[]);
+}
+
+#[test]
+fn an_epoch_that_is_asked_for_has_the_same_members() {
+    let mut scene = Scene::new(3, &[1, 2, 3], 2);
+    scene.renew = true;
+    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    assert_next(&scene, &rest, 1, &[1, 2, 3], &[]);
+}
+
+#[test]
+fn a_new_run_of_a_member_is_a_new_epoch_with_the_same_set() {
+    let scene = Scene::new(3, &[1, 2, 3], 2).with(2, |s| s.incarnation = Incarnation::new(2));
+    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let next = scene.next(&rest).unwrap();
+    assert_eq!(next.acting, [member(1, 1), member(2, 2), member(3, 1)]);
+    assert_eq!(scene.next(&next), None);
+}
+
+#[test]
+fn a_lost_member_goes_when_the_others_were_heard_since() {
+    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let scene = Scene::new(3, &[1, 2, 3], 2).down(2);
+    assert_next(&scene, &rest, 1, &[1, 3], &[]);
+    assert_eq!(scene.clone().with(3, |s| s.heard = 8).next(&rest), None, "3 may be gone, too");
+    assert_eq!(scene.clone().with(3, |s| s.heard = 0).next(&rest), None, "3 is not connected");
+    let mut scene = Scene::new(3, &[1, 2, 3], 2);
+    scene.barred.insert(osd(2), 9);
+    assert_next(&scene, &rest, 1, &[1, 3], &[]);
+    scene.barred.insert(osd(2), 11);
+    assert_eq!(scene.next(&rest), None);
+    let suspect = Scene::new(3, &[1, 2, 3], 2).with(2, |s| {
+        (s.incarnation, s.suspect, s.noticed) = (Incarnation::new(2), true, 9);
+    });
+    assert_next(&suspect, &rest, 1, &[1, 3], &[2]);
+    assert_eq!(suspect.with(3, |s| s.heard = 8).next(&rest), None, "nor is it taken in");
+}
+
+#[test]
+fn nobody_goes_below_the_minimum_and_one_that_is_up_leads() {
+    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let scene = Scene::new(3, &[1, 2, 3], 2).down(1).down(3);
+    assert_next(&scene, &rest, 2, &[1, 2, 3], &[]);
+    let all_down = scene.down(2);
+    assert_eq!(all_down.next(&rest), None, "nobody speaks for it, and no epoch is spent on that");
+    let two = entry(1, &[member(1, 1), member(2, 1)], &[]);
+    assert_next(&Scene::new(2, &[1, 2], 1).down(1), &two, 2, &[2], &[]);
+    let one = entry(2, &[member(2, 1)], &[]);
+    assert_eq!(Scene::new(2, &[1, 2], 1).down(1).down(2).next(&one), None);
+}
+
+#[test]
+fn a_learner_gets_in_by_a_report_of_its_run_alone() {
+    let filling = entry(1, &[member(1, 1)], &[member(2, 1)]);
+    let scene = Scene::new(2, &[2, 1], 1);
+    assert_eq!(scene.next(&filling), None);
+    assert_next(&scene.clone().complete(member(2, 1)), &filling, 2, &[1, 2], &[]);
+    assert_eq!(scene.clone().complete(member(2, 2)).next(&filling), None);
+    let restarted = scene.complete(member(2, 1)).with(2, |s| s.incarnation = Incarnation::new(2));
+    let next = restarted.next(&filling).unwrap();
+    assert_eq!((next.acting, next.learners), (vec![member(1, 1)], vec![member(2, 2)]));
+}
+
+#[test]
+fn a_complete_learner_joins_and_lost_members_leave_in_one_change() {
+    let filling = entry(1, &[member(1, 1), member(2, 1)], &[member(3, 1)]);
+    let scene = Scene::new(3, &[1, 2, 3], 2).down(2);
+    assert_eq!(scene.next(&filling), None);
+    assert_next(&scene.complete(member(3, 1)), &filling, 1, &[1, 3], &[]);
+}
+
+#[test]
+fn copies_move_one_by_one_and_their_number_never_falls() {
+    let mut now = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let mut scene = Scene::new(6, &[4, 5, 6], 2);
+    let mut steps = 0;
+    while let Some(next) = scene.next(&now) {
+        assert_eq!(next.acting.len(), 3);
+        assert!(next.learners.len() <= 1);
+        scene.complete = next.learners.iter().copied().collect();
+        now = next;
+        steps += 1;
+    }
+    assert_eq!(steps, 4);
+    let acting: BTreeSet<u32> = now.acting.iter().map(|member| member.osd.get()).collect();
+    assert_eq!((acting, now.primary), ([4, 5, 6].into(), Some(osd(4))));
+}
+
+/// A world in which what a member holds is known: whether it has every acknowledged write.
+struct World {
+    scene: Scene,
+    entry: PgEntry,
+    event: u64,
+    /// Members in which everything acknowledged is, by OSD.
+    whole: BTreeSet<OsdId>,
+    /// OSDs whose store lost some of it, and was not filled since.
+    damaged: BTreeSet<OsdId>,
+    random: u64,
+}
+
+impl World {
+    fn draw(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    fn is_there(&self, member: &Member) -> bool {
+        let standing = self.scene.standings[&member.osd];
+        standing.up && standing.incarnation == member.incarnation
+    }
+
+    /// Something happens.
+    fn disturb(&mut self) {
+        self.event += 1;
+        let count = self.scene.standings.len() as u64;
+        let id = osd(self.draw(count) as u32 + 1);
+        let (kind, event) = (self.draw(12), self.event);
+        let is_damaged = self.draw(8) == 0 || self.damaged.contains(&id);
+        let standing = self.scene.standings.get_mut(&id).unwrap();
+        match kind {
+            0 | 1 => (standing.up, standing.heard, standing.noticed) = (false, 0, event),
+            2..=4 if !standing.up => {
+                standing.up = true;
+                if kind < 4 {
+                    standing.incarnation = standing.incarnation.next();
+                    standing.suspect = is_damaged;
+                    if is_damaged {
+                        standing.noticed = event;
+                        self.whole.remove(&id);
+                        self.damaged.insert(id);
+                    }
+                }
+            }
+            5 | 6 if standing.up => standing.heard = event,
+            7 => {
+                self.scene.barred.insert(id, event);
+            }
+            8 => {
+                self.scene.barred.remove(&id);
+            }
+            9 => self.replan(),
+            10 => self.scene.renew = !self.scene.renew,
+            _ => self.serve(),
+        }
+    }
+
+    fn replan(&mut self) {
+        let count = self.scene.standings.len() as u64;
+        let mut numbers: Vec<u32> = (1..=count as u32).collect();
+        for place in 0..numbers.len() {
+            let other = place + self.draw((numbers.len() - place) as u64) as usize;
+            numbers.swap(place, other);
+        }
+        self.scene.targets = numbers[..self.scene.copies].iter().map(|n| osd(*n)).collect();
+    }
+
+    /// Writes are acknowledged where all acting members are there, and a learner may be filled. A
+    /// damaged member forbids it.
+    fn serve(&mut self) {
+        let is_good =
+            |member: &Member| self.is_there(member) && !self.damaged.contains(&member.osd);
+        if !self.entry.acting.iter().all(is_good) {
+            return;
+        }
+        let acting: BTreeSet<OsdId> = self.entry.acting.iter().map(|member| member.osd).collect();
+        assert!(acting.is_subset(&self.whole), "{:?}", self.entry);
+        self.whole = acting;
+        let learners = self.entry.learners.clone();
+        for learner in learners {
+            if self.is_there(&learner) && self.draw(2) == 0 {
+                self.whole.insert(learner.osd);
+                self.damaged.remove(&learner.osd);
+                self.scene.complete.insert(learner);
+            }
+        }
+    }
+
+    /// The monitor looks at it.
+    fn step(&mut self) {
+        let before = self.entry.clone();
+        let Some(next) = self.scene.next(&before) else { return };
+        assert_eq!(next.epoch, before.epoch.next());
+        let ids = |members: &[Member]| -> BTreeSet<OsdId> {
+            members.iter().map(|member| member.osd).collect()
+        };
+        let (was, is) = (ids(&before.acting), ids(&next.acting));
+        assert_eq!(is.len(), next.acting.len(), "nobody twice");
+        assert!(is.is_disjoint(&ids(&next.learners)));
+        for member in next.acting.iter().filter(|member| !was.contains(&member.osd)) {
+            assert!(before.learners.contains(member), "it was a learner: {member:?}");
+            assert!(self.scene.complete.contains(member), "it was reported: {member:?}");
+            assert!(self.is_there(member));
+        }
+        if was.difference(&is).next().is_some() {
+            assert!(is.len() >= self.scene.min_size, "{before:?} {next:?}");
+            assert!(next.acting.iter().all(|member| self.is_there(member)));
+            let heard = |member: &Member| self.scene.standings[&member.osd].heard > 0;
+            assert!(next.acting.iter().all(heard));
+        }
+        assert!(next.learners.iter().all(|member| self.is_there(member)));
+        let primary = next.primary.expect("somebody leads");
+        assert!(is.contains(&primary));
+        let has_up = next.acting.iter().any(|m| self.scene.standings[&m.osd].up);
+        assert!(!has_up || self.scene.standings[&primary].up, "{next:?}");
+        self.entry = next;
+        self.scene.complete.clear();
+    }
+}
+
+#[test]
+fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
+    for seed in 1..=3_000u64 {
+        let copies = (seed % 4 + 1) as u32;
+        let min_size = if copies <= 2 { 1 } else { 2 };
+        let targets: Vec<u32> = (1..=copies).collect();
+        let scene = Scene::new(copies + 2, &targets, min_size);
+        let acting: Vec<Member> = targets.iter().map(|number| member(*number, 1)).collect();
+        let mut world = World {
+            whole: acting.iter().map(|member| member.osd).collect(),
+            entry: entry(1, &acting, &[]),
+            scene,
+            damaged: BTreeSet::new(),
+            event: 10,
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        };
+        for _ in 0..60 {
+            world.disturb();
+            world.scene.renew &= world.draw(4) == 0;
+            world.step();
+        }
+        // Everybody comes back: it ends where the plan wants it.
+        world.scene.renew = false;
+        world.scene.barred.clear();
+        world.event += 1;
+        for standing in world.scene.standings.values_mut() {
+            (standing.up, standing.heard) = (true, world.event);
+        }
+        for _ in 0..30 {
+            world.step();
+            world.scene.complete = world.entry.learners.iter().copied().collect();
+        }
+        assert_eq!(world.scene.next(&world.entry), None, "seed {seed}");
+        let acting: BTreeSet<OsdId> = world.entry.acting.iter().map(|m| m.osd).collect();
+        assert_eq!(acting, world.scene.targets.iter().copied().collect(), "seed {seed}");
+        assert_eq!(world.entry.primary, world.scene.targets.first().copied(), "seed {seed}");
+    }
+}
