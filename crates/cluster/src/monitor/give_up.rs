@@ -1,14 +1,24 @@
 //! `pg give-up`: the operator accepts what an incomplete PG lost, and hears when it is served.
 //!
-//! Nothing of it is recorded here: the OSD records it in its store. An operator who was not
-//! answered in time looks and, if it is still needed, asks again.
+//! What damage lost is accepted by the PG's primary, which records it in its store; nothing of that is
+//! recorded here. An operator who was not answered in time looks and, if it is still needed, asks
+//! again.
+//!
+//! Members that are down, while fewer than minimum size are up, are given up by an entry without them:
+//! `they_are_off`. The operator's word is what keeps two halves of a PG from serving: each of the
+//! given-up members must stay off until it has the new map.
 
 use base::{ConnectionId, Duration, OsdId, PgId, Time};
 use serde_json::json;
 
+use format::wire::{Member, PgEntry};
+
+use super::contents::Batch;
+use super::job::{Done, Plan};
 use super::osd::OsdLive;
 use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor};
+use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
 /// How long the OSD may take to serve the PG before the operator is told that it is not known.
 pub(super) const GIVE_UP_SPAN: Duration = Duration::from_secs(10);
@@ -35,10 +45,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
         let pg = asked.pg;
-        let Some(entry) = self.contents.pg(pg) else {
-            let hint = "`ashlar pg ls` lists the PGs there are";
-            return Err(failure("not_found", format!("there is no PG {pg}"), hint));
-        };
+        let entry = self.pg_to_give_up(pg)?;
         let osd = entry.primary.filter(|osd| {
             let live = self.osds.get(osd);
             live.is_some_and(|live| live.connection.is_some())
@@ -54,11 +61,14 @@ impl Monitor {
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let why = report.and_then(|r| r.incomplete.iter().find(|(id, _)| *id == pg));
         let Some((_, why)) = why else {
-            return Err(failure(
-                "invalid",
-                format!("PG {pg} is not incomplete"),
-                "there is nothing to give up",
-            ));
+            return Err(match self.members_that_are_off(entry).is_empty() {
+                true => not_incomplete(pg),
+                false => failure(
+                    "invalid",
+                    format!("PG {pg} waits for members that are down"),
+                    "start them. If their copies are lost: `ashlar pg give-up --they-are-off`",
+                ),
+            });
         };
         if !accepted {
             return Err(self.what_would_be_lost(pg, osd, why));
@@ -74,10 +84,93 @@ impl Monitor {
         Ok(())
     }
 
-    /// The refusal of an operator who has not said yes yet.
-    fn what_would_be_lost(&self, pg: PgId, osd: OsdId, why: &str) -> Failure {
-        let report = self.osds.get(&osd).and_then(OsdLive::current_report);
-        let damaged = report.map_or(0, |report| report.damaged_units);
+    fn pg_to_give_up(&self, pg: PgId) -> Result<&PgEntry, Failure> {
+        self.contents.pg(pg).ok_or_else(|| {
+            let hint = "`ashlar pg ls` lists the PGs there are";
+            failure("not_found", format!("there is no PG {pg}"), hint)
+        })
+    }
+
+    /// `pg give-up --they-are-off`: the PG goes on with the acting members that are up.
+    pub(super) fn plan_give_up_members(&self, pg: PgId, accepted: bool) -> Result<Plan, Failure> {
+        let entry = self.pg_to_give_up(pg)?;
+        let off = self.members_that_are_off(entry);
+        if off.is_empty() {
+            return Err(not_incomplete(pg));
+        }
+        let left: Vec<Member> = entry.acting.iter().filter_map(|m| self.present(m.osd)).collect();
+        let named: Vec<String> = off.iter().map(OsdId::to_string).collect();
+        let named = named.join(", ");
+        if left.is_empty() {
+            return Err(failure(
+                "unavailable",
+                format!("no OSD that has PG {pg} is up: without {named} nothing of it is left"),
+                "start one of them, on its disk or on a copy of it. If there is none, restore the \
+                 volumes from a backup into a new pool",
+            ));
+        }
+        if let Some(osd) = off.iter().find(|osd| self.is_present(**osd)) {
+            return Err(failure(
+                "busy",
+                format!("{osd} is not off: this monitor heard of it just now"),
+                "stop it, or wait until it has joined: then there may be nothing to give up",
+            ));
+        }
+        if !accepted {
+            let message = format!(
+                "giving {named} up cannot be undone: PG {pg} goes on with what {} has, and what they \
+                 come back with is discarded. What was acknowledged while they were members and the \
+                 others were not is lost: {}. They must be off, and stay so until they have heard of it: \
+                 one that still serves clients would have its writes lost, too",
+                list_of(&left),
+                self.concerned(pg),
+            );
+            let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
+            return Err(failure("not_accepted", message, hint));
+        }
+        let entry = PgEntry {
+            epoch: entry.epoch.next(),
+            primary: left.first().map(|member| member.osd),
+            learners: Vec::new(),
+            acting: left,
+            ..entry.clone()
+        };
+        let answer = json!({ "pg": pg.to_string(), "osd": entry.primary, "given_up": off });
+        let batch = self.batch_of_entry(entry);
+        Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
+    }
+
+    /// Acting members that are down.
+    fn members_that_are_off(&self, entry: &PgEntry) -> Vec<OsdId> {
+        let members = entry.acting.iter().map(|member| member.osd);
+        members.filter(|osd| self.present(*osd).is_none()).collect()
+    }
+
+    /// The OSD in its newest run, if that is up.
+    fn present(&self, osd: OsdId) -> Option<Member> {
+        let record = self.contents.osd(osd).filter(|record| record.info.up)?;
+        Some(Member { osd, incarnation: record.info.incarnation })
+    }
+
+    /// Writes one entry, with the next revision of its pool's map.
+    fn batch_of_entry(&self, entry: PgEntry) -> Batch {
+        let contents = &self.contents;
+        let pg = entry.pg;
+        let pool = contents.pool(pg.pool).expect("a PG has a pool");
+        let revision = pool.revision.next();
+        let shards = &mut contents.shards(pg.pool);
+        let shard = shards.find(|shard| shard.shard == pg.number / PG_SHARD_SIZE);
+        let mut shard: PgShardRecord = shard.expect("a PG has a shard").clone();
+        shard.pgs[(pg.number % PG_SHARD_SIZE) as usize] = PgEntry { revision, ..entry };
+        let pool = PoolRecord { revision, ..pool.clone() };
+        let mut batch = Batch::new(contents);
+        batch.put(contents, Record::PgShard(shard));
+        batch.put(contents, Record::Pool(pool));
+        batch
+    }
+
+    /// Which data a PG that lost something concerns.
+    fn concerned(&self, pg: PgId) -> String {
         let pool = self.contents.pool(pg.pool).expect("a PG has a pool");
         let images: Vec<_> =
             self.contents.images().filter(|image| image.info.pool == pg.pool).collect();
@@ -87,14 +180,23 @@ impl Monitor {
             0 => String::new(),
             count => format!(" and {count} more"),
         };
-        let message = format!(
-            "giving PG {pg} up cannot be undone. {why}. Which blocks are concerned is not known: \
-             any acknowledged write in this PG, one part in {} of each volume of pool {} ({}{more}), \
-             may read as older data or as zeros. {osd} knows of {damaged} damaged pieces of 4 KiB, \
-             whose reads go on to fail",
+        format!(
+            "which blocks are concerned is not known, any acknowledged write in this PG, one part in \
+             {} of each volume of pool {} ({}{more}), may read as older data or as zeros",
             pool.pool.pg_count,
             pool.pool.name,
             names.join(", "),
+        )
+    }
+
+    /// The refusal of an operator who has not said yes yet.
+    fn what_would_be_lost(&self, pg: PgId, osd: OsdId, why: &str) -> Failure {
+        let report = self.osds.get(&osd).and_then(OsdLive::current_report);
+        let damaged = report.map_or(0, |report| report.damaged_units);
+        let message = format!(
+            "giving PG {pg} up cannot be undone. {why}: {}. {osd} knows of {damaged} damaged pieces of \
+             4 KiB, whose reads go on to fail",
+            self.concerned(pg),
         );
         let hint = format!("accept that: ashlar pg give-up {pg} --yes");
         failure("not_accepted", message, hint)
@@ -131,4 +233,13 @@ impl Monitor {
             self.answer(connection, request, Err(error), effects);
         }
     }
+}
+
+fn not_incomplete(pg: PgId) -> Failure {
+    failure("invalid", format!("PG {pg} is not incomplete"), "there is nothing to give up")
+}
+
+fn list_of(members: &[Member]) -> String {
+    let osds: Vec<String> = members.iter().map(|member| member.osd.to_string()).collect();
+    osds.join(", ")
 }

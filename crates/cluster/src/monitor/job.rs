@@ -165,6 +165,8 @@ impl Monitor {
             }
             Command::PoolRemove { pool } => self.plan_pool_remove(pool),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
+            // What damage lost is the primary's matter, and no job: see `Monitor::give_up`.
+            Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up_members(*pg, *accepted),
             Command::ConfigSet { setting, value } => {
                 self.plan_config_set(setting, value.as_deref())
             }
@@ -178,7 +180,6 @@ impl Monitor {
             | Command::OsdTree
             | Command::PgList { .. }
             | Command::PgDescribe { .. }
-            | Command::PgGiveUp { .. }
             | Command::Status
             | Command::StateList { .. }
             | Command::StateGet { .. }

@@ -7,7 +7,7 @@ use format::wire::{Member, PgEntry};
 use serde_json::json;
 
 use super::rig::{Mishap, Rig, osd_id};
-use crate::message::{Command, Failure, Need, Unreachable};
+use crate::message::{Command, Failure, FillingProgress, Need, OsdReport, Unreachable};
 
 fn osds(members: &[Member]) -> BTreeSet<u32> {
     members.iter().map(|member| member.osd.get()).collect()
@@ -493,6 +493,113 @@ fn an_epoch_ends_with_each_change_and_no_epoch_comes_twice() {
     rig.advance(Duration::from_secs(1));
     rig.fill();
     assert_at_rest(&rig);
+}
+
+#[test]
+fn members_that_are_off_are_given_up_by_name_alone() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    rig.make_volume("v", base::GIB).unwrap();
+    let pg = rig.entry(0).pg;
+    let give_up = |accepted| Command::PgGiveUp { pg, accepted, they_are_off: true };
+    assert_eq!(code(rig.command(give_up(true))), "invalid", "nobody is off");
+    rig.crash_osd(2);
+    assert_eq!(code(rig.command(give_up(true))), "invalid", "it may come back");
+    rig.advance(Duration::from_secs(1));
+    assert_eq!(code(rig.command(give_up(true))), "invalid", "two of three go on by themselves");
+    rig.kill_osd(3);
+    rig.kill_osd(1);
+    let left = rig.entry(0);
+    assert_eq!(code(rig.command(give_up(true))), "unavailable");
+    rig.boot(1);
+    assert_eq!(osds(&rig.entry(0).acting), [1, 3].into());
+    let error = rig.command(give_up(false)).unwrap_err();
+    assert_eq!(error.code, "not_accepted");
+    for part in ["osd.3", "(v)", "cannot be undone"] {
+        assert!(error.message.contains(part), "{part}: {}", error.message);
+    }
+    let plain = Command::PgGiveUp { pg, accepted: true, they_are_off: false };
+    let error = rig.command(plain).unwrap_err();
+    assert!(error.hint.contains("--they-are-off"), "{error:?}");
+    let given_up = rig.command(give_up(true)).unwrap();
+    assert_eq!(given_up, json!({ "pg": pg.to_string(), "osd": 1, "given_up": [3] }));
+    let entry = rig.entry(0);
+    assert_eq!((osds(&entry.acting), entry.primary), ([1].into(), Some(osd_id(1))));
+    assert!(entry.epoch > left.epoch);
+    assert_eq!(osds(&rig.entry(1).acting), [1, 3].into(), "the others are not given up");
+    // Who comes back brings no news.
+    rig.boot(3);
+    rig.boot(2);
+    assert_eq!((osds(&rig.entry(0).acting)), [1].into());
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn how_pgs_stand_is_told_with_the_remedy() {
+    let mut rig = Rig::with_copies(4, 2, 1, 64);
+    let report_all = |rig: &mut Rig, edit: fn(&mut OsdReport)| {
+        for number in 1..=4 {
+            if rig.osds[&osd_id(number)].connection.is_some() {
+                rig.report(number, edit);
+            }
+        }
+    };
+    let states = |rig: &mut Rig| {
+        let rows = rig.command(Command::PgList { pool: None }).unwrap();
+        let states = rows.as_array().unwrap().iter().map(|row| row["state"].to_string());
+        states.collect::<BTreeSet<String>>()
+    };
+    let has = |rig: &mut Rig, code: &str| rig.checks().contains(&code.to_string());
+    report_all(&mut rig, |_| {});
+    assert_eq!(rig.status()["health"], "ok");
+    assert_eq!(states(&mut rig), ["\"active\"".to_string()].into());
+
+    rig.kill_osd(4);
+    assert!(has(&mut rig, "pg_peering"), "new epochs are not served yet");
+    report_all(&mut rig, |_| {});
+    let status = rig.status();
+    assert_eq!(status["health"], "warn");
+    assert_eq!((&status["pgs"]["active"], &status["pgs"]["degraded"]), (&json!(64), &json!(32)));
+    assert!(has(&mut rig, "pg_degraded") && has(&mut rig, "osd_down"));
+
+    rig.boot(4);
+    let filling = rig.entries().into_iter().find(|entry| !entry.learners.is_empty()).unwrap();
+    let (pg, primary) = (filling.pg, filling.primary.unwrap().get());
+    let progress = |done, left| FillingProgress {
+        pg,
+        osd: filling.learners[0].osd,
+        done_bytes: done,
+        left_bytes: left,
+    };
+    report_all(&mut rig, |_| {});
+    rig.report(primary, |report| report.filling = vec![progress(0, 100 << 20)]);
+    rig.advance(Duration::from_secs(1));
+    rig.report(primary, |report| report.filling = vec![progress(20 << 20, 80 << 20)]);
+    let recovery = rig.status()["recovery"].clone();
+    assert_eq!((&recovery["bytes_left"], &recovery["eta_seconds"]), (&json!(80 << 20), &json!(4)));
+    let row = rig.command(Command::PgDescribe { pg }).unwrap();
+    assert_eq!(
+        (&row["state"], &row["learning"][0]["left_bytes"]),
+        (&json!("degraded"), &json!(80 << 20))
+    );
+    assert_eq!(row["planned"].as_array().unwrap().len(), 2);
+
+    // Both members of a PG are gone, one after the other: it waits for the one that was there last.
+    let waiting = rig.entries().into_iter().find(|entry| entry.learners.is_empty()).unwrap();
+    let first = waiting.acting[0].osd.get();
+    let second = waiting.acting[1].osd.get();
+    rig.kill_osd(first);
+    rig.kill_osd(second);
+    rig.boot(first);
+    report_all(&mut rig, |_| {});
+    let row = rig.command(Command::PgDescribe { pg: waiting.pg }).unwrap();
+    assert_eq!(row["state"], "down");
+    assert_eq!(row["why"], format!("it waits for osd.{second}, which is down"));
+    assert!(has(&mut rig, "pg_down"));
+    assert_eq!(rig.status()["health"], "error");
+    rig.boot(second);
+    rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
+    assert!(has(&mut rig, "osd_out"));
 }
 
 /// An OSD dies, comes back, another is taken out, and one is added.
