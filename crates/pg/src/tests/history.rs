@@ -67,6 +67,11 @@ impl History {
         (first..first + count).collect()
     }
 
+    /// The newest value that was given to a write.
+    pub fn last_value(&self) -> u32 {
+        self.value_last
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock

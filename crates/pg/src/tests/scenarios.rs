@@ -1,17 +1,510 @@
 //! What happens in single situations that must not go wrong.
 
+use format::wire::{Filling, Op, Outcome, PeerBody, Refusal};
+
+use super::history::Kind;
+use super::model::values_of;
 use super::world::World;
+use super::{UNIT, UNITS, layer, place_in};
+use crate::Serving;
+
+/// A world in which all copies are there.
+fn whole(osds: usize, copies: usize) -> World {
+    let mut world = World::new(7, osds, copies);
+    world.settle();
+    assert!(world.is_whole());
+    world
+}
+
+/// Writes and waits for the answer; returns the value of the first unit.
+fn write(world: &mut World, stripe: u32, first: u32, units: u32) -> u32 {
+    let at = world.server().expect("somebody serves");
+    let number = world.write(at, stripe, first, units);
+    world.settle();
+    let outcome = world.history.outcome(number);
+    assert!(matches!(outcome, Some(Ok(Outcome::Written { .. }))), "{outcome:?}");
+    world.history.last_value() + 1 - units
+}
+
+/// The fillings that a learner was told to begin with.
+fn fillings(world: &World, learner: usize) -> Vec<Filling> {
+    let sent = world.sent.iter().filter(|(_, to, _)| *to == learner);
+    sent.filter_map(|(_, _, body)| match body {
+        PeerBody::Activate { filling, .. } => filling.clone(),
+        _ => None,
+    })
+    .collect()
+}
+
+fn repairs_to(world: &World, to: usize) -> usize {
+    let sent = world.sent.iter();
+    sent.filter(|(_, at, body)| *at == to && matches!(body, PeerBody::Repair { .. })).count()
+}
+
+fn is_last_progress(body: &PeerBody) -> bool {
+    matches!(body, PeerBody::Progress { filling: None, .. })
+}
 
 #[test]
 fn a_new_pool_serves_and_all_members_hold_what_was_written() {
-    let mut world = World::new(1, 3, 3);
-    world.settle();
-    assert!(world.is_whole());
-    let at = world.server().unwrap();
-    let number = world.write(at, 1, 0, 2);
-    world.settle();
-    assert!(matches!(world.history.outcome(number), Some(Ok(_))));
+    let mut world = whole(3, 3);
+    let value = write(&mut world, 1, 0, 2);
     world.check_equal();
     assert_eq!(world.blocks(2).len(), 1);
-    assert_eq!(world.value(1, 1), 2);
+    assert_eq!(world.value(1, 1), value + 1);
+}
+
+#[test]
+fn what_only_a_dead_primary_held_goes_when_it_returns() {
+    let mut world = whole(3, 3);
+    let kept = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    world.write(at, 1, 0, 2);
+    world.write(at, 2, 0, 1);
+    for other in 0..3 {
+        world.disconnect(at, other);
+    }
+    world.stores_go_on();
+    world.crash(at, 0);
+    world.settle();
+    let new = write(&mut world, 1, 1, 1);
+    let divergent = world.blocks(at);
+    assert_eq!(divergent.len(), 2, "it held two blocks that nobody adopted");
+    world.start(at);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!(world.blocks(at).len(), 1);
+    assert_eq!([world.value(1, 0), world.value(1, 1), world.value(2, 0)], [kept, new, 0]);
+    world.history.check();
+}
+
+#[test]
+fn a_write_under_way_is_kept_by_all_or_by_none_of_those_left() {
+    let mut world = whole(3, 3);
+    let at = world.server().unwrap();
+    let number = world.write(at, 1, 0, 2);
+    // One of the others got it, the last one did not.
+    let other = (at + 1) % 3;
+    world.deliver(at, other, true);
+    world.stores_go_on();
+    world.crash(at, 0);
+    world.settle();
+    assert_eq!(world.history.outcome(number), None);
+    world.check_equal();
+    assert_eq!(world.value(1, 0), world.history.last_value() - 1, "the newest wins");
+}
+
+#[test]
+fn an_activation_that_one_member_recorded_counts_for_nothing() {
+    let mut world = whole(3, 3);
+    let kept = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let others = [(at + 1) % 3, (at + 2) % 3];
+    // A write that one other member gets, then a new epoch that only the primary records.
+    world.write(at, 1, 0, 1);
+    world.deliver(at, others[0], true);
+    world.stores_go_on();
+    world.disconnect(at, others[1]);
+    assert!(matches!(world.serving(at), Serving::Ended { .. }));
+    world.monitor();
+    world.leases_end();
+    let epoch = world.entry.epoch;
+    for index in 0..3 {
+        world.learn(index);
+    }
+    world.connect();
+    while *world.serving(at) != Serving::Journaling {
+        world.stores_go_on();
+        for (primary, member, is_to_member) in world.mail() {
+            if *world.serving(at) != Serving::Journaling {
+                world.deliver(primary, member, is_to_member);
+            }
+        }
+    }
+    for other in others {
+        world.disconnect(at, other);
+    }
+    world.stores_go_on();
+    world.crash(at, 0);
+    assert_eq!(world.recorded(at), epoch);
+    assert!(others.iter().all(|other| world.recorded(*other) < epoch));
+    world.settle();
+    let new = write(&mut world, 1, 2, 1);
+    world.start(at);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!([world.value(1, 1), world.value(1, 2)], [kept + 1, new]);
+    world.history.check();
+}
+
+#[test]
+fn a_learner_that_is_interrupted_keeps_its_position() {
+    let mut world = whole(2, 2);
+    for stripe in 0..20 {
+        write(&mut world, stripe, 0, 1);
+    }
+    let away = 1 - world.server().unwrap();
+    world.crash(away, 0);
+    world.settle();
+    for stripe in 0..20 {
+        write(&mut world, stripe, 1, 1);
+    }
+    let mut positions = Vec::new();
+    for turn in 0..2 {
+        world.start(away);
+        let before = repairs_to(&world, away);
+        while repairs_to(&world, away) < before + 8 {
+            world.round();
+        }
+        world.crash(away, 0);
+        world.settle();
+        // What changed while it was away lies before its position, too.
+        for stripe in 0..4 {
+            write(&mut world, stripe + turn * 4, 2, 1);
+        }
+        positions.push(fillings(&world, away).last().unwrap().position);
+    }
+    world.start(away);
+    let before = repairs_to(&world, away);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    positions.push(fillings(&world, away).last().unwrap().position);
+    assert_eq!(positions[0], None);
+    assert!(positions.is_sorted() && positions[1] > None && positions[2] > positions[1]);
+    assert!(repairs_to(&world, away) - before < 20, "not all of it again");
+}
+
+#[test]
+fn a_short_absence_is_filled_by_units() {
+    let mut world = whole(2, 2);
+    let kept = write(&mut world, 1, 0, 4);
+    let away = 1 - world.server().unwrap();
+    world.crash(away, 0);
+    world.settle();
+    write(&mut world, 1, 2, 1);
+    world.start(away);
+    world.settle();
+    world.check_equal();
+    let units: Vec<u64> = (world.sent.iter())
+        .filter_map(|(_, _, body)| match body {
+            PeerBody::Repair { content: format::wire::Content::Block { units, .. }, .. } => {
+                Some(units[0])
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(units, [0b100]);
+    assert_eq!(world.value(1, 0), kept);
+}
+
+#[test]
+fn a_member_below_the_floor_gets_deletions_by_listing() {
+    let mut world = whole(3, 2);
+    write(&mut world, 1, 0, 1);
+    write(&mut world, 2, 0, 1);
+    let at = world.server().unwrap();
+    let away = 1 - at;
+    world.crash(away, 0);
+    world.plan = vec![at, 2];
+    world.settle();
+    assert!(world.is_whole());
+    let number = world.zero(at, 1, 0, UNITS);
+    world.settle();
+    assert!(matches!(world.history.outcome(number), Some(Ok(_))));
+    write(&mut world, 3, 0, 1);
+    world.settle();
+    assert!(world.osds[at].store.now.blocks.values().all(|block| !block.is_tombstone));
+    assert_eq!(world.osds[away].store.now.blocks.len(), 2);
+    world.start(away);
+    world.plan = vec![at, away];
+    world.settle();
+    assert!(world.is_whole());
+    assert!(fillings(&world, away).last().unwrap().listing);
+    world.check_equal();
+    assert_eq!(world.osds[away].store.now.blocks.len(), 2, "one went, one came");
+    let deleted = world.history.outcome(number);
+    let Some(Ok(Outcome::Written { version, .. })) = deleted else { panic!("{deleted:?}") };
+    assert!(world.osds[away].store.now.floor >= *version, "it knows that it lacks tombstones");
+}
+
+#[test]
+fn a_suspect_member_is_filled_from_nothing_and_believed_again() {
+    let mut world = whole(2, 2);
+    for stripe in 0..8 {
+        write(&mut world, stripe, 0, 2);
+    }
+    let away = 1 - world.server().unwrap();
+    world.crash(away, 0);
+    world.osds[away].store.lose(|key| key.stripe.get() < 3);
+    world.start(away);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!(repairs_to(&world, away), 8, "nothing of it is believed");
+    assert!(!world.osds[away].store.now.is_suspect);
+}
+
+#[test]
+fn an_acting_member_that_lost_writes_is_never_followed() {
+    let mut world = whole(2, 2);
+    let value = write(&mut world, 1, 0, 1);
+    let (at, away) = (world.server().unwrap(), 1 - world.server().unwrap());
+    world.crash(at, 0);
+    world.crash(away, 0);
+    world.osds[at].store.lose(|_| true);
+    world.start(at);
+    for _ in 0..30 {
+        world.round();
+        assert_eq!(world.server(), None, "it waits for the other one");
+    }
+    world.start(away);
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.value(1, 0), value);
+    world.check_equal();
+}
+
+#[test]
+fn a_second_failure_while_a_learner_is_filled_loses_nothing() {
+    let mut world = whole(3, 3);
+    for stripe in 0..12 {
+        write(&mut world, stripe, 0, 2);
+    }
+    let at = world.server().unwrap();
+    let away = (at + 1) % 3;
+    world.crash(away, 0);
+    world.settle();
+    for stripe in 0..12 {
+        write(&mut world, stripe, 2, 1);
+    }
+    world.start(away);
+    while repairs_to(&world, away) < 5 {
+        world.round();
+    }
+    world.crash(at, 0);
+    world.settle();
+    assert_eq!(world.server(), None, "two of three have to be up");
+    world.start(at);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    for stripe in 0..12 {
+        assert_ne!(world.value(stripe, 2), 0);
+    }
+    world.history.check();
+}
+
+#[test]
+fn a_bound_learner_that_dies_ends_the_epoch() {
+    let mut world = whole(2, 2);
+    write(&mut world, 1, 0, 1);
+    let at = world.server().unwrap();
+    let away = 1 - at;
+    world.crash(away, 0);
+    world.settle();
+    write(&mut world, 2, 0, 1);
+    world.start(away);
+    while !world.sent.iter().any(|(_, _, body)| is_last_progress(body)) {
+        world.round();
+    }
+    assert_eq!(world.lease_givers(at), [away], "it serves only with its grant");
+    let number = world.write(at, 3, 0, 1);
+    world.crash(away, 0);
+    world.stores_go_on();
+    assert!(matches!(world.serving(at), Serving::Ended { .. }));
+    assert_eq!(world.history.outcome(number), None, "nothing is acknowledged without it");
+    world.settle();
+    assert_eq!(world.history.outcome(number), Some(&Err(Refusal::Stale(None))));
+    write(&mut world, 3, 0, 1);
+    world.start(away);
+    world.settle();
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn a_member_whose_store_is_full_leaves_and_the_write_is_done_again() {
+    let mut world = whole(2, 2);
+    write(&mut world, 1, 0, 1);
+    let at = world.server().unwrap();
+    let other = 1 - at;
+    world.osds[other].store.is_full = true;
+    let number = world.write(at, 1, 1, 1);
+    let behind = world.write(at, 1, 2, 1);
+    while world.entry.acting.len() > 1 {
+        world.round();
+    }
+    assert_eq!(world.history.outcome(number), Some(&Err(Refusal::Stale(None))));
+    assert_eq!(world.history.outcome(behind), Some(&Err(Refusal::Stale(None))));
+    world.osds[other].store.is_full = false;
+    world.settle();
+    write(&mut world, 1, 1, 1);
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn a_primary_whose_store_is_full_gives_up_its_part() {
+    let mut world = whole(2, 2);
+    write(&mut world, 1, 0, 1);
+    let at = world.server().unwrap();
+    world.osds[at].store.is_full = true;
+    world.write(at, 1, 1, 1);
+    while world.entry.acting.len() > 1 {
+        world.round();
+    }
+    assert_eq!(world.entry.acting, [world.member(1 - at)]);
+    world.osds[at].store.is_full = false;
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn units_that_the_primary_lost_come_from_another_member() {
+    let mut world = whole(2, 2);
+    let value = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let key = *world.osds[at].store.now.blocks.keys().next().unwrap();
+    world.osds[at].store.damage(key, 2);
+    assert_eq!(world.value(1, 2), value + 2);
+    assert_eq!(world.osds[at].store.now.blocks[&key].damaged, 0, "it is whole again");
+    assert_eq!(world.sent.iter().filter(|(_, _, body)| is_fetch(body)).count(), 1);
+    world.check_equal();
+}
+
+fn is_fetch(body: &PeerBody) -> bool {
+    matches!(body, PeerBody::Fetch { .. })
+}
+
+#[test]
+fn units_that_every_member_lost_are_an_error() {
+    let mut world = whole(2, 2);
+    let value = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let key = *world.osds[at].store.now.blocks.keys().next().unwrap();
+    for index in 0..2 {
+        world.osds[index].store.damage(key, 2);
+    }
+    let number = world.read(at, 1, 0, 4);
+    world.settle();
+    let damaged = Err(Refusal::Damaged { units: vec![0b100] });
+    assert_eq!(world.history.outcome(number), Some(&damaged));
+    assert_eq!(world.value(1, 3), value + 3, "the others can be read");
+}
+
+#[test]
+fn a_damaged_older_layer_is_mended_before_a_chain_is_read() {
+    let mut world = whole(2, 2);
+    let value = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let key = *world.osds[at].store.now.blocks.keys().next().unwrap();
+    world.osds[at].store.damage(key, 1);
+    let (place, parents) = (place_in(2, 1), vec![layer(1)]);
+    let op = Op::Read { place, offset: 0, length: UNITS * UNIT, parents };
+    let number = world.begin(at, op, Kind::Read { stripe: 1, first: 0, units: UNITS });
+    world.settle();
+    let Some(Ok(Outcome::Read { data, .. })) = world.history.outcome(number) else {
+        panic!("{:?}", world.history.outcome(number))
+    };
+    assert_eq!(values_of(data, UNITS), [value, value + 1, value + 2, value + 3]);
+}
+
+#[test]
+fn what_the_newest_copy_lost_comes_from_an_older_one() {
+    let mut world = whole(3, 3);
+    let value = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let other = (at + 1) % 3;
+    world.write(at, 1, 0, 1);
+    world.deliver(at, other, true);
+    world.stores_go_on();
+    let key = *world.osds[other].store.now.blocks.keys().next().unwrap();
+    world.osds[other].store.damage(key, 3);
+    world.crash(at, 0);
+    world.settle();
+    world.check_equal();
+    assert_eq!([world.value(1, 0), world.value(1, 3)], [world.history.last_value(), value + 3]);
+    assert_eq!(world.osds[other].store.now.blocks[&key].damaged, 0);
+}
+
+#[test]
+fn a_learner_does_not_keep_older_data_where_the_only_copy_is_lost() {
+    let mut world = whole(2, 2);
+    write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let away = 1 - at;
+    world.crash(away, 0);
+    world.settle();
+    write(&mut world, 1, 0, 4);
+    let key = *world.osds[at].store.now.blocks.keys().next().unwrap();
+    world.osds[at].store.damage(key, 1);
+    world.start(away);
+    world.settle();
+    assert_eq!(world.osds[away].store.now.blocks[&key].damaged, 0b10);
+    world.crash(at, 0);
+    world.settle();
+    let number = world.read(away, 1, 1, 1);
+    world.settle();
+    let damaged = Err(Refusal::Damaged { units: vec![0b10] });
+    assert_eq!(world.history.outcome(number), Some(&damaged));
+}
+
+#[test]
+fn the_floor_waits_for_members_that_are_away() {
+    let mut world = whole(2, 2);
+    write(&mut world, 1, 0, 1);
+    let at = world.server().unwrap();
+    world.crash(1 - at, 0);
+    world.settle();
+    let number = world.zero(at, 1, 0, UNITS);
+    world.settle();
+    assert!(matches!(world.history.outcome(number), Some(Ok(_))));
+    let has_tombstone =
+        |world: &World| world.osds[at].store.now.blocks.values().any(|block| block.is_tombstone);
+    assert!(has_tombstone(&world));
+    world.start(1 - at);
+    world.settle();
+    assert!(!has_tombstone(&world), "all copies are up to it");
+    assert!(fillings(&world, 1 - at).iter().all(|filling| !filling.listing));
+    world.check_equal();
+    assert_eq!(world.value(1, 0), 0);
+}
+
+#[test]
+fn a_message_that_no_member_sends_ends_the_connection() {
+    let mut world = whole(2, 2);
+    let at = world.server().unwrap();
+    let (primary, member) = (super::world::osd_id(at), super::world::osd_id(1 - at));
+    let mut said = |to: usize, from, body| {
+        let mut verdict = Ok(());
+        world.with(to, |pg, actions| verdict = pg.peer_said(from, body, actions));
+        verdict
+    };
+    let delete = |version| PeerBody::Write {
+        version,
+        mark: base::Version::ZERO,
+        key: blockstore::BlockKey {
+            pool: base::PoolId::FIRST,
+            hash: 0,
+            image: layer(1),
+            stripe: base::StripeIndex::new(0),
+        },
+        block_size: super::BLOCK_SIZE,
+        change: format::wire::Change::Delete,
+    };
+    let version = |counter| base::Version { epoch: base::Epoch::new(1), counter };
+    assert!(said(at, member, PeerBody::Repaired { call: 9 }).is_err());
+    assert!(said(at, member, PeerBody::Written { version: version(1) }).is_err());
+    assert!(said(at, member, delete(version(1))).is_err());
+    assert!(said(1 - at, primary, delete(version(2))).is_err(), "one is missing before it");
+    assert!(said(1 - at, primary, delete(version(1))).is_ok());
+    assert!(said(1 - at, primary, PeerBody::Activated).is_err());
+    let query = PeerBody::Query { revision: base::MapRevision::new(1) };
+    assert!(said(1 - at, primary, query).is_err(), "it takes part once");
 }

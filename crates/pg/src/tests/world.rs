@@ -131,6 +131,27 @@ impl World {
         self.osds[index].pg.is_some()
     }
 
+    pub fn serving(&self, index: usize) -> &Serving {
+        self.osds[index].pg.as_ref().expect("it is up").serving()
+    }
+
+    /// Whose grants a primary needs.
+    pub fn lease_givers(&self, index: usize) -> Vec<usize> {
+        let pg = self.osds[index].pg.as_ref().expect("it is up");
+        pg.lease_givers().iter().map(|giver| index_of(*giver)).collect()
+    }
+
+    /// The epoch of a member's durable record.
+    pub fn recorded(&self, index: usize) -> Epoch {
+        let note = self.osds[index].store.now.note.as_ref().expect("there is a record");
+        Record::decode(note).unwrap().entry.epoch
+    }
+
+    /// All grants run out.
+    pub fn leases_end(&mut self) {
+        self.leases.clear();
+    }
+
     /// The process starts.
     pub fn start(&mut self, index: usize) {
         assert!(!self.is_up(index));
