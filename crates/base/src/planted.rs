@@ -20,6 +20,10 @@ pub enum Bug {
     TrimBeforeCheckpoint,
     /// Store: the data of a large write is not waited for before its answer.
     LargeDataNotAwaited,
+    /// Store: a repair's version is journaled by itself, before its data.
+    RepairInTwoSteps,
+    /// Store: what was written lazily is answered before it is written.
+    LazyAckBeforeWrite,
     /// Node: a request that came twice is executed twice, also after its answer.
     DuplicateExecuted,
     /// Node: a fenced session's requests are executed.
@@ -74,7 +78,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 32] = [
+    pub const ALL: [(&'static str, Bug); 34] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -82,6 +86,8 @@ impl Bug {
         ("freed-block-reused-early", Bug::FreedBlockReusedEarly),
         ("trim-before-checkpoint", Bug::TrimBeforeCheckpoint),
         ("large-data-not-awaited", Bug::LargeDataNotAwaited),
+        ("repair-in-two-steps", Bug::RepairInTwoSteps),
+        ("lazy-ack-before-write", Bug::LazyAckBeforeWrite),
         ("duplicate-executed", Bug::DuplicateExecuted),
         ("fence-ignored", Bug::FenceIgnored),
         ("epoch-not-compared", Bug::EpochNotCompared),

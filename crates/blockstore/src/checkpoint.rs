@@ -492,6 +492,7 @@ impl Parts {
         self.frozen = std::mem::take(&mut self.live);
         self.frozen_bytes = std::mem::take(&mut self.live_bytes);
         self.drop_tombstones();
+        self.journal.want_all();
         self.checkpoint = Some(Box::new(Checkpoint {
             until: self.journal.tail(),
             previous: self.journal.previous(),

@@ -225,7 +225,8 @@ fn drops_of_one_pg_say_nothing_of_another() {
         panic!("a write")
     };
     let version = version(1, 9);
-    bench.ask(Request::Write { pg: other, key, block_size, version, offset, checksums, data });
+    let (pg, lazy) = (other, false);
+    bench.ask(Request::Write { pg, key, block_size, version, offset, checksums, data, lazy });
     bench.run();
     let mut disk = bench.off();
     disk.flip(place);

@@ -110,6 +110,7 @@ impl Model {
                     version,
                     offset: first * 4096,
                     length: count * 4096,
+                    lazy: false,
                 };
                 (Change::Zero { first, count }, request)
             }

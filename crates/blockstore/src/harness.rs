@@ -132,6 +132,7 @@ pub struct MemoryDisk {
     /// The next so many reads fail.
     pub read_errors: u32,
     pub read_count: u64,
+    pub flush_count: u64,
 }
 
 impl MemoryDisk {
@@ -151,8 +152,20 @@ impl MemoryDisk {
         assert!(self.ops.insert(op, asked).is_none());
     }
 
+    /// The first write that is outstanding at such an offset.
+    pub fn find_write(&self, is_it: impl Fn(u64) -> bool) -> Option<usize> {
+        self.ops.values().position(|op| matches!(op, Op::Write(offset, ..) if is_it(*offset)))
+    }
+
+    /// Power is lost, and with it everything that was not flushed.
+    pub fn lose_all(&mut self) {
+        self.ops.clear();
+        self.unsafe_writes.clear();
+        self.visible = self.safe.clone();
+    }
+
     /// Ends the operation with this index.
-    fn end(&mut self, index: usize) -> DiskEvent {
+    pub fn end(&mut self, index: usize) -> DiskEvent {
         let op = *self.ops.keys().nth(index).expect("it is outstanding");
         let asked = self.ops.remove(&op).expect("it is outstanding");
         let mut result = Ok(());
@@ -198,6 +211,7 @@ impl MemoryDisk {
                 }
             }
             Op::Flush(count) => {
+                self.flush_count += 1;
                 for (offset, bytes) in self.unsafe_writes.drain(..count) {
                     self.safe.write(offset, &bytes);
                 }
@@ -484,7 +498,21 @@ impl Bench {
             offset: first * UNIT_SIZE as u32,
             checksums,
             data: self.pool.copy_of(&bytes),
+            lazy: false,
         }
+    }
+
+    /// Writes lazily.
+    pub fn write_lazily(&mut self, number: u32, first: u32, count: u32, tag: u64) -> RequestId {
+        let mut request = self.write_of(number, BlockSize::DEFAULT, first, count, tag);
+        if let Request::Write { lazy, .. } = &mut request {
+            *lazy = true;
+        }
+        self.ask(request)
+    }
+
+    pub fn is_written(&self, id: RequestId) -> bool {
+        self.answers.get(&id) == Some(&Ok(Answer::Written))
     }
 
     pub fn write(&mut self, number: u32, first: u32, count: u32, tag: u64) -> RequestId {
@@ -501,6 +529,7 @@ impl Bench {
             version,
             offset: first * UNIT_SIZE as u32,
             length: count * UNIT_SIZE as u32,
+            lazy: false,
         })
     }
 

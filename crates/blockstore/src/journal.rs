@@ -12,7 +12,9 @@
 //!   2. A request is answered only after its entry, all earlier entries, and all earlier
 //!      out-of-line data of its own block are durable.
 //!   3. An entry is contiguous: where it does not fit before the end of the ring, a pad fills it.
-//!   4. The head moves only when a durable checkpoint no longer needs what is before it.
+//!   4. A flush is asked for only where somebody waits for it: a lazy request is answered when its
+//!      entry, all earlier entries, and earlier data of its block are written.
+//!   5. The head moves only when a durable checkpoint no longer needs what is before it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -66,8 +68,10 @@ struct Large {
     /// From, in bytes in the block.
     offset: u32,
     stage: LargeStage,
-    /// Requests that wait for it, with the lsn of their entries.
+    /// Requests that wait for it to be durable, with the lsn of their entries.
     waiters: Vec<(Lsn, RequestId)>,
+    /// Requests that wait for it to be written.
+    lazy_waiters: Vec<(Lsn, RequestId)>,
 }
 
 #[derive(PartialEq)]
@@ -80,7 +84,31 @@ enum LargeStage {
     Flushing,
 }
 
-/// A request that waits for its entry to be durable.
+/// Who waits for an entry.
+#[derive(Clone, Copy)]
+pub struct Asker {
+    pub id: RequestId,
+    /// It is content when the entry is written.
+    pub is_lazy: bool,
+}
+
+impl Asker {
+    /// One that waits for durability.
+    pub fn plain(id: RequestId) -> Asker {
+        Asker { id, is_lazy: false }
+    }
+}
+
+/// Requests that may be answered.
+#[derive(Default)]
+pub struct Answers {
+    /// Durable.
+    pub durable: Vec<RequestId>,
+    /// Written, and lazy.
+    pub written: Vec<RequestId>,
+}
+
+/// A request that waits for its entry to be durable, or written.
 struct Waiter {
     id: RequestId,
     lsn: Lsn,
@@ -110,6 +138,9 @@ pub struct Journal {
     flushing: Option<Lsn>,
     large: BTreeMap<Lsn, Large>,
     waiters: VecDeque<Waiter>,
+    lazy_waiters: VecDeque<Waiter>,
+    /// Somebody waits until everything before this is durable.
+    wanted: Lsn,
     /// Requests for everything before an lsn.
     syncs: VecDeque<(Lsn, RequestId)>,
     /// Recent data as it was written, in order.
@@ -150,6 +181,8 @@ impl Journal {
             flushing: None,
             large: BTreeMap::new(),
             waiters: VecDeque::new(),
+            lazy_waiters: VecDeque::new(),
+            wanted: tail,
             syncs: VecDeque::new(),
             cache: VecDeque::new(),
             cache_bytes: 0,
@@ -396,7 +429,8 @@ impl Journal {
         data: Buffer,
     ) {
         let stage = LargeStage::Writing(data);
-        let large = Large { key, location, offset, stage, waiters: Vec::new() };
+        let (waiters, lazy_waiters) = (Vec::new(), Vec::new());
+        let large = Large { key, location, offset, stage, waiters, lazy_waiters };
         self.large.insert(lsn, large);
     }
 
@@ -410,14 +444,31 @@ impl Journal {
         }
     }
 
-    /// The request is answered when its entry at `lsn`, the last one, is durable.
-    pub fn wait(&mut self, id: RequestId, lsn: Lsn, key: Option<BlockKey>) {
-        self.waiters.push_back(Waiter { id, lsn, end: self.tail, key });
+    /// The request is answered when its entry at `lsn`, the last one, is durable; or written, if it
+    /// is lazy and that makes a difference.
+    pub fn wait(&mut self, asker: Asker, lsn: Lsn, key: Option<BlockKey>) {
+        let waiter = Waiter { id: asker.id, lsn, end: self.tail, key };
+        if asker.is_lazy && self.commit == CommitMode::Fsync {
+            return self.lazy_waiters.push_back(waiter);
+        }
+        self.waiters.push_back(waiter);
+        self.want_all();
     }
 
     /// The request is answered when everything so far is durable.
     pub fn wait_all(&mut self, id: RequestId) {
         self.syncs.push_back((self.tail, id));
+        self.want_all();
+    }
+
+    /// Everything so far is to become durable.
+    pub fn want_all(&mut self) {
+        self.wanted = self.tail;
+    }
+
+    /// Whether there are entries that nobody wants to be durable yet.
+    pub fn has_unwanted(&self) -> bool {
+        self.wanted < self.tail
     }
 
     /// A group was written.
@@ -432,17 +483,39 @@ impl Journal {
     }
 
     /// The data of an entry was written.
-    pub fn large_written(&mut self, lsn: Lsn, answers: &mut Vec<RequestId>) {
+    pub fn large_written(&mut self, lsn: Lsn, answers: &mut Answers) {
         match self.commit {
             CommitMode::Immediate => self.large_durable(lsn, answers),
             CommitMode::Fsync => {
                 let large = self.large.get_mut(&lsn).expect("it was begun");
                 large.stage = LargeStage::Written;
+                let key = large.key;
+                for (waiter, id) in std::mem::take(&mut large.lazy_waiters) {
+                    self.answer_lazy_or_wait(waiter, id, Some(key), answers);
+                }
             }
         }
     }
 
-    fn large_durable(&mut self, lsn: Lsn, answers: &mut Vec<RequestId>) {
+    /// Answers a lazy request whose entry is written, unless data of its block is being written.
+    fn answer_lazy_or_wait(
+        &mut self,
+        lsn: Lsn,
+        id: RequestId,
+        key: Option<BlockKey>,
+        answers: &mut Answers,
+    ) {
+        let mut earlier = self.large.range_mut(..=lsn).map(|(_, large)| large);
+        let is_awaited = |large: &&mut Large| {
+            Some(large.key) == key && matches!(large.stage, LargeStage::Writing(_))
+        };
+        match earlier.find(is_awaited) {
+            Some(large) => large.lazy_waiters.push((lsn, id)),
+            None => answers.written.push(id),
+        }
+    }
+
+    fn large_durable(&mut self, lsn: Lsn, answers: &mut Answers) {
         let large = self.large.remove(&lsn).expect("it was begun");
         for (waiter, id) in large.waiters {
             self.answer_or_wait(waiter, id, Some(large.key), answers);
@@ -455,7 +528,7 @@ impl Journal {
         lsn: Lsn,
         id: RequestId,
         key: Option<BlockKey>,
-        answers: &mut Vec<RequestId>,
+        answers: &mut Answers,
     ) {
         let awaited = match key {
             Some(key) if !planted::on(Bug::LargeDataNotAwaited) => {
@@ -465,13 +538,14 @@ impl Journal {
         };
         match awaited {
             Some(large) => large.waiters.push((lsn, id)),
-            None => answers.push(id),
+            None => answers.durable.push(id),
         }
     }
 
-    /// Starts a flush if there is anything to flush and none is in flight.
+    /// Starts a flush if there is anything to flush that somebody waits for, and none is in flight.
     pub fn flush(&mut self, disk: &mut Disk, effects: &mut Vec<Effect>) {
-        if self.commit == CommitMode::Immediate || self.flushing.is_some() {
+        let is_wanted = self.durable() < self.wanted;
+        if self.commit == CommitMode::Immediate || self.flushing.is_some() || !is_wanted {
             return;
         }
         let mut large = false;
@@ -488,7 +562,7 @@ impl Journal {
     }
 
     /// The flush ended.
-    pub fn flush_done(&mut self, answers: &mut Vec<RequestId>) {
+    pub fn flush_done(&mut self, answers: &mut Answers) {
         self.flushed = self.flushing.take().expect("one flush at a time");
         let durable: Vec<Lsn> = self
             .large
@@ -502,7 +576,7 @@ impl Journal {
     }
 
     /// Requests that may be answered now.
-    pub fn answer(&mut self, answers: &mut Vec<RequestId>) {
+    pub fn answer(&mut self, answers: &mut Answers) {
         let durable = match planted::on(Bug::AckBeforeFlush) {
             true => self.tail,
             false => self.durable_entries(),
@@ -513,7 +587,15 @@ impl Journal {
         }
         let durable = self.durable();
         while self.syncs.front().is_some_and(|(lsn, _)| *lsn <= durable) {
-            answers.extend(self.syncs.pop_front().map(|(_, id)| id));
+            answers.durable.extend(self.syncs.pop_front().map(|(_, id)| id));
+        }
+        let written = match planted::on(Bug::LazyAckBeforeWrite) {
+            true => self.tail,
+            false => self.written,
+        };
+        while self.lazy_waiters.front().is_some_and(|waiter| waiter.end <= written) {
+            let waiter = self.lazy_waiters.pop_front().expect("it was just seen");
+            self.answer_lazy_or_wait(waiter.lsn, waiter.id, waiter.key, answers);
         }
     }
 
@@ -526,6 +608,7 @@ impl Journal {
     pub fn append_idle(&mut self) {
         self.append(&mut plain_header(EntryKind::Idle), None);
         self.idle = self.tail;
+        self.want_all();
     }
 
     /// What is before this is in a durable checkpoint.

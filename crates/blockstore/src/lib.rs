@@ -28,6 +28,8 @@ mod fuzz;
 #[cfg(test)]
 mod harness;
 #[cfg(test)]
+mod lazy_tests;
+#[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]
 mod repair_tests;
@@ -144,7 +146,8 @@ pub enum Event {
 /// What a store is asked. Offsets and lengths are bytes in the block, multiples of 4 KiB.
 #[derive(Debug)]
 pub enum Request {
-    /// Write a range. Done when it, and all writes before it, are durable.
+    /// Write a range. Done when it, and all writes before it, are durable; a lazy one in a store of
+    /// the commit mode `fsync` when they are written ([`Answer::Written`]).
     Write {
         /// The PG whose version it is.
         pg: PgId,
@@ -160,8 +163,10 @@ pub enum Request {
         checksums: Vec<Checksum>,
         /// The data.
         data: Buffer,
+        /// It may be answered before it is durable; a later [`Request::Sync`] makes it so.
+        lazy: bool,
     },
-    /// Make a range read as zeros. Done when durable.
+    /// Make a range read as zeros. Done like a write.
     Zero {
         /// The PG whose version it is.
         pg: PgId,
@@ -175,6 +180,8 @@ pub enum Request {
         offset: u32,
         /// How much, in bytes.
         length: u32,
+        /// As of a write.
+        lazy: bool,
     },
     /// Delete the block; leaves a tombstone with `version`. Done when durable.
     Delete {
@@ -278,6 +285,9 @@ pub enum Effect {
 pub enum Answer {
     /// A write, zero, delete, note, sync or the like is durable.
     Durable,
+    /// A lazy write or zero, all entries before it, and earlier data of its block are written: the
+    /// end of the process does not take them, only that of the power.
+    Written,
     /// A read.
     Read {
         /// The block's version; `ZERO` where it was never written.

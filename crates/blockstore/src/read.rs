@@ -370,8 +370,16 @@ impl Store {
         let answer = Effect::Done { id, result };
         match read.attempt {
             0 => effects.push(answer),
-            _ => self.held.push((self.parts().journal.tail(), answer)),
+            _ => self.hold(vec![answer]),
         }
+    }
+
+    /// Answers that wait until everything so far is durable.
+    fn hold(&mut self, answers: Vec<Effect>) {
+        let journal = &mut self.parts_mut().journal;
+        journal.want_all();
+        let tail = journal.tail();
+        self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
     }
 
     fn read_again(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
@@ -393,8 +401,7 @@ impl Store {
                 self.read_begin(id, read.key, read.offset, read.length, &mut answers);
             }
         }
-        let tail = self.parts().journal.tail();
-        self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
+        self.hold(answers);
     }
 }
 

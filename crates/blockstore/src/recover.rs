@@ -502,6 +502,7 @@ impl Store {
         let mut header = format::disk::EntryHeader { length, checksums, ..plain_header(kind) };
         parts.journal.limit_recorded(Some(acked));
         parts.journal.append(&mut header, Some(data));
+        parts.journal.want_all();
         parts.journal.limit_recorded(None);
         parts.journal.submit(&self.pool, &mut self.disk, effects);
     }

@@ -9,12 +9,14 @@
 //!   1. One entry is one repair: after a crash the block is as before it or as after it.
 //!   2. A repair says nothing of other blocks: the PG's last version stays.
 
+use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum};
 use format::disk::{EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
 use format::wire::Content;
 
 use crate::dirty::UnitState;
 use crate::index::BlockInfo;
+use crate::journal::Asker;
 use crate::store::{Parts, Store};
 use crate::write::{Admit, Change, Plan, block_header, place_of};
 use crate::{BlockKey, Effect, Request, RequestId, StoreError};
@@ -47,7 +49,7 @@ impl Store {
                 None
             }
             Admit::Wait { checkpoint } => {
-                self.parts_mut().wants_checkpoint |= checkpoint;
+                self.wait_for_room(checkpoint);
                 Some(Request::Repair { pg, key, content })
             }
             Admit::Refuse(error) => {
@@ -94,11 +96,11 @@ impl Store {
         let (version, block_size, bitmaps, checksums, data) = match content {
             Content::Gone => {
                 let header = block_header(EntryKind::RepairGone, pg, key, base::Version::ZERO);
-                return self.accept_entry(id, header, None, old);
+                return self.accept_entry(Asker::plain(id), header, None, old);
             }
             Content::Tombstone { version } => {
                 let header = block_header(EntryKind::RepairTombstone, pg, key, version);
-                return self.accept_entry(id, header, None, old);
+                return self.accept_entry(Asker::plain(id), header, None, old);
             }
             Content::Block { version, block_size, units, written, damaged, checksums, data } => {
                 (version, block_size, [units, written, damaged], checksums, data)
@@ -116,11 +118,15 @@ impl Store {
             checksums,
             ..block_header(EntryKind::Repair, pg, key, version)
         };
+        let old = match planted::on(Bug::RepairInTwoSteps) {
+            true => self.repair_version_alone(&header, old),
+            false => old,
+        };
         let is_all = is_all(old, block_size, &header.units);
         let data = data.unwrap_or_else(|| self.pool.take(0).freeze());
         if !needs_place {
             header.location = if is_all { LOCATION_NONE } else { place };
-            return self.accept_entry(id, header, Some(data), old);
+            return self.accept_entry(Asker::plain(id), header, Some(data), old);
         }
         let allocator = &mut self.parts_mut().allocator;
         header.location = match plan == Plan::Large || place == LOCATION_NONE {
@@ -128,12 +134,36 @@ impl Store {
             false => place,
         };
         if plan != Plan::Large {
-            return self.accept_entry(id, header, Some(data), old);
+            return self.accept_entry(Asker::plain(id), header, Some(data), old);
         }
         header.kind = EntryKind::RepairLarge;
         (header.offset, header.length) = header.written.span();
         let data = spread(data, &header, &self.pool);
-        self.accept_large(id, (header, key), data, old, effects);
+        self.accept_large(Asker::plain(id), (header, key), data, old, effects);
+    }
+}
+
+impl Store {
+    /// A planted bug: the version in an entry of its own, the units in the next one.
+    fn repair_version_alone(
+        &mut self,
+        header: &EntryHeader,
+        old: Option<BlockInfo>,
+    ) -> Option<BlockInfo> {
+        let none = UnitSet::EMPTY;
+        let (location, checksums) = (place_of(old), Vec::new());
+        let header = header.clone();
+        let mut alone = EntryHeader {
+            units: none,
+            written: none,
+            damaged: none,
+            location,
+            checksums,
+            ..header
+        };
+        let nothing = self.pool.take(0).freeze();
+        self.journal_entry(&mut alone, Some(nothing), old);
+        self.parts().index.get(&alone.key.expect("of a block"))
     }
 }
 

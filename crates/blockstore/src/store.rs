@@ -24,7 +24,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dirty::Overlay;
 use crate::disk::{Disk, Purpose, ReadDone};
 use crate::index::Index;
-use crate::journal::{IDLE_RESERVE, Journal};
+use crate::journal::{Answers, IDLE_RESERVE, Journal};
 use crate::pages::Pages;
 use crate::read::Read;
 use crate::recover::Opening;
@@ -171,7 +171,9 @@ impl Store {
             return None;
         }
         let idle = match (&self.phase, &self.parts) {
-            (Phase::Open, Some(parts)) if parts.journal.is_idle_unrecorded() => {
+            (Phase::Open, Some(parts))
+                if parts.journal.is_idle_unrecorded() || parts.journal.has_unwanted() =>
+            {
                 Some(self.written_at + self.settings.idle_after)
             }
             _ => None,
@@ -203,6 +205,8 @@ impl Store {
         self.checkpoint_settle(effects);
         self.record_idle();
         if let Some(parts) = &mut self.parts {
+            // Somebody may want now what was written lazily long ago: no event would follow.
+            parts.journal.flush(&mut self.disk, effects);
             parts.journal.write_groups(&self.pool, &mut self.disk, effects);
         }
     }
@@ -210,17 +214,21 @@ impl Store {
     /// Answers what is durable and asks for the next flush.
     pub(crate) fn settle_journal(&mut self, effects: &mut Vec<Effect>) {
         let Some(parts) = &mut self.parts else { return };
-        let mut answers = Vec::new();
+        let mut answers = Answers::default();
         parts.journal.answer(&mut answers);
         parts.journal.flush(&mut self.disk, effects);
-        push_durable(answers, effects);
+        push_answers(answers, effects);
         let durable = parts.journal.durable();
         effects.extend(self.held.extract_if(.., |(lsn, _)| *lsn <= durable).map(|(_, held)| held));
     }
 
-    /// When the journal has fallen idle, one entry says that all before it is durable.
+    /// When the journal has fallen idle, what was written lazily is flushed, and one entry says that
+    /// all before it is durable.
     fn record_idle(&mut self) {
         if self.now >= self.written_at + self.settings.idle_after {
+            if let Some(parts) = &mut self.parts {
+                parts.journal.want_all();
+            }
             self.record_durable();
         }
     }
@@ -282,7 +290,7 @@ impl Store {
     }
 
     fn disk_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
-        let mut answers = Vec::new();
+        let mut answers = Answers::default();
         match purpose {
             Purpose::Group(start) => self.parts_mut().journal.group_written(start),
             Purpose::Large(lsn) => self.parts_mut().journal.large_written(lsn, &mut answers),
@@ -292,7 +300,7 @@ impl Store {
             Purpose::RecoveryWrite | Purpose::RecoveryFlush => self.recover_done(effects),
             purpose => self.checkpoint_done(purpose, effects),
         }
-        push_durable(answers, effects);
+        push_answers(answers, effects);
     }
 
     fn poison(&mut self, purpose: &Purpose, error: &DiskError, effects: &mut Vec<Effect>) {
@@ -470,6 +478,9 @@ impl Parts {
     }
 }
 
-fn push_durable(answers: Vec<RequestId>, effects: &mut Vec<Effect>) {
-    effects.extend(answers.into_iter().map(|id| Effect::Done { id, result: Ok(Answer::Durable) }));
+fn push_answers(answers: Answers, effects: &mut Vec<Effect>) {
+    let durable = answers.durable.into_iter().map(|id| (id, Answer::Durable));
+    let written = answers.written.into_iter().map(|id| (id, Answer::Written));
+    effects
+        .extend(durable.chain(written).map(|(id, answer)| Effect::Done { id, result: Ok(answer) }));
 }

@@ -15,7 +15,7 @@ use format::disk::{EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
 use crate::dirty::UnitState;
 use crate::disk::Purpose;
 use crate::index::BlockInfo;
-use crate::journal::{LARGE_IN_FLIGHT_MAX, plain_header};
+use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX, plain_header};
 use crate::store::{Parts, Store};
 use crate::{BlockKey, Effect, NOTE_SIZE_MAX, NoteKey, Request, RequestId, StoreError};
 
@@ -120,7 +120,7 @@ impl Store {
                 None
             }
             Admit::Wait { checkpoint } => {
-                self.parts_mut().wants_checkpoint |= checkpoint;
+                self.wait_for_room(checkpoint);
                 Some(request)
             }
             Admit::Refuse(error) => {
@@ -128,6 +128,14 @@ impl Store {
                 None
             }
         }
+    }
+
+    /// A request waits for a checkpoint, or for operations that end: what was written lazily is
+    /// flushed for it.
+    pub(crate) fn wait_for_room(&mut self, checkpoint: bool) {
+        let parts = self.parts_mut();
+        parts.wants_checkpoint |= checkpoint;
+        parts.journal.want_all();
     }
 
     /// `old`: what the index says of the block of the request.
@@ -228,7 +236,7 @@ impl Store {
     ) {
         self.written_at = self.now;
         match request {
-            Request::Write { pg, key, block_size, version, offset, checksums, data } => {
+            Request::Write { pg, key, block_size, version, offset, checksums, data, lazy } => {
                 let header = EntryHeader {
                     key: Some(key),
                     block_size: Some(block_size),
@@ -239,30 +247,31 @@ impl Store {
                     checksums,
                     ..plain_header(EntryKind::Write)
                 };
-                self.accept_write(id, header, data, plan, old, effects);
+                let asker = Asker { id, is_lazy: lazy };
+                self.accept_write(asker, header, data, (plan, old), effects);
             }
-            Request::Zero { pg, key, block_size, version, offset, length } => {
+            Request::Zero { pg, key, block_size, version, offset, length, lazy } => {
                 let header = EntryHeader {
                     block_size: Some(block_size),
                     offset,
                     length,
                     ..block_header(EntryKind::Zero, pg, key, version)
                 };
-                self.accept_entry(id, header, None, old);
+                self.accept_entry(Asker { id, is_lazy: lazy }, header, None, old);
             }
             Request::Delete { pg, key, version } => {
                 let header = block_header(EntryKind::Delete, pg, key, version);
-                self.accept_entry(id, header, None, old);
+                self.accept_entry(Asker::plain(id), header, None, old);
             }
             Request::Note { key, bytes } => self.accept_note(id, key, &bytes),
             Request::SetFloor { pg, floor } => {
                 let header =
                     EntryHeader { pg: Some(pg), version: floor, ..plain_header(EntryKind::Floor) };
-                self.accept_entry(id, header, None, old);
+                self.accept_entry(Asker::plain(id), header, None, old);
             }
             Request::Absolve { pg } => {
                 let header = EntryHeader { pg: Some(pg), ..plain_header(EntryKind::Absolve) };
-                self.accept_entry(id, header, None, old);
+                self.accept_entry(Asker::plain(id), header, None, old);
             }
             Request::Read { .. }
             | Request::Extents { .. }
@@ -277,11 +286,10 @@ impl Store {
 
     fn accept_write(
         &mut self,
-        id: RequestId,
+        asker: Asker,
         mut header: EntryHeader,
         data: Buffer,
-        plan: Plan,
-        old: Option<BlockInfo>,
+        (plan, old): (Plan, Option<BlockInfo>),
         effects: &mut Vec<Effect>,
     ) {
         let (key, block_size) = (header.key.expect("set"), header.block_size.expect("set"));
@@ -293,16 +301,16 @@ impl Store {
             false => place,
         };
         if plan != Plan::Large {
-            return self.accept_entry(id, header, Some(data), old);
+            return self.accept_entry(asker, header, Some(data), old);
         }
         header.kind = EntryKind::WriteLarge;
-        self.accept_large(id, (header, key), data, old, effects);
+        self.accept_large(asker, (header, key), data, old, effects);
     }
 
     /// Journals an entry whose data goes to its newly allocated place, in parallel.
     pub(crate) fn accept_large(
         &mut self,
-        id: RequestId,
+        asker: Asker,
         (mut header, key): (EntryHeader, BlockKey),
         data: Buffer,
         old: Option<BlockInfo>,
@@ -316,7 +324,7 @@ impl Store {
             false => self.pool.copy_of(&data),
         };
         parts.journal.begin_large(lsn, key, header.location, header.offset, data.clone());
-        parts.journal.wait(id, lsn, Some(key));
+        parts.journal.wait(asker, lsn, Some(key));
         let durable = parts.journal.is_immediate();
         self.disk.write(Purpose::Large(lsn), offset, vec![data], durable, effects);
     }
@@ -330,7 +338,7 @@ impl Store {
         let (data, checksums) = self.padded(bytes);
         let length = bytes.len() as u32;
         let header = EntryHeader { pg, length, checksums, ..plain_header(EntryKind::Note) };
-        self.accept_entry(id, header, Some(data), None);
+        self.accept_entry(Asker::plain(id), header, Some(data), None);
     }
 
     /// The bytes padded with zeros to whole units, and the units' checksums.
@@ -345,18 +353,18 @@ impl Store {
 
     pub(crate) fn accept_entry(
         &mut self,
-        id: RequestId,
+        asker: Asker,
         mut header: EntryHeader,
         data: Option<Buffer>,
         old: Option<BlockInfo>,
     ) {
         let key = header.key;
         let lsn = self.journal_entry(&mut header, data, old);
-        self.parts_mut().journal.wait(id, lsn, key);
+        self.parts_mut().journal.wait(asker, lsn, key);
     }
 
     /// Journals a change and applies it. `old`: what the index says of its block.
-    fn journal_entry(
+    pub(crate) fn journal_entry(
         &mut self,
         header: &mut EntryHeader,
         data: Option<Buffer>,

@@ -171,6 +171,7 @@ impl Osd {
             offset: 0,
             checksums,
             data,
+            lazy: false,
         });
     }
 

@@ -207,11 +207,18 @@ impl Pg {
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let (first, end) = self.check_change(&change)?;
         let request = match change {
-            Change::Write { offset, checksums, data } => {
-                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data }
-            }
+            Change::Write { offset, checksums, data } => StoreRequest::Write {
+                pg,
+                key,
+                block_size,
+                version,
+                offset,
+                checksums,
+                data,
+                lazy: false,
+            },
             Change::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length }
+                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy: false }
             }
             Change::Delete => {
                 self.has_tombstones = true;

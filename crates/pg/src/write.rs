@@ -203,11 +203,18 @@ impl Pg {
             }
         }
         let request = match change {
-            Change::Write { offset, checksums, data } => {
-                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data }
-            }
+            Change::Write { offset, checksums, data } => StoreRequest::Write {
+                pg,
+                key,
+                block_size,
+                version,
+                offset,
+                checksums,
+                data,
+                lazy: false,
+            },
             Change::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length }
+                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy: false }
             }
             Change::Delete => StoreRequest::Delete { pg, key, version },
         };

@@ -299,7 +299,9 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::StaleDataAccepted
         | Bug::FreedBlockReusedEarly
         | Bug::TrimBeforeCheckpoint
-        | Bug::LargeDataNotAwaited => Part::Store,
+        | Bug::LargeDataNotAwaited
+        | Bug::RepairInTwoSteps
+        | Bug::LazyAckBeforeWrite => Part::Store,
         _ => Part::Cluster,
     }
 }

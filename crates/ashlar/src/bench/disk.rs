@@ -234,6 +234,7 @@ impl Bench {
                     offset: from as u32,
                     checksums,
                     data,
+                    lazy: false,
                 }
             };
             let event = Event::Request { id, request };

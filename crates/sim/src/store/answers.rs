@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use base::{Buffer, Checksum, UNIT_SIZE, Version, checksum};
-use blockstore::{Answer, BlockKey, StoreError};
+use blockstore::{Answer, BlockKey, CommitMode, StoreError};
 use format::disk::UnitSet;
 use format::wire::Content;
 
@@ -23,6 +23,12 @@ impl World {
             (Asked::Change { key, order }, Ok(Answer::Durable)) => {
                 self.model.answer(key, order);
                 self.damage.answered(self.asked.is_empty(), self.disk.completed_count());
+            }
+            (Asked::Change { key, order }, Ok(Answer::Written))
+                if self.plan.commit == CommitMode::Fsync =>
+            {
+                self.tally.faults.add("lazily answered", 1);
+                self.model.written(key, order);
             }
             (Asked::Change { key, order }, Err(StoreError::Full)) => {
                 self.tally.faults.add("store full", 1);
@@ -250,7 +256,7 @@ impl World {
         self.stage = Stage::Open;
         self.opening_crashes = 0;
         self.epoch = self.epoch.next();
-        self.damage.opened(self.disk.completed_count());
+        self.damage.opened(self.disk.completed_count(), self.disk.unreadable_count());
         let suspects = self.suspects()?;
         for pg in &suspects {
             self.model.forget(*pg);

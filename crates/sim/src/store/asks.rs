@@ -189,6 +189,7 @@ impl World {
             offset: units.start * UNIT_SIZE as u32,
             checksums,
             data: data.freeze(),
+            lazy: self.work.chance(self.plan.lazy),
         };
         self.request(Asked::Change { key, order }, request)
     }
@@ -205,6 +206,7 @@ impl World {
             version,
             offset: units.start * UNIT_SIZE as u32,
             length: (units.end - units.start) * UNIT_SIZE as u32,
+            lazy: self.work.chance(self.plan.lazy),
         };
         self.request(Asked::Change { key, order }, request)
     }

@@ -40,6 +40,8 @@ pub(super) struct Damage {
     pub read_errors: BTreeMap<u64, u32>,
     /// Flipped bits: (offset, mask, bytes of the sector afterwards).
     flips: Vec<(u64, u8)>,
+    /// Sectors were unreadable when the store opened, and it counted what they held as lost.
+    has_lost_sectors: bool,
     /// What was written up to here, counted by the disk, is recorded as durable.
     settled: u64,
     /// Likewise as soon as one more change is answered.
@@ -63,6 +65,7 @@ impl Damage {
             units_met: BTreeSet::new(),
             read_errors: BTreeMap::new(),
             flips: Vec::new(),
+            has_lost_sectors: false,
             settled: 0,
             settling: 0,
             written: BTreeMap::new(),
@@ -84,8 +87,9 @@ impl Damage {
     }
 
     /// The store opened: it has made durable what it found, and what damage cost is settled.
-    pub fn opened(&mut self, written_count: u64) {
+    pub fn opened(&mut self, written_count: u64, unreadable_count: usize) {
         self.flips.clear();
+        self.has_lost_sectors = unreadable_count > 0;
         self.settling = written_count;
     }
 
@@ -289,6 +293,11 @@ impl World {
             self.disk.heal(*offset, *mask);
         }
         let mended = self.disk.mend_sectors();
+        if mended && self.damage.has_lost_sectors {
+            // What an earlier start had settled as lost may be there again.
+            let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
+            pgs.into_iter().for_each(|pg| self.model.forget(pg));
+        }
         mended || !flips.is_empty()
     }
 }

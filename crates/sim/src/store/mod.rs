@@ -24,7 +24,8 @@ pub const OPERATIONS: [&str; 10] =
     ["write", "zero", "delete", "read", "extents", "note", "sync", "floor", "copy", "repair"];
 
 /// What happens to it.
-pub const FAULTS: [&str; 26] = [
+pub const FAULTS: [&str; 27] = [
+    "lazily answered",
     "power cut",
     "process killed",
     "crash while opening",

@@ -102,6 +102,8 @@ pub struct Change {
     /// Its data may lie outside the journal and be found missing after a crash.
     large: bool,
     answered: bool,
+    /// It was answered as written: only the end of the power may take it.
+    written: bool,
 }
 
 /// What a change does.
@@ -170,6 +172,12 @@ impl State {
     /// Whether any unit holds data.
     pub fn is_written(&self) -> bool {
         self.units.iter().any(|value| *value != 0)
+    }
+}
+
+impl Change {
+    fn may_be_refused(&self) -> bool {
+        !self.answered && !self.written
     }
 }
 
@@ -248,7 +256,14 @@ impl Model {
             pg.given = version;
             pg.open.insert(version);
         }
-        block.later.push_back(Change { order, version, kind, large, answered: false });
+        block.later.push_back(Change {
+            order,
+            version,
+            kind,
+            large,
+            answered: false,
+            written: false,
+        });
         order
     }
 
@@ -263,6 +278,19 @@ impl Model {
             pg.settled(change);
         }
         block.settle(pg);
+    }
+
+    /// A change is written, and with it all earlier ones of its block.
+    pub fn written(&mut self, key: BlockKey, order: u64) {
+        let block = self.blocks.get_mut(&key).expect("the block was named");
+        block.later.iter_mut().filter(|of| of.order <= order).for_each(|of| of.written = true);
+    }
+
+    /// What was only written may be lost from now on.
+    pub fn lose_power(&mut self) {
+        for block in self.blocks.values_mut() {
+            block.later.iter_mut().for_each(|change| change.written = false);
+        }
     }
 
     /// A change was refused: it never happened.
@@ -345,18 +373,19 @@ impl Model {
         let block = self.blocks.get_mut(&key).expect("the block was named");
         let state = block.state_before(order);
         let mut others = Vec::new();
-        let open = block.later.iter().any(|change| change.order < order && !change.answered);
+        let open = block.later.iter().any(|change| change.order < order && change.may_be_refused());
         if may_refuse && open {
             // Any of them may be left out, later ones of the block not being affected.
             let changes: Vec<&Change> =
                 block.later.iter().take_while(|change| change.order < order).collect();
-            let open_count = changes.iter().filter(|change| !change.answered).count().min(6);
+            let open_count = changes.iter().filter(|change| change.may_be_refused()).count().min(6);
             for mask in 0..(1u32 << open_count) {
                 let mut other = block.base.clone();
                 let mut bit = 0;
                 for change in &changes {
-                    let left_out = !change.answered && bit < open_count && mask & (1 << bit) != 0;
-                    bit += usize::from(!change.answered);
+                    let is_open = change.may_be_refused();
+                    let left_out = is_open && bit < open_count && mask & (1 << bit) != 0;
+                    bit += usize::from(is_open);
                     if !left_out {
                         other.apply(change);
                     }
@@ -483,9 +512,17 @@ impl Block {
         };
         let is_dropped =
             |deleted, version| deleted && version <= pg.floor && found == Version::ZERO;
-        let happened = match found == certain || is_dropped(self.base.deleted, certain) {
-            true => 0,
-            false => {
+        let is_it = |change: &Change| {
+            let deleted = change.kind == ChangeKind::RepairTombstone;
+            change.version == found || is_dropped(deleted, change.version)
+        };
+        let is_base = found == certain || is_dropped(self.base.deleted, certain);
+        let first = self.later.iter().position(is_it).map(|at| at + 1);
+        let last = self.later.iter().rposition(is_it).map_or(0, |at| at + 1);
+        let happened = match (is_base, first) {
+            (true, _) => 0,
+            (false, Some(first)) => first,
+            (false, None) => {
                 if self.was_forgotten && certain == Version::ZERO && !self.base.is_written() {
                     // Damage took the root that knew what a checkpoint had dropped: with an older
                     // one a tombstone is there again, or a block whose leaf had been lost.
@@ -493,19 +530,17 @@ impl Block {
                     self.forget();
                     return Ok(Vec::new());
                 }
-                let is_it = |change: &Change| {
-                    let deleted = change.kind == ChangeKind::RepairTombstone;
-                    change.version == found || is_dropped(deleted, change.version)
-                };
-                let Some(last) = self.later.iter().position(is_it) else {
-                    let open: Vec<String> =
-                        self.later.iter().map(|change| format!(" or {}", change.version)).collect();
-                    return Err(format!("{certain}{}", open.concat()));
-                };
-                last + 1
+                let open: Vec<String> =
+                    self.later.iter().map(|change| format!(" or {}", change.version)).collect();
+                return Err(format!("{certain}{}", open.concat()));
             }
         };
-        let lost = self.later.split_off(happened);
+        // A block that is gone may have been there in between: then nobody can tell which.
+        let lost = self.later.split_off(last.max(happened));
+        self.later.truncate(happened);
+        if let Some(kept) = lost.iter().find(|change| change.written) {
+            return Err(format!("{}, which was answered as written", kept.version));
+        }
         for change in std::mem::take(&mut self.later) {
             self.base.apply(&change);
             pg.settled(&change);

@@ -30,6 +30,8 @@ pub struct Plan {
     pub polite: bool,
     /// Of operations, in the order of [`super::OPERATIONS`].
     pub weights: [u32; 10],
+    /// A write or zero is lazy.
+    pub lazy: Chance,
     /// Of the size of writes: a few units, any, at least 64 KiB, a whole block.
     pub write_weights: [u32; 4],
     /// One each pool.
@@ -125,6 +127,11 @@ impl Plan {
                 random.range(0..8) as u32,
                 random.range(0..20) as u32,
             ],
+            lazy: if random.chance(Chance::percent(50)) {
+                Chance::percent(random.range(5..100) as u32)
+            } else {
+                Chance::NEVER
+            },
             write_weights: [
                 20,
                 random.range(1..8) as u32,

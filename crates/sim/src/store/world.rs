@@ -172,6 +172,9 @@ impl World {
         self.drain()?;
         self.settle_down()?;
         self.check_space()?;
+        // An idle store has made all durable that was answered.
+        let order = self.model.next_order();
+        self.model.synced(order);
         self.crash(Crash::Power)?;
         self.wait_until_open()?;
         self.stage = Stage::Quiet;
@@ -393,7 +396,6 @@ impl World {
     fn stopped(&mut self, reason: &str) -> Result<(), String> {
         self.trace.line(format_args!("{:?} stopped: {reason}", self.now));
         if self.damage.must_stop {
-            self.damage.must_stop = false;
             return self.crash(Crash::Process);
         }
         if self.stage == Stage::Opening && self.heal() {
@@ -420,6 +422,9 @@ impl World {
         self.submit_due = false;
         self.asked.clear();
         self.todo.clear();
+        if crash == Crash::Power || self.damage.must_stop {
+            self.model.lose_power();
+        }
         self.model.crash();
         self.damage.must_stop = false;
         if self.stage != Stage::Quiet {

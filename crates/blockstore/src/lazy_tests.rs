@@ -1,0 +1,189 @@
+//! Lazy writes: answered when they are written, durable when somebody wants it, and nothing
+//! irreversible follows from them before.
+
+use base::{Duration, MIB};
+use format::door::DiskEvent;
+
+use crate::harness::{Bench, MemoryDisk, PG, key, settings};
+use crate::{Answer, CommitMode, Event, Request, RequestId, Settings};
+
+/// Flushes so far and on their way.
+fn flushes(bench: &Bench) -> u64 {
+    bench.disk.flush_count
+}
+
+#[test]
+fn a_lazy_write_is_answered_without_a_flush_and_made_durable_by_a_sync() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let before = flushes(&bench);
+    let small = bench.write_lazily(1, 0, 1, 100);
+    let large = bench.write_lazily(2, 0, 32, 200);
+    bench.run();
+    assert!(bench.is_written(small) && bench.is_written(large));
+    assert_eq!(flushes(&bench), before, "nobody waits for one");
+    assert_eq!(bench.done(Request::Sync), Ok(Answer::Durable));
+    assert_eq!(flushes(&bench), before + 1);
+    let mut disk = bench.disk;
+    disk.lose_all();
+    let mut bench = Bench::on(disk, settings(), 3);
+    bench.assert_unit(1, 0, Some(100));
+    bench.assert_unit(2, 31, Some(200));
+}
+
+#[test]
+fn power_takes_what_no_sync_covered_and_the_end_of_the_process_does_not() {
+    for is_power in [true, false] {
+        let mut bench = Bench::new(CommitMode::Fsync);
+        bench.write(1, 0, 1, 100);
+        bench.run();
+        let lazy = bench.write_lazily(1, 1, 1, 200);
+        bench.run();
+        assert!(bench.is_written(lazy));
+        bench.assert_unit(1, 1, Some(200));
+        let mut disk: MemoryDisk = bench.disk;
+        match is_power {
+            true => disk.lose_all(),
+            false => disk.ops.clear(),
+        }
+        let mut bench = Bench::on(disk, settings(), 3);
+        bench.assert_unit(1, 0, Some(100));
+        bench.assert_unit(1, 1, (!is_power).then_some(200));
+    }
+}
+
+#[test]
+fn in_immediate_mode_lazy_makes_no_difference() {
+    let mut bench = Bench::new(CommitMode::Immediate);
+    let id = bench.write_lazily(1, 0, 1, 100);
+    bench.run();
+    assert!(bench.is_durable(id));
+}
+
+#[test]
+fn a_durable_write_takes_lazy_ones_before_it_along() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write_lazily(1, 0, 32, 100);
+    bench.write_lazily(2, 0, 1, 200);
+    let plain = bench.write(3, 0, 1, 300);
+    bench.run();
+    assert!(bench.is_durable(plain));
+    let mut disk = bench.disk;
+    disk.lose_all();
+    let mut bench = Bench::on(disk, settings(), 3);
+    for number in 1..=3 {
+        bench.assert_unit(number, 0, Some(number as u64 * 100));
+    }
+}
+
+/// Ends the oldest operation that is a write to this place, or all others.
+fn end_writes(bench: &mut Bench, place: u64, is_that: bool) {
+    while let Some(index) = bench.disk.find_write(|offset| (offset == place) == is_that) {
+        let event: DiskEvent = bench.disk.end(index);
+        bench.apply(Event::Disk(event));
+        bench.submit();
+    }
+}
+
+#[test]
+fn a_lazy_write_waits_for_earlier_data_of_its_own_block_only() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let large = bench.write_lazily(1, 0, 32, 100);
+    let same: RequestId = bench.write_lazily(1, 3, 1, 500);
+    let other = bench.write_lazily(2, 3, 1, 600);
+    bench.submit();
+    let parts = bench.store.parts();
+    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    end_writes(&mut bench, place, false);
+    assert!(bench.is_written(other));
+    assert!(!bench.answers.contains_key(&large) && !bench.answers.contains_key(&same));
+    end_writes(&mut bench, place, true);
+    assert!(bench.is_written(large) && bench.is_written(same));
+}
+
+#[test]
+fn an_idle_store_makes_lazy_writes_durable_and_records_it() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.write_lazily(1, 0, 32, 100);
+    bench.run();
+    assert!(bench.store.deadline().is_some());
+    bench.pass(Duration::from_millis(101));
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(bench.store.deadline(), None);
+    let mut disk = bench.disk;
+    disk.lose_all();
+    let mut bench = Bench::on(disk, settings(), 3);
+    assert_eq!(bench.rows(), "AF");
+    bench.assert_unit(1, 31, Some(100));
+}
+
+#[test]
+fn a_write_that_needs_a_place_has_lazy_ones_flushed_for_its_checkpoint() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let size = bench.store.space().size_bytes;
+    let count = (size / (128 << 10)) as u32;
+    for number in 0..count {
+        bench.write(number, 0, 32, 100);
+        bench.run();
+    }
+    // No place is left but those that lazy writes and deletes freed.
+    bench.delete(0);
+    bench.run();
+    let lazy = bench.write_lazily(1, 3, 1, 500);
+    bench.run();
+    assert!(bench.is_written(lazy));
+    let next = bench.write(count, 0, 32, 900);
+    bench.run();
+    assert!(bench.is_durable(next));
+}
+
+#[test]
+fn a_sync_behind_a_request_that_waits_is_answered() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    for number in 0..64 {
+        bench.write_lazily(number, 0, 32, 100);
+    }
+    // Too many large writes are on their way for one more.
+    let waiting = bench.write_lazily(64, 0, 32, 100);
+    let sync = bench.ask(Request::Sync);
+    bench.run();
+    assert!(bench.is_written(waiting) && bench.is_durable(sync));
+}
+
+#[test]
+fn before_its_flush_nothing_of_a_lazy_write_is_written_back_and_no_place_used_again() {
+    let memory = Settings { checkpoint_after_bytes: MIB, ..settings() };
+    let mut bench = Bench::on(
+        crate::harness::created(&crate::harness::options(CommitMode::Fsync, 512)),
+        memory,
+        1,
+    );
+    bench.write(1, 0, 32, 100);
+    bench.run();
+    bench.checkpoint();
+    let parts = bench.store.parts();
+    let old = parts.index.get(&key(1)).expect("it is written").location;
+    let (sequence, freed) = (parts.root.sequence, parts.freed_bytes);
+    // Replaced whole, and small writes until a checkpoint is due; no flush ends.
+    bench.write_lazily(1, 0, 32, 200);
+    for round in 0..400 {
+        bench.write_lazily(2, 0, 1, 1000 + round);
+        bench.submit();
+        while let Some(index) = bench.disk.find_write(|_| true) {
+            let event = bench.disk.end(index);
+            bench.apply(Event::Disk(event));
+            bench.submit();
+        }
+    }
+    let parts = bench.store.parts();
+    assert!(parts.checkpoint.is_some(), "one is wanted, and waits for its flush");
+    assert_eq!(parts.root.sequence, sequence);
+    assert_eq!(parts.freed_bytes, freed + (128 << 10));
+    let is_free = bench.store.parts_mut().allocator.take(old, base::BlockSize::DEFAULT);
+    assert!(!is_free);
+    let mut disk = bench.disk;
+    disk.lose_all();
+    let mut bench = Bench::on(disk, settings(), 3);
+    bench.assert_unit(1, 0, Some(100));
+    bench.assert_unit(1, 31, Some(100));
+    assert!(!bench.store.is_suspect(PG));
+}
