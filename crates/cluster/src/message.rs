@@ -90,6 +90,9 @@ pub enum ToMonitor {
         /// Its process id.
         pid: u32,
     },
+    /// The OSD was asked to stop and serves nothing any more: its PGs need not wait to see whether it
+    /// comes back.
+    OsdLeaves,
     /// The answer to [`FromMonitor::Probe`].
     Alive {
         /// As asked.

@@ -435,6 +435,7 @@ impl Monitor {
                 self.on_unreachable(now, connection, osd, incarnation, how, effects);
             }
             ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce),
+            ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
             ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
             ToMonitor::MonitorHere { monitor, addresses, pid } => {
                 self.on_monitor_here(connection, monitor, addresses, pid);
@@ -471,6 +472,7 @@ impl Monitor {
             | ToMonitor::PgNeeds { .. }
             | ToMonitor::OsdUnreachable { .. }
             | ToMonitor::Alive { .. }
+            | ToMonitor::OsdLeaves
             | ToMonitor::OsdSaw { .. }
             | ToMonitor::PoolCleared { .. } => !matches!(role, Role::Osd(..)),
             ToMonitor::Relay { .. } => self.is_no_monitor(connection, None),

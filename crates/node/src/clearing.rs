@@ -12,7 +12,7 @@
 //!      is never taken for the whole.
 //!   3. The monitor is told of a pool when all of it is gone, durably.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
 use base::{Duration, Epoch, PgId, PoolId, Time};
@@ -30,6 +30,8 @@ use crate::node::Node;
 const PORTION_MAX: usize = 256;
 /// PGs that are looked at between two reports, for data that is superfluous.
 const LOOK_COUNT_MAX: usize = 256;
+/// PGs that wait at a time until they are believed to be superfluous.
+const CANDIDATE_COUNT_MAX: usize = 1024;
 /// So long an entry has said that data is superfluous before that is believed: a report of its
 /// primary, and what follows from it, has had its time.
 const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
@@ -39,8 +41,9 @@ const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct Clearing {
     /// Pools that the monitor asked for.
     asked: BTreeSet<PoolId>,
-    /// A PG whose data seems to be superfluous: since when, in which epoch.
-    candidate: Option<(PgId, Epoch, Time)>,
+    /// PGs whose data seems to be superfluous: in which epoch, since when. At most
+    /// [`CANDIDATE_COUNT_MAX`].
+    candidates: BTreeMap<PgId, (Epoch, Time)>,
     /// The last PG that was looked at.
     looked_at: Option<PgId>,
     current: Option<Current>,
@@ -133,35 +136,41 @@ impl Node {
     fn superfluous_pg(&mut self, now: Time) -> Option<PgId> {
         if self.link.joined().is_none() {
             // The map may be old.
-            self.clearing.candidate = None;
+            self.clearing.candidates.clear();
             return None;
         }
-        let Some((pg, epoch, since)) = self.clearing.candidate else {
-            let pg = self.look_for_superfluous()?;
-            let epoch = self.map.pg(pg).expect("just looked at").epoch;
-            self.clearing.candidate = Some((pg, epoch, now));
-            return None;
-        };
-        let is_so = self.is_superfluous(pg) && self.map.pg(pg).is_some_and(|e| e.epoch == epoch);
-        if is_so && now.since(since) < SUPERFLUOUS_AFTER {
-            return None;
-        }
-        self.clearing.candidate = None;
-        (is_so && self.is_quiet(Target::Pg(pg))).then_some(pg)
+        self.look_for_superfluous(now);
+        let candidates = self.clearing.candidates.iter();
+        let due = candidates.filter(|(_, (_, since))| now.since(*since) >= SUPERFLUOUS_AFTER);
+        let found = due.map(|(pg, _)| *pg).find(|pg| self.is_quiet(Target::Pg(*pg)))?;
+        self.clearing.candidates.remove(&found);
+        Some(found)
     }
 
-    /// Goes through the PGs of the map, a number of them with each call.
-    fn look_for_superfluous(&mut self) -> Option<PgId> {
+    /// Forgets candidates that are none any more, and goes through the PGs of the map for new ones,
+    /// a number of them with each call.
+    fn look_for_superfluous(&mut self, now: Time) {
+        let mut candidates = std::mem::take(&mut self.clearing.candidates);
+        candidates.retain(|pg, (epoch, _)| {
+            self.is_superfluous(*pg) && self.map.pg(*pg).is_some_and(|entry| entry.epoch == *epoch)
+        });
         let from = self.clearing.looked_at;
         let pools = self.map.pools.range(from.map_or(PoolId::FIRST, |pg| pg.pool)..);
-        let pgs = pools.flat_map(|(_, known)| &known.pgs).map(|entry: &PgEntry| entry.pg);
-        let next = pgs.filter(|pg| from.is_none_or(|from| from < *pg)).take(LOOK_COUNT_MAX);
-        let next: Vec<PgId> = next.collect();
-        self.clearing.looked_at = match next.len() < LOOK_COUNT_MAX {
+        let entries = pools.flat_map(|(_, known)| &known.pgs);
+        let next = entries.filter(|entry| from.is_none_or(|from| from < entry.pg));
+        let next: Vec<&PgEntry> = next.take(LOOK_COUNT_MAX).collect();
+        let looked_at = match next.len() < LOOK_COUNT_MAX {
             true => None,
-            false => next.last().copied(),
+            false => next.last().map(|entry| entry.pg),
         };
-        next.into_iter().find(|pg| self.has_data(*pg) && self.is_superfluous(*pg))
+        for entry in next {
+            let has_room = candidates.len() < CANDIDATE_COUNT_MAX;
+            if has_room && self.has_data(entry.pg) && self.is_superfluous(entry.pg) {
+                candidates.entry(entry.pg).or_insert((entry.epoch, now));
+            }
+        }
+        self.clearing.looked_at = looked_at;
+        self.clearing.candidates = candidates;
     }
 
     fn has_data(&self, pg: PgId) -> bool {

@@ -25,7 +25,7 @@ pub struct Link {
 /// How far a link has come. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkStage {
-    /// The store is not open yet: nothing to join with.
+    /// The store is not open yet, or this OSD leaves: nothing to join with.
     Idle,
     /// Waits for its time to try.
     Down { until: Time },
@@ -104,6 +104,11 @@ impl Link {
     pub fn join(&mut self, connection: ConnectionId) {
         self.delay = self.delay_min;
         self.stage = LinkStage::Joined { connection };
+    }
+
+    /// This OSD leaves: no other connection is made.
+    pub fn end(&mut self) {
+        self.stage = LinkStage::Idle;
     }
 
     /// The connection is gone: the next address is tried after a delay.

@@ -514,6 +514,8 @@ impl Node {
                 self.phase = Phase::Syncing;
                 self.leave_all(now, effects);
                 self.surrender_all(effects);
+                self.tell_monitor(&ToMonitor::OsdLeaves, effects);
+                self.link.end();
                 self.ask_store(now, CALL_LAST_SYNC, StoreRequest::Sync);
             }
             if std::mem::take(&mut self.review_is_due) {

@@ -3,6 +3,7 @@
 //! ```text
 //!   connected ── silent for osd_silent_ms, or a peer says so ──▶ probed ── no word for PROBE_SPAN ──▶ down
 //!       │                                                          └──── a word ────▶ connected
+//!       ├── says that it leaves ──▶ down
 //!       └── connection lost ──▶ awaited for osd_grace_ms ── not back, or a peer found nobody there ──▶ down
 //!                                                        └── back ──▶ connected
 //! ```
@@ -186,6 +187,18 @@ impl Monitor {
         }
     }
 
+    /// It was asked to stop, and says so: it is down at once.
+    pub(super) fn on_leaves(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(osd) = self.connections[&connection].osd {
+            self.take_down(now, osd, effects);
+        }
+    }
+
     /// A peer cannot reach an OSD.
     pub(super) fn on_unreachable(
         &mut self,
@@ -296,7 +309,7 @@ impl Monitor {
         self.check_down(now, osd)
     }
 
-    /// It does not answer: it is down, whatever its connection says.
+    /// It does not answer, or leaves: it is down, whatever its connection says.
     fn take_down(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let connection = self.osds.get(&osd).and_then(|live| live.connection);
         if let Some(connection) = connection {

@@ -4,6 +4,7 @@ use base::{Duration, OsdId, UNIT_SIZE};
 
 use super::Process;
 use super::disks::{Flip, Osd};
+use super::net::Wake;
 use super::world::{Item, World};
 use crate::disk::Crash;
 use crate::random::Chance;
@@ -125,7 +126,8 @@ impl World {
     pub(super) fn osd_stopped(&mut self, index: usize) {
         let process = Process::Osd(index);
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
-        self.bury(process, false);
+        let wakes = self.net.process_left(self.now, process);
+        self.bury(process, wakes);
         self.osds[index].ends();
         let disk = self.osds[index].disk.as_mut().expect("it ran");
         disk.crash(Crash::Process, &mut self.medium);
@@ -227,7 +229,8 @@ impl World {
     pub(super) fn kill(&mut self, process: Process) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let silent = self.chaos.chance(Chance::percent(10)) && self.drill.is_none();
-        self.bury(process, silent);
+        let wakes = self.net.process_died(self.now, process, silent);
+        self.bury(process, wakes);
         match process {
             Process::Monitor => {
                 self.fault("monitor killed");
@@ -245,10 +248,9 @@ impl World {
     }
 
     /// A process is gone, and with it all that was to come for it.
-    fn bury(&mut self, process: Process, silent: bool) {
+    fn bury(&mut self, process: Process, wakes: Vec<Wake>) {
         *self.lives.entry(process).or_default() += 1;
         self.frozen.remove(&process);
-        let wakes = self.net.process_died(self.now, process, silent);
         self.wake(wakes);
     }
 

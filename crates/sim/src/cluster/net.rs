@@ -425,14 +425,9 @@ impl Net {
     /// A process is gone: its ends get nothing any more, its peers learn it. `silent`: only after
     /// a while, as when its host lost power.
     pub fn process_died(&mut self, now: Time, process: Process, silent: bool) -> Vec<Wake> {
-        let mine: Vec<EndId> = self
-            .by_id
-            .range((process, ConnectionId::ZERO)..=(process, ConnectionId::new(u64::MAX)))
-            .map(|(_, end)| *end)
-            .collect();
         let mut wakes = Vec::new();
-        for end in mine {
-            let id = self.end(end).id;
+        for id in self.connections_of(process) {
+            let end = self.by_id[&(process, id)];
             self.by_id.remove(&(process, id));
             self.end(end).open = false;
             self.end(end).queue.clear();
@@ -444,6 +439,17 @@ impl Net {
             wakes.extend(self.lose(now + after, end.other(), reason, true));
         }
         wakes
+    }
+
+    /// A process has ended in order: its peers get what it had sent before they learn it.
+    pub fn process_left(&mut self, now: Time, process: Process) -> Vec<Wake> {
+        let mine = self.connections_of(process);
+        mine.into_iter().filter_map(|id| self.close(now, process, id)).collect()
+    }
+
+    fn connections_of(&self, process: Process) -> Vec<ConnectionId> {
+        let all = (process, ConnectionId::ZERO)..=(process, ConnectionId::new(u64::MAX));
+        self.by_id.range(all).map(|((_, id), _)| *id).collect()
     }
 
     fn pair(one: Process, other: Process) -> (Process, Process) {

@@ -46,7 +46,7 @@ const STEP_COUNT_MAX: u64 = 3_000_000;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// After so long without faults nothing is left of PGs that an OSD has no part in any more.
-const REST: Duration = Duration::from_secs(10);
+const REST: Duration = Duration::from_secs(20);
 
 /// Everything of one run.
 pub struct World {

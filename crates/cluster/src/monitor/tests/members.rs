@@ -189,6 +189,17 @@ fn a_process_that_hangs_is_down_within_three_seconds_and_comes_back_as_the_same_
 }
 
 #[test]
+fn an_osd_that_leaves_is_down_without_grace_and_its_pgs_go_on() {
+    let mut rig = Rig::with_copies(3, 2, 1, 8);
+    let connection = rig.osds[&osd_id(2)].connection.unwrap();
+    let before = rig.now;
+    rig.say(connection, &crate::message::ToMonitor::OsdLeaves);
+    assert!(!up(&rig, 2));
+    assert_eq!(rig.now, before);
+    assert!(rig.entries().iter().all(|entry| !osds(&entry.acting).contains(&2)));
+}
+
+#[test]
 fn words_of_an_earlier_run_take_nobody_down() {
     let mut rig = Rig::with_copies(3, 2, 1, 8);
     let connection = rig.osds[&osd_id(1)].connection.unwrap();
