@@ -101,6 +101,19 @@ fn a_lazy_write_waits_for_earlier_data_of_its_own_block_only() {
 }
 
 #[test]
+fn an_orderly_end_records_lazy_writes_too() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let entry = bench.tail();
+    bench.write_lazily(1, 0, 1, 100);
+    assert_eq!(bench.done(Request::Record), Ok(Answer::Durable));
+    let place = bench.place(entry) + 512;
+    let mut disk = bench.off();
+    disk.flip(place);
+    let bench = Bench::on(disk, settings(), 3);
+    assert_eq!(bench.rows(), "ACF", "damage, not a torn tail");
+}
+
+#[test]
 fn an_idle_store_makes_lazy_writes_durable_and_records_it() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write_lazily(1, 0, 32, 100);

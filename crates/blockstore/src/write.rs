@@ -104,6 +104,12 @@ impl Store {
                 return None;
             }
             Request::Record => {
+                let journal = &mut self.parts_mut().journal;
+                if journal.durable() < journal.tail() {
+                    // What is not durable yet is to be in the record too.
+                    journal.want_all();
+                    return Some(request);
+                }
                 self.record_durable();
                 self.parts_mut().journal.wait_all(id);
                 return None;
