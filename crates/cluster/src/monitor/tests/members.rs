@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::rig::{Mishap, Rig, osd_id};
 use crate::message::{Command, Failure, FillingProgress, Need, OsdReport, Unreachable};
+use crate::records::OutBy;
 
 fn osds(members: &[Member]) -> BTreeSet<u32> {
     members.iter().map(|member| member.osd.get()).collect()
@@ -611,6 +612,35 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     rig.boot(second);
     rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
     assert!(has(&mut rig, "osd_out"));
+}
+
+#[test]
+fn what_people_write_of_pools_and_osds_is_followed() {
+    let mut rig = Rig::with_copies(4, 3, 3, 16);
+    rig.kill_osd(4);
+    let waits =
+        |rig: &Rig| rig.entries().iter().filter(|entry| osds(&entry.acting).contains(&4)).count();
+    assert_eq!(waits(&rig), 12, "all three copies must be there");
+    let set = Command::PoolSet {
+        pool: "p".into(),
+        rename: None,
+        min_size: Some(2),
+        failure_domain: None,
+    };
+    rig.command(set).unwrap();
+    assert_eq!(waits(&rig), 0);
+    let mut record: serde_json::Value =
+        serde_json::from_str(&rig.stored("osd/4").unwrap().value).unwrap();
+    record["in"] = json!(false);
+    rig.hand_writes("osd/4", Some(&record.to_string()));
+    assert_eq!(rig.monitor.contents.osd(osd_id(4)).unwrap().out_by, Some(OutBy::Operator));
+    rig.fill();
+    assert_at_rest(&rig);
+    assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3 && !acting.contains(&4)));
+    // Where a pool was planned is nobody's to write.
+    let before = rig.stored("pg/1/0").unwrap().value;
+    rig.hand_writes("pg/1/0", Some("{}"));
+    assert_eq!(rig.stored("pg/1/0").unwrap().value, before);
 }
 
 /// An OSD dies, comes back, another is taken out, and one is added.
