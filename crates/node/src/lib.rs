@@ -41,6 +41,8 @@ mod requests;
 mod sessions;
 
 #[cfg(test)]
+mod cluster_fuzz;
+#[cfg(test)]
 mod compare_tests;
 #[cfg(test)]
 mod node_fuzz;

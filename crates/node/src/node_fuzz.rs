@@ -12,10 +12,14 @@ use format::wire::{Message, Op, Request};
 use crate::tests::rig::*;
 
 /// A small generator; the seed is printed by every failure.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, bound: u32) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -46,7 +50,7 @@ impl Run {
     fn new(seed: u64) -> Run {
         Run {
             rig: Rig::serving(),
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Random::new(seed),
             open: BTreeSet::new(),
             connection_next: CLIENT.get(),
             sequence: 0,

@@ -20,9 +20,10 @@ use crate::node::Node;
 
 /// How long a query waits for the map that its sender acts on.
 const MAP_WAIT_MAX: Duration = Duration::from_secs(1);
-/// A member that has a connection and does not answer a query for so long does not follow. What
-/// it may have to wait out of leases comes on top.
-const ANSWER_WAIT_MAX: Duration = Duration::from_secs(1);
+/// A member that has a connection and does not answer a query for so long does not follow. It is
+/// longer than its wait for the map, for it answers when all that its store was given has ended:
+/// a slow disk is no reason to take it out. What it may have to wait out of leases comes on top.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(3);
 /// Most queries that wait: one for each PG of the largest pool.
 const HELD_COUNT_MAX: usize = 1 << 16;
 
@@ -244,9 +245,6 @@ impl Node {
 
     /// Goes on with what waited for the map, or for grants to run out, as far as it may.
     pub(crate) fn release(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.peers.waiting.is_empty() && self.peers.held.is_empty() {
-            return;
-        }
         self.peers.release_at = None;
         for pg in std::mem::take(&mut self.peers.waiting) {
             self.review(now, pg, effects);
@@ -269,7 +267,10 @@ impl Node {
     /// A PG asked a member to state itself.
     pub(crate) fn query_sent(&mut self, now: Time, entry: &PgEntry, to: OsdId) {
         let (pg, epoch) = (entry.pg, entry.epoch);
-        self.peers.unanswered.insert((pg, to), epoch);
+        if self.peers.unanswered.insert((pg, to), epoch) == Some(epoch) {
+            // Asked again over another connection: it has no more time.
+            return;
+        }
         let until = now + ANSWER_WAIT_MAX + giver_span(self.lease_span());
         self.peers.unanswered_until.push_back((until, pg, to, epoch));
     }
@@ -294,13 +295,21 @@ impl Node {
             if self.peers.unanswered.get(&(pg, osd)) != Some(&epoch) {
                 continue;
             }
-            self.peers.unanswered.remove(&(pg, osd));
             let entry = self.map.pg(pg).filter(|entry| entry.epoch == epoch);
             let member = entry.and_then(|entry| members_of(entry).find(|known| known.osd == osd));
-            if let Some(member) = member {
-                let why = "it does not follow: it has a connection, and does not answer";
-                self.need(pg, epoch, Need::Failed(*member, why.into()));
+            let Some(member) = member.copied() else {
+                self.peers.unanswered.remove(&(pg, osd));
+                continue;
+            };
+            if self.mesh.to_follower(member).is_none() {
+                // It is away, which others judge.
+                let until = now + ANSWER_WAIT_MAX;
+                self.peers.unanswered_until.push_back((until, pg, osd, epoch));
+                continue;
             }
+            self.peers.unanswered.remove(&(pg, osd));
+            let why = "it does not follow: it has a connection, and does not answer";
+            self.need(pg, epoch, Need::Failed(member, why.into()));
         }
     }
 
@@ -314,7 +323,6 @@ impl Node {
 
     /// The connection to a member is gone.
     pub(crate) fn follower_lost(&mut self, now: Time, member: Member, effects: &mut Vec<Effect>) {
-        self.peers.unanswered.retain(|(_, osd), _| *osd != member.osd);
         for slot in self.slots_led_with(member) {
             self.pgs[slot].peer_lost(member.osd, &mut self.actions);
             self.carry_out(now, slot, effects);

@@ -343,12 +343,15 @@ impl Cluster {
     /// Lets time pass, with a tick at each deadline.
     pub fn advance(&mut self, milliseconds: u64) {
         let end = self.now + Duration::from_millis(milliseconds);
+        let mut late_count = 0;
         loop {
             self.pump();
             let running = self.hosts.iter().enumerate().filter(|(_, host)| !host.is_still);
             let deadlines =
                 running.filter_map(|(index, host)| Some((host.node.as_ref()?.deadline()?, index)));
             let Some((at, host)) = deadlines.min().filter(|(at, _)| *at <= end) else { break };
+            late_count = if at <= self.now { late_count + 1 } else { 0 };
+            assert!(late_count < 10_000, "host {host} asks for a tick again and again");
             self.now = self.now.max(at);
             self.give(host, Event::Tick);
         }
@@ -533,6 +536,28 @@ impl Cluster {
             _ => None,
         });
         of.flatten().collect()
+    }
+
+    /// What the present epoch's primary said that it needs, and is not done by itself.
+    pub fn needs_of_epoch(&self) -> Vec<Need> {
+        let told = self.hosts.iter().flat_map(|host| &host.told);
+        let of = told.filter_map(|told| match told {
+            ToMonitor::PgNeeds { needs } => Some(needs.iter()),
+            _ => None,
+        });
+        let of = of.flatten().filter(|need| need.epoch == self.entry.epoch);
+        of.map(|need| need.what.clone()).collect()
+    }
+
+    /// How often the host's process has been started, which is its run.
+    pub fn runs(&self, host: usize) -> u64 {
+        self.hosts[host].runs
+    }
+
+    /// Connections of a host with others.
+    pub fn wires_at(&self, host: usize) -> Vec<ConnectionId> {
+        let between = self.wires.iter().filter(|(from, to)| from.0 == host && to.0 != MONITOR);
+        between.map(|((_, connection), _)| *connection).collect()
     }
 
     /// The connection at `host` that `from` opened and that carries data.

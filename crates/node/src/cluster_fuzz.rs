@@ -1,0 +1,430 @@
+//! Clusters in which processes die, stand still and are cut off, and peers say anything: does
+//! what was acknowledged stay, is nothing old ever read, does no message upset a node?
+//!
+//! Each stripe has one counter; a write puts the next value. A read must not show less than what
+//! was acknowledged, or read, before it was sent. (The simulator does the same with more, and
+//! slower: here every message of every seed is looked at by the same few rules.)
+
+use std::collections::BTreeMap;
+
+use base::{BlockSize, ConnectionId, Duration, Epoch, Incarnation, MapRevision, PgId, Version};
+use blockstore::BlockKey;
+use cluster::message::Need;
+use format::door::{NetEvent, Peer, Role};
+use format::wire::{
+    Activation, Change, Content, Filling, LeaseMessage, Message, Outcome, PeerBody, PeerMessage,
+};
+
+use crate::Event;
+use crate::node_fuzz::Random;
+use crate::tests::cluster_rig::*;
+use crate::tests::rig::*;
+
+const HOSTS: usize = 3;
+const STRIPES: u32 = 6;
+
+/// What a request that is not answered was.
+enum Open {
+    Write { stripe: u32, value: u8 },
+    Read { stripe: u32, at_least: u8 },
+}
+
+struct Run {
+    cluster: Cluster,
+    random: Random,
+    /// By stripe: the last value that was written, and the lowest that a read may show.
+    last: [u8; STRIPES as usize],
+    floor: [u8; STRIPES as usize],
+    open: BTreeMap<u64, Open>,
+    strangers: Vec<(usize, ConnectionId)>,
+    stranger_next: u64,
+    acknowledged: u64,
+    read: u64,
+}
+
+impl Run {
+    fn new(seed: u64) -> Run {
+        Run {
+            cluster: Cluster::serving(2 + seed as usize % 2),
+            random: Random::new(seed),
+            last: [0; STRIPES as usize],
+            floor: [0; STRIPES as usize],
+            open: BTreeMap::new(),
+            strangers: Vec::new(),
+            stranger_next: 2_000_001,
+            acknowledged: 0,
+            read: 0,
+        }
+    }
+
+    fn is_alive(&self, host: usize) -> bool {
+        self.cluster.hosts[host].node.is_some() && !self.cluster.hosts[host].is_still
+    }
+
+    /// What a monitor does that sees who is there.
+    fn update_entry(&mut self) {
+        let entry = &self.cluster.entry;
+        let index = |member: &format::wire::Member| member.osd.get() as usize - 1;
+        let before: Vec<usize> = entry.acting.iter().map(index).collect();
+        let learners_before: Vec<usize> = entry.learners.iter().map(index).collect();
+        let failed = self.cluster.needs_of_epoch();
+        let has_failed = |host: &usize| {
+            let is_it = |need: &Need| matches!(need, Need::Failed(m, _) if index(m) == *host);
+            failed.iter().any(is_it)
+        };
+        let mut acting: Vec<usize> =
+            before.iter().copied().filter(|host| self.is_alive(*host)).collect();
+        if acting.len() > 1 {
+            acting.retain(|host| !has_failed(host));
+        }
+        if acting.is_empty() {
+            acting = before.clone();
+        }
+        let mut learners: Vec<usize> = (0..HOSTS).collect();
+        learners.retain(|host| !acting.contains(host) && self.is_alive(*host) && !has_failed(host));
+        let is_other_run = |member: &format::wire::Member| {
+            self.cluster.runs(index(member)) != member.incarnation.get()
+        };
+        let has_restarted = entry.acting.iter().chain(&entry.learners).any(is_other_run);
+        let is_given_up = !failed.is_empty();
+        if acting != before || learners != learners_before || has_restarted || is_given_up {
+            self.cluster.set_entry(&acting, &learners);
+        }
+    }
+
+    fn ask(&mut self) {
+        let stripe = self.random.below(STRIPES);
+        let slot = stripe as usize;
+        let primary = self.cluster.entry.primary.map(|osd| osd.get() as usize - 1);
+        let host = match self.random.below(8) {
+            0 => self.random.below(HOSTS as u32) as usize,
+            _ => primary.unwrap_or(0),
+        };
+        if self.cluster.hosts[host].node.is_none() {
+            return;
+        }
+        let back = u32::from(self.random.below(10) == 0);
+        let epoch = Epoch::new(self.cluster.entry.epoch.get().saturating_sub(back));
+        if self.random.below(3) > 0 && self.last[slot] < 250 {
+            self.last[slot] += 1;
+            let value = self.last[slot];
+            let op = write_in(place(1, stripe), 0, 1, value);
+            let sequence = self.cluster.send_in(host, epoch, op);
+            self.open.insert(sequence, Open::Write { stripe, value });
+        } else {
+            let at_least = self.floor[slot];
+            let op = format::wire::Op::Read {
+                place: place(1, stripe),
+                offset: 0,
+                length: UNIT,
+                parents: Vec::new(),
+            };
+            let sequence = self.cluster.send_in(host, epoch, op);
+            self.open.insert(sequence, Open::Read { stripe, at_least });
+        }
+        self.look_at_replies();
+    }
+
+    fn look_at_replies(&mut self) {
+        for (sequence, outcome) in std::mem::take(&mut self.cluster.replies) {
+            let Some(open) = self.open.remove(&sequence) else { panic!("answered twice") };
+            match (open, outcome) {
+                (Open::Write { stripe, value }, Ok(Outcome::Written { .. })) => {
+                    let floor = &mut self.floor[stripe as usize];
+                    *floor = value.max(*floor);
+                    self.acknowledged += 1;
+                }
+                (Open::Read { stripe, at_least }, Ok(outcome)) => {
+                    let value = bytes_of(Ok(outcome)).first().copied().unwrap_or(0);
+                    let last = self.last[stripe as usize];
+                    assert!(
+                        (at_least..=last).contains(&value),
+                        "stripe {stripe}: read {value}, at least {at_least}, at most {last}"
+                    );
+                    let floor = &mut self.floor[stripe as usize];
+                    *floor = value.max(*floor);
+                    self.read += 1;
+                }
+                (_, Err(_)) => {}
+                (Open::Write { .. }, other) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn harm(&mut self) {
+        let host = self.random.below(HOSTS as u32) as usize;
+        let other = (host + 1) % HOSTS;
+        let count_alive = (0..HOSTS).filter(|host| self.is_alive(*host)).count();
+        match self.random.below(8) {
+            0 | 1 if count_alive > 1 && self.cluster.hosts[host].node.is_some() => {
+                self.cluster.kill(host);
+            }
+            2 if count_alive > 1 && self.is_alive(host) => self.cluster.hosts[host].is_still = true,
+            3 => self.cluster.break_wires(host, other),
+            4 => self.cluster.part(host, other),
+            5 => self.cluster.hosts[host].is_deaf = true,
+            _ => self.heal(host),
+        }
+    }
+
+    fn heal(&mut self, host: usize) {
+        if self.cluster.hosts[host].node.is_none() {
+            self.cluster.start(host);
+        }
+        if self.cluster.hosts[host].is_still {
+            self.cluster.go_on(host);
+        }
+        self.cluster.mend();
+        if self.cluster.hosts[host].is_deaf {
+            self.cluster.hosts[host].is_deaf = false;
+            self.cluster.publish();
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(30) {
+            0 | 1 => self.harm(),
+            2 | 3 => self.update_entry(),
+            4 => {
+                let host = self.random.below(HOSTS as u32) as usize;
+                self.heal(host);
+            }
+            5..=8 => {
+                let span = 1 + self.random.below(400);
+                self.cluster.advance(u64::from(span));
+            }
+            _ => self.ask(),
+        }
+        self.look_at_replies();
+    }
+
+    /// Everything is well again: all that was acknowledged is there, on all members alike.
+    fn check(&mut self) {
+        for host in 0..HOSTS {
+            self.heal(host);
+        }
+        for _ in 0..40 {
+            self.update_entry();
+            self.cluster.advance(1_000);
+            self.look_at_replies();
+            let is_whole = self.cluster.entry.learners.is_empty();
+            if is_whole && self.cluster.entry.acting.len() == HOSTS {
+                break;
+            }
+        }
+        let primary = self.cluster.entry.primary.unwrap().get() as usize - 1;
+        assert_eq!(
+            self.cluster.entry.acting.len(),
+            HOSTS,
+            "{:?}: {:?}",
+            self.cluster.entry,
+            self.cluster.report(primary)
+        );
+        assert!(self.cluster.is_served(primary), "{:?}", self.cluster.report(primary));
+        for stripe in 0..STRIPES {
+            let op = format::wire::Op::Read {
+                place: place(1, stripe),
+                offset: 0,
+                length: UNIT,
+                parents: Vec::new(),
+            };
+            let value = self.cluster.read_bytes(primary, op).first().copied().unwrap_or(0);
+            let slot = stripe as usize;
+            assert!((self.floor[slot]..=self.last[slot]).contains(&value), "stripe {stripe}");
+        }
+        for host in 0..HOSTS {
+            assert_eq!(self.cluster.blocks(host), self.cluster.blocks(primary), "host {host}");
+            assert_eq!(self.cluster.hosts[host].stopped, None);
+        }
+        self.cluster.advance(20_000);
+        self.look_at_replies();
+        for host in 0..HOSTS {
+            assert!(self.cluster.hosts[host].node().is_idle());
+        }
+    }
+
+    /// A message of any kind, over a connection of anybody.
+    fn lie(&mut self) {
+        let host = self.random.below(HOSTS as u32) as usize;
+        if !self.is_alive(host) {
+            return;
+        }
+        let message = match self.random.below(4) {
+            0 => Message::Lease(Box::new(self.lease())),
+            _ => {
+                let pg = match self.random.below(10) {
+                    0 => PgId { number: self.random.below(5), ..PG },
+                    _ => PG,
+                };
+                let epoch = self.cluster.entry.epoch.get();
+                let epoch = Epoch::new((epoch + self.random.below(3)).saturating_sub(1));
+                let body = self.body();
+                Message::Peer(Box::new(PeerMessage { pg, epoch, body }))
+            }
+        };
+        let wires = self.cluster.wires_at(host);
+        let connection = match self.random.below(3) {
+            0 if !wires.is_empty() => wires[self.random.below(wires.len() as u32) as usize],
+            _ => self.stranger(host),
+        };
+        self.cluster.give(host, Event::Net(NetEvent::Received { connection, message }));
+        self.cluster.pump();
+    }
+
+    fn stranger(&mut self, host: usize) -> ConnectionId {
+        let open = &mut self.strangers;
+        let cluster = &self.cluster;
+        open.retain(|(host, id)| {
+            cluster.hosts[*host].node.as_ref().is_some_and(|node| node.mesh.has(*id))
+        });
+        let known = open.iter().find(|(at, _)| *at == host);
+        if let Some((_, connection)) = known.filter(|_| self.random.below(2) > 0) {
+            return *connection;
+        }
+        self.stranger_next += 2;
+        let connection = ConnectionId::new(self.stranger_next);
+        let from = self.random.below(4) as usize;
+        let incarnation = Incarnation::new(u64::from(self.random.below(3)));
+        let peer = Peer { cluster: CLUSTER, role: Role::Osd(osd(from), incarnation) };
+        self.cluster.give(host, Event::Net(NetEvent::Accepted { connection, peer }));
+        self.strangers.push((host, connection));
+        connection
+    }
+
+    fn lease(&mut self) -> LeaseMessage {
+        let stamp = u64::from(self.random.below(200));
+        match self.random.below(3) {
+            0 => LeaseMessage::Renew { stamp, revisions: vec![(POOL, MapRevision::new(stamp))] },
+            1 => LeaseMessage::Surrender,
+            _ => LeaseMessage::Granted {
+                stamp,
+                valid_ms: self.random.below(2) * 1_000,
+                lost: vec![(PG, Epoch::new(self.random.below(60)))],
+                is_full: self.random.below(2) == 0,
+                free_bytes: stamp,
+            },
+        }
+    }
+
+    fn version(&mut self) -> Version {
+        let epoch = Epoch::new(self.random.below(self.cluster.entry.epoch.get() + 2));
+        Version { epoch, counter: u64::from(self.random.below(40)) }
+    }
+
+    fn key(&mut self) -> BlockKey {
+        let place = place(1, self.random.below(STRIPES + 1));
+        let hash = base::hash::stripe_hash(place.seed, place.stripe);
+        BlockKey { pool: POOL, hash, image: place.image, stripe: place.stripe }
+    }
+
+    fn content(&mut self) -> Content {
+        let version = self.version();
+        let (checksums, data) = fill(1, 3);
+        match self.random.below(3) {
+            0 => Content::Gone,
+            1 => Content::Tombstone { version },
+            _ => Content::Block {
+                version,
+                block_size: BlockSize::MIN,
+                units: vec![15],
+                written: vec![1],
+                damaged: vec![2],
+                checksums,
+                data: Some(data),
+            },
+        }
+    }
+
+    fn filling(&mut self) -> Option<Filling> {
+        let (complete, since) = (self.version(), self.version());
+        let position = (self.random.below(2) == 0).then(|| self.key());
+        let whole = vec![self.key()];
+        let listing = self.random.below(2) == 0;
+        (self.random.below(2) == 0).then_some(Filling { complete, position, since, whole, listing })
+    }
+
+    fn change(&mut self) -> Change {
+        let (mut checksums, data) = fill(1 + self.random.below(2), 3);
+        checksums.truncate(1 + self.random.below(2) as usize);
+        match self.random.below(3) {
+            0 => Change::Write { offset: self.random.below(5) * UNIT, checksums, data },
+            1 => Change::Zero { offset: self.random.below(5) * UNIT, length: UNIT },
+            _ => Change::Delete,
+        }
+    }
+
+    fn body(&mut self) -> PeerBody {
+        let call = self.random.below(6);
+        let (version, mark) = (self.version(), self.version());
+        match self.random.below(14) {
+            0 | 1 => PeerBody::Query { revision: MapRevision::new(1) },
+            2 => PeerBody::List { call, newer_than: version, after: None },
+            3 => PeerBody::Fetch { call, key: self.key(), units: Vec::new() },
+            4 => PeerBody::Repair { call, key: self.key(), content: self.content() },
+            5 => {
+                let history = vec![Activation { epoch: version.epoch, adopted: mark }];
+                let filling = self.filling();
+                PeerBody::Activate { adopted: version, floor: mark, history, filling }
+            }
+            6 | 7 => {
+                let (key, change) = (self.key(), self.change());
+                PeerBody::Write { version, mark, key, block_size: BlockSize::MIN, change }
+            }
+            8 => {
+                let filling = self.filling();
+                PeerBody::Progress { call, filling, complete: version, floor: mark }
+            }
+            9 => PeerBody::Fetched { call, content: self.content() },
+            10 => PeerBody::Repaired { call },
+            11 => PeerBody::Written { version },
+            12 => PeerBody::Activated,
+            _ => PeerBody::Stale(self.cluster.entry.clone()),
+        }
+    }
+}
+
+#[test]
+fn what_is_acknowledged_stays_and_nothing_old_is_read() {
+    let (mut acknowledged, mut read) = (0, 0);
+    for seed in 1..=60 {
+        println!("seed {seed}");
+        let mut run = Run::new(seed);
+        for _ in 0..300 {
+            run.step();
+        }
+        run.check();
+        acknowledged += run.acknowledged;
+        read += run.read;
+    }
+    assert!(acknowledged > 2_000 && read > 1_000, "{acknowledged} writes, {read} reads");
+}
+
+#[test]
+fn no_peer_upsets_a_node() {
+    for seed in 1..=60 {
+        println!("seed {seed}");
+        let mut run = Run::new(seed);
+        for _ in 0..300 {
+            match run.random.below(40) {
+                0 => run.harm(),
+                1 => run.update_entry(),
+                2 => run.heal(0),
+                3 | 4 => run.cluster.advance(100),
+                5..=10 => {
+                    // What it reads is whatever a peer made of it.
+                    let op = write_in(place(1, run.random.below(STRIPES)), 0, 1, 1);
+                    let host = run.random.below(HOSTS as u32) as usize;
+                    run.cluster.send(host, op);
+                }
+                _ => run.lie(),
+            }
+        }
+        run.cluster.replies.clear();
+        for host in 0..HOSTS {
+            run.heal(host);
+            assert_eq!(run.cluster.hosts[host].stopped, None);
+        }
+        run.cluster.advance(Duration::from_secs(20).as_millis());
+        assert!((0..HOSTS).all(|host| run.cluster.hosts[host].node().is_idle()));
+    }
+}
