@@ -282,6 +282,8 @@ pub struct Bench {
     pub stopped: Option<String>,
     request_last: u64,
     pub counter: u64,
+    /// Of the versions given.
+    pub epoch: Epoch,
     effects: Vec<Effect>,
 }
 
@@ -353,6 +355,7 @@ impl Bench {
             stopped: None,
             request_last: 0,
             counter: 0,
+            epoch: Epoch::new(1),
             effects,
         };
         bench.take_effects();
@@ -419,7 +422,7 @@ impl Bench {
 
     /// Power is lost, and again while the store recovers, `count` times; then it is opened.
     pub fn crash_often(self, count: u64) -> Bench {
-        let Bench { mut disk, settings, mut random, counter, .. } = self;
+        let Bench { mut disk, settings, mut random, counter, epoch, .. } = self;
         for _ in 0..count {
             disk.crash(&mut random);
             let seed = random.below(u64::MAX);
@@ -428,15 +431,15 @@ impl Bench {
         }
         disk.crash(&mut random);
         let seed = random.below(u64::MAX);
-        Bench { counter, ..Bench::on(disk, settings, seed) }
+        Bench { counter, epoch, ..Bench::on(disk, settings, seed) }
     }
 
     /// Power is lost, and the store is opened again.
     pub fn crash(self) -> Bench {
-        let Bench { mut disk, settings, mut random, counter, .. } = self;
+        let Bench { mut disk, settings, mut random, counter, epoch, .. } = self;
         disk.crash(&mut random);
         let seed = random.below(u64::MAX);
-        Bench { counter, ..Bench::on(disk, settings, seed) }
+        Bench { counter, epoch, ..Bench::on(disk, settings, seed) }
     }
 
     /// The process ends; all that was written stays. The disk may be changed before `Bench::on`.
@@ -471,9 +474,14 @@ impl Bench {
         id
     }
 
+    /// The PG goes on in another epoch, as after a version that was refused.
+    pub fn next_epoch(&mut self) {
+        self.epoch = self.epoch.next();
+    }
+
     pub fn next_version(&mut self) -> Version {
         self.counter += 1;
-        Version { epoch: Epoch::new(1), counter: self.counter }
+        Version { epoch: self.epoch, counter: self.counter }
     }
 
     /// A request to write `count` units from `first` on; unit `i` of the block holds

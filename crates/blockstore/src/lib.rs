@@ -316,7 +316,8 @@ pub enum Answer {
 /// Why a request was not done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreError {
-    /// No space for it, nor in the reserve; nothing changed.
+    /// No space for it, nor in the reserve; nothing changed. Of a write, zero or delete: later ones
+    /// of its PG and epoch are refused as well, so that what is kept of an epoch has no gap.
     Full,
     /// A repair's content contradicts itself or its checksums; nothing changed.
     Corrupted,

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use base::{BufferPool, Duration, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version};
+use base::{BufferPool, Duration, Epoch, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version};
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
@@ -101,6 +101,9 @@ pub struct Store {
     /// Answers of overtaken reads. They hold what later requests wrote, so they wait until
     /// everything before the lsn is durable: a power cut must not take back what was read.
     pub(crate) held: Vec<(Lsn, Effect)>,
+    /// PGs of which a version was refused, and its epoch: no later version of it is taken, so that
+    /// what the journal keeps of an epoch has no gap.
+    pub(crate) refused: BTreeMap<PgId, Epoch>,
     pub(crate) report: RecoveryReport,
     /// When the last entry was made.
     pub(crate) written_at: Time,
@@ -126,6 +129,7 @@ impl Store {
             queue: VecDeque::new(),
             reads: BTreeMap::new(),
             held: Vec::new(),
+            refused: BTreeMap::new(),
             report: RecoveryReport::default(),
             written_at: Time::ZERO,
         };

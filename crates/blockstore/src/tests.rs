@@ -381,6 +381,9 @@ fn a_full_file_system_is_full_not_poison() {
     assert!(bench.store.space().full);
     let refused = bench.write(2, 0, 1, 5);
     assert_eq!(bench.answers[&refused], Err(StoreError::Full));
+    let gap = bench.delete(8);
+    assert_eq!(bench.answers[&gap], Err(StoreError::Full), "nothing of the epoch comes behind it");
+    bench.next_epoch();
     let delete = bench.delete(7);
     bench.run();
     assert!(!bench.is_durable(refused));
@@ -414,6 +417,7 @@ fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
             });
             let count = count.expect("it becomes full");
             assert!((130..=160).contains(&count), "{count} blocks in 20 MiB");
+            bench.next_epoch();
             assert!(bench.store.space().full);
             bench.checkpoint();
             // Everything that is there can be read, written over and deleted.
@@ -466,6 +470,7 @@ fn a_file_system_that_has_space_again_is_noticed() {
     bench.disk.host.as_mut().expect("it is a file").free_bytes = 20 * MIB;
     bench.pass(Duration::from_secs(1));
     assert!(!bench.store.space().full);
+    bench.next_epoch();
     let written = bench.write(1, 0, 32, 5);
     bench.run();
     assert!(bench.is_durable(written));
@@ -495,6 +500,7 @@ fn a_full_store_takes_writes_until_its_reserve_is_gone_and_then_overwrites_and_d
         let in_reserve = count - full_at.expect("it says so before it refuses");
         assert!((16..=24).contains(&in_reserve), "{in_reserve} blocks in 2 MiB and the last one");
         // A small write finds no place either; a repair neither.
+        bench.next_epoch();
         let small = bench.write(count, 3, 1, 5);
         let version = bench.next_version();
         let repair = bench.content(version, &[0], &[0], 5);
@@ -503,6 +509,7 @@ fn a_full_store_takes_writes_until_its_reserve_is_gone_and_then_overwrites_and_d
         for id in [small, repair] {
             assert_eq!(bench.answers.remove(&id), Some(Err(StoreError::Full)));
         }
+        bench.next_epoch();
         let all: Vec<u32> = (0..32).collect();
         let version = bench.next_version();
         let repair = bench.content(version, &all, &all, 1_000_000);

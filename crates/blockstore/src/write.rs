@@ -116,6 +116,11 @@ impl Store {
             }
             _ => {}
         }
+        let version = version_of(&request);
+        if version.is_some_and(|(pg, version)| self.refused.get(&pg) == Some(&version.epoch)) {
+            effects.push(Effect::Done { id, result: Err(StoreError::Full) });
+            return None;
+        }
         if let Request::Write { block_size, .. } = &request {
             self.want_place(*block_size, effects);
         }
@@ -130,6 +135,7 @@ impl Store {
                 Some(request)
             }
             Admit::Refuse(error) => {
+                self.refused.extend(version.map(|(pg, version)| (pg, version.epoch)));
                 effects.push(Effect::Done { id, result: Err(error) });
                 None
             }
@@ -395,6 +401,16 @@ fn key_of(request: &Request) -> Option<BlockKey> {
         | Request::Zero { key, .. }
         | Request::Delete { key, .. }
         | Request::Repair { key, .. } => Some(*key),
+        _ => None,
+    }
+}
+
+/// The version that a request gives to a block in the order of its PG.
+fn version_of(request: &Request) -> Option<(PgId, Version)> {
+    match request {
+        Request::Write { pg, version, .. }
+        | Request::Zero { pg, version, .. }
+        | Request::Delete { pg, version, .. } => Some((*pg, *version)),
         _ => None,
     }
 }

@@ -24,7 +24,7 @@ pub struct Deletion {
 /// How far a portion has come. Top to bottom is the order in time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum DeletionStage {
-    /// Waits for older writes of its image: they may make blocks.
+    /// Waits for older writes of its image, which may make blocks, and for deletes under way.
     Waiting,
     /// Waits for the list of blocks.
     List { from_start: bool },
@@ -49,11 +49,15 @@ impl Pg {
     pub(crate) fn start_deletion(&mut self, slot: usize, actions: &mut Vec<Action>) {
         let deletion = &self.deletions[slot];
         assert!(deletion.stage == DeletionStage::Waiting);
-        let older = self.queue.iter().find(|((key, order), write)| {
-            let is_hold = self.writes[**write].units.is_empty();
-            key.image == deletion.image && *order < deletion.order && !is_hold
+        // A delete under way is in no list any more, but it may still be lost: the answer says that
+        // the block is gone.
+        let before = self.queue.iter().find(|((key, order), write)| {
+            let write = &self.writes[**write];
+            let is_there = key.image == deletion.image && key.stripe >= deletion.from;
+            let counts = *order < deletion.order || write.version().is_some();
+            is_there && counts && !write.units.is_empty()
         });
-        if let Some((_, write)) = older {
+        if let Some((_, write)) = before {
             self.writes[*write].followers.push(Follower::Deletion(slot));
             return;
         }

@@ -197,8 +197,8 @@ enum Call {
     Absolve,
     /// A filling ended: what the store lost is here again.
     AbsolveFilled { call: u32 },
-    /// A change of an epoch that is over.
-    Ending,
+    /// A change of an epoch that is over; its version, if it has one.
+    Ending(Option<Version>),
     /// Nobody waits for it any more.
     Dropped,
 }
@@ -214,7 +214,7 @@ impl Call {
             | Call::PeerRepair { .. }
             | Call::AbsolveFilled { .. }
             | Call::Note
-            | Call::Ending => true,
+            | Call::Ending(_) => true,
             Call::Examine(_)
             | Call::Fetch(_)
             | Call::Layer { .. }
@@ -555,17 +555,19 @@ impl Pg {
         for ticket in open {
             actions.push(Action::Reply { ticket, outcome: Err(Refusal::Stale(None)) });
         }
+        for (_, call) in &mut self.calls {
+            *call = match *call {
+                Call::Note | Call::Floor | Call::Absolve | Call::Sync(_) | Call::Ending(_) => *call,
+                Call::Write(slot) => Call::Ending(self.writes[slot].version()),
+                Call::Taken { version, .. } => Call::Ending(Some(version)),
+                call if call.is_change() => Call::Ending(None),
+                _ => Call::Dropped,
+            };
+        }
         self.reads.clear();
         self.deletions.clear();
         self.writes.clear();
         self.queue.clear();
-        for (_, call) in &mut self.calls {
-            *call = match *call {
-                Call::Note | Call::Floor | Call::Absolve | Call::Sync(_) => continue,
-                call if call.is_change() => Call::Ending,
-                _ => Call::Dropped,
-            };
-        }
         if let Some((_, what)) = &mut self.noting {
             *what = NoteFor::Nobody;
         }
@@ -700,7 +702,8 @@ impl Pg {
                 self.stand.absolved();
                 actions.push(Action::Absolved);
             }
-            Call::Floor | Call::Ending | Call::Dropped => {}
+            Call::Ending(Some(version)) if result.is_err() => self.stand.lacks(version),
+            Call::Floor | Call::Ending(_) | Call::Dropped => {}
             Call::List(_) | Call::Newer(_) => unreachable!("a list is answered by its own door"),
         }
         self.go_on_when_quiet(actions);

@@ -38,6 +38,7 @@ pub struct Bench {
     pub replies: Vec<(u32, Result<Outcome, Refusal>)>,
     pub versions: Vec<Version>,
     pub activated: u32,
+    pub needs: Vec<Need>,
     pub full: bool,
 }
 
@@ -135,6 +136,7 @@ impl Bench {
             replies: Vec::new(),
             versions: Vec::new(),
             activated: 0,
+            needs: Vec::new(),
             full: false,
         }
     }
@@ -173,6 +175,7 @@ impl Bench {
                 Action::Reply { ticket, outcome } => self.replies.push((ticket.0, outcome)),
                 Action::Activated => self.activated += 1,
                 Action::Absolved => {}
+                Action::Need(need) => self.needs.push(need),
                 other => panic!("{other:?}"),
             }
         }
@@ -490,14 +493,23 @@ fn a_full_store_refuses_writes_before_they_get_a_version() {
 }
 
 #[test]
-fn a_version_that_the_store_could_not_take_is_void() {
+fn a_version_that_the_store_could_not_take_ends_the_epoch() {
     let mut bench = Bench::new();
+    bench.run(write(0, 1, 1)).unwrap();
     bench.start(1, write(0, 1, 1));
-    bench.answers[0].1 = Err(StoreError::Full);
+    bench.start(2, write_in(place_in(1, 1), 0, 1, 1));
+    for answer in &mut bench.answers {
+        answer.1 = Err(StoreError::Full);
+    }
     bench.answer_all();
-    assert_eq!(bench.replies, [(1, Err(Refusal::Full))]);
-    assert_eq!(bench.pg.mark(), version(1, 1), "the mark passes it");
-    assert_eq!(bench.run(write(0, 1, 1)), written(version(1, 2)));
+    assert_eq!(bench.replies, [(1, Err(Refusal::Full)), (2, Err(Refusal::Full))]);
+    assert_eq!(bench.needs, [Need::NewEpoch]);
+    assert!(matches!(bench.pg.serving(), Serving::Ended { .. }));
+    assert_eq!(bench.pg.mark(), version(1, 1));
+    bench.blocks.clear();
+    bench.activate(2);
+    assert_eq!(bench.notes[1].adopted, version(1, 1));
+    assert_eq!(bench.run(write(0, 1, 1)), written(version(2, 2)));
 }
 
 #[test]

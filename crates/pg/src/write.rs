@@ -73,6 +73,16 @@ pub enum Follower {
     Deletion(usize),
 }
 
+impl Write {
+    /// Its version, once it has one.
+    pub fn version(&self) -> Option<Version> {
+        match self.stage {
+            WriteStage::Replicate { version, .. } => Some(version),
+            _ => None,
+        }
+    }
+}
+
 impl WriteKind {
     /// Whether the block must be known before the write can start.
     fn needs_examination(&self) -> bool {
@@ -276,14 +286,14 @@ impl Pg {
                 let WriteStage::Replicate { version, .. } = self.writes[slot].stage else {
                     unreachable!("only a replicated write is at the store");
                 };
-                if is_alone {
-                    // The store changed nothing and nobody else has it: the version is void.
-                    self.window.end(version.counter);
-                    return self.end_write(slot, Err(refusal_of(error)), actions);
-                }
                 self.stand.lacks(version);
                 let why = "its store has no room for a write".to_owned();
                 let member = self.lead().peers[me].member;
+                if is_alone {
+                    // Nobody has it: it never happened. Nothing may come behind it.
+                    self.end_epoch(Need::NewEpoch, why, actions);
+                    return self.end_write(slot, Err(refusal_of(error)), actions);
+                }
                 self.end_epoch(Need::Failed(member, why.clone()), why, actions);
             }
         }

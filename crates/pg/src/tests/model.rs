@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use base::checksum::checksum_units;
-use base::{Buffer, BufferPool, Checksum, Version};
+use base::{Buffer, BufferPool, Checksum, Epoch, Version};
 use blockstore::{Answer, BlockKey, PgFacts, Request, StoreError};
 use format::wire::{Content, ListedBlock};
 
@@ -55,6 +55,7 @@ pub struct Store {
     answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
     /// Writes are refused.
     pub is_full: bool,
+    refused: Option<Epoch>,
 }
 
 /// The bytes of units with these values.
@@ -209,7 +210,8 @@ impl Store {
                 self.answers.push_back((call, Ok(Answer::Copy { content })));
             }
             Request::Sync => self.answers.push_back((call, Ok(Answer::Durable))),
-            request if self.is_full && version_of(&request).is_some() => {
+            request if self.refuses(&request) => {
+                self.refused = version_of(&request).map(|version| version.epoch);
                 self.answers.push_back((call, Err(StoreError::Full)));
             }
             request => {
@@ -218,6 +220,12 @@ impl Store {
                 self.journal.push_back(Entry { call, request, has_data, is_answered: false });
             }
         }
+    }
+
+    /// Behind a version that was refused no other of its epoch is taken.
+    fn refuses(&self, request: &Request) -> bool {
+        let version = version_of(request);
+        version.is_some_and(|version| self.is_full || self.refused == Some(version.epoch))
     }
 
     fn read(&self, key: BlockKey, offset: u32, length: u32) -> Result<Answer, StoreError> {
@@ -351,6 +359,7 @@ impl Store {
         self.base = state.clone();
         self.now = state;
         self.durable_count = 0;
+        self.refused = None;
         self.answers.clear();
     }
 

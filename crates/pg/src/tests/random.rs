@@ -108,6 +108,8 @@ impl Run {
             6 => {
                 let choice = self.random.below(16);
                 self.world.expire(choice);
+                // There is room again after a while.
+                self.world.osds[at].store.is_full &= self.random.below(4) > 0;
             }
             _ if self.world.is_up(at) => self.world.with(at, |pg, actions| {
                 pg.fill(2, actions);
@@ -135,6 +137,10 @@ impl Run {
             6 | 7 => {
                 let other = self.any();
                 self.world.disconnect(at, other);
+            }
+            8 if self.random.below(2) == 0 => {
+                let store = &mut self.world.osds[at].store;
+                store.is_full = !store.is_full;
             }
             8 => self.lose_something(at),
             _ => {
@@ -188,6 +194,7 @@ impl Run {
 
     fn end(&mut self) {
         for index in 0..self.world.osds.len() {
+            self.world.osds[index].store.is_full = false;
             if !self.world.is_up(index) {
                 self.world.start(index);
             }

@@ -261,6 +261,7 @@ impl World {
             }
             Action::Reply { ticket, outcome } => {
                 let op = self.open.remove(&(index, ticket)).expect("answered once");
+                self.trace(|_| format!("{index} answers {op}: {}", brief(&outcome)));
                 self.history.end(op, outcome);
             }
             Action::Activated => {}
@@ -493,7 +494,9 @@ impl World {
     pub fn begin(&mut self, at: usize, op: Op, kind: Kind) -> usize {
         self.ticket_next += 1;
         let ticket = Ticket(self.ticket_next);
+        let text = brief(&kind);
         let number = self.history.begin(kind);
+        self.trace(|_| format!("{at} begins {number}: {text}"));
         self.open.insert((at, ticket), number);
         self.with(at, |pg, actions| pg.execute(ticket, op, false, actions));
         number

@@ -33,6 +33,8 @@ impl World {
             (Asked::Change { key, order }, Err(StoreError::Full)) => {
                 self.tally.faults.add("store full", 1);
                 self.model.refuse(key, order)?;
+                // Its PG goes on in another epoch: nothing of this one is taken behind it.
+                self.epoch = self.epoch.next();
             }
             (Asked::Note { key, order }, Ok(Answer::Durable)) => {
                 self.model.answer_note(key, order);
