@@ -118,7 +118,7 @@ pub enum PeerBody {
         /// What to do.
         change: Change,
     },
-    /// Member: the write with this version, and all before it, are durable.
+    /// Member: the write with this version is durable.
     Written {
         /// As asked.
         version: Version,
