@@ -49,6 +49,15 @@ impl Monitor {
                  `ashlar osd tree` shows that it has no PGs",
             ));
         }
+        // One that never ran has nothing.
+        if record.info.in_cluster && record.info.incarnation != Incarnation::ZERO {
+            return Err(failure(
+                "busy",
+                format!("{osd} is in: its copies are planned to come back"),
+                "if it is gone for good: `ashlar osd out ID`, and when its PGs have their copies \
+                 elsewhere `ashlar osd rm ID`",
+            ));
+        }
         if let Some(pg) = self.pg_that_needs(osd) {
             return Err(failure(
                 "busy",

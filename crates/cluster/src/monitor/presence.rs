@@ -31,6 +31,9 @@ pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
 const LATE_SPAN: Duration = Duration::from_millis(300);
 /// How long a peer's word that nobody is there holds.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
+/// Where everything was switched off, everything starts: so long after a monitor's start nobody's word
+/// takes an OSD down that has not come to it yet. PGs keep their members over such a start.
+const TOGETHER_SPAN: Duration = Duration::from_secs(2);
 /// A peer that says for so long that it cannot reach an OSD that is heard here has a broken link to it.
 const LINK_SPAN: Duration = Duration::from_millis(900);
 /// What a peer said is forgotten when it has not said it again for so long.
@@ -54,6 +57,8 @@ pub(super) struct Presence {
     probed: Option<Time>,
     /// It is not connected, and counts as up until then.
     grace_ends: Option<Time>,
+    /// It was up before this monitor's start and has not come to it: until then no peer's word counts.
+    expected_until: Option<Time>,
     /// Down since then, as far as this process knows.
     down_since: Option<Time>,
     /// A peer found that nobody listens there.
@@ -98,6 +103,7 @@ impl Monitor {
         for (osd, up) in known {
             let presence = &mut self.osds.entry(osd).or_default().presence;
             presence.grace_ends = up.then_some(ends);
+            presence.expected_until = up.then_some(now + TOGETHER_SPAN);
             presence.down_since = (!up).then_some(now);
             self.look_at(osd, if up { ends } else { now });
         }
@@ -229,6 +235,7 @@ impl Monitor {
                 Unreachable::Refused => now,
                 Unreachable::Silent => now + PROBE_SPAN,
             };
+            let ends = presence.expected_until.map_or(ends, |until| ends.max(until));
             presence.grace_ends = presence.grace_ends.map(|before| before.min(ends));
             self.look_at(osd, ends);
             return;

@@ -167,6 +167,28 @@ fn a_peer_that_finds_nobody_there_makes_it_quick() {
 }
 
 #[test]
+fn a_cluster_that_starts_as_a_whole_keeps_its_members() {
+    let mut rig = Rig::with_copies(3, 2, 1, 8);
+    let before = sets(&rig);
+    (1..=3).for_each(|number| rig.crash_osd(number));
+    rig.restart();
+    rig.boot(1);
+    // Its peers are not there yet, and it says so.
+    rig.unreachable(1, 2, Unreachable::Refused);
+    rig.unreachable(1, 3, Unreachable::Refused);
+    rig.advance(Duration::from_millis(1500));
+    rig.boot(2);
+    assert_eq!(sets(&rig), before);
+    // Who does not come is given up in the end.
+    rig.unreachable(1, 3, Unreachable::Refused);
+    rig.advance(Duration::from_millis(600));
+    rig.unreachable(1, 3, Unreachable::Refused);
+    rig.tick();
+    assert!(!up(&rig, 3));
+    assert!(sets(&rig).iter().all(|(acting, _)| !acting.contains(&3)));
+}
+
+#[test]
 fn a_process_that_hangs_is_down_within_three_seconds_and_comes_back_as_the_same_run() {
     for is_said in [false, true] {
         let mut rig = Rig::with_copies(3, 2, 1, 8);
