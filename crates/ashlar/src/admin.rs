@@ -41,6 +41,7 @@ const PG: &[Column] = &[
     column("EPOCH", "epoch"),
     column("PRIMARY", "primary"),
     column("ACTING", "acting"),
+    column("LEARNERS", "learners"),
     column("WHY", "why"),
 ];
 

@@ -94,10 +94,14 @@ fn render(status: &Value) -> String {
     line(format!("osds        {up} of {} up", osds.len()));
     line(format!("space       {} used of {}", size_text(used), size_text(size)));
     let pgs = &status["pgs"];
-    line(format!(
-        "pgs         {} of {} active, {} clean",
-        pgs["active"], pgs["total"], pgs["clean"]
-    ));
+    let mut states =
+        format!("{} of {} active, {} clean", pgs["active"], pgs["total"], pgs["clean"]);
+    for state in ["degraded", "filling", "peering", "incomplete", "down"] {
+        if let Some(count) = pgs[state].as_u64().filter(|count| *count > 0) {
+            states.push_str(&format!(", {count} {state}"));
+        }
+    }
+    line(format!("pgs         {states}"));
     line(format!("recovery    {}", recovery_sentence(&status["recovery"])));
     for process in status["processes"].as_array().into_iter().flatten() {
         let word = |key: &str| match &process[key] {
@@ -156,12 +160,19 @@ mod tests {
             "checks": [{"code": "osd_down", "severity": "error", "message": "osd.2 is down",
                         "hint": "ashlar osd start 2"}],
             "osds": [{"id": 2, "up": false, "size_bytes": 1 << 30, "used_bytes": 1 << 20}],
-            "pgs": {"total": 8, "active": 4, "clean": 4},
+            "pgs": {"total": 8, "active": 6, "clean": 4, "degraded": 2, "down": 2},
             "recovery": {"bytes_left": 1 << 20, "bytes_per_second": 1 << 18, "eta_seconds": 4},
             "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:127.0.0.1:1"}],
         });
         let screen = render(&status);
-        for wanted in ["ERROR", "osd_down", "-> ashlar osd start 2", "0 of 1 up", "done in 4 s"] {
+        for wanted in [
+            "ERROR",
+            "osd_down",
+            "-> ashlar osd start 2",
+            "0 of 1 up",
+            "done in 4 s",
+            "4 clean, 2 degraded, 2 down",
+        ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
         }
     }

@@ -49,16 +49,18 @@ pub struct Comparison {
 }
 
 /// Compares the copies that these stores, of different OSDs, hold of the same PGs. `progress` is told
-/// how many of all blocks are done.
+/// the bytes that are done, and all; a block counts as a whole one.
 pub fn compare(stores: &mut [StoppedStore<'_>], progress: &mut dyn FnMut(u64, u64)) -> Comparison {
     let mut found = Comparison::default();
     let known = Known::of(stores, &mut found);
-    let total = stores.iter().map(|store| store.keys().count() as u64).sum();
+    let size_of = |pool: PoolId| known.pools.get(&pool).map_or(0, |pool| pool.block_size.bytes());
+    let sizes = stores.iter().flat_map(|store| store.keys().map(|key| size_of(key.pool)));
+    let total = sizes.sum();
     let mut done = 0;
     for pool in known.pools.values() {
         for number in 0..pool.pg_count {
             let pg = PgId { pool: pool.id, number };
-            done += compare_pg(stores, &known, pool, pg, &mut found);
+            done += compare_pg(stores, &known, pool, pg, &mut found) * pool.block_size.bytes();
             progress(done, total);
         }
     }

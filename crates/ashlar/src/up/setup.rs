@@ -25,7 +25,8 @@ use crate::output::failure;
 /// How long the monitor and the OSDs may take to come up.
 const START_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// An etcd that just started needs a moment until it has elected itself.
+/// What just started is given this time before it is said what is wrong: an etcd elects itself, PGs
+/// wait for leases.
 const QUIET_TIME: Duration = Duration::from_secs(5);
 
 /// Longer names of a socket, in bytes, may not fit the kernel's limit.
@@ -337,7 +338,8 @@ impl Setup {
         }
         let create = Command::PoolCreate {
             pool: "default".into(),
-            replicas: Some(1),
+            // Two copies, or one where there is only one OSD.
+            replicas: None,
             min_size: None,
             pg_count: None,
             failure_domain: Some(FailureDomain::Osd),
@@ -369,8 +371,18 @@ impl Setup {
     fn wait_active(&self, config: &Config) -> Result<(), Failure> {
         let socket = self.dir.join("nbd.sock");
         let long = socket.as_os_str().len() > SOCKET_NAME_MAX;
+        // A PG waits for a moment while its members find each other.
+        let waits_since = std::cell::Cell::new(None);
         self.wait(config, "placement groups", |status| {
-            self.pgs_settled(config, &status["pgs"])
+            let pgs = &status["pgs"];
+            let is_served = pgs["total"] != 0 && pgs["total"] == pgs["active"];
+            if !is_served && !self.pgs_settled(config, pgs) {
+                waits_since.set(None);
+                return false;
+            }
+            let since = waits_since.get().unwrap_or_else(std::time::Instant::now);
+            waits_since.set(Some(since));
+            (is_served || since.elapsed() > QUIET_TIME)
                 && (long || std::os::unix::net::UnixStream::connect(&socket).is_ok())
         })?;
         let status = client::call(config, Command::Status, START_TIME_MAX)?;
@@ -380,8 +392,8 @@ impl Setup {
         Ok(())
     }
 
-    /// Whether every PG is served, waits for the operator, or waits for an OSD that `up` does not
-    /// wait for.
+    /// Whether every PG is served (all its copies may not be there yet), waits for the operator, or
+    /// waits for an OSD that `up` does not wait for.
     fn pgs_settled(&self, config: &Config, pgs: &Value) -> bool {
         let active = pgs["active"].as_u64().unwrap_or(0);
         let settled = active + pgs["incomplete"].as_u64().unwrap_or(0);

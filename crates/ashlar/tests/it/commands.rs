@@ -31,7 +31,8 @@ fn a_list_that_nobody_reads_to_its_end_is_no_failure() {
 #[test]
 fn placement_groups_are_listed_and_described() {
     let cluster = Cluster::up("pgs", &["--osds", "2", "--osd-size", "256MiB"]);
-    cluster.run(&["pool", "create", "few", "--pgs", "8", "--failure-domain", "osd"]);
+    let create = ["pool", "create", "few", "--pgs", "8", "--replicas", "1"];
+    cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.wait_active();
     let all = cluster.json(&["pg", "ls"]);
     let few = cluster.json(&["pg", "ls", "--pool", "few"]);

@@ -124,8 +124,8 @@ fn a_monitor_without_its_etcd_says_so_and_keeps_trying() {
 fn ten_thousand_pgs_start_against_etcd() {
     let cluster = Cluster::up("manypgs", &["--state=etcd", "--osds=3", "--osd-size=256MiB"]);
     let started = Instant::now();
-    cluster.run(&["pool", "create", "big", "--pgs", "8192"]);
-    cluster.run(&["pool", "create", "more", "--pgs", "2048"]);
+    cluster.run(&["pool", "create", "big", "--pgs", "8192", "--failure-domain", "osd"]);
+    cluster.run(&["pool", "create", "more", "--pgs", "2048", "--failure-domain", "osd"]);
     cluster.wait_active();
     let made = started.elapsed();
     assert!(cluster.json(&["status"])["pgs"]["total"].as_u64().is_some_and(|total| total > 10_000));

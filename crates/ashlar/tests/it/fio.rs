@@ -63,6 +63,11 @@ impl Fio {
         }
     }
 
+    /// The longest that a write took so far, in seconds.
+    pub fn longest_write(&self) -> f64 {
+        self.last["write"]["lat_ns"]["max"].as_f64().unwrap_or(0.0) / 1e9
+    }
+
     /// Waits for its end; the bytes it wrote, all of which it read and verified.
     pub fn verified_bytes(&mut self) -> u64 {
         while let Ok(report) = self.reports.recv_timeout(Duration::from_secs(120)) {

@@ -205,13 +205,21 @@ impl Cluster {
     /// Waits until all copies are there and stops the cluster: the copies are the same, and nobody holds
     /// anything else. Tells how many blocks were compared.
     pub fn check_copies(&self) -> u64 {
-        self.wait_clean();
-        // What members dropped out of goes in the background.
-        self.down();
-        self.check_stopped_osds();
-        let found = self.compare_stopped_osds();
-        assert_eq!(found["clean"], true, "{found:#}");
-        found["blocks"].as_u64().expect("a number")
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.wait_clean();
+            self.down();
+            self.check_stopped_osds();
+            let found = self.compare_stopped_osds();
+            assert_eq!(found["different"], 0, "{found:#}");
+            if found["clean"] == true {
+                return found["blocks"].as_u64().expect("a number");
+            }
+            // Members that left drop what they had in the background, some seconds after.
+            assert!(Instant::now() < deadline, "waited {PATIENCE:?}: {found:#}");
+            self.start(&[]);
+            std::thread::sleep(Duration::from_secs(8));
+        }
     }
 
     /// What `osd compare` says of all OSDs, which are stopped.

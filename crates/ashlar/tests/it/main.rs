@@ -18,4 +18,5 @@ mod nbd;
 mod operator;
 mod processes;
 mod raw_nbd;
+mod replication;
 mod round_trip;

@@ -91,9 +91,10 @@ fn settings(cluster: &Cluster, watch: &mut Watch) {
 fn pools(cluster: &Cluster, watch: &mut Watch) {
     let set = ["pool", "set", "default"];
     misused(cluster.command(&set).arg("--json"));
-    cluster.refused(&[&set[..], &["--min-size", "2"]].concat(), "invalid");
-    let row = cluster.json(&[&set[..], &["--failure-domain", "host", "--rename", "main"]].concat());
-    assert_eq!((&row["name"], &row["failure_domain"]), (&json!("main"), &json!("host")));
+    cluster.refused(&[&set[..], &["--min-size", "3"]].concat(), "invalid");
+    let row = cluster.json(&[&set[..], &["--min-size", "2", "--rename", "main"]].concat());
+    assert_eq!((&row["name"], &row["min_size"]), (&json!("main"), &json!(2)));
+    cluster.json(&["pool", "set", "main", "--min-size", "1"]);
 
     cluster.run(&["pool", "create", "extra", "--pgs", "8", "--failure-domain", "osd"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "extra"]);
@@ -112,7 +113,9 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     let gone = watch.next("removed_pool/");
     assert_eq!(gone["value"]["name"], "extra", "{gone}");
     assert_eq!(rows(&cluster.json(&["pool", "ls"])).len(), 1);
-    let row = cluster.json(&["pool", "create", "extra", "--pgs", "8"]);
+    let error = cluster.refused(&["pool", "create", "extra", "--pgs", "8"], "cannot_place");
+    assert!(error["hint"].as_str().is_some_and(|hint| hint.contains("osd")), "{error}");
+    let row = cluster.json(&["pool", "create", "extra", "--pgs", "8", "--failure-domain", "osd"]);
     assert_eq!(row["id"], 3, "an id is never given again");
     cluster.run(&["osd", "start", "2"]);
     wait_for("every OSD to hold nothing", || {

@@ -1,0 +1,556 @@
+//! Do copies keep what was written when OSDs die, are lost, lag, or lie?
+//!
+//! A new cluster has a pool `default` with 2 copies on 3 OSDs.
+
+use std::cell::Cell;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::fio::Fio;
+use crate::harness::{
+    ASHLAR, Cluster, QemuIo, assert_qemu_io, finish, is_running, kill_9, patient_image, qemu_io,
+    qemu_io_text, report, run, text_of, wait_for,
+};
+
+/// Three OSDs of this size.
+fn three(name: &str, size: &str, more: &[&str]) -> Cluster {
+    Cluster::up(name, &[&["--osds", "3", "--osd-size", size], more].concat())
+}
+
+/// Three OSDs, and beside the default pool one with 3 copies.
+fn three_copies(name: &str, size: &str, more: &[&str]) -> Cluster {
+    let cluster = three(name, size, more);
+    let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
+    let pool = cluster.json(&[&create[..], &["--pgs", "16"]].concat());
+    assert_eq!((&pool["replicas"], &pool["min_size"]), (&Value::from(3), &Value::from(2)));
+    cluster.wait_clean();
+    cluster
+}
+
+/// Kills an OSD that `up` starts again, and waits for that.
+fn kill_osd(cluster: &Cluster, osd: u64) {
+    let pid = cluster.pid("osd", osd);
+    kill_9(pid);
+    wait_for("another process in its place", || cluster.pid("osd", osd) != pid);
+    cluster.wait_osd(osd, true);
+}
+
+/// Stops an OSD and waits until the others go on without it.
+fn stop_osd(cluster: &Cluster, osd: u64) {
+    cluster.run(&["osd", "stop", &osd.to_string()]);
+    cluster.wait_osd(osd, false);
+}
+
+fn start_osd(cluster: &Cluster, osd: u64) {
+    cluster.run(&["osd", "start", &osd.to_string()]);
+    cluster.wait_osd(osd, true);
+}
+
+fn used_bytes(cluster: &Cluster, osd: u64) -> u64 {
+    let rows = cluster.json(&["osd", "ls"]);
+    let row = rows.as_array().expect("a list").iter().find(|row| row["id"] == osd);
+    row.expect("it is there")["used_bytes"].as_u64().expect("a number")
+}
+
+fn has_check(cluster: &Cluster, code: &str) -> bool {
+    let status = cluster.json(&["status"]);
+    status["checks"].as_array().expect("a list").iter().any(|check| check["code"] == code)
+}
+
+/// A pattern that differs from piece to piece: `write -P`, `read -P` of so many pieces of 1 MiB.
+fn pieces(verb: &str, seed: u64, count: u64) -> Vec<String> {
+    (0..count).map(|at| format!("{verb} -P {} {at}M 1M", 1 + (at * 7 + seed) % 250)).collect()
+}
+
+fn ask(cluster: &Cluster, volume: &str, commands: &[String]) {
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    qemu_io(cluster, volume, &commands);
+}
+
+fn fio_survives_kills(name: &str, commit: &str) {
+    let cluster = three(name, "1GiB", &["--commit", commit]);
+    cluster.run(&["volume", "create", "v", "--size", "128MiB"]);
+    let (begin, mut verified, mut longest) = (Instant::now(), 0, 0.0f64);
+    for seed in 21..24 {
+        let mut fio = Fio::start(&cluster, "v", 128 << 20, seed);
+        for osd in 1..=3 {
+            fio.wait_written(osd * (20 << 20));
+            kill_osd(&cluster, osd);
+            // Two copies: the next may only die when both are whole again.
+            cluster.wait_clean();
+        }
+        verified += fio.verified_bytes();
+        longest = longest.max(fio.longest_write());
+    }
+    report(&format!(
+        "fio on 2 copies, {commit}: {verified} bytes written and verified in {} s, each of 3 OSDs killed 3 \
+         times; the longest write took {longest:.2} s",
+        begin.elapsed().as_secs()
+    ));
+    assert!(verified >= 200 << 20, "{verified}");
+    assert!(cluster.check_copies() > 0);
+}
+
+#[test]
+fn fio_verifies_while_every_osd_is_killed_in_fsync_mode() {
+    fio_survives_kills("copies-fsync", "fsync");
+}
+
+#[test]
+fn fio_verifies_while_every_osd_is_killed_in_immediate_mode() {
+    fio_survives_kills("copies-now", "immediate");
+}
+
+#[test]
+fn everything_is_killed_at_once_and_started_later() {
+    let cluster = three("copies-all", "512MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "128MiB"]);
+    let image = patient_image(&cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
+    for round in 0..3 {
+        for (step, command) in pieces("write", round, 64).iter().enumerate() {
+            qemu.begin(command);
+            if step == 40 {
+                cluster.kill_everything();
+                cluster.check_stopped_osds();
+                let found = cluster.compare_stopped_osds();
+                assert_eq!(found["different"], 0, "what was acknowledged is on both: {found:#}");
+                cluster.start(&[]);
+            }
+            let line = qemu.end();
+            assert!(line.contains("wrote 1048576/1048576"), "{command}: {line}");
+        }
+        for command in pieces("read", round, 64) {
+            qemu.ask(&command);
+        }
+    }
+    qemu.begin("flush");
+    qemu.close();
+    assert!(cluster.check_copies() > 0);
+    cluster.start(&[]);
+    ask(&cluster, "v", &pieces("read", 2, 64));
+}
+
+#[test]
+fn the_monitor_and_an_osd_are_killed_together() {
+    let cluster = three("copies-mon", "512MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    let image = patient_image(&cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
+    let (mon, osd) = (Cell::new(0), Cell::new(0));
+    for (step, command) in pieces("write", 5, 64).iter().enumerate() {
+        qemu.begin(command);
+        if step == 30 {
+            mon.set(cluster.pid("mon", 1));
+            osd.set(cluster.pid("osd", 2));
+            kill_9(mon.get());
+            kill_9(osd.get());
+        }
+        let line = qemu.end();
+        assert!(line.contains("wrote 1048576/1048576"), "{command}: {line}");
+    }
+    wait_for("both to run again", || {
+        cluster.pid("mon", 1) != mon.get() && cluster.pid("osd", 2) != osd.get()
+    });
+    for command in pieces("read", 5, 64) {
+        qemu.ask(&command);
+    }
+    qemu.begin("flush");
+    qemu.close();
+    assert!(cluster.check_copies() >= 512);
+}
+
+/// The directory of an OSD.
+fn directory_of(cluster: &Cluster, osd: u64) -> PathBuf {
+    cluster.path().join(format!("osd.{osd}"))
+}
+
+#[test]
+fn an_osd_whose_disk_is_lost_is_replaced() {
+    let cluster = three("copies-lost", "512MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "96MiB"]);
+    ask(&cluster, "v", &pieces("write", 1, 96));
+    stop_osd(&cluster, 2);
+    fs::remove_file(directory_of(&cluster, 2).join("blocks")).expect("ours");
+    // One copy of some blocks is left; nobody who reads or writes notices.
+    ask(&cluster, "v", &pieces("read", 1, 96));
+    ask(&cluster, "v", &pieces("write", 2, 48));
+    cluster.refused(&["osd", "rm", "2"], "busy");
+    cluster.run(&["osd", "out", "2"]);
+    cluster.wait_clean();
+    cluster.run(&["osd", "rm", "2"]);
+    cluster.refused(&["osd", "rm", "2"], "not_found");
+    cluster.down();
+    // Another OSD in its place gets its share.
+    cluster.start(&["--osds", "3", "--osd-size", "512MiB"]);
+    cluster.wait_osd(4, true);
+    cluster.wait_clean();
+    wait_for("the new OSD to hold its share", || used_bytes(&cluster, 4) > 16 << 20);
+    ask(&cluster, "v", &pieces("read", 2, 48));
+    let rest: Vec<String> = pieces("read", 1, 96).split_off(48);
+    ask(&cluster, "v", &rest);
+    assert!(cluster.check_copies() >= 768);
+}
+
+#[test]
+fn an_osd_taken_out_is_emptied_while_it_serves_and_taken_in_again() {
+    let cluster = three("copies-out", "512MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    ask(&cluster, "v", &pieces("write", 1, 64));
+    let pgs = |osd: u64| {
+        let tree = cluster.json(&["osd", "tree"]);
+        let rows = tree.as_array().expect("a list").clone();
+        let row = rows.into_iter().find(|row| row["name"] == format!("osd.{osd}"));
+        row.expect("it is there")["pgs"].as_u64().expect("a number")
+    };
+    assert!(pgs(1) > 0);
+    cluster.run(&["osd", "out", "1"]);
+    ask(&cluster, "v", &pieces("write", 2, 64));
+    wait_for("it to have no PGs", || pgs(1) == 0);
+    cluster.wait_clean();
+    wait_for("it to hold nothing", || used_bytes(&cluster, 1) == 0);
+    ask(&cluster, "v", &pieces("read", 2, 64));
+    cluster.run(&["osd", "in", "1"]);
+    wait_for("it to have its PGs again", || pgs(1) > 0);
+    cluster.wait_clean();
+    wait_for("it to hold its share", || used_bytes(&cluster, 1) > 8 << 20);
+    ask(&cluster, "v", &pieces("read", 2, 64));
+    assert!(cluster.check_copies() >= 512);
+}
+
+#[test]
+fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() {
+    let cluster = three("copies-away", "512MiB", &[]);
+    for volume in ["changed", "removed"] {
+        cluster.run(&["volume", "create", volume, "--size", "64MiB"]);
+        ask(&cluster, volume, &pieces("write", 1, 64));
+    }
+    cluster.wait_clean();
+    for osd in 1..=3 {
+        stop_osd(&cluster, osd);
+        let added = format!("added{osd}");
+        cluster.run(&["volume", "create", &added, "--size", "32MiB"]);
+        ask(&cluster, &added, &pieces("write", osd, 32));
+        // Parts of blocks too, and a part written twice.
+        ask(&cluster, "changed", &pieces("write", 10 + osd, 16));
+        qemu_io(&cluster, "changed", &["discard 16M 16M", "write -P 9 33M 4k", "write -z 34M 64k"]);
+        if osd == 2 {
+            wait_for("the volume to be detached", || {
+                cluster.json(&["volume", "info", "removed"])["attached"] == 0
+            });
+            cluster.run(&["volume", "rm", "removed"]);
+        }
+        start_osd(&cluster, osd);
+        cluster.wait_clean();
+        ask(&cluster, "changed", &pieces("read", 10 + osd, 16));
+        qemu_io(
+            &cluster,
+            "changed",
+            &["read -P 0 16M 16M", "read -P 9 33M 4k", "read -P 0 34M 64k"],
+        );
+        ask(&cluster, &added, &pieces("read", osd, 32));
+    }
+    // changed 48 MiB and added 96 MiB, twice: nothing of what was trimmed and removed is left.
+    let used = || (1..=3).map(|osd| used_bytes(&cluster, osd)).sum::<u64>();
+    wait_for("the space of what is gone to be free", || used() <= (48 + 96 + 1) * 2 << 20);
+    assert!(cluster.check_copies() >= 144 * 8);
+    cluster.start(&[]);
+    let rest: Vec<String> = pieces("read", 1, 64).split_off(36);
+    ask(&cluster, "changed", &rest);
+}
+
+#[test]
+fn a_second_osd_dies_while_the_first_is_brought_up() {
+    let cluster = three_copies("copies-second", "1GiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "192MiB", "--pool", "safe"]);
+    ask(&cluster, "v", &pieces("write", 1, 192));
+    stop_osd(&cluster, 1);
+    ask(&cluster, "v", &pieces("write", 2, 192));
+    let image = patient_image(&cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
+    cluster.run(&["osd", "start", "1"]);
+    let second = cluster.pid("osd", 2);
+    wait_for("the first to be filled", || {
+        let pgs = cluster.json(&["status"])["pgs"].clone();
+        pgs["clean"].as_u64() > Some(0) || cluster.json(&["osd", "ls"])[0]["up"] == true
+    });
+    kill_9(second);
+    for command in pieces("write", 3, 64) {
+        qemu.ask(&command);
+    }
+    for command in pieces("read", 3, 64) {
+        qemu.ask(&command);
+    }
+    for command in pieces("read", 2, 192).split_off(64) {
+        qemu.ask(&command);
+    }
+    qemu.begin("flush");
+    qemu.close();
+    wait_for("another process in its place", || cluster.pid("osd", 2) != second);
+    assert!(cluster.check_copies() >= 192 * 8);
+}
+
+#[test]
+fn with_one_of_three_copies_left_pgs_wait_until_a_second_is_back() {
+    let cluster = three_copies("copies-min", "512MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "safe"]);
+    ask(&cluster, "v", &pieces("write", 1, 32));
+    stop_osd(&cluster, 1);
+    // Two of three are enough.
+    ask(&cluster, "v", &pieces("write", 2, 32));
+    stop_osd(&cluster, 2);
+    wait_for("the status to say so", || has_check(&cluster, "pg_incomplete"));
+    assert_eq!(cluster.json(&["status"])["health"], "error");
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw", "-c", "write -P 77 0 4M", "-c", "read -P 77 0 4M"]);
+    qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut qemu = qemu.spawn().expect("qemu-io is installed");
+    // There is no event for something that does not happen.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(qemu.try_wait().expect("a child").is_none(), "one disk alone acknowledges nothing");
+    // The one that was away first does not know the last writes: it is the second that must come.
+    start_osd(&cluster, 1);
+    std::thread::sleep(Duration::from_secs(1));
+    start_osd(&cluster, 2);
+    assert_qemu_io(&finish(qemu, Duration::from_secs(100)), 2);
+    ask(&cluster, "v", &pieces("read", 2, 32).split_off(4));
+    cluster.wait_clean();
+    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    assert!(cluster.check_copies() >= 256);
+}
+
+#[test]
+fn what_is_left_of_a_pg_is_served_when_its_other_members_are_given_up() {
+    let cluster = three_copies("copies-given", "512MiB", &["--restart-after", "never"]);
+    cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "safe"]);
+    ask(&cluster, "v", &pieces("write", 1, 32));
+    cluster.wait_clean();
+    // Two disks at once.
+    let pids = [cluster.pid("osd", 1), cluster.pid("osd", 2)];
+    pids.iter().for_each(|pid| kill_9(*pid));
+    wait_for("them to be gone", || !pids.iter().any(|pid| is_running(*pid)));
+    for osd in [1, 2] {
+        fs::remove_file(directory_of(&cluster, osd).join("blocks")).expect("ours");
+        cluster.wait_osd(osd, false);
+    }
+    wait_for("the status to say so", || has_check(&cluster, "pg_incomplete"));
+    let pgs = cluster.json(&["pg", "ls"]);
+    let waiting: Vec<String> = pgs
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|row| row["state"] == "incomplete")
+        .map(|row| row["pg"].as_str().expect("a name").to_owned())
+        .collect();
+    assert!(waiting.len() >= 16, "{pgs:#}");
+    let asked = cluster.refused(&["pg", "give-up", &waiting[0], "--they-are-off"], "not_accepted");
+    let message = asked["message"].as_str().expect("a text");
+    assert!(message.contains("osd.1") && message.contains("osd.2"), "{message}");
+    for pg in &waiting {
+        cluster.run(&["pg", "give-up", pg, "--they-are-off", "--yes"]);
+    }
+    // Each acknowledged write was on the third, too.
+    wait_for("the volume to be served", || {
+        qemu_io_text(&cluster, "v", "read -P 2 1000M 1M").contains("read")
+            || qemu_io_text(&cluster, "v", "read 0 1M").contains("read 1048576/1048576")
+    });
+    ask(&cluster, "v", &pieces("read", 1, 32));
+}
+
+/// Sends a signal to an OSD.
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).expect("a pid is not 0"), signal).expect("it runs");
+}
+
+#[test]
+fn a_primary_that_stands_still_is_replaced_and_follows_when_it_goes_on() {
+    let cluster = three("copies-stop", "512MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    let image = patient_image(&cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
+    for command in pieces("write", 1, 64) {
+        qemu.ask(&command);
+    }
+    let mut longest = Duration::ZERO;
+    for osd in 1..=3 {
+        let pid = cluster.pid("osd", osd);
+        signal(pid, Signal::STOP);
+        for command in pieces("write", 1 + osd, 64) {
+            let begin = Instant::now();
+            qemu.ask(&command);
+            longest = longest.max(begin.elapsed());
+        }
+        signal(pid, Signal::CONT);
+        // What it held before is old now.
+        for command in pieces("read", 1 + osd, 64) {
+            qemu.ask(&command);
+        }
+        cluster.wait_clean();
+    }
+    report(&format!("an OSD stood still: the longest write took {:.2} s", longest.as_secs_f64()));
+    assert!(longest < Duration::from_secs(20), "{longest:?}");
+    for command in pieces("read", 4, 64) {
+        qemu.ask(&command);
+    }
+    qemu.begin("flush");
+    qemu.close();
+    assert!(cluster.check_copies() >= 512);
+}
+
+const PATTERN: u8 = 0xa7;
+
+/// Flips a byte in every second unit of `PATTERN` in the data of a stopped OSD: so many.
+fn damage(osd: &Path) -> u32 {
+    let found = run(Command::new(ASHLAR).args(["osd", "inspect", "--json"]).arg(osd));
+    let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
+    let data = found["data"]["offset"].as_u64().expect("a number");
+    let file = OpenOptions::new().read(true).write(true).open(osd.join("blocks")).expect("ours");
+    let size = file.metadata().expect("open").len();
+    let mut unit = vec![0; 4096];
+    let (mut seen, mut hit) = (0, 0);
+    for offset in (data..size - 4095).step_by(4096) {
+        file.read_exact_at(&mut unit, offset).expect("inside");
+        if unit.iter().any(|byte| *byte != PATTERN) {
+            continue;
+        }
+        seen += 1;
+        if seen % 2 == 1 {
+            file.write_all_at(&[PATTERN ^ 1], offset + 1000).expect("writable");
+            hit += 1;
+        }
+    }
+    file.sync_all().expect("writable");
+    hit
+}
+
+#[test]
+fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
+    let cluster = three("copies-rot", "256MiB", &[]);
+    // One PG: its primary is who reads.
+    let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
+    cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
+    cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "one"]);
+    cluster.wait_clean();
+    qemu_io(&cluster, "v", &[&format!("write -P {PATTERN} 0 16M")]);
+    cluster.check_copies();
+    cluster.start(&[]);
+    cluster.wait_clean();
+    let rows = cluster.json(&["pg", "ls", "--pool", "one"]);
+    let primary = rows[0]["primary"].as_u64().expect("a number");
+    cluster.down();
+    let hit = damage(&directory_of(&cluster, primary));
+    assert!(hit >= 100, "{hit} units");
+    let found = cluster.compare_stopped_osds();
+    assert!(found["different"].as_u64() > Some(0), "{found:#}");
+    let text = found["findings"][0]["message"].as_str().expect("a text");
+    assert!(text.contains("damaged") && text.contains(&format!("osd.{primary}")), "{text}");
+
+    cluster.start(&[]);
+    cluster.wait_clean();
+    // Whoever leads now, reads never fail, and both copies are read at last.
+    for osd in 1..=3 {
+        qemu_io(&cluster, "v", &[&format!("read -P {PATTERN} 0 16M")]);
+        if osd == cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].as_u64().unwrap_or(0) {
+            kill_osd(&cluster, osd);
+            cluster.wait_clean();
+        }
+    }
+    qemu_io(&cluster, "v", &[&format!("read -P {PATTERN} 0 16M")]);
+    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    assert!(cluster.check_copies() >= 128);
+}
+
+#[test]
+fn full_osds_refuse_writes_and_recover_by_deletion() {
+    let cluster = three("copies-full", "256MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "1GiB"]);
+    qemu_io(&cluster, "v", &["write -P 3 0 64M"]);
+    let mut full = false;
+    for step in 1..12 {
+        let text = qemu_io_text(&cluster, "v", &format!("write -P 4 {}M 32M", 32 + step * 32));
+        if text.contains("No space left") {
+            full = true;
+            break;
+        }
+        assert!(text.contains("wrote 33554432/33554432"), "{text}");
+    }
+    assert!(full, "768 MiB held 416 MiB twice");
+    wait_for("the status to name it", || {
+        let status = cluster.json(&["status"]);
+        let checks = status["checks"].as_array().expect("a list").clone();
+        checks.iter().any(|check| check["code"].as_str().is_some_and(|c| c.contains("full")))
+    });
+    // An OSD dies and is back. Where disks are full to the last block it may have to wait for room.
+    kill_osd(&cluster, 1);
+    cluster.wait_active();
+    qemu_io(&cluster, "v", &["read -P 3 0 64M", "discard 64M 960M"]);
+    wait_for("writes to be accepted again", || {
+        qemu_io_text(&cluster, "v", "write -P 6 64M 32M").contains("wrote 33554432/33554432")
+    });
+    qemu_io(&cluster, "v", &["read -P 6 64M 32M", "read -P 3 0 64M", "read -P 0 96M 64M"]);
+    assert!(cluster.check_copies() > 0);
+}
+
+#[test]
+fn an_osd_of_another_cluster_in_the_place_of_one_is_refused_and_gone_without() {
+    let cluster = three("copies-mine", "256MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
+    ask(&cluster, "v", &pieces("write", 1, 32));
+    cluster.wait_clean();
+    cluster.down();
+    let other = three("copies-other", "256MiB", &[]);
+    other.down();
+    let (mine, theirs) = (directory_of(&cluster, 2), directory_of(&other, 2));
+    let aside = cluster.path().join("aside");
+    fs::rename(mine.join("blocks"), &aside).expect("ours");
+    fs::copy(theirs.join("blocks"), mine.join("blocks")).expect("ours");
+    let mut up = Command::new(ASHLAR);
+    let output = run(up.args(["up", "--detach", "--dir"]).arg(cluster.path()));
+    assert!(output.status.success(), "{}", text_of(&output));
+    cluster.wait_osd(2, false);
+    let log = fs::read_to_string(cluster.path().join("log/osd.2.log")).expect("it is there");
+    assert!(log.contains("belongs to cluster"), "{log}");
+    ask(&cluster, "v", &pieces("read", 1, 32));
+    ask(&cluster, "v", &pieces("write", 2, 32));
+    cluster.down();
+    let compared =
+        run(Command::new(ASHLAR).args(["osd", "compare", "--json"]).args(cluster.osd_paths()));
+    assert_eq!(compared.status.code(), Some(1), "{}", text_of(&compared));
+    assert!(text_of(&compared).contains("another cluster"), "{}", text_of(&compared));
+    // The right disk is back, and gets what it missed.
+    fs::rename(&aside, mine.join("blocks")).expect("ours");
+    cluster.start(&[]);
+    ask(&cluster, "v", &pieces("read", 2, 32));
+    assert!(cluster.check_copies() >= 256);
+}
+
+/// A disk that was restored from an old copy says that it has what it has, and that is too little: the others
+/// bring it up, and nothing old is read.
+#[test]
+fn an_osd_restored_from_an_old_copy_gets_what_it_lacks() {
+    let cluster = three("copies-old", "256MiB", &[]);
+    cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
+    ask(&cluster, "v", &pieces("write", 1, 32));
+    cluster.wait_clean();
+    cluster.down();
+    let blocks = directory_of(&cluster, 1).join("blocks");
+    let copy = cluster.path().join("copy");
+    fs::copy(&blocks, &copy).expect("ours");
+    cluster.start(&[]);
+    ask(&cluster, "v", &pieces("write", 2, 16));
+    qemu_io(&cluster, "v", &["discard 16M 8M"]);
+    cluster.wait_clean();
+    cluster.down();
+    fs::rename(&copy, &blocks).expect("ours");
+    cluster.start(&[]);
+    ask(&cluster, "v", &pieces("read", 2, 16));
+    qemu_io(&cluster, "v", &["read -P 0 16M 8M"]);
+    ask(&cluster, "v", &pieces("read", 1, 32).split_off(24));
+    assert!(cluster.check_copies() > 0);
+}
