@@ -49,7 +49,7 @@ pub enum Bug {
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
     EndedSessionNotFenced,
     /// PG: a write is answered before every acting member has it.
-    AckBeforeReplica,
+    AckBeforeMembers,
     /// PG: a read does not wait for writes of its units that are under way.
     ReadOfUnfinishedWrite,
     /// PG: a learner is reported complete before it is filled.
@@ -100,7 +100,7 @@ impl Bug {
         ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),
         ("fences-lost-by-restart", Bug::FencesLostByRestart),
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
-        ("ack-before-replica", Bug::AckBeforeReplica),
+        ("ack-before-members", Bug::AckBeforeMembers),
         ("read-of-unfinished-write", Bug::ReadOfUnfinishedWrite),
         ("learner-counted-as-member", Bug::LearnerCountedAsMember),
         ("tombstone-dropped-early", Bug::TombstoneDroppedEarly),

@@ -165,7 +165,7 @@ impl Pg {
             }
             WriteStage::Queued | WriteStage::Examine => self.replicate(slot, actions),
             WriteStage::Replicate { missing, version } => {
-                let is_planted = planted::on(Bug::AckBeforeReplica);
+                let is_planted = planted::on(Bug::AckBeforeMembers);
                 assert!(missing.within(self.required).is_empty() || is_planted);
                 self.window.end(version.counter);
                 write.stage = WriteStage::Done { version };
@@ -317,7 +317,7 @@ impl Pg {
     }
 
     fn member_ended(&mut self, index: usize, slot: usize, actions: &mut Vec<Action>) {
-        let is_planted = planted::on(Bug::AckBeforeReplica) && self.lead().me == index;
+        let is_planted = planted::on(Bug::AckBeforeMembers) && self.lead().me == index;
         let WriteStage::Replicate { missing, .. } = &mut self.writes[slot].stage else {
             unreachable!("only a replicated write is in the window");
         };

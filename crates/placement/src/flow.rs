@@ -26,8 +26,8 @@ const FAR: i32 = i32::MAX;
 const NO_PARENT: usize = usize::MAX;
 
 /// Places `copies` copies of each PG. `domains` and `capacities` are of each bin (OSD), `held` tells the
-/// bins that a PG has now. Capacities sum up to all copies, in no domain to more than one for each PG. The bins of a PG
-/// come in order.
+/// bins that a PG has now. Capacities sum up to all copies, in no domain to more than one for each PG.
+/// The bins of a PG come in order.
 pub(crate) fn assign(
     domains: &[usize],
     capacities: &[usize],

@@ -409,7 +409,8 @@ impl Monitor {
                     "{osd} has {} damaged pieces of 4 KiB: reads of them need another copy",
                     report.damaged_units
                 ),
-                "with one copy, rewrite or discard them from a backup; replace the disk if there are more each day",
+                "with one copy, rewrite or discard them from a backup; replace the disk if there \
+                 are more each day",
             );
         }
         let limit = self.setting(Setting::NearlyFull);

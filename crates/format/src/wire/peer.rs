@@ -236,8 +236,8 @@ pub enum Content {
 impl Content {
     /// Whether it agrees with itself: bitmaps have as many words as the block size needs and no bit
     /// beyond it, written and damaged units are among its units and none is both, and there is one
-    /// checksum and 4 KiB of data for each written one. Says what is wrong. What a peer said was checked by the codec. The data is not
-    /// compared with the checksums here.
+    /// checksum and 4 KiB of data for each written one. Says what is wrong. What a peer said was
+    /// checked by the codec. The data is not compared with the checksums here.
     pub fn check(&self) -> Result<(), &'static str> {
         let Content::Block { block_size, units, written, damaged, checksums, data, .. } = self
         else {

@@ -1,3 +1,5 @@
+//! Leases as values: clocks that drift, messages that are lost, processes that start anew.
+
 use base::Incarnation;
 
 use super::*;

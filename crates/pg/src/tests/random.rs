@@ -244,7 +244,7 @@ fn no_schedule_of_faults_breaks_a_promise() {
 fn planted_bugs_are_found() {
     use base::planted::{Bug, plant};
     let bugs = [
-        Bug::AckBeforeReplica,
+        Bug::AckBeforeMembers,
         Bug::ReadOfUnfinishedWrite,
         Bug::LearnerCountedAsMember,
         Bug::TombstoneDroppedEarly,
