@@ -221,9 +221,13 @@ impl Node {
             return Some("its entry breaks the rules of entries: see `ashlar pg describe`".into());
         }
         if self.leads(entry) && self.store.is_suspect(id) {
+            let what = match entry.acting.len() {
+                1 => "there is no other copy",
+                _ => "no other member can lead it yet",
+            };
             return Some(format!(
                 "recovery of {osd} found damage that may have cost acknowledged writes of {id}, \
-                 and there is no other copy; `ashlar pg give-up {id}` says what that means"
+                 and {what}; `ashlar pg give-up {id}` says what that means"
             ));
         }
         None
