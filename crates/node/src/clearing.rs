@@ -238,7 +238,7 @@ impl Node {
                         self.clearing.asked.remove(&pool);
                         self.tell_monitor(&ToMonitor::PoolCleared { pool }, effects);
                     }
-                    return;
+                    return self.go_on_clearing(now, effects);
                 }
             }
         }

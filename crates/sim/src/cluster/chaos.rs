@@ -43,6 +43,9 @@ impl World {
                 self.cut(one, other, both, longest);
             }
         }
+        if self.net.is_whole() && self.chaos.chance(faults.isolation) {
+            self.isolate();
+        }
         if self.chaos.chance(faults.freeze) {
             let process = self.draw_process();
             let span = Duration::from_millis(self.chaos.scale(10..5000));
@@ -85,6 +88,23 @@ impl World {
             0 => Process::Monitor,
             draw if draw <= osds => Process::Osd(draw - 1),
             draw => Process::Client(draw - 1 - osds),
+        }
+    }
+
+    /// An OSD that is cut off all but clients, while clients that are cut off the monitor go on asking
+    /// it: whoever takes its place must have waited until it serves nothing any more.
+    fn isolate(&mut self) {
+        self.fault("OSD cut off all but clients");
+        let index = self.chaos.index(self.osds.len());
+        let span = Duration::from_millis(self.chaos.scale(300..8000));
+        let others = (0..self.osds.len()).filter(|other| *other != index).map(Process::Osd);
+        for other in others.chain([Process::Monitor]).collect::<Vec<_>>() {
+            self.cut(Process::Osd(index), other, true, span);
+        }
+        for client in 0..self.clients.len() {
+            if self.chaos.chance(Chance::percent(50)) {
+                self.cut(Process::Client(client), Process::Monitor, true, span);
+            }
         }
     }
 

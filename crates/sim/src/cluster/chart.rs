@@ -34,6 +34,8 @@ pub struct Volume {
     pub units: u64,
     /// How far it is.
     pub life: Life,
+    /// It was written whole once, or is not to be.
+    pub is_filled: bool,
     number: u64,
     registers: BTreeMap<u64, History>,
     open: BTreeMap<ChangeId, Change>,
@@ -90,6 +92,7 @@ impl Volume {
             name,
             units,
             life: Life::Changing,
+            is_filled: false,
             image: None,
             number,
             registers: BTreeMap::new(),

@@ -62,7 +62,7 @@ pub const OPERATIONS: [&str; 17] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 51] = [
+pub const FAULTS: [&str; 52] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -87,6 +87,7 @@ pub const FAULTS: [&str; 51] = [
     "requests arrived in another order",
     "partition",
     "partition one way",
+    "OSD cut off all but clients",
     "client cut off its monitor",
     "message delayed",
     "payload corrupted",

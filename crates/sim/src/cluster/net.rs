@@ -516,7 +516,9 @@ impl Net {
         // Also those that broke meanwhile: the news waits behind what was held back.
         (0..self.ends.len())
             .filter(|index| self.is_between(*index, one, other))
-            .flat_map(|connection| (0..2).map(move |side| (now, EndId { connection, side })))
+            .flat_map(|connection| (0..2).map(move |side| EndId { connection, side }))
+            .filter(|end| !self.ends[end.connection][end.side].queue.is_empty())
+            .map(|end| (now, end))
             .collect()
     }
 

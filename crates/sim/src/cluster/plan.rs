@@ -41,6 +41,8 @@ pub struct Plan {
     pub volume_count: usize,
     /// Of a volume, at most, in units.
     pub volume_units: u64,
+    /// A volume is written whole when it is attached for the first time.
+    pub prefills: bool,
     /// Operations of clients before the end.
     pub operation_count: u64,
     /// Open operations of a client, at most.
@@ -98,6 +100,9 @@ pub struct Faults {
     pub connection_breaks: Chance,
     /// Of events: two processes are cut off each other for a while, or one does not hear the other.
     pub partition: Chance,
+    /// Of events: an OSD reaches nobody but clients for a while, and some of these do not reach the
+    /// monitor.
+    pub isolation: Chance,
     /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
     pub divorce: Option<u64>,
     /// A write or flush of a disk fails.
@@ -135,10 +140,23 @@ impl Plan {
     /// Draws one.
     pub fn draw(random: &mut Random) -> Plan {
         let fill = random.chance(Chance::percent(10));
-        let shifts = if fill { [20; 4] } else { [14, 16, 17, 18] };
+        let mut shape = Shape::draw(random, fill);
+        // Fillings that take long: many blocks in few PGs.
+        let prefills = shape.copies > 1 && !fill && random.chance(Chance::percent(30));
+        if prefills {
+            shape.pg_count = shape.pg_count.min(4);
+        }
+        let shifts = match (fill, prefills) {
+            (true, _) => [20; 4],
+            (_, true) => [14; 4],
+            _ => [14, 16, 17, 18],
+        };
         let block_size = BlockSize::from_shift(*random.pick(&shifts)).expect("in range");
-        let volume_units = if fill { 220 * MIB / 4096 } else { random.scale(32..1500) };
-        let shape = Shape::draw(random, fill);
+        let volume_units = match (fill, prefills) {
+            (true, _) => 220 * MIB / 4096,
+            (_, true) => random.range(800..3000),
+            _ => random.scale(32..1500),
+        };
         let faults = Faults::draw(random, &shape);
         let can_lose_one = shape.min_size < shape.copies;
         let strike_count = if can_lose_one { [0, 0, 1, 1, 2][random.index(5)] } else { 0 };
@@ -167,6 +185,7 @@ impl Plan {
             clocks_drift: random.chance(Chance::percent(60)),
             volume_count: random.range(1..4) as usize,
             volume_units,
+            prefills,
             operation_count: random.range(1000..1300),
             depth_max: random.scale(1..24) as usize,
             think: random.scale(1_000_000..30_000_000),
@@ -240,6 +259,7 @@ impl Faults {
         freeze: Chance::NEVER,
         connection_breaks: Chance::NEVER,
         partition: Chance::NEVER,
+        isolation: Chance::NEVER,
         divorce: None,
         disk_error: Chance::NEVER,
         rot: Chance::NEVER,
@@ -256,7 +276,7 @@ impl Faults {
         let may_go = is_copied && rot == Chance::NEVER && read_error == Chance::NEVER;
         let out = if may_go && random.chance(Chance::percent(40)) { 30 } else { 0 };
         // Messages between OSDs are many: as many faults are fewer of each.
-        let scale = if is_copied { 4 } else { 1 };
+        let scale = if is_copied { 2 } else { 1 };
         Faults {
             osd_dies: some(random, 80, 2_000 / scale),
             monitor_dies: some(random, 60, 10_000),
@@ -266,6 +286,7 @@ impl Faults {
             freeze: some(random, 40, 1_000 / scale),
             connection_breaks: some(random, 80, 4_000 / scale),
             partition: some(random, 50, 1_000 / scale),
+            isolation: if is_copied { some(random, 50, 600) } else { Chance::NEVER },
             divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),
             rot,

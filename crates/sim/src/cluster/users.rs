@@ -186,6 +186,21 @@ impl World {
         self.apply_client(index, Event::Close { volume: handle })
     }
 
+    /// Writes a whole volume that was just attached, so that its PGs have much to be filled with.
+    pub(super) fn fill_volume(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
+        let Some(attachment) = self.clients[index].attached.get(&handle) else { return Ok(()) };
+        let Stage::Open { units, .. } = attachment.stage else { return Ok(()) };
+        let volume = attachment.volume;
+        for first in (0..units).step_by(64) {
+            // Its process may have died meanwhile.
+            if self.clients[index].attached.contains_key(&handle) {
+                let pieces = first * 8..(first + 64).min(units) * 8;
+                self.ask_write(index, handle, volume, pieces)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Attaches a volume for the drill, if there is one.
     pub(super) fn attach_for_drill(&mut self) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
@@ -386,6 +401,11 @@ impl World {
                 if attachment.stage == Stage::Opening {
                     let units = attached.image.size / UNIT_SIZE;
                     attachment.stage = Stage::Open { units, opened };
+                    let volume = &mut self.volumes[attachment.volume];
+                    if self.plan.prefills && !attachment.read_only && !volume.is_filled {
+                        volume.is_filled = true;
+                        self.to_fill.push((index, handle));
+                    }
                 }
                 Ok(())
             }

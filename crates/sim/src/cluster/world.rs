@@ -89,6 +89,8 @@ pub struct World {
     pub(super) divorce: Option<Divorce>,
     /// Attachments whose session is over.
     pub(super) to_close: Vec<(usize, VolumeHandle)>,
+    /// Attachments whose volume is to be written whole.
+    pub(super) to_fill: Vec<(usize, VolumeHandle)>,
     pub(super) asked_count: u64,
     pub(super) moment_last: u64,
     pub(super) value_last: u64,
@@ -226,6 +228,7 @@ impl World {
             stage: Stage::Build,
             divorce: None,
             to_close: Vec::new(),
+            to_fill: Vec::new(),
             asked_count: 0,
             moment_last: 0,
             value_last: 0,
@@ -476,6 +479,9 @@ impl World {
             if self.clients[client].core.is_some() {
                 self.apply_client(client, volume::Event::Close { volume: handle })?;
             }
+        }
+        for (client, handle) in std::mem::take(&mut self.to_fill) {
+            self.fill_volume(client, handle)?;
         }
         self.chaos()
     }
