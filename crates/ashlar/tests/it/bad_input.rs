@@ -111,8 +111,8 @@ fn a_wrong_key_is_refused_by_everyone() {
     refused(status.args(["status", "--json", "--cluster"]).arg(other.path()), "key");
     // Nobody was hurt, and the OSD that was run with the wrong key is as it was.
     cluster.run(&["osd", "start", "2"]);
-    cluster.wait_active();
-    assert_eq!(cluster.json(&["status"])["health"], "ok");
+    cluster.wait_clean();
+    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
     assert_eq!(cluster.json(&["osd", "ls"]).as_array().map(Vec::len), Some(2));
     cluster.check_osds();
 }
