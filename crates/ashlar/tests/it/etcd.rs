@@ -122,7 +122,7 @@ fn a_monitor_without_its_etcd_says_so_and_keeps_trying() {
 
 #[test]
 fn ten_thousand_pgs_start_against_etcd() {
-    let cluster = Cluster::up("manypgs", &["--state=etcd", "--osds=3", "--osd-size=256MiB"]);
+    let cluster = Cluster::up("manypgs", &["--state=etcd", "--osds=3", "--osd-size=1GiB"]);
     let started = Instant::now();
     cluster.run(&["pool", "create", "big", "--pgs", "8192", "--failure-domain", "osd"]);
     cluster.run(&["pool", "create", "more", "--pgs", "2048", "--failure-domain", "osd"]);
