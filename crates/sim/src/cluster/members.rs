@@ -180,12 +180,10 @@ impl<'a> Reader<'a> {
         let random = Random::new(0, "reader");
         let effects = effects.into();
         let mut reader = Reader { disk, store, random, now, effects, request_last: 0 };
-        loop {
-            match reader.next_effect()? {
-                Effect::Opened => return Ok(reader),
-                Effect::Stopped { reason } => return Err(reason),
-                effect => return Err(format!("while it opens: {effect:?}")),
-            }
+        match reader.next_effect()? {
+            Effect::Opened => Ok(reader),
+            Effect::Stopped { reason } => Err(reason),
+            effect => Err(format!("while it opens: {effect:?}")),
         }
     }
 

@@ -56,21 +56,24 @@ impl Watch {
         self.entries.values()
     }
 
-    /// The monitor says something.
-    pub fn monitor_says(&mut self, text: &str) {
+    /// The monitor says something; whether an epoch ends by that.
+    pub fn monitor_says(&mut self, text: &str) -> bool {
         if !text.contains("\"map\"") {
-            return;
+            return false;
         }
-        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
+        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return false };
+        let mut ends_epoch = false;
         for pool in &delta.removed_pools {
             self.entries.retain(|pg, _| pg.pool != *pool);
         }
         for entry in delta.pools.into_iter().flat_map(|pool| pool.pgs) {
             let known = self.entries.get(&entry.pg).map_or(Epoch::ZERO, |known| known.epoch);
             if entry.epoch >= known {
+                ends_epoch |= entry.epoch > known;
                 self.entries.insert(entry.pg, entry);
             }
         }
+        ends_epoch
     }
 
     /// An OSD says something to another one about a PG.

@@ -615,7 +615,10 @@ impl World {
     ) -> Result<(), String> {
         let to = self.net.peer_of(from, connection);
         match (from, message) {
-            (Process::Monitor, Message::Control(text)) => self.watch.monitor_says(text),
+            (Process::Monitor, Message::Control(text)) => {
+                // What was started in the epoch before is sent again, and may happen twice.
+                self.fault_count += u64::from(self.watch.monitor_says(text));
+            }
             (Process::Osd(_), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
                     return self.watch.peer_says(to, message, &mut self.tally.sequels);
