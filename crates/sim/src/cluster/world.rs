@@ -554,6 +554,8 @@ impl World {
                 self.operator_turn()
             }
             Item::Start(process) => self.start(process),
+            // All cuts of before are over. Whom the drill silenced stays silent.
+            Item::Heal(..) if self.stage == Stage::End => Ok(()),
             Item::Heal(one, other) => {
                 let wakes = self.net.heal(self.now, one, other);
                 self.wake(wakes);
