@@ -14,7 +14,7 @@ use sim::outcome::{Outcome, Run};
 use sim::tally::Tally;
 
 /// Seeds from which on every kind of fault must have happened.
-const SEED_COUNT_FOR_ALL_FAULTS: u64 = 50;
+const SEED_COUNT_FOR_ALL_FAULTS: u64 = 500;
 
 /// Operations that each seed asks, at least: fewer say too little.
 const SEED_OPERATION_COUNT_MIN: u64 = 1000;
