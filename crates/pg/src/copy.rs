@@ -166,6 +166,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         let held = Held::of(content, self.shape.block_size, true)?;
+        self.check_version(held.version())?;
         self.source_answered(job, held, actions);
         Ok(())
     }

@@ -251,6 +251,15 @@ impl Pg {
         state: MemberState,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        for version in [state.complete, state.held, state.floor] {
+            self.check_version(version)?;
+        }
+        for past in &state.history {
+            self.check_version(past.adopted)?;
+        }
+        if let Some(filling) = &state.filling {
+            self.check_filling(filling)?;
+        }
         let peer = &mut self.lead().peers[index];
         match peer.contact {
             Contact::Asked => {}

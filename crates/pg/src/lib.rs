@@ -54,8 +54,8 @@ use base::{
 };
 use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
-    CHAIN_LENGTH_MAX, ListedBlock, Member, Op, Outcome, PAYLOAD_SIZE_MAX, PeerBody, PgEntry, Place,
-    Refusal,
+    CHAIN_LENGTH_MAX, Filling, ListedBlock, Member, Op, Outcome, PAYLOAD_SIZE_MAX, PeerBody,
+    PgEntry, Place, Refusal,
 };
 use slab::Slab;
 
@@ -65,6 +65,7 @@ pub use record::Record;
 use changes::Changes;
 use delete::Deletion;
 use lead::Lead;
+use limits::COUNTER_MAX;
 use member::Follow;
 use read::{Read, Wants};
 use stand::Stand;
@@ -576,6 +577,8 @@ impl Pg {
         self.entry = None;
         self.sent = MemberSet::default();
         self.required = MemberSet::default();
+        // Its slots are those of writes that are forgotten.
+        self.window = Window::new(0);
     }
 
     /// Goes on with what waits until nothing is under way at the store.
@@ -804,6 +807,21 @@ impl Pg {
             return Ok(());
         }
         Err("a block of another PG".into())
+    }
+
+    /// Checks a version that a peer names: none is of an epoch to come, and counters do not run out.
+    fn check_version(&self, version: Version) -> Result<(), String> {
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        if version.epoch <= epoch && version.counter <= COUNTER_MAX {
+            return Ok(());
+        }
+        Err(format!("version {version}, which nobody can have given in epoch {epoch}"))
+    }
+
+    /// Checks the versions of a filling that a peer names.
+    fn check_filling(&self, filling: &Filling) -> Result<(), String> {
+        self.check_version(filling.complete)?;
+        self.check_version(filling.since)
     }
 
     /// Hashes of its blocks, both ends included.

@@ -14,3 +14,5 @@ pub const CHANGES_MAX: usize = if cfg!(test) { 12 } else { 4096 };
 pub const PROGRESS_EVERY: usize = if cfg!(test) { 2 } else { 64 };
 /// Most blocks that are brought to the acting members at once.
 pub const ADOPTIONS_MAX: usize = 8;
+/// Highest counter of a version: more writes than any PG ever sees.
+pub const COUNTER_MAX: u64 = u64::MAX / 2;

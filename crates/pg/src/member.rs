@@ -23,7 +23,7 @@ pub struct Follow {
     primary: OsdId,
     is_learner: bool,
     stage: FollowStage,
-    /// The version of the next write; `None`: whatever comes first.
+    /// The version of the next write; `None`: whatever of the epoch comes first.
     next: Option<Version>,
     mark: Version,
     /// Changes at the store, in the order they came.
@@ -170,6 +170,13 @@ impl Pg {
         if !is_sound || history.last() != last {
             return Err("a history that does not end with this epoch".into());
         }
+        self.check_version(floor)?;
+        for past in &history {
+            self.check_version(past.adopted)?;
+        }
+        if let Some(filling) = &filling {
+            self.check_filling(filling)?;
+        }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
             self.check_key(*key)?;
         }
@@ -199,9 +206,12 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         self.check_key(key)?;
+        self.check_version(version)?;
+        self.check_version(mark)?;
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let follow = self.follow();
-        if !follow.next.map_or(version.epoch <= epoch, |next| version == next) {
+        let first_epoch = next_version(mark, epoch).epoch;
+        if !follow.next.map_or(version.epoch == first_epoch, |next| version == next) {
             return Err(format!("version {version} is not the next one"));
         }
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
@@ -265,6 +275,7 @@ impl Pg {
         self.check_key(key)?;
         let held = Held::of(content.clone(), self.shape.block_size, true)?;
         let version = held.version();
+        self.check_version(version)?;
         self.has_tombstones |= matches!(held, Held::Tombstone(_));
         self.stand.held = self.stand.held.max(version);
         let unit_count = self.shape.block_size.unit_count();
@@ -286,6 +297,11 @@ impl Pg {
         floor: Version,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        self.check_version(complete)?;
+        self.check_version(floor)?;
+        if let Some(filling) = &filling {
+            self.check_filling(filling)?;
+        }
         let entry = self.entry.clone().expect("an epoch is entered");
         let epoch = entry.epoch;
         let record = self.record.as_ref().filter(|record| record.entry.epoch == epoch);
@@ -453,6 +469,7 @@ impl Pg {
             PeerBody::Listed { call, blocks, is_last } => {
                 for block in &blocks {
                     self.check_key(block.key)?;
+                    self.check_version(block.version)?;
                 }
                 match self.asked(index, call)? {
                     Asked::Compare => self.compare_listed(index, blocks, is_last, actions),

@@ -5,6 +5,7 @@ mod model;
 mod random;
 mod scenarios;
 mod world;
+mod wrong;
 
 use std::collections::VecDeque;
 

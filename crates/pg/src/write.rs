@@ -306,6 +306,10 @@ impl Pg {
         version: Version,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        // In an epoch that is not active yet `newest` is of an earlier one.
+        if self.sent.is_empty() {
+            return Err("a write that ends before the epoch is active".into());
+        }
         if version > self.newest || version.epoch != self.newest.epoch {
             return Err("a version that was not given".into());
         }

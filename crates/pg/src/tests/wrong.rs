@@ -1,0 +1,144 @@
+//! What no member of ours says is refused: it neither ends the process nor is it believed.
+
+use format::wire::{Change, Content, Filling, MemberState};
+
+use super::world::{World, osd_id};
+use super::*;
+
+const OTHER: OsdId = OsdId::new(2).unwrap();
+
+/// What nobody can have given in epoch 5.
+fn impossible() -> [Version; 2] {
+    [version(6, 1), version(4, u64::MAX)]
+}
+
+/// A member of epoch 5: OSD 1 leads if `leads`, else OSD 2; this one is OSD 1.
+fn member(leads: bool, learns: bool) -> Pg {
+    let mut entry = entry(5);
+    let other = Member { osd: OTHER, incarnation: Incarnation::new(1) };
+    if learns {
+        entry.learners = std::mem::replace(&mut entry.acting, vec![other]);
+    } else {
+        entry.acting.push(other);
+    }
+    entry.primary = Some(if leads { OsdId::FIRST } else { OTHER });
+    let facts = facts(Version::ZERO);
+    let mut pg = Pg::new(shape(), OsdId::FIRST, facts, None, BufferPool::default());
+    pg.enter(entry, 2, &mut Vec::new());
+    pg
+}
+
+fn says(pg: &mut Pg, body: PeerBody) -> Result<(), String> {
+    pg.peer_said(OTHER, body, &mut Vec::new())
+}
+
+fn refused(pg: &mut Pg, body: PeerBody) {
+    let why = says(pg, body).expect_err("nobody of ours says so");
+    assert!(why.contains("nobody can have given"), "{why}");
+}
+
+fn state() -> MemberState {
+    MemberState {
+        record_epoch: Epoch::ZERO,
+        complete: Version::ZERO,
+        held: Version::ZERO,
+        floor: Version::ZERO,
+        is_suspect: false,
+        history: Vec::new(),
+        filling: None,
+    }
+}
+
+fn filling(complete: Version, since: Version) -> Filling {
+    Filling { complete, position: None, since, whole: Vec::new(), listing: false }
+}
+
+fn activate(adopted: Version, filling: Option<Filling>) -> PeerBody {
+    let history = vec![Activation { epoch: Epoch::new(5), adopted }];
+    PeerBody::Activate { adopted, floor: Version::ZERO, history, filling }
+}
+
+fn write_of(version: Version, mark: Version, key: BlockKey) -> PeerBody {
+    let (checksums, data) = fill(1, 7);
+    let change = Change::Write { offset: 0, checksums, data };
+    PeerBody::Write { version, mark, key, block_size: BLOCK_SIZE, change }
+}
+
+#[test]
+fn a_write_of_an_earlier_epoch_ends_nothing_in_the_next_one() {
+    let mut world = World::new(7, 3, 3);
+    world.settle();
+    let at = world.server().unwrap();
+    let (one, other) = ((at + 1) % 3, (at + 2) % 3);
+    world.write(at, 1, 0, 1);
+    let given = world.sent.iter().rev().find_map(|(_, _, body)| match body {
+        PeerBody::Write { version, .. } => Some(*version),
+        _ => None,
+    });
+    let version = given.expect("it was sent");
+    world.disconnect(at, one);
+    world.monitor();
+    world.learn(at);
+    assert!(matches!(world.serving(at), Serving::Draining | Serving::Asking));
+    let mut verdict = Ok(());
+    world.with(at, |pg, actions| {
+        verdict = pg.peer_said(osd_id(other), PeerBody::Written { version }, actions);
+    });
+    assert!(verdict.is_err());
+    world.settle();
+    assert!(world.is_whole());
+}
+
+#[test]
+fn a_state_with_versions_that_cannot_be_is_refused() {
+    for wrong in impossible() {
+        let mut pg = member(true, false);
+        pg.peer_ready(OTHER, &mut Vec::new());
+        let past = vec![Activation { epoch: Epoch::new(4), adopted: wrong }];
+        for state in [
+            MemberState { complete: wrong, ..state() },
+            MemberState { held: wrong, ..state() },
+            MemberState { floor: wrong, ..state() },
+            MemberState { history: past, ..state() },
+            MemberState { filling: Some(filling(wrong, Version::ZERO)), ..state() },
+            MemberState { filling: Some(filling(Version::ZERO, wrong)), ..state() },
+        ] {
+            refused(&mut pg, PeerBody::State(state));
+        }
+        let key = pg.key(place());
+        let blocks = vec![ListedBlock { key, version: wrong, is_tombstone: false }];
+        refused(&mut pg, PeerBody::Listed { call: 0, blocks, is_last: true });
+        says(&mut pg, PeerBody::State(state())).expect("it is sound");
+    }
+}
+
+#[test]
+fn a_primary_that_names_versions_that_cannot_be_is_refused() {
+    for wrong in impossible() {
+        let mut pg = member(false, false);
+        says(&mut pg, PeerBody::Query { revision: MapRevision::new(1) }).unwrap();
+        refused(&mut pg, activate(wrong, None));
+        let key = pg.key(place());
+        let content = Content::Tombstone { version: wrong };
+        refused(&mut pg, PeerBody::Repair { call: 0, key, content });
+        says(&mut pg, activate(version(4, 9), None)).unwrap();
+        refused(&mut pg, write_of(version(5, 10), wrong, key));
+        says(&mut pg, write_of(version(5, 10), version(4, 9), key)).unwrap();
+    }
+}
+
+#[test]
+fn a_learners_first_write_is_of_its_epoch() {
+    let mut pg = member(false, true);
+    says(&mut pg, PeerBody::Query { revision: MapRevision::new(1) }).unwrap();
+    for wrong in impossible() {
+        refused(&mut pg, activate(version(4, 9), Some(filling(wrong, Version::ZERO))));
+    }
+    says(&mut pg, activate(version(4, 9), Some(filling(Version::ZERO, Version::ZERO)))).unwrap();
+    let key = pg.key(place());
+    says(&mut pg, write_of(version(4, 10), version(4, 9), key)).expect_err("it is of an old epoch");
+    refused(&mut pg, write_of(version(5, u64::MAX), version(4, 9), key));
+    says(&mut pg, write_of(version(5, 12), version(5, 10), key)).unwrap();
+    says(&mut pg, write_of(version(5, 14), version(5, 10), key)).expect_err("one is missing");
+    says(&mut pg, write_of(version(5, 13), version(5, 10), key)).unwrap();
+}
