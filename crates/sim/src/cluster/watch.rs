@@ -15,7 +15,7 @@ use format::wire::{Change, Filling, LeaseMessage, PeerBody, PeerMessage, PgEntry
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 16] = [
+pub const SEQUELS: [&str; 15] = [
     "epoch activated",
     "members compared",
     "newest copy fetched from a member",
@@ -26,7 +26,6 @@ pub const SEQUELS: [&str; 16] = [
     "learner whose filling goes on",
     "learner interrupted",
     "learner complete",
-    "member could not go on",
     "message of an old epoch",
     "lease granted",
     "lease ran out",
@@ -110,9 +109,9 @@ impl Watch {
             PeerBody::List { .. } => sequels.add("members compared", 1),
             PeerBody::Fetch { .. } => sequels.add("newest copy fetched from a member", 1),
             PeerBody::Repair { .. } => sequels.add("block repaired at a member", 1),
-            PeerBody::Failed { .. } => sequels.add("member could not go on", 1),
             PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
             PeerBody::Query { .. }
+            | PeerBody::Failed { .. }
             | PeerBody::State(_)
             | PeerBody::Listed { .. }
             | PeerBody::Fetched { .. }
