@@ -140,18 +140,16 @@ fn remaining(mut acting: Vec<Member>, given: &Given<'_>) -> Vec<Member> {
     let since = lost.map(|member| given.lost_since(*member)).max();
     let counted =
         if planted::on(Bug::RemovedMemberStillCounted) { acting.len() } else { sound.len() };
-    let enough = sound.len() >= given.min_size;
     if since.is_some_and(|since| given.may_go_on_with(&sound, counted, since)) {
         acting = sound;
     }
-    // A run that may have lost data is not taken into an entry while others will do, or a better one
-    // may come: once it is there it counts as sound.
-    let is_down = |member: &Member| given.state_of(*member) == State::Down;
-    let may_wait = enough || acting.iter().any(is_down);
+    // A run that may have lost data is taken into an entry only where every other one may have, too:
+    // once it is there it counts as sound, and a whole copy might leave for it.
+    let all_suspect = acting.iter().all(|member| given.state_of(*member) == State::Suspect);
     for member in &mut acting {
         let is_taken = match given.state_of(*member) {
             State::Sound | State::Barred => true,
-            State::Suspect => !may_wait,
+            State::Suspect => all_suspect,
             State::Down => false,
         };
         if is_taken {

@@ -144,6 +144,20 @@ fn a_lost_member_goes_when_the_others_were_heard_since() {
 }
 
 #[test]
+fn a_run_that_may_have_lost_data_is_taken_in_only_where_all_may_have() {
+    let damaged = |s: &mut Standing| (s.incarnation, s.suspect) = (Incarnation::new(2), true);
+    let two = entry(1, &[member(1, 1), member(2, 1)], &[]);
+    let scene = Scene::new(2, &[1, 2], 2).with(2, damaged);
+    assert_eq!(scene.next(&two), None, "1 is whole, and too few");
+    let mut barred = Scene::new(2, &[1, 2], 1).with(2, damaged);
+    barred.barred.insert(osd(1), 9);
+    assert_eq!(barred.next(&two), None, "1 is whole, and barred");
+    assert_eq!(scene.clone().down(1).next(&two).unwrap().acting, two.acting, "1 may come back");
+    let all = scene.with(1, damaged).next(&two).unwrap();
+    assert_eq!(all.acting, [member(1, 2), member(2, 2)]);
+}
+
+#[test]
 fn nobody_goes_below_the_minimum_and_one_that_is_up_leads() {
     let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     let scene = Scene::new(3, &[1, 2, 3], 2).down(1).down(3);
@@ -307,6 +321,8 @@ impl World {
             assert!(next.acting.iter().all(heard));
         }
         assert!(next.learners.iter().all(|member| self.is_there(member)));
+        let has_whole = |entry: &PgEntry| entry.acting.iter().any(|m| self.whole.contains(&m.osd));
+        assert!(!has_whole(&before) || has_whole(&next), "{before:?} {next:?}");
         let primary = next.primary.expect("somebody leads");
         assert!(is.contains(&primary));
         let has_up = next.acting.iter().any(|m| self.scene.standings[&m.osd].up);
@@ -337,12 +353,13 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
             world.scene.renew &= world.draw(4) == 0;
             world.step();
         }
-        // Everybody comes back: it ends where the plan wants it.
+        // Everybody comes back, and what was lost is given up: it ends where the plan wants it.
+        world.whole = world.scene.standings.keys().copied().collect();
         world.scene.renew = false;
         world.scene.barred.clear();
         world.event += 1;
         for standing in world.scene.standings.values_mut() {
-            (standing.up, standing.heard) = (true, world.event);
+            (standing.up, standing.suspect, standing.heard) = (true, false, world.event);
         }
         for _ in 0..30 {
             world.step();
