@@ -6,7 +6,8 @@
 //!
 //! Members that are down, while fewer than minimum size are up, are given up by an entry without them:
 //! `they_are_off`. The operator's word is what keeps two halves of a PG from serving: each of the
-//! given-up members must stay off until it has the new map.
+//! given-up members must stay off until it has the new map. A member whose run in the entry is over and
+//! whose new one may have lost data is given up with them, if another one is left.
 
 use base::{ConnectionId, Duration, OsdId, PgId, Time};
 use serde_json::json;
@@ -61,11 +62,12 @@ impl Monitor {
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let why = report.and_then(|r| r.incomplete.iter().find(|(id, _)| *id == pg));
         let Some((_, why)) = why else {
-            return Err(match self.members_that_are_off(entry).is_empty() {
+            let left = self.members_left(entry);
+            return Err(match left.len() == entry.acting.len() {
                 true => not_incomplete(pg),
                 false => failure(
                     "invalid",
-                    format!("PG {pg} waits for members that are down"),
+                    format!("PG {pg} waits for members that are down or came back damaged"),
                     "start them. If their copies are lost: `ashlar pg give-up --they-are-off`",
                 ),
             });
@@ -91,14 +93,17 @@ impl Monitor {
         })
     }
 
-    /// `pg give-up --they-are-off`: the PG goes on with the acting members that are up.
+    /// `pg give-up --they-are-off`: the PG goes on with the acting members that are up, and of those
+    /// with the ones that came back undamaged, if there are any.
     pub(super) fn plan_give_up_members(&self, pg: PgId, accepted: bool) -> Result<Plan, Failure> {
         let entry = self.pg_to_give_up(pg)?;
-        let off = self.members_that_are_off(entry);
+        let left = self.members_left(entry);
+        let is_left = |osd: &OsdId| left.iter().any(|member| member.osd == *osd);
+        let acting = entry.acting.iter().map(|member| member.osd);
+        let off: Vec<OsdId> = acting.filter(|osd| !is_left(osd)).collect();
         if off.is_empty() {
             return Err(not_incomplete(pg));
         }
-        let left: Vec<Member> = entry.acting.iter().filter_map(|m| self.present(m.osd)).collect();
         let named: Vec<String> = off.iter().map(OsdId::to_string).collect();
         let named = named.join(", ");
         if left.is_empty() {
@@ -109,7 +114,8 @@ impl Monitor {
                  volumes from a backup into a new pool",
             ));
         }
-        if let Some(osd) = off.iter().find(|osd| self.is_present(**osd)) {
+        let counts_as_up = |osd: OsdId| self.present(osd).is_some();
+        if let Some(osd) = off.iter().find(|osd| !counts_as_up(**osd) && self.is_present(**osd)) {
             return Err(failure(
                 "busy",
                 format!("{osd} is not off: this monitor heard of it just now"),
@@ -140,10 +146,20 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
-    /// Acting members that are down.
-    fn members_that_are_off(&self, entry: &PgEntry) -> Vec<OsdId> {
-        let members = entry.acting.iter().map(|member| member.osd);
-        members.filter(|osd| self.present(*osd).is_none()).collect()
+    /// Acting members that are up, in their newest runs: those whose entry's run is not over, or whose
+    /// new one is not suspect; the suspect ones where there are no others.
+    fn members_left(&self, entry: &PgEntry) -> Vec<Member> {
+        let up = || entry.acting.iter().filter_map(|named| Some((named, self.present(named.osd)?)));
+        let is_suspect = |named: &Member, newest: &Member| {
+            let record = self.contents.osd(named.osd);
+            named.incarnation < newest.incarnation && record.is_some_and(|r| r.suspect)
+        };
+        let others = up().filter(|(named, newest)| !is_suspect(named, newest));
+        let others: Vec<Member> = others.map(|(_, newest)| newest).collect();
+        if others.is_empty() {
+            return up().map(|(_, newest)| newest).collect();
+        }
+        others
     }
 
     /// The OSD in its newest run, if that is up.

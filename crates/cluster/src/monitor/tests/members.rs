@@ -782,3 +782,25 @@ fn a_failure_domain_may_change_where_the_copies_can_follow() {
         assert_ne!(host(&targets[0]), host(&targets[1]));
     }
 }
+
+#[test]
+fn a_damaged_member_is_given_up_with_those_that_are_off_and_does_not_lead() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    let entry = rig.entry(0);
+    let numbers: Vec<u32> = entry.acting.iter().map(|member| member.osd.get()).collect();
+    let (damaged, whole, off) = (numbers[0], numbers[1], numbers[2]);
+    for number in &numbers {
+        rig.crash_osd(*number);
+    }
+    rig.advance(Duration::from_secs(1));
+    rig.osds.get_mut(&osd_id(damaged)).unwrap().suspect = true;
+    rig.boot(damaged);
+    rig.boot(whole);
+    let waits = rig.entry(0);
+    assert_eq!(osds(&waits.acting), [1, 2, 3].into());
+    let give_up = Command::PgGiveUp { pg: entry.pg, accepted: true, they_are_off: true };
+    let given_up = rig.command(give_up).unwrap();
+    assert_eq!(given_up["given_up"], json!([damaged, off]));
+    let next = rig.entry(0);
+    assert_eq!((osds(&next.acting), next.primary), ([whole].into(), Some(osd_id(whole))));
+}
