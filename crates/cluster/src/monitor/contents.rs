@@ -19,6 +19,9 @@ use crate::records::{
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
 
+/// Length of a record that people may write, in bytes.
+const EDITED_SIZE_MAX: usize = 64 << 10;
+
 /// All records, and the keys of other programs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
@@ -65,6 +68,17 @@ macro_rules! kind {
     };
 }
 
+/// Whether a text under a key that people may write is short enough: several of them are written in one
+/// transaction, each with what it has of fields that this program does not know.
+pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
+    let is_open = matches!(key, Key::Setting(_) | Key::Pool(_) | Key::Osd(_));
+    if is_open && text.len() > EDITED_SIZE_MAX {
+        let size = text.len();
+        return Err(format!("it has {size} bytes, at most {EDITED_SIZE_MAX} are possible"));
+    }
+    Ok(())
+}
+
 impl Contents {
     kind!(osd, osds, Osd(OsdId) from OsdId::FIRST, OsdRecord);
     kind!(pool, pools, Pool(PoolId) from PoolId::FIRST, PoolRecord);
@@ -81,6 +95,13 @@ impl Contents {
             self.foreign.insert(entry.key, (entry.revision, entry.value));
             return Ok(());
         };
+        if let Err(error) = check_size(&key, &entry.value) {
+            if matches!(key, Key::Setting(_)) {
+                self.note_edit(entry.key, entry.revision, Some(entry.value));
+                return Ok(());
+            }
+            return Err(format!("the state store's key {} cannot be used: {error}", entry.key));
+        }
         let record = match Record::parse(&key, &entry.value) {
             Ok(Record::Setting(record)) if !is_in_range(&record) => {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use base::{Duration, Time};
 use serde_json::json;
 
-use super::contents::{Batch, Write};
+use super::contents::{Batch, Write, check_size};
 use super::job::{Done, Job, Plan};
 use super::pool::{cannot_place, check_name};
 use super::{Effect, Monitor, clipped, failure};
@@ -93,6 +93,7 @@ impl Monitor {
         if let Some(why) = protected_because(key) {
             return Err(why.to_string());
         }
+        check_size(key, text)?;
         match Record::parse(key, text)? {
             Record::Setting(record) => self.judged_setting(record),
             Record::Pool(record) => self.judged_pool(record),

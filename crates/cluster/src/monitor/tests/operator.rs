@@ -6,7 +6,7 @@ use serde_json::json;
 use super::rig::{Mishap, Rig, osd_id, store_of};
 use crate::map::{ClusterMap, FailureDomain};
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
-use crate::monitor::Event;
+use crate::monitor::{Event, StopReason};
 use crate::state::{StateEvent, WatchId};
 
 fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
@@ -487,4 +487,36 @@ fn a_removal_of_a_pool_goes_on_wherever_the_monitor_ends() {
             assert!(!keys.iter().any(|key| left.iter().any(|prefix| key.starts_with(prefix))));
         }
     }
+}
+
+#[test]
+fn a_record_that_is_too_long_is_refused_undone_or_named_at_the_start() {
+    let mut rig = Rig::with_pool(1, 8);
+    let setting = json!({ "name": "osd_report_ms", "value": 300 });
+    for key in ["pool/1", "osd/1", "config/osd_report_ms"] {
+        let mut long =
+            if key.starts_with("config") { setting.clone() } else { value(&mut rig, key) };
+        let good = rig.stored(key).map(|entry| entry.value);
+        long["notes"] = json!("n".repeat(1_400_000));
+        let error = rig.command(put(key, &long)).unwrap_err();
+        assert_eq!(error.code, "invalid");
+        assert!(error.message.contains("65536"), "{}", error.message);
+        rig.hand_writes(key, Some(&long.to_string()));
+        assert_eq!(rig.stored(key).map(|entry| entry.value), good, "{key}");
+        let mut later = Rig::over(rig.store.clone());
+        later.hand_writes_unseen(key, Some(&long.to_string()));
+        let restarted = Rig::over(later.store.clone());
+        match restarted.stopped {
+            Some(StopReason::State(why)) => assert!(why.contains(key), "{why}"),
+            None => assert_eq!(restarted.stored(key), None, "a setting is undone"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(messages(&mut rig, "state_edit_undone").len(), 3);
+    // Up to there all goes on.
+    let mut osd = value(&mut rig, "osd/1");
+    osd["notes"] = json!("n".repeat(60_000));
+    rig.command(put("osd/1", &osd)).unwrap();
+    rig.kill_osd(1);
+    rig.boot(1);
 }
