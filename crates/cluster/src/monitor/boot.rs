@@ -6,6 +6,7 @@
 //! nobody serves those, for the OSD has not heard of its run, and its next boot refreshes them.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
+use format::wire::Member;
 
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
@@ -93,7 +94,7 @@ impl Monitor {
         changed.info.incarnation = incarnation;
         changed.info.up = true;
         if boot.run.is_none() {
-            changed.suspect = boot.suspect;
+            changed.suspect = boot.suspect || self.is_still_suspect(record);
         }
         if changed.out_by == Some(OutBy::Monitor) {
             changed.set_in(true, OutBy::Monitor);
@@ -108,6 +109,16 @@ impl Monitor {
         let mut batch = Batch::new(&self.contents);
         batch.put(&self.contents, Record::Osd(changed));
         Plan::Write { batch, done: None }
+    }
+
+    /// Whether the OSD's last run was suspect, and a PG has an older one still: it was not filled
+    /// since. A store says no more of itself than what it knows of.
+    fn is_still_suspect(&self, record: &OsdRecord) -> bool {
+        let osd = record.info.id;
+        let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;
+        let pools = self.contents.pools();
+        let mut entries = pools.flat_map(|pool| self.contents.pgs(pool.pool.id));
+        record.suspect && entries.any(|entry| entry.acting.iter().any(is_older))
     }
 
     /// The OSD's record, if it may join.

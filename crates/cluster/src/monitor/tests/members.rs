@@ -484,6 +484,13 @@ fn a_damaged_store_is_no_member_while_a_better_one_may_come() {
         let two = entry.acting.iter().find(|member| member.osd == osd_id(2)).unwrap();
         assert_eq!(two.incarnation.get(), 1, "its new run is not taken in");
     }
+    rig.crash_osd(2);
+    rig.osds.get_mut(&osd_id(2)).unwrap().suspect = false;
+    rig.boot(2);
+    for entry in rig.entries() {
+        let two = entry.acting.iter().find(|member| member.osd == osd_id(2)).unwrap();
+        assert_eq!(two.incarnation.get(), 1, "another start fills nothing");
+    }
     rig.boot(1);
     assert!(sets(&rig).iter().all(|sets| *sets == ([1].into(), [2].into())));
     rig.fill();
