@@ -311,7 +311,12 @@ impl Monitor {
                 return Some(ends);
             }
             presence.grace_ends = None;
+            let was_noticed = presence.noticed > 0;
             self.push_sync_osd(osd);
+            if !was_noticed {
+                // It has not come since this monitor's start: this is the first that is seen of it.
+                self.notice(osd);
+            }
         }
         self.check_down(now, osd)
     }

@@ -811,3 +811,22 @@ fn a_damaged_member_is_given_up_with_those_that_are_off_and_does_not_lead() {
     let next = rig.entry(0);
     assert_eq!((osds(&next.acting), next.primary), ([whole].into(), Some(osd_id(whole))));
 }
+
+#[test]
+fn others_are_heard_again_before_a_pg_goes_on_without_one_that_missed_a_monitors_start() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    rig.crash_osd(2);
+    rig.restart();
+    rig.tick();
+    rig.advance(Duration::from_millis(4_500));
+    let before = rig.entries();
+    assert!(up(&rig, 2) && before.iter().all(|entry| osds(&entry.acting).contains(&2)));
+    rig.osds.get_mut(&osd_id(3)).unwrap().is_silent = true;
+    rig.advance(Duration::from_millis(600));
+    assert!(!up(&rig, 2) && up(&rig, 3));
+    let has_two = |entry: &PgEntry| osds(&entry.acting).contains(&2);
+    assert!(rig.entries().iter().all(has_two), "osd.3 was not heard since");
+    rig.osds.get_mut(&osd_id(3)).unwrap().is_silent = false;
+    rig.boot(3);
+    assert!(!rig.entries().iter().any(has_two));
+}
