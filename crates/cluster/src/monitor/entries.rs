@@ -243,8 +243,9 @@ impl Monitor {
         let bar = Bar::raised(before, now, self.event_last, run, why);
         self.entries.look_at(bar.until);
         self.entries.links.insert(key, bar);
+        // Each time: entries that it leads now may have members that were not asked before.
+        self.notice_link(from, to);
         if is_new {
-            self.notice_link(from, to);
             self.entries.mark_all();
         }
     }

@@ -830,3 +830,25 @@ fn others_are_heard_again_before_a_pg_goes_on_without_one_that_missed_a_monitors
     rig.boot(3);
     assert!(!rig.entries().iter().any(has_two));
 }
+
+#[test]
+fn a_link_that_is_known_as_broken_parts_the_members_of_new_pgs_too() {
+    let mut rig = Rig::new();
+    for number in 1..=3 {
+        rig.add_osd(number);
+    }
+    for _ in 0..2 {
+        rig.unreachable(1, 2, Unreachable::Silent);
+        rig.advance(Duration::from_millis(500));
+    }
+    rig.unreachable(1, 2, Unreachable::Silent);
+    assert!(rig.checks().contains(&"link_broken".to_string()));
+    rig.make_replicated("p", 3, Some(2), 8).unwrap();
+    rig.unreachable(1, 2, Unreachable::Silent);
+    rig.tick();
+    for entry in rig.entries() {
+        let parted = entry.primary == Some(osd_id(1));
+        assert_eq!(osds(&entry.acting).contains(&2), !parted, "{entry:?}");
+    }
+    assert!(rig.entries().iter().any(|entry| entry.primary == Some(osd_id(1))));
+}
