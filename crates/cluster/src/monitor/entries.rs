@@ -126,7 +126,9 @@ impl Renewal {
             return Renewal { at: soonest, span: min };
         };
         let double = Duration::from_nanos(before.span.as_nanos().saturating_mul(2));
-        Renewal { at: soonest.max(before.at + before.span), span: double.max(min).min(max) }
+        // What was asked for before may have had a longer span.
+        let at = soonest.max(before.at + before.span.min(max));
+        Renewal { at, span: double.max(min).min(max) }
     }
 
     fn is_over(&self, now: Time) -> bool {

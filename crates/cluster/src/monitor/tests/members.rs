@@ -852,3 +852,23 @@ fn a_link_that_is_known_as_broken_parts_the_members_of_new_pgs_too() {
     }
     assert!(rig.entries().iter().any(|entry| entry.primary == Some(osd_id(1))));
 }
+
+#[test]
+fn an_epoch_that_is_asked_for_after_many_failures_waits_no_longer_than_five_seconds() {
+    let mut rig = Rig::with_copies(2, 2, 2, 1);
+    for _ in 0..7 {
+        let entry = rig.entry(0);
+        let other = *entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap();
+        rig.need(&entry, Need::Failed(other, "its store is full".into()));
+        let mut waited = 0;
+        while rig.entry(0).epoch == entry.epoch {
+            rig.advance(Duration::from_secs(1));
+            waited += 1;
+            assert!(waited <= 61);
+        }
+    }
+    let entry = rig.entry(0);
+    rig.need(&entry, Need::NewEpoch);
+    rig.advance(Duration::from_secs(6));
+    assert!(rig.entry(0).epoch > entry.epoch);
+}
