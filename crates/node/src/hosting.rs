@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use base::hash::PG_COUNT_MAX;
-use base::planted::{self, Bug};
 use base::{MapRevision, OsdId, PgId, PoolId, Time};
 use blockstore::NoteKey;
 use cluster::map::{MapDelta, PoolMap};
@@ -168,7 +167,7 @@ impl Node {
 
     /// A primary begins when no earlier one may serve by a grant of this OSD.
     fn wait_for_grants(&mut self, now: Time, entry: &PgEntry) -> Option<String> {
-        if !self.leads(entry) || planted::on(Bug::LeaseNotWaitedOut) {
+        if !self.leads(entry) {
             return None;
         }
         let until = self.leases.is_revoked_until(now, entry)?;

@@ -732,9 +732,8 @@ impl Pg {
         let takes_part = self.follow.as_ref().map_or(self.serving == Serving::Active, |follow| {
             follow.is_acting() && self.serving == Serving::Following
         });
-        let is_allowed = is_full || planted::on(Bug::TombstoneDroppedEarly);
         let mark = self.mark();
-        if takes_part && is_allowed && self.has_tombstones {
+        if takes_part && is_full && self.has_tombstones {
             self.has_tombstones = self.stand.held > mark;
             self.take_floor(mark, actions);
         }

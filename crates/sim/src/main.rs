@@ -306,7 +306,8 @@ fn part_of(bug: base::planted::Bug) -> Part {
     }
 }
 
-/// Runs seeds with each bug until one finds it; whether all were found.
+/// Runs seeds with each bug until one finds it that finds nothing without the bug; whether all were
+/// found.
 #[cfg(feature = "planted")]
 fn look_for_planted(
     name: &str,
@@ -330,7 +331,11 @@ fn look_for_planted(
             false,
             || plant(Some(bug)),
             |seed, outcome| {
-                found = outcome.result.err().map(|text| (seed, text));
+                let Err(text) = outcome.result else { return true };
+                plant(None);
+                let is_clean = run_one(part, Run { seed, verbose: false }).result.is_ok();
+                plant(Some(bug));
+                found = is_clean.then_some((seed, text));
                 found.is_none()
             },
         );

@@ -3,8 +3,11 @@
 //! A connection keeps its order, so all of it happens between connections: what a broken one still
 //! brings, and what is sent again over the next. A client gives each sending a new sequence, so a
 //! write and its repetition are known by their bytes: no value is written twice.
+//!
+//! Invariant it judges: a request that reaches a run of an OSD after a newer one of its session is
+//! never done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ImageId, SessionId, StripeIndex};
 use format::wire::{Op, Reply, Request};
@@ -23,6 +26,8 @@ pub struct Arrivals {
     writes: BTreeMap<(OsdRun, SessionId, WriteId), u64>,
     /// Writes without an answer.
     open: BTreeMap<(OsdRun, SessionId, u64), WriteId>,
+    /// Requests that came after a newer one.
+    late: BTreeSet<(OsdRun, SessionId, u64)>,
 }
 
 /// Image, stripe, offset, and the first unit's checksum.
@@ -35,6 +40,7 @@ impl Arrivals {
         let newest = self.newest.entry((run, session)).or_default();
         if sequence < *newest {
             faults.add("requests arrived in another order", 1);
+            self.late.insert((run, session, sequence));
         }
         *newest = sequence.max(*newest);
         let Op::Write { place, offset, checksums, .. } = &request.op else { return };
@@ -52,11 +58,18 @@ impl Arrivals {
     }
 
     /// An OSD answers. What it refuses is to be sent again.
-    pub fn answered(&mut self, run: OsdRun, reply: &Reply) {
-        let Some(write) = self.open.remove(&(run, reply.session, reply.sequence)) else { return };
-        if reply.outcome.is_err() {
-            self.writes.remove(&(run, reply.session, write));
+    pub fn answered(&mut self, run: OsdRun, reply: &Reply) -> Result<(), String> {
+        let (session, sequence) = (reply.session, reply.sequence);
+        if reply.outcome.is_ok() && self.late.contains(&(run, session, sequence)) {
+            return Err(format!(
+                "request {sequence} of session {session} came after a newer one, and is done"
+            ));
         }
+        let Some(write) = self.open.remove(&(run, session, sequence)) else { return Ok(()) };
+        if reply.outcome.is_err() {
+            self.writes.remove(&(run, session, write));
+        }
+        Ok(())
     }
 }
 
@@ -66,6 +79,12 @@ mod tests {
     use format::wire::Place;
 
     use super::*;
+
+    const NAMES: [&str; 3] = [
+        "request arrived twice",
+        "request arrived late, after its repetition",
+        "requests arrived in another order",
+    ];
 
     fn write(sequence: u64, byte: u8) -> Request {
         let mut data = BufferPool::default().take(4096);
@@ -90,17 +109,12 @@ mod tests {
     }
 
     fn counts(arrivals: &[((usize, u64), u64, u8)]) -> [u64; 3] {
-        let names = [
-            "request arrived twice",
-            "request arrived late, after its repetition",
-            "requests arrived in another order",
-        ];
-        let mut faults = Counts::new(&names);
+        let mut faults = Counts::new(&NAMES);
         let mut seen = Arrivals::default();
         for (run, sequence, byte) in arrivals {
             seen.note(*run, &write(*sequence, *byte), &mut faults);
         }
-        names.map(|name| faults.get(name))
+        NAMES.map(|name| faults.get(name))
     }
 
     #[test]
@@ -114,9 +128,18 @@ mod tests {
         let mut seen = Arrivals::default();
         seen.note(run, &write(1, 1), &mut faults);
         let outcome = Err(format::wire::Refusal::Busy);
-        seen.answered(run, &Reply { session: SessionId::new(7), sequence: 1, outcome });
+        let refused = Reply { session: SessionId::new(7), sequence: 1, outcome };
+        assert_eq!(seen.answered(run, &refused), Ok(()));
         seen.note(run, &write(2, 1), &mut faults);
         assert_eq!(faults.sum(), 0);
+        let done = |sequence| Reply {
+            session: SessionId::new(7),
+            sequence,
+            outcome: Ok(format::wire::Outcome::Synced),
+        };
+        seen.note(run, &write(1, 1), &mut Counts::new(&NAMES));
+        assert_eq!(seen.answered(run, &done(2)), Ok(()));
+        assert!(seen.answered(run, &done(1)).is_err());
         // What another run had received is gone with it.
         assert_eq!(counts(&[(run, 2, 1), ((0, 2), 1, 1)]), [0, 0, 0]);
     }

@@ -4,6 +4,7 @@
 //! Invariants it judges
 //!   1. A version names one write, in the epoch it is of; every member is told the same.
 //!   2. An epoch of a PG adopts one version.
+//!   3. Members leave the acting set only if the pool's minimum stays.
 
 use std::collections::BTreeMap;
 
@@ -56,23 +57,34 @@ impl Watch {
     }
 
     /// The monitor says something; whether an epoch ends by that.
-    pub fn monitor_says(&mut self, text: &str) -> bool {
+    pub fn monitor_says(&mut self, text: &str) -> Result<bool, String> {
         if !text.contains("\"map\"") {
-            return false;
+            return Ok(false);
         }
-        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return false };
+        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return Ok(false) };
         let mut ends_epoch = false;
         for pool in &delta.removed_pools {
             self.entries.retain(|pg, _| pg.pool != *pool);
         }
-        for entry in delta.pools.into_iter().flat_map(|pool| pool.pgs) {
-            let known = self.entries.get(&entry.pg).map_or(Epoch::ZERO, |known| known.epoch);
-            if entry.epoch >= known {
-                ends_epoch |= entry.epoch > known;
+        for pool in delta.pools {
+            let min_size = pool.pool.min_size as usize;
+            for entry in pool.pgs {
+                let known = self.entries.get(&entry.pg);
+                let epoch = known.map_or(Epoch::ZERO, |known| known.epoch);
+                if entry.epoch < epoch {
+                    continue;
+                }
+                let before = known.map_or(0, |known| known.acting.len());
+                if entry.acting.len() < before.min(min_size) {
+                    return Err(format!(
+                        "fewer than {min_size} of {before} members stay: {entry:?}"
+                    ));
+                }
+                ends_epoch |= entry.epoch > epoch;
                 self.entries.insert(entry.pg, entry);
             }
         }
-        ends_epoch
+        Ok(ends_epoch)
     }
 
     /// An OSD says something to another one about a PG.
@@ -217,7 +229,9 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use base::{BlockSize, ImageId, PoolId, StripeIndex};
+    use base::{BlockSize, ImageId, Incarnation, MapRevision, PoolId, StripeIndex};
+    use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
+    use format::wire::Member;
 
     use super::*;
 
@@ -272,6 +286,52 @@ mod tests {
         assert_eq!(activate(3, 6), Ok(()));
         assert!(activate(2, 6).is_err());
         assert_eq!(sequels.get("epoch activated"), 2);
+    }
+
+    fn map(epoch: u32, member_count: u64) -> String {
+        let pool = Pool {
+            id: PoolId::FIRST,
+            name: "default".into(),
+            replicas: 3,
+            min_size: 2,
+            pg_count: 8,
+            failure_domain: FailureDomain::Osd,
+            block_size: BlockSize::DEFAULT,
+        };
+        let member = |number| Member {
+            osd: OsdId::new(number).expect("not 0"),
+            incarnation: Incarnation::new(1),
+        };
+        let entry = PgEntry {
+            pg: pg(),
+            epoch: Epoch::new(epoch),
+            revision: MapRevision::new(u64::from(epoch)),
+            primary: OsdId::new(1),
+            acting: (1..).map(member).take(member_count as usize).collect(),
+            learners: Vec::new(),
+        };
+        let delta = PoolDelta {
+            since: MapRevision::ZERO,
+            revision: entry.revision,
+            pool,
+            pgs: vec![entry],
+            fences: Vec::new(),
+        };
+        let map = FromMonitor::Map(MapDelta { pools: vec![delta], ..MapDelta::default() });
+        serde_json::to_string(&map).expect("a map has a text")
+    }
+
+    #[test]
+    fn members_that_leave_though_the_minimum_does_not_stay_are_found() {
+        let mut watch = Watch::default();
+        assert_eq!(watch.monitor_says(&map(1, 3)), Ok(true));
+        assert_eq!(watch.monitor_says(&map(2, 2)), Ok(true));
+        assert_eq!(watch.monitor_says(&map(2, 2)), Ok(false));
+        assert!(watch.monitor_says(&map(3, 1)).is_err());
+        // A pool may begin with fewer.
+        let mut watch = Watch::default();
+        assert_eq!(watch.monitor_says(&map(1, 1)), Ok(true));
+        assert_eq!(watch.monitor_says(&map(2, 1)), Ok(true));
     }
 
     #[test]

@@ -594,7 +594,7 @@ impl World {
             NetEffect::Send { connection, message } => {
                 self.check_rules(from, &message)?;
                 if let (Process::Osd(index), Message::Reply(reply)) = (from, &message) {
-                    self.arrivals.answered((index, self.life(from)), reply);
+                    self.arrivals.answered((index, self.life(from)), reply)?;
                 }
                 self.watch_sending(from, connection, &message)?;
                 let wake = self.net.send(self.now, from, connection, &message);
@@ -619,7 +619,7 @@ impl World {
         match (from, message) {
             (Process::Monitor, Message::Control(text)) => {
                 // What was started in the epoch before is sent again, and may happen twice.
-                self.fault_count += u64::from(self.watch.monitor_says(text));
+                self.fault_count += u64::from(self.watch.monitor_says(text)?);
             }
             (Process::Osd(_), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
