@@ -114,6 +114,23 @@ fn an_orderly_end_records_lazy_writes_too() {
 }
 
 #[test]
+fn an_orderly_end_while_the_idle_entry_is_being_written_is_answered() {
+    for commit in [CommitMode::Fsync, CommitMode::Immediate] {
+        let mut bench = Bench::new(commit);
+        bench.write(1, 0, 1, 100);
+        bench.run();
+        let before = bench.tail();
+        bench.now = bench.now + Duration::from_millis(150);
+        bench.apply(Event::Tick);
+        assert!(bench.tail() > before, "the idle entry is under way");
+        let end = bench.ask(Request::Record);
+        let sync = bench.ask(Request::Sync);
+        bench.run();
+        assert!(bench.is_durable(end) && bench.is_durable(sync), "no event follows the last one");
+    }
+}
+
+#[test]
 fn an_idle_store_makes_lazy_writes_durable_and_records_it() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write_lazily(1, 0, 32, 100);

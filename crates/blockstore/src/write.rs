@@ -17,7 +17,7 @@ use crate::disk::Purpose;
 use crate::index::BlockInfo;
 use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX, plain_header};
 use crate::store::{Parts, Store};
-use crate::{BlockKey, Effect, NOTE_SIZE_MAX, NoteKey, Request, RequestId, StoreError};
+use crate::{Answer, BlockKey, Effect, NOTE_SIZE_MAX, NoteKey, Request, RequestId, StoreError};
 
 /// Data from this size on goes to its place at once when the block is new.
 const LARGE_SIZE_MIN: u64 = 64 << 10;
@@ -100,7 +100,7 @@ impl Store {
                 return self.try_repair(id, pg, key, content, effects);
             }
             Request::Sync => {
-                self.parts_mut().journal.wait_all(id);
+                self.wait_all(id, effects);
                 return None;
             }
             Request::Record => {
@@ -111,7 +111,7 @@ impl Store {
                     return Some(request);
                 }
                 self.record_durable();
-                self.parts_mut().journal.wait_all(id);
+                self.wait_all(id, effects);
                 return None;
             }
             _ => {}
@@ -139,6 +139,16 @@ impl Store {
                 effects.push(Effect::Done { id, result: Err(error) });
                 None
             }
+        }
+    }
+
+    /// Answers a request when everything so far is durable: at once where it is, for no event may
+    /// follow. The request may come out of the queue, after the journal's answers of this event.
+    fn wait_all(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let journal = &mut self.parts_mut().journal;
+        match journal.durable() < journal.tail() {
+            true => journal.wait_all(id),
+            false => effects.push(Effect::Done { id, result: Ok(Answer::Durable) }),
         }
     }
 
