@@ -26,8 +26,18 @@ pub struct Drill {
     pub(super) victim: usize,
     departure: Departure,
     leaves_at: Option<Time>,
-    /// The longest answer so far took so long.
-    pub(super) longest: Duration,
+    /// The longest answer since the member went took so long.
+    longest: Duration,
+}
+
+impl Drill {
+    /// An operation is answered. One from before the member went says nothing about that: a client
+    /// that could not reach an OSD a moment ago may still wait before it calls it again.
+    pub(super) fn note_answer(&mut self, now: Time, asked_at: Time) {
+        if self.leaves_at.is_none() {
+            self.longest = self.longest.max(now.since(asked_at));
+        }
+    }
 }
 
 /// How long an operation may take when a member goes so.

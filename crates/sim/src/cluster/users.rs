@@ -429,7 +429,7 @@ impl World {
     ) -> Result<(), String> {
         let to = self.moment();
         if let Some(drill) = &mut self.drill {
-            drill.longest = drill.longest.max(self.now.since(open.asked_at));
+            drill.note_answer(self.now, open.asked_at);
         }
         let volume = &mut self.volumes[open.volume];
         let (opened, units) = open.opened;
