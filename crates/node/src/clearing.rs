@@ -3,24 +3,28 @@
 //! The OSD does this by itself. A pool has left the map before the monitor asks. A PG's data is
 //! superfluous when its entry has all copies in its acting set, no learner, and no part for this
 //! OSD: the acting set holds every acknowledged write. Doing it again costs nothing, so after a
-//! restart it just begins anew.
+//! restart, or when the store could not do it, it just begins anew.
 //!
 //! Invariants
-//!   1. It begins when nothing of the PGs is under way here; and while a request of it is under
-//!      way, this OSD takes no part in the PG. So no block comes behind it.
+//!   1. It begins when nothing of the PGs is under way here; from then until it ends or is given
+//!      up, this OSD takes no part in the PG. So no block comes behind it.
 //!   2. The records go first, durably: data without a record counts for nothing, so a part of it
 //!      is never taken for the whole.
-//!   3. The monitor is told of a pool when all of it is gone, durably.
+//!   3. No record of a PG is read while it is being removed: what this OSD knows of the PG in memory
+//!      is never more than what its store has.
+//!   4. A map that this OSD's own notes prove older than what it has seen is not believed: in the
+//!      newest one this OSD may have a part.
+//!   5. The monitor is told of a pool when all of it is gone, durably.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
-use base::{Duration, Epoch, PgId, PoolId, Time};
+use base::{Duration, Epoch, MapRevision, PgId, PoolId, Time};
 use blockstore::{Answer, NoteKey, Request as StoreRequest, RequestId, StoreError};
 use cluster::map::MapDelta;
 use cluster::message::ToMonitor;
 use format::wire::{Content, PgEntry};
-use pg::Pg;
+use pg::{Pg, Record};
 
 use crate::Effect;
 use crate::hosting::is_sound;
@@ -49,13 +53,13 @@ pub(crate) struct Clearing {
     current: Option<Current>,
 }
 
-/// What is being cleared.
+/// What is being cleared; between events some answer of the store is awaited.
 struct Current {
     target: Target,
     stage: Stage,
     /// Answers of the store that are awaited.
     missing: u32,
-    /// A request could not be done: the stage is begun again a while later.
+    /// A request could not be done: it is begun anew a while later.
     has_failed: bool,
 }
 
@@ -92,38 +96,34 @@ impl Node {
         self.go_on_clearing(now, effects);
     }
 
-    /// Begins the next step, if nothing keeps it. Called now and then.
+    /// Begins to clear what is next, if nothing keeps it. Called now and then.
     pub(crate) fn go_on_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.clearing.current.is_none() {
-            let Some(target) = self.next_target(now) else { return };
-            if let Target::Pg(pg) = target {
-                self.forget_record(pg);
-            }
-            let stage = Stage::Records;
-            self.clearing.current = Some(Current { target, stage, missing: 0, has_failed: false });
-        }
-        let current = self.clearing.current.as_mut().expect("just made");
-        if current.missing > 0 || self.store.is_congested() {
+        if self.clearing.current.is_some() || self.store.is_congested() {
             return;
         }
-        current.has_failed = false;
+        let Some(target) = self.next_target(now) else { return };
+        let stage = Stage::Records;
+        self.clearing.current = Some(Current { target, stage, missing: 0, has_failed: false });
         self.clear_more(now, effects);
     }
 
     /// Whether data of the PG is being removed: this OSD takes no part in it meanwhile.
     pub(crate) fn is_being_cleared(&self, pg: PgId) -> bool {
-        let current = self.clearing.current.as_ref();
-        current.is_some_and(|current| current.missing > 0 && current.target.has(pg))
+        self.clearing.current.as_ref().is_some_and(|current| current.target.has(pg))
     }
 
     fn next_target(&mut self, now: Time) -> Option<Target> {
         let mut pools = self.clearing.asked.iter().copied().map(Target::Pool);
-        let is_gone = |target: &Target| match target {
-            Target::Pool(pool) => !self.map.pools.contains_key(pool),
-            Target::Pg(_) => false,
-        };
-        let pool = pools.find(|target| is_gone(target) && self.is_quiet(*target));
+        let pool = pools.find(|target| self.is_needless(*target) && self.is_quiet(*target));
         pool.or_else(|| self.superfluous_pg(now).map(Target::Pg))
+    }
+
+    /// Whether what this OSD has of it is needed by nobody.
+    fn is_needless(&self, target: Target) -> bool {
+        match target {
+            Target::Pool(pool) => !self.map.pools.contains_key(&pool),
+            Target::Pg(pg) => self.is_superfluous(pg),
+        }
     }
 
     /// Whether nothing of it is served, or under way.
@@ -193,6 +193,23 @@ impl Node {
             && entry.learners.is_empty()
             && entry.acting.len() >= known.pool.replicas as usize
             && entry.acting.iter().all(is_there)
+            && self.is_newer_than_notes(entry, known.revision)
+    }
+
+    /// Whether nothing in the store proves that this OSD has seen a newer map, or had a part in this
+    /// epoch or a later one.
+    fn is_newer_than_notes(&self, entry: &PgEntry, revision: MapRevision) -> bool {
+        let pg = entry.pg;
+        let noted = self.revisions_noted.get(&pg.pool).copied().unwrap_or_default();
+        let recorded = match self.store.note(NoteKey::Pg(pg)).map(Record::decode) {
+            None => Epoch::ZERO,
+            Some(Ok(record)) => record.entry.epoch,
+            // Nobody knows which epoch it is of.
+            Some(Err(_)) => return false,
+        };
+        let begun = self.pg_slots.get(&pg).map(|slot| self.pgs[*slot].epoch_floor());
+        let held = self.store.facts(pg).held.epoch;
+        revision >= noted && entry.epoch > recorded.max(held).max(begun.unwrap_or(Epoch::ZERO))
     }
 
     /// The PG begins anew as one of which this OSD knows nothing. Requires: it is quiet.
@@ -210,12 +227,11 @@ impl Node {
         loop {
             let current = self.clearing.current.as_ref().expect("the caller has one");
             let (target, stage) = (current.target, current.stage);
-            if let Target::Pg(pg) = target
-                && !self.is_superfluous(pg)
-            {
-                // Without a record this OSD takes its part as one that has nothing.
-                self.clearing.current = None;
-                return self.review(now, pg, effects);
+            if !self.is_needless(target) || !self.is_quiet(target) {
+                return self.give_up_clearing(now, effects);
+            }
+            if let Target::Pg(pg) = target {
+                self.forget_record(pg);
             }
             let requests = match stage {
                 Stage::Records => self.record_removals(target),
@@ -241,6 +257,16 @@ impl Node {
                     return self.go_on_clearing(now, effects);
                 }
             }
+        }
+    }
+
+    /// It cannot be done, or not now. Nothing of it is kept: it begins anew when all that a
+    /// beginning demands is so again.
+    fn give_up_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let given_up = self.clearing.current.take().expect("the caller has one");
+        if let Target::Pg(pg) = given_up.target {
+            // Without a record this OSD takes its part as one that has nothing.
+            self.review(now, pg, effects);
         }
     }
 
@@ -285,9 +311,10 @@ impl Node {
         assert!(current.missing > 0);
         current.missing -= 1;
         current.has_failed |= result.is_err();
-        // What failed is tried again with the next report.
-        if current.missing == 0 && !current.has_failed {
-            self.clear_more(now, effects);
+        match (current.missing, current.has_failed) {
+            (0, false) => self.clear_more(now, effects),
+            (0, true) => self.give_up_clearing(now, effects),
+            _ => {}
         }
     }
 }

@@ -236,7 +236,9 @@ impl Node {
         if let Some(slot) = self.pg_slots.get(&id) {
             return *slot;
         }
-        let record = self.store.note(NoteKey::Pg(id)).map(Record::decode).transpose();
+        // A note that is being removed counts no more.
+        let note = self.store.note(NoteKey::Pg(id)).filter(|_| !self.is_being_cleared(id));
+        let record = note.map(Record::decode).transpose();
         let record = record.unwrap_or_else(|why| {
             self.damaged_notes.insert(id, why);
             None

@@ -320,6 +320,33 @@ fn an_osd_without_a_part_removes_what_it_has_once_others_are_whole() {
 }
 
 #[test]
+fn nothing_is_removed_for_a_map_that_is_older_than_what_the_osd_has_noted() {
+    // A state store that went back in time, with an older epoch or only with an older revision.
+    for (epoch, revision) in [(1, 100), (100, 1)] {
+        let mut cluster = Cluster::serving(2);
+        cluster.set_entry(&[0, 1], &[]);
+        cluster.set_entry(&[0, 1], &[]);
+        cluster.advance(100);
+        for stripe in 0..10 {
+            assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1))));
+        }
+        cluster.advance(2_000);
+        cluster.kill(1);
+        (cluster.entry.epoch, cluster.revision) = (Epoch::new(epoch), revision);
+        cluster.start(1);
+        cluster.set_entry(&[0, 2], &[]);
+        cluster.advance(20_000);
+        assert_eq!(cluster.blocks(1).len(), 10, "epoch {epoch}, revision {revision}");
+        assert!(cluster.hosts[1].node().store.note(NoteKey::Pg(PG)).is_some());
+        // The newest copy of the state is back.
+        (cluster.entry.epoch, cluster.revision) = (Epoch::new(200), 200);
+        cluster.set_entry(&[0, 2], &[]);
+        cluster.advance(20_000);
+        assert_eq!(cluster.blocks(1), []);
+    }
+}
+
+#[test]
 fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     let mut cluster = Cluster::serving(2);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
