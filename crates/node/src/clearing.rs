@@ -200,7 +200,7 @@ impl Node {
     /// epoch or a later one.
     fn is_newer_than_notes(&self, entry: &PgEntry, revision: MapRevision) -> bool {
         let pg = entry.pg;
-        let noted = self.revisions_noted.get(&pg.pool).copied().unwrap_or_default();
+        let noted = self.revision_noted(pg.pool);
         let recorded = match self.store.note(NoteKey::Pg(pg)).map(Record::decode) {
             None => Epoch::ZERO,
             Some(Ok(record)) => record.entry.epoch,

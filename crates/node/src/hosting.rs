@@ -26,6 +26,7 @@ impl Node {
         pools.extend(&delta.removed_pools);
         for pool in &delta.removed_pools {
             self.leases.forget_pool(*pool);
+            self.pools_noted.remove(pool);
         }
         let before = self.entries_replaced(&delta);
         let applied = self.map.apply(delta);
@@ -94,6 +95,11 @@ impl Node {
 
     fn map_revisions(&self) -> BTreeMap<PoolId, MapRevision> {
         self.map.pools.iter().map(|(id, known)| (*id, known.revision)).collect()
+    }
+
+    /// The revision of a pool that this OSD had seen before this run.
+    pub(crate) fn revision_noted(&self, pool: PoolId) -> MapRevision {
+        self.pools_noted.get(&pool).map_or(MapRevision::ZERO, |noted| noted.revision)
     }
 
     /// Compares all PGs with the map: the OSD has got its incarnation.
@@ -197,7 +203,7 @@ impl Node {
             )));
         }
         let known = self.map.pools.get(&id.pool).map_or(MapRevision::ZERO, |known| known.revision);
-        let noted = self.revisions_noted.get(&id.pool).copied().unwrap_or_default();
+        let noted = self.revision_noted(id.pool);
         if known < noted {
             return Some(older(format!(
                 "the map of pool {} has revision {known}, but {osd} has already seen {noted}",

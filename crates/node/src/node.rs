@@ -5,10 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{
-    BufferPool, ConnectionId, Duration, Incarnation, MapRevision, OsdId, PgId, PoolId, Time,
-    Version,
-};
+use base::{BufferPool, ConnectionId, Duration, Incarnation, OsdId, PgId, PoolId, Time, Version};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
 use cluster::map::ClusterMap;
 use cluster::message::{FromMonitor, Need, ToMonitor};
@@ -22,7 +19,7 @@ use crate::filling::Budget;
 use crate::leases::Leases;
 use crate::link::{Link, LinkStage};
 use crate::mesh::Mesh;
-use crate::notes::ClusterNote;
+use crate::notes::{ClusterNote, PoolNote};
 use crate::peers::Peers;
 use crate::requests::Requests;
 use crate::sessions::Sessions;
@@ -54,8 +51,8 @@ pub struct Node {
     pub(crate) map_gaps: BTreeSet<PoolId>,
     /// The monitor was asked about a gap since the last report.
     pub(crate) gap_was_told: bool,
-    /// Revisions that this OSD had seen before this run.
-    pub(crate) revisions_noted: BTreeMap<PoolId, MapRevision>,
+    /// Pools as this OSD had seen them before this run, without those that are gone.
+    pub(crate) pools_noted: BTreeMap<PoolId, PoolNote>,
     /// Notes of PGs that cannot be read, and why.
     pub(crate) damaged_notes: BTreeMap<PgId, String>,
     pub(crate) clearing: Clearing,
@@ -167,7 +164,7 @@ impl Node {
             map: ClusterMap::default(),
             map_gaps: BTreeSet::new(),
             gap_was_told: false,
-            revisions_noted: BTreeMap::new(),
+            pools_noted: BTreeMap::new(),
             damaged_notes: BTreeMap::new(),
             clearing: Clearing::default(),
             sessions: Sessions::default(),
@@ -601,14 +598,15 @@ impl Node {
         let Some(note) = self.store.note(NoteKey::Cluster) else { return Ok(()) };
         let note = ClusterNote::decode(note)
             .map_err(|why| format!("the note on the cluster in {path} cannot be read: {why}"))?;
-        self.revisions_noted = note.revisions();
         self.lease_noted = self.lease_noted.max(note.lease());
+        self.pools_noted = note.pools_by_id();
         Ok(())
     }
 
     pub(crate) fn keep_cluster_note(&mut self, now: Time) {
         let span = self.lease_noted.max(self.lease_wanted());
-        let note = ClusterNote::of(self.identity.cluster, &self.map, span);
+        let mut note = ClusterNote::of(self.identity.cluster, &self.map, span);
+        note.keep_newer(&self.pools_noted);
         self.note_is_old = false;
         self.note_is_open = Some(span);
         let request = StoreRequest::Note { key: NoteKey::Cluster, bytes: note.encode() };

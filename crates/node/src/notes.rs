@@ -41,6 +41,20 @@ pub struct PoolNote {
 }
 
 impl ClusterNote {
+    /// Keeps what was noted of pools of which this note's map is older than that, or has none: the
+    /// map of a state store that went back in time does not erase what proves it.
+    pub fn keep_newer(&mut self, noted: &BTreeMap<PoolId, PoolNote>) {
+        let mut pools = noted.clone();
+        for pool in std::mem::take(&mut self.pools) {
+            let is_older =
+                pools.get(&pool.pool.id).is_some_and(|noted| noted.revision > pool.revision);
+            if !is_older {
+                pools.insert(pool.pool.id, pool);
+            }
+        }
+        self.pools = pools.into_values().collect();
+    }
+
     /// What is worth keeping of a map.
     pub fn of(cluster: ClusterId, map: &ClusterMap, lease: Duration) -> ClusterNote {
         let pools = map.pools.values().map(|known| PoolNote {
@@ -85,8 +99,8 @@ impl ClusterNote {
         self.lease_ms.map_or(LEASE_DEFAULT, Duration::from_millis)
     }
 
-    /// The revision of each pool.
-    pub fn revisions(&self) -> BTreeMap<PoolId, MapRevision> {
-        self.pools.iter().map(|pool| (pool.pool.id, pool.revision)).collect()
+    /// The pools by id.
+    pub fn pools_by_id(self) -> BTreeMap<PoolId, PoolNote> {
+        self.pools.into_iter().map(|pool| (pool.pool.id, pool)).collect()
     }
 }

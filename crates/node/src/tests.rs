@@ -614,6 +614,26 @@ fn a_revision_older_than_the_osds_note_is_refused_until_it_is_reached() {
 }
 
 #[test]
+fn an_older_map_does_not_erase_what_proves_it_older() {
+    let mut rig = Rig::serving();
+    rig.advance(Duration::from_secs(2));
+    for run in 2..5 {
+        rig = Rig::over(rig.disk);
+        rig.join(run);
+        rig.monitor_says(map(0, 9, vec![entry(run as u32, run)], &[]));
+        rig.advance(Duration::from_secs(2));
+        let report = last_report(&rig);
+        let [(_, why)] = &report.incomplete[..] else { panic!("run {run}: {report:?}") };
+        assert!(why.contains("revision 9") && why.contains("10"), "{why}");
+    }
+    rig.monitor_says(map(9, 12, vec![], &[]));
+    rig.advance(Duration::from_secs(2));
+    let note = rig.node.store.note(blockstore::NoteKey::Cluster).unwrap();
+    let note = ClusterNote::decode(note).unwrap();
+    assert_eq!(note.pools_by_id()[&POOL].revision, MapRevision::new(12));
+}
+
+#[test]
 fn an_osd_reports_what_it_serves() {
     let mut rig = Rig::serving();
     rig.ask(1, write(0, 4, 7)).unwrap();
@@ -952,7 +972,7 @@ fn a_long_cluster_note_keeps_the_revisions() {
     let bytes = ClusterNote::of(CLUSTER, &map, LEASE_DEFAULT).encode();
     assert!(bytes.len() <= blockstore::NOTE_SIZE_MAX);
     let note = ClusterNote::decode(&bytes).unwrap();
-    assert_eq!(note.revisions().get(&POOL), Some(&MapRevision::new(9)));
+    assert_eq!(note.pools_by_id()[&POOL].revision, MapRevision::new(9));
 }
 
 fn cleared(rig: &Rig) -> usize {
