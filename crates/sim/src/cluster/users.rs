@@ -468,12 +468,17 @@ impl World {
         error: VolumeError,
         to: Moment,
     ) -> Result<(), String> {
+        // A block that changed while its only other copy was away, and of which units rotted before
+        // that copy came back, is filled with those units as damaged: the learner cannot know that
+        // its older ones are still right, so it gives them up. They are lost.
+        let image = self.volumes[volume].image;
+        let is_lost = image.is_some_and(|image| self.watch.is_damage_given(image));
         match &error {
             VolumeError::Full if self.plan.may_fill() => {
                 self.tally.faults.add("pool full", 1);
             }
             // With more copies than one another one is good, once all of them are there.
-            VolumeError::Damaged if self.rot_happened && !self.must_be_whole => {
+            VolumeError::Damaged if self.rot_happened && (!self.must_be_whole || is_lost) => {
                 self.tally.faults.add("damaged range met", 1);
             }
             VolumeError::Ended => {

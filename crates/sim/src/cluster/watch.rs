@@ -6,12 +6,14 @@
 //!   2. An epoch of a PG adopts one version.
 //!   3. Members leave the acting set only if the pool's minimum stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, Epoch, OsdId, PgId, Time, Version};
+use base::{Duration, Epoch, ImageId, OsdId, PgId, Time, Version};
 use cluster::message::FromMonitor;
 use format::disk::BlockKey;
-use format::wire::{Change, Filling, LeaseMessage, PeerBody, PeerMessage, PgEntry, Request};
+use format::wire::{
+    Change, Content, Filling, LeaseMessage, PeerBody, PeerMessage, PgEntry, Request,
+};
 
 use crate::tally::Counts;
 
@@ -44,6 +46,8 @@ pub struct Watch {
     adopted: BTreeMap<(PgId, Epoch), Version>,
     /// Learners that are being filled: holder, learner, and the epoch in which that began.
     fillings: BTreeMap<(PgId, usize), Epoch>,
+    /// Images of which a learner was given units as damaged.
+    damage_given: BTreeSet<ImageId>,
     /// When the holder asked, on its clock.
     renewals: BTreeMap<(usize, usize, u64), Time>,
     /// Until when the holder has a lease from the giver, on its clock.
@@ -54,6 +58,11 @@ impl Watch {
     /// The newest entries.
     pub fn entries(&self) -> impl Iterator<Item = &PgEntry> {
         self.entries.values()
+    }
+
+    /// Whether a learner was given units of an image as damaged: no acting member could read them.
+    pub fn is_damage_given(&self, image: ImageId) -> bool {
+        self.damage_given.contains(&image)
     }
 
     /// The monitor says something; whether an epoch ends by that.
@@ -120,7 +129,15 @@ impl Watch {
             }
             PeerBody::List { .. } => sequels.add("members compared", 1),
             PeerBody::Fetch { .. } => sequels.add("newest copy fetched from a member", 1),
-            PeerBody::Repair { .. } => sequels.add("block repaired at a member", 1),
+            PeerBody::Repair { key, content, .. } => {
+                sequels.add("block repaired at a member", 1);
+                if let Content::Block { damaged, .. } = content
+                    && damaged.iter().any(|word| *word != 0)
+                    && self.fillings.contains_key(&(*pg, to))
+                {
+                    self.damage_given.insert(key.image);
+                }
+            }
             PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
             PeerBody::Query { .. }
             | PeerBody::Failed { .. }
@@ -229,7 +246,7 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use base::{BlockSize, ImageId, Incarnation, MapRevision, PoolId, StripeIndex};
+    use base::{BlockSize, Incarnation, MapRevision, PoolId, StripeIndex};
     use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
     use format::wire::Member;
 
@@ -332,6 +349,40 @@ mod tests {
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 1)), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 1)), Ok(true));
+    }
+
+    #[test]
+    fn only_a_learner_that_is_given_damage_loses_it() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let mut says = |watch: &mut Watch, body: PeerBody| {
+            let message = PeerMessage { pg: pg(), epoch: Epoch::new(2), body };
+            assert_eq!(watch.peer_says(1, &message, &mut sequels), Ok(()));
+        };
+        let repair = |damaged: u64| {
+            let (pool, image, stripe) = (PoolId::FIRST, ImageId::FIRST, StripeIndex::new(0));
+            let content = Content::Block {
+                version: Version { epoch: Epoch::new(1), counter: 5 },
+                block_size: BlockSize::DEFAULT,
+                units: vec![3],
+                written: Vec::new(),
+                damaged: vec![damaged],
+                checksums: Vec::new(),
+                data: None,
+            };
+            PeerBody::Repair { call: 0, key: BlockKey { pool, hash: 7, image, stripe }, content }
+        };
+        says(&mut watch, repair(1));
+        assert!(!watch.is_damage_given(ImageId::FIRST), "it is an acting member");
+        let zero = Version::ZERO;
+        let (since, whole) = (zero, Vec::new());
+        let filling = Filling { complete: zero, position: None, since, whole, listing: false };
+        let (floor, history, filling) = (zero, Vec::new(), Some(filling));
+        says(&mut watch, PeerBody::Activate { adopted: zero, floor, history, filling });
+        says(&mut watch, repair(0));
+        assert!(!watch.is_damage_given(ImageId::FIRST), "nothing is damaged");
+        says(&mut watch, repair(1));
+        assert!(watch.is_damage_given(ImageId::FIRST));
     }
 
     #[test]
