@@ -70,7 +70,7 @@ fn a_volume_is_made_resized_and_removed() {
     });
     wait_for("the cut part's space to be free", || {
         let used: u64 = used();
-        used <= 2 * 17 << 20
+        used <= (2 * 17) << 20
     });
     // Grown again, the cut part is zeros, not what was there before.
     wait_for("the shrinking to be done", || {

@@ -258,7 +258,7 @@ fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() 
     }
     // changed 48 MiB and added 96 MiB, twice: nothing of what was trimmed and removed is left.
     let used = || (1..=3).map(|osd| used_bytes(&cluster, osd)).sum::<u64>();
-    wait_for("the space of what is gone to be free", || used() <= (48 + 96 + 1) * 2 << 20);
+    wait_for("the space of what is gone to be free", || used() <= ((48 + 96 + 1) * 2) << 20);
     assert!(cluster.check_copies() >= 144 * 8);
     cluster.start(&[]);
     let rest: Vec<String> = pieces("read", 1, 64).split_off(36);
