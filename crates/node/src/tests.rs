@@ -1,5 +1,6 @@
 //! Scripts: what a monitor, clients and the disk do, and what the node answers.
 
+mod clearing;
 pub mod cluster_rig;
 mod members;
 pub mod rig;
@@ -973,120 +974,6 @@ fn a_long_cluster_note_keeps_the_revisions() {
     assert!(bytes.len() <= blockstore::NOTE_SIZE_MAX);
     let note = ClusterNote::decode(&bytes).unwrap();
     assert_eq!(note.pools_by_id()[&POOL].revision, MapRevision::new(9));
-}
-
-fn cleared(rig: &Rig) -> usize {
-    let told = rig.told.iter();
-    told.filter(|told| **told == ToMonitor::PoolCleared { pool: POOL }).count()
-}
-
-#[test]
-fn a_removed_pool_is_cleared_and_that_is_told_when_it_is_durable() {
-    let mut rig = Rig::serving();
-    for stripe in 0..300 {
-        let op = write_in(place(1 + stripe % 2, stripe), 0, 1, 7);
-        assert!(rig.ask(1, op).is_ok(), "{stripe}");
-    }
-    rig.advance(Duration::from_secs(2));
-    assert!(last_report(&rig).used_bytes > 0);
-    rig.holds_disk = true;
-    let clear = FromMonitor::ClearPool { pool: POOL, pg_count: 1 };
-    rig.monitor_says(clear.clone());
-    assert_eq!(cleared(&rig), 0, "nothing is durable yet");
-    let refused = rig.send(CLIENT, 1, write(0, 1, 9));
-    rig.release_disk();
-    rig.holds_disk = false;
-    rig.advance(Duration::from_secs(10));
-    assert_eq!(cleared(&rig), 1);
-    assert!(matches!(rig.reply_to(refused), Some(Err(_))), "nobody writes to it any more");
-    let report = last_report(&rig);
-    assert_eq!(report.used_bytes, 0);
-    assert_eq!((report.active, report.incomplete), (vec![], vec![]));
-    // What is asked twice is told twice: the first answer may have been lost.
-    rig.monitor_says(clear.clone());
-    assert_eq!(cleared(&rig), 2);
-    let held: Vec<_> = rig.node.store.notes().map(|(key, _)| key).collect();
-    assert_eq!(held, [blockstore::NoteKey::Cluster]);
-    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0, "no tombstone is left");
-    // It stays so over a restart, and in a run that never saw the pool.
-    let mut rig = Rig::over(rig.disk.clone());
-    rig.join(2);
-    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
-    rig.monitor_says(clear);
-    assert_eq!(cleared(&rig), 1);
-}
-
-#[test]
-fn a_pool_is_cleared_only_when_started_writes_have_ended() {
-    let mut rig = Rig::serving();
-    rig.holds_disk = true;
-    let late = rig.send(CLIENT, 1, write(0, 1, 7));
-    rig.monitor_says(FromMonitor::ClearPool { pool: POOL, pg_count: 1 });
-    rig.release_disk();
-    rig.holds_disk = false;
-    rig.advance(Duration::from_secs(10));
-    assert_eq!(rig.reply_to(late), Some(Err(Refusal::Stale(None))));
-    assert_eq!(cleared(&rig), 1);
-    assert_eq!(rig.node.store.blocks(POOL, 0, u32::MAX, None).count(), 0);
-}
-
-/// The map with an entry of which another OSD is the only member.
-fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
-    let other = OsdId::new(2).unwrap();
-    let member = Member { osd: other, incarnation: Incarnation::new(1) };
-    let entry = PgEntry { primary: Some(other), acting: vec![member], ..entry(epoch, 1) };
-    let osd = OsdInfo {
-        id: other,
-        revision: 1,
-        addresses: vec![],
-        incarnation: member.incarnation,
-        up: true,
-        in_cluster: true,
-    };
-    let pools = vec![pool_delta(since, since + 1, vec![entry], &[])];
-    FromMonitor::Map(MapDelta { osds: vec![osd], pools, ..MapDelta::default() })
-}
-
-/// An OSD that has begun to remove its data of the PG; the disk does nothing.
-fn removing_superfluous_data() -> Rig {
-    let mut rig = Rig::serving();
-    for stripe in 0..10 {
-        assert!(rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).is_ok());
-    }
-    rig.advance(Duration::from_secs(2));
-    rig.monitor_says(served_by_another(10, 2));
-    rig.holds_disk = true;
-    rig.advance(Duration::from_secs(4));
-    assert!(!rig.node.is_being_cleared(PG), "not at once");
-    rig.advance(Duration::from_secs(4));
-    assert!(rig.node.is_being_cleared(PG));
-    rig
-}
-
-#[test]
-fn a_removal_that_failed_begins_anew_with_all_that_a_beginning_demands() {
-    let mut rig = removing_superfluous_data();
-    let mut effects = Vec::new();
-    let failed = Err(blockstore::StoreError::Full);
-    rig.node.cleared(rig.now, failed, &mut effects);
-    rig.advance(Duration::from_secs(4));
-    assert!(!rig.node.is_being_cleared(PG), "the wait begins anew");
-    rig.advance(Duration::from_secs(4));
-    assert!(rig.node.is_being_cleared(PG));
-}
-
-#[test]
-fn an_osd_takes_no_part_while_its_old_data_is_removed_and_what_is_left_counts_for_nothing() {
-    let mut rig = removing_superfluous_data();
-    rig.monitor_says(map(11, 12, vec![entry(3, 1)], &[]));
-    assert!(rig.node.pgs[0].is_quiet());
-    assert!(rig.node.why_idle(0).contains("old data"), "{}", rig.node.why_idle(0));
-    rig.release_disk();
-    assert!(!rig.node.is_being_cleared(PG));
-    assert!(rig.ask(3, write(0, 1, 8)).is_ok());
-    let note = rig.node.store.note(blockstore::NoteKey::Pg(PG)).unwrap();
-    let record = pg::Record::decode(note).unwrap();
-    assert_eq!(record.history.len(), 1, "nothing of the record before is left");
 }
 
 #[test]
