@@ -1,7 +1,8 @@
 //! `make bench`: the store and the whole path beside the limits of this machine, measured in the
 //! same run. Prints medians over several rounds and ratios; noisy machines move both alike.
 //!
-//! Everything runs on one core: across two cores wake-ups hide what the program does.
+//! Everything runs on one core: across two cores wake-ups hide what the program does. Volumes with
+//! copies are measured on two cores as well.
 
 #![allow(clippy::disallowed_methods)] // A program that starts processes and reads the clock.
 
@@ -16,7 +17,9 @@ const ASHLAR: &str = env!("CARGO_BIN_EXE_ashlar");
 const SECONDS: &str = "2";
 
 /// One kind of load: its name and options.
-const LOADS: &[(&str, &[&str])] = &[
+type Load = (&'static str, &'static [&'static str]);
+
+const LOADS: &[Load] = &[
     ("4 KiB random write, depth 1", &["--op", "randwrite", "--depth", "1"]),
     ("4 KiB random read, depth 1", &["--op", "randread", "--depth", "1"]),
     ("4 KiB random write, depth 32", &["--op", "randwrite", "--depth", "32"]),
@@ -25,9 +28,15 @@ const LOADS: &[(&str, &[&str])] = &[
     ("4 MiB linear read, depth 4", &["--op", "read", "--depth", "4", "--block-size", "4MiB"]),
 ];
 
+/// What the table of replicated volumes has instead of the linear loads above.
+const LINEAR_LOADS: &[Load] = &[
+    ("4 MiB linear write, depth 16", &["--op", "write", "--depth", "16", "--block-size", "4MiB"]),
+    ("4 MiB linear read, depth 16", &["--op", "read", "--depth", "16", "--block-size", "4MiB"]),
+];
+
 fn main() {
     let rounds: usize = std::env::var("ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(3);
-    pin_to_one_core();
+    pin_to_cores(1);
     let base =
         if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
     let dir = base.join(format!("ashlar-bench-{}", std::process::id()));
@@ -35,25 +44,31 @@ fn main() {
     let cleanup = Cleanup(dir.clone());
     println!("one core, files in {}, medians of {rounds} rounds\n", base.display());
     store_table(&dir, rounds);
-    path_table(&dir, rounds);
+    path_table(&Cluster::up(&dir, "1"), "one copy, one OSD", 1, LOADS, rounds);
+    let loads: Vec<Load> = LOADS[..4].iter().chain(LINEAR_LOADS).copied().collect();
+    for cores in [1, 2] {
+        pin_to_cores(cores);
+        let cluster = Cluster::up(&dir, "3");
+        let title = format!("two copies, three OSDs, cores: {cores}");
+        path_table(&cluster, &title, 2, &loads, rounds);
+        stalls(&cluster);
+    }
     drop(cleanup);
 }
 
-/// Takes the cluster down and its files away, also after a panic.
+/// Takes the files away, also after a panic.
 struct Cleanup(PathBuf);
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        let mut down = Command::new(ASHLAR);
-        let _ = down.arg("down").arg("--dir").arg(self.0.join("cluster")).output();
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-fn pin_to_one_core() {
+/// This process, and what it starts from now on, runs on the first `count` cores.
+fn pin_to_cores(count: usize) {
     let mut cpus = rustix::thread::CpuSet::new();
-    cpus.set(0);
-    // Children inherit it.
+    (0..count).for_each(|cpu| cpus.set(cpu));
     if rustix::thread::sched_setaffinity(None, &cpus).is_err() {
         println!("(not pinned: the system refuses)");
     }
@@ -104,33 +119,68 @@ fn store_table(dir: &Path, rounds: usize) {
     println!();
 }
 
-/// The whole path through one OSD beside (echo + raw).
-fn path_table(dir: &Path, rounds: usize) {
-    let cluster = dir.join("cluster");
-    let mut up = Command::new(ASHLAR);
-    up.args(["up", "--detach", "--osds", "1", "--osd-size", "2GiB", "--commit", "immediate"]);
-    assert!(up.arg("--dir").arg(&cluster).output().expect("starts").status.success());
-    let mut create = Command::new(ASHLAR);
-    create.args(["volume", "create", "bench", "--size", "512MiB", "--cluster"]).arg(&cluster);
-    assert!(create.output().expect("starts").status.success());
-    // Written once, so that reads find data.
-    let mut fill =
-        bench_volume(&cluster, &["--op", "write", "--block-size", "1MiB", "--depth", "4"]);
-    json(&mut fill);
+/// A running cluster (pool `default`: two copies where it has three OSDs) with a volume that was written once, so that reads find data.
+struct Cluster {
+    dir: PathBuf,
+}
 
+impl Cluster {
+    fn up(base: &Path, osds: &str) -> Cluster {
+        let dir = base.join("cluster");
+        let cluster = Cluster { dir };
+        let mut up = Command::new(ASHLAR);
+        up.args(["up", "--detach", "--osds", osds, "--osd-size", "2GiB", "--commit", "immediate"]);
+        done(up.arg("--dir").arg(&cluster.dir));
+        done(&mut cluster.command(&["volume", "create", "bench", "--size", "512MiB"]));
+        let fill = ["--op", "write", "--block-size", "1MiB", "--depth", "4", "--seconds", SECONDS];
+        cluster.bench(&fill);
+        cluster
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(ASHLAR);
+        command.args(arguments).arg("--cluster").arg(&self.dir);
+        command
+    }
+
+    fn bench(&self, options: &[&str]) -> Value {
+        let mut command = self.command(&["bench", "volume", "bench", "--json"]);
+        json(command.args(options))
+    }
+
+    /// Processes of the OSDs, by number.
+    fn osd_pids(&self) -> Vec<i32> {
+        let rows = json(&mut self.command(&["osd", "ls", "--json"]));
+        let rows = rows.as_array().expect("a list").iter();
+        rows.filter_map(|row| row["pid"].as_i64()).map(|pid| pid as i32).collect()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let mut down = Command::new(ASHLAR);
+        let _ = down.arg("down").arg("--dir").arg(&self.dir).output();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// The whole path beside the limits. A write with copies makes two hops of the network, others one.
+fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], rounds: usize) {
     println!(
-        "| volume through one OSD | ops/s | p50 us | p99 us | OSD CPU us/op | echo us | raw us \
-         | p50 / (echo + raw) |"
+        "| {title} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op | echo us | raw us | raw ops/s \
+         | p50 / (hops x echo + raw) |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
-    for (name, options) in LOADS {
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for (name, options) in loads {
+        let hops = if copies > 1 && name.contains("write") { 2.0 } else { 1.0 };
         let mut runs = Vec::new();
         for _ in 0..rounds {
             let mut limits = Command::new(ASHLAR);
-            limits.args(["bench", "disk"]).arg(dir).args(*options);
-            limits.args(["--size", "512MiB", "--seconds", "1", "--json"]);
+            limits.args(["bench", "disk"]).arg(cluster.dir.parent().expect("ours")).args(*options);
+            limits.args(["--size", "512MiB", "--commit", "immediate", "--seconds", "1", "--json"]);
             let limits = json(&mut limits);
-            runs.push((json(&mut bench_volume(&cluster, options)), limits));
+            let options = [*options, &["--seconds", SECONDS]].concat();
+            runs.push((cluster.bench(&options), limits));
         }
         let median =
             |pick: &dyn Fn(&(Value, Value)) -> f64| median(runs.iter().map(pick).collect());
@@ -138,23 +188,56 @@ fn path_table(dir: &Path, rounds: usize) {
         let echo = |run: &(Value, Value)| number(&run.1["echo_us"]);
         let raw = |run: &(Value, Value)| number(&run.1["raw"]["latency_us"]["p50"]);
         println!(
-            "| {name} | {:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} | {:.2} |",
+            "| {name} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} | {:.0} | {} |",
             median(&|run| number(&run.0["ops_per_second"])),
+            median(&|run| number(&run.0["bytes_per_second"]) / 1e6),
             median(&p50),
             median(&|run| number(&run.0["latency_us"]["p99"])),
             median(&|run| number(&run.0["osd_cpu_us_per_op"])),
             median(&echo),
             median(&raw),
-            median(&|run| p50(run) / (echo(run) + raw(run))),
+            median(&|run| number(&run.1["raw"]["ops_per_second"])),
+            // Only one operation at a time waits for its own hops alone.
+            if options.contains(&"1") {
+                format!("{:.2}", median(&|run| p50(run) / (hops * echo(run) + raw(run))))
+            } else {
+                String::new()
+            },
         );
     }
+    println!();
 }
 
-fn bench_volume(cluster: &Path, options: &[&str]) -> Command {
-    let mut command = Command::new(ASHLAR);
-    command.args(["bench", "volume", "bench", "--seconds", SECONDS, "--json"]).args(options);
-    command.arg("--cluster").arg(cluster);
-    command
+/// How long writes stand still when an OSD is killed: the longest of a load on all PGs, each OSD
+/// killed once. The OSD is started again by `up` and is whole before the next one goes.
+fn stalls(cluster: &Cluster) {
+    let mut longest = Vec::new();
+    for index in 0..cluster.osd_pids().len() {
+        let pid = cluster.osd_pids()[index];
+        let mut load = cluster.command(&["bench", "volume", "bench", "--json"]);
+        load.args(["--op", "randwrite", "--depth", "16", "--seconds", "4"]);
+        load.stdout(std::process::Stdio::piped());
+        let load = load.spawn().expect("starts");
+        // In the middle of the load; nothing is awaited here, a later kill measures the same.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("ours");
+        let output = load.wait_with_output().expect("ends");
+        assert!(output.status.success(), "the load failed over the kill");
+        let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        longest.push(number(&value["latency_us"]["max"]) / 1e6);
+        while json(&mut cluster.command(&["status", "--json"]))["health"] != "ok" {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+    let each: Vec<String> = longest.iter().map(|seconds| format!("{seconds:.2} s")).collect();
+    println!("longest write while an OSD is killed (-9), each OSD once: {}\n", each.join(", "));
+}
+
+fn done(command: &mut Command) {
+    let output = command.output().expect("starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
 }
 
 fn json(command: &mut Command) -> Value {
