@@ -44,6 +44,10 @@ pub enum Bug {
     EndedSessionNotFenced,
     /// PG: a write is answered before every acting member has it.
     AckBeforeMembers,
+    /// PG: a sync makes durable what the primary has, and asks no member.
+    SyncOfPrimaryAlone,
+    /// PG: the mark passes what was answered and is not durable.
+    MarkCountsUnflushed,
     /// PG: a read does not wait for writes of its units that are under way.
     ReadOfUnfinishedWrite,
     /// PG: a learner is reported complete before it is filled.

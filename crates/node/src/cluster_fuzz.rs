@@ -356,7 +356,7 @@ impl Run {
     fn body(&mut self) -> PeerBody {
         let call = self.random.below(6);
         let (version, mark) = (self.version(), self.version());
-        match self.random.below(14) {
+        match self.random.below(16) {
             0 | 1 => PeerBody::Query { revision: MapRevision::new(1) },
             2 => PeerBody::List { call, newer_than: version, after: None },
             3 => PeerBody::Fetch { call, key: self.key(), units: Vec::new() },
@@ -368,7 +368,8 @@ impl Run {
             }
             6 | 7 => {
                 let (key, change) = (self.key(), self.change());
-                PeerBody::Write { version, mark, key, block_size: BlockSize::MIN, change }
+                let (block_size, lazy) = (BlockSize::MIN, self.random.below(2) == 0);
+                PeerBody::Write { version, mark, key, block_size, lazy, change }
             }
             8 => {
                 let filling = self.filling();
@@ -376,8 +377,10 @@ impl Run {
             }
             9 => PeerBody::Fetched { call, content: self.content() },
             10 => PeerBody::Repaired { call },
-            11 => PeerBody::Written { version },
+            11 => PeerBody::Written { version, durable: self.random.below(2) == 0 },
             12 => PeerBody::Activated,
+            13 => PeerBody::Sync { call },
+            14 => PeerBody::Synced { call },
             _ => PeerBody::Stale(self.cluster.entry.clone()),
         }
     }

@@ -87,6 +87,7 @@ fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Repair { .. }
         | PeerBody::Activate { .. }
         | PeerBody::Write { .. }
+        | PeerBody::Sync { .. }
         | PeerBody::Progress { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::State(_)
@@ -95,6 +96,7 @@ fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Repaired { .. }
         | PeerBody::Activated
         | PeerBody::Written { .. }
+        | PeerBody::Synced { .. }
         | PeerBody::Noted { .. }
         | PeerBody::Failed { .. } => false,
     }

@@ -146,7 +146,7 @@ fn may_ask(role: Role, request: &Request) -> bool {
         }
         Role::Monitor(_) => {
             request.session == SessionId::ZERO
-                && matches!(request.op, Op::DeleteRange { .. } | Op::Zero { .. })
+                && matches!(request.op, Op::DeleteRange { .. } | Op::Zero { lazy: false, .. })
         }
         Role::Osd(..) => false,
     }

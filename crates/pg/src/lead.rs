@@ -23,6 +23,7 @@ use super::compare::Compare;
 use super::copy::Job;
 use super::fill::{Filler, Intake};
 use super::limits::HISTORY_COUNT_MAX;
+use super::sync::Syncs;
 use super::window::Window;
 use super::{Action, Call, MEMBERS_MAX, MemberSet, Need, NoteFor, Pg, Record, Serving};
 
@@ -100,6 +101,8 @@ pub enum Asked {
     Fill { key: blockstore::BlockKey, bytes: u64 },
     /// A learner's position.
     Progress,
+    /// Everything so far, durably.
+    Sync,
 }
 
 impl Lead {
@@ -383,6 +386,7 @@ impl Pg {
         let learners = acting.count()..lead.peers.len();
         self.newest = adopted;
         self.window = Window::new(adopted.counter);
+        self.syncs = Syncs::new(adopted.counter);
         self.sent = acting;
         self.required = acting;
         self.serving = Serving::Active;

@@ -36,6 +36,7 @@ mod member;
 mod read;
 mod record;
 mod stand;
+mod sync;
 mod units;
 mod window;
 mod write;
@@ -69,6 +70,7 @@ use limits::COUNTER_MAX;
 use member::Follow;
 use read::{Read, Wants};
 use stand::Stand;
+use sync::{FlushFor, Syncs, Unflushed};
 use window::Window;
 use write::{Write, WriteFor, WriteKind};
 
@@ -188,8 +190,8 @@ enum Call {
     PeerCopy { call: u32 },
     /// Blocks to delete.
     List(usize),
-    /// A client's sync.
-    Sync(Ticket),
+    /// Everything so far, durably: so many changes that were answered before they were durable.
+    Flush { covers: u64, what: FlushFor },
     /// A record.
     Note,
     /// A floor; nobody waits for it.
@@ -215,6 +217,7 @@ impl Call {
             | Call::PeerRepair { .. }
             | Call::AbsolveFilled { .. }
             | Call::Note
+            | Call::Flush { .. }
             | Call::Ending(_) => true,
             Call::Examine(_)
             | Call::Fetch(_)
@@ -225,7 +228,6 @@ impl Call {
             | Call::Newer(_)
             | Call::PeerCopy { .. }
             | Call::List(_)
-            | Call::Sync(_)
             | Call::Floor
             | Call::Absolve
             | Call::Dropped => false,
@@ -370,6 +372,8 @@ pub struct Pg {
     newest: Version,
     /// As primary: writes in flight.
     window: Window,
+    syncs: Syncs,
+    unflushed: Unflushed,
     /// Whether a tombstone was made that the floor has not passed.
     has_tombstones: bool,
     /// Unfinished writes, by block and then by age.
@@ -415,6 +419,8 @@ impl Pg {
             required: MemberSet::default(),
             newest: Version::ZERO,
             window: Window::new(0),
+            syncs: Syncs::default(),
+            unflushed: Unflushed::default(),
             has_tombstones: true,
             queue: BTreeMap::new(),
             queued_next: 0,
@@ -549,6 +555,7 @@ impl Pg {
     fn abandon(&mut self, actions: &mut Vec<Action>) {
         let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
         open.extend(self.deletions.iter().map(|(_, deletion)| deletion.ticket));
+        open.extend(self.syncs.tickets());
         open.extend(self.writes.iter().filter_map(|(_, write)| match write.issuer {
             WriteFor::Client(ticket) => Some(ticket),
             WriteFor::Deletion(_) | WriteFor::Job(_) => None,
@@ -558,7 +565,8 @@ impl Pg {
         }
         for (_, call) in &mut self.calls {
             *call = match *call {
-                Call::Note | Call::Floor | Call::Absolve | Call::Sync(_) | Call::Ending(_) => *call,
+                Call::Note | Call::Floor | Call::Absolve | Call::Ending(_) => *call,
+                Call::Flush { covers, .. } => Call::Flush { covers, what: FlushFor::Epoch },
                 Call::Write(slot) => Call::Ending(self.writes[slot].version()),
                 Call::Taken { version, .. } => Call::Ending(Some(version)),
                 call if call.is_change() => Call::Ending(None),
@@ -579,6 +587,7 @@ impl Pg {
         self.required = MemberSet::default();
         // Its slots are those of writes that are forgotten.
         self.window = Window::new(0);
+        self.syncs = Syncs::default();
     }
 
     /// Goes on with what waits until nothing is under way at the store.
@@ -587,6 +596,9 @@ impl Pg {
             return;
         }
         let is_draining = self.serving == Serving::Draining;
+        if is_draining && self.has_unflushed() {
+            return self.flush(FlushFor::Epoch, actions);
+        }
         if self.lead.is_some() && is_draining {
             self.ask_members(actions);
         } else if self.follow.is_some() {
@@ -634,7 +646,8 @@ impl Pg {
 
     /// Operations that have not been answered.
     pub fn open_count(&self) -> usize {
-        self.writes.len() + self.reads.len() + self.deletions.len()
+        let syncs = self.syncs.tickets().count();
+        self.writes.len() + self.reads.len() + self.deletions.len() + syncs
     }
 
     /// Begins an operation; ends with exactly one [`Action::Reply`]. `full`: the store has no room
@@ -657,16 +670,17 @@ impl Pg {
             Op::Write { .. } if full => {
                 actions.push(Action::Reply { ticket, outcome: Err(Refusal::Full) });
             }
-            // Durable acknowledgement is always allowed.
-            Op::Write { place, offset, checksums, data, expected, lazy: _ } => {
-                let kind = WriteKind::Write { offset, checksums, data, expected };
+            Op::Write { place, offset, checksums, data, expected, lazy } => {
+                let lazy = lazy && self.may_be_lazy();
+                let kind = WriteKind::Write { offset, checksums, data, expected, lazy };
                 self.write(WriteFor::Client(ticket), self.key(place), kind, None, actions);
             }
-            Op::Zero { place, offset, length, lazy: _ } => {
-                let kind = WriteKind::Zero { offset, length };
+            Op::Zero { place, offset, length, lazy } => {
+                let lazy = lazy && self.may_be_lazy();
+                let kind = WriteKind::Zero { offset, length, lazy };
                 self.write(WriteFor::Client(ticket), self.key(place), kind, None, actions);
             }
-            Op::Sync => self.call(Call::Sync(ticket), StoreRequest::Sync, actions),
+            Op::Sync => self.sync(ticket, actions),
             Op::DeleteRange { image, from } => self.delete(ticket, image, from, actions),
         }
     }
@@ -682,16 +696,16 @@ impl Pg {
         if call.is_change() {
             self.changing -= 1;
         }
+        if let Ok(Answer::Written) = result {
+            self.unflushed.wrote();
+        }
         match call {
             Call::Write(slot) => self.written(slot, result, actions),
             Call::Examine(slot) => self.examined(slot, result, actions),
             Call::Fetch(slot) => self.fetched(slot, result, actions),
             Call::Layer { read, layer } => self.layer_known(read, layer, result, actions),
             Call::Part { read, part } => self.part_fetched(read, part, result, actions),
-            Call::Sync(ticket) => {
-                let outcome = result.map(|_| Outcome::Synced).map_err(refusal_of);
-                actions.push(Action::Reply { ticket, outcome });
-            }
+            Call::Flush { covers, what } => self.flushed(covers, what, &result, actions),
             Call::Note => self.noted(result, actions),
             Call::Copy(job) => self.copied(job, result, actions),
             Call::MendLook(job) => self.mend_looked(job, result, actions),
@@ -724,9 +738,10 @@ impl Pg {
         self.refuse_queued_writes(&mut judge, actions);
     }
 
-    /// Lets tombstones up to the mark go, while all copies of the pool are up to it. Called now and
-    /// then.
+    /// Lets tombstones up to the mark go, while all copies of the pool are up to it; syncs lazy
+    /// writes that nobody asked to be synced. Called now and then.
     pub fn raise_floor(&mut self, actions: &mut Vec<Action>) {
+        self.sync_old(actions);
         let Some(entry) = &self.entry else { return };
         let is_full = entry.acting.len() >= self.copies as usize && entry.learners.is_empty();
         let takes_part = self.follow.as_ref().map_or(self.serving == Serving::Active, |follow| {

@@ -12,6 +12,8 @@ pub const WHOLE_COUNT_MAX: usize = if cfg!(test) { 4 } else { wire::WHOLE_COUNT_
 pub const CHANGES_MAX: usize = if cfg!(test) { 12 } else { 4096 };
 /// So many filled blocks make a learner's position durable.
 pub const PROGRESS_EVERY: usize = if cfg!(test) { 2 } else { 64 };
+/// Lazy writes that were answered and are not durable; half of it begins a sync.
+pub const UNSYNCED_COUNT_MAX: usize = if cfg!(test) { 8 } else { 1 << 16 };
 /// Most blocks that are brought to the acting members at once.
 pub const ADOPTIONS_MAX: usize = 8;
 /// Highest counter of a version: more writes than any PG ever sees.

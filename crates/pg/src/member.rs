@@ -14,6 +14,7 @@ use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 use super::changes::Changes;
 use super::lead::{Asked, Contact};
 use super::limits::{HISTORY_COUNT_MAX, LIST_COUNT_MAX};
+use super::sync::FlushFor;
 use super::units::{Held, Units};
 use super::window::Window;
 use super::{Action, Call, CallId, NewerFor, NoteFor, Pg, Record, next_version, units_of};
@@ -26,7 +27,8 @@ pub struct Follow {
     /// The version of the next write; `None`: whatever of the epoch comes first.
     next: Option<Version>,
     mark: Version,
-    /// Changes at the store, in the order they came.
+    /// Changes at the store, in the order they came. A lazy one ends when it is written: a note
+    /// behind it is durable after it.
     taken: Window,
     /// A position that waits for all that came before it.
     progress: Option<Progress>,
@@ -120,11 +122,18 @@ impl Pg {
             (PeerBody::Activate { adopted, floor, history, filling }, FollowStage::Stated) => {
                 self.take_activation(adopted, floor, history, filling, actions)
             }
-            (PeerBody::Write { version, mark, key, block_size, change }, FollowStage::Active) => {
+            (
+                PeerBody::Write { version, mark, key, block_size, lazy, change },
+                FollowStage::Active,
+            ) => {
                 if block_size != self.shape.block_size {
                     return Err("a write of another block size".into());
                 }
-                self.take_write(version, mark, key, change, actions)
+                self.take_write((version, mark), key, change, lazy, actions)
+            }
+            (PeerBody::Sync { call }, FollowStage::Active) => {
+                self.flush(FlushFor::Peer { call }, actions);
+                Ok(())
             }
             (PeerBody::Progress { call, filling, complete, floor }, FollowStage::Active) => {
                 self.take_progress(call, filling, complete, floor, actions)
@@ -199,10 +208,10 @@ impl Pg {
 
     fn take_write(
         &mut self,
-        version: Version,
-        mark: Version,
+        (version, mark): (Version, Version),
         key: BlockKey,
         change: Change,
+        lazy: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         self.check_key(key)?;
@@ -217,19 +226,13 @@ impl Pg {
         let (pg, block_size) = (self.shape.pg, self.shape.block_size);
         let (first, end) = self.check_change(&change)?;
         let request = match change {
-            Change::Write { offset, checksums, data } => StoreRequest::Write {
-                pg,
-                key,
-                block_size,
-                version,
-                offset,
-                checksums,
-                data,
-                lazy: false,
-            },
-            Change::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy: false }
+            Change::Write { offset, checksums, data } => {
+                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data, lazy }
             }
+            Change::Zero { offset, length } => {
+                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy }
+            }
+            Change::Delete if lazy => return Err("a deletion that is lazy".into()),
             Change::Delete => {
                 self.has_tombstones = true;
                 StoreRequest::Delete { pg, key, version }
@@ -387,12 +390,13 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         self.follow().taken.end(order);
-        if result.is_err() {
+        let Ok(answer) = result else {
             self.stand.lacks(version);
             return self.cannot_follow("its store has no room for a write", actions);
-        }
+        };
         if self.follow().stage == FollowStage::Active {
-            self.answer(PeerBody::Written { version }, actions);
+            let durable = answer != Answer::Written;
+            self.answer(PeerBody::Written { version, durable }, actions);
             self.keep_progress(actions);
         }
     }
@@ -412,6 +416,13 @@ impl Pg {
         if matches!(self.follow().stage, FollowStage::Stated | FollowStage::Active) {
             self.answer(PeerBody::Repaired { call }, actions);
             self.keep_progress(actions);
+        }
+    }
+
+    /// What the store took before the primary's sync is durable.
+    pub(crate) fn synced_for_peer(&mut self, call: u32, actions: &mut Vec<Action>) {
+        if self.follow().stage == FollowStage::Active {
+            self.answer(PeerBody::Synced { call }, actions);
         }
     }
 
@@ -460,7 +471,16 @@ impl Pg {
         }
         match body {
             PeerBody::State(state) => self.stated(index, state, actions),
-            PeerBody::Written { version } => self.member_wrote(index, version, actions),
+            PeerBody::Written { version, durable } => {
+                self.member_wrote(index, version, durable, actions)
+            }
+            PeerBody::Synced { call } => match self.asked(index, call)? {
+                Asked::Sync => {
+                    self.member_synced(index, actions);
+                    Ok(())
+                }
+                _ => Err("a sync that was not asked for".into()),
+            },
             PeerBody::Activated => self.member_activated(index, actions),
             PeerBody::Failed { why } => {
                 self.peer_failed(index, why, actions);

@@ -4,49 +4,106 @@
 //!   counters   ...  41  42 | 43  44  45  46
 //!                    ended | no  yes no  yes      ended up to 42, begun up to 46
 //! ```
+//!
+//! One that was answered before it was durable has no slot any more, and has not ended.
 
 use std::collections::VecDeque;
 
 pub struct Window {
     /// Counter of the newest one up to which all have ended.
     ended: u64,
-    /// The slots of those after it, in order; `None`: it has ended. The first has not.
-    open: VecDeque<Option<usize>>,
+    /// Those after it, in order. The first has not ended.
+    open: VecDeque<Stage>,
+    /// How many were answered and are not durable.
+    answered_count: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It is under way, and has a slot.
+    Open(usize),
+    /// It was answered, and is not durable.
+    Answered,
+    Ended,
 }
 
 impl Window {
     /// All up to `ended` have ended.
     pub fn new(ended: u64) -> Window {
-        Window { ended, open: VecDeque::new() }
+        Window { ended, open: VecDeque::new(), answered_count: 0 }
     }
 
     /// The next one begins; returns its counter. `slot` is what [`Window::slot`] returns.
     pub fn begin(&mut self, slot: usize) -> u64 {
-        self.open.push_back(Some(slot));
+        self.open.push_back(Stage::Open(slot));
         self.begun()
     }
 
     /// One ended.
     pub fn end(&mut self, counter: u64) {
-        assert!(counter > self.ended);
-        let index = (counter - self.ended - 1) as usize;
-        assert!(self.open[index].is_some());
-        self.open[index] = None;
-        while self.open.front() == Some(&None) {
+        self.leave_slot(counter, Stage::Ended);
+        self.advance();
+    }
+
+    /// One was answered, and is not durable: it ends with [`Window::settle`].
+    pub fn answer(&mut self, counter: u64) {
+        self.leave_slot(counter, Stage::Answered);
+        self.answered_count += 1;
+    }
+
+    /// What was answered up to this counter is durable.
+    pub fn settle(&mut self, upto: u64) {
+        let count = upto.saturating_sub(self.ended) as usize;
+        for stage in self.open.iter_mut().take(count) {
+            if *stage == Stage::Answered {
+                *stage = Stage::Ended;
+                self.answered_count -= 1;
+            }
+        }
+        self.advance();
+    }
+
+    /// How many were answered and are not durable.
+    pub fn answered_count(&self) -> usize {
+        self.answered_count
+    }
+
+    /// Whether one was answered and is not durable.
+    pub fn is_answered(&self, counter: u64) -> bool {
+        self.stage(counter) == Some(Stage::Answered)
+    }
+
+    fn stage(&self, counter: u64) -> Option<Stage> {
+        let index = counter.checked_sub(self.ended + 1)?;
+        self.open.get(usize::try_from(index).ok()?).copied()
+    }
+
+    fn leave_slot(&mut self, counter: u64, stage: Stage) {
+        assert!(matches!(self.stage(counter), Some(Stage::Open(_))));
+        self.open[(counter - self.ended - 1) as usize] = stage;
+    }
+
+    fn advance(&mut self) {
+        while self.open.front() == Some(&Stage::Ended) {
             self.open.pop_front();
             self.ended += 1;
         }
     }
 
-    /// The slot of one that has not ended.
+    /// The slot of one that is under way.
     pub fn slot(&self, counter: u64) -> Option<usize> {
-        let index = counter.checked_sub(self.ended + 1)?;
-        self.open.get(usize::try_from(index).ok()?).copied().flatten()
+        match self.stage(counter)? {
+            Stage::Open(slot) => Some(slot),
+            Stage::Answered | Stage::Ended => None,
+        }
     }
 
-    /// Slots of all that have not ended.
+    /// Slots of all that are under way.
     pub fn slots(&self) -> impl Iterator<Item = usize> + '_ {
-        self.open.iter().copied().flatten()
+        self.open.iter().filter_map(|stage| match stage {
+            Stage::Open(slot) => Some(*slot),
+            Stage::Answered | Stage::Ended => None,
+        })
     }
 
     /// Up to this counter all have ended.
@@ -79,5 +136,29 @@ mod tests {
         assert_eq!(window.ended(), 10);
         assert_eq!(window.slots().count(), 0);
         assert_eq!(window.slot(11), None);
+    }
+
+    #[test]
+    fn what_was_answered_ends_when_it_is_durable() {
+        let mut window = Window::new(0);
+        for slot in 0..4 {
+            window.begin(slot);
+        }
+        window.answer(1);
+        window.end(2);
+        window.answer(4);
+        assert_eq!((window.ended(), window.answered_count()), (0, 2));
+        assert_eq!([window.slot(1), window.slot(3)], [None, Some(2)]);
+        assert_eq!(
+            [1, 2, 3, 4, 5].map(|at| window.is_answered(at)),
+            [true, false, false, true, false]
+        );
+        window.settle(3);
+        assert_eq!((window.ended(), window.answered_count()), (2, 1), "one is open, one too new");
+        window.end(3);
+        window.settle(4);
+        assert_eq!((window.ended(), window.answered_count()), (4, 0));
+        window.settle(2);
+        assert_eq!(window.ended(), 4);
     }
 }

@@ -40,9 +40,15 @@ pub enum WriteFor {
 /// What is to be done to the block.
 pub enum WriteKind {
     /// Put data; with `expected`, only if the block has that version.
-    Write { offset: u32, checksums: Vec<Checksum>, data: Buffer, expected: Option<Version> },
+    Write {
+        offset: u32,
+        checksums: Vec<Checksum>,
+        data: Buffer,
+        expected: Option<Version>,
+        lazy: bool,
+    },
     /// Make a range read as zeros.
-    Zero { offset: u32, length: u32 },
+    Zero { offset: u32, length: u32, lazy: bool },
     /// Delete the block.
     Delete,
     /// Change nothing: no other write of the block is under way until it ends.
@@ -58,10 +64,11 @@ enum WriteStage {
     Queued,
     /// Waits for the block's version and allocation, or for the end of a hold.
     Examine,
-    /// Waits until every acting member and every bound learner has made `version` durable.
-    Replicate { missing: MemberSet, version: Version },
-    /// Durable everywhere, or found needless: the block has `version`.
-    Done { version: Version },
+    /// Waits until every acting member and every bound learner has made `version` durable, or has
+    /// it, if it is `lazy`. `durable`: wherever it is so far, it is durable.
+    Replicate { missing: MemberSet, version: Version, lazy: bool, durable: bool },
+    /// Everywhere, or found needless: the block has `version`.
+    Done { version: Version, durable: bool },
 }
 
 /// What waits for the end of a write.
@@ -92,6 +99,15 @@ impl WriteKind {
             WriteKind::HandedOver => false,
         }
     }
+
+    /// Whether it may be answered before it is durable. A deletion never is: its tombstone goes
+    /// when the floor passes it.
+    fn is_lazy(&self) -> bool {
+        match self {
+            WriteKind::Write { lazy, .. } | WriteKind::Zero { lazy, .. } => *lazy,
+            WriteKind::Delete | WriteKind::Hold | WriteKind::HandedOver => false,
+        }
+    }
 }
 
 impl Pg {
@@ -105,7 +121,7 @@ impl Pg {
     ) {
         let (first, end) = match &kind {
             WriteKind::Write { offset, data, .. } => units_of(*offset, data.len() as u32),
-            WriteKind::Zero { offset, length } => units_of(*offset, *length),
+            WriteKind::Zero { offset, length, .. } => units_of(*offset, *length),
             WriteKind::Delete | WriteKind::HandedOver => (0, self.shape.block_size.unit_count()),
             // No read waits for it.
             WriteKind::Hold => (0, 0),
@@ -164,15 +180,22 @@ impl Pg {
                 self.call(Call::Examine(slot), request, actions);
             }
             WriteStage::Queued | WriteStage::Examine => self.replicate(slot, actions),
-            WriteStage::Replicate { missing, version } => {
+            WriteStage::Replicate { missing, version, durable, .. } => {
                 let is_planted = planted::on(Bug::AckBeforeMembers);
                 assert!(missing.within(self.required).is_empty() || is_planted);
-                self.window.end(version.counter);
-                write.stage = WriteStage::Done { version };
+                // A sync that began after it was given may have ended meanwhile.
+                let durable = durable || self.syncs.covers(version.counter);
+                write.stage = WriteStage::Done { version, durable };
+                if durable || planted::on(Bug::MarkCountsUnflushed) {
+                    self.window.end(version.counter);
+                } else {
+                    self.window.answer(version.counter);
+                    self.sync_when_many(actions);
+                }
                 self.advance_write(slot, actions);
             }
-            WriteStage::Done { version } => {
-                self.end_write(slot, Ok(Outcome::Written { version, durable: true }), actions);
+            WriteStage::Done { version, durable } => {
+                self.end_write(slot, Ok(Outcome::Written { version, durable }), actions);
             }
         }
     }
@@ -185,7 +208,9 @@ impl Pg {
         assert!(version > self.newest);
         let write = &mut self.writes[slot];
         let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
-        write.stage = WriteStage::Replicate { missing: self.sent, version };
+        let lazy = kind.is_lazy();
+        let missing = self.sent;
+        write.stage = WriteStage::Replicate { missing, version, lazy, durable: true };
         let (pg, key, block_size) = (self.shape.pg, write.key, self.shape.block_size);
         let units = match kind {
             WriteKind::Delete => 0..block_size.unit_count(),
@@ -196,7 +221,7 @@ impl Pg {
                 assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
                 Change::Write { offset, checksums, data }
             }
-            WriteKind::Zero { offset, length } => Change::Zero { offset, length },
+            WriteKind::Zero { offset, length, .. } => Change::Zero { offset, length },
             WriteKind::Delete => {
                 self.has_tombstones = true;
                 Change::Delete
@@ -208,26 +233,22 @@ impl Pg {
         for (index, peer) in lead.peers.iter().enumerate() {
             if index != lead.me && self.sent.has(index) {
                 let change = change.clone();
-                let body = PeerBody::Write { version, mark, key, block_size, change };
+                let body = PeerBody::Write { version, mark, key, block_size, lazy, change };
                 actions.push(Action::Send { to: peer.member.osd, body });
             }
         }
         let request = match change {
-            Change::Write { offset, checksums, data } => StoreRequest::Write {
-                pg,
-                key,
-                block_size,
-                version,
-                offset,
-                checksums,
-                data,
-                lazy: false,
-            },
+            Change::Write { offset, checksums, data } => {
+                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data, lazy }
+            }
             Change::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy: false }
+                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy }
             }
             Change::Delete => StoreRequest::Delete { pg, key, version },
         };
+        if lazy {
+            self.syncs.gave_lazily(version.counter);
+        }
         self.newest = version;
         self.stand.wrote(version);
         self.changes.add(version, key, units);
@@ -263,8 +284,12 @@ impl Pg {
             return self.end_write(slot, Err(Refusal::CompareFailed { version }), actions);
         }
         let is_removal = !matches!(write.kind, WriteKind::Write { .. });
-        if is_removal && !write.units.clone().any(|unit| has_unit(&held, unit)) {
-            write.stage = WriteStage::Done { version };
+        let is_empty = is_removal && !write.units.clone().any(|unit| has_unit(&held, unit));
+        // What emptied it may have been answered before it was durable.
+        let is_current = version.epoch == self.newest.epoch;
+        let durable = !(is_current && self.window.is_answered(version.counter));
+        if is_empty && (durable || write.kind.is_lazy()) {
+            write.stage = WriteStage::Done { version, durable };
         } else if is_removal && !holds_outside(&held, &write.units) {
             write.kind = WriteKind::Delete;
         }
@@ -281,7 +306,7 @@ impl Pg {
         let lead = self.lead.as_ref().expect("a primary serves");
         let (me, is_alone) = (lead.me, lead.peers.len() == 1);
         match result {
-            Ok(_) => self.member_ended(me, slot, actions),
+            Ok(answer) => self.member_ended(me, slot, answer != Answer::Written, actions),
             Err(error) => {
                 let WriteStage::Replicate { version, .. } = self.writes[slot].stage else {
                     unreachable!("only a replicated write is at the store");
@@ -299,11 +324,12 @@ impl Pg {
         }
     }
 
-    /// A member has a write durably.
+    /// A member has a write; durably, if it says so or the write is not lazy.
     pub(crate) fn member_wrote(
         &mut self,
         index: usize,
         version: Version,
+        durable: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         // In an epoch that is not active yet `newest` is of an earlier one.
@@ -315,17 +341,29 @@ impl Pg {
         }
         // One that ended needed no copy of this member.
         if let Some(slot) = self.window.slot(version.counter) {
-            self.member_ended(index, slot, actions);
+            let is_lazy =
+                matches!(self.writes[slot].stage, WriteStage::Replicate { lazy: true, .. });
+            if !durable && !is_lazy {
+                return Err(format!("version {version} is not lazy, and was not made durable"));
+            }
+            self.member_ended(index, slot, durable, actions);
         }
         Ok(())
     }
 
-    fn member_ended(&mut self, index: usize, slot: usize, actions: &mut Vec<Action>) {
+    fn member_ended(
+        &mut self,
+        index: usize,
+        slot: usize,
+        is_durable: bool,
+        actions: &mut Vec<Action>,
+    ) {
         let is_planted = planted::on(Bug::AckBeforeMembers) && self.lead().me == index;
-        let WriteStage::Replicate { missing, .. } = &mut self.writes[slot].stage else {
+        let WriteStage::Replicate { missing, durable, .. } = &mut self.writes[slot].stage else {
             unreachable!("only a replicated write is in the window");
         };
         missing.take(index);
+        *durable &= is_durable;
         if missing.within(self.required).is_empty() || is_planted {
             self.advance_write(slot, actions);
         }

@@ -32,6 +32,8 @@ const BODY_PROGRESS: u8 = 13;
 const BODY_NOTED: u8 = 14;
 const BODY_FAILED: u8 = 15;
 const BODY_STALE: u8 = 16;
+const BODY_SYNC: u8 = 17;
+const BODY_SYNCED: u8 = 18;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -112,18 +114,22 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             put_filling(bytes, pool, filling.as_ref());
         }
         PeerBody::Activated => bytes.push(BODY_ACTIVATED),
-        PeerBody::Write { version, mark, key, block_size, change } => {
+        PeerBody::Write { version, mark, key, block_size, lazy, change } => {
             bytes.push(BODY_WRITE);
             put_version(bytes, *version);
             put_version(bytes, *mark);
             put_key(bytes, pool, *key);
             bytes.push(block_size.shift());
+            put_bool(bytes, *lazy);
             put_change(bytes, *block_size, change);
         }
-        PeerBody::Written { version } => {
+        PeerBody::Written { version, durable } => {
             bytes.push(BODY_WRITTEN);
             put_version(bytes, *version);
+            put_bool(bytes, *durable);
         }
+        PeerBody::Sync { call } => put_call(bytes, BODY_SYNC, *call),
+        PeerBody::Synced { call } => put_call(bytes, BODY_SYNCED, *call),
         PeerBody::Progress { call, filling, complete, floor } => {
             put_call(bytes, BODY_PROGRESS, *call);
             put_version(bytes, *complete);
@@ -189,7 +195,9 @@ fn decode_body(
         },
         BODY_ACTIVATED => PeerBody::Activated,
         BODY_WRITE => decode_write(reader, pool, payload)?,
-        BODY_WRITTEN => PeerBody::Written { version: reader.version()? },
+        BODY_WRITTEN => PeerBody::Written { version: reader.version()?, durable: reader.bool()? },
+        BODY_SYNC => PeerBody::Sync { call: reader.u32()? },
+        BODY_SYNCED => PeerBody::Synced { call: reader.u32()? },
         BODY_PROGRESS => {
             let call = reader.u32()?;
             let (complete, floor) = (reader.version()?, reader.version()?);
@@ -213,7 +221,7 @@ fn decode_write(
 ) -> Result<PeerBody, DecodeError> {
     let (version, mark) = (reader.version()?, reader.version()?);
     let key = reader.key(pool)?;
-    let block_size = reader.block_size()?;
+    let (block_size, lazy) = (reader.block_size()?, reader.bool()?);
     let change = match reader.u8()? {
         CHANGE_WRITE => {
             let offset = reader.u32()?;
@@ -229,7 +237,7 @@ fn decode_write(
         CHANGE_DELETE => Change::Delete,
         tag => return wrong(format!("a write does {tag}, which this version does not know")),
     };
-    Ok(PeerBody::Write { version, mark, key, block_size, change })
+    Ok(PeerBody::Write { version, mark, key, block_size, lazy, change })
 }
 
 /// A range of whole units, not empty, within a block of this size.

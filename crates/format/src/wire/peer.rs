@@ -115,13 +115,27 @@ pub enum PeerBody {
         key: BlockKey,
         /// The pool's block size.
         block_size: BlockSize,
+        /// It may be answered before it is durable; never a deletion.
+        lazy: bool,
         /// What to do.
         change: Change,
     },
-    /// Member: the write with this version is durable.
+    /// Member: it has the write with this version.
     Written {
         /// As asked.
         version: Version,
+        /// Whether it is durable; always so unless it was lazy.
+        durable: bool,
+    },
+    /// Primary: make durable all writes that came before.
+    Sync {
+        /// Names the answer.
+        call: u32,
+    },
+    /// Member: they are durable.
+    Synced {
+        /// As asked.
+        call: u32,
     },
     /// Primary, to a learner: all repairs before this message are done; keep how far you are.
     Progress {

@@ -67,6 +67,7 @@ fn write(change: Change) -> Message {
         mark: version_of(299),
         key: key(4),
         block_size: BlockSize::DEFAULT,
+        lazy: matches!(change, Change::Zero { .. }),
         change,
     })
 }
@@ -143,7 +144,10 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ),
         ("peer-write-zero", write(Change::Zero { offset: 4096, length: 126_976 })),
         ("peer-write-delete", write(Change::Delete)),
-        ("peer-written", peer(PeerBody::Written { version: version() })),
+        ("peer-written", peer(PeerBody::Written { version: version(), durable: true })),
+        ("peer-written-lazy", peer(PeerBody::Written { version: version(), durable: false })),
+        ("peer-sync", peer(PeerBody::Sync { call: 8 })),
+        ("peer-synced", peer(PeerBody::Synced { call: 8 })),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
         ("peer-noted", peer(PeerBody::Noted { call: 6 })),
@@ -257,13 +261,14 @@ fn any_write() -> impl Strategy<Value = PeerBody> {
         Just(Change::Delete),
     ];
     // Offsets and lengths above fit in half a block of 256 KiB.
-    (any_version(), any_version(), any_key(), 18u8..=20, change).prop_map(
-        |(version, mark, key, shift, mut change)| {
+    let versions = (any_version(), any_version());
+    (versions, any_key(), 18u8..=20, any::<bool>(), change).prop_map(
+        |((version, mark), key, shift, lazy, mut change)| {
             if let Change::Zero { offset, .. } = &mut change {
                 *offset = *offset / UNIT as u32 * UNIT as u32;
             }
             let block_size = BlockSize::from_shift(shift).unwrap();
-            PeerBody::Write { version, mark, key, block_size, change }
+            PeerBody::Write { version, mark, key, block_size, lazy, change }
         },
     )
 }
@@ -295,7 +300,10 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
         ),
         Just(PeerBody::Activated),
         any_write(),
-        any_version().prop_map(|version| PeerBody::Written { version }),
+        (any_version(), any::<bool>())
+            .prop_map(|(version, durable)| PeerBody::Written { version, durable }),
+        any::<u32>().prop_map(|call| PeerBody::Sync { call }),
+        any::<u32>().prop_map(|call| PeerBody::Synced { call }),
         (any::<u32>(), any_filling(), any_version(), any_version()).prop_map(
             |(call, filling, complete, floor)| PeerBody::Progress {
                 call,
@@ -443,7 +451,7 @@ fn contents_that_contradict_themselves_are_refused() {
 #[test]
 fn writes_beyond_their_block_are_refused() {
     let zero = write(Change::Zero { offset: 4096, length: 126_976 });
-    let offset = FIELDS + 24 + 12 + 2;
+    let offset = FIELDS + 24 + 12 + 3;
     assert!(forged(&zero, offset, &8192u32.to_le_bytes()).unwrap_err().0.contains("its block"));
     assert!(forged(&zero, offset, &0u32.to_le_bytes()).is_ok());
     assert!(forged(&zero, offset - 1, &[9]).unwrap_err().0.contains("a write does 9"));

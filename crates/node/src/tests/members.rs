@@ -375,8 +375,9 @@ fn wrong_bodies() -> Vec<PeerBody> {
     let change = Change::Write { offset: 0, checksums: Vec::new(), data };
     let block_size = base::BlockSize::MIN;
     vec![
-        PeerBody::Write { version, mark: version, key, block_size, change },
-        PeerBody::Written { version },
+        PeerBody::Write { version, mark: version, key, block_size, lazy: false, change },
+        PeerBody::Written { version, durable: true },
+        PeerBody::Synced { call: 4 },
         PeerBody::Activated,
         PeerBody::Noted { call: 3 },
         PeerBody::Listed { call: 9, blocks: Vec::new(), is_last: true },
@@ -446,7 +447,7 @@ fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
     }
     // The primary itself breaks the rules: its connection goes, and that of no other.
     let connection = cluster.leader_connection(1, 0);
-    let body = PeerBody::Written { version: Version::ZERO };
+    let body = PeerBody::Written { version: Version::ZERO, durable: true };
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
     assert!(!say(&mut cluster, 1, connection, message));
     cluster.advance(3_000);

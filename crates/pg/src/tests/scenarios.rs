@@ -496,11 +496,12 @@ fn a_message_that_no_member_sends_ends_the_connection() {
             stripe: base::StripeIndex::new(0),
         },
         block_size: super::BLOCK_SIZE,
+        lazy: false,
         change: format::wire::Change::Delete,
     };
     let version = |counter| base::Version { epoch: base::Epoch::new(1), counter };
     assert!(said(at, member, PeerBody::Repaired { call: 9 }).is_err());
-    assert!(said(at, member, PeerBody::Written { version: version(1) }).is_err());
+    assert!(said(at, member, PeerBody::Written { version: version(1), durable: true }).is_err());
     assert!(said(at, member, delete(version(1))).is_err());
     assert!(said(1 - at, primary, delete(version(2))).is_err(), "one is missing before it");
     assert!(said(1 - at, primary, delete(version(1))).is_ok());

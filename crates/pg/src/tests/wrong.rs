@@ -61,7 +61,7 @@ fn activate(adopted: Version, filling: Option<Filling>) -> PeerBody {
 fn write_of(version: Version, mark: Version, key: BlockKey) -> PeerBody {
     let (checksums, data) = fill(1, 7);
     let change = Change::Write { offset: 0, checksums, data };
-    PeerBody::Write { version, mark, key, block_size: BLOCK_SIZE, change }
+    PeerBody::Write { version, mark, key, block_size: BLOCK_SIZE, lazy: false, change }
 }
 
 #[test]
@@ -82,7 +82,8 @@ fn a_write_of_an_earlier_epoch_ends_nothing_in_the_next_one() {
     assert!(matches!(world.serving(at), Serving::Draining | Serving::Asking));
     let mut verdict = Ok(());
     world.with(at, |pg, actions| {
-        verdict = pg.peer_said(osd_id(other), PeerBody::Written { version }, actions);
+        verdict =
+            pg.peer_said(osd_id(other), PeerBody::Written { version, durable: true }, actions);
     });
     assert!(verdict.is_err());
     world.settle();

@@ -147,6 +147,8 @@ impl Watch {
             | PeerBody::Repaired { .. }
             | PeerBody::Activated
             | PeerBody::Written { .. }
+            | PeerBody::Sync { .. }
+            | PeerBody::Synced { .. }
             | PeerBody::Progress { .. }
             | PeerBody::Noted { .. } => {}
         }
@@ -266,6 +268,7 @@ mod tests {
             mark: Version::ZERO,
             key,
             block_size: BlockSize::DEFAULT,
+            lazy: false,
             change: Change::Zero { offset, length: 4096 },
         };
         PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body }
