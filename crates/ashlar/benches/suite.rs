@@ -119,7 +119,8 @@ fn store_table(dir: &Path, rounds: usize) {
     println!();
 }
 
-/// A running cluster (pool `default`: two copies where it has three OSDs) with a volume that was written once, so that reads find data.
+/// A running cluster (pool `default`: two copies where it has three OSDs) with a volume that was
+/// written once, so that reads find data.
 struct Cluster {
     dir: PathBuf,
 }

@@ -68,8 +68,9 @@ const OSD_RM_EXAMPLE: &str = "Examples:
   ashlar osd out 3          one whose disk is lost: others get its copies first,
   ashlar osd rm 3           then it is forgotten";
 
-const OSD_COMPARE_EXAMPLE: &str = "Example:
-  ashlar down && ashlar osd compare .ashlar/osd.*";
+const CHECK_EXAMPLE: &str = "Examples:
+  ashlar check || echo trouble
+  ashlar down && ashlar check .ashlar/osd.*";
 
 const POOL_CREATE_EXAMPLE: &str = "Examples:
   ashlar pool create safe --replicas 3
@@ -114,9 +115,13 @@ pub enum Command {
         #[arg(long)]
         watch: bool,
     },
-    /// Health checks alone; exit code 1 if one of them is an error
-    #[command(after_help = "Example:\n  ashlar check || echo trouble")]
-    Check,
+    /// Health checks alone, or with paths: compare the copies on disks of stopped OSDs, byte by byte;
+    /// exit code 1 if one of them is an error, or copies differ
+    #[command(after_help = CHECK_EXAMPLE)]
+    Check {
+        /// Stopped OSDs, as given to `osd create`: all that share placement groups
+        paths: Vec<PathBuf>,
+    },
     /// Measure a volume or a disk
     #[command(subcommand, after_help = "Example:\n  ashlar bench volume disk1")]
     Bench(BenchCommand),
@@ -159,7 +164,6 @@ impl Command {
                     | OsdCommand::Tree
                     | OsdCommand::Inspect { .. }
                     | OsdCommand::Check { .. }
-                    | OsdCommand::Compare { .. }
             ),
             _ => false,
         }
@@ -278,13 +282,6 @@ pub enum OsdCommand {
     Check {
         /// As given to `osd create`
         path: PathBuf,
-    },
-    /// Compare the copies on the disks of stopped OSDs, byte by byte; exit code 1 if they differ
-    #[command(after_help = OSD_COMPARE_EXAMPLE)]
-    Compare {
-        /// As given to `osd create`; all OSDs that share placement groups
-        #[arg(required = true)]
-        paths: Vec<PathBuf>,
     },
 }
 

@@ -85,7 +85,8 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
         Command::State(command) => admin::state(&config(cluster)?, command, format),
         Command::Status { watch: false } => status::status(&config(cluster)?, format),
         Command::Status { watch: true } => status::watch(&config(cluster)?, format),
-        Command::Check => status::check(&config(cluster)?, format),
+        Command::Check { paths } if paths.is_empty() => status::check(&config(cluster)?, format),
+        Command::Check { paths } => osd::compare(&paths, format),
         Command::Bench(command) => bench::run(cluster, command, format),
     }
 }
@@ -108,7 +109,6 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Tree => admin::osd_tree(&config(cluster)?, format),
         OsdCommand::Inspect { path } => osd::inspect(&path, format),
         OsdCommand::Check { path } => osd::check(&path, format),
-        OsdCommand::Compare { paths } => osd::compare(&paths, format),
     }
 }
 

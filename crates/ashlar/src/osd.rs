@@ -594,7 +594,7 @@ pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `ashlar osd compare`
+/// `ashlar check PATH...`
 pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
     let mut files = Vec::new();
     for path in paths {

@@ -222,10 +222,10 @@ impl Cluster {
         }
     }
 
-    /// What `osd compare` says of all OSDs, which are stopped.
+    /// What `check` says of the copies of all OSDs, which are stopped.
     pub fn compare_stopped_osds(&self) -> Value {
         let mut compare = Command::new(ASHLAR);
-        let output = run(compare.args(["osd", "compare", "--json"]).args(self.osd_paths()));
+        let output = run(compare.args(["check", "--json"]).args(self.osd_paths()));
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text_of(&output)))
     }
 

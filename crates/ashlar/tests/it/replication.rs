@@ -519,8 +519,7 @@ fn an_osd_of_another_cluster_in_the_place_of_one_is_refused_and_gone_without() {
     ask(&cluster, "v", &pieces("read", 1, 32));
     ask(&cluster, "v", &pieces("write", 2, 32));
     cluster.down();
-    let compared =
-        run(Command::new(ASHLAR).args(["osd", "compare", "--json"]).args(cluster.osd_paths()));
+    let compared = run(Command::new(ASHLAR).args(["check", "--json"]).args(cluster.osd_paths()));
     assert_eq!(compared.status.code(), Some(1), "{}", text_of(&compared));
     assert!(text_of(&compared).contains("another cluster"), "{}", text_of(&compared));
     // The right disk is back, and gets what it missed.
