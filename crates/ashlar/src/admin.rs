@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use base::OsdId;
+use base::{MonitorId, OsdId};
 use client::Config;
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure};
@@ -53,6 +53,14 @@ const OSD: &[Column] = &[
     size_column("USED", "used_bytes"),
     column("PID", "pid"),
     column("PATH", "path"),
+];
+
+const MONITOR: &[Column] = &[
+    column("ID", "id"),
+    Column { title: "UP", key: "up", show: Show::YesNo },
+    Column { title: "LEADS", key: "leads", show: Show::YesNo },
+    column("PID", "pid"),
+    column("ADDRESSES", "addresses"),
 ];
 
 const TREE: &[Column] = &[
@@ -174,6 +182,19 @@ pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure
 pub fn osd_rm(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
     let answer = call(config, Command::OsdRemove { osd })?;
     print_done(format, &answer, &format!("{osd} is forgotten; its disk may be wiped"));
+    Ok(())
+}
+
+/// `ashlar mon ls`
+pub fn monitor_list(config: &Config, format: Format) -> Result<(), Failure> {
+    print_rows(format, &call(config, Command::MonitorList)?, MONITOR, "no monitors");
+    Ok(())
+}
+
+/// `ashlar mon rm`
+pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result<(), Failure> {
+    let answer = call(config, Command::MonitorRemove { monitor })?;
+    print_done(format, &answer, &format!("{monitor} is forgotten"));
     Ok(())
 }
 

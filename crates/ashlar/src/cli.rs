@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use base::size::{BlockSize, Size};
-use base::{OsdId, PgId};
+use base::{MonitorId, OsdId, PgId};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Turns disks into fast, safe volumes.
@@ -49,6 +49,16 @@ const STATUS_EXAMPLE: &str = "Examples:
 const CONFIG_SET_EXAMPLE: &str = "Examples:
   ashlar config set session_timeout_ms 30s
   ashlar config set nearly_full_percent default";
+
+const INIT_EXAMPLE: &str = "Examples:
+  ashlar init --state etcd:http://10.0.0.1:2379,http://10.0.0.2:2379,http://10.0.0.3:2379
+  ashlar init --state etcd:http://10.0.0.1:2379 --network 10.0.0.0/16 --network fd00:1::/64
+  ashlar mon run .ashlar/mon.1";
+
+const JOIN_EXAMPLE: &str = "Examples:
+  ashlar token | ssh HOST ashlar join -
+  ashlar osd create /srv/osd --size 1TiB && ashlar osd run /srv/osd
+  ashlar mon create /srv/mon && ashlar mon run /srv/mon";
 
 const MON_RUN_EXAMPLE: &str = "Examples:
   ashlar mon run /var/lib/ashlar/mon.1
@@ -143,12 +153,23 @@ pub enum Command {
         #[arg(long)]
         parent: Option<u32>,
     },
-    /// Run a monitor
-    #[command(after_help = "Example:\n  ashlar mon run /var/lib/ashlar/mon.1")]
-    Mon {
-        /// What to do with it.
-        #[command(subcommand)]
-        command: MonCommand,
+    /// Monitors: they plan, and react to failures; one of them leads
+    #[command(subcommand, after_help = "Example:\n  ashlar mon ls")]
+    Mon(MonCommand),
+    /// Make a cluster of several hosts, of which this is the first
+    #[command(after_help = INIT_EXAMPLE)]
+    Init(InitArgs),
+    /// Print what `join` needs on the next host; it holds the key of the cluster
+    #[command(after_help = "Example:\n  ashlar token | ssh HOST ashlar join -")]
+    Token,
+    /// Make this host one of a cluster's
+    #[command(after_help = JOIN_EXAMPLE)]
+    Join {
+        /// As `ashlar token` printed it; -: read it from standard input
+        token: String,
+        /// Directory for cluster.toml and key
+        #[arg(long, default_value = ".ashlar")]
+        dir: PathBuf,
     },
 }
 
@@ -157,7 +178,8 @@ impl Command {
     /// may break.
     pub fn is_server(&self) -> bool {
         match self {
-            Command::Up(_) | Command::Down(_) | Command::Mon { .. } | Command::Nbd(_) => true,
+            Command::Up(_) | Command::Down(_) | Command::Nbd(_) => true,
+            Command::Mon(command) => matches!(command, MonCommand::Run { .. }),
             Command::Osd(command) => !matches!(
                 command,
                 OsdCommand::Ls
@@ -225,9 +247,9 @@ pub enum OsdCommand {
     Run {
         /// As given to `osd create`
         path: PathBuf,
-        /// Where to listen
-        #[arg(long, default_value = "tcp::0", value_parser = parse_listen, value_name = LISTEN)]
-        listen: String,
+        /// Where to listen; default: in the networks of cluster.toml, or on 127.0.0.1
+        #[arg(long, value_parser = parse_listen, value_name = LISTEN)]
+        listen: Option<String>,
         /// Memory for caches
         #[arg(long, default_value = "128MiB")]
         memory: Size,
@@ -285,9 +307,44 @@ pub enum OsdCommand {
     },
 }
 
+/// `init`
+#[derive(Args)]
+pub struct InitArgs {
+    /// Where monitors keep the state; several monitors need etcd
+    #[arg(long, value_parser = parse_state, value_name = STATE)]
+    pub state: StatePlace,
+    /// Network that daemons listen in; what comes first is tried first; default: all addresses
+    #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
+    pub network: Vec<String>,
+    /// Network between OSDs, tried before the others
+    #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
+    pub osd_network: Vec<String>,
+    /// Port of this host's monitor
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Directory for cluster.toml, key, and this host's monitor
+    #[arg(long, default_value = ".ashlar")]
+    pub dir: PathBuf,
+}
+
 /// `mon`
 #[derive(Subcommand)]
 pub enum MonCommand {
+    /// Make the directory of another monitor of a cluster whose state lies in etcd
+    #[command(after_help = "Example:\n  ashlar mon create /var/lib/ashlar/mon.2")]
+    Create {
+        /// A directory (made if missing)
+        path: PathBuf,
+    },
+    /// All monitors, and which one leads
+    #[command(after_help = "Example:\n  ashlar mon ls")]
+    Ls,
+    /// Forget a monitor that does not run; its id is not given again
+    #[command(after_help = "Example:\n  ashlar mon rm 3")]
+    Rm {
+        /// 3 or mon.3
+        monitor: MonitorId,
+    },
     /// Run a monitor
     #[command(after_help = MON_RUN_EXAMPLE)]
     Run {
@@ -296,6 +353,9 @@ pub enum MonCommand {
         /// Where the state is kept; default: as cluster.toml says
         #[arg(long, value_parser = parse_state, value_name = STATE)]
         state: Option<StatePlace>,
+        /// An empty state is that of a new cluster, not a lost one
+        #[arg(long, hide = true)]
+        new_cluster: bool,
         /// End when this process ends
         #[arg(long, hide = true)]
         parent: Option<u32>,
@@ -655,6 +715,10 @@ pub fn parse_state(text: &str) -> Result<StatePlace, String> {
         Ok(_) => Ok(StatePlace::Etcd(urls.to_owned())),
         Err(error) => Err(error.to_string()),
     }
+}
+
+fn parse_network(text: &str) -> Result<String, String> {
+    io::Network::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn parse_block_size(text: &str) -> Result<BlockSize, String> {

@@ -9,6 +9,7 @@ mod admin;
 mod bench;
 mod cli;
 mod etcd;
+mod hosts;
 mod mon;
 mod nbd;
 mod osd;
@@ -70,10 +71,10 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
             parent::follow(parent)?;
             Err(etcd::become_etcd(&path, &listen))
         }
-        Command::Mon { command: MonCommand::Run { path, state, parent } } => {
-            parent::follow(parent)?;
-            mon::run(&config(cluster)?, &path, state)
-        }
+        Command::Mon(command) => run_mon(command, cluster, format),
+        Command::Init(args) => hosts::init(args, format),
+        Command::Token => hosts::token(&config(cluster)?, format),
+        Command::Join { token, dir } => hosts::join(&token, &dir, format),
         Command::Nbd(args) => {
             parent::follow(args.parent)?;
             nbd::run(&config(cluster)?, args)
@@ -91,6 +92,18 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
     }
 }
 
+fn run_mon(command: MonCommand, cluster: Option<&Path>, format: Format) -> Result<(), Failure> {
+    match command {
+        MonCommand::Create { path } => hosts::create_monitor(&config(cluster)?, &path, format),
+        MonCommand::Run { path, state, new_cluster, parent } => {
+            parent::follow(parent)?;
+            mon::run(&config(cluster)?, &path, state, new_cluster)
+        }
+        MonCommand::Ls => admin::monitor_list(&config(cluster)?, format),
+        MonCommand::Rm { monitor } => admin::monitor_rm(&config(cluster)?, monitor, format),
+    }
+}
+
 fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Result<(), Failure> {
     match command {
         OsdCommand::Create { path, size, commit } => {
@@ -98,7 +111,7 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         }
         OsdCommand::Run { path, listen, memory, parent } => {
             parent::follow(parent)?;
-            osd::run(&config(cluster)?, &path, &listen, memory.0)
+            osd::run(&config(cluster)?, &path, listen.as_deref(), memory.0)
         }
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?.dir, osd, format),
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?.dir, osd, format),

@@ -1,6 +1,6 @@
 //! `ashlar mon run`: moves events between the reactor, the state store and the monitor's logic.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base::{Duration, MonitorId, Time};
 use client::Config;
@@ -11,6 +11,7 @@ use format::door::{Peer, Role};
 use io::embedded::EmbeddedState;
 use io::etcd::{EtcdPlace, EtcdState};
 use io::{Event as IoEvent, Reactor, Trust, Waker};
+use serde::{Deserialize, Serialize};
 
 use crate::cli::{StatePlace, parse_state};
 use crate::output::failure;
@@ -34,13 +35,62 @@ pub fn create(path: &Path) -> Result<(), Failure> {
         .map_err(|error| failure("state", error.to_string(), "check permissions and free space"))
 }
 
+/// `monitor.toml` in a monitor's directory: which one it is, and where it listens.
+#[derive(Serialize, Deserialize)]
+pub struct MonitorFile {
+    /// Its id; another one's is never used.
+    pub id: MonitorId,
+    /// Its addresses, as `tcp:HOST:PORT`.
+    pub listen: Vec<String>,
+}
+
+impl MonitorFile {
+    /// Where it lies in a monitor's directory.
+    pub fn path(directory: &Path) -> PathBuf {
+        directory.join("monitor.toml")
+    }
+
+    /// Writes it into a directory that is there.
+    pub fn save(&self, directory: &Path) -> Result<(), Failure> {
+        let path = MonitorFile::path(directory);
+        let text = toml::to_string(self).expect("plain data has a TOML form");
+        io::replace_file(&path, text.as_bytes(), 0o644).map_err(|error| {
+            let message = format!("cannot write {}: {error}", path.display());
+            failure("io", message, "check its permissions and free space")
+        })
+    }
+
+    /// Reads it. Without one it is the first monitor, which listens where cluster.toml says.
+    fn load(directory: &Path, config: &Config) -> Result<MonitorFile, Failure> {
+        let path = MonitorFile::path(directory);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let listen = config.file.monitors.iter().take(1).cloned().collect();
+                return Ok(MonitorFile { id: MonitorId::FIRST, listen });
+            }
+            Err(error) => {
+                let message = format!("cannot read {}: {error}", path.display());
+                return Err(failure("io", message, "check its permissions"));
+            }
+        };
+        toml::from_str(&text).map_err(|error| {
+            let message = format!("{} is damaged: {error}", path.display());
+            failure("invalid", message, "it has `id` (a number) and `listen` (addresses)")
+        })
+    }
+}
+
 /// Runs a monitor until it is told to stop. Its state is kept at `state`, or where cluster.toml
-/// says.
-pub fn run(config: &Config, path: &Path, state: Option<StatePlace>) -> Result<(), Failure> {
-    let monitor = MonitorId::FIRST;
-    let address = config.file.monitors.first().ok_or_else(|| {
-        failure("invalid", "cluster.toml names no monitor", "add its address under `monitors`")
-    })?;
+/// says; an empty one is that of a new cluster if `may_create`.
+pub fn run(
+    config: &Config,
+    path: &Path,
+    state: Option<StatePlace>,
+    may_create: bool,
+) -> Result<(), Failure> {
+    let file = MonitorFile::load(path, config)?;
+    let monitor = file.id;
     let place = match state {
         Some(place) => place,
         None => place_of(config)?,
@@ -51,23 +101,39 @@ pub fn run(config: &Config, path: &Path, state: Option<StatePlace>) -> Result<()
         .map_err(|error| failure("state", error.to_string(), "see docs/internals/state.md"))?;
     let peer = Peer { cluster: config.file.cluster, role: Role::Monitor(monitor) };
     reactor.set_trust(Trust { key: config.key.clone(), peer });
-    let address = reactor.listen(address).map_err(|error| {
-        failure("io", error.to_string(), "is another monitor running on this address?")
-    })?;
-    eprintln!("monitor {monitor} listens at {address}");
-    let identity = Identity {
-        cluster: config.file.cluster,
-        monitor,
-        pid: std::process::id(),
-        addresses: vec![address],
-    };
+    let addresses = listen_at(&mut reactor, &file.listen)?;
+    eprintln!("monitor {monitor} listens at {}", addresses.join(", "));
+    let identity =
+        Identity { cluster: config.file.cluster, monitor, pid: std::process::id(), addresses };
     let station = match place {
         StatePlace::Embedded => Station::only(identity),
-        StatePlace::Etcd(_) => Station::new(identity, true),
+        StatePlace::Etcd(_) => Station::new(identity, may_create),
     };
     let (effects, answers) = (Vec::new(), Vec::new());
     let shell = Shell { reactor, state, monitor, station, leader: None, effects, answers };
     shell.serve()
+}
+
+/// Listens at all of these addresses that this host has; at one at least.
+pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>, Failure> {
+    let mut addresses = Vec::new();
+    let mut refused = None;
+    for place in places {
+        match reactor.listen(place) {
+            Ok(address) => addresses.push(address),
+            Err(error) => {
+                eprintln!("{error}");
+                refused = Some(error);
+            }
+        }
+    }
+    match refused {
+        Some(error) if addresses.is_empty() => {
+            let hint = "does another process listen there, and does this host have the address?";
+            Err(failure("io", error.to_string(), hint))
+        }
+        _ => Ok(addresses),
+    }
 }
 
 /// Where cluster.toml says that the state is kept.

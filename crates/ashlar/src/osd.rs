@@ -15,6 +15,7 @@ use blockstore::{
     StoreId,
 };
 use client::Config;
+use cluster::map::ClusterFile;
 use cluster::message::{Command, Failure};
 use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
 use format::door::{CloseReason, NetEvent, Peer, Role};
@@ -314,7 +315,7 @@ pub fn no_reactor(error: std::io::Error) -> Failure {
 }
 
 /// `ashlar osd run`
-pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<(), Failure> {
+pub fn run(config: &Config, path: &Path, listen: Option<&str>, memory: u64) -> Result<(), Failure> {
     let blocks = blocks_of(path);
     // Locked for good below: this says what is wrong if somebody else has it.
     drop(open_blocks(&blocks, true)?);
@@ -336,16 +337,20 @@ pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<()
         peer: Peer { cluster: config.file.cluster, role: Role::Osd(superblock.osd, incarnation) },
     };
     reactor.set_trust(trust(Incarnation::ZERO));
-    let address = reactor
-        .listen(listen)
-        .map_err(|error| failure("io", error.to_string(), "choose another --listen"))?;
-    eprintln!("{} listens at {address}, commit mode {}", superblock.osd, commit_name(commit));
+    let (addresses, peer_addresses) = listen_in_networks(&mut reactor, &config.file, listen)?;
+    eprintln!(
+        "{} listens at {}, commit mode {}",
+        superblock.osd,
+        [&peer_addresses[..], &addresses].concat().join(", "),
+        commit_name(commit)
+    );
     let identity = Identity {
         cluster: config.file.cluster,
         osd: superblock.osd,
         store: superblock.store.to_string(),
         monitors: config.file.monitors.clone(),
-        addresses: vec![address],
+        addresses,
+        peer_addresses,
         pid: std::process::id(),
         path: path.display().to_string(),
         host: host_name(),
@@ -355,6 +360,31 @@ pub fn run(config: &Config, path: &Path, listen: &str, memory: u64) -> Result<()
     settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
     serve(reactor, identity, settings, device_size, &trust)
+}
+
+/// Listens for everybody and, where OSDs have networks of their own, for other OSDs: the addresses.
+/// `listen` is the only place, if it is given.
+fn listen_in_networks(
+    reactor: &mut Reactor,
+    file: &ClusterFile,
+    listen: Option<&str>,
+) -> Result<(Vec<String>, Vec<String>), Failure> {
+    let places = |networks: &[String]| match networks.is_empty() {
+        true => Ok(Vec::new()),
+        false => crate::hosts::listen_places(networks, 0),
+    };
+    let here = "tcp:127.0.0.1:0".to_owned();
+    let (all, peers) = match listen {
+        Some(listen) => (vec![listen.to_owned()], Vec::new()),
+        None if file.networks.is_empty() => (vec![here], places(&file.osd_networks)?),
+        None => (places(&file.networks)?, places(&file.osd_networks)?),
+    };
+    let addresses = crate::mon::listen_at(reactor, &all)?;
+    let peer_addresses = match peers.is_empty() {
+        true => Vec::new(),
+        false => crate::mon::listen_at(reactor, &peers)?,
+    };
+    Ok((addresses, peer_addresses))
 }
 
 /// Either copy of a store's superblock: enough to know whose it is. The node looks closer.

@@ -99,6 +99,8 @@ impl Config {
             cluster: base::ClusterId::new(1),
             monitors: vec!["unix:/nonexistent/ashlar.sock".to_string()],
             state: None,
+            networks: Vec::new(),
+            osd_networks: Vec::new(),
         };
         Config { dir: "x".into(), file, key: ClusterKey::random() }
     }

@@ -41,6 +41,8 @@ impl Cluster {
             cluster: served::CLUSTER,
             monitors: vec![address("monitor")],
             state: None,
+            networks: Vec::new(),
+            osd_networks: Vec::new(),
         };
         let key = ClusterKey::from_bytes(served::KEY);
         let config = Config { dir: folder.clone(), file, key };

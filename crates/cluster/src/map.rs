@@ -33,6 +33,9 @@ pub struct OsdInfo {
     pub revision: u64,
     /// Where it listens; `tcp:HOST:PORT` or `unix:PATH`; several for several networks.
     pub addresses: Vec<String>,
+    /// Where other OSDs reach it, if they have a network of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peer_addresses: Vec<String>,
     /// The newest run of its process.
     pub incarnation: Incarnation,
     /// Whether its process is connected to the monitor.
@@ -40,6 +43,13 @@ pub struct OsdInfo {
     /// Whether the planner gives it PGs.
     #[serde(rename = "in")]
     pub in_cluster: bool,
+}
+
+impl OsdInfo {
+    /// Where other OSDs try to reach it, in this order: their own network first.
+    pub fn addresses_for_peers(&self) -> Vec<&String> {
+        self.peer_addresses.iter().chain(&self.addresses).collect()
+    }
 }
 
 /// A pool: redundancy and placement rules.
@@ -213,4 +223,11 @@ pub struct ClusterFile {
     /// file of the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// Networks that daemons listen in, as `10.0.0.0/8` or `fd00::/8`; what comes first is tried
+    /// first. None: on this machine alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<String>,
+    /// Networks between OSDs, tried before the others. None: the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub osd_networks: Vec<String>,
 }

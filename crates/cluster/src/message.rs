@@ -45,6 +45,9 @@ pub enum ToMonitor {
         store: String,
         /// Where it listens.
         addresses: Vec<String>,
+        /// Where it listens for other OSDs besides, on a network of theirs.
+        #[serde(default)]
+        peer_addresses: Vec<String>,
         /// Its process id.
         pid: u32,
         /// The directory or device, for people.

@@ -547,6 +547,7 @@ impl OsdRecord {
             id,
             revision,
             addresses: Vec::new(),
+            peer_addresses: Vec::new(),
             incarnation: Incarnation::ZERO,
             up: false,
             in_cluster: true,

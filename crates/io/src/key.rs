@@ -36,17 +36,31 @@ impl ClusterKey {
         &self.0
     }
 
+    /// The key as text. It is the secret itself: for its file, and for tokens.
+    pub fn to_text(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Reads what `to_text` made.
+    pub fn from_text(text: &str) -> Option<ClusterKey> {
+        parse(text)
+    }
+
     /// Draws a key and writes it to a new file that only its owner can read. The file has its
     /// name only when it is whole. Requires: no other process makes it too.
     pub fn create(path: &Path) -> Result<ClusterKey, Error> {
+        let key = ClusterKey::random();
+        key.save(path)?;
+        Ok(key)
+    }
+
+    /// Writes the key to a new file that only its owner can read. The file has its name only when
+    /// it is whole. Requires: no other process makes it too.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
         if path.exists() {
             return Err(Error(format!("the key {} exists already", path.display())));
         }
-        let key = ClusterKey::random();
-        let mut text: String = key.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        text.push('\n');
-        replace_file(path, text.as_bytes(), 0o600)?;
-        Ok(key)
+        replace_file(path, format!("{}\n", self.to_text()).as_bytes(), 0o600)
     }
 
     /// Reads a key; refuses a file that others than its owner can read.

@@ -109,6 +109,8 @@ pub struct Identity {
     pub monitors: Vec<String>,
     /// Where this OSD listens.
     pub addresses: Vec<String>,
+    /// Where it listens for other OSDs besides.
+    pub peer_addresses: Vec<String>,
     /// Its process, for people.
     pub pid: u32,
     /// Its directory or device, for people.

@@ -288,7 +288,7 @@ impl Node {
         for (osd, incarnation) in wanted {
             let info = self.map.osds.get(&osd).filter(|info| info.incarnation == incarnation);
             let is_up = info.is_some_and(|info| info.up && !info.addresses.is_empty());
-            let address_count = info.map_or(0, |info| info.addresses.len());
+            let address_count = info.map_or(0, |info| info.addresses_for_peers().len());
             let new = || Follower {
                 member: Member { osd, incarnation },
                 is_up: false,
@@ -390,9 +390,10 @@ impl Node {
                     continue;
                 }
                 let connection = self.connections.next();
-                let index = lane.connect(now, connection, info.addresses.len());
+                let addresses = info.addresses_for_peers();
+                let index = lane.connect(now, connection, addresses.len());
                 self.mesh.outgoing.insert(connection, (*osd, purpose));
-                let address = info.addresses[index].clone();
+                let address = addresses[index].clone();
                 effects.push(Effect::Net(NetEffect::Connect { connection, address }));
             }
         }

@@ -309,6 +309,7 @@ impl Node {
             osd: self.identity.osd,
             store: self.identity.store.clone(),
             addresses: self.identity.addresses.clone(),
+            peer_addresses: self.identity.peer_addresses.clone(),
             pid: self.identity.pid,
             path: self.identity.path.clone(),
             host: self.identity.host.clone(),

@@ -952,6 +952,7 @@ fn the_bytes_of_the_cluster_note_are_frozen() {
         id: OSD,
         revision: 7,
         addresses: vec!["tcp:a:1".into()],
+        peer_addresses: Vec::new(),
         incarnation: Incarnation::new(3),
         up: true,
         in_cluster: true,

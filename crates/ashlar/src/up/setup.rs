@@ -173,7 +173,13 @@ impl Setup {
                 Some(format!("{OWN_ETCD}{LOOPBACK}"))
             }
         };
-        Ok(ClusterFile { cluster: Setup::new_cluster_id(), monitors: Vec::new(), state })
+        Ok(ClusterFile {
+            cluster: Setup::new_cluster_id(),
+            monitors: Vec::new(),
+            state,
+            networks: Vec::new(),
+            osd_networks: Vec::new(),
+        })
     }
 
     /// Whether the state lies in the etcd that `up` runs.
@@ -234,7 +240,11 @@ impl Setup {
 
     fn start_monitor(&self, config: &Config) -> Result<(), Failure> {
         self.say("starting the monitor");
-        let arguments = vec!["mon".into(), "run".into(), self.path("mon.1")];
+        let mut arguments = vec!["mon".into(), "run".into(), self.path("mon.1")];
+        if self.owns_etcd(&config.file) {
+            // An etcd that lost its data is not started: an empty one is new.
+            arguments.push("--new-cluster".into());
+        }
         self.spawn(Role::Monitor, arguments);
         let started = std::time::Instant::now();
         let said = std::cell::RefCell::new(String::new());

@@ -275,6 +275,12 @@ pub fn kill_9(pid: u32) {
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
+/// Sends SIGTERM.
+pub fn terminate(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid is not 0");
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+}
+
 /// Every process of the program under test, with its arguments.
 fn processes_of_ashlar() -> Vec<(u32, Vec<String>)> {
     let entries = fs::read_dir("/proc").expect("Linux").flatten();

@@ -13,6 +13,7 @@ mod etcd;
 mod faults;
 mod fio;
 mod harness;
+mod hosts;
 mod life;
 mod nbd;
 mod operator;

@@ -174,6 +174,7 @@ impl MemoryMonitor {
             id: OsdId::FIRST,
             revision: 1,
             addresses: vec![self.osd_address.clone()],
+            peer_addresses: Vec::new(),
             incarnation: Incarnation::new(1),
             up: true,
             in_cluster: true,

@@ -28,6 +28,7 @@ pub(super) struct Boot {
     run: Option<Incarnation>,
     store: String,
     addresses: Vec<String>,
+    peer_addresses: Vec<String>,
     pid: u32,
     path: String,
     host: String,
@@ -44,18 +45,29 @@ impl Monitor {
         message: ToMonitor,
         effects: &mut Vec<Effect>,
     ) {
-        let ToMonitor::OsdBoot { osd, store, mut addresses, pid, path, host, incarnation, suspect } =
-            message
+        let ToMonitor::OsdBoot {
+            osd,
+            store,
+            mut addresses,
+            mut peer_addresses,
+            pid,
+            path,
+            host,
+            incarnation,
+            suspect,
+        } = message
         else {
             unreachable!("the caller matched it");
         };
         addresses.truncate(ADDRESS_COUNT_MAX);
+        peer_addresses.truncate(ADDRESS_COUNT_MAX);
         let boot = Boot {
             connection,
             osd,
             run: incarnation,
             store,
             addresses: addresses.into_iter().map(clipped).collect(),
+            peer_addresses: peer_addresses.into_iter().map(clipped).collect(),
             pid,
             path: clipped(path),
             host: clipped(host),
@@ -91,6 +103,7 @@ impl Monitor {
         let incarnation = boot.run.unwrap_or_else(|| record.info.incarnation.next());
         let mut changed = record.clone();
         changed.info.addresses = boot.addresses.clone();
+        changed.info.peer_addresses = boot.peer_addresses.clone();
         changed.info.incarnation = incarnation;
         changed.info.up = true;
         if boot.run.is_none() {

@@ -145,12 +145,10 @@ impl Station {
             Stage::Over => return None,
             _ => None,
         };
-        let lease = self.lease.as_ref().map(|lease| match lease.asked {
-            None => lease.renew.min(lease.ends),
-            Some(_) => lease.ends,
+        let lease = self.lease.as_ref().and_then(|lease| match lease.asked {
+            None => Some(lease.renew),
+            Some(_) => (!self.keeps_ended_lease()).then_some(lease.ends),
         });
-        // One that is kept past its end is asked for until it is answered.
-        let lease = lease.filter(|_| !self.keeps_ended_lease());
         [stage, lease, self.guests.deadline(), self.presence.retry].into_iter().flatten().min()
     }
 

@@ -66,6 +66,7 @@ fn served_by_another(since: u64, epoch: u32) -> FromMonitor {
         id: other,
         revision: 1,
         addresses: vec![],
+        peer_addresses: Vec::new(),
         incarnation: member.incarnation,
         up: true,
         in_cluster: true,

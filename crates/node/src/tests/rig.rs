@@ -135,6 +135,7 @@ pub fn identity() -> Identity {
         store: STORE.to_string(),
         monitors: vec!["tcp:a:1".into(), "tcp:b:1".into()],
         addresses: vec!["tcp:c:1".into()],
+        peer_addresses: Vec::new(),
         pid: 9,
         path: "/osd".into(),
         host: "here".into(),

@@ -158,6 +158,7 @@ impl Osd {
             store: self.store.to_string(),
             monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
             addresses: vec![super::world::osd_address(index)],
+            peer_addresses: Vec::new(),
             pid: 100 + index as u32,
             path: format!("/sim/osd{index}"),
             host: format!("host{}", self.host),

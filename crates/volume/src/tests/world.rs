@@ -83,6 +83,7 @@ pub(super) fn osd_info(number: u32, revision: u64) -> OsdInfo {
         id: osd(number),
         revision,
         addresses: vec![format!("tcp:osd{number}:{revision}")],
+        peer_addresses: Vec::new(),
         incarnation: Incarnation::new(revision),
         up: true,
         in_cluster: true,

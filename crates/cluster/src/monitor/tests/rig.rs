@@ -472,6 +472,7 @@ impl Rig {
             osd: id,
             store: store_of(id.get()),
             addresses: vec![format!("unix:osd{}", id.get())],
+            peer_addresses: Vec::new(),
             pid: 1000 + id.get(),
             path: osd.path.clone(),
             host: osd.host.clone(),

@@ -1,0 +1,311 @@
+//! Clusters of several hosts: `init` makes one, a token takes it to the next host, `join` writes it
+//! there. And where daemons listen.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::checksum::crc32c;
+use base::{ClusterId, MonitorId};
+use client::Config;
+use cluster::map::ClusterFile;
+use cluster::message::{Command, Failure};
+use cluster::records::{ClusterRecord, Record, Rest, STATE_FORMAT};
+use cluster::state::{
+    Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore, Transaction,
+    TransactionOutcome,
+};
+use io::etcd::{EtcdPlace, EtcdState};
+use io::{ClusterKey, Network};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::cli::{InitArgs, StatePlace};
+use crate::mon::MonitorFile;
+use crate::output::{Format, failure, print_json};
+
+/// Port of monitors where nothing else is said.
+const MONITOR_PORT: u16 = 4130;
+/// What begins a token, with its format.
+const TOKEN_PREFIX: &str = "ashlar1-";
+/// How long etcd may take to take the first key of a cluster.
+const STORE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the monitors may take to tell where they listen.
+const ASK_TIME_MAX: Duration = Duration::from_secs(3);
+/// All addresses of a host that others reach.
+const EVERYWHERE: [&str; 2] = ["0.0.0.0/0", "::/0"];
+
+/// What a host needs to belong to a cluster. Secret: it holds the key.
+#[derive(Serialize, Deserialize)]
+struct Token {
+    key: String,
+    file: ClusterFile,
+}
+
+impl Token {
+    /// One line of text: JSON in hexadecimal digits, and a checksum, for tokens are pasted.
+    fn to_text(&self) -> String {
+        let json = serde_json::to_string(self).expect("plain data has a JSON form");
+        let sum = crc32c(json.as_bytes()).get();
+        let digits = json.bytes().map(|byte| format!("{byte:02x}"));
+        format!("{TOKEN_PREFIX}{}{sum:08x}", digits.collect::<String>())
+    }
+
+    fn parse(text: &str) -> Option<Token> {
+        let digits = text.trim().strip_prefix(TOKEN_PREFIX)?.as_bytes();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes: Option<Vec<u8>> = digits.chunks(2).map(byte).collect();
+        let bytes = bytes?;
+        let (json, sum) = bytes.split_last_chunk::<4>()?;
+        if crc32c(json).get() != u32::from_be_bytes(*sum) {
+            return None;
+        }
+        serde_json::from_slice(json).ok()
+    }
+}
+
+/// `ashlar init`
+pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
+    let dir = args.dir;
+    refuse_existing(&dir)?;
+    let networks = match args.network.is_empty() {
+        true => EVERYWHERE.map(str::to_owned).to_vec(),
+        false => args.network,
+    };
+    let port = args.port.unwrap_or(MONITOR_PORT);
+    let monitors = listen_places(&networks, port)?;
+    let cluster = ClusterId::new(u128::from_le_bytes(io::random_bytes()));
+    let mon = dir.join(MonitorId::FIRST.to_string());
+    let state = match &args.state {
+        StatePlace::Embedded => {
+            crate::mon::create(&mon)?;
+            None
+        }
+        StatePlace::Etcd(urls) => {
+            crate::etcd::create(&mon)?;
+            create_in_etcd(urls, cluster)?;
+            Some(format!("etcd:{urls}"))
+        }
+    };
+    MonitorFile { id: MonitorId::FIRST, listen: monitors.clone() }.save(&mon)?;
+    let file = ClusterFile { cluster, monitors, state, networks, osd_networks: args.osd_network };
+    let key = ClusterKey::random();
+    write_cluster(&dir, &key, &file)?;
+    if format == Format::Json {
+        print_json(&json!({ "cluster": cluster, "dir": dir, "monitors": file.monitors }));
+        return Ok(());
+    }
+    println!("cluster {cluster} is made; its monitor will listen at {}", file.monitors.join(", "));
+    println!("  ashlar mon run {}", mon.display());
+    println!("  ashlar token              for `ashlar join` on other hosts; it is secret");
+    Ok(())
+}
+
+/// `ashlar token`
+pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
+    let mut file = config.file.clone();
+    // Where monitors are now, if one tells; what this host was told, if none does.
+    if let Ok(rows) = client::call(config, Command::MonitorList, ASK_TIME_MAX) {
+        let rows = rows.as_array().cloned().unwrap_or_default();
+        let told = rows.iter().flat_map(|row| row["addresses"].as_array().into_iter().flatten());
+        let told = told.filter_map(|address| address.as_str().map(str::to_owned));
+        let told: Vec<String> = told.filter(|address| address.starts_with("tcp:")).collect();
+        if !told.is_empty() {
+            file.monitors = told;
+        }
+    }
+    let token = Token { key: config.key.to_text(), file }.to_text();
+    match format {
+        Format::Json => print_json(&json!({ "token": token })),
+        Format::Text => println!("{token}"),
+    }
+    Ok(())
+}
+
+/// `ashlar join`
+pub fn join(token: &str, dir: &Path, format: Format) -> Result<(), Failure> {
+    let mut text = token.to_owned();
+    if token == "-" {
+        text.clear();
+        std::io::stdin().take(1 << 20).read_to_string(&mut text).map_err(|error| {
+            failure("io", format!("cannot read the token: {error}"), "give it on standard input")
+        })?;
+    }
+    let wrong = || {
+        let message = "this is no token, or a part of it is missing";
+        failure("invalid", message, "copy the whole line that `ashlar token` prints")
+    };
+    let Token { key, file } = Token::parse(&text).ok_or_else(wrong)?;
+    let key = ClusterKey::from_text(&key).ok_or_else(wrong)?;
+    refuse_existing(dir)?;
+    write_cluster(dir, &key, &file)?;
+    if format == Format::Json {
+        print_json(&json!({ "cluster": file.cluster, "dir": dir }));
+        return Ok(());
+    }
+    println!("this host knows cluster {} now", file.cluster);
+    println!("  ashlar osd create PATH --size 100GiB && ashlar osd run PATH");
+    println!("  ashlar mon create PATH && ashlar mon run PATH");
+    Ok(())
+}
+
+fn refuse_existing(dir: &Path) -> Result<(), Failure> {
+    let file = dir.join("cluster.toml");
+    if file.exists() {
+        let message = format!("{} is there already", file.display());
+        return Err(failure("exists", message, "name another directory with --dir"));
+    }
+    Ok(())
+}
+
+/// The key comes first: a directory with `cluster.toml` is whole.
+fn write_cluster(dir: &Path, key: &ClusterKey, file: &ClusterFile) -> Result<(), Failure> {
+    let cannot = |error: &dyn std::fmt::Display| {
+        let message = format!("cannot write to {}: {error}", dir.display());
+        failure("io", message, "check its permissions and free space")
+    };
+    fs::create_dir_all(dir).map_err(|error| cannot(&error))?;
+    key.save(&dir.join("key")).map_err(|error| cannot(&error))?;
+    let text = toml::to_string(file).expect("plain data has a TOML form");
+    io::replace_file(&dir.join("cluster.toml"), text.as_bytes(), 0o600)
+        .map_err(|error| cannot(&error))
+}
+
+/// Writes the first key of a cluster into etcd, where nothing may be yet.
+fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
+    let hint = "is etcd running there? See docs/internals/state.md";
+    let place = EtcdPlace::parse(urls, &format!("ashlar/{cluster}"));
+    let place = place.map_err(|error| failure("invalid", error.to_string(), hint))?;
+    let (bell, rings) = std::sync::mpsc::channel();
+    let wake = move || {
+        // Whoever waits may have its answer already.
+        let _ = bell.send(());
+    };
+    let state = EtcdState::connect(place, wake);
+    let mut state = state.map_err(|error| failure("state", error.to_string(), hint))?;
+    let record = ClusterRecord { id: cluster, format: STATE_FORMAT, rest: Rest::new() };
+    let record = Record::Cluster(record);
+    let (key, value) = (record.key().to_string(), record.to_json().to_string());
+    let (now, mut events) = (base::Time::ZERO, Vec::new());
+    let range = StateRequest(1);
+    let (prefix, after, limit) = (String::new(), None, 1);
+    state.apply(now, StateEffect::Range { request: range, prefix, after, limit }, &mut events);
+    let deadline = std::time::Instant::now() + STORE_TIME_MAX;
+    let mut trouble = "etcd does not answer".to_owned();
+    loop {
+        state.poll(now, &mut events);
+        for event in std::mem::take(&mut events) {
+            match event {
+                StateEvent::Range { result: Ok(answer), .. } if answer.entries.is_empty() => {
+                    let mut transaction = Transaction::new();
+                    let put =
+                        Operation::Put { key: key.clone(), value: value.clone(), lease: None };
+                    transaction.write(put, StateRevision::ZERO);
+                    let write = StateEffect::Transact { request: StateRequest(2), transaction };
+                    state.apply(now, write, &mut events);
+                }
+                StateEvent::Range { result: Ok(_), .. }
+                | StateEvent::Transacted { outcome: TransactionOutcome::Conflict, .. } => {
+                    let message = "there is a cluster under this prefix of etcd already";
+                    return Err(failure("exists", message, "name another prefix: etcd:URL/PREFIX"));
+                }
+                StateEvent::Range { result: Err(_), .. } => {
+                    let (prefix, after, limit) = (String::new(), None, 1);
+                    let again = StateEffect::Range { request: range, prefix, after, limit };
+                    state.apply(now, again, &mut events);
+                }
+                StateEvent::Transacted {
+                    outcome: TransactionOutcome::Committed { .. }, ..
+                } => {
+                    return Ok(());
+                }
+                StateEvent::Transacted { .. } => {
+                    let message = "etcd did not say whether it took the first key";
+                    return Err(failure("state", message, "try again: a new cluster is made"));
+                }
+                StateEvent::Condition { trouble: Some(text) } => trouble = text,
+                StateEvent::Failed { reason } => return Err(failure("state", reason, hint)),
+                _ => {}
+            }
+        }
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return Err(failure("state", trouble, hint));
+        }
+        // Whatever it is that wakes us is looked at above.
+        let _ = rings.recv_timeout(left.min(Duration::from_millis(100)));
+    }
+}
+
+/// Where a daemon of this host listens, by the networks of its cluster.
+pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Failure> {
+    let hint = "correct `networks` and `osd_networks` in cluster.toml";
+    let parsed: Result<Vec<Network>, io::Error> =
+        networks.iter().map(|text| Network::parse(text)).collect();
+    let parsed = parsed.map_err(|error| failure("invalid", error.to_string(), hint))?;
+    let here = io::local_addresses();
+    let here = here.map_err(|error| failure("io", error.to_string(), "is /proc there?"))?;
+    let chosen = Network::choose(&parsed, &here);
+    if chosen.is_empty() {
+        let message = format!("this host has no address in {}", networks.join(", "));
+        return Err(failure("no_address", message, hint));
+    }
+    let place = |address| format!("tcp:{}", std::net::SocketAddr::new(address, port));
+    Ok(chosen.into_iter().map(place).collect())
+}
+
+/// Makes `path` the directory of a new monitor of the cluster.
+pub fn create_monitor(config: &Config, path: &PathBuf, format: Format) -> Result<(), Failure> {
+    if MonitorFile::path(path).exists() {
+        let message = format!("{} is a monitor's already", path.display());
+        return Err(failure("exists", message, "run it: ashlar mon run"));
+    }
+    if crate::mon::place_of(config)? == StatePlace::Embedded {
+        let message = "the state of this cluster is in a file of its one monitor";
+        let hint = "several monitors need etcd: ashlar init --state etcd:URL,URL,URL";
+        return Err(failure("unsupported", message, hint));
+    }
+    let listen = listen_places(&config.file.networks, MONITOR_PORT)?;
+    let made = client::call(config, Command::MonitorCreate, crate::admin::COMMAND_TIME_MAX)?;
+    let id = made["id"].as_u64().and_then(|id| u32::try_from(id).ok()).and_then(MonitorId::new);
+    let id = id.ok_or_else(|| {
+        failure("protocol", "the monitor gave no id", "do all programs have one version?")
+    })?;
+    crate::etcd::create(path)?;
+    MonitorFile { id, listen: listen.clone() }.save(path)?;
+    if format == Format::Json {
+        print_json(&json!({ "id": id, "path": path, "listen": listen }));
+        return Ok(());
+    }
+    println!("{id} will listen at {}", listen.join(", "));
+    println!("  ashlar mon run {}", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_read_back_and_a_cut_one_is_refused() {
+        let file = ClusterFile {
+            cluster: ClusterId::new(7),
+            monitors: vec!["tcp:10.0.0.1:4130".into()],
+            state: Some("etcd:http://10.0.0.1:2379".into()),
+            networks: vec!["10.0.0.0/8".into()],
+            osd_networks: Vec::new(),
+        };
+        let key = ClusterKey::random();
+        let text = Token { key: key.to_text(), file: file.clone() }.to_text();
+        assert!(!text.contains(char::is_whitespace));
+        let read = Token::parse(&format!("{text}\n")).expect("whole");
+        assert_eq!(read.file, file);
+        assert_eq!(ClusterKey::from_text(&read.key), Some(key));
+        for cut in [&text[..text.len() - 2], &text[2..], "", TOKEN_PREFIX, "ashlar1-zz"] {
+            assert!(Token::parse(cut).is_none(), "{cut}");
+        }
+        let changed = text.replace("ashlar1-7b", "ashlar1-7c");
+        assert!(Token::parse(&changed).is_none());
+    }
+}
