@@ -161,15 +161,20 @@ fn refuse_existing(dir: &Path) -> Result<(), Failure> {
 
 /// The key comes first: a directory with `cluster.toml` is whole.
 fn write_cluster(dir: &Path, key: &ClusterKey, file: &ClusterFile) -> Result<(), Failure> {
-    let cannot = |error: &dyn std::fmt::Display| {
-        let message = format!("cannot write to {}: {error}", dir.display());
-        failure("io", message, "check its permissions and free space")
-    };
-    fs::create_dir_all(dir).map_err(|error| cannot(&error))?;
-    key.save(&dir.join("key")).map_err(|error| cannot(&error))?;
+    fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
+    key.save(&dir.join("key")).map_err(|error| cannot_write(dir, &error))?;
+    write_cluster_file(dir, file)
+}
+
+fn write_cluster_file(dir: &Path, file: &ClusterFile) -> Result<(), Failure> {
     let text = toml::to_string(file).expect("plain data has a TOML form");
     io::replace_file(&dir.join("cluster.toml"), text.as_bytes(), 0o600)
-        .map_err(|error| cannot(&error))
+        .map_err(|error| cannot_write(dir, &error))
+}
+
+fn cannot_write(dir: &Path, error: &dyn std::fmt::Display) -> Failure {
+    let message = format!("cannot write to {}: {error}", dir.display());
+    failure("io", message, "check its permissions and free space")
 }
 
 /// Writes the first key of a cluster into etcd, where nothing may be yet.
@@ -274,6 +279,10 @@ pub fn create_monitor(config: &Config, path: &PathBuf, format: Format) -> Result
     })?;
     crate::etcd::create(path)?;
     MonitorFile { id, listen: listen.clone() }.save(path)?;
+    // Commands on this host ask its own monitor, too.
+    let mut file = config.file.clone();
+    file.monitors.extend(listen.iter().cloned());
+    write_cluster_file(&config.dir, &file)?;
     if format == Format::Json {
         print_json(&json!({ "id": id, "path": path, "listen": listen }));
         return Ok(());

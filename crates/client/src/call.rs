@@ -6,7 +6,7 @@ use format::door::{Peer, Role};
 use io::{Event, Options, Reactor, Trust};
 use serde_json::Value;
 
-use crate::commands::Commands;
+use crate::commands::{CONNECT_SPAN, Commands};
 use crate::config::{Config, failure};
 
 /// A command needs few operations at a time.
@@ -42,10 +42,15 @@ pub fn call(
     let timeout = Duration::from_nanos(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
     let start = reactor.now();
     let end = start + timeout;
-    let connect_end = start + Duration::from_nanos(timeout.as_nanos() / 6);
+    // Time for each address to answer.
+    let addresses = config.file.monitors.len() as u64 + 1;
+    let connect_max = Duration::from_nanos(timeout.as_nanos() / 6);
+    let connect_max = connect_max.max(Duration::from_nanos(CONNECT_SPAN.as_nanos() * addresses));
+    let connect_end = end.min(start + connect_max);
     let mut was_connected = false;
     let ask = commands.ask(command, &mut effects);
     loop {
+        commands.tick(reactor.now(), &mut effects);
         for effect in effects.drain(..) {
             reactor.net(effect);
         }
@@ -66,7 +71,6 @@ pub fn call(
                 commands.apply(now, event, &mut effects, &mut answers);
             }
         }
-        commands.tick(now, &mut effects);
     }
 }
 

@@ -19,6 +19,10 @@ use crate::config::failure;
 const CONNECT_DELAY_MIN: Duration = Duration::from_millis(10);
 const CONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 
+/// How long an address has to answer before the next one is tried: a monitor has several, and some
+/// may lie in a network that is gone.
+pub(crate) const CONNECT_SPAN: Duration = Duration::from_secs(1);
+
 /// Asks that are not answered, and the connection they go over.
 pub struct Commands {
     monitors: Vec<String>,
@@ -48,6 +52,8 @@ enum State {
     },
     Connecting {
         connection: ConnectionId,
+        /// Another address is tried then; `None`: until the next `tick` sees it.
+        until: Option<Time>,
     },
     Open {
         connection: ConnectionId,
@@ -79,7 +85,7 @@ impl Commands {
     pub fn is(&self, id: ConnectionId) -> bool {
         match self.state {
             State::Idle | State::Waiting { .. } => false,
-            State::Connecting { connection } | State::Open { connection } => connection == id,
+            State::Connecting { connection, .. } | State::Open { connection } => connection == id,
         }
     }
 
@@ -92,14 +98,25 @@ impl Commands {
     pub fn deadline(&self) -> Option<Time> {
         match self.state {
             State::Waiting { until } => Some(until),
-            _ => None,
+            State::Connecting { until, .. } => until,
+            State::Idle | State::Open { .. } => None,
         }
     }
 
     /// The moment of `deadline` came.
     pub fn tick(&mut self, now: Time, effects: &mut Vec<NetEffect>) {
-        if self.deadline().is_some_and(|deadline| deadline <= now) {
-            self.connect(effects);
+        let is_due = self.deadline().is_some_and(|deadline| deadline <= now);
+        match &mut self.state {
+            State::Waiting { .. } if is_due => self.connect(effects),
+            State::Connecting { connection, .. } if is_due => {
+                effects.push(NetEffect::Close { connection: *connection });
+                // Nothing was sent over it, so nothing of it is answered.
+                self.lost(now, CloseReason::TimedOut, &mut Vec::new());
+            }
+            State::Connecting { until, .. } => {
+                until.get_or_insert(now + CONNECT_SPAN);
+            }
+            _ => {}
         }
     }
 
@@ -154,7 +171,7 @@ impl Commands {
     fn connect(&mut self, effects: &mut Vec<NetEffect>) {
         self.last_connection += 2;
         let connection = ConnectionId::new(self.last_connection);
-        self.state = State::Connecting { connection };
+        self.state = State::Connecting { connection, until: None };
         let address = self.monitors[self.address].clone();
         effects.push(NetEffect::Connect { connection, address });
     }
@@ -358,6 +375,21 @@ mod tests {
         world.connect();
         assert!(matches!(world.effects.pop(), Some(NetEffect::Send { .. })), "asked again");
         assert_eq!(world.commands.refusal(change), None);
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_makes_room_for_the_next() {
+        let mut world = World::new();
+        world.ask(Command::Status);
+        let (silent, address) = world.connecting();
+        assert_eq!(address, "tcp:a:1");
+        world.commands.tick(world.now, &mut world.effects);
+        assert_eq!(world.commands.deadline(), Some(world.now + CONNECT_SPAN));
+        world.wait();
+        let closed = world.effects.pop();
+        assert!(matches!(closed, Some(NetEffect::Close { connection }) if connection == silent));
+        world.wait();
+        assert_eq!(world.connecting().1, "tcp:b:1");
     }
 
     #[test]
