@@ -319,7 +319,7 @@ pub struct InitArgs {
     /// Network between OSDs, tried before the others
     #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
     pub osd_network: Vec<String>,
-    /// Port of this host's monitor
+    /// Where this host's monitor listens; 4130 without this
     #[arg(long)]
     pub port: Option<u16>,
     /// Directory for cluster.toml, key, and this host's monitor
@@ -335,6 +335,9 @@ pub enum MonCommand {
     Create {
         /// A directory (made if missing)
         path: PathBuf,
+        /// Where it listens, 4130 without this; a second one on a host needs a port of its own
+        #[arg(long)]
+        port: Option<u16>,
     },
     /// All monitors, and which one leads
     #[command(after_help = "Example:\n  ashlar mon ls")]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use base::checksum::crc32c;
 use base::{ClusterId, MonitorId};
 use client::Config;
-use cluster::map::ClusterFile;
+use cluster::map::{ADDRESS_COUNT_MAX, ClusterFile};
 use cluster::message::{Command, Failure};
 use cluster::records::{ClusterRecord, Record, Rest, STATE_FORMAT};
 use cluster::state::{
@@ -31,6 +31,8 @@ const MONITOR_PORT: u16 = 4130;
 const TOKEN_PREFIX: &str = "ashlar1-";
 /// How long etcd may take to take the first key of a cluster.
 const STORE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long until etcd is asked again.
+const ASK_AGAIN_DELAY: Duration = Duration::from_millis(100);
 /// How long the monitors may take to tell where they listen.
 const ASK_TIME_MAX: Duration = Duration::from_secs(3);
 /// All addresses of a host that others reach.
@@ -47,9 +49,9 @@ impl Token {
     /// One line of text: JSON in hexadecimal digits, and a checksum, for tokens are pasted.
     fn to_text(&self) -> String {
         let json = serde_json::to_string(self).expect("plain data has a JSON form");
-        let sum = crc32c(json.as_bytes()).get();
-        let digits = json.bytes().map(|byte| format!("{byte:02x}"));
-        format!("{TOKEN_PREFIX}{}{sum:08x}", digits.collect::<String>())
+        let sum = crc32c(json.as_bytes()).get().to_le_bytes();
+        let digits = json.bytes().chain(sum).map(|byte| format!("{byte:02x}"));
+        format!("{TOKEN_PREFIX}{}", digits.collect::<String>())
     }
 
     fn parse(text: &str) -> Option<Token> {
@@ -58,7 +60,7 @@ impl Token {
         let bytes: Option<Vec<u8>> = digits.chunks(2).map(byte).collect();
         let bytes = bytes?;
         let (json, sum) = bytes.split_last_chunk::<4>()?;
-        if crc32c(json).get() != u32::from_be_bytes(*sum) {
+        if crc32c(json).get() != u32::from_le_bytes(*sum) {
             return None;
         }
         serde_json::from_slice(json).ok()
@@ -216,6 +218,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
                     return Err(failure("exists", message, "name another prefix: etcd:URL/PREFIX"));
                 }
                 StateEvent::Range { result: Err(_), .. } => {
+                    std::thread::sleep(ASK_AGAIN_DELAY);
                     let (prefix, after, limit) = (String::new(), None, 1);
                     let again = StateEffect::Range { request: range, prefix, after, limit };
                     state.apply(now, again, &mut events);
@@ -239,7 +242,7 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
             return Err(failure("state", trouble, hint));
         }
         // Whatever it is that wakes us is looked at above.
-        let _ = rings.recv_timeout(left.min(Duration::from_millis(100)));
+        let _ = rings.recv_timeout(left.min(ASK_AGAIN_DELAY));
     }
 }
 
@@ -251,17 +254,31 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
     let parsed = parsed.map_err(|error| failure("invalid", error.to_string(), hint))?;
     let here = io::local_addresses();
     let here = here.map_err(|error| failure("io", error.to_string(), "is /proc there?"))?;
-    let chosen = Network::choose(&parsed, &here);
+    let mut chosen = Network::choose(&parsed, &here);
     if chosen.is_empty() {
         let message = format!("this host has no address in {}", networks.join(", "));
         return Err(failure("no_address", message, hint));
+    }
+    if chosen.len() > ADDRESS_COUNT_MAX {
+        let left_out: Vec<String> =
+            chosen.drain(ADDRESS_COUNT_MAX..).map(|a| a.to_string()).collect();
+        eprintln!(
+            "not listening at {}: a daemon announces {ADDRESS_COUNT_MAX} addresses; name fewer or \
+             smaller `networks` in cluster.toml",
+            left_out.join(", ")
+        );
     }
     let place = |address| format!("tcp:{}", std::net::SocketAddr::new(address, port));
     Ok(chosen.into_iter().map(place).collect())
 }
 
 /// Makes `path` the directory of a new monitor of the cluster.
-pub fn create_monitor(config: &Config, path: &PathBuf, format: Format) -> Result<(), Failure> {
+pub fn create_monitor(
+    config: &Config,
+    path: &PathBuf,
+    port: Option<u16>,
+    format: Format,
+) -> Result<(), Failure> {
     if MonitorFile::path(path).exists() {
         let message = format!("{} is a monitor's already", path.display());
         return Err(failure("exists", message, "run it: ashlar mon run"));
@@ -271,7 +288,7 @@ pub fn create_monitor(config: &Config, path: &PathBuf, format: Format) -> Result
         let hint = "several monitors need etcd: ashlar init --state etcd:URL,URL,URL";
         return Err(failure("unsupported", message, hint));
     }
-    let listen = listen_places(&config.file.networks, MONITOR_PORT)?;
+    let listen = listen_places(&config.file.networks, port.unwrap_or(MONITOR_PORT))?;
     let made = client::call(config, Command::MonitorCreate, crate::admin::COMMAND_TIME_MAX)?;
     let id = made["id"].as_u64().and_then(|id| u32::try_from(id).ok()).and_then(MonitorId::new);
     let id = id.ok_or_else(|| {

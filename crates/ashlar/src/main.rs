@@ -94,7 +94,9 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
 
 fn run_mon(command: MonCommand, cluster: Option<&Path>, format: Format) -> Result<(), Failure> {
     match command {
-        MonCommand::Create { path } => hosts::create_monitor(&config(cluster)?, &path, format),
+        MonCommand::Create { path, port } => {
+            hosts::create_monitor(&config(cluster)?, &path, port, format)
+        }
         MonCommand::Run { path, state, new_cluster, parent } => {
             parent::follow(parent)?;
             mon::run(&config(cluster)?, &path, state, new_cluster)

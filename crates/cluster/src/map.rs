@@ -24,6 +24,19 @@ pub struct ClusterMap {
     pub pools: BTreeMap<PoolId, PoolMap>,
 }
 
+/// Addresses that a daemon may announce, in each of its lists.
+pub const ADDRESS_COUNT_MAX: usize = 8;
+/// Bytes of an address: any IP address with its port, and any path of a socket.
+const ADDRESS_SIZE_MAX: usize = 128;
+
+/// Whether a list of addresses is one that a daemon may announce. What may not stand in it keeps
+/// messages that name many daemons as short as their limits say.
+pub fn may_announce(addresses: &[String]) -> bool {
+    let is_plain = |letter: char| !letter.is_control() && !matches!(letter, '"' | '\\');
+    let fits = |text: &String| text.len() <= ADDRESS_SIZE_MAX && text.chars().all(is_plain);
+    addresses.len() <= ADDRESS_COUNT_MAX && addresses.iter().all(fits)
+}
+
 /// What everyone knows of an OSD.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OsdInfo {

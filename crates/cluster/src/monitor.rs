@@ -49,6 +49,7 @@ use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, SessionId, Time}
 use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::{CONTROL_SIZE_MAX, Message};
 
+use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::records::TaskId;
 use crate::settings::Setting;
@@ -414,7 +415,7 @@ impl Monitor {
         if !self.connections.contains_key(&connection) {
             return;
         }
-        if self.is_from_wrong_role(connection, &message) {
+        if self.is_from_wrong_role(connection, &message) || announces_too_much(&message) {
             self.close_for_protocol(now, connection, effects);
             return;
         }
@@ -569,6 +570,17 @@ impl Monitor {
 
 fn to_text(message: &FromMonitor) -> String {
     serde_json::to_string(message).expect("messages have text keys and plain numbers")
+}
+
+/// Whether somebody says to listen where nobody may.
+fn announces_too_much(message: &ToMonitor) -> bool {
+    match message {
+        ToMonitor::OsdBoot { addresses, peer_addresses, .. } => {
+            !may_announce(addresses) || !may_announce(peer_addresses)
+        }
+        ToMonitor::MonitorHere { addresses, .. } => !may_announce(addresses),
+        _ => false,
+    }
 }
 
 /// Longest text that is kept only for people, in bytes.

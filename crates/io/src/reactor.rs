@@ -35,8 +35,12 @@ use crate::ring::{Completion, FeatureMask, Op, Ring};
 use crate::stream::{RawInbox, Stage, Stream};
 use crate::{Error, clock, socket};
 
-/// A connect and handshake must have ended after so long.
+/// The handshake of who comes to us must have ended after so long.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(5);
+/// A connect and handshake of ours must have ended after so long: another address may do.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
+/// The same with a name that is to be looked up first.
+const NAMED_CONNECT_TIME_MAX: Duration = Duration::from_secs(7);
 /// So long a closed connection may take to send what was queued.
 const LINGER_TIME_MAX: Duration = Duration::from_secs(5);
 /// Connections that came to us and are in their handshake; one more, and the oldest goes.
@@ -354,9 +358,13 @@ impl Reactor {
         let mut stream = Stream::new(connection, None, Stage::Resolve);
         stream.address = address;
         let index = self.insert(stream);
-        self.set_deadline(index, Some(clock::now() + HANDSHAKE_TIME_MAX));
         let address = Address::parse(&self.streams[index].address)
             .map_err(|error| CloseReason::Untrusted(error.0));
+        let time_max = match address {
+            Ok(Address::Name(_)) => NAMED_CONNECT_TIME_MAX,
+            _ => CONNECT_TIME_MAX,
+        };
+        self.set_deadline(index, Some(clock::now() + time_max));
         let Ok(name @ Address::Name(_)) = address else {
             self.resolved(connection, address);
             return;

@@ -18,6 +18,9 @@ const BACKLOG: i32 = 1024;
 /// A peer that answers nothing for about so long is gone, in seconds.
 const SILENCE_SECONDS_MAX: u64 = 5;
 
+/// The same of connections with a monitor.
+const MONITOR_SILENCE_SECONDS_MAX: u32 = 2;
+
 /// A socket that listens, and the address it got.
 pub(crate) fn listen(text: &str) -> Result<(OwnedFd, String), Error> {
     let address = Address::parse(text)?.resolve()?;
@@ -74,6 +77,15 @@ pub(crate) fn tune_tcp(socket: impl AsFd) {
     let _ = sockopt::set_tcp_keepintvl(&socket, second);
     let _ = sockopt::set_tcp_keepcnt(&socket, (SILENCE_SECONDS_MAX - 2) as u32);
     let _ = sockopt::set_tcp_user_timeout(&socket, SILENCE_SECONDS_MAX as u32 * 1000);
+}
+
+/// For connections with a monitor: who waits to hear who is down must soon hear that the monitor's
+/// own host is. They carry little and are always read, so a second of loss is no load.
+pub(crate) fn notice_silence_soon(socket: impl AsFd) {
+    let second = std::time::Duration::from_secs(1);
+    let _ = sockopt::set_tcp_keepidle(&socket, second);
+    let _ = sockopt::set_tcp_keepintvl(&socket, second);
+    let _ = sockopt::set_tcp_user_timeout(&socket, MONITOR_SILENCE_SECONDS_MAX * 1000);
 }
 
 /// What a socket's error says of the peer.

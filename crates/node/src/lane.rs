@@ -14,7 +14,7 @@ const UP_MIN: Duration = Duration::from_secs(1);
 /// A connection, or the intent to have one.
 pub struct Lane {
     stage: Stage,
-    /// Which address is next.
+    /// Which address is next; while there is a connection, its address.
     address_next: usize,
     /// Addresses in a row at which nobody listened.
     refusal_count: usize,
@@ -53,6 +53,11 @@ impl Lane {
             Stage::Up { connection, .. } | Stage::Connecting { connection, .. } => Some(connection),
             Stage::Down { .. } => None,
         }
+    }
+
+    /// Whether both lead to the same of several addresses.
+    pub fn is_beside(&self, other: &Lane, address_count: usize) -> bool {
+        address_count > 1 && self.address_next % address_count == other.address_next % address_count
     }
 
     /// When something is to be done if nothing happens.

@@ -400,23 +400,22 @@ impl Node {
     }
 
     /// Says of followers that have been silent for too long that they are, and tries to reach them
-    /// over another connection: one that lost packets may take long to come back.
+    /// over another connection: one that lost packets may take long to come back. Where there is
+    /// another address to try, the connection for data goes, too: the network may be gone.
     fn find_silent(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let is_silent = |follower: &&Follower| {
             let lanes = [&follower.data, &follower.lease];
             let is_refused = lanes.iter().any(|lane| lane.is_refused(follower.address_count));
             follower.is_wanted() && !is_refused && now.since(follower.heard_at) >= SILENT_AFTER
         };
-        let silent: Vec<(OsdId, Option<ConnectionId>)> = self
-            .mesh
-            .followers
-            .values()
-            .filter(is_silent)
-            .map(|follower| (follower.member.osd, follower.lease.up()))
-            .collect();
-        for (osd, connection) in silent {
+        let silent = self.mesh.followers.values().filter(is_silent).map(|follower| {
+            let Follower { member, data, lease, address_count, .. } = follower;
+            let beside = lease.up().filter(|_| data.is_beside(lease, *address_count));
+            (member.osd, [lease.up(), beside.and(data.up())])
+        });
+        for (osd, connections) in silent.collect::<Vec<_>>() {
             self.tell_unreachable(now, osd, Unreachable::Silent, effects);
-            if let Some(connection) = connection {
+            for connection in connections.into_iter().flatten() {
                 self.hang_up(now, connection, effects);
             }
         }

@@ -22,13 +22,18 @@ pub struct Fio {
 impl Fio {
     /// Reads at 5 MB/s and writes at 7 MB/s: 384 MiB take 32 seconds and the time of the reading.
     pub fn start(cluster: &Cluster, volume: &str, size: u64, seed: u32) -> Fio {
+        Fio::start_at(&cluster.uri(volume), size, seed)
+    }
+
+    /// The same on any NBD server's volume.
+    pub fn start_at(uri: &str, size: u64, seed: u32) -> Fio {
         let mut fio = Command::new("fio");
         fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
         fio.args(["--bssplit=4k/60:16k/20:128k/15:512k/5", "--iodepth=16"]);
         fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
         fio.args([format!("--size={size}"), format!("--randseed={seed}")]);
         fio.args(["--rate=4915k,7372k", "--output-format=json", "--status-interval=1"]);
-        fio.arg(format!("--uri={}", cluster.uri(volume)));
+        fio.arg(format!("--uri={uri}"));
         fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = fio.spawn().expect("fio is installed");
         let output = BufReader::new(child.stdout.take().expect("piped"));

@@ -1,326 +1,234 @@
-//! Clusters of several hosts: network namespaces, each with two networks, an etcd member and a
-//! monitor.
+//! Does a cluster of several hosts go on when any part of it is lost, and is every byte right?
 
-use std::fs::{self, File};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::cell::Cell;
+use std::fs;
 use std::time::Instant;
 
-use serde_json::Value;
+use crate::fio::Fio;
+use crate::harness::{ASHLAR, QemuIo, refused, report, run, succeed, wait_for};
+use crate::namespaces::{Hosts, Shape, V4, V6};
 
-use crate::harness::{
-    ASHLAR, Directory, QemuIo, is_running, refused, report, run, succeed, text_of, wait_for,
-};
+/// The host with the client alone, which nothing happens to.
+const CLIENT: usize = 4;
 
-/// Hosts of a cluster.
-const HOST_COUNT: usize = 3;
+/// What each round of the load writes and reads at least, in bytes.
+const LOAD_SIZE: u64 = 64 << 20;
 
-fn ip(arguments: &str) {
-    let output = run(Command::new("ip").args(arguments.split_whitespace()));
-    let text = text_of(&output);
-    assert!(
-        output.status.success(),
-        "network namespaces are needed (root, and the package iproute2): ip {arguments}: {text}"
-    );
+/// A load that goes on while something is broken, and after that; then all is read and verified.
+struct Load {
+    uri: String,
+    round: Cell<u32>,
 }
 
-/// Namespaces that stand for hosts, each connected to an IPv4 and to an IPv6 network. They go away
-/// with their owner, and so does everything that runs in them.
-struct Hosts {
-    directory: Directory,
-    prefix: String,
-    daemons: Vec<(String, Child)>,
-}
-
-impl Hosts {
-    fn new(name: &str) -> Hosts {
-        let prefix = format!("a{}{name}", std::process::id());
-        let hosts = Hosts { directory: Directory::new(name), prefix, daemons: Vec::new() };
-        let switch = hosts.namespace(0);
-        ip(&format!("netns add {switch}"));
-        for bridge in ["v4", "v6"] {
-            ip(&format!("-n {switch} link add {bridge} type bridge forward_delay 0"));
-            ip(&format!("-n {switch} link set {bridge} up"));
-        }
-        for host in 1..=HOST_COUNT {
-            let there = hosts.namespace(host);
-            ip(&format!("netns add {there}"));
-            ip(&format!("-n {there} link set lo up"));
-            for bridge in ["v4", "v6"] {
-                let port = format!("{bridge}-{host}");
-                ip(&format!(
-                    "-n {switch} link add {port} type veth peer name {bridge} netns {there}"
-                ));
-                ip(&format!("-n {switch} link set {port} master {bridge} up"));
-                ip(&format!("-n {there} link set {bridge} up"));
-            }
-            ip(&format!("-n {there} addr add 10.77.1.{host}/24 dev v4"));
-            ip(&format!("-n {there} addr add fd77::{host}/64 dev v6 nodad"));
-        }
-        hosts
-    }
-
-    /// The namespace of a host; 0: that of the switches between them.
-    fn namespace(&self, host: usize) -> String {
-        format!("{}-{host}", self.prefix)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// Cuts a host off from one of its networks, or connects it again.
-    fn set_link(&self, host: usize, bridge: &str, is_up: bool) {
-        let state = if is_up { "up" } else { "down" };
-        ip(&format!("-n {} link set {bridge}-{host} {state}", self.namespace(0)));
-    }
-
-    /// A program on a host, which has a name of its own.
-    fn on(&self, host: usize, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace(host), "unshare", "--uts", "sh", "-c"]);
-        command.arg(format!("hostname host{host} && exec \"$0\" \"$@\"")).arg(program);
-        command
-    }
-
-    /// A command of ashlar's on a host that belongs to the cluster.
-    fn ashlar(&self, host: usize, arguments: &[&str]) -> Command {
-        let mut command = self.on(host, ASHLAR);
-        command.args(arguments).arg("--cluster").arg(self.path(&format!("host{host}")));
-        command
-    }
-
-    fn json(&self, host: usize, arguments: &[&str]) -> Value {
-        let text = succeed(self.ashlar(host, arguments).arg("--json"));
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
-    }
-
-    /// Starts a program that runs on, with its words in a file of its name.
-    fn start(&mut self, name: &str, command: &mut Command) {
-        let log = File::options().create(true).append(true).open(self.path(name));
-        let log = log.expect("the temporary directory is writable");
-        let again = log.try_clone().expect("a file");
-        let child = command.stdin(Stdio::null()).stdout(log).stderr(again).spawn();
-        self.daemons.push((name.to_owned(), child.expect("it starts")));
-    }
-
-    fn kill(&mut self, name: &str) {
-        let place = self.daemons.iter().position(|(known, _)| known == name);
-        let (_, mut child) = self.daemons.remove(place.expect("it was started"));
-        child.kill().expect("it runs");
-        child.wait().expect("a child");
-    }
-
-    fn start_etcd(&mut self, host: usize) {
-        let members: Vec<String> =
-            (1..=HOST_COUNT).map(|host| format!("e{host}=http://10.77.1.{host}:2380")).collect();
-        let client = format!("http://10.77.1.{host}:2379");
-        let peer = format!("http://10.77.1.{host}:2380");
-        let mut command = self.on(host, "etcd");
-        command
-            .args(["--name", &format!("e{host}"), "--data-dir"])
-            .arg(self.path(&format!("etcd{host}")))
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &members.join(",")])
-            // What is measured here is not this disk.
-            .args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
-        self.start(&format!("etcd.{host}.log"), &mut command);
-    }
-
-    fn start_monitor(&mut self, host: usize) {
-        let path = self.path(&format!("host{host}")).join(format!("mon.{host}"));
-        let mut command = self.ashlar(host, &["mon", "run"]);
-        self.start(&format!("mon.{host}.log"), command.arg(path));
-    }
-
-    fn start_osd(&mut self, host: usize) {
-        let path = self.path(&format!("osd{host}"));
-        let mut command = self.ashlar(host, &["osd", "run"]);
-        self.start(&format!("osd.{host}.log"), command.arg(path));
-    }
-
-    /// The host whose monitor leads, as another one says; its id is the same.
-    fn leader(&self, asked: usize) -> Option<usize> {
-        let mut ls = self.ashlar(asked, &["mon", "ls", "--json"]);
-        let output = run(&mut ls);
-        let rows: Value = serde_json::from_slice(&output.stdout).ok()?;
-        let leads = rows.as_array()?.iter().find(|row| row["leads"] == true)?;
-        usize::try_from(leads["id"].as_u64()?).ok()
-    }
-
-    /// Waits until another host's monitor leads.
-    fn await_leader_but(&self, asked: usize, former: usize) -> usize {
-        let mut leader = former;
-        wait_for("another monitor to lead", || {
-            leader = self.leader(asked).unwrap_or(former);
-            leader != former
-        });
-        leader
-    }
-
-    fn await_osds_up(&self, asked: usize) {
-        wait_for("every OSD to be up", || {
-            let rows = self.json(asked, &["osd", "ls"]);
-            let rows = rows.as_array().expect("a list");
-            rows.iter().all(|row| row["up"] == true)
-        });
-    }
-
-    fn await_active(&self, asked: usize) {
-        wait_for("every PG to be active", || {
-            let status = self.json(asked, &["status"]);
-            status["pgs"]["total"] == status["pgs"]["active"] && status["pgs"]["total"] != 0
-        });
-    }
-
-    /// A cluster with a monitor and an OSD on each host.
-    fn make_cluster(&mut self) {
-        for host in 1..=HOST_COUNT {
-            self.start_etcd(host);
-        }
-        let urls: Vec<String> =
-            (1..=HOST_COUNT).map(|host| format!("http://10.77.1.{host}:2379")).collect();
-        let mut init = self.on(1, ASHLAR);
-        init.args(["init", "--state", &format!("etcd:{}", urls.join(","))]);
-        init.args(["--network", "10.77.1.0/24", "--network", "fd77::/64", "--dir"]);
-        succeed(init.arg(self.path("host1")));
-        self.start_monitor(1);
-        let token = self.json(1, &["token"])["token"].as_str().expect("a text").to_owned();
-        for host in 2..=HOST_COUNT {
-            let mut join = self.on(host, ASHLAR);
-            join.args(["join", &token, "--dir"]);
-            succeed(join.arg(self.path(&format!("host{host}"))));
-            let path = self.path(&format!("host{host}")).join(format!("mon.{host}"));
-            let mut create = self.ashlar(host, &["mon", "create"]);
-            succeed(create.arg(path));
-            self.start_monitor(host);
-        }
-        for host in 1..=HOST_COUNT {
-            let mut create = self.ashlar(host, &["osd", "create", "--size", "256MiB"]);
-            succeed(create.arg(self.path(&format!("osd{host}"))));
-            self.start_osd(host);
-        }
-        self.await_osds_up(1);
-        wait_for("every monitor to be up", || {
-            let rows = self.json(3, &["mon", "ls"]);
-            let rows = rows.as_array().expect("a list").clone();
-            rows.len() == HOST_COUNT && rows.iter().all(|row| row["up"] == true)
-        });
-    }
-
-    /// NBD clients on a host reach volumes by this socket.
-    fn start_nbd(&mut self, host: usize) -> String {
-        let socket = self.path("nbd.sock");
-        let listen = format!("--listen=unix:{}", socket.display());
-        let mut command = self.ashlar(host, &["nbd", &listen]);
-        self.start("nbd.log", &mut command);
-        wait_for("NBD to listen", || socket.exists());
-        format!("nbd+unix:///v?socket={}", socket.display())
+impl Load {
+    /// The longest that a write had to wait, in seconds.
+    fn under(
+        &self,
+        hosts: &mut Hosts,
+        fault: impl FnOnce(&mut Hosts),
+        mend: impl FnOnce(&mut Hosts),
+    ) -> f64 {
+        self.round.set(self.round.get() + 1);
+        let mut fio = Fio::start_at(&self.uri, LOAD_SIZE, self.round.get());
+        fio.wait_written(4 << 20);
+        fault(hosts);
+        fio.wait_written(24 << 20);
+        mend(hosts);
+        assert!(fio.verified_bytes() > 30 << 20);
+        hosts.await_whole(CLIENT);
+        fio.longest_write()
     }
 }
 
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for (_, child) in &mut self.daemons {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        for host in 0..=HOST_COUNT {
-            let _ = Command::new("ip").args(["netns", "del", &self.namespace(host)]).output();
-        }
-    }
+fn other_than(hosts: &[usize]) -> usize {
+    (1..=3).find(|host| !hosts.contains(host)).expect("three hosts, of which two are named")
 }
 
-fn other_than(host: usize) -> usize {
-    host % HOST_COUNT + 1
+fn begin_all(hosts: &mut Hosts, names: &[String]) {
+    for name in names {
+        hosts.begin(name);
+    }
 }
 
 #[test]
-fn monitors_etcd_members_and_links_fail_one_at_a_time_and_the_cluster_goes_on() {
-    let mut hosts = Hosts::new("hosts");
+fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
+    let mut hosts = Hosts::new(
+        "hosts",
+        Shape {
+            hosts: CLIENT,
+            etcds: 3,
+            etcd_in: V4,
+            monitors: 3,
+            osds: 3,
+            networks: &["--network", "10.77.1.0/24", "--network", "fd77::/64"],
+        },
+    );
     hosts.make_cluster();
-    let tree = hosts.json(2, &["osd", "tree"]);
+    let tree = hosts.json(CLIENT, &["osd", "tree"]);
     let names: Vec<&str> =
         tree.as_array().expect("a list").iter().filter_map(|row| row["name"].as_str()).collect();
-    for host in 1..=HOST_COUNT {
+    for host in 1..=3 {
         assert!(names.contains(&&*format!("host{host}")), "it is in the tree by itself: {names:?}");
     }
-    hosts.json(3, &["pool", "create", "p", "--replicas", "1", "--pgs", "32"]);
-    hosts.await_active(2);
+    let pool = ["pool", "create", "p", "--replicas", "2", "--failure-domain", "host"];
+    hosts.json(3, &[&pool[..], &["--pgs", "16"]].concat());
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
-    let uri = hosts.start_nbd(3);
-    let mut session = QemuIo::open(&[&uri]);
-    session.ask("write -P 1 0 8M");
+    hosts.await_whole(CLIENT);
+    let load = Load { uri: hosts.start_nbd(CLIENT, "v"), round: Cell::new(0) };
 
-    // The leading monitor dies.
-    let leader = hosts.leader(3).expect("one leads");
-    let asked = other_than(leader);
-    let started = Instant::now();
-    hosts.kill(&format!("mon.{leader}.log"));
-    session.ask("write -P 2 8M 8M");
-    let next = hosts.await_leader_but(asked, leader);
-    let mon_failover = started.elapsed();
-    hosts.await_osds_up(asked);
-    hosts.json(asked, &["volume", "create", "w", "--size", "16MiB"]);
-    session.ask("read -P 1 0 8M");
-    hosts.start_monitor(leader);
+    let leader = hosts.leader(CLIENT).expect("one leads");
+    let wait = load.under(
+        &mut hosts,
+        |hosts| hosts.set_link(leader, V4, false),
+        |hosts| hosts.set_link(leader, V4, true),
+    );
+    report(&format!("3 hosts: one of two networks of a host is gone: writes waited {wait:.1} s"));
 
-    // An etcd member dies, that of the leading monitor's host: it may lead etcd too.
-    hosts.kill(&format!("etcd.{next}.log"));
-    let started = Instant::now();
-    hosts.json(asked, &["volume", "rm", "w"]);
-    let etcd_failover = started.elapsed();
-    hosts.start_etcd(next);
-    wait_for("every monitor to be up", || {
-        let rows = hosts.json(asked, &["mon", "ls"]);
-        rows.as_array().expect("a list").iter().all(|row| row["up"] == true)
-    });
+    let leaders = [hosts.leader(CLIENT).expect("one leads"), hosts.etcd_leader()];
+    let silent = other_than(&leaders);
+    let wait = load.under(
+        &mut hosts,
+        |hosts| hosts.set_links(silent, false),
+        |hosts| hosts.set_links(silent, true),
+    );
+    report(&format!("3 hosts: a host is silent: writes waited {wait:.1} s"));
 
-    // The leading monitor's host loses the network that etcd is in; the other one is left.
-    let leader = hosts.leader(asked).expect("one leads");
-    let asked = other_than(leader);
-    let started = Instant::now();
-    hosts.set_link(leader, "v4", false);
-    hosts.await_leader_but(asked, leader);
-    let link_failover = started.elapsed();
-    hosts.await_osds_up(asked);
-    session.ask("write -P 3 16M 8M");
-    session.ask("read -P 2 8M 8M");
-    hosts.set_link(leader, "v4", true);
-    wait_for("the monitor that was cut off to follow", || {
-        hosts.leader(leader).is_some_and(|other| other != leader)
-    });
-    session.ask("read -P 3 16M 8M");
-    session.close();
-    report(&format!(
-        "3 hosts: another monitor leads {} ms after kill -9, {} ms after its etcd's network went; \
-         a change takes {} ms without one etcd member",
-        mon_failover.as_millis(),
-        link_failover.as_millis(),
-        etcd_failover.as_millis()
-    ));
+    let leader = hosts.leader(CLIENT).expect("one leads");
+    let wait = load.under(
+        &mut hosts,
+        |hosts| hosts.set_links(leader, false),
+        |hosts| hosts.set_links(leader, true),
+    );
+    report(&format!("3 hosts: that of the leading monitor is silent: writes waited {wait:.1} s"));
+
+    let silent = hosts.etcd_leader();
+    let wait = load.under(
+        &mut hosts,
+        |hosts| hosts.set_links(silent, false),
+        |hosts| hosts.set_links(silent, true),
+    );
+    report(&format!("3 hosts: that of etcd's leader is silent: writes waited {wait:.1} s"));
+
+    let first = hosts.etcd_leader();
+    let second = other_than(&[first]);
+    let wait = load.under(
+        &mut hosts,
+        |hosts| {
+            hosts.kill(&[format!("etcd.{first}")]);
+            // A change is made without it, and without one that followed.
+            let began = Instant::now();
+            hosts.set(CLIENT, "nearly_full_percent", "83");
+            let waited = began.elapsed().as_secs_f64();
+            report(&format!("3 hosts: etcd's leader is killed: a change took {waited:.1} s"));
+            hosts.begin(&format!("etcd.{first}"));
+            hosts.etcd_leader();
+        },
+        |hosts| {
+            hosts.kill(&[format!("etcd.{second}")]);
+            hosts.set(CLIENT, "nearly_full_percent", "84");
+            hosts.begin(&format!("etcd.{second}"));
+        },
+    );
+    report(&format!("3 hosts: two members of etcd killed: writes waited {wait:.1} s"));
+
+    let leader = hosts.leader(CLIENT).expect("one leads");
+    let wait = load.under(
+        &mut hosts,
+        |hosts| {
+            hosts.kill(&[format!("mon.{leader}")]);
+            let began = Instant::now();
+            hosts.await_leader_but(CLIENT, leader);
+            let waited = began.elapsed().as_secs_f64();
+            report(&format!("3 hosts: another monitor led {waited:.1} s after kill -9"));
+        },
+        |hosts| hosts.begin(&format!("mon.{leader}")),
+    );
+    report(&format!("3 hosts: the leading monitor is killed: writes waited {wait:.1} s"));
+
+    let names = hosts.names_on(hosts.leader(CLIENT).expect("one leads"));
+    assert_eq!(names.len(), 3, "etcd, monitor and OSD");
+    let wait = load.under(&mut hosts, |hosts| hosts.kill(&names), |hosts| begin_all(hosts, &names));
+    report(&format!("3 hosts: everything on the leader's host killed: writes waited {wait:.1} s"));
+
+    let names: Vec<String> = (1..=3).flat_map(|host| hosts.names_on(host)).collect();
+    let wait = load.under(
+        &mut hosts,
+        |hosts| {
+            hosts.kill(&names);
+            begin_all(hosts, &names);
+        },
+        |_| {},
+    );
+    report(&format!("3 hosts: everything killed and started: writes waited {wait:.1} s"));
 
     // Told to end, the leader gives its lease back.
-    let leader = hosts.leader(asked).expect("one leads");
-    let asked = other_than(leader);
-    let name = format!("mon.{leader}.log");
-    let place = hosts.daemons.iter().position(|(known, _)| *known == name).expect("it runs");
-    let pid = hosts.daemons[place].1.id();
-    crate::harness::terminate(pid);
-    wait_for("the monitor to end", || !is_running(pid));
-    hosts.await_leader_but(asked, leader);
+    let leader = hosts.leader(CLIENT).expect("one leads");
+    hosts.stop(&format!("mon.{leader}"));
+    hosts.await_leader_but(CLIENT, leader);
+    assert!(hosts.check_copies() > 0);
+}
+
+#[test]
+fn osds_use_a_network_of_their_own_while_it_is_there() {
+    let mut hosts = Hosts::new(
+        "osdnet",
+        Shape {
+            hosts: 3,
+            etcds: 1,
+            etcd_in: V6,
+            monitors: 1,
+            osds: 2,
+            networks: &["--network", "fd77::/64", "--osd-network", "10.77.1.0/24"],
+        },
+    );
+    hosts.make_cluster();
+    // Another monitor on a host that has one, and on an IPv6 network alone.
+    let second = hosts.home(1).join("mon.2");
+    succeed(hosts.ashlar(1, &["mon", "create", "--port", "4131"]).arg(&second));
+    let mut run_second = hosts.ashlar(1, &["mon", "run"]);
+    hosts.start("mon.2", run_second.arg(&second));
+    hosts.await_monitors(2, 2);
+    refused(hosts.ashlar(2, &["mon", "rm", "2"]).arg("--json"), "running");
+    hosts.kill(&["mon.2".to_owned()]);
+    wait_for("the monitor to be forgotten", || {
+        run(&mut hosts.ashlar(2, &["mon", "rm", "2"])).status.success()
+    });
+
+    let pool = ["pool", "create", "p", "--replicas", "2", "--failure-domain", "host"];
+    hosts.json(2, &[&pool[..], &["--pgs", "8"]].concat());
+    hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
+    hosts.await_whole(3);
+    let mut session = QemuIo::open(&[&hosts.start_nbd(3, "v")]);
+    session.ask("write -P 1 0 8M");
+    assert!(hosts.connections_between_osds(V4) > 0, "their own network is tried first");
+    assert_eq!(hosts.connections_between_osds(V6), 0);
+
+    // Only that network goes: two copies are written on, over the other one.
+    let began = Instant::now();
+    hosts.set_link(2, V4, false);
+    session.ask("write -P 2 0 8M");
+    let waited = began.elapsed().as_secs_f64();
+    report(&format!("2 hosts: the network between OSDs is gone: a write waited {waited:.1} s"));
+    hosts.await_whole(3);
+    assert!(hosts.connections_between_osds(V6) > 0);
+    session.ask("write -P 3 8M 8M");
+    hosts.set_link(2, V4, true);
+    session.ask("read -P 2 0 8M");
+    session.ask("read -P 3 8M 8M");
+    session.close();
+    hosts.await_whole(3);
+    assert!(hosts.check_copies() >= 16 << 3, "128 blocks of 128 KiB");
 }
 
 #[test]
 fn what_cannot_be_joined_made_or_run_is_said() {
-    let mut hosts = Hosts::new("nohosts");
-    hosts.start_etcd(1);
-    hosts.start_etcd(2);
-    let there = hosts.path("host1");
+    let shape = Shape { hosts: 2, etcds: 1, etcd_in: V4, monitors: 1, osds: 0, networks: &[] };
+    let mut hosts = Hosts::new("nohosts", shape);
+    hosts.begin("etcd.1");
+    let there = hosts.home(1);
     let init = |network: &str, code: &str| {
         let mut command = hosts.on(1, ASHLAR);
-        command.args(["init", "--json", "--state", "etcd:http://10.77.1.1:2379", "--network"]);
+        command.args(["init", "--json", "--state", &hosts.etcd_urls(), "--network"]);
         command.arg(network).arg("--dir").arg(&there);
         match code {
             "" => drop(succeed(&mut command)),
@@ -337,7 +245,7 @@ fn what_cannot_be_joined_made_or_run_is_said() {
     };
     assert_eq!((mode("key"), mode("cluster.toml")), (0o600, 0o600));
     let mut join = hosts.on(2, ASHLAR);
-    join.args(["join", "ashlar1-00", "--json", "--dir"]).arg(hosts.path("host2"));
+    join.args(["join", "ashlar1-00", "--json", "--dir"]).arg(hosts.home(2));
     refused(&mut join, "invalid");
     let token = hosts.json(1, &["token"])["token"].as_str().expect("a text").to_owned();
     let mut join = hosts.on(1, ASHLAR);

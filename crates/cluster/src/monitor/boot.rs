@@ -16,8 +16,6 @@ use crate::records::{CounterName, OsdRecord, OutBy, Record};
 
 /// OSDs of a cluster.
 const OSD_COUNT_MAX: usize = 10_000;
-/// Addresses an OSD may announce.
-const ADDRESS_COUNT_MAX: usize = 8;
 
 /// An OSD that joins. Top to bottom in time: its record is written, its PGs' entries follow.
 #[derive(Debug)]
@@ -48,8 +46,8 @@ impl Monitor {
         let ToMonitor::OsdBoot {
             osd,
             store,
-            mut addresses,
-            mut peer_addresses,
+            addresses,
+            peer_addresses,
             pid,
             path,
             host,
@@ -59,15 +57,13 @@ impl Monitor {
         else {
             unreachable!("the caller matched it");
         };
-        addresses.truncate(ADDRESS_COUNT_MAX);
-        peer_addresses.truncate(ADDRESS_COUNT_MAX);
         let boot = Boot {
             connection,
             osd,
             run: incarnation,
             store,
-            addresses: addresses.into_iter().map(clipped).collect(),
-            peer_addresses: peer_addresses.into_iter().map(clipped).collect(),
+            addresses,
+            peer_addresses,
             pid,
             path: clipped(path),
             host: clipped(host),

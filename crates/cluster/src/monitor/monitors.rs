@@ -6,14 +6,12 @@ use serde_json::{Value, json};
 
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
-use super::{Effect, Monitor, busy, clipped, failure};
+use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, Guest};
 use crate::records::{CounterName, CounterRecord, Key, MonitorRecord, Record, Rest};
 
 /// Monitors of a cluster.
 const MONITOR_COUNT_MAX: usize = 100;
-/// Addresses a monitor may announce.
-const ADDRESS_COUNT_MAX: usize = 8;
 
 impl Monitor {
     /// Whether no other monitor belongs to the cluster.
@@ -46,9 +44,7 @@ impl Monitor {
         self.push_monitor_here(identity.monitor, identity.addresses.clone(), identity.pid);
     }
 
-    fn push_monitor_here(&mut self, monitor: MonitorId, mut addresses: Vec<String>, pid: u32) {
-        addresses.truncate(ADDRESS_COUNT_MAX);
-        let addresses = addresses.into_iter().map(clipped).collect();
+    fn push_monitor_here(&mut self, monitor: MonitorId, addresses: Vec<String>, pid: u32) {
         self.try_push_job(Job::MonitorHere { monitor, addresses, pid });
     }
 
@@ -99,7 +95,7 @@ impl Monitor {
             return Err(failure("not_found", format!("there is no {monitor}"), hint));
         }
         if self.is_monitor_up(monitor) {
-            let message = format!("{monitor} runs");
+            let message = format!("{monitor} runs, and is connected");
             return Err(failure("running", message, "stop its process first"));
         }
         let mut batch = Batch::new(&self.contents);
@@ -128,10 +124,10 @@ impl Monitor {
 
     /// Where monitors listen, for everybody who gets the map. Those that are there come first.
     fn monitor_addresses(&self) -> FromMonitor {
-        let mut records: Vec<&MonitorRecord> = self.contents.monitors().collect();
-        records.sort_by_key(|record| !self.is_monitor_up(record.id));
-        let addresses = records.iter().flat_map(|record| record.addresses.iter().cloned());
-        FromMonitor::Monitors { addresses: addresses.collect() }
+        let (up, down): (Vec<_>, Vec<_>) =
+            self.contents.monitors().partition(|record| self.is_monitor_up(record.id));
+        let addresses = [up, down].map(|records| spread(&records));
+        FromMonitor::Monitors { addresses: addresses.concat() }
     }
 
     pub(super) fn send_monitors(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
@@ -153,5 +149,43 @@ impl Monitor {
             Role::Monitor(id) => named.is_some_and(|named| named != id),
             _ => true,
         }
+    }
+}
+
+/// Their addresses in an order in which one is followed by one of another monitor and, where there
+/// are several networks, of another network: whatever is lost, the next address is elsewhere.
+fn spread(records: &[&MonitorRecord]) -> Vec<String> {
+    let address_count_max = records.iter().map(|record| record.addresses.len()).max();
+    let mut addresses = Vec::new();
+    for round in 0..address_count_max.unwrap_or(0) {
+        for (place, record) in records.iter().enumerate() {
+            let count = record.addresses.len();
+            if round < count {
+                addresses.push(record.addresses[(round + place) % count].clone());
+            }
+        }
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_address_of_monitors_is_followed_by_one_of_another_monitor_and_network() {
+        let record = |number: u32, addresses: &[&str]| MonitorRecord {
+            id: MonitorId::new(number).unwrap(),
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            pid: 1,
+            rest: Rest::new(),
+        };
+        let three = [record(1, &["a4", "a6"]), record(2, &["b4", "b6"]), record(3, &["c4", "c6"])];
+        let three: Vec<&MonitorRecord> = three.iter().collect();
+        assert_eq!(spread(&three), ["a4", "b6", "c4", "a6", "b4", "c6"]);
+        let uneven = [record(1, &[]), record(2, &["b4"]), record(3, &["c4", "c6"])];
+        let uneven: Vec<&MonitorRecord> = uneven.iter().collect();
+        assert_eq!(spread(&uneven), ["b4", "c4", "c6"]);
+        assert_eq!(spread(&[]), [""; 0]);
     }
 }

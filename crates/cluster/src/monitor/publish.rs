@@ -12,7 +12,7 @@ use crate::map::MapDelta;
 use crate::message::FromMonitor;
 use crate::records::CounterName;
 
-/// OSD entries in one message.
+/// OSD entries in one message: below 4 MiB, as long as their addresses may be.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
 
 /// What a receiver of the map has.

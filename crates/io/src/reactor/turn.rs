@@ -3,6 +3,8 @@
 use std::os::fd::FromRawFd;
 use std::rc::Rc;
 
+use format::door::Role;
+
 use super::*;
 
 /// Longest wait in one call, where nothing has a deadline.
@@ -327,6 +329,11 @@ impl Reactor {
             Ok(HandshakeStep::Wait) => {}
             Ok(HandshakeStep::Done { consumed, established }) => {
                 let peer = established.peer;
+                let ours = self.trust.as_ref().map(|trust| trust.peer.role);
+                let is_monitor = |role| matches!(role, Role::Monitor(_));
+                if is_monitor(peer.role) || ours.is_some_and(is_monitor) {
+                    socket::notice_silence_soon(stream.socket.as_ref().expect("it is connected"));
+                }
                 self.unproven_count -= usize::from(incoming);
                 stream.stage = Stage::Frames(Inbox::new(&self.pool));
                 self.set_deadline(index, None);

@@ -1,7 +1,8 @@
 //! Several nodes over disks in memory, wired to each other; the test is their monitor and client.
 //!
 //! A message arrives when it is its turn; what is sent to a host that stands still, or between two
-//! that a cut parts, is kept until that is over. One pool with one PG.
+//! that a cut parts, is kept until that is over; a second network that there may be is not cut.
+//! One pool with one PG.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -48,6 +49,10 @@ pub struct Cluster {
     /// What is on its way: from, to, and what arrives.
     moving: VecDeque<(usize, usize, Event)>,
     cut: BTreeSet<(usize, usize)>,
+    /// Every host has an address in a second network.
+    pub has_second_network: bool,
+    /// Ends of connections that lie in it.
+    second: BTreeSet<(usize, ConnectionId)>,
     accepted_next: u64,
     pub entry: PgEntry,
     pub revision: u64,
@@ -109,6 +114,8 @@ impl Cluster {
             wires: BTreeMap::new(),
             moving: VecDeque::new(),
             cut: BTreeSet::new(),
+            has_second_network: false,
+            second: BTreeSet::new(),
             accepted_next: 1,
             entry,
             revision: 0,
@@ -273,7 +280,8 @@ impl Cluster {
             let event = NetEvent::Closed { connection, reason: CloseReason::Refused };
             return self.moving.push_back((to, host, Event::Net(event)));
         }
-        if self.hosts[to].is_still || self.cut.contains(&(host, to)) {
+        let is_second = address.ends_with(":2");
+        if self.hosts[to].is_still || (self.cut.contains(&(host, to)) && !is_second) {
             return;
         }
         let peer = |index: usize| Peer {
@@ -286,6 +294,9 @@ impl Cluster {
         self.accepted_next += 2;
         self.wires.insert((host, connection), (to, there));
         self.wires.insert((to, there), (host, connection));
+        if is_second {
+            self.second.extend([(host, connection), (to, there)]);
+        }
         self.moving.push_back((host, to, Event::Net(accepted)));
         self.moving.push_back((to, host, Event::Net(connected)));
     }
@@ -319,7 +330,7 @@ impl Cluster {
         while let Some((from, to, event)) = self.moving.pop_front() {
             steps += 1;
             assert!(steps < 1_000_000, "they never come to rest");
-            if self.cut.contains(&(from, to)) {
+            if self.cut.contains(&(from, to)) && !self.is_in_second(to, &event) {
                 parted.push_back((from, to, event));
                 continue;
             }
@@ -330,6 +341,15 @@ impl Cluster {
             self.give(to, event);
         }
         self.moving = parted;
+    }
+
+    fn is_in_second(&self, host: usize, event: &Event) -> bool {
+        let Event::Net(event) = event else { return false };
+        let (NetEvent::Accepted { connection, .. }
+        | NetEvent::Connected { connection, .. }
+        | NetEvent::Received { connection, .. }
+        | NetEvent::Closed { connection, .. }) = event;
+        self.second.contains(&(host, *connection))
     }
 
     /// Hands an event to a node.
@@ -437,8 +457,11 @@ impl Cluster {
         let info = |index: usize| OsdInfo {
             id: osd(index),
             revision: self.revision,
-            addresses: vec![format!("tcp:{index}:1")],
-            peer_addresses: Vec::new(),
+            addresses: vec![format!("tcp:{index}:{}", 1 + u8::from(self.has_second_network))],
+            peer_addresses: match self.has_second_network {
+                true => vec![format!("tcp:{index}:1")],
+                false => Vec::new(),
+            },
             incarnation: Incarnation::new(self.hosts[index].runs),
             up: self.hosts[index].node.is_some(),
             in_cluster: true,

@@ -200,6 +200,24 @@ fn a_member_that_is_silent_for_a_second_is_told_each_second() {
 }
 
 #[test]
+fn members_whose_own_network_is_gone_are_reached_over_the_other_one() {
+    let mut cluster = Cluster::new(3, 2);
+    cluster.has_second_network = true;
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(200);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    cluster.part(0, 1);
+    let waiting = cluster.send(0, write(0, 1, 8));
+    cluster.advance(900);
+    assert!(!cluster.replies.contains_key(&waiting));
+    cluster.advance(600);
+    assert!(cluster.is_served(0), "{:?}", cluster.report(0));
+    assert!(is_written(&cluster.ask(0, write(0, 1, 9))), "both members take it");
+    assert_eq!(cluster.blocks(0), cluster.blocks(1));
+    assert!(cluster.unreachable(0).len() <= 1, "it was silent for a second");
+}
+
+#[test]
 fn a_broken_connection_costs_an_epoch_and_nothing_else() {
     let mut cluster = Cluster::serving(3);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));

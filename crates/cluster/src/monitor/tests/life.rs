@@ -93,6 +93,36 @@ fn a_lost_connection_is_no_new_run() {
 }
 
 #[test]
+fn addresses_that_nobody_may_announce_end_the_connection() {
+    let mut rig = Rig::with_pool(1, 8);
+    let plain = "tcp:[fd00:1234:5678:9abc:def0:1234:5678:9abc]:65535".to_string();
+    let long = format!("unix:{}", "p".repeat(124));
+    let lists = [vec![plain.clone(); 9], vec![long], vec!["unix:\u{1}".into()], vec!["\"".into()]];
+    for list in lists {
+        for is_for_peers in [false, true] {
+            let connection = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
+            let mut boot = rig.boot_message(osd_id(1));
+            let ToMonitor::OsdBoot { addresses, peer_addresses, .. } = &mut boot else {
+                unreachable!()
+            };
+            *(if is_for_peers { peer_addresses } else { addresses }) = list.clone();
+            rig.say(connection, &boot);
+            assert!(!rig.open.contains(&connection), "{list:?}");
+        }
+    }
+    rig.kill_osd(1);
+    let connection = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
+    let mut boot = rig.boot_message(osd_id(1));
+    if let ToMonitor::OsdBoot { addresses, peer_addresses, incarnation, .. } = &mut boot {
+        *addresses = vec![plain.clone(); 8];
+        *peer_addresses = vec![plain; 8];
+        *incarnation = None;
+    }
+    rig.say(connection, &boot);
+    assert!(rig.open.contains(&connection), "as many and as long as may be");
+}
+
+#[test]
 fn wrong_osds_are_refused() {
     let mut rig = Rig::with_pool(1, 8);
     let connection = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));

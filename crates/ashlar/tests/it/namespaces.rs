@@ -1,0 +1,398 @@
+//! Network namespaces that stand for hosts, and a cluster on them.
+//!
+//! Each host is connected to an IPv4 and to an IPv6 network and has a name of its own. Files are
+//! shared: what tells a host from another is its directory `hostN`.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::harness::{
+    ASHLAR, Directory, is_running, kill_9, run, succeed, terminate, text_of, wait_for,
+};
+
+/// The two networks: their bridges, and the ports of hosts on them.
+pub const V4: &str = "v4";
+pub const V6: &str = "v6";
+
+/// Where etcd listens.
+const ETCD_PORT: u16 = 2379;
+
+fn ip(arguments: &str) {
+    let output = run(Command::new("ip").args(arguments.split_whitespace()));
+    let text = text_of(&output);
+    assert!(
+        output.status.success(),
+        "network namespaces are needed (root, and the package iproute2): ip {arguments}: {text}"
+    );
+}
+
+/// What runs where: on the first so many hosts.
+pub struct Shape {
+    pub hosts: usize,
+    /// Members of etcd.
+    pub etcds: usize,
+    /// The network that etcd is in.
+    pub etcd_in: &'static str,
+    pub monitors: usize,
+    pub osds: usize,
+    /// For `ashlar init`.
+    pub networks: &'static [&'static str],
+}
+
+/// Hosts, and all that runs on them; it ends with its owner.
+pub struct Hosts {
+    pub shape: Shape,
+    directory: Directory,
+    prefix: String,
+    daemons: Vec<(String, Child)>,
+}
+
+impl Hosts {
+    /// Hosts on which nothing runs yet.
+    pub fn new(name: &str, shape: Shape) -> Hosts {
+        let prefix = format!("a{}{name}", std::process::id());
+        let hosts = Hosts { shape, directory: Directory::new(name), prefix, daemons: Vec::new() };
+        let switch = hosts.namespace(0);
+        ip(&format!("netns add {switch}"));
+        for bridge in [V4, V6] {
+            ip(&format!("-n {switch} link add {bridge} type bridge forward_delay 0"));
+            ip(&format!("-n {switch} link set {bridge} up"));
+        }
+        for host in 1..=hosts.shape.hosts {
+            let there = hosts.namespace(host);
+            ip(&format!("netns add {there}"));
+            ip(&format!("-n {there} link set lo up"));
+            for bridge in [V4, V6] {
+                let port = format!("{bridge}-{host}");
+                ip(&format!(
+                    "-n {switch} link add {port} type veth peer name {bridge} netns {there}"
+                ));
+                ip(&format!("-n {switch} link set {port} master {bridge} up"));
+                ip(&format!("-n {there} link set {bridge} up"));
+            }
+            ip(&format!("-n {there} addr add 10.77.1.{host}/24 dev {V4}"));
+            ip(&format!("-n {there} addr add fd77::{host}/64 dev {V6} nodad"));
+        }
+        hosts
+    }
+
+    /// The namespace of a host; 0: that of the switches between them.
+    fn namespace(&self, host: usize) -> String {
+        format!("{}-{host}", self.prefix)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The directory that makes a host one of the cluster's.
+    pub fn home(&self, host: usize) -> PathBuf {
+        self.path(&format!("host{host}"))
+    }
+
+    // ---- networks
+
+    /// Cuts a host off from one of its networks, or connects it again. What it sends gets lost; its
+    /// own port stays up.
+    pub fn set_link(&self, host: usize, network: &str, is_up: bool) {
+        let state = match is_up {
+            true => format!("master {network}"),
+            false => "nomaster".to_owned(),
+        };
+        ip(&format!("-n {} link set {network}-{host} {state}", self.namespace(0)));
+    }
+
+    /// Cuts a host off from everybody, or connects it again.
+    pub fn set_links(&self, host: usize, is_up: bool) {
+        for network in [V4, V6] {
+            self.set_link(host, network, is_up);
+        }
+    }
+
+    // ---- programs
+
+    /// A program on a host.
+    pub fn on(&self, host: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespace(host), "unshare", "--uts", "sh", "-c"]);
+        // It ends with the test, whatever becomes of that.
+        let line = format!("hostname host{host} && exec setpriv --pdeathsig KILL \"$0\" \"$@\"");
+        command.arg(line).arg(program);
+        command
+    }
+
+    /// A command of ashlar's on a host that belongs to the cluster.
+    pub fn ashlar(&self, host: usize, arguments: &[&str]) -> Command {
+        let mut command = self.on(host, ASHLAR);
+        command.args(arguments).arg("--cluster").arg(self.home(host));
+        command
+    }
+
+    pub fn json(&self, host: usize, arguments: &[&str]) -> Value {
+        let text = succeed(self.ashlar(host, arguments).arg("--json"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    /// The same, where it may be refused for the moment.
+    fn try_json(&self, host: usize, arguments: &[&str]) -> Option<Value> {
+        let output = run(self.ashlar(host, arguments).arg("--json"));
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
+    }
+
+    /// Gives a setting a value, again and again until a monitor says that it has.
+    pub fn set(&self, host: usize, name: &str, value: &str) {
+        wait_for("a setting to change", || {
+            self.try_json(host, &["config", "set", name, value]).is_some()
+        });
+    }
+
+    /// Starts a program that runs on, with its words in `NAME.log`.
+    pub fn start(&mut self, name: &str, command: &mut Command) {
+        let log = File::options().create(true).append(true).open(self.path(&format!("{name}.log")));
+        let log = log.expect("the temporary directory is writable");
+        let again = log.try_clone().expect("a file");
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(again).spawn();
+        self.daemons.push((name.to_owned(), child.expect("it starts")));
+    }
+
+    /// What runs on a host besides `ashlar nbd`: names for [`Hosts::kill`] and [`Hosts::begin`].
+    pub fn names_on(&self, host: usize) -> Vec<String> {
+        let parts =
+            [("etcd", self.shape.etcds), ("mon", self.shape.monitors), ("osd", self.shape.osds)];
+        let here = parts.into_iter().filter(|(_, count)| host <= *count);
+        here.map(|(part, _)| format!("{part}.{host}")).collect()
+    }
+
+    /// Starts `etcd.N`, `mon.N` or `osd.N` on host N.
+    pub fn begin(&mut self, name: &str) {
+        let (part, host) = name.split_once('.').expect("as names_on says");
+        let host = host.parse().expect("a number");
+        let mut command = match part {
+            "etcd" => self.etcd(host),
+            "mon" => {
+                let mut command = self.ashlar(host, &["mon", "run"]);
+                command.arg(self.home(host).join(name));
+                command
+            }
+            _ => {
+                let mut command = self.ashlar(host, &["osd", "run"]);
+                command.arg(self.path(name));
+                command
+            }
+        };
+        self.start(name, &mut command);
+    }
+
+    /// All of them die at the same time.
+    pub fn kill(&mut self, names: &[String]) {
+        let dead = self.daemons.extract_if(.., |(name, _)| names.contains(name));
+        let mut dead: Vec<(String, Child)> = dead.collect();
+        assert_eq!(dead.len(), names.len(), "they were started: {names:?}");
+        for (_, child) in &dead {
+            kill_9(child.id());
+        }
+        for (name, child) in &mut dead {
+            let status = child.wait().expect("a child");
+            assert_eq!(status.code(), None, "{name} had ended by itself");
+        }
+    }
+
+    /// Tells a program to end, and waits for that.
+    pub fn stop(&mut self, name: &str) {
+        let place = self.daemons.iter().position(|(known, _)| known == name);
+        let (_, mut child) = self.daemons.remove(place.expect("it was started"));
+        let pid = child.id();
+        terminate(pid);
+        wait_for("it to end", || child.try_wait().expect("a child").is_some());
+        assert!(!is_running(pid));
+    }
+
+    // ---- etcd
+
+    fn etcd_host(&self, host: usize) -> String {
+        match self.shape.etcd_in {
+            V4 => format!("10.77.1.{host}"),
+            _ => format!("[fd77::{host}]"),
+        }
+    }
+
+    fn etcd(&self, host: usize) -> Command {
+        let url = |host: usize, port: u16| format!("http://{}:{port}", self.etcd_host(host));
+        let members: Vec<String> =
+            (1..=self.shape.etcds).map(|host| format!("e{host}={}", url(host, 2380))).collect();
+        let (client, peer) = (url(host, ETCD_PORT), url(host, 2380));
+        let mut command = self.on(host, "etcd");
+        command
+            .args(["--name", &format!("e{host}"), "--data-dir"])
+            .arg(self.path(&format!("etcd{host}.data")))
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &members.join(",")])
+            // Only processes die here, and what is measured is not this disk.
+            .args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
+        command
+    }
+
+    /// For `ashlar init --state`.
+    pub fn etcd_urls(&self) -> String {
+        let urls = (1..=self.shape.etcds)
+            .map(|host| format!("http://{}:{ETCD_PORT}", self.etcd_host(host)));
+        format!("etcd:{}", urls.collect::<Vec<_>>().join(","))
+    }
+
+    /// The host whose member leads etcd, as that one says.
+    pub fn etcd_leader(&self) -> usize {
+        let leads = |host: usize| {
+            let mut ask = self.on(host, "bash");
+            let place = format!("/dev/tcp/{}/{ETCD_PORT}", self.etcd_host(host));
+            let line = format!(
+                "exec 3<>{place} && printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
+            );
+            text_of(&run(ask.args(["-c", &line]))).contains("etcd_server_is_leader 1\n")
+        };
+        let mut leader = None;
+        wait_for("a member of etcd to lead", || {
+            leader = (1..=self.shape.etcds).find(|host| leads(*host));
+            leader.is_some()
+        });
+        leader.expect("just seen")
+    }
+
+    // ---- the cluster
+
+    /// Makes a cluster, and waits until everybody is there. Every host belongs to it.
+    pub fn make_cluster(&mut self) {
+        for host in 1..=self.shape.etcds {
+            self.begin(&format!("etcd.{host}"));
+        }
+        let mut init = self.on(1, ASHLAR);
+        init.args(["init", "--state", &self.etcd_urls()]).args(self.shape.networks);
+        succeed(init.arg("--dir").arg(self.home(1)));
+        self.begin("mon.1");
+        for host in 2..=self.shape.hosts {
+            let token = self.json(1, &["token"])["token"].as_str().expect("a text").to_owned();
+            let mut join = self.on(host, ASHLAR);
+            succeed(join.args(["join", &token, "--dir"]).arg(self.home(host)));
+            if host <= self.shape.monitors {
+                let mut create = self.ashlar(host, &["mon", "create"]);
+                succeed(create.arg(self.home(host).join(format!("mon.{host}"))));
+                self.begin(&format!("mon.{host}"));
+                self.await_monitors(1, host);
+            }
+        }
+        for host in 1..=self.shape.osds {
+            let name = format!("osd.{host}");
+            let mut create = self.ashlar(host, &["osd", "create", "--size", "256MiB"]);
+            succeed(create.arg(self.path(&name)));
+            self.begin(&name);
+        }
+        self.await_osds(1);
+    }
+
+    /// The host whose monitor leads, as another one says; its id is the same.
+    pub fn leader(&self, asked: usize) -> Option<usize> {
+        let rows = self.try_json(asked, &["mon", "ls"])?;
+        let leads = rows.as_array()?.iter().find(|row| row["leads"] == true)?;
+        usize::try_from(leads["id"].as_u64()?).ok()
+    }
+
+    /// Waits until another host's monitor leads.
+    pub fn await_leader_but(&self, asked: usize, former: usize) -> usize {
+        let mut leader = former;
+        wait_for("another monitor to lead", || {
+            leader = self.leader(asked).unwrap_or(former);
+            leader != former
+        });
+        leader
+    }
+
+    /// Waits until so many monitors are there, and up.
+    pub fn await_monitors(&self, asked: usize, count: usize) {
+        let is_up = |rows: &Value| {
+            let rows = rows.as_array().expect("a list");
+            rows.len() == count && rows.iter().all(|row| row["up"] == true)
+        };
+        wait_for("every monitor to be up", || {
+            self.try_json(asked, &["mon", "ls"]).is_some_and(|rows| is_up(&rows))
+        });
+    }
+
+    /// Waits until every OSD is up.
+    pub fn await_osds(&self, asked: usize) {
+        let is_up = |rows: &Value| {
+            let rows = rows.as_array().expect("a list");
+            rows.len() == self.shape.osds && rows.iter().all(|row| row["up"] == true)
+        };
+        wait_for("every OSD to be up", || {
+            self.try_json(asked, &["osd", "ls"]).is_some_and(|rows| is_up(&rows))
+        });
+    }
+
+    /// Waits until every monitor and every OSD is there, and every PG has all its copies.
+    pub fn await_whole(&self, asked: usize) {
+        self.await_monitors(asked, self.shape.monitors);
+        self.await_osds(asked);
+        let is_whole = |status: &Value| {
+            let pgs = &status["pgs"];
+            pgs["total"] == pgs["clean"] && pgs["total"] == pgs["active"] && pgs["total"] != 0
+        };
+        wait_for("every PG to be clean", || {
+            self.try_json(asked, &["status"]).is_some_and(|status| is_whole(&status))
+        });
+    }
+
+    /// Connections of the second host's OSD with that of the first one in a network, where no etcd is.
+    pub fn connections_between_osds(&self, network: &str) -> usize {
+        let first = if network == V4 { "10.77.1.1" } else { "[fd77::1]" };
+        let ss = succeed(self.on(2, "ss").args(["-Htn", "state", "established"]));
+        let has_first = |line: &&str| line.split_whitespace().any(|word| word.starts_with(first));
+        // Those with monitors are not meant.
+        let lines = ss.lines().filter(has_first);
+        lines.filter(|line| !line.contains(":4130") && !line.contains(":4131")).count()
+    }
+
+    /// NBD clients reach volumes by this address, from anywhere.
+    pub fn start_nbd(&mut self, host: usize, volume: &str) -> String {
+        let socket = self.path("nbd.sock");
+        let listen = format!("--listen=unix:{}", socket.display());
+        let mut command = self.ashlar(host, &["nbd", &listen]);
+        self.start("nbd", &mut command);
+        wait_for("NBD to listen", || socket.exists());
+        format!("nbd+unix:///{volume}?socket={}", socket.display())
+    }
+
+    /// Stops the OSDs: each is sound, and all copies are the same. Tells how many blocks were
+    /// compared.
+    pub fn check_copies(&mut self) -> u64 {
+        let mut compare = Command::new(ASHLAR);
+        compare.args(["osd", "compare", "--json"]);
+        for host in 1..=self.shape.osds {
+            let name = format!("osd.{host}");
+            self.stop(&name);
+            let path = self.path(&name);
+            let text = succeed(Command::new(ASHLAR).args(["osd", "check", "--json"]).arg(&path));
+            let report: Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(report["clean"], true, "{name}: {report:#}");
+            compare.arg(path);
+        }
+        let found = run(&mut compare);
+        let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
+        assert_eq!(found["different"], 0, "{found:#}");
+        found["blocks"].as_u64().expect("a number")
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.daemons {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for host in 0..=self.shape.hosts {
+            let _ = Command::new("ip").args(["netns", "del", &self.namespace(host)]).output();
+        }
+    }
+}
