@@ -368,7 +368,7 @@ impl Hosts {
     /// compared.
     pub fn check_copies(&mut self) -> u64 {
         let mut compare = Command::new(ASHLAR);
-        compare.args(["osd", "compare", "--json"]);
+        compare.args(["check", "--json"]);
         for host in 1..=self.shape.osds {
             let name = format!("osd.{host}");
             self.stop(&name);
