@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use base::Epoch;
 use format::wire::{Outcome, Refusal};
 
 use super::model::values_of;
@@ -36,10 +37,14 @@ pub enum Kind {
         count: u32,
         units: u32,
     },
+    /// What was answered in its epoch becomes durable.
+    Sync,
 }
 
 struct Seen {
     kind: Kind,
+    /// Of the entry at the OSD that was asked.
+    epoch: Epoch,
     started: u64,
     ended: u64,
     outcome: Option<Result<Outcome, Refusal>>,
@@ -77,9 +82,9 @@ impl History {
         self.clock
     }
 
-    pub fn begin(&mut self, kind: Kind) -> usize {
+    pub fn begin(&mut self, kind: Kind, epoch: Epoch) -> usize {
         let started = self.tick();
-        self.ops.push(Seen { kind, started, ended: u64::MAX, outcome: None });
+        self.ops.push(Seen { kind, epoch, started, ended: u64::MAX, outcome: None });
         self.ops.len() - 1
     }
 
@@ -115,6 +120,48 @@ impl History {
 
     /// Checks everything.
     pub fn check(&self) {
+        for ((stripe, unit), ops) in self.by_unit() {
+            check_unit(stripe, unit, &ops);
+        }
+    }
+
+    /// Checks that the newest read of each unit shows nothing older than what must be there: what
+    /// was answered when it was durable, or synced since. For schedules in which all members lose
+    /// what they need not keep.
+    pub fn check_kept(&self) {
+        for ((stripe, unit), ops) in self.by_unit() {
+            self.check_kept_unit(stripe, unit, &ops);
+        }
+    }
+
+    fn check_kept_unit(&self, stripe: u32, unit: u32, ops: &[&Seen]) {
+        let Some(value) = ops.iter().rev().find_map(|op| value_read(op, unit)) else { return };
+        // The initial zeros ended before everything.
+        let mut ends: Vec<u64> = ops.iter().filter_map(|op| end_of_put(op, unit, value)).collect();
+        ends.extend((value == 0).then_some(0));
+        assert!(!ends.is_empty(), "{stripe}/{unit}: {value} was never put there");
+        let is_put = |op: &&&Seen| !matches!(op.kind, Kind::Read { .. });
+        let is_hidden =
+            |end: &u64| ops.iter().filter(is_put).any(|op| op.started > *end && self.must_stay(op));
+        assert!(
+            !ends.iter().all(is_hidden),
+            "{stripe}/{unit}: {value} is older than what was kept"
+        );
+    }
+
+    /// Whether a change is durable for whoever asked for it.
+    fn must_stay(&self, op: &Seen) -> bool {
+        let covers = |sync: &Seen| {
+            let is_sync = matches!((&sync.kind, &sync.outcome), (Kind::Sync, Some(Ok(_))));
+            is_sync && sync.epoch == op.epoch && sync.started > op.ended
+        };
+        match &op.outcome {
+            Some(Ok(Outcome::Written { durable: false, .. })) => self.ops.iter().any(covers),
+            outcome => matches!(outcome, Some(Ok(_))),
+        }
+    }
+
+    fn by_unit(&self) -> BTreeMap<(u32, u32), Vec<&Seen>> {
         let mut units: BTreeMap<(u32, u32), Vec<&Seen>> = BTreeMap::new();
         for op in self.ops.iter().filter(|op| !self.never_happened(op)) {
             let (stripe, first, count) = match &op.kind {
@@ -126,6 +173,7 @@ impl History {
                     }
                     continue;
                 }
+                Kind::Sync => continue,
                 Kind::Write { stripe, first, values } => (*stripe, *first, values.len() as u32),
                 Kind::Zero { stripe, first, units } | Kind::Read { stripe, first, units } => {
                     (*stripe, *first, *units)
@@ -135,10 +183,18 @@ impl History {
                 units.entry((stripe, unit)).or_default().push(op);
             }
         }
-        for ((stripe, unit), ops) in units {
-            check_unit(stripe, unit, &ops);
-        }
+        units
     }
+}
+
+/// When a change that put this value there had ended; never, if it was not answered.
+fn end_of_put(op: &Seen, unit: u32, value: u32) -> Option<u64> {
+    let put = match &op.kind {
+        Kind::Write { first, values, .. } => values[(unit - first) as usize],
+        Kind::Zero { .. } | Kind::DeleteAll { .. } => 0,
+        Kind::Read { .. } | Kind::Sync => return None,
+    };
+    (put == value).then_some(op.ended)
 }
 
 fn value_read(op: &Seen, unit: u32) -> Option<u32> {
@@ -163,7 +219,7 @@ fn check_unit(stripe: u32, unit: u32, ops: &[&Seen]) {
             Kind::Zero { .. } | Kind::DeleteAll { .. } => {
                 zeros.push(Zone { value: 0, first_end: op.ended, last_start: op.started });
             }
-            Kind::Read { .. } => {}
+            Kind::Read { .. } | Kind::Sync => {}
         }
     }
     let mut zero_reads = Vec::new();

@@ -1,8 +1,10 @@
 //! A block store in memory: journal order, crashes that lose what was not durable, holes.
 //!
 //! An entry is durable in the order of the journal; the data of some ("large") entries is durable
-//! apart from it. A crash keeps what is durable and a part of the rest that fits the order; an entry
-//! whose data is missing is dropped with the later ones of its block.
+//! apart from it. A loss of power keeps what is durable and a part of the rest that fits the order; an
+//! entry whose data is missing is dropped with the later ones of its block. The end of the process
+//! keeps what is written. Lazy entries are answered when they are written, and become durable when
+//! something behind them has to.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,9 +39,16 @@ pub struct State {
 struct Entry {
     call: CallId,
     request: Request,
-    /// Its data is durable.
-    has_data: bool,
+    data: Data,
     is_answered: bool,
+}
+
+/// How far the data of an entry is. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Data {
+    Missing,
+    Written,
+    Durable,
 }
 
 #[derive(Default)]
@@ -51,6 +60,14 @@ pub struct Store {
     journal: VecDeque<Entry>,
     /// So many entries of the journal are durable.
     durable_count: usize,
+    /// So many of them are written.
+    written_count: usize,
+    /// So many of them somebody wants to be durable.
+    wanted_count: usize,
+    /// Nothing is answered before it is durable.
+    pub is_immediate: bool,
+    /// Flushes that made something durable.
+    pub flush_count: usize,
     /// Answers of requests that change nothing.
     answers: VecDeque<(CallId, Result<Answer, StoreError>)>,
     /// Writes are refused.
@@ -126,6 +143,7 @@ impl State {
                 self.blocks.retain(|_, block| !is_gone(block));
             }
             Request::Absolve { .. } => self.is_suspect = false,
+            Request::Sync => {}
             other => panic!("{other:?} changes nothing"),
         }
     }
@@ -173,6 +191,10 @@ fn key_of(request: &Request) -> Option<BlockKey> {
     }
 }
 
+fn is_lazy(request: &Request) -> bool {
+    matches!(request, Request::Write { lazy: true, .. } | Request::Zero { lazy: true, .. })
+}
+
 fn version_of(request: &Request) -> Option<Version> {
     match request {
         Request::Write { version, .. }
@@ -209,7 +231,6 @@ impl Store {
                 let content = self.copy(key, &units);
                 self.answers.push_back((call, Ok(Answer::Copy { content })));
             }
-            Request::Sync => self.answers.push_back((call, Ok(Answer::Durable))),
             request if self.refuses(&request) => {
                 self.refused = version_of(&request).map(|version| version.epoch);
                 self.answers.push_back((call, Err(StoreError::Full)));
@@ -217,7 +238,12 @@ impl Store {
             request => {
                 self.now.apply(&request);
                 let has_data = !is_large || key_of(&request).is_none();
-                self.journal.push_back(Entry { call, request, has_data, is_answered: false });
+                let data = if has_data { Data::Durable } else { Data::Missing };
+                let is_wanted = !is_lazy(&request) || self.is_immediate;
+                self.journal.push_back(Entry { call, request, data, is_answered: false });
+                if is_wanted {
+                    self.wanted_count = self.journal.len();
+                }
             }
         }
     }
@@ -286,12 +312,53 @@ impl Store {
         (listed, is_last)
     }
 
-    /// Makes more of the journal durable.
-    pub fn advance(&mut self, entries: usize, data_of: usize) {
-        self.durable_count = (self.durable_count + entries).min(self.journal.len());
+    /// Writes more of the journal, and the data of one entry.
+    pub fn write(&mut self, entries: usize, data_of: usize) {
+        self.written_count = (self.written_count + entries).min(self.journal.len());
         if let Some(entry) = self.journal.get_mut(data_of) {
-            entry.has_data = true;
+            entry.data = entry.data.max(Data::Written);
         }
+    }
+
+    /// Makes more of the journal durable, as far as somebody wants it.
+    pub fn advance(&mut self, entries: usize, data_of: usize) {
+        self.write(0, data_of);
+        let durable = (self.durable_count + entries).min(self.wanted_count);
+        let is_data_wanted = data_of < self.wanted_count;
+        if durable > self.durable_count || is_data_wanted {
+            self.flush_count += usize::from(durable > self.durable_count);
+            self.durable_count = self.durable_count.max(durable);
+            self.written_count = self.written_count.max(durable);
+            // A flush covers all that was written before it.
+            for entry in self.journal.iter_mut().filter(|entry| entry.data == Data::Written) {
+                entry.data = Data::Durable;
+            }
+        }
+        self.shorten();
+    }
+
+    /// Entries that are durable and answered leave the journal.
+    fn shorten(&mut self) {
+        while self.durable_count > 0
+            && let Some(first) = self.journal.front()
+            && first.is_answered
+            && first.data == Data::Durable
+        {
+            let first = self.journal.pop_front().unwrap();
+            self.base.apply(&first.request);
+            self.durable_count -= 1;
+            self.written_count -= 1;
+            self.wanted_count = self.wanted_count.saturating_sub(1);
+        }
+    }
+
+    /// Versions that a loss of power may take.
+    pub fn undurable(&self) -> impl Iterator<Item = Version> + '_ {
+        let entries =
+            self.journal.iter().enumerate().filter(|(index, entry)| {
+                *index >= self.durable_count || entry.data != Data::Durable
+            });
+        entries.filter_map(|(_, entry)| version_of(&entry.request))
     }
 
     /// Answers that may be given now: the choice is the caller's.
@@ -305,15 +372,27 @@ impl Store {
     }
 
     fn ready_entries(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.durable_count).filter(|index| {
+        (0..self.written_count).filter(|index| {
             let entry = &self.journal[*index];
             let key = key_of(&entry.request);
-            let is_covered = |earlier: &Entry| {
-                earlier.has_data || key.is_none() || key_of(&earlier.request) != key
+            let is_sync = matches!(entry.request, Request::Sync);
+            let needs = match self.is_answered_early(entry) {
+                true => Data::Written,
+                false => Data::Durable,
             };
-            let is_durable = entry.has_data && self.journal.iter().take(*index).all(is_covered);
-            !entry.is_answered && is_durable
+            let is_covered = |earlier: &Entry| {
+                let is_other = key.is_none() || key_of(&earlier.request) != key;
+                earlier.data >= needs || (is_other && !is_sync)
+            };
+            let is_there = entry.data >= needs && self.journal.iter().take(*index).all(is_covered);
+            let is_far = needs == Data::Written || *index < self.durable_count;
+            !entry.is_answered && is_far && is_there
         })
+    }
+
+    /// Whether an entry is answered when it is written.
+    fn is_answered_early(&self, entry: &Entry) -> bool {
+        is_lazy(&entry.request) && !self.is_immediate
     }
 
     /// Gives one of the answers that are ready.
@@ -325,15 +404,21 @@ impl Store {
         let entry = &mut self.journal[index];
         entry.is_answered = true;
         let call = entry.call;
-        while self.journal.front().is_some_and(|first| first.is_answered) {
-            let first = self.journal.pop_front().unwrap();
-            self.base.apply(&first.request);
-            self.durable_count -= 1;
-        }
-        (call, Ok(Answer::Durable))
+        let is_early = self.is_answered_early(&self.journal[index]);
+        self.shorten();
+        (call, Ok(if is_early { Answer::Written } else { Answer::Durable }))
     }
 
-    /// The process is gone. `more`: so many entries that were not durable are found all the same.
+    /// The process is gone: what is written stays.
+    pub fn end(&mut self) {
+        self.durable_count = self.written_count;
+        for entry in self.journal.iter_mut().filter(|entry| entry.data == Data::Written) {
+            entry.data = Data::Durable;
+        }
+        self.crash(0);
+    }
+
+    /// The power is gone. `more`: so many entries that were not durable are found all the same.
     pub fn crash(&mut self, more: usize) {
         let kept = (self.durable_count + more).min(self.journal.len());
         let mut state = self.base.clone();
@@ -341,9 +426,11 @@ impl Store {
         let mut hole: Option<Version> = None;
         for entry in self.journal.drain(..).take(kept) {
             let key = key_of(&entry.request);
-            let is_dropped = key.is_some_and(|key| !entry.has_data || dropped.contains(&key));
+            let is_kept = entry.data == Data::Durable;
+            let is_dropped = key.is_some_and(|key| !is_kept || dropped.contains(&key));
             if is_dropped {
-                assert!(!entry.is_answered, "what was answered is never dropped");
+                let is_early = is_lazy(&entry.request);
+                assert!(!entry.is_answered || is_early, "what was answered is never dropped");
                 dropped.extend(key);
                 let version = version_of(&entry.request);
                 hole =
@@ -359,6 +446,8 @@ impl Store {
         self.base = state.clone();
         self.now = state;
         self.durable_count = 0;
+        self.written_count = 0;
+        self.wanted_count = 0;
         self.refused = None;
         self.answers.clear();
     }

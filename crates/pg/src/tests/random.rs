@@ -4,13 +4,30 @@ use super::history::Kind;
 use super::model::data_of;
 use super::world::{Random, World};
 use super::{UNIT, UNITS, layer, place_in};
+use base::Epoch;
 use blockstore::BlockKey;
-use format::wire::{Op, Outcome};
+use format::wire::{Member, Op, Outcome};
+
+use crate::Serving;
 
 const STRIPES: u32 = 12;
 
+/// Which members lose power, when writes are answered before they are durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lazy {
+    /// No write is lazy: anybody may.
+    Never,
+    /// One between two activations: nothing that was answered is lost.
+    OneLosesPower,
+    /// Anybody: what was synced stays.
+    AllLosePower,
+}
+
 struct Run {
     world: World,
+    lazy: Lazy,
+    /// The newest epoch when a member lost power, while writes are lazy.
+    lost_in: Option<Epoch>,
     random: Random,
     /// How much goes wrong, in events of a thousand.
     faults: usize,
@@ -25,7 +42,14 @@ impl Run {
         let mut world = World::new(seed ^ 0x5555, copies + random.below(2), copies);
         world.large_percent = [0, 20, 60][random.below(3)];
         let faults = [2, 8, 20][random.below(3)];
-        Run { world, random, faults, steps: 4000 }
+        let lazy = [Lazy::Never, Lazy::OneLosesPower, Lazy::AllLosePower][seed as usize % 3];
+        if lazy != Lazy::Never {
+            world.lazy_percent = [60, 90][random.below(2)];
+            for osd in &mut world.osds {
+                osd.store.is_immediate = random.below(8) == 0;
+            }
+        }
+        Run { world, lazy, lost_in: None, random, faults, steps: 4000 }
     }
 
     fn any(&mut self) -> usize {
@@ -41,6 +65,10 @@ impl Run {
         let stripe = self.random.below(STRIPES as usize) as u32;
         let first = self.random.below(UNITS as usize) as u32;
         let units = 1 + self.random.below((UNITS - first) as usize) as u32;
+        if self.lazy != Lazy::Never && self.random.below(8) == 0 {
+            self.world.sync(at);
+            return;
+        }
         match self.random.below(12) {
             0..5 => self.world.write(at, stripe, first, units),
             5 => self.world.zero(at, stripe, first, units),
@@ -89,6 +117,7 @@ impl Run {
         let at = self.any();
         let (entries, data) = (self.random.below(4), self.random.below(6));
         let store = &mut self.world.osds[at].store;
+        store.write(entries + 1, data);
         store.advance(entries, data);
         let ready = store.ready();
         if ready > 0 && self.world.is_up(at) {
@@ -125,13 +154,12 @@ impl Run {
         let is_hit =
             |osd: &super::world::Osd| osd.store.now.blocks.values().any(|block| block.damaged != 0);
         let hit = self.world.osds.iter().position(is_hit);
-        if hit.is_some_and(|hit| hit != at) {
+        if hit.is_some_and(|hit| hit != at) || self.must_stay_up(at) {
             return;
         }
         match self.random.below(10) {
             0..3 if self.world.is_up(at) => {
-                let more = self.random.below(4);
-                self.world.crash(at, more);
+                self.end_process(at);
             }
             0..6 if !self.world.is_up(at) => self.world.start(at),
             6 | 7 => {
@@ -154,6 +182,57 @@ impl Run {
         }
     }
 
+    /// A process dies, or the power goes.
+    fn end_process(&mut self, at: usize) {
+        let more = self.random.below(4);
+        let is_power = self.lazy == Lazy::Never || self.random.below(2) == 0;
+        if is_power && self.may_lose_power(at) {
+            self.lose_power(at, more);
+        } else {
+            self.world.kill(at);
+        }
+    }
+
+    fn lose_power(&mut self, at: usize, more: usize) {
+        if self.lazy == Lazy::OneLosesPower {
+            self.lost_in = Some(self.world.entry.epoch);
+        }
+        self.world.crash(at, more);
+    }
+
+    /// Whether what was answered is at another acting member, which will be in the next epoch.
+    fn may_lose_power(&self, at: usize) -> bool {
+        if self.lazy != Lazy::OneLosesPower {
+            return true;
+        }
+        let entry = &self.world.entry;
+        let serves = self.world.servers().into_iter().any(|server| {
+            let pg = self.world.osds[server].pg.as_ref();
+            pg.and_then(|pg| pg.entry()).is_some_and(|entered| entered.epoch == entry.epoch)
+        });
+        let is_there = |member: &Member| {
+            let index = member.osd.get() as usize - 1;
+            self.world.is_up(index) && self.world.member(index) == *member
+        };
+        let others = entry.acting.iter().filter(|member| **member != self.world.member(at));
+        let is_full = self.world.osds.iter().any(|osd| osd.store.is_full);
+        serves && !is_full && others.clone().count() > 0 && others.clone().all(is_there)
+    }
+
+    /// Until the next activation the others keep what a member lost: they must not leave.
+    fn must_stay_up(&mut self, at: usize) -> bool {
+        let Some(epoch) = self.lost_in else { return false };
+        let is_active = (0..self.world.osds.len()).any(|index| {
+            let Some(pg) = &self.world.osds[index].pg else { return false };
+            *pg.serving() == Serving::Active
+                && pg.entry().is_some_and(|entered| entered.epoch > epoch)
+        });
+        if is_active {
+            self.lost_in = None;
+        }
+        self.lost_in.is_some() && self.world.is_up(at)
+    }
+
     /// One member loses data, while all copies are there.
     fn lose_something(&mut self, at: usize) {
         let is_damaged = |osd: &super::world::Osd| {
@@ -163,7 +242,7 @@ impl Run {
         let is_member =
             self.world.entry.acting.iter().any(|member| *member == self.world.member(at));
         let any_is = self.world.osds.iter().any(is_damaged);
-        if !self.world.is_whole() || any_is || !is_member {
+        if !self.world.is_whole() || any_is || !is_member || !self.may_lose_power(at) {
             return;
         }
         let choice = self.random.below(STRIPES as usize);
@@ -175,7 +254,7 @@ impl Run {
                 self.world.osds[at].store.damage(keys[choice % keys.len()], unit);
             }
         } else if self.world.is_up(at) {
-            self.world.crash(at, 0);
+            self.lose_power(at, 0);
             self.world.osds[at].store.lose(|key| key.stripe.get() as usize % 5 == choice % 5);
         }
     }
@@ -217,7 +296,10 @@ impl Run {
         for outcome in reads {
             assert!(matches!(outcome, Some(Ok(Outcome::Read { .. }))), "{outcome:?}");
         }
-        self.world.history.check();
+        match self.lazy {
+            Lazy::AllLosePower => self.world.history.check_kept(),
+            Lazy::Never | Lazy::OneLosesPower => self.world.history.check(),
+        }
     }
 }
 
@@ -251,6 +333,8 @@ fn planted_bugs_are_found() {
         Bug::DivergenceKept,
         Bug::PositionTrusted,
         Bug::FillOvertakesWrite,
+        Bug::SyncOfPrimaryAlone,
+        Bug::MarkCountsUnflushed,
     ];
     let mut missed = Vec::new();
     for bug in bugs {

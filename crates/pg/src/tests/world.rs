@@ -71,6 +71,8 @@ pub struct World {
     pub random: Random,
     /// Entries of data apart from their journal entries, in percent.
     pub large_percent: usize,
+    /// Writes and zeroes that are lazy, in percent.
+    pub lazy_percent: usize,
     /// What members sent, for scenarios: (from, to, message).
     pub sent: Vec<(usize, usize, PeerBody)>,
     is_traced: bool,
@@ -108,6 +110,7 @@ impl World {
             ticket_next: 0,
             random: Random::new(seed),
             large_percent: 20,
+            lazy_percent: 0,
             sent: Vec::new(),
             is_traced: std::env::var_os("TRACE").is_some(),
         };
@@ -167,11 +170,22 @@ impl World {
         osd.pg = Some(Pg::new(shape(), osd_id(index), facts, record, BufferPool::default()));
     }
 
-    /// The process dies; the store keeps `more` entries beyond what is durable.
+    /// The power goes; the store keeps `more` entries beyond what is durable.
     pub fn crash(&mut self, index: usize, more: usize) {
-        self.trace(|_| format!("{index} dies"));
-        self.osds[index].pg = None;
+        self.trace(|_| format!("{index} loses power"));
         self.osds[index].store.crash(more);
+        self.gone(index);
+    }
+
+    /// The process dies; the store keeps what is written.
+    pub fn kill(&mut self, index: usize) {
+        self.trace(|_| format!("{index} dies"));
+        self.osds[index].store.end();
+        self.gone(index);
+    }
+
+    fn gone(&mut self, index: usize) {
+        self.osds[index].pg = None;
         self.open.retain(|(osd, _), _| *osd != index);
         let pairs: Vec<(usize, usize)> = self.links.keys().copied().collect();
         for (primary, member) in pairs {
@@ -272,12 +286,25 @@ impl World {
     fn post(&mut self, from: usize, to: usize, letter: Letter) {
         self.trace(|_| format!("{from} to {to} ({}): {}", letter.epoch, brief(&letter.body)));
         self.sent.push((from, to, letter.body.clone()));
+        if let PeerBody::Write { mark, .. } = letter.body {
+            self.check_mark(from, mark);
+        }
         if let Some(link) = self.links.get_mut(&(from, to))
             && self.osds[from].pg.as_ref().is_some_and(|pg| leads(pg, from))
         {
             link.to_member.push_back(letter);
         } else if let Some(link) = self.links.get_mut(&(to, from)) {
             link.to_primary.push_back(letter);
+        }
+    }
+
+    /// Nothing up to a mark may be lost at an acting member.
+    fn check_mark(&self, primary: usize, mark: base::Version) {
+        let entry = self.osds[primary].pg.as_ref().and_then(|pg| pg.entry()).expect("it leads");
+        for member in &entry.acting {
+            let store = &self.osds[index_of(member.osd)].store;
+            let lost = store.undurable().find(|version| *version <= mark);
+            assert_eq!(lost, None, "{} may lose it, and the mark is {mark}", member.osd);
         }
     }
 
@@ -495,7 +522,8 @@ impl World {
         self.ticket_next += 1;
         let ticket = Ticket(self.ticket_next);
         let text = brief(&kind);
-        let number = self.history.begin(kind);
+        let epoch = self.osds[at].pg.as_ref().and_then(|pg| pg.entry()).map(|entry| entry.epoch);
+        let number = self.history.begin(kind, epoch.expect("it serves"));
         self.trace(|_| format!("{at} begins {number}: {text}"));
         self.open.insert((at, ticket), number);
         self.with(at, |pg, actions| pg.execute(ticket, op, false, actions));
@@ -505,16 +533,24 @@ impl World {
     pub fn write(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
         let values = self.history.fresh_values(units);
         let (checksums, data) = data_of(&values);
-        let place = place_in(1, stripe);
-        let op =
-            Op::Write { place, offset: first * UNIT, checksums, data, expected: None, lazy: false };
+        let (place, lazy) = (place_in(1, stripe), self.is_lazy());
+        let op = Op::Write { place, offset: first * UNIT, checksums, data, expected: None, lazy };
         self.begin(at, op, Kind::Write { stripe, first, values })
     }
 
     pub fn zero(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
         let (offset, length) = (first * UNIT, units * UNIT);
-        let op = Op::Zero { place: place_in(1, stripe), offset, length, lazy: false };
+        let lazy = self.is_lazy();
+        let op = Op::Zero { place: place_in(1, stripe), offset, length, lazy };
         self.begin(at, op, Kind::Zero { stripe, first, units })
+    }
+
+    fn is_lazy(&mut self) -> bool {
+        self.lazy_percent > 0 && self.random.below(100) < self.lazy_percent
+    }
+
+    pub fn sync(&mut self, at: usize) -> usize {
+        self.begin(at, Op::Sync, Kind::Sync)
     }
 
     pub fn read(&mut self, at: usize, stripe: u32, first: u32, units: u32) -> usize {
@@ -527,7 +563,9 @@ impl World {
     pub fn stores_go_on(&mut self) {
         for index in 0..self.osds.len() {
             while self.is_up(index) {
+                self.osds[index].store.write(64, 0);
                 for entry in 0..64 {
+                    self.osds[index].store.write(64, entry);
                     self.osds[index].store.advance(64, entry);
                 }
                 if self.osds[index].store.ready() == 0 {
