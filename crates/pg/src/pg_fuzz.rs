@@ -54,15 +54,19 @@ impl Run {
         let ticket = self.seen.len() as u32;
         let byte = (ticket % 250) as u8 + 1;
         let (offset, length) = (first * UNIT, units * UNIT);
+        let lazy = self.random.below(2) == 0;
         let (op, byte, reads) = match self.random.below(8) {
-            0..3 => (write_in(place, first, units, byte), byte, false),
+            0..3 => {
+                let (checksums, data) = fill(units, byte);
+                (Op::Write { place, offset, checksums, data, expected: None, lazy }, byte, false)
+            }
             3 => {
                 let (checksums, data) = fill(units, byte);
                 let newest = self.bench.blocks.values().map(|block| block.version).max();
                 let expected = Some(newest.unwrap_or_default());
-                (Op::Write { place, offset, checksums, data, expected, lazy: false }, byte, false)
+                (Op::Write { place, offset, checksums, data, expected, lazy }, byte, false)
             }
-            4 => (Op::Zero { place, offset, length, lazy: false }, 0, false),
+            4 => (Op::Zero { place, offset, length, lazy }, 0, false),
             5 => (read_in(place, first, units, &[2]), 0, true),
             _ => (read_in(place, first, units, &[]), 0, true),
         };
@@ -112,6 +116,7 @@ impl Run {
         self.step += 1;
         self.bench.answer_all();
         self.collect();
+        assert_eq!(self.bench.run(Op::Sync), Ok(Outcome::Synced));
     }
 
     fn check(&self) {

@@ -1,6 +1,7 @@
 //! A PG over a store in memory that carries out requests at once and answers when told to.
 
 mod history;
+mod lazy;
 mod model;
 mod random;
 mod scenarios;
@@ -193,6 +194,10 @@ impl Bench {
             | StoreRequest::Delete { key, version, .. } => Some((*key, *version)),
             _ => None,
         };
+        let is_lazy = matches!(
+            request,
+            StoreRequest::Write { lazy: true, .. } | StoreRequest::Zero { lazy: true, .. }
+        );
         if let Some((key, version)) = new_version {
             let block = self.blocks.entry(key).or_default();
             assert!(block.version < version);
@@ -244,7 +249,7 @@ impl Bench {
             StoreRequest::Copy { .. } | StoreRequest::Repair { .. } => panic!("one copy"),
             StoreRequest::Sync | StoreRequest::Record | StoreRequest::Absolve { .. } => {}
         }
-        Ok(Answer::Durable)
+        Ok(if is_lazy { Answer::Written } else { Answer::Durable })
     }
 
     fn read(&self, key: BlockKey, offset: u32, length: u32) -> Result<Answer, StoreError> {
@@ -291,7 +296,7 @@ impl Bench {
         }
     }
 
-    fn run(&mut self, op: Op) -> Result<Outcome, Refusal> {
+    pub fn run(&mut self, op: Op) -> Result<Outcome, Refusal> {
         self.start(999, op);
         self.answer_all();
         let (ticket, outcome) = self.replies.pop().unwrap();

@@ -289,6 +289,10 @@ impl World {
         if let PeerBody::Write { mark, .. } = letter.body {
             self.check_mark(from, mark);
         }
+        if let PeerBody::State(_) = letter.body {
+            let lost = self.osds[from].store.undurable().next();
+            assert_eq!(lost, None, "{from} states itself, and may lose it");
+        }
         if let Some(link) = self.links.get_mut(&(from, to))
             && self.osds[from].pg.as_ref().is_some_and(|pg| leads(pg, from))
         {
