@@ -2,6 +2,7 @@
 
 mod clearing;
 pub mod cluster_rig;
+mod lazy;
 mod members;
 pub mod rig;
 

@@ -31,6 +31,9 @@ const PAGE: u64 = 4096;
 #[derive(Clone, Default)]
 pub struct MemoryDisk {
     pages: BTreeMap<u64, Vec<u8>>,
+    /// Pages that were written and not flushed, as they were.
+    flushed: BTreeMap<u64, Option<Vec<u8>>>,
+    pub flush_count: usize,
 }
 
 impl MemoryDisk {
@@ -54,7 +57,18 @@ impl MemoryDisk {
         for (offset, bytes) in created.images {
             disk.write(offset, &bytes);
         }
+        disk.flushed.clear();
         disk
+    }
+
+    /// What was not flushed is gone.
+    pub fn lose_power(&mut self) {
+        for (page, bytes) in std::mem::take(&mut self.flushed) {
+            match bytes {
+                Some(bytes) => drop(self.pages.insert(page, bytes)),
+                None => drop(self.pages.remove(&page)),
+            }
+        }
     }
 
     fn write(&mut self, mut offset: u64, mut bytes: &[u8]) {
@@ -62,6 +76,8 @@ impl MemoryDisk {
             let start = (offset % PAGE) as usize;
             let length = bytes.len().min(PAGE as usize - start);
             let (part, rest) = bytes.split_at(length);
+            let old = self.pages.get(&(offset / PAGE));
+            self.flushed.entry(offset / PAGE).or_insert_with(|| old.cloned());
             let page = self.pages.entry(offset / PAGE).or_insert_with(|| vec![0; PAGE as usize]);
             page[start..start + length].copy_from_slice(part);
             offset += length as u64;
@@ -104,9 +120,14 @@ impl MemoryDisk {
                 }
                 DiskEvent::Done { op, result: Ok(()) }
             }
-            DiskEffect::Flush { op }
-            | DiskEffect::Reserve { op, .. }
-            | DiskEffect::Discard { op, .. } => DiskEvent::Done { op, result: Ok(()) },
+            DiskEffect::Flush { op } => {
+                self.flushed.clear();
+                self.flush_count += 1;
+                DiskEvent::Done { op, result: Ok(()) }
+            }
+            DiskEffect::Reserve { op, .. } | DiskEffect::Discard { op, .. } => {
+                DiskEvent::Done { op, result: Ok(()) }
+            }
         }
     }
 }
