@@ -7,17 +7,44 @@ use base::{MonitorId, OsdId};
 use client::Config;
 use cluster::map::FailureDomain;
 use cluster::message::{Command, Failure};
+use cluster::stats::Table;
 use serde_json::{Value, json};
 
 use crate::cli::{ConfigCommand, DomainArg, PgCommand, PoolCommand, StateCommand, VolumeCommand};
 use crate::output::{
-    Column, Format, Show, column, failure, print_json, print_object, print_rows, size_column,
+    Column, Format, Show, column, failure, print_json, print_object, print_rows, rate_column,
+    size_column,
 };
 
 /// How long a command may take, the monitor's start included.
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
 
 const VOLUME: &[Column] = &[
+    column("NAME", "name"),
+    column("ID", "id"),
+    column("POOL", "pool"),
+    size_column("SIZE", "size_bytes"),
+    size_column("USED", "used_bytes"),
+    column("ATTACHED", "attached"),
+    rate_column("READ", "io.read"),
+    rate_column("WRITE", "io.write"),
+];
+
+const VOLUME_INFO: &[Column] = &[
+    column("NAME", "name"),
+    column("ID", "id"),
+    column("POOL", "pool"),
+    size_column("SIZE", "size_bytes"),
+    size_column("USED", "used_bytes"),
+    column("ATTACHED", "attached"),
+    work_column("READ", "io.read"),
+    work_column("WRITE", "io.write"),
+    work_column("TRIM", "io.trim"),
+    rate_column("RECOVERY", "io.recovered"),
+    column("I/O ERRORS", "io.failed"),
+];
+
+const VOLUME_MADE: &[Column] = &[
     column("NAME", "name"),
     column("ID", "id"),
     column("POOL", "pool"),
@@ -33,6 +60,21 @@ const POOL: &[Column] = &[
     column("PGS", "pg_count"),
     column("DOMAIN", "failure_domain"),
     size_column("BLOCK", "block_size"),
+];
+
+const POOL_LIST: &[Column] = &[
+    column("NAME", "name"),
+    column("ID", "id"),
+    column("COPIES", "replicas"),
+    column("MIN", "min_size"),
+    column("PGS", "pg_count"),
+    column("DOMAIN", "failure_domain"),
+    size_column("BLOCK", "block_size"),
+    size_column("USED", "used_bytes"),
+    size_column("AVAILABLE", "available_bytes"),
+    rate_column("READ", "io.read"),
+    rate_column("WRITE", "io.write"),
+    rate_column("RECOVERY", "io.recovered"),
 ];
 
 const PG: &[Column] = &[
@@ -51,6 +93,9 @@ const OSD: &[Column] = &[
     Column { title: "IN", key: "in", show: Show::YesNo },
     size_column("SIZE", "size_bytes"),
     size_column("USED", "used_bytes"),
+    rate_column("READ", "io.read"),
+    rate_column("STORED", "io.stored"),
+    rate_column("RECOVERY", "io.recovered"),
     column("PID", "pid"),
     column("PATH", "path"),
 ];
@@ -74,8 +119,29 @@ const TREE: &[Column] = &[
     column("PGS", "pgs"),
 ];
 
+const fn work_column(title: &'static str, key: &'static str) -> Column {
+    Column { title, key, show: Show::Work }
+}
+
 fn call(config: &Config, command: Command) -> Result<Value, Failure> {
     client::call(config, command, COMMAND_TIME_MAX)
+}
+
+/// All rows of a table with their statistics, in as many answers as that takes.
+fn table(config: &Config, table: Table) -> Result<Value, Failure> {
+    let mut rows: Vec<Value> = Vec::new();
+    loop {
+        let last = rows.last().and_then(|row| row["id"].as_u64()).unwrap_or(0);
+        let after = u32::try_from(last).unwrap_or(u32::MAX);
+        let mut answer = call(config, Command::Table { table, after })?;
+        let Value::Array(more) = answer["rows"].take() else { break };
+        let is_last = answer["more"] != true || more.is_empty();
+        rows.extend(more);
+        if is_last {
+            break;
+        }
+    }
+    Ok(Value::Array(rows))
 }
 
 /// `ashlar volume`
@@ -83,18 +149,19 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
     match command {
         VolumeCommand::Create { name, size, pool } => {
             let create = Command::VolumeCreate { volume: name, size: size.0, pool };
-            print_object(format, &call(config, create)?, VOLUME);
+            print_object(format, &call(config, create)?, VOLUME_MADE);
         }
         VolumeCommand::Ls => {
             let empty = "no volumes; make one: ashlar volume create disk1 --size 10GiB";
-            print_rows(format, &call(config, Command::VolumeList)?, VOLUME, empty);
+            print_rows(format, &table(config, Table::Volume)?, VOLUME, empty);
         }
         VolumeCommand::Info { name } => {
-            print_object(format, &call(config, Command::VolumeInfo { volume: name })?, VOLUME);
+            let info = call(config, Command::VolumeInfo { volume: name })?;
+            print_object(format, &info, VOLUME_INFO);
         }
         VolumeCommand::Resize { name, size, shrink } => {
             let resize = Command::VolumeResize { volume: name, size: size.0, shrink };
-            print_object(format, &call(config, resize)?, VOLUME);
+            print_object(format, &call(config, resize)?, VOLUME_MADE);
         }
         VolumeCommand::Rm { name } => {
             let answer = call(config, Command::VolumeRemove { volume: name.clone() })?;
@@ -120,7 +187,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
         }
         PoolCommand::Ls => {
             let empty = "no pools; make one: ashlar pool create fast --failure-domain osd";
-            print_rows(format, &call(config, Command::PoolList)?, POOL, empty);
+            print_rows(format, &table(config, Table::Pool)?, POOL_LIST, empty);
         }
         PoolCommand::Set { name, rename, min_size, failure_domain } => {
             let failure_domain = failure_domain.map(domain_of);
@@ -201,7 +268,7 @@ pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result
 /// `ashlar osd ls`
 pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     let empty = "no OSDs; make one: ashlar osd create PATH --size 10GiB";
-    print_rows(format, &call(config, Command::OsdList)?, OSD, empty);
+    print_rows(format, &table(config, Table::Osd)?, OSD, empty);
     Ok(())
 }
 

@@ -57,6 +57,10 @@ pub enum Show {
     Size,
     /// As `yes` or `no`.
     YesNo,
+    /// Operations and bytes a second.
+    Rate,
+    /// Operations and bytes a second, and how long they take.
+    Work,
 }
 
 /// A column shown as it is.
@@ -67,6 +71,30 @@ pub const fn column(title: &'static str, key: &'static str) -> Column {
 /// A column of sizes.
 pub const fn size_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Size }
+}
+
+/// A column of rates.
+pub const fn rate_column(title: &'static str, key: &'static str) -> Column {
+    Column { title, key, show: Show::Rate }
+}
+
+/// What somebody does, for people: `120/s 480 KiB/s`.
+pub fn rate_text(io: &Value) -> String {
+    let number = |key: &str| io[key].as_u64().unwrap_or(0);
+    match (number("ops_per_second"), number("bytes_per_second")) {
+        (0, 0) => "-".into(),
+        (ops, bytes) => format!("{ops}/s {}/s", size_text(bytes)),
+    }
+}
+
+/// The same, with how long it takes: `120/s 480 KiB/s, 300 us, 99 % within 900 us`.
+pub fn work_text(io: &Value) -> String {
+    let mut text = rate_text(io);
+    if let (Some(mean), Some(p99)) = (io["latency_mean_us"].as_u64(), io["latency_p99_us"].as_u64())
+    {
+        text.push_str(&format!(", {mean} us, 99 % within {p99} us"));
+    }
+    text
 }
 
 /// Prints rows as JSON or as a table; `empty` says what to do where there are none.
@@ -109,6 +137,8 @@ fn cell(row: &Value, column: &Column) -> String {
         (_, Value::Null) => "-".into(),
         (Show::Size, value) => value.as_u64().map_or_else(|| value.to_string(), size_text),
         (Show::YesNo, value) => if value.as_bool() == Some(true) { "yes" } else { "no" }.into(),
+        (Show::Rate, value) => rate_text(value),
+        (Show::Work, value) => work_text(value),
         (Show::Plain, Value::String(text)) => text.clone(),
         (Show::Plain, Value::Array(items)) => {
             let items: Vec<String> = items
@@ -167,5 +197,22 @@ impl Drop for Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_told_with_what_they_take() {
+        let idle = json!({ "ops_per_second": 0, "bytes_per_second": 0, "latency_mean_us": null });
+        assert_eq!((rate_text(&idle), work_text(&idle)), ("-".into(), "-".into()));
+        let busy = json!({
+            "ops_per_second": 120, "bytes_per_second": 480 << 10,
+            "latency_mean_us": 300, "latency_p99_us": 900,
+        });
+        assert_eq!(rate_text(&busy), format!("120/s {}/s", size_text(480 << 10)));
+        assert!(work_text(&busy).ends_with(", 300 us, 99 % within 900 us"), "{}", work_text(&busy));
     }
 }

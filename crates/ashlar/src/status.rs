@@ -8,7 +8,7 @@ use cluster::message::{Command, Failure};
 use serde_json::Value;
 
 use crate::admin::COMMAND_TIME_MAX;
-use crate::output::{Format, failure, print_json, size_text};
+use crate::output::{Format, failure, print_json, rate_text, size_text, work_text};
 
 /// `ashlar status`
 pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
@@ -23,8 +23,8 @@ pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
 /// How often a watched status is asked for.
 const WATCH_SPAN: Duration = Duration::from_secs(1);
 
-/// `ashlar status --watch`: shows it each time that it changed, until the process is stopped. A
-/// monitor that is away is said, and asked again.
+/// `ashlar status --watch`: shows it each time that it changed, with `--json` a line each second, until
+/// the process is stopped or nobody reads it. A monitor that is away is said, and asked again.
 pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
     let mut shown = String::new();
     loop {
@@ -39,7 +39,7 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
                 Format::Text => format!("health      unknown: {}\n", failure.message),
             },
         };
-        if text != shown {
+        if text != shown || format == Format::Json {
             let mut out = std::io::stdout();
             let is_screen = format == Format::Text && out.is_terminal();
             // On a terminal each status takes the place of the one before.
@@ -93,6 +93,21 @@ fn render(status: &Value) -> String {
     let used: u64 = osds.iter().filter_map(|osd| osd["used_bytes"].as_u64()).sum();
     line(format!("osds        {up} of {} up", osds.len()));
     line(format!("space       {} used of {}", size_text(used), size_text(size)));
+    for (name, kind) in [("reads", "read"), ("writes", "write")] {
+        line(format!("{name:<11} {}", work_text(&status["io"][kind])));
+    }
+    for pool in status["pools"].as_array().into_iter().flatten() {
+        let size = |key: &str| size_text(pool[key].as_u64().unwrap_or(0));
+        let rate = |kind: &str| rate_text(&pool["io"][kind]);
+        let name = pool["name"].as_str().unwrap_or_default();
+        line(format!(
+            "pool        {name}: {} used, {} available, reads {}, writes {}",
+            size("used_bytes"),
+            size("available_bytes"),
+            rate("read"),
+            rate("write")
+        ));
+    }
     let pgs = &status["pgs"];
     let mut states =
         format!("{} of {} active, {} clean", pgs["active"], pgs["total"], pgs["clean"]);
@@ -161,6 +176,8 @@ mod tests {
                         "hint": "ashlar osd start 2"}],
             "osds": [{"id": 2, "up": false, "size_bytes": 1 << 30, "used_bytes": 1 << 20}],
             "pgs": {"total": 8, "active": 6, "clean": 4, "degraded": 2, "down": 2},
+            "io": {"read": {"ops_per_second": 7, "bytes_per_second": 0}, "write": {}},
+            "pools": [{"name": "fast", "used_bytes": 0, "io": {}}],
             "recovery": {"bytes_left": 1 << 20, "bytes_per_second": 1 << 18, "eta_seconds": 4},
             "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:127.0.0.1:1"}],
         });
@@ -172,6 +189,9 @@ mod tests {
             "0 of 1 up",
             "done in 4 s",
             "4 clean, 2 degraded, 2 down",
+            "reads       7/s",
+            "writes      -",
+            "pool        fast: 0",
         ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
         }

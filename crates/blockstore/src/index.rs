@@ -6,7 +6,7 @@
 //! Invariants
 //!   1. Runs are sorted, do not overlap, and none is empty but the first.
 //!   2. A run's bound is at or below its first key and above all keys of the run before.
-//!   3. `tombstones` holds exactly the tombstones of the records.
+//!   3. `tombstones` holds exactly the tombstones of the records, `used` exactly the places they name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +37,11 @@ impl BlockInfo {
     /// Bytes its record takes in a checkpoint.
     pub fn record_size(&self) -> u64 {
         record_size(self.block_size, self.location != LOCATION_NONE) as u64
+    }
+
+    /// Its PG's number, and the bytes of its place, if it has one.
+    fn used(self) -> Option<(u16, u64)> {
+        (self.location != LOCATION_NONE).then(|| (self.pg, self.block_size.bytes()))
     }
 }
 
@@ -115,6 +120,10 @@ pub struct Index {
     tombstones: BTreeSet<(PgId, Version, BlockKey)>,
     count: u64,
     record_bytes: u64,
+    /// Bytes of the places that blocks of an image have in a PG; none of them is zero.
+    used: BTreeMap<(ImageId, PgId), u64>,
+    /// Images of which a number in `used` has changed since somebody asked.
+    used_changed: BTreeSet<ImageId>,
 }
 
 /// Below or at every key.
@@ -128,6 +137,8 @@ impl Index {
             tombstones: BTreeSet::new(),
             count: 0,
             record_bytes: 0,
+            used: BTreeMap::new(),
+            used_changed: BTreeSet::new(),
         }
     }
 
@@ -191,6 +202,43 @@ impl Index {
                 self.tombstones.insert(tombstone(new));
             }
         }
+        let (old, new) = (old.and_then(BlockInfo::used), new.and_then(BlockInfo::used));
+        if old != new {
+            self.account_used(key, old, new);
+        }
+    }
+
+    /// The block has another place, or none: (number of the PG, bytes) before and after.
+    fn account_used(&mut self, key: BlockKey, old: Option<(u16, u64)>, new: Option<(u16, u64)>) {
+        let place = |pg: u16| (key.image, PgId { pool: key.pool, number: u32::from(pg) });
+        if let Some((pg, bytes)) = old {
+            let used = self.used.get_mut(&place(pg)).expect("invariant 3");
+            *used -= bytes;
+            if *used == 0 {
+                self.used.remove(&place(pg));
+            }
+        }
+        if let Some((pg, bytes)) = new {
+            *self.used.entry(place(pg)).or_default() += bytes;
+        }
+        self.used_changed.insert(key.image);
+    }
+
+    /// PGs in which the image has blocks with a place, and the bytes of those.
+    pub fn used_by(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {
+        let first = PgId { pool: PoolId::FIRST, number: 0 };
+        let of_image = self.used.range((image, first)..);
+        of_image.take_while(move |((of, _), _)| *of == image).map(|((_, pg), used)| (*pg, *used))
+    }
+
+    /// Images that have blocks with a place, in order; one may come several times.
+    pub fn images(&self) -> impl Iterator<Item = ImageId> + '_ {
+        self.used.keys().map(|(image, _)| *image)
+    }
+
+    /// Images of which [`Index::used_by`] may tell something else than when this was last called.
+    pub fn take_used_changed(&mut self) -> BTreeSet<ImageId> {
+        std::mem::take(&mut self.used_changed)
     }
 
     fn split(&mut self, bound: BlockKey) {
@@ -288,6 +336,12 @@ mod tests {
         assert_eq!(index.tombstone_count(), tombstones as u64);
         let bytes: u64 = model.values().map(BlockInfo::record_size).sum();
         assert_eq!(index.record_bytes(), bytes);
+        let placed = model.values().filter(|info| info.location != LOCATION_NONE);
+        let used: u64 = placed.map(|info| info.block_size.bytes()).sum();
+        assert!(used > 0);
+        assert_eq!(index.used_by(ImageId::FIRST).map(|(_, bytes)| bytes).sum::<u64>(), used);
+        assert_eq!(index.take_used_changed().into_iter().collect::<Vec<_>>(), [ImageId::FIRST]);
+        assert!(index.take_used_changed().is_empty());
         let pg = PgId { pool: PoolId::FIRST, number: 3 };
         let up_to = index.tombstones_up_to(pg, info(10_000).version).count();
         let expected =
@@ -297,6 +351,7 @@ mod tests {
             index.set(*key, None);
         }
         assert_eq!((index.count(), index.record_bytes(), index.runs.len()), (0, 0, 1));
+        assert_eq!((index.images().count(), index.used_by(ImageId::FIRST).count()), (0, 0));
     }
 
     #[test]

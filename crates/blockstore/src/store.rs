@@ -12,10 +12,12 @@
 //!   2. A place is allocated while the index, or the newest durable checkpoint, names it.
 //!   3. After a failed write or flush the store asks nothing more.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use base::{BufferPool, Duration, Epoch, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version};
+use base::{
+    BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version,
+};
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
@@ -415,6 +417,22 @@ impl Store {
             Some(parts) => parts.space(self.disk.has_no_space()),
             None => Space { size_bytes: 0, used_bytes: 0, free_bytes: 0, full: false },
         }
+    }
+
+    /// PGs in which an image has blocks that take space, and how many bytes: whole blocks. Cheap: it
+    /// is counted as it changes.
+    pub fn space_of(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {
+        self.parts.iter().flat_map(move |parts| parts.index.used_by(image))
+    }
+
+    /// Images that have blocks that take space.
+    pub fn images(&self) -> BTreeSet<ImageId> {
+        self.parts.iter().flat_map(|parts| parts.index.images()).collect()
+    }
+
+    /// Images whose space has changed since this was last asked.
+    pub fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
+        self.parts.as_mut().map_or_else(BTreeSet::new, |parts| parts.index.take_used_changed())
     }
 
     /// Whether recovery found damage that may have cost this PG acknowledged writes.

@@ -248,6 +248,7 @@ fn changes(command: &Command) -> bool {
             | Command::VolumeInfo { .. }
             | Command::MonitorList
             | Command::OsdList
+            | Command::Table { .. }
             | Command::OsdTree
             | Command::PgList { .. }
             | Command::PgDescribe { .. }

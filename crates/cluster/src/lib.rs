@@ -13,3 +13,4 @@ pub mod monitor;
 pub mod records;
 pub mod settings;
 pub mod state;
+pub mod stats;

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
 use crate::settings::Changed;
+use crate::stats::{OsdStats, Table};
 
 /// From an OSD, a client or a command to a monitor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -64,6 +65,8 @@ pub enum ToMonitor {
     },
     /// An OSD's state, sent about once a second.
     OsdReport(OsdReport),
+    /// What an OSD did since it told last, about every `stats_interval_ms` while it does something.
+    OsdStats(OsdStats),
     /// PGs that this OSD leads need another entry. Said again until the entry's epoch is over.
     PgNeeds {
         /// What each needs.
@@ -195,6 +198,11 @@ pub enum FromMonitor {
         pool: PoolId,
         /// Number of its PGs.
         pg_count: u32,
+    },
+    /// The sums with these periods of the OSD's run are in the state store: it may forget them.
+    StatsSaved {
+        /// All up to this one.
+        sequence: u64,
     },
     /// Settings that OSDs use, where they differ from their defaults. Sent to OSDs that have
     /// joined, then and with each change.
@@ -456,6 +464,14 @@ pub enum Command {
     },
     /// The rows of `status.osds`.
     OsdList,
+    /// Rows of OSDs, pools or volumes with their statistics, by id, as many as an answer holds:
+    /// `{"rows": [...], "more": true}`.
+    Table {
+        /// Of what.
+        table: Table,
+        /// Only ids above this one; 0: from the first on.
+        after: u32,
+    },
     /// Hosts and their OSDs, as failure domains see them.
     OsdTree,
     /// All PGs.

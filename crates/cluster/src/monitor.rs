@@ -36,6 +36,7 @@ mod removal;
 mod session;
 mod setting;
 mod station;
+mod stats;
 mod status;
 mod task;
 #[cfg(test)]
@@ -65,6 +66,7 @@ use planning::Planning;
 use presence::Presences;
 use publish::Subscription;
 use session::SessionLive;
+use stats::Stats;
 use task::TaskRun;
 
 pub use guests::NO_LEADER;
@@ -158,6 +160,7 @@ pub struct Monitor {
     /// Operators that wait for a PG to be served with what is left; the oldest first.
     give_ups: Vec<GiveUp>,
     tasks: BTreeMap<TaskId, TaskRun>,
+    stats: Stats,
     task_sequence_last: u64,
     /// Whether something happened that a task may wait for.
     has_task_news: bool,
@@ -229,6 +232,7 @@ impl Monitor {
             sessions_gone: BTreeSet::new(),
             give_ups: Vec::new(),
             tasks: BTreeMap::new(),
+            stats: Stats::default(),
             task_sequence_last: 0,
             has_task_news: false,
             has_newer_member: false,
@@ -255,6 +259,7 @@ impl Monitor {
             self.end_gone_sessions(now);
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
+            self.tick_stats(now);
             if self.has_task_news || self.task_deadline().is_some_and(|due| due <= now) {
                 self.has_task_news = false;
                 self.advance_tasks(now, effects);
@@ -279,7 +284,8 @@ impl Monitor {
                 let gone = gone.map(|(since, _)| *since + self.span(Setting::SessionTimeout));
                 let give_up = self.give_ups.first().map(|waits| waits.ends);
                 let osds = self.presence_deadline();
-                let all = [gone, osds, self.entries.deadline(), self.task_deadline(), give_up];
+                let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
+                let all = [gone, osds, entries, self.task_deadline(), give_up, stats];
                 all.into_iter().flatten().min()
             }
             Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
@@ -429,6 +435,10 @@ impl Monitor {
             }
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
             ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
+            ToMonitor::OsdStats(stats) if stats.is_sound() => {
+                self.on_stats(now, connection, &stats, effects);
+            }
+            ToMonitor::OsdStats(_) => self.close_for_protocol(now, connection, effects),
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
             ToMonitor::PoolCleared { pool } => self.on_pool_cleared(connection, pool),
             ToMonitor::PgNeeds { needs } => self.on_needs(now, connection, needs),
@@ -470,6 +480,7 @@ impl Monitor {
         match message {
             ToMonitor::OsdBoot { osd, .. } => !matches!(role, Role::Osd(id, _) if id == *osd),
             ToMonitor::OsdReport(_)
+            | ToMonitor::OsdStats(_)
             | ToMonitor::PgNeeds { .. }
             | ToMonitor::OsdUnreachable { .. }
             | ToMonitor::Alive { .. }

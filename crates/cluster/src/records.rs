@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::map::{ImageInfo, OsdInfo, Pool};
+use crate::stats::{NewestPeriods, Rows, Table};
 
 /// Format of the state store that this program writes and understands.
 pub const STATE_FORMAT: u32 = 1;
@@ -102,6 +103,8 @@ pub enum Key {
     Task(TaskId),
     /// `removed_pool/ID`
     RemovedPool(PoolId),
+    /// `stats/TABLE/SHARD`
+    Stats(Table, u32),
 }
 
 impl fmt::Display for Key {
@@ -124,6 +127,7 @@ impl fmt::Display for Key {
             Key::Session(id) => write!(f, "session/{id}"),
             Key::Task(id) => write!(f, "task/{id}"),
             Key::RemovedPool(id) => write!(f, "removed_pool/{}", id.get()),
+            Key::Stats(table, shard) => write!(f, "stats/{}/{shard}", table.name()),
         }
     }
 }
@@ -155,6 +159,11 @@ impl Key {
                     "session" => Key::Session(SessionId::new(rest.parse().ok()?)),
                     "task" => Key::Task(TaskId(rest.parse().ok()?)),
                     "removed_pool" => Key::RemovedPool(PoolId::new(rest.parse().ok()?)?),
+                    "stats" => {
+                        let (name, shard) = rest.split_once('/')?;
+                        let table = Table::ALL.into_iter().find(|table| table.name() == name)?;
+                        Key::Stats(table, shard.parse().ok()?)
+                    }
                     _ => return None,
                 }
             }
@@ -415,6 +424,22 @@ pub struct RemovedPoolRecord {
     pub rest: Rest,
 }
 
+/// `stats/TABLE/SHARD`: sums of what OSDs counted, of some rows of a table. Nothing depends on it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct StatsRecord {
+    /// Of what.
+    pub table: Table,
+    /// Which part. A row stays in its shard.
+    pub shard: u32,
+    /// By id.
+    pub rows: Rows,
+    /// What of each OSD is in these rows: all up to its newest period then.
+    pub newest: NewestPeriods,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
 /// Why blocks of an image are deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -467,6 +492,8 @@ pub enum Record {
     Task(TaskRecord),
     /// Under `removed_pool/ID`.
     RemovedPool(RemovedPoolRecord),
+    /// Under `stats/TABLE/SHARD`.
+    Stats(StatsRecord),
 }
 
 impl Record {
@@ -487,6 +514,7 @@ impl Record {
             Record::Session(record) => Key::Session(record.id),
             Record::Task(record) => Key::Task(record.id),
             Record::RemovedPool(record) => Key::RemovedPool(record.pool),
+            Record::Stats(record) => Key::Stats(record.table, record.shard),
         }
     }
 
@@ -507,6 +535,7 @@ impl Record {
             Record::Session(record) => serde_json::to_value(record),
             Record::Task(record) => serde_json::to_value(record),
             Record::RemovedPool(record) => serde_json::to_value(record),
+            Record::Stats(record) => serde_json::to_value(record),
         };
         value.expect("records have text keys and plain numbers")
     }
@@ -528,6 +557,7 @@ impl Record {
             Key::Session(_) => Record::Session(parse(text)?),
             Key::Task(_) => Record::Task(parse(text)?),
             Key::RemovedPool(_) => Record::RemovedPool(parse(text)?),
+            Key::Stats(..) => Record::Stats(parse(text)?),
         };
         if record.key() != *key {
             return Err(format!("it is the record of {}", record.key()));
@@ -608,12 +638,14 @@ mod tests {
             Key::Session(SessionId::new(9)),
             Key::Task(TaskId(2)),
             Key::RemovedPool(pool),
+            Key::Stats(Table::Osd, 0),
+            Key::Stats(Table::Volume, 12),
         ];
         for key in keys {
             assert_eq!(Key::parse(&key.to_string()), Some(key));
         }
-        for wrong in ["", "osd", "osd/0", "osd/01", "pg/1", "counter/x", "index/pool/a", "other/1"]
-        {
+        let wrong = ["", "osd", "osd/0", "osd/01", "pg/1", "counter/x", "index/pool/a", "other/1"];
+        for wrong in wrong.into_iter().chain(["stats/osd", "stats/host/0", "stats/osd/00"]) {
             assert_eq!(Key::parse(wrong), None, "{wrong}");
         }
     }

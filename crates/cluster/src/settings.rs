@@ -31,6 +31,8 @@ pub enum Setting {
     OsdOutAfter,
     /// How much of an OSD may be in use before that is said.
     NearlyFull,
+    /// How often statistics are told and kept.
+    StatsInterval,
 }
 
 /// What a setting's number means.
@@ -66,7 +68,7 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 8] = [
+    pub const ALL: [Setting; 9] = [
         Setting::SessionTimeout,
         Setting::OsdReport,
         Setting::OsdReturn,
@@ -75,6 +77,7 @@ impl Setting {
         Setting::OsdSilent,
         Setting::OsdOutAfter,
         Setting::NearlyFull,
+        Setting::StatsInterval,
     ];
 
     /// The one place that says what the setting is.
@@ -151,6 +154,15 @@ impl Setting {
                 max: 99,
                 help: "an OSD with more than this in use is named",
                 is_for_osds: false,
+            },
+            Setting::StatsInterval => Definition {
+                name: "stats_interval_ms",
+                unit: Unit::Milliseconds,
+                default: 2_000,
+                min: 200,
+                max: 60_000,
+                help: "OSDs tell what they did so often, and the monitor writes sums of it",
+                is_for_osds: true,
             },
         }
     }

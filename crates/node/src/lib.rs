@@ -39,6 +39,7 @@ mod notes;
 mod peers;
 mod requests;
 mod sessions;
+mod stats;
 
 #[cfg(test)]
 mod cluster_fuzz;

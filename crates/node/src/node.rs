@@ -23,6 +23,7 @@ use crate::notes::{ClusterNote, PoolNote};
 use crate::peers::Peers;
 use crate::requests::Requests;
 use crate::sessions::Sessions;
+use crate::stats::Stats;
 use crate::{Effect, Event, Identity, Settings, StopReason};
 
 /// One OSD.
@@ -31,7 +32,7 @@ pub struct Node {
     pub(crate) settings: Settings,
     pub(crate) buffers: BufferPool,
     /// Settings of the cluster that differ from their defaults, as the monitor told.
-    cluster_settings: Changed,
+    pub(crate) cluster_settings: Changed,
     pub(crate) phase: Phase,
     pub(crate) store: Store,
     store_effects: Vec<blockstore::Effect>,
@@ -64,6 +65,7 @@ pub struct Node {
     pub(crate) actions: Vec<Action>,
     actions_spare: Vec<Action>,
     report_at: Time,
+    pub(crate) stats: Stats,
     /// Once the process is asked to end: how long what was started is waited for.
     drain_until: Time,
     /// Something that waiting requests may wait for has changed.
@@ -174,6 +176,7 @@ impl Node {
             actions: Vec::new(),
             actions_spare: Vec::new(),
             report_at: now,
+            stats: Stats::new(now),
             drain_until: now,
             recheck: false,
             review_is_due: false,
@@ -219,7 +222,8 @@ impl Node {
         if self.phase == Phase::Stopped {
             return None;
         }
-        let report = (self.phase == Phase::Running).then_some(self.report_at);
+        let is_running = self.phase == Phase::Running;
+        let report = is_running.then(|| self.report_at.min(self.stats.at));
         let waiting = self.requests.deadline(self.settings.wait_max);
         let draining = (self.phase == Phase::Draining).then_some(self.drain_until);
         let own = [self.store.deadline(), report, waiting, draining];
@@ -394,7 +398,10 @@ impl Node {
                 self.cluster_settings = changed;
                 self.note_is_old |= self.lease_wanted() > self.lease_noted;
                 self.report_at = self.report_at.min(now + self.report_every());
+                let told_every = Setting::StatsInterval.span_in(&self.cluster_settings);
+                self.stats.at = self.stats.at.min(now + told_every);
             }
+            FromMonitor::StatsSaved { sequence } => self.stats.saved(sequence),
             // Answers to questions that an OSD does not ask.
             FromMonitor::SessionOpened { .. }
             | FromMonitor::SessionRefused { .. }
@@ -424,6 +431,7 @@ impl Node {
         self.update_mesh(now, effects);
         self.recheck = true;
         self.report_at = now;
+        self.stats.begin_connection(now);
     }
 
     /// Says something to the monitor, if there is a connection; what is lost is said again after
@@ -461,6 +469,9 @@ impl Node {
         if self.phase == Phase::Running && self.report_at <= now {
             self.report_at = now + self.report_every();
             self.housekeep(now, effects);
+        }
+        if self.phase == Phase::Running && self.stats.at <= now {
+            self.tell_stats(now, effects);
         }
     }
 
@@ -512,6 +523,7 @@ impl Node {
                 self.phase = Phase::Syncing;
                 self.leave_all(now, effects);
                 self.surrender_all(effects);
+                self.tell_stats(now, effects);
                 self.tell_monitor(&ToMonitor::OsdLeaves, effects);
                 self.link.end();
                 self.ask_store(now, CALL_LAST_SYNC, StoreRequest::Sync);
@@ -627,6 +639,7 @@ impl Node {
             for action in batch.drain(..) {
                 match action {
                     Action::Store { call, request } => {
+                        self.stats.asked(&request);
                         self.ask_store(now, request_id(slot, call), request);
                     }
                     Action::List { call, listing } => {

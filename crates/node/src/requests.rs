@@ -24,6 +24,7 @@ use crate::Effect;
 use crate::node::{Node, Phase};
 use crate::peers::members_of;
 use crate::sessions::Arrival;
+use crate::stats::Work;
 
 /// Requests that have not been answered.
 #[derive(Default)]
@@ -53,6 +54,8 @@ struct Started {
     bytes: u64,
     /// Which of its session's connections it came on.
     binding: u32,
+    /// What is counted of it.
+    work: Option<Work>,
 }
 
 /// What a request is judged by.
@@ -116,6 +119,12 @@ impl Scope {
             },
         }
     }
+}
+
+/// What is counted of a request that came at `since`: what the monitor's tasks ask is not.
+fn work_of(request: &Request, since: Time) -> Option<Work> {
+    let is_of_client = request.session != SessionId::ZERO;
+    is_of_client.then(|| Work::of(request.pg.pool, &request.op, since)).flatten()
 }
 
 /// Bytes that an operation holds in memory while it is open. (A longer read is refused by its PG.)
@@ -201,12 +210,17 @@ impl Node {
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let Waiting { connection, since, request } = waiting;
         match self.judge(now, &Scope::of(&request)) {
-            Verdict::Serve(slot) => self.start(now, slot, connection, request, effects),
+            Verdict::Serve(slot) => self.start(now, slot, connection, (since, request), effects),
             Verdict::Wait if since + self.settings.wait_max > now => {
                 self.requests.waiting.push_back(Waiting { connection, since, request });
             }
             Verdict::Wait => self.refuse(connection, &request, Refusal::Busy, effects),
-            Verdict::Refuse(refusal) => self.refuse(connection, &request, refusal, effects),
+            Verdict::Refuse(refusal) => {
+                if let Some(work) = work_of(&request, since) {
+                    self.stats.ended(now, work, Err(&refusal));
+                }
+                self.refuse(connection, &request, refusal, effects);
+            }
         }
     }
 
@@ -300,16 +314,17 @@ impl Node {
         now: Time,
         slot: usize,
         connection: ConnectionId,
-        request: Request,
+        (since, request): (Time, Request),
         effects: &mut Vec<Effect>,
     ) {
         let scope = Scope::of(&request);
+        let work = work_of(&request, since);
         self.budget.client_came();
         let Request { session, sequence, op, .. } = request;
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let started = Started { connection, session, sequence, scope, epoch, bytes, binding };
+        let started = Started { connection, session, sequence, scope, epoch, bytes, binding, work };
         let ticket = Ticket(self.requests.started.insert(started) as u32);
         let full = scope.writes_data && self.is_full(slot);
         self.pgs[slot].execute(ticket, op, full, &mut self.actions);
@@ -326,7 +341,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let started = self.requests.started.remove(ticket.0 as usize);
-        let Started { connection, session, sequence, scope, epoch, bytes, binding } = started;
+        let Started { connection, session, sequence, scope, epoch, bytes, binding, work } = started;
         if is_as_of_now(&outcome, scope.writes_data) {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);
@@ -337,6 +352,9 @@ impl Node {
         }
         if let Err(Refusal::Stale(newest @ None)) = &mut outcome {
             *newest = self.map.pg(scope.pg).cloned();
+        }
+        if let Some(work) = work {
+            self.stats.ended(now, work, outcome.as_ref().map(|_| ()));
         }
         self.requests.bytes -= bytes;
         if self.sessions.end(session, binding) {

@@ -5,6 +5,7 @@ pub mod cluster_rig;
 mod lazy;
 mod members;
 pub mod rig;
+mod stats;
 
 use base::{
     ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,

@@ -216,9 +216,13 @@ impl Pg {
                 if is_empty {
                     return self.end_job(job, actions);
                 }
+                let units = match &held {
+                    Held::Copy(copied) => copied.units.count(),
+                    Held::Gone | Held::Tombstone(_) => 0,
+                };
                 let content = held.into_content(self.shape.block_size, &Units::default());
                 let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
-                self.call(Call::Mend(job), request, actions);
+                self.call(Call::Mend { job, units }, request, actions);
             }
         }
     }
@@ -226,11 +230,14 @@ impl Pg {
     /// What this OSD lost is durable here again.
     pub(crate) fn mended(
         &mut self,
-        job: usize,
-        _: Result<Answer, StoreError>,
+        (job, units): (usize, usize),
+        result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
         // Without room for it the units stay damaged, and the read says so.
+        if result.is_ok() {
+            self.mended_units += units as u64;
+        }
         self.end_job(job, actions);
     }
 

@@ -177,7 +177,7 @@ enum Call {
     /// What this OSD lost of a block.
     MendLook(usize),
     /// What it lost, written again.
-    Mend(usize),
+    Mend { job: usize, units: usize },
     /// The newest version of a block, for this OSD as an acting member.
     Adopt(usize),
     /// Blocks newer than some version.
@@ -211,7 +211,7 @@ impl Call {
     fn is_change(&self) -> bool {
         match self {
             Call::Write(_)
-            | Call::Mend(_)
+            | Call::Mend { .. }
             | Call::Adopt(_)
             | Call::Taken { .. }
             | Call::PeerRepair { .. }
@@ -385,6 +385,8 @@ pub struct Pg {
     /// Where the last portion of a deletion ended: (image, from, its last block).
     deletion_cursor: Option<(ImageId, StripeIndex, BlockKey)>,
     calls: Slab<Call>,
+    /// Units of this OSD's store that were written again from another copy.
+    mended_units: u64,
 }
 
 impl Pg {
@@ -429,12 +431,18 @@ impl Pg {
             deletions: Slab::new(),
             deletion_cursor: None,
             calls: Slab::new(),
+            mended_units: 0,
         }
     }
 
     /// Which PG this is.
     pub fn id(&self) -> PgId {
         self.shape.pg
+    }
+
+    /// Pieces of 4 KiB that this OSD lost and that were written again from another copy, in this run.
+    pub fn mended_units(&self) -> u64 {
+        self.mended_units
     }
 
     /// How far it is in its newest entry.
@@ -709,7 +717,7 @@ impl Pg {
             Call::Note => self.noted(result, actions),
             Call::Copy(job) => self.copied(job, result, actions),
             Call::MendLook(job) => self.mend_looked(job, result, actions),
-            Call::Mend(job) => self.mended(job, result, actions),
+            Call::Mend { job, units } => self.mended((job, units), result, actions),
             Call::Adopt(job) => self.adopted_here(job, result, actions),
             Call::Taken { order, version } => self.taken(order, version, result, actions),
             Call::PeerRepair { order, call } => self.repaired(order, call, result, actions),

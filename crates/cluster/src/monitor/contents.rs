@@ -14,10 +14,11 @@ use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
     ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, MonitorRecord,
     OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord, Rest,
-    SessionRecord, SettingRecord, TaskId, TaskRecord,
+    SessionRecord, SettingRecord, StatsRecord, TaskId, TaskRecord,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
+use crate::stats::Table;
 
 /// Length of a record that people may write, in bytes.
 const EDITED_SIZE_MAX: usize = 64 << 10;
@@ -88,6 +89,14 @@ impl Contents {
     kind!(monitor, monitors, Monitor(MonitorId) from MonitorId::FIRST, MonitorRecord);
     kind!(task, tasks, Task(TaskId) from TaskId(0), TaskRecord);
 
+    pub(super) fn stats(&self) -> impl Iterator<Item = &StatsRecord> {
+        let of_stats = self.records.range(Key::Stats(Table::Osd, 0)..);
+        of_stats.map_while(|(_, stored)| match &stored.record {
+            Record::Stats(record) => Some(record),
+            _ => None,
+        })
+    }
+
     /// Takes a key as read from the store. An error says what is wrong with it; a setting that
     /// cannot be in force is an edit.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
@@ -107,7 +116,8 @@ impl Contents {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            Err(_) if matches!(key, Key::Setting(_)) => {
+            // Statistics are worth no outage.
+            Err(_) if matches!(key, Key::Setting(_) | Key::Stats(..)) => {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
@@ -405,6 +415,11 @@ pub(super) enum Write {
 }
 
 impl Write {
+    /// Whether OSDs are told that periods of theirs are kept.
+    pub(super) fn saves_stats(&self) -> bool {
+        matches!(self.key(), Key::Stats(..))
+    }
+
     /// Whether receivers of the map must hear of it.
     pub(super) fn changes_map(&self) -> bool {
         matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)) | Write::Delete(Key::Pool(_)))

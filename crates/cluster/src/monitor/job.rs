@@ -56,6 +56,8 @@ pub(super) enum Job {
     MonitorHere { monitor: MonitorId, addresses: Vec<String>, pid: u32 },
     /// A task has nothing left to do.
     TaskEnd { task: TaskId },
+    /// Writes sums of statistics.
+    Stats,
 }
 
 /// What a job needs next.
@@ -129,6 +131,7 @@ impl Monitor {
             Job::Entries => self.plan_entries(),
             Job::Replan { pool, planned } => self.plan_replan(*pool, planned),
             Job::OutOsd { osd } => self.plan_out_osd(*osd),
+            Job::Stats => self.plan_stats(),
             Job::MonitorHere { monitor, addresses, pid } => {
                 self.plan_monitor_here(*monitor, addresses, *pid)
             }
@@ -177,6 +180,7 @@ impl Monitor {
             | Command::VolumeList
             | Command::VolumeInfo { .. }
             | Command::OsdList
+            | Command::Table { .. }
             | Command::OsdTree
             | Command::PgList { .. }
             | Command::PgDescribe { .. }
@@ -224,6 +228,7 @@ impl Monitor {
         }
         let changes_map = writes.iter().any(Write::changes_map);
         let changes_settings = writes.iter().any(Write::changes_settings);
+        let saves_stats = writes.iter().any(Write::saves_stats);
         writes.iter().for_each(|write| self.foresee(write));
         self.contents.commit(writes, revision);
         self.entries_written();
@@ -232,6 +237,9 @@ impl Monitor {
         }
         if changes_settings {
             self.settings_changed(effects);
+        }
+        if saves_stats {
+            self.tell_stats_saved(effects);
         }
     }
 
@@ -252,6 +260,8 @@ impl Monitor {
                 }
             }
             Write::Put(Record::PgShard(record)) => self.entries.mark(record.pool, record.shard),
+            Write::Put(Record::Stats(record)) => self.stats.saved(record),
+            Write::Delete(Key::Stats(table, shard)) => self.stats.removed(*table, *shard),
             _ => {}
         }
     }
@@ -362,6 +372,7 @@ impl Monitor {
                 self.finish_edit(now, key, verdict, effects);
             }
             (Job::SyncOsd { osd }, Done::Silent) => self.osd_synced(osd),
+            (Job::Stats, _) => self.stats.job_ended(),
             (Job::Entries, Done::EntriesSettled) => self.entries_settled(),
             (Job::Replan { pool, .. }, Done::Replanned(failed)) => {
                 self.finish_replan(pool, failed);

@@ -336,6 +336,7 @@ impl Monitor {
     /// This monitor leads for the first time: everybody is served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.begin_presences(now);
+        self.begin_stats();
         self.entries.mark_all();
         self.planning.is_due = true;
         if self.contents.cluster().is_none() {

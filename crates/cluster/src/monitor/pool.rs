@@ -15,6 +15,7 @@ use crate::message::{Command, Failure};
 use crate::records::{
     CounterName, CounterRecord, Key, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, Rest,
 };
+use crate::stats::Table;
 
 /// Pools of a cluster.
 const POOL_COUNT_MAX: usize = 256;
@@ -142,6 +143,26 @@ impl Monitor {
     fn member(&self, osd: OsdId) -> Member {
         let record = self.contents.osd(osd).expect("candidates are OSDs");
         Member { osd, incarnation: record.info.incarnation }
+    }
+
+    /// A pool as commands show it, with its space.
+    pub(super) fn pool_row_with(&self, record: &PoolRecord) -> serde_json::Value {
+        let mut row = pool_row(&record.pool);
+        row["used_bytes"] = self.used_bytes(Table::Pool, record.pool.id.get()).into();
+        row["available_bytes"] = (self.free_bytes() / u64::from(record.pool.replicas)).into();
+        row
+    }
+
+    /// What is free on all OSDs that PGs are planned for, by their last reports.
+    fn free_bytes(&self) -> u64 {
+        let is_in = |osd: &OsdId| {
+            let record = self.contents.osd(*osd);
+            record.is_some_and(|record| record.info.in_cluster && record.info.up)
+        };
+        let live = self.osds.iter().filter(|(osd, _)| is_in(osd));
+        let reports = live.filter_map(|(_, live)| live.current_report());
+        let free = reports.map(|report| report.size_bytes.saturating_sub(report.used_bytes));
+        free.fold(0, u64::saturating_add)
     }
 
     /// PGs of all pools that have each OSD as a member.

@@ -13,6 +13,7 @@ use super::volume::no_volume;
 use super::{Monitor, failure};
 use crate::message::{Command, Failure, FillingProgress};
 use crate::records::OsdRecord;
+use crate::stats::Table;
 
 /// Longest answer to `state ls`, in bytes of JSON; messages have room for it and their frame.
 const LIST_SIZE_MAX: usize = 3 << 20;
@@ -66,11 +67,13 @@ impl Monitor {
             Command::PoolList => {
                 Ok(contents.pools().map(|record| pool_row(&record.pool)).collect())
             }
+            Command::Table { table, after } => self.table(*table, *after),
             Command::VolumeList => Ok(self.volume_rows()),
             Command::VolumeInfo { volume } => match contents.image_named(volume) {
                 Some(record) => {
                     let mut row = self.volume_row(&record.info);
                     row["tasks"] = self.task_rows(Some(record.info.id));
+                    self.add_stats(&mut row, Table::Volume, record.info.id.get());
                     Ok(row)
                 }
                 None => Err(no_volume(volume)),

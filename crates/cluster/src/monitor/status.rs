@@ -11,8 +11,9 @@ use super::query::PgState;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
-use crate::records::{OsdRecord, OutBy};
+use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
+use crate::stats::Table;
 
 /// How bad a check is; later is worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -132,7 +133,21 @@ impl Monitor {
                 "down": tally.down,
             },
             "recovery": self.recovery(),
+            "io": self.cluster_rates(),
+            "pools": self.contents.pools().map(|record| self.pool_summary(record)).collect::<Vec<Value>>(),
             "processes": self.processes(),
+        })
+    }
+
+    /// A pool: its space, and what clients do there.
+    fn pool_summary(&self, record: &PoolRecord) -> Value {
+        let row = self.pool_row_with(record);
+        json!({
+            "name": row["name"],
+            "id": row["id"],
+            "used_bytes": row["used_bytes"],
+            "available_bytes": row["available_bytes"],
+            "io": self.rates_of(Table::Pool, record.pool.id.get()),
         })
     }
 

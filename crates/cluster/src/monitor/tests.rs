@@ -6,3 +6,4 @@ mod members;
 mod operator;
 mod rig;
 mod stations;
+mod stats;

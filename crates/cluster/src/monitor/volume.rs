@@ -256,15 +256,20 @@ impl Monitor {
 
     /// All volumes as commands show them.
     pub(super) fn volume_rows(&self) -> Value {
+        self.volume_rows_after(0).map(|(_, row)| row).collect()
+    }
+
+    /// Volumes with ids above `after`, in their order.
+    pub(super) fn volume_rows_after(&self, after: u32) -> impl Iterator<Item = (ImageId, Value)> {
         let mut sessions: BTreeMap<ImageId, Vec<Value>> = BTreeMap::new();
         for record in self.contents.sessions().filter(|record| !record.ended) {
             sessions.entry(record.image).or_default().push(session_row(record));
         }
-        let row = |record: &ImageRecord| {
+        let row = move |record: &ImageRecord| {
             let attached = sessions.remove(&record.info.id).unwrap_or_default();
-            self.volume_row_with(&record.info, attached)
+            (record.info.id, self.volume_row_with(&record.info, attached))
         };
-        self.contents.images().map(row).collect()
+        self.contents.images().filter(move |record| record.info.id.get() > after).map(row)
     }
 
     fn volume_row_with(&self, info: &ImageInfo, sessions: Vec<Value>) -> Value {

@@ -75,6 +75,8 @@ pub struct FakeOsd {
     pub gave_up: Vec<(PgId, base::Epoch, Incarnation)>,
     pub settings: Changed,
     pub cleared: Vec<PoolId>,
+    /// Periods that it was told to be saved, as it was told.
+    pub saved: Vec<u64>,
 }
 
 pub struct Rig {
@@ -365,6 +367,7 @@ impl Rig {
             }
             FromMonitor::Monitors { .. } => {}
             FromMonitor::Settings { changed } => osd.settings = changed,
+            FromMonitor::StatsSaved { sequence } => osd.saved.push(sequence),
             FromMonitor::Probe { nonce } => self.queue(connection, &ToMonitor::Alive { nonce }),
             FromMonitor::ClearPool { pool, .. } => {
                 osd.map.pools.remove(&pool);

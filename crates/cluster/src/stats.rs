@@ -1,0 +1,418 @@
+//! Statistics: what OSDs count and tell, and what the leading monitor adds up.
+//!
+//! ```text
+//!   OSD: counts ──closes a period──▶ Period 7 ──OsdStats──▶ monitor: added once, at once
+//!        keeps it until ◀──────────── StatsSaved 7 ──────── ... its sums are in the state store
+//! ```
+//!
+//! Invariants
+//!   1. A period is what one run of an OSD counted since the period before; it never changes, and its
+//!      number is never given again in that run. So it can be told again and is added once.
+//!   2. All numbers only grow, by addition; those of a peer are added with saturation.
+
+use std::collections::BTreeMap;
+
+use base::{Duration, ImageId, Incarnation, OsdId, PoolId};
+use serde::{Deserialize, Serialize};
+
+/// Steps of a power of two, as a number of bits.
+const STEP_BITS: u32 = 2;
+/// Latencies are counted in steps of so many nanoseconds, as a number of bits: 4.1 us.
+const UNIT_BITS: u32 = 12;
+/// Buckets of latencies; the last one takes all from two minutes on.
+const BUCKET_COUNT: usize = 96;
+/// Rows of a period; what comes beyond them is counted by pool.
+pub const ROW_COUNT_MAX: usize = 8_192;
+/// Text of all periods that are told in one message, in bytes. With the space of images beside it
+/// a control message has room for it.
+pub const PERIODS_SIZE_MAX: usize = 3 << 20;
+/// Images of which an OSD tells the space in one message.
+pub const SPACE_COUNT_MAX: usize = 16_384;
+
+const _: () =
+    assert!(PERIODS_SIZE_MAX + SPACE_COUNT_MAX * 56 < format::wire::CONTROL_SIZE_MAX as usize);
+
+/// Counts of latencies by size, four steps to a power of two: a value is off by a quarter at most.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Latencies {
+    /// (bucket, count), by bucket; none is zero.
+    counts: Vec<(u8, u64)>,
+}
+
+impl Latencies {
+    /// Counts one.
+    pub fn record(&mut self, latency: Duration) {
+        self.add_to(bucket_of(latency.as_nanos()), 1);
+    }
+
+    fn add_to(&mut self, bucket: u8, count: u64) {
+        match self.counts.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
+            Ok(at) => self.counts[at].1 = self.counts[at].1.saturating_add(count),
+            Err(at) => self.counts.insert(at, (bucket, count)),
+        }
+    }
+
+    /// Adds the counts of `other`.
+    pub fn add(&mut self, other: &Latencies) {
+        for (bucket, count) in &other.counts {
+            self.add_to(*bucket, *count);
+        }
+    }
+
+    /// The latency that `percent` of all are not above; `None` if none was counted.
+    pub fn percentile(&self, percent: u8) -> Option<Duration> {
+        let count: u128 = self.counts.iter().map(|(_, count)| u128::from(*count)).sum();
+        let wanted = (count * u128::from(percent)).div_ceil(100).max(1);
+        let mut seen = 0;
+        let found = self.counts.iter().find(|(_, count)| {
+            seen += u128::from(*count);
+            seen >= wanted
+        });
+        found.map(|(bucket, _)| Duration::from_nanos(bucket_end(*bucket)))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.counts.is_empty()
+    }
+
+    /// Whether a peer may have made it.
+    fn is_sound(&self) -> bool {
+        let is_bucket = |(bucket, _): &(u8, u64)| usize::from(*bucket) < BUCKET_COUNT;
+        self.counts.is_sorted_by(|a, b| a.0 < b.0) && self.counts.iter().all(is_bucket)
+    }
+}
+
+fn bucket_of(nanos: u64) -> u8 {
+    let value = nanos >> UNIT_BITS;
+    let steps = 1 << STEP_BITS;
+    if value < steps {
+        return value as u8;
+    }
+    let exponent = 63 - value.leading_zeros();
+    let step = (value >> (exponent - STEP_BITS)) & (steps - 1);
+    let bucket = u64::from(exponent - STEP_BITS + 1) * steps + step;
+    bucket.min(BUCKET_COUNT as u64 - 1) as u8
+}
+
+/// The largest number of nanoseconds that falls into `bucket`.
+fn bucket_end(bucket: u8) -> u64 {
+    let steps = 1 << STEP_BITS;
+    let value = if bucket < steps {
+        u64::from(bucket) + 1
+    } else {
+        let exponent = u32::from(bucket / steps) + STEP_BITS - 1;
+        let width = 1 << (exponent - STEP_BITS);
+        (1 << exponent) + u64::from(bucket % steps + 1) * width
+    };
+    (value << UNIT_BITS) - 1
+}
+
+/// Operations of one kind.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Io {
+    /// How many.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub ops: u64,
+    /// Bytes that they read, wrote or gave back.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub bytes: u64,
+    /// How long all of them took together, from their arrival to their reply.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub nanos: u64,
+    /// How long each took; where nobody measures, and in sums that are kept: nothing.
+    #[serde(skip_serializing_if = "Latencies::is_empty")]
+    pub latencies: Latencies,
+}
+
+impl Io {
+    /// Counts an operation that nobody waits for.
+    pub fn count(&mut self, bytes: u64) {
+        self.ops += 1;
+        self.bytes += bytes;
+    }
+
+    /// Counts an operation.
+    pub fn record(&mut self, bytes: u64, latency: Duration) {
+        self.count(bytes);
+        self.nanos += latency.as_nanos();
+        self.latencies.record(latency);
+    }
+
+    fn add(&mut self, other: &Io) {
+        self.ops = self.ops.saturating_add(other.ops);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.nanos = self.nanos.saturating_add(other.nanos);
+        self.latencies.add(&other.latencies);
+    }
+
+    fn is_zero(&self) -> bool {
+        *self == Io::default()
+    }
+}
+
+/// What is counted of a volume, a pool or an OSD.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Reads that clients got an answer to, at the primary.
+    #[serde(skip_serializing_if = "Io::is_zero")]
+    pub read: Io,
+    /// Writes that were acknowledged, at the primary: each once, however many copies there are.
+    #[serde(skip_serializing_if = "Io::is_zero")]
+    pub write: Io,
+    /// Discards and write-zeroes, at the primary.
+    #[serde(skip_serializing_if = "Io::is_zero")]
+    pub trim: Io,
+    /// Syncs, at the primary. They are of a pool, not of a volume.
+    #[serde(skip_serializing_if = "Io::is_zero")]
+    pub flush: Io,
+    /// Writes given to an OSD's store: each once for every copy.
+    #[serde(skip_serializing_if = "Io::is_zero")]
+    pub stored: Io,
+    /// Blocks copied to an OSD's store to fill or mend it.
+    #[serde(skip_serializing_if = "Io::is_zero")]
+    pub recovered: Io,
+    /// Operations answered with an I/O error: no copy could be read.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failed: u64,
+    /// Operations refused for want of space.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub refused_full: u64,
+    /// Pieces of 4 KiB that an OSD found damaged.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub damaged_units: u64,
+    /// Of those, the ones written again from another copy.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub repaired_units: u64,
+}
+
+impl Counters {
+    /// Adds `other`.
+    pub fn add(&mut self, other: &Counters) {
+        let sum = |mine: &mut u64, other: u64| *mine = mine.saturating_add(other);
+        self.read.add(&other.read);
+        self.write.add(&other.write);
+        self.trim.add(&other.trim);
+        self.flush.add(&other.flush);
+        self.stored.add(&other.stored);
+        self.recovered.add(&other.recovered);
+        sum(&mut self.failed, other.failed);
+        sum(&mut self.refused_full, other.refused_full);
+        sum(&mut self.damaged_units, other.damaged_units);
+        sum(&mut self.repaired_units, other.repaired_units);
+    }
+
+    fn ios(&self) -> [&Io; 6] {
+        [&self.read, &self.write, &self.trim, &self.flush, &self.stored, &self.recovered]
+    }
+
+    /// Sums that are kept: how long single operations took is of the moment.
+    #[must_use]
+    pub fn without_latencies(mut self) -> Counters {
+        for io in [
+            &mut self.read,
+            &mut self.write,
+            &mut self.trim,
+            &mut self.flush,
+            &mut self.stored,
+            &mut self.recovered,
+        ] {
+            io.latencies = Latencies::default();
+        }
+        self
+    }
+
+    /// Whether nothing was counted.
+    pub fn is_zero(&self) -> bool {
+        *self == Counters::default()
+    }
+}
+
+/// What an OSD counted of one image, or of a pool in what belongs to no image.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageCounters {
+    /// The pool.
+    pub pool: PoolId,
+    /// The image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageId>,
+    /// What was counted.
+    pub counters: Counters,
+}
+
+/// What an OSD counted between two moments.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Period {
+    /// Its number: one more each time, counted from 1 in each run.
+    pub sequence: u64,
+    /// By image; each once.
+    pub rows: Vec<ImageCounters>,
+    /// What belongs to the OSD alone.
+    #[serde(default, skip_serializing_if = "Counters::is_zero")]
+    pub own: Counters,
+}
+
+/// Space of an image on one OSD.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageSpace {
+    /// The image.
+    pub image: ImageId,
+    /// Bytes of its blocks in the PGs that this OSD leads; whole blocks.
+    pub bytes: u64,
+}
+
+/// What an OSD tells of its work.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct OsdStats {
+    /// Periods not told over this connection, in order; after it began all that are not saved, at once.
+    #[serde(default)]
+    pub periods: Vec<Period>,
+    /// Space that has changed since it was told over this connection.
+    #[serde(default)]
+    pub space: Vec<ImageSpace>,
+    /// The space of all images was told over this connection: other images have none.
+    #[serde(default)]
+    pub space_is_whole: bool,
+}
+
+impl OsdStats {
+    /// Whether a peer of ours may have sent it.
+    pub fn is_sound(&self) -> bool {
+        let rows = || self.periods.iter().flat_map(|period| &period.rows);
+        let all = rows().map(|row| &row.counters).chain(self.periods.iter().map(|p| &p.own));
+        let mut ios = all.flat_map(Counters::ios);
+        self.periods.is_sorted_by(|a, b| a.sequence < b.sequence)
+            && self.periods.iter().all(|period| period.rows.len() <= ROW_COUNT_MAX)
+            && self.space.len() <= SPACE_COUNT_MAX
+            && ios.all(|io| io.latencies.is_sound())
+    }
+}
+
+/// What statistics are kept of. The order is that of keys.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Table {
+    /// OSDs, by id.
+    Osd,
+    /// Pools, by id.
+    Pool,
+    /// Volumes, by the id of their image.
+    Volume,
+}
+
+impl Table {
+    /// Every table.
+    pub const ALL: [Table; 3] = [Table::Osd, Table::Pool, Table::Volume];
+
+    /// As keys name it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Table::Osd => "osd",
+            Table::Pool => "pool",
+            Table::Volume => "volume",
+        }
+    }
+}
+
+/// A period of a run of an OSD; later ones are greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
+pub struct PeriodId {
+    /// The run.
+    pub incarnation: Incarnation,
+    /// The period.
+    pub sequence: u64,
+}
+
+/// Sums of one row, as the state store keeps them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Sums {
+    /// Its name, for people.
+    #[serde(default)]
+    pub name: String,
+    /// Bytes of blocks in use, once and not for each copy; of an OSD nothing: it tells it itself.
+    #[serde(default)]
+    pub used_bytes: u64,
+    /// Sums since it was made.
+    #[serde(flatten)]
+    pub counters: Counters,
+}
+
+/// By id.
+pub type Rows = BTreeMap<u32, Sums>;
+
+/// The newest period of each OSD that is in the rows beside it.
+pub type NewestPeriods = BTreeMap<OsdId, PeriodId>;
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_latency_lies_in_its_bucket() {
+        for nanos in [0, 4095, 4096, 16_383, 16_384, 20_480, 1_000_000, 123_456_789, 60_000_000_000]
+        {
+            let bucket = bucket_of(nanos);
+            assert!(nanos <= bucket_end(bucket), "{nanos}");
+            assert!(bucket == 0 || nanos > bucket_end(bucket - 1), "{nanos}");
+        }
+        assert_eq!(usize::from(bucket_of(u64::MAX)), BUCKET_COUNT - 1);
+    }
+
+    #[test]
+    fn percentiles_are_within_a_quarter() {
+        let mut latencies = Latencies::default();
+        assert_eq!(latencies.percentile(99), None);
+        let mut other = Latencies::default();
+        for micros in 1..=1000 {
+            let half = if micros % 2 == 0 { &mut latencies } else { &mut other };
+            half.record(Duration::from_micros(micros));
+        }
+        latencies.add(&other);
+        let within = |percent: u8, exact: u64| {
+            let found = latencies.percentile(percent).unwrap().as_nanos() / 1000;
+            assert!((exact..=exact * 5 / 4).contains(&found), "{percent}: {found}");
+        };
+        within(50, 500);
+        within(99, 990);
+        assert!(latencies.is_sound());
+    }
+
+    #[test]
+    fn what_no_osd_of_ours_says_is_not_sound() {
+        let mut stats = OsdStats::default();
+        assert!(stats.is_sound());
+        let period = |sequence| Period { sequence, ..Period::default() };
+        stats.periods = vec![period(2), period(2)];
+        assert!(!stats.is_sound());
+        stats.periods = vec![period(2), period(4)];
+        assert!(stats.is_sound());
+        stats.periods[1].own.read.latencies.counts = vec![(96, 1)];
+        assert!(!stats.is_sound());
+        stats.periods[1].own.read.latencies.counts = vec![(3, 1), (3, 1)];
+        assert!(!stats.is_sound());
+        stats.periods.clear();
+        let row = ImageCounters { pool: PoolId::FIRST, image: None, counters: Counters::default() };
+        let rows = vec![row; ROW_COUNT_MAX + 1];
+        stats.periods = vec![Period { sequence: 1, rows, own: Counters::default() }];
+        assert!(!stats.is_sound());
+    }
+
+    #[test]
+    fn sums_of_hostile_numbers_stay_at_the_largest() {
+        let mut counters = Counters::default();
+        counters.write.ops = u64::MAX;
+        let mut more = Counters::default();
+        more.write.record(u64::MAX, Duration::from_micros(5));
+        more.write.latencies.counts[0].1 = u64::MAX;
+        counters.add(&more);
+        counters.add(&more);
+        assert_eq!((counters.write.ops, counters.write.bytes), (u64::MAX, u64::MAX));
+        assert!(counters.write.latencies.percentile(99).is_some());
+    }
+}

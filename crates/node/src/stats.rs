@@ -1,0 +1,252 @@
+//! What this OSD counts of its work, and how the monitor is told.
+//!
+//! ```text
+//!   requests, store ──▶ counting ──each stats_interval_ms──▶ kept periods ──told once a connection──▶ monitor
+//!                                                                 └── let go when it has saved them
+//! ```
+//!
+//! Invariants
+//!   1. A kept period does not change, and periods are told in order: what the monitor does not know it
+//!      is told after the next connection begins, in one message.
+//!   2. Kept periods take at most `PERIODS_SIZE_MAX` bytes as text; while there is no room for another
+//!      one the counting goes on.
+//!   3. At most `ROW_COUNT_MAX` images are told apart at one time; of others the pool is known.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{ImageId, PgId, PoolId, Time};
+use blockstore::Request as StoreRequest;
+use cluster::message::ToMonitor;
+use cluster::settings::Setting;
+use cluster::stats::{
+    Counters, ImageCounters, ImageSpace, Io, OsdStats, PERIODS_SIZE_MAX, Period, ROW_COUNT_MAX,
+    SPACE_COUNT_MAX,
+};
+use format::wire::{Content, Op, Refusal};
+
+use crate::Effect;
+use crate::node::Node;
+
+/// Room for what stands around the rows of a period, in bytes of text.
+const PERIOD_FRAME_SIZE: usize = 4 << 10;
+
+/// What is counted and told.
+pub struct Stats {
+    counting: BTreeMap<(PoolId, Option<ImageId>), Counters>,
+    /// Periods that the monitor has not saved, with the size of their text.
+    kept: VecDeque<(usize, Period)>,
+    sequence_last: u64,
+    /// The newest period that was told over this connection.
+    sequence_told: u64,
+    /// Damaged and mended units that are in a period.
+    damaged_units: u64,
+    mended_units: u64,
+    /// Space of images as it was told over this connection.
+    space_told: BTreeMap<ImageId, u64>,
+    /// PGs that this OSD led at the last look.
+    led: Vec<PgId>,
+    /// Nothing was told over this connection yet.
+    is_new_connection: bool,
+    /// When the monitor is told next.
+    pub at: Time,
+}
+
+/// Kind of an operation that is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Read,
+    Write,
+    Trim,
+    Flush,
+}
+
+/// What is to be counted of an operation when it has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    kind: Kind,
+    pool: PoolId,
+    image: Option<ImageId>,
+    bytes: u32,
+    since: Time,
+}
+
+impl Work {
+    /// A client's operation that came at `since`; `None`: it is not counted.
+    pub fn of(pool: PoolId, op: &Op, since: Time) -> Option<Work> {
+        let (kind, image, bytes) = match op {
+            Op::Read { place, length, .. } => (Kind::Read, Some(place.image), *length),
+            Op::Write { place, data, .. } => (Kind::Write, Some(place.image), data.len() as u32),
+            Op::Zero { place, length, .. } => (Kind::Trim, Some(place.image), *length),
+            Op::Sync => (Kind::Flush, None, 0),
+            Op::Extents { .. } | Op::DeleteRange { .. } => return None,
+        };
+        Some(Work { kind, pool, image, bytes, since })
+    }
+}
+
+impl Stats {
+    pub fn new(now: Time) -> Stats {
+        Stats {
+            counting: BTreeMap::new(),
+            kept: VecDeque::new(),
+            sequence_last: 0,
+            sequence_told: 0,
+            damaged_units: 0,
+            mended_units: 0,
+            space_told: BTreeMap::new(),
+            led: Vec::new(),
+            is_new_connection: true,
+            at: now,
+        }
+    }
+
+    fn counters(&mut self, pool: PoolId, image: Option<ImageId>) -> &mut Counters {
+        let has_room = self.counting.len() < ROW_COUNT_MAX;
+        let row = match has_room || self.counting.contains_key(&(pool, image)) {
+            true => (pool, image),
+            false => (pool, None),
+        };
+        self.counting.entry(row).or_default()
+    }
+
+    /// An operation ended, or was refused.
+    pub fn ended(&mut self, now: Time, work: Work, outcome: Result<(), &Refusal>) {
+        let Work { kind, pool, image, bytes, since } = work;
+        match outcome {
+            Ok(()) => {
+                let counters = self.counters(pool, image);
+                let io: &mut Io = match kind {
+                    Kind::Read => &mut counters.read,
+                    Kind::Write => &mut counters.write,
+                    Kind::Trim => &mut counters.trim,
+                    Kind::Flush => &mut counters.flush,
+                };
+                io.record(u64::from(bytes), now.since(since));
+            }
+            Err(Refusal::Damaged { .. }) => self.counters(pool, image).failed += 1,
+            Err(Refusal::Full) => self.counters(pool, image).refused_full += 1,
+            Err(_) => {}
+        }
+    }
+
+    /// The store is asked.
+    pub fn asked(&mut self, request: &StoreRequest) {
+        match request {
+            StoreRequest::Write { key, data, .. } => {
+                self.counters(key.pool, Some(key.image)).stored.count(data.len() as u64);
+            }
+            StoreRequest::Repair { key, content: Content::Block { data, .. }, .. } => {
+                let bytes = data.as_ref().map_or(0, |data| data.len() as u64);
+                self.counters(key.pool, Some(key.image)).recovered.count(bytes);
+            }
+            _ => {}
+        }
+    }
+
+    /// A connection to the monitor begins: who is at its other end may know nothing.
+    pub fn begin_connection(&mut self, now: Time) {
+        self.sequence_told = 0;
+        self.space_told.clear();
+        self.is_new_connection = true;
+        self.at = now;
+    }
+
+    /// The monitor has saved all periods up to this one.
+    pub fn saved(&mut self, sequence: u64) {
+        self.kept.retain(|(_, period)| period.sequence > sequence);
+    }
+
+    /// Ends a period, if something was counted and there is room for it.
+    fn end_period(&mut self, damaged_units: u64, mended_units: u64) {
+        let own = Counters {
+            damaged_units: damaged_units.saturating_sub(self.damaged_units),
+            repaired_units: mended_units.saturating_sub(self.mended_units),
+            ..Counters::default()
+        };
+        let kept_size: usize = self.kept.iter().map(|(size, _)| size).sum();
+        let mut size = PERIOD_FRAME_SIZE;
+        let mut rows = Vec::new();
+        while let Some(((pool, image), counters)) = self.counting.pop_first() {
+            let row = ImageCounters { pool, image, counters };
+            let text = serde_json::to_string(&row).expect("plain data");
+            // And a comma.
+            if kept_size + size + text.len() + 1 > PERIODS_SIZE_MAX {
+                self.counting.insert((pool, image), row.counters);
+                break;
+            }
+            size += text.len() + 1;
+            rows.push(row);
+        }
+        if rows.is_empty() && (own.is_zero() || kept_size + size > PERIODS_SIZE_MAX) {
+            return;
+        }
+        (self.damaged_units, self.mended_units) = (damaged_units, mended_units);
+        self.sequence_last += 1;
+        self.kept.push_back((size, Period { sequence: self.sequence_last, rows, own }));
+    }
+
+    /// Periods that were not told over this connection.
+    fn untold(&mut self) -> Vec<Period> {
+        let told = std::mem::replace(&mut self.sequence_told, self.sequence_last);
+        let untold = self.kept.iter().filter(|(_, period)| period.sequence > told);
+        untold.map(|(_, period)| period.clone()).collect()
+    }
+}
+
+impl Node {
+    /// Tells the monitor what was done since it was told last, if there is something.
+    pub(crate) fn tell_stats(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.stats.at = now + Setting::StatsInterval.span_in(&self.cluster_settings);
+        if self.link.joined().is_none() {
+            return;
+        }
+        let mended = self.pgs.iter().map(|pg| pg.mended_units()).sum();
+        self.stats.end_period(self.store.damaged_units_count(), mended);
+        let mut space = self.space_to_tell();
+        let mut periods = self.stats.untold();
+        let is_new = std::mem::take(&mut self.stats.is_new_connection);
+        if periods.is_empty() && space.is_empty() && !is_new {
+            return;
+        }
+        loop {
+            let rest = space.split_off(space.len().min(SPACE_COUNT_MAX));
+            let is_last = rest.is_empty();
+            let stats = OsdStats {
+                periods: std::mem::take(&mut periods),
+                space: std::mem::replace(&mut space, rest),
+                space_is_whole: is_last && is_new,
+            };
+            self.tell_monitor(&ToMonitor::OsdStats(stats), effects);
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Images of which the monitor knows another space in the PGs that this OSD leads.
+    fn space_to_tell(&mut self) -> Vec<ImageSpace> {
+        let me = self.identity.osd;
+        let leads = |pg: &PgId| self.map.pg(*pg).is_some_and(|entry| entry.primary == Some(me));
+        let led: Vec<PgId> = self.pg_slots.keys().filter(|pg| leads(pg)).copied().collect();
+        let mut images = self.store.take_images_changed();
+        if self.stats.is_new_connection || led != self.stats.led {
+            images = self.store.images();
+            images.extend(self.stats.space_told.keys());
+        }
+        let mut told = Vec::new();
+        for image in images {
+            let of_image = self.store.space_of(image);
+            let of_led = of_image.filter(|(pg, _)| led.binary_search(pg).is_ok());
+            let bytes = of_led.map(|(_, bytes)| bytes).sum();
+            let before = match bytes {
+                0 => self.stats.space_told.remove(&image),
+                _ => self.stats.space_told.insert(image, bytes),
+            };
+            if before.unwrap_or(0) != bytes {
+                told.push(ImageSpace { image, bytes });
+            }
+        }
+        self.stats.led = led;
+        told
+    }
+}
