@@ -439,6 +439,22 @@ impl Node {
         self.tell_monitor(&ToMonitor::OsdUnreachable { osd, incarnation, how }, effects);
     }
 
+    /// Another monitor may lead, who has heard of no follower that cannot be reached: it is told.
+    pub(crate) fn tell_unreachable_again(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut refused = Vec::new();
+        for (osd, follower) in &mut self.mesh.followers {
+            // Of silent ones the next renewal tells.
+            follower.told = None;
+            let lanes = [&follower.data, &follower.lease];
+            if lanes.iter().any(|lane| lane.is_refused(follower.address_count)) {
+                refused.push(*osd);
+            }
+        }
+        for osd in refused {
+            self.tell_unreachable(now, osd, Unreachable::Refused, effects);
+        }
+    }
+
     /// Renews all leases.
     pub(crate) fn renew_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let osds: Vec<OsdId> = self.mesh.followers.keys().copied().collect();

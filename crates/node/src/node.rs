@@ -429,6 +429,7 @@ impl Node {
         self.saw_is_due = true;
         self.review_all(now, effects);
         self.update_mesh(now, effects);
+        self.tell_unreachable_again(now, effects);
         self.recheck = true;
         self.report_at = now;
         self.stats.begin_connection(now);

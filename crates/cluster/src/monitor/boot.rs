@@ -216,7 +216,7 @@ impl Monitor {
             self.push_sync_osd(boot.osd);
             return;
         }
-        self.register_osd(now, boot.osd, boot.connection, effects);
+        self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
         // Its record may have been brought in line with an absence on the way.
         self.push_sync_osd(boot.osd);
         self.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);

@@ -45,12 +45,14 @@ impl OsdLive {
 }
 
 impl Monitor {
-    /// The OSD has joined over this connection; an older one of it is closed.
+    /// The OSD has joined over this connection; an older one of it is closed. `goes_on`: in a run
+    /// that had joined before.
     pub(super) fn register_osd(
         &mut self,
         now: Time,
         osd: OsdId,
         connection: ConnectionId,
+        goes_on: bool,
         effects: &mut Vec<Effect>,
     ) {
         self.has_task_news = true;
@@ -68,7 +70,7 @@ impl Monitor {
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.osd = Some(osd);
-        self.begin_presence(now, osd, effects);
+        self.begin_presence(now, osd, goes_on, effects);
     }
 
     pub(super) fn lose_osd_connection(&mut self, now: Time, osd: OsdId, connection: ConnectionId) {

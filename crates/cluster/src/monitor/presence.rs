@@ -31,8 +31,9 @@ pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
 const LATE_SPAN: Duration = Duration::from_millis(300);
 /// How long a peer's word that nobody is there holds.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
-/// Where everything was switched off, everything starts: so long after a monitor's start nobody's word
-/// takes an OSD down that has not come to it yet. PGs keep their members over such a start.
+/// Where everything was switched off, everything starts: so long after a monitor's start the word of
+/// an OSD that has just started takes none down that has not come yet. PGs keep their members over
+/// such a start. One whose run goes on knows that the cluster was not switched off.
 const TOGETHER_SPAN: Duration = Duration::from_secs(2);
 /// A peer that says for so long that it cannot reach an OSD that is heard here has a broken link to it.
 const LINK_SPAN: Duration = Duration::from_millis(900);
@@ -57,7 +58,10 @@ pub(super) struct Presence {
     probed: Option<Time>,
     /// It is not connected, and counts as up until then.
     grace_ends: Option<Time>,
-    /// It was up before this monitor's start and has not come to it: until then no peer's word counts.
+    /// Its run is older than this monitor's time as leader.
+    goes_on: bool,
+    /// It was up before this monitor's start and has not come to it: until then no word of a peer
+    /// that just started counts.
     expected_until: Option<Time>,
     /// Down since then, as far as this process knows.
     down_since: Option<Time>,
@@ -110,13 +114,19 @@ impl Monitor {
     }
 
     /// It has joined.
-    pub(super) fn begin_presence(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+    pub(super) fn begin_presence(
+        &mut self,
+        now: Time,
+        osd: OsdId,
+        goes_on: bool,
+        effects: &mut Vec<Effect>,
+    ) {
         let live = self.osds.entry(osd).or_default();
         let noticed = live.presence.noticed;
         if let Some(check) = live.presence.check {
             self.presences.checks.remove(&(check, osd));
         }
-        live.presence = Presence { word: now, noticed, ..Presence::default() };
+        live.presence = Presence { word: now, noticed, goes_on, ..Presence::default() };
         self.probe(now, osd, effects);
     }
 
@@ -225,6 +235,7 @@ impl Monitor {
         if !record.is_some_and(is_meant) {
             return;
         }
+        let goes_on = self.osds.get(&peer).is_some_and(|live| live.presence.goes_on);
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let presence = &mut live.presence;
         if how == Unreachable::Refused {
@@ -235,7 +246,8 @@ impl Monitor {
                 Unreachable::Refused => now,
                 Unreachable::Silent => now + PROBE_SPAN,
             };
-            let ends = presence.expected_until.map_or(ends, |until| ends.max(until));
+            let expected_until = presence.expected_until.filter(|_| !goes_on);
+            let ends = expected_until.map_or(ends, |until| ends.max(until));
             presence.grace_ends = presence.grace_ends.map(|before| before.min(ends));
             self.look_at(osd, ends);
             return;

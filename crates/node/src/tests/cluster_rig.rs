@@ -200,6 +200,15 @@ impl Cluster {
         self.pump();
     }
 
+    /// Another monitor is to be found.
+    pub fn break_link(&mut self, host: usize) {
+        let connection = self.hosts[host].link.take().expect("it has joined");
+        self.wires.remove(&(host, connection));
+        let event = NetEvent::Closed { connection, reason: CloseReason::Reset };
+        self.give(host, Event::Net(event));
+        self.pump();
+    }
+
     /// Nothing passes between two hosts until [`Cluster::mend`].
     pub fn part(&mut self, one: usize, other: usize) {
         self.cut.extend([(one, other), (other, one)]);
@@ -382,7 +391,9 @@ impl Cluster {
     fn monitor_hears(&mut self, host: usize, message: ToMonitor) {
         self.hosts[host].told.push(message.clone());
         match message {
-            ToMonitor::OsdBoot { incarnation: Some(_), .. } => {}
+            ToMonitor::OsdBoot { incarnation: Some(incarnation), .. } => {
+                self.monitor_says(host, &FromMonitor::OsdBooted { incarnation });
+            }
             ToMonitor::OsdBoot { .. } => {
                 let known = &mut self.hosts[host];
                 known.runs += 1;

@@ -200,6 +200,27 @@ fn a_member_that_is_silent_for_a_second_is_told_each_second() {
 }
 
 #[test]
+fn another_monitor_is_told_at_once_who_cannot_be_reached() {
+    for is_dead in [false, true] {
+        let mut cluster = Cluster::serving(2);
+        // It goes on naming the other one as up.
+        cluster.is_helpful = false;
+        match is_dead {
+            true => cluster.kill(1),
+            false => cluster.hosts[1].is_still = true,
+        }
+        let told = (0..150).find(|_| {
+            cluster.advance(10);
+            !cluster.unreachable(0).is_empty()
+        });
+        assert!(told.is_some(), "dead: {is_dead}");
+        cluster.break_link(0);
+        cluster.advance(250);
+        assert_eq!(cluster.unreachable(0).len(), 2, "dead: {is_dead}");
+    }
+}
+
+#[test]
 fn members_whose_own_network_is_gone_are_reached_over_the_other_one() {
     let mut cluster = Cluster::new(3, 2);
     cluster.has_second_network = true;

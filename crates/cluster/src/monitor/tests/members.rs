@@ -832,6 +832,36 @@ fn others_are_heard_again_before_a_pg_goes_on_without_one_that_missed_a_monitors
 }
 
 #[test]
+fn after_a_monitors_start_those_who_went_on_are_believed_and_those_who_just_started_wait() {
+    for how in [Unreachable::Silent, Unreachable::Refused] {
+        let mut rig = Rig::with_copies(3, 3, 2, 8);
+        rig.crash_osd(3);
+        rig.restart();
+        rig.tick();
+        rig.unreachable(1, 3, how);
+        rig.advance(Duration::from_millis(750));
+        assert!(!up(&rig, 3), "osd.1 ran all the time");
+        assert!(!rig.entries().iter().any(|entry| osds(&entry.acting).contains(&3)));
+
+        // Everything was switched off.
+        let mut rig = Rig::with_copies(3, 3, 2, 8);
+        for number in 1..=3 {
+            rig.crash_osd(number);
+        }
+        rig.restart();
+        rig.tick();
+        rig.boot(1);
+        rig.boot(2);
+        rig.unreachable(1, 3, how);
+        rig.advance(Duration::from_millis(1_900));
+        assert!(up(&rig, 3), "it may be about to start");
+        rig.unreachable(1, 3, how);
+        rig.advance(Duration::from_millis(750));
+        assert!(!up(&rig, 3));
+    }
+}
+
+#[test]
 fn a_link_that_is_known_as_broken_parts_the_members_of_new_pgs_too() {
     let mut rig = Rig::new();
     for number in 1..=3 {
