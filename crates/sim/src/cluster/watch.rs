@@ -5,6 +5,8 @@
 //!   1. A version names one write, in the epoch it is of; every member is told the same.
 //!   2. An epoch of a PG adopts one version.
 //!   3. Members leave the acting set only if the pool's minimum stays.
+//!   4. A member that took part in an epoch states, whatever its disk lost since, that it has everything
+//!      up to the marks of that epoch; unless it is damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +14,7 @@ use base::{Duration, Epoch, ImageId, OsdId, PgId, Time, Version};
 use cluster::message::FromMonitor;
 use format::disk::BlockKey;
 use format::wire::{
-    Change, Content, Filling, LeaseMessage, PeerBody, PeerMessage, PgEntry, Request,
+    Change, Content, Filling, LeaseMessage, MemberState, PeerBody, PeerMessage, PgEntry, Request,
 };
 
 use crate::tally::Counts;
@@ -44,6 +46,8 @@ pub struct Watch {
     /// What each version is.
     writes: BTreeMap<(PgId, Version), u32>,
     adopted: BTreeMap<(PgId, Epoch), Version>,
+    /// The highest mark that each epoch's primary told of that epoch.
+    marks: BTreeMap<(PgId, Epoch), Version>,
     /// Learners that are being filled: holder, learner, and the epoch in which that began.
     fillings: BTreeMap<(PgId, usize), Epoch>,
     /// Images of which a learner was given units as damaged.
@@ -105,9 +109,14 @@ impl Watch {
     ) -> Result<(), String> {
         let PeerMessage { pg, epoch, body } = message;
         match body {
-            PeerBody::Write { version, key, change, .. } => {
+            PeerBody::Write { version, mark, key, change, .. } => {
                 self.judge_write(*pg, *epoch, *version, key, change)?;
+                if mark.epoch == *epoch {
+                    let known = self.marks.entry((*pg, *epoch)).or_default();
+                    *known = (*known).max(*mark);
+                }
             }
+            PeerBody::State(state) => self.judge_state(*pg, state)?,
             PeerBody::Activate { adopted, filling, .. } => {
                 let known = self.adopted.get(&(*pg, *epoch));
                 if known.is_none() {
@@ -141,7 +150,6 @@ impl Watch {
             PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
             PeerBody::Query { .. }
             | PeerBody::Failed { .. }
-            | PeerBody::State(_)
             | PeerBody::Listed { .. }
             | PeerBody::Fetched { .. }
             | PeerBody::Repaired { .. }
@@ -178,6 +186,15 @@ impl Watch {
             }
             _ => Ok(()),
         }
+    }
+
+    fn judge_state(&self, pg: PgId, state: &MemberState) -> Result<(), String> {
+        let mark = self.marks.get(&(pg, state.record_epoch)).copied().unwrap_or_default();
+        if state.filling.is_some() || state.is_suspect || state.complete >= mark {
+            return Ok(());
+        }
+        let MemberState { record_epoch, complete, .. } = state;
+        Err(format!("a member of epoch {record_epoch} of {pg} has {complete}, the mark was {mark}"))
     }
 
     fn filling_begins(
@@ -256,6 +273,35 @@ mod tests {
 
     fn pg() -> PgId {
         PgId { pool: PoolId::FIRST, number: 3 }
+    }
+
+    #[test]
+    fn a_member_that_lacks_what_the_mark_promised_is_found() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let version = |counter| Version { epoch: Epoch::new(2), counter };
+        let mut told = write(2, (2, 9), 0);
+        if let PeerBody::Write { mark, .. } = &mut told.body {
+            *mark = version(7);
+        }
+        assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
+        let mut states = |record_epoch, counter, is_suspect| {
+            let state = MemberState {
+                record_epoch: Epoch::new(record_epoch),
+                complete: version(counter),
+                held: version(9),
+                floor: Version::ZERO,
+                is_suspect,
+                history: Vec::new(),
+                filling: None,
+            };
+            let (pg, epoch, body) = (pg(), Epoch::new(4), PeerBody::State(state));
+            watch.peer_says(0, &PeerMessage { pg, epoch, body }, &mut sequels)
+        };
+        assert_eq!(states(2, 7, false), Ok(()));
+        assert!(states(2, 6, false).is_err());
+        assert_eq!(states(2, 6, true), Ok(()));
+        assert_eq!(states(3, 6, false), Ok(()));
     }
 
     fn write(epoch: u32, version: (u32, u64), offset: u32) -> PeerMessage {
