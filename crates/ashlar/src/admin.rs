@@ -163,6 +163,13 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
             let resize = Command::VolumeResize { volume: name, size: size.0, shrink };
             print_object(format, &call(config, resize)?, VOLUME_MADE);
         }
+        VolumeCommand::Unlock { name, yes } => {
+            let unlock = Command::VolumeUnlock { volume: name.clone(), accepted: yes };
+            let answer = call(config, unlock)?;
+            let session = &answer["session"];
+            let text = format!("{name} is unlocked; session {session} is refused from now on");
+            print_done(format, &answer, &text);
+        }
         VolumeCommand::Rm { name } => {
             let answer = call(config, Command::VolumeRemove { volume: name.clone() })?;
             print_done(format, &answer, &format!("{name} is removed; its space returns meanwhile"));

@@ -406,6 +406,18 @@ pub enum VolumeCommand {
         /// Its name
         name: String,
     },
+    /// Take a volume's lock from a client that hangs; it is cut off for ever
+    #[command(
+        after_help = "Examples:\n  ashlar volume unlock disk1          who has the lock?\n  \
+                            ashlar volume unlock disk1 --yes"
+    )]
+    Unlock {
+        /// Its name
+        name: String,
+        /// Cut the holder off. Without this: say who has the lock, exit code 1
+        #[arg(long)]
+        yes: bool,
+    },
 }
 
 /// `pool`
@@ -603,6 +615,12 @@ pub struct NbdArgs {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Take no locks: several servers may serve a volume, and each write waits for the disks
+    #[arg(long)]
+    pub shared: bool,
+    /// With a lock: most data of a volume that is done and not flushed
+    #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_unsynced)]
+    pub unsynced: Size,
     /// End when this process ends
     #[arg(long, hide = true)]
     pub parent: Option<u32>,
@@ -678,6 +696,12 @@ impl std::str::FromStr for RestartAfter {
 
 /// What a place to listen at looks like.
 const LISTEN: &str = "unix:PATH|tcp:[HOST]:PORT";
+
+fn parse_unsynced(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error| format!("{error}"))?;
+    let min = Size(volume::UNSYNCED_SIZE_MIN);
+    if size >= min { Ok(size) } else { Err(format!("at least {min}")) }
+}
 
 /// Who names no host means this one, and nobody beyond it.
 fn parse_listen(text: &str) -> Result<String, String> {

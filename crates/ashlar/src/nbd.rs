@@ -28,6 +28,8 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
         listen,
         volumes: args.volumes,
         read_only: args.read_only,
+        shared: args.shared,
+        unsynced_size_max: args.unsynced.0,
     };
     let cluster = config.file.cluster;
     Server::run(cluster, config.key.clone(), settings)

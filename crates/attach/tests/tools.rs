@@ -103,6 +103,8 @@ fn the_server_process() {
         listen: vec![address("nbd")],
         volumes: Vec::new(),
         read_only: false,
+        shared: false,
+        unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
     };
     Server::run(CLUSTER, ClusterKey::from_bytes(KEY), settings).expect("it serves");
 }

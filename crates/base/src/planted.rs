@@ -68,13 +68,15 @@ pub enum Bug {
     MemberRemovedBelowMinimum,
     /// Cluster: what a primary needed in an epoch before is done in this one.
     OldNeedAccepted,
+    /// Cluster: a lock is granted while other sessions have the image.
+    LazyWithoutLock,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 30] = [
+    pub const ALL: [(&'static str, Bug); 31] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -104,6 +106,7 @@ impl Bug {
         ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
         ("old-need-accepted", Bug::OldNeedAccepted),
+        ("lazy-without-lock", Bug::LazyWithoutLock),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
 }

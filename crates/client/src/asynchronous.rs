@@ -69,9 +69,16 @@ struct Door {
 
 /// What the thread is asked.
 enum Job {
-    Open { handle: VolumeHandle, name: String, read_only: bool, slot: Filler<Opened> },
+    Open { handle: VolumeHandle, name: String, how: How, slot: Filler<Opened> },
     Close { handle: VolumeHandle },
     Request { handle: VolumeHandle, wish: Wish, slot: Filler<Reached> },
+}
+
+/// How a volume is attached.
+#[derive(Clone, Copy)]
+struct How {
+    read_only: bool,
+    lock: bool,
 }
 
 type Opened = Result<Attached, Failure>;
@@ -120,13 +127,28 @@ impl Client {
         Ok(Client { door: Arc::new(Door { jobs, waker, thread, last_volume: AtomicU64::new(0) }) })
     }
 
-    /// Attaches a volume. Waits for as long as no monitor answers.
+    /// Attaches a volume that others may have attached, too: each write is durable when it is done.
+    /// Waits for as long as no monitor answers.
     ///
-    /// Errors: the monitor's, as `not_found`; `untrusted`.
+    /// Errors: the monitor's, as `not_found` or `locked`; `untrusted`.
     pub async fn open(&self, name: &str, read_only: bool) -> Result<Volume, Failure> {
+        self.open_as(name, How { read_only, lock: false }).await
+    }
+
+    /// Attaches a volume with its lock, unless somebody has it attached: then without, see
+    /// [`Volume::attached`]. Where disks have to flush, the holder's writes are done before they are
+    /// durable, and nobody else can attach the volume. Waits while the last holder is away and may
+    /// come back.
+    ///
+    /// Errors: as of [`Client::open`].
+    pub async fn open_locked(&self, name: &str) -> Result<Volume, Failure> {
+        self.open_as(name, How { read_only: false, lock: true }).await
+    }
+
+    async fn open_as(&self, name: &str, how: How) -> Result<Volume, Failure> {
         let (slot, answer) = slot();
         let handle = VolumeHandle(self.door.last_volume.fetch_add(1, Ordering::Relaxed));
-        self.door.send(Job::Open { handle, name: name.to_string(), read_only, slot });
+        self.door.send(Job::Open { handle, name: name.to_string(), how, slot });
         let hold = Hold { door: self.door.clone(), handle };
         match answer.await {
             Some(result) => Ok(Volume { hold, attached: result? }),
@@ -311,9 +333,9 @@ impl Worker {
 
     fn begin(&mut self, job: Job, answers: &mut Vec<Effect>) {
         let event = match job {
-            Job::Open { handle, name, read_only, slot } => {
+            Job::Open { handle, name, how: How { read_only, lock }, slot } => {
                 self.volumes.insert(handle, Some(slot));
-                Event::Open { volume: handle, name, read_only }
+                Event::Open { volume: handle, name, read_only, lock }
             }
             Job::Close { handle } => Event::Close { volume: handle },
             Job::Request { handle, wish, slot } => {
@@ -329,9 +351,10 @@ impl Worker {
         match wish {
             Wish::Read { offset, length } => Operation::Read { offset, length },
             Wish::Write { offset, data } => {
-                Operation::Write { offset, data: self.shell.reactor.pool().copy_of(&data) }
+                let data = self.shell.reactor.pool().copy_of(&data);
+                Operation::Write { offset, data, durable: false }
             }
-            Wish::Zero { offset, length } => Operation::Zero { offset, length },
+            Wish::Zero { offset, length } => Operation::Zero { offset, length, durable: false },
             Wish::Flush => Operation::Flush,
             Wish::Extents { offset, length } => Operation::Extents { offset, length },
         }

@@ -92,7 +92,8 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
 
 fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Failure> {
     let mut answers = Vec::new();
-    shell.tell(Event::Open { volume: VOLUME, name: name.to_string(), read_only }, &mut answers);
+    let open = Event::Open { volume: VOLUME, name: name.to_string(), read_only, lock: true };
+    shell.tell(open, &mut answers);
     loop {
         for answer in answers.drain(..) {
             if let Effect::Opened { result, .. } = answer {
@@ -153,7 +154,7 @@ impl Run {
                 self.shell.turn(None, &mut answers)?;
             }
         }
-        self.detach();
+        self.detach()?;
         let bytes = self.latencies.count() * self.load.block_size;
         Ok(Measured { latencies: self.latencies, elapsed: now - self.start, bytes })
     }
@@ -163,16 +164,21 @@ impl Run {
         let operation = if self.load.kind.is_read() {
             Operation::Read { offset, length: self.load.block_size }
         } else {
-            Operation::Write { offset, data: self.data.clone() }
+            Operation::Write { offset, data: self.data.clone(), durable: false }
         };
         self.started[slot] = self.shell.reactor.now();
         let id = RequestId(slot as u64);
         self.shell.tell(Event::Request { id, volume: VOLUME, operation }, answers);
     }
 
-    /// The last message leaves when the reactor goes.
-    fn detach(&mut self) {
-        self.shell.tell(Event::Close { volume: VOLUME }, &mut Vec::new());
+    /// What was done is durable after this. The last message leaves when the reactor goes.
+    fn detach(&mut self) -> Result<(), Failure> {
+        let mut answers = Vec::new();
+        self.shell.tell(Event::Close { volume: VOLUME }, &mut answers);
+        while !answers.iter().any(|answer| matches!(answer, Effect::Closed { .. })) {
+            self.shell.turn(None, &mut answers)?;
+        }
+        Ok(())
     }
 }
 

@@ -29,6 +29,7 @@ impl Shell {
             pid: std::process::id(),
             address: None,
             retry_for: None,
+            unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
         };
         let core = ClientCore::new(settings, reactor.pool().clone());
         Ok(Shell { reactor, core, events: Vec::new(), effects: Vec::new() })

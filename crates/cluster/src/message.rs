@@ -123,6 +123,9 @@ pub enum ToMonitor {
         image: String,
         /// Whether it will only read.
         read_only: bool,
+        /// Whether it wants the image's lock, if nobody else has the image. A reader gets none.
+        #[serde(default)]
+        lock: bool,
         /// What attaches, for people: `nbd`, `bench`.
         client: String,
     },
@@ -231,6 +234,12 @@ pub enum FromMonitor {
         session: SessionId,
         /// What it is attached to.
         image: ImageInfo,
+        /// It holds the image's lock.
+        #[serde(default)]
+        locked: bool,
+        /// Its writes may be acknowledged before they are durable. Only with the lock.
+        #[serde(default)]
+        lazy: bool,
     },
     /// A session could not be opened.
     SessionRefused {
@@ -432,6 +441,15 @@ pub enum Command {
     VolumeRemove {
         /// Its name.
         volume: String,
+    },
+    /// Fence the holder of a volume's lock, so that the lock is free.
+    VolumeUnlock {
+        /// Its name.
+        volume: String,
+        /// Whether the loss is accepted of what the holder was not told to be durable; without it
+        /// the error says who holds the lock.
+        #[serde(default)]
+        accepted: bool,
     },
     /// Give a new OSD its id.
     OsdCreate {

@@ -24,6 +24,7 @@ mod give_up;
 mod guests;
 mod job;
 mod load;
+mod lock;
 mod monitors;
 mod osd;
 mod osd_change;
@@ -155,6 +156,10 @@ pub struct Monitor {
     entries: Entries,
     planning: Planning,
     sessions: BTreeMap<SessionId, SessionLive>,
+    /// When locks were granted, by their holders; only those that this monitor granted.
+    locked_since: BTreeMap<SessionId, Time>,
+    /// Attaches that wait for what becomes of a lock's holder.
+    waiting_opens: Vec<Job>,
     /// Sessions without a connection, by the time since when.
     sessions_gone: BTreeSet<(Time, SessionId)>,
     /// Operators that wait for a PG to be served with what is left; the oldest first.
@@ -229,6 +234,8 @@ impl Monitor {
             entries: Entries::default(),
             planning: Planning::default(),
             sessions: BTreeMap::new(),
+            locked_since: BTreeMap::new(),
+            waiting_opens: Vec::new(),
             sessions_gone: BTreeSet::new(),
             give_ups: Vec::new(),
             tasks: BTreeMap::new(),
@@ -357,6 +364,7 @@ impl Monitor {
     fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
         let Some(state) = self.connections.remove(&connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
+        self.forget_opens(connection);
         for session in state.sessions {
             self.lose_session_connection(now, session);
         }
@@ -451,9 +459,9 @@ impl Monitor {
             ToMonitor::MonitorHere { monitor, addresses, pid } => {
                 self.on_monitor_here(connection, monitor, addresses, pid);
             }
-            ToMonitor::OpenSession { request, image, read_only, client } => {
+            ToMonitor::OpenSession { request, image, read_only, lock, client } => {
                 let client = clipped(client);
-                let job = Job::OpenSession { connection, request, image, read_only, client };
+                let job = Job::OpenSession { connection, request, image, read_only, lock, client };
                 if let Err(error) = self.try_push_asked(job) {
                     let refused = FromMonitor::SessionRefused { request, error };
                     self.send(connection, &refused, effects);

@@ -97,6 +97,8 @@ pub enum Key {
     Image(ImageId),
     /// `index/image/NAME`
     ImageName(String),
+    /// `lock/IMAGE`
+    Lock(ImageId),
     /// `session/ID`
     Session(SessionId),
     /// `task/ID`
@@ -124,6 +126,7 @@ impl fmt::Display for Key {
             Key::Fence(pool) => write!(f, "fence/{}", pool.get()),
             Key::Image(id) => write!(f, "image/{}", id.get()),
             Key::ImageName(name) => write!(f, "index/image/{name}"),
+            Key::Lock(id) => write!(f, "lock/{}", id.get()),
             Key::Session(id) => write!(f, "session/{id}"),
             Key::Task(id) => write!(f, "task/{id}"),
             Key::RemovedPool(id) => write!(f, "removed_pool/{}", id.get()),
@@ -156,6 +159,7 @@ impl Key {
                     "fence" => Key::Fence(PoolId::new(rest.parse().ok()?)?),
                     "image" => Key::Image(ImageId::new(rest.parse().ok()?)?),
                     "index" => Key::ImageName(rest.strip_prefix("image/")?.to_string()),
+                    "lock" => Key::Lock(ImageId::new(rest.parse().ok()?)?),
                     "session" => Key::Session(SessionId::new(rest.parse().ok()?)),
                     "task" => Key::Task(TaskId(rest.parse().ok()?)),
                     "removed_pool" => Key::RemovedPool(PoolId::new(rest.parse().ok()?)?),
@@ -358,6 +362,21 @@ pub struct ImageNameRecord {
     pub rest: Rest,
 }
 
+/// `lock/IMAGE`: one session has the image to itself, as far as locks go. Removed with that session.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LockRecord {
+    /// Which image.
+    pub image: ImageId,
+    /// Who holds it.
+    pub session: SessionId,
+    /// Its holder's writes may be acknowledged before they are durable: nobody else may have the
+    /// image, readers neither.
+    pub lazy: bool,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
 /// `session/ID`: an attachment. Removed when it is closed cleanly, or fenced.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SessionRecord {
@@ -486,6 +505,8 @@ pub enum Record {
     Image(ImageRecord),
     /// Under `index/image/NAME`.
     ImageName(ImageNameRecord),
+    /// Under `lock/IMAGE`.
+    Lock(LockRecord),
     /// Under `session/ID`.
     Session(SessionRecord),
     /// Under `task/ID`.
@@ -511,6 +532,7 @@ impl Record {
             Record::Fence(record) => Key::Fence(record.pool),
             Record::Image(record) => Key::Image(record.info.id),
             Record::ImageName(record) => Key::ImageName(record.name.clone()),
+            Record::Lock(record) => Key::Lock(record.image),
             Record::Session(record) => Key::Session(record.id),
             Record::Task(record) => Key::Task(record.id),
             Record::RemovedPool(record) => Key::RemovedPool(record.pool),
@@ -532,6 +554,7 @@ impl Record {
             Record::Fence(record) => serde_json::to_value(record),
             Record::Image(record) => serde_json::to_value(record),
             Record::ImageName(record) => serde_json::to_value(record),
+            Record::Lock(record) => serde_json::to_value(record),
             Record::Session(record) => serde_json::to_value(record),
             Record::Task(record) => serde_json::to_value(record),
             Record::RemovedPool(record) => serde_json::to_value(record),
@@ -554,6 +577,7 @@ impl Record {
             Key::Fence(_) => Record::Fence(parse(text)?),
             Key::Image(_) => Record::Image(parse(text)?),
             Key::ImageName(_) => Record::ImageName(parse(text)?),
+            Key::Lock(_) => Record::Lock(parse(text)?),
             Key::Session(_) => Record::Session(parse(text)?),
             Key::Task(_) => Record::Task(parse(text)?),
             Key::RemovedPool(_) => Record::RemovedPool(parse(text)?),
@@ -635,6 +659,7 @@ mod tests {
             Key::Fence(pool),
             Key::Image(ImageId::FIRST),
             Key::ImageName("a.b".into()),
+            Key::Lock(ImageId::FIRST),
             Key::Session(SessionId::new(9)),
             Key::Task(TaskId(2)),
             Key::RemovedPool(pool),

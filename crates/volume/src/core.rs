@@ -14,10 +14,14 @@ use slab::Slab;
 use crate::cut::{Piece, volume_size_max};
 use crate::link::{Link, LinkState};
 use crate::monitor::MonitorLink;
-use crate::part::{CLOSE_TIME_MAX, Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
+use crate::part::{
+    CLOSE_SYNC_TIME_MAX, CLOSE_TIME_MAX, Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage,
+    Work,
+};
 use crate::request::{Flush, Found, InOrder, Kind, Request, RequestKey, Slice};
 use crate::routes::{Routes, Target};
 use crate::timers::{Timer, Timers};
+use crate::unsynced::Unsynced;
 use crate::{
     Answer, Attached, Effect, Event, Operation, RequestId, Settings, VolumeError, VolumeHandle,
 };
@@ -44,7 +48,7 @@ pub struct ClientCore {
     pub(crate) unrouted: Vec<PartKey>,
     pub(crate) timers: Timers,
     /// Volumes that may have room for more parts, or may have become idle.
-    touched: Vec<VolumeHandle>,
+    pub(crate) touched: Vec<VolumeHandle>,
     /// Sessions given back, for which no answer of a monitor says yet that it knows.
     pub(crate) farewells: Vec<Farewell>,
     last_connection: u64,
@@ -56,6 +60,7 @@ pub struct ClientCore {
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) read_only: bool,
+    pub(crate) wants_lock: bool,
     pub(crate) attachment: Attachment,
     /// The user asked to detach it.
     pub(crate) closing: bool,
@@ -66,12 +71,22 @@ pub(crate) struct Volume {
     /// Requests that are not cut to the end, in the order they were asked.
     pub(crate) pending: VecDeque<RequestKey>,
     pub(crate) request_count: usize,
-    part_count: usize,
-    byte_count: u64,
+    pub(crate) part_count: usize,
+    pub(crate) byte_count: u64,
     /// PGs with acknowledged writes that were not told durable, with the count of the last one.
     pub(crate) undurable: BTreeMap<PgId, u64>,
     /// Writes acknowledged and not told durable, ever.
     pub(crate) undurable_count: u64,
+    /// Of a lazy volume: what its PGs acknowledged and did not make durable.
+    pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
+    /// Bytes of it.
+    pub(crate) unsynced_bytes: u64,
+    /// Of a lazy volume: reads that wait for changes of which one sending had no answer.
+    pub(crate) held_reads: Vec<PartKey>,
+    /// A sync for our own sake that is not done.
+    pub(crate) own_sync: Option<RequestKey>,
+    /// Closing took too long: what is left is left.
+    has_given_up: bool,
     /// Whether this session has synced every PG of the image.
     synced_all: bool,
     /// A change was given up that had no answer: it may still be on its way.
@@ -105,6 +120,11 @@ impl Volume {
             Attachment::Open(attached) => Some(attached),
             Attachment::Opening { .. } | Attachment::Ended => None,
         }
+    }
+
+    /// Whether its changes may be answered before they are durable.
+    pub(crate) fn is_lazy(&self) -> bool {
+        self.attached().is_some_and(|attached| attached.lazy)
     }
 
     fn has_room(&self, weight: u64) -> bool {
@@ -148,8 +168,8 @@ impl ClientCore {
         match event {
             Event::Net(event) => self.apply_net(now, event, effects),
             Event::Connect => self.need_monitor(effects),
-            Event::Open { volume, name, read_only } => {
-                self.open(now, volume, name, read_only, effects);
+            Event::Open { volume, name, read_only, lock } => {
+                self.open(now, volume, name, (read_only, lock), effects);
             }
             Event::Close { volume } => self.close(now, volume, effects),
             Event::Request { id, volume, operation } => {
@@ -235,7 +255,7 @@ impl ClientCore {
         now: Time,
         handle: VolumeHandle,
         name: String,
-        read_only: bool,
+        (read_only, wants_lock): (bool, bool),
         effects: &mut Vec<Effect>,
     ) {
         self.last_ask += 1;
@@ -246,6 +266,7 @@ impl ClientCore {
         let volume = Volume {
             name,
             read_only,
+            wants_lock,
             attachment: Attachment::Opening { ask: self.last_ask },
             closing: false,
             close_deadline: None,
@@ -256,6 +277,11 @@ impl ClientCore {
             byte_count: 0,
             undurable: BTreeMap::new(),
             undurable_count: 0,
+            unsynced: BTreeMap::new(),
+            unsynced_bytes: 0,
+            held_reads: Vec::new(),
+            own_sync: None,
+            has_given_up: false,
             synced_all: false,
             has_unanswered: false,
         };
@@ -302,12 +328,14 @@ impl ClientCore {
             return;
         }
         if volume.close_deadline.is_none() {
-            let deadline = now + CLOSE_TIME_MAX;
+            let is_lazy = volume.is_lazy();
+            let deadline = now + if is_lazy { CLOSE_SYNC_TIME_MAX } else { CLOSE_TIME_MAX };
             volume.close_deadline = Some(deadline);
             self.timers.arm(deadline, Timer::Close(handle));
         }
         // All are marked first: the end of one's part lets the next of its stripe go.
         let of_volume = self.requests.iter_mut().filter(|(_, request)| request.volume == handle);
+        let of_volume = of_volume.filter(|(_, request)| !request.is_own());
         let mut open = Vec::new();
         for (key, request) in of_volume {
             request.failure.get_or_insert(VolumeError::Ended);
@@ -323,6 +351,15 @@ impl ClientCore {
 
     /// A closing volume no longer awaits what it has sent. Requires: its requests have failed.
     fn give_up(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        volume.has_given_up = true;
+        // What is not synced may be on its way, once more.
+        volume.has_unanswered |= !volume.unsynced.is_empty();
+        volume.unsynced.values_mut().for_each(|unsynced| unsynced.gate = None);
+        let own = self.requests.iter().filter(|(_, it)| it.volume == handle && it.is_own());
+        for key in own.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.drop_request(key);
+        }
         for key in self.parts_where(|part| part.volume == handle) {
             let part = &mut self.parts[key];
             assert!(matches!(part.stage, Stage::Sent { .. }));
@@ -334,6 +371,10 @@ impl ClientCore {
     fn finish_close(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let Some(volume) = self.volumes.get(&handle) else { return };
         if !volume.closing || volume.request_count > 0 {
+            return;
+        }
+        if volume.is_lazy() && !volume.undurable.is_empty() && !volume.has_given_up {
+            self.begin_sync(handle);
             return;
         }
         let volume = self.volumes.remove(&handle).expect("looked at just now");
@@ -370,6 +411,8 @@ impl ClientCore {
         volume.attachment = Attachment::Ended;
         volume.part_count = 0;
         volume.byte_count = 0;
+        volume.unsynced.clear();
+        volume.unsynced_bytes = 0;
         assert!(volume.request_count == 0);
         assert!(volume.pending.is_empty());
         self.touched.push(handle);
@@ -398,7 +441,7 @@ impl ClientCore {
         };
         let deadline = self.settings.retry_for.map(|patience| now + patience);
         let key = self.requests.insert(Request {
-            id,
+            id: Some(id),
             volume: handle,
             kind,
             part_count: 0,
@@ -439,13 +482,13 @@ impl ClientCore {
             Operation::Extents { offset, length } => {
                 Kind::Extents { rest: range(offset, length)?, found: InOrder::default() }
             }
-            Operation::Write { offset, data } => {
+            Operation::Write { offset, data, durable } => {
                 writable()?;
-                Kind::Write { rest: range(offset, data.len() as u64)?, data }
+                Kind::Write { rest: range(offset, data.len() as u64)?, data, durable }
             }
-            Operation::Zero { offset, length } => {
+            Operation::Zero { offset, length, durable } => {
                 writable()?;
-                Kind::Zero { rest: range(offset, length)? }
+                Kind::Zero { rest: range(offset, length)?, durable }
             }
             Operation::Flush => {
                 let durable = volume.synced_all && volume.undurable.is_empty();
@@ -488,10 +531,16 @@ impl ClientCore {
             if !volume.has_room(weight) {
                 return;
             }
+            let lazy = volume.is_lazy() && request.may_be_lazy();
+            if lazy && !self.has_room_to_keep(handle, weight) {
+                return;
+            }
+            let request = &mut self.requests[key];
+            let volume = self.volumes.get_mut(&handle).expect("looked at above");
+            let image = &volume.attached().expect("looked at above").image;
+            let (pool, seed) = (image.pool, image.seed);
             volume.part_count += 1;
             volume.byte_count += weight;
-            let image = &attached.image;
-            let (pool, seed) = (image.pool, image.seed);
             let index = request.part_count;
             let slice = request.cut(block_size);
             if request.is_cut() {
@@ -511,6 +560,8 @@ impl ClientCore {
                 mismatch_count: 0,
                 is_astray: false,
                 weight,
+                lazy,
+                is_replay: false,
             });
             self.enter_stripe(now, part, effects);
         }
@@ -568,11 +619,12 @@ impl ClientCore {
         let request = &mut self.requests[key];
         if !request.answered {
             request.answered = true;
-            effects.push(Effect::Done { id: request.id, result });
+            let id = request.id.expect("own requests are answered from the start");
+            effects.push(Effect::Done { id, result });
         }
     }
 
-    fn forget_request(&mut self, key: RequestKey) {
+    pub(crate) fn forget_request(&mut self, key: RequestKey) {
         let request = self.requests.remove(key);
         assert!(request.answered);
         if let Some(at) = request.deadline {
@@ -583,6 +635,7 @@ impl ClientCore {
             volume.pending.retain(|pending| *pending != key);
         }
         volume.request_count -= 1;
+        volume.own_sync.take_if(|own| *own == key);
         self.touched.push(request.volume);
     }
 
@@ -647,6 +700,10 @@ impl ClientCore {
             self.unrouted.push(key);
             return;
         };
+        if self.is_held_read(key) || self.is_held_back(now, key, route, effects) {
+            return;
+        }
+        let part = &mut self.parts[key];
         let link = self.links.entry(route.osd).or_insert_with(Link::new);
         if let LinkState::Open { connection, .. } = link.state {
             self.send(key, route, connection, effects);
@@ -675,9 +732,16 @@ impl ClientCore {
         self.touched.push(part.volume);
         let request = &mut self.requests[part.request];
         request.parts_open -= 1;
+        if part.is_replay {
+            self.advance_replay(now, part.request, effects);
+            return;
+        }
         if request.failure.is_some() {
             // What was done at last has overtaken all earlier sendings; what was not may not have.
             volume.has_unanswered |= part.is_astray;
+            if part.is_astray {
+                self.ended_unanswered(&part);
+            }
         } else {
             request.put(part.index, found);
             if planted::on(Bug::PartAnsweredForWhole) && matches!(request.kind, Kind::Write { .. })
@@ -688,14 +752,25 @@ impl ClientCore {
         self.finish_request(part.request, effects);
         if part.changes_stripe() {
             self.leave_stripe(now, (part.volume, part.stripe), key, effects);
+            self.free_reads(now, part.volume, effects);
         }
     }
 
     /// Takes a part out of the list that its stage stands for.
     pub(crate) fn detach(&mut self, key: PartKey) {
         match self.parts[key].stage {
-            Stage::Held => {}
+            Stage::Held => {
+                let volume = self.volumes.get_mut(&self.parts[key].volume);
+                let volume = volume.expect("it outlives its parts");
+                volume.held_reads.retain(|other| *other != key);
+            }
             Stage::Unrouted => self.unrouted.retain(|other| *other != key),
+            Stage::Behind(pg) => {
+                let volume = self.volumes.get_mut(&self.parts[key].volume);
+                let volume = volume.expect("it outlives its parts");
+                let unsynced = volume.unsynced.get_mut(&pg).expect("it has waiting parts");
+                unsynced.waiting.retain(|other| *other != key);
+            }
             Stage::Connecting(osd) => {
                 let link = self.links.get_mut(&osd).expect("made when the part came");
                 link.waiting.retain(|other| *other != key);

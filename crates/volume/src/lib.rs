@@ -12,18 +12,22 @@
 //!   2. Own writes that overlap reach the OSD one after the other, in the order they were asked.
 //!   3. A part is answered by a reply of the connection it was last sent on, or not at all.
 //!   4. What is in flight for a volume is bounded; the rest waits in the order it was asked.
+//!   5. What a lazy volume was told done and not durable is kept until a sync covers it, and written
+//!      again in each new epoch of its PG before anything else goes there.
 
 mod core;
 mod cut;
 mod link;
 mod monitor;
 mod part;
+mod replay;
 mod reply;
 mod request;
 mod routes;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod unsynced;
 
 pub use crate::core::ClientCore;
 
@@ -55,9 +59,14 @@ pub enum Event {
         name: String,
         /// Whether it will only be read.
         read_only: bool,
+        /// Whether its lock is wanted, if nobody else has it attached. With it, where disks have to
+        /// flush, writes are done when all copies have them and durable after the next flush; and
+        /// nobody else may attach it. Nothing for a reader.
+        lock: bool,
     },
     /// Detach a volume. Its open requests end with [`VolumeError::Ended`], done or not: what is
-    /// not sent is dropped, and what is sent is awaited, at most for 2 s. [`Effect::Closed`] says
+    /// not sent is dropped, and what is sent is awaited, at most for 2 s. What was done lazily is
+    /// made durable first, which may take 2 s more. [`Effect::Closed`] says
     /// that nothing more is sent of it, and that a later attach of the volume through this core is
     /// ordered after all of it.
     Close {
@@ -93,6 +102,8 @@ pub enum Operation {
         offset: u64,
         /// At least 1 byte.
         data: Buffer,
+        /// It is durable when it is done (FUA), also on a lazy volume.
+        durable: bool,
     },
     /// Make a range read as zeros and give its space back (discard, write-zeroes).
     Zero {
@@ -100,6 +111,8 @@ pub enum Operation {
         offset: u64,
         /// In bytes; at least 1.
         length: u64,
+        /// As of a write.
+        durable: bool,
     },
     /// Everything acknowledged before is durable when this is done.
     Flush,
@@ -145,6 +158,10 @@ pub struct Attached {
     pub session: SessionId,
     /// What it is.
     pub image: ImageInfo,
+    /// It has the volume's lock.
+    pub locked: bool,
+    /// Its writes are durable after the next flush only. Only with the lock.
+    pub lazy: bool,
 }
 
 /// What a request found.
@@ -227,4 +244,12 @@ pub struct Settings {
     pub address: Option<String>,
     /// How long network and PG faults are retried; `None`: for ever.
     pub retry_for: Option<Duration>,
+    /// Most bytes of each lazy volume that were done and are not durable; before it is more the
+    /// volume is synced. At least [`UNSYNCED_SIZE_MIN`].
+    pub unsynced_size_max: u64,
 }
+
+/// The default of [`Settings::unsynced_size_max`].
+pub const UNSYNCED_SIZE_DEFAULT: u64 = 64 << 20;
+/// The least [`Settings::unsynced_size_max`].
+pub const UNSYNCED_SIZE_MIN: u64 = 1 << 20;

@@ -73,6 +73,7 @@ impl ClientCore {
             request: ask,
             image: volume.name.clone(),
             read_only: volume.read_only,
+            lock: volume.wants_lock,
             client: self.settings.client.clone(),
         };
         self.need_monitor(effects);
@@ -226,11 +227,12 @@ impl ClientCore {
                 self.monitor.told = addresses;
                 self.monitor.told.truncate(ADDRESS_COUNT_MAX);
             }
-            FromMonitor::SessionOpened { request, session, image } => {
+            FromMonitor::SessionOpened { request, session, image, locked, lazy } => {
                 self.drop_farewells(request);
                 match self.opening(request) {
                     Some(handle) => {
-                        self.opened(handle, Ok(Attached { session, image }), effects);
+                        let attached = Attached { session, image, locked, lazy: locked && lazy };
+                        self.opened(handle, Ok(attached), effects);
                     }
                     None => self.close_session(session, false, effects),
                 }

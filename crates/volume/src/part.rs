@@ -21,6 +21,8 @@ pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 /// So long a volume that is closed awaits the answers to what it has sent.
 pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
+/// So long a lazy volume that is closed has for the same, and to make durable what was done.
+pub(crate) const CLOSE_SYNC_TIME_MAX: Duration = Duration::from_secs(4);
 /// After so many answers that do not match their checksums a read is given up as damaged.
 pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
 
@@ -44,6 +46,10 @@ pub(crate) struct Part {
     pub(crate) is_astray: bool,
     /// Bytes it counts for in the volume's bound.
     pub(crate) weight: u64,
+    /// A change that may be answered before it is durable.
+    pub(crate) lazy: bool,
+    /// It is part of a replay, behind which the others of its PG wait.
+    pub(crate) is_replay: bool,
 }
 
 /// What a part does. Ranges are bytes within the stripe.
@@ -85,10 +91,12 @@ pub(crate) enum PatchStep {
 /// back to `Unrouted` or `Delayed`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
-    /// Waits for earlier own writes of its stripe.
+    /// Waits for earlier own writes of its stripe; of a lazy volume also a read.
     Held,
     /// Waits for the map to name the PG's primary.
     Unrouted,
+    /// Waits until this PG has again what it acknowledged in older epochs.
+    Behind(PgId),
     /// Waits for a connection to this OSD.
     Connecting(OsdId),
     /// Waits for the reply to this sequence.
@@ -101,6 +109,11 @@ impl Part {
     /// Whether it changes its stripe and so has its turn among the stripe's own writes.
     pub(crate) fn changes_stripe(&self) -> bool {
         matches!(self.work, Work::Write { .. } | Work::Zero { .. } | Work::Patch(_))
+    }
+
+    /// Whether it only looks at its stripe.
+    pub(crate) fn reads_stripe(&self) -> bool {
+        matches!(self.work, Work::Read { .. } | Work::Extents { .. })
     }
 
     /// Whether this write must not be under way together with `other`, of the same stripe.
@@ -135,14 +148,12 @@ impl Part {
                 checksums: checksums.clone(),
                 data: data.clone(),
                 expected: None,
-                lazy: false,
+                lazy: self.lazy,
             },
-            Work::Zero { range } => Op::Zero {
-                place,
-                offset: range.start,
-                length: range.end - range.start,
-                lazy: false,
-            },
+            Work::Zero { range } => {
+                let length = range.end - range.start;
+                Op::Zero { place, offset: range.start, length, lazy: self.lazy }
+            }
             Work::Patch(patch) => match &patch.step {
                 PatchStep::Read => read_units(place, &patch.range, parents()),
                 PatchStep::Write { expected, data, checksums } => Op::Write {
@@ -151,7 +162,7 @@ impl Part {
                     checksums: checksums.clone(),
                     data: data.clone(),
                     expected: Some(*expected),
-                    lazy: false,
+                    lazy: self.lazy,
                 },
             },
             Work::Extents { .. } => Op::Extents { place, parents: parents() },

@@ -120,17 +120,20 @@ impl ClientCore {
         for osd in self.links.keys().copied().collect::<Vec<_>>() {
             self.renew_link(now, osd, effects);
         }
-        let routes = &self.routes;
+        self.leave_old_gates();
+        let (routes, volumes) = (&self.routes, &self.volumes);
         let moved = self.parts_where(|part| match part.stage {
             Stage::Sent { osd, pg, epoch, .. } => {
                 // Its PG went on without that OSD, which may never answer.
                 let route = routes.find(part.pool, part.target);
                 let is_newer = routes.epoch(pg).is_some_and(|known| known > epoch);
-                is_newer && route.is_some_and(|route| route.osd != osd)
+                // An answer that a replay has overtaken would be believed although it was undone.
+                let is_lazy = volumes[&part.volume].is_lazy();
+                is_newer && (is_lazy || route.is_some_and(|route| route.osd != osd))
             }
             Stage::Delayed { pg, epoch, .. } => routes.epoch(pg).is_some_and(|known| known > epoch),
             Stage::Unrouted | Stage::Connecting(_) => true,
-            Stage::Held => false,
+            Stage::Held | Stage::Behind(_) => false,
         });
         for key in &moved {
             let part = &mut self.parts[*key];
@@ -144,6 +147,7 @@ impl ClientCore {
         for osd in self.links.keys().copied().collect::<Vec<_>>() {
             self.rest_link(osd);
         }
+        self.replay_new_epochs(now, effects);
         self.touch_all();
     }
 
@@ -267,10 +271,11 @@ impl ClientCore {
                 | Work::Patch(Patch { step: PatchStep::Write { .. }, .. }),
                 Outcome::Written { durable, .. },
             ) => {
-                if !durable {
-                    volume.undurable_count += 1;
-                    volume.undurable.insert(pg, volume.undurable_count);
+                if volume.is_lazy() && !part.lazy && !durable {
+                    let why = "its answer is not durable, as was asked".to_string();
+                    return self.end_failed(now, key, VolumeError::Invalid { why }, effects);
                 }
+                self.acknowledged(key, durable);
                 self.end_part(now, key, Found::Nothing, effects);
             }
             (Work::Extents { range }, Outcome::Extents { bitmap })
@@ -280,9 +285,8 @@ impl ClientCore {
                 self.end_part(now, key, Found::Extents(extents), effects);
             }
             (Work::Sync { covers }, Outcome::Synced) => {
-                if volume.undurable.get(&pg).is_some_and(|last| last <= covers) {
-                    volume.undurable.remove(&pg);
-                }
+                let (handle, covers) = (part.volume, *covers);
+                self.synced(handle, pg, covers);
                 self.end_part(now, key, Found::Nothing, effects);
             }
             _ => {
@@ -301,7 +305,9 @@ impl ClientCore {
             Refusal::Stale(told) => {
                 let told = told.filter(|entry| entry.pg == pg);
                 if told.is_some_and(|entry| self.routes.learn(entry)) {
-                    self.send_again(now, key, effects);
+                    self.detach(key);
+                    self.parts[key].stage = Stage::Unrouted;
+                    self.unrouted.push(key);
                     self.map_changed(now, effects);
                 } else {
                     self.delay(now, key, effects);
@@ -376,6 +382,10 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) {
         let request = self.parts[key].request;
+        if self.requests[request].is_own() {
+            // What was acknowledged is not given up: it is tried for as long as the session lives.
+            return self.delay(now, key, effects);
+        }
         self.fail(now, request, error, effects);
         self.end_part(now, key, Found::Nothing, effects);
     }

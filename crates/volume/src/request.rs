@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use base::{BlockSize, Buffer, Time};
+use base::{BlockSize, Buffer, Time, UNIT_SIZE};
 
 use crate::cut::{self, Cut};
+use crate::replay::Replay;
 use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
 
 /// Place of a request in the core's table; used again after the request is gone.
@@ -13,7 +14,8 @@ pub(crate) type RequestKey = usize;
 
 /// A request that is not yet over.
 pub(crate) struct Request {
-    pub(crate) id: RequestId,
+    /// As the user names it; `None`: it is our own, answered to nobody.
+    pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
     pub(crate) kind: Kind,
     /// Parts cut so far.
@@ -30,11 +32,26 @@ pub(crate) struct Request {
 
 /// What is asked; `rest` is not cut yet.
 pub(crate) enum Kind {
-    Read { rest: Range<u64>, found: InOrder<Piece> },
-    Write { rest: Range<u64>, data: Buffer },
-    Zero { rest: Range<u64> },
-    Extents { rest: Range<u64>, found: InOrder<Vec<Extent>> },
+    Read {
+        rest: Range<u64>,
+        found: InOrder<Piece>,
+    },
+    Write {
+        rest: Range<u64>,
+        data: Buffer,
+        durable: bool,
+    },
+    Zero {
+        rest: Range<u64>,
+        durable: bool,
+    },
+    Extents {
+        rest: Range<u64>,
+        found: InOrder<Vec<Extent>>,
+    },
     Flush(Flush),
+    /// Own alone.
+    Replay(Replay),
 }
 
 /// Which PGs a flush still goes to.
@@ -66,12 +83,37 @@ pub(crate) enum Found {
 }
 
 impl Request {
+    /// A request for our own sake: it has no deadline and does not fail.
+    pub(crate) fn own(volume: VolumeHandle, kind: Kind) -> Request {
+        Request {
+            id: None,
+            volume,
+            kind,
+            part_count: 0,
+            parts_open: 0,
+            failure: None,
+            answered: true,
+            deadline: None,
+        }
+    }
+
+    /// Whether it is for our own sake.
+    pub(crate) fn is_own(&self) -> bool {
+        self.id.is_none()
+    }
+
+    /// Whether it changes something and may be answered before it is durable.
+    pub(crate) fn may_be_lazy(&self) -> bool {
+        matches!(self.kind, Kind::Write { durable: false, .. } | Kind::Zero { durable: false, .. })
+    }
+
     pub(crate) fn is_cut(&self) -> bool {
         match &self.kind {
             Kind::Read { rest, .. }
             | Kind::Write { rest, .. }
-            | Kind::Zero { rest }
+            | Kind::Zero { rest, .. }
             | Kind::Extents { rest, .. } => rest.is_empty(),
+            Kind::Replay(replay) => replay.rest.is_empty(),
             Kind::Flush(Flush::Undecided) => false,
             Kind::Flush(Flush::Rest { pgs, .. }) => pgs.is_empty(),
         }
@@ -82,13 +124,16 @@ impl Request {
         self.parts_open == 0 && (self.failure.is_some() || self.is_cut())
     }
 
-    /// Bytes of data the next part will carry or bring, at most.
+    /// Bytes of memory the next part will take, at most.
     pub(crate) fn next_weight(&self, block_size: BlockSize) -> u64 {
         match &self.kind {
-            Kind::Read { rest, .. } | Kind::Write { rest, .. } => {
-                (rest.end - rest.start).min(block_size.bytes())
+            Kind::Read { rest, .. } => (rest.end - rest.start).min(block_size.bytes()),
+            // What a lazy change keeps is whole units, and zeros take memory, too.
+            Kind::Write { rest, .. } => {
+                (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(block_size.bytes())
             }
-            Kind::Zero { .. } | Kind::Extents { .. } | Kind::Flush(_) => 0,
+            Kind::Zero { .. } => UNIT_SIZE,
+            Kind::Extents { .. } | Kind::Flush(_) | Kind::Replay(_) => 0,
         }
     }
 
@@ -99,9 +144,10 @@ impl Request {
         self.parts_open += 1;
         match &mut self.kind {
             Kind::Read { rest, .. } => Slice::Read(take_piece(Cut::Blocks, rest, block_size)),
-            Kind::Zero { rest } => Slice::Zero(take_piece(Cut::Units, rest, block_size)),
+            Kind::Zero { rest, .. } => Slice::Zero(take_piece(Cut::Units, rest, block_size)),
             Kind::Extents { rest, .. } => Slice::Extents(take_piece(Cut::Blocks, rest, block_size)),
-            Kind::Write { rest, data } => {
+            Kind::Replay(_) => unreachable!("a replay makes its parts itself"),
+            Kind::Write { rest, data, .. } => {
                 let from = data.len() - (rest.end - rest.start) as usize;
                 let piece = take_piece(Cut::Units, rest, block_size);
                 let bytes = data.slice(from..from + piece.range.len());
@@ -139,7 +185,9 @@ impl Request {
                 let extents = found.take_all();
                 Answer::Extents(extents.into_iter().flatten().collect())
             }
-            Kind::Write { .. } | Kind::Zero { .. } | Kind::Flush(_) => Answer::Done,
+            Kind::Write { .. } | Kind::Zero { .. } | Kind::Flush(_) | Kind::Replay(_) => {
+                Answer::Done
+            }
         })
     }
 }

@@ -47,6 +47,11 @@ impl Routes {
         Some(Route { pg, osd, epoch: entry.epoch, revision: map.revision })
     }
 
+    /// The PG of `target`; `None` without a map.
+    pub(crate) fn pg(&self, pool: PoolId, target: Target) -> Option<PgId> {
+        self.map.pools.get(&pool).map(|map| pg_of(map, target))
+    }
+
     /// The epoch of a PG's newest known entry.
     pub(crate) fn epoch(&self, pg: PgId) -> Option<Epoch> {
         let map = self.map.pools.get(&pg.pool)?;

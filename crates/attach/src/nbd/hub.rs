@@ -96,6 +96,9 @@ pub struct Exports {
     pub names: Vec<String>,
     /// Writes are refused.
     pub read_only: bool,
+    /// Volumes are attached without their locks: others may have them attached, too, and every
+    /// write waits until it is durable.
+    pub shared: bool,
 }
 
 /// The server as a value.
@@ -165,15 +168,8 @@ struct Running {
 /// How a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
-    Data {
-        offset: u64,
-        whole: bool,
-    },
-    Extents {
-        first_only: bool,
-    },
-    /// A flush comes before the reply.
-    DoneDurably,
+    Data { offset: u64, whole: bool },
+    Extents { first_only: bool },
     Done,
 }
 
@@ -606,8 +602,9 @@ impl Hub {
         }
         let volume = self.volumes.get_mut(&handle).expect("looked at above");
         if std::mem::take(&mut volume.is_waiting) {
-            let read_only = self.exports.read_only;
-            self.tell_core(now, CoreEvent::Open { volume: handle, name, read_only }, effects);
+            let (read_only, lock) = (self.exports.read_only, !self.exports.shared);
+            let open = CoreEvent::Open { volume: handle, name, read_only, lock };
+            self.tell_core(now, open, effects);
         }
     }
 
@@ -700,17 +697,16 @@ impl Hub {
     ) {
         let client = self.clients.get_mut(&connection).expect("it asks");
         let handle = client.volume.expect("requests follow an attach");
-        let durably = |durable| if durable { Wanted::DoneDurably } else { Wanted::Done };
         let (weight, wanted, operation) = match request.action {
             Action::Read { offset, length, whole } => {
                 let operation = Operation::Read { offset, length: length.into() };
                 (length as usize, Wanted::Data { offset, whole }, operation)
             }
             Action::Write { offset, data, durable } => {
-                (data.len(), durably(durable), Operation::Write { offset, data })
+                (data.len(), Wanted::Done, Operation::Write { offset, data, durable })
             }
             Action::Zero { offset, length, durable } => {
-                (0, durably(durable), Operation::Zero { offset, length: length.into() })
+                (0, Wanted::Done, Operation::Zero { offset, length: length.into(), durable })
             }
             Action::Flush => (0, Wanted::Done, Operation::Flush),
             Action::Extents { offset, length, first_only } => {
@@ -735,17 +731,7 @@ impl Hub {
         effects: &mut Vec<Effect>,
     ) {
         let key = id.0 as usize;
-        let running = &mut self.running[key];
-        let handle = running.volume;
-        if running.wanted == Wanted::DoneDurably && result.is_ok() {
-            running.wanted = Wanted::Done;
-            let operation = Operation::Flush;
-            return self.tell_core(
-                now,
-                CoreEvent::Request { id, volume: handle, operation },
-                effects,
-            );
-        }
+        let handle = self.running[key].volume;
         let running = self.running.remove(key);
         self.byte_count -= running.weight;
         match result {
@@ -826,11 +812,11 @@ fn reply(
         (Wanted::Extents { first_only }, Ok(Answer::Extents(extents))) => {
             replies.extents(cookie, &extents, first_only)
         }
-        (Wanted::Done | Wanted::DoneDurably, Ok(Answer::Done)) => replies.done(cookie),
+        (Wanted::Done, Ok(Answer::Done)) => replies.done(cookie),
         (Wanted::Data { .. } | Wanted::Extents { .. }, Err(error)) => {
             replies.error(structured, cookie, &error)
         }
-        (Wanted::Done | Wanted::DoneDurably, Err(error)) => replies.error(false, cookie, &error),
+        (Wanted::Done, Err(error)) => replies.error(false, cookie, &error),
         (_, Ok(_)) => unreachable!("the client core answers what is asked"),
     }
 }

@@ -26,6 +26,10 @@ pub struct ServerSettings {
     pub volumes: Vec<String>,
     /// Writes are refused.
     pub read_only: bool,
+    /// Volumes are attached without their locks, as other servers may do at the same time.
+    pub shared: bool,
+    /// Most bytes of a volume that were done and are not durable.
+    pub unsynced_size_max: u64,
 }
 
 /// An NBD server.
@@ -60,13 +64,15 @@ impl Server {
             eprintln!("nbd listens at {bound}");
             address.get_or_insert(bound);
         }
-        let exports = Exports { names: settings.volumes, read_only: settings.read_only };
+        let ServerSettings { volumes: names, read_only, shared, .. } = settings;
+        let exports = Exports { names, read_only, shared };
         let core = Settings {
             monitors: settings.monitors,
             client: "nbd".to_string(),
             pid: std::process::id(),
             address,
             retry_for: None,
+            unsynced_size_max: settings.unsynced_size_max,
         };
         let hub = Hub::new(exports, core, reactor.pool().clone());
         Server { reactor, hub, log_at: Time::ZERO, effects: Vec::new() }.serve()

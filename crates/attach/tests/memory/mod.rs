@@ -105,6 +105,8 @@ pub struct MemoryMonitor {
     pub is_silent: bool,
     /// Sessions ever opened.
     pub opened_count: u64,
+    /// Locks are granted with lazy acknowledgement.
+    pub is_lazy: bool,
     osd_address: String,
 }
 
@@ -117,6 +119,7 @@ impl MemoryMonitor {
             unanswered: Vec::new(),
             is_silent: false,
             opened_count: 0,
+            is_lazy: false,
             osd_address: osd_address.to_string(),
         }
     }
@@ -125,14 +128,15 @@ impl MemoryMonitor {
     pub fn answer(&mut self, message: ToMonitor) -> Option<FromMonitor> {
         Some(match message {
             ToMonitor::Subscribe { .. } => FromMonitor::Map(self.map()),
-            ToMonitor::OpenSession { request, image, .. } => match self.volumes.get(&image) {
+            ToMonitor::OpenSession { request, image, lock, .. } => match self.volumes.get(&image) {
                 None => FromMonitor::SessionRefused { request, error: unknown(&image) },
                 Some(size) => {
                     self.opened_count += 1;
                     let session = SessionId::new(self.opened_count);
                     self.sessions.insert(session, image.clone());
                     let image = image_info(image, *size);
-                    FromMonitor::SessionOpened { request, session, image }
+                    let (locked, lazy) = (lock, lock && self.is_lazy);
+                    FromMonitor::SessionOpened { request, session, image, locked, lazy }
                 }
             },
             ToMonitor::CloseSession { session, unanswered } => {

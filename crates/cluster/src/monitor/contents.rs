@@ -12,9 +12,9 @@ use format::wire::{Member, PgEntry};
 
 use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
-    ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, MonitorRecord,
-    OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord, Rest,
-    SessionRecord, SettingRecord, StatsRecord, TaskId, TaskRecord,
+    ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, LockRecord,
+    MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord,
+    Rest, SessionRecord, SettingRecord, StatsRecord, TaskId, TaskRecord,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
@@ -84,6 +84,7 @@ impl Contents {
     kind!(osd, osds, Osd(OsdId) from OsdId::FIRST, OsdRecord);
     kind!(pool, pools, Pool(PoolId) from PoolId::FIRST, PoolRecord);
     kind!(image, images, Image(ImageId) from ImageId::FIRST, ImageRecord);
+    kind!(lock, locks, Lock(ImageId) from ImageId::FIRST, LockRecord);
     kind!(session, sessions, Session(SessionId) from SessionId::ZERO, SessionRecord);
     kind!(removed_pool, removed_pools, RemovedPool(PoolId) from PoolId::FIRST, RemovedPoolRecord);
     kind!(monitor, monitors, Monitor(MonitorId) from MonitorId::FIRST, MonitorRecord);
@@ -221,6 +222,11 @@ impl Contents {
         };
         broken
             .or_else(|| self.images().find_map(|r| no_pool(Key::Image(r.info.id), r.info.pool)))
+            .or_else(|| {
+                let ownerless = self.locks().find(|lock| self.session(lock.session).is_none())?;
+                let key = Key::Lock(ownerless.image);
+                Some(format!("{key} names a session that is not there"))
+            })
             .or_else(|| {
                 let tasks = self.tasks().filter(|r| self.removed_pool(r.pool).is_none());
                 tasks.into_iter().find_map(|r| no_pool(Key::Task(r.id), r.pool))

@@ -60,6 +60,7 @@ fn protected_because(key: &Key) -> Option<&'static str> {
         Key::PgShard(..) => Some("PG entries are what keeps two OSDs from serving the same data"),
         Key::Fence(_) => Some("fences keep ended sessions from writing"),
         Key::Image(_) | Key::ImageName(_) => Some("volumes are changed by `ashlar volume`"),
+        Key::Lock(_) => Some("a lock keeps two from writing; `ashlar volume unlock` frees it"),
         Key::Session(_) => Some("sessions come and go with their clients"),
         Key::Stats(..) => Some("the leading monitor adds up there what OSDs counted"),
         Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: commands alone begin them"),

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::boot::Boot;
 use super::contents::{Batch, Write};
 use super::planning::Planned;
+use super::session::Opened;
 use super::{Effect, Monitor};
-use crate::map::ImageInfo;
 use crate::message::{Command, Failure, FromMonitor};
 use crate::records::{ClusterRecord, Key, Record, Rest, STATE_FORMAT, TaskId};
 use crate::state::{KeyValue, StateEffect, StateRequest, StateRevision};
@@ -32,6 +32,7 @@ pub(super) enum Job {
         request: u64,
         image: String,
         read_only: bool,
+        lock: bool,
         client: String,
     },
     /// A client detached an image.
@@ -77,7 +78,8 @@ pub(super) enum Done {
     BootRefused(Failure),
     BootOutdated,
     BootFromFuture,
-    SessionOpened(SessionId, ImageInfo),
+    SessionOpened(Opened),
+    SessionWaits,
     SessionRefused(Failure),
     SessionClosed(SessionId),
     SessionEnded(SessionId),
@@ -87,6 +89,7 @@ pub(super) enum Done {
     Replanned(Option<(u64, PlanError)>),
     /// Another monitor is there, or one is elsewhere.
     MonitorsChanged,
+    Unlocked(SessionId, Value),
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),
 }
@@ -104,20 +107,20 @@ impl Monitor {
     pub(super) fn run_jobs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while self.in_flight.is_none() {
             let Some(job) = self.jobs.pop_front() else { return };
-            match self.plan(&job) {
+            match self.plan(now, &job) {
                 Plan::Done(done) => self.finish(now, job, done, effects),
                 Plan::Write { batch, done } => self.start(job, batch, done, effects),
             }
         }
     }
 
-    fn plan(&self, job: &Job) -> Plan {
+    fn plan(&self, now: Time, job: &Job) -> Plan {
         match job {
             Job::CreateCluster => self.plan_create_cluster(),
             Job::Boot(boot) => self.plan_boot(boot),
             Job::SyncOsd { osd } => self.plan_sync_osd(*osd),
-            Job::OpenSession { connection, image, read_only, client, .. } => {
-                self.plan_open_session(*connection, image, *read_only, client)
+            Job::OpenSession { connection, image, read_only, lock, client, .. } => {
+                self.plan_open_session(now, *connection, image, (*read_only, *lock), client)
             }
             Job::CloseSession { session, unanswered } => {
                 self.plan_close_session(*session, *unanswered)
@@ -159,6 +162,9 @@ impl Monitor {
                 self.plan_volume_resize(volume, *size, *shrink)
             }
             Command::VolumeRemove { volume } => self.plan_volume_remove(volume),
+            Command::VolumeUnlock { volume, accepted } => {
+                self.plan_volume_unlock(volume, *accepted)
+            }
             Command::OsdCreate { store } => self.plan_osd_create(store),
             Command::OsdOut { osd } => self.plan_osd_set_in(*osd, false),
             Command::OsdIn { osd } => self.plan_osd_set_in(*osd, true),
@@ -351,22 +357,30 @@ impl Monitor {
                 self.push_sync_known_osd(boot.osd);
             }
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
-            (Job::OpenSession { connection, request, .. }, Done::SessionOpened(session, image)) => {
+            (Job::OpenSession { connection, request, .. }, Done::SessionOpened(opened)) => {
+                let Opened { session, image, locked, lazy } = opened;
                 self.connect_session(now, session, connection);
-                let opened = FromMonitor::SessionOpened { request, session, image };
+                if locked {
+                    self.locked_since.insert(session, now);
+                }
+                let opened = FromMonitor::SessionOpened { request, session, image, locked, lazy };
                 self.send(connection, &opened, effects);
+            }
+            (job @ Job::OpenSession { connection, request, .. }, Done::SessionWaits) => {
+                if let Err(error) = self.wait_for_holder(job) {
+                    let refused = FromMonitor::SessionRefused { request, error };
+                    self.send(connection, &refused, effects);
+                }
             }
             (Job::OpenSession { connection, request, .. }, Done::SessionRefused(error)) => {
                 let refused = FromMonitor::SessionRefused { request, error };
                 self.send(connection, &refused, effects);
             }
-            (_, Done::SessionClosed(session)) => self.drop_session(session),
-            (_, Done::SessionEnded(session)) => {
-                if let Some(connection) = self.session_connection(session) {
-                    let ended = FromMonitor::SessionEnded { session };
-                    self.send(connection, &ended, effects);
-                }
-                self.drop_session(session);
+            (_, Done::SessionClosed(session)) => self.forget_session(session),
+            (_, Done::SessionEnded(session)) => self.session_ended(session, effects),
+            (Job::Command { connection, request, .. }, Done::Unlocked(session, answer)) => {
+                self.session_ended(session, effects);
+                self.answer(connection, request, Ok(answer), effects);
             }
             (Job::Edit { key }, Done::Edited(verdict)) => {
                 self.finish_edit(now, key, verdict, effects);

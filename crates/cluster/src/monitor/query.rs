@@ -97,6 +97,7 @@ impl Monitor {
             | Command::VolumeRemove { .. }
             | Command::MonitorCreate
             | Command::MonitorRemove { .. }
+            | Command::VolumeUnlock { .. }
             | Command::OsdCreate { .. }
             | Command::OsdOut { .. }
             | Command::OsdIn { .. }

@@ -7,12 +7,23 @@ use base::{ConnectionId, SessionId, Time};
 
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
+use super::lock::Claim;
 use super::{Effect, Monitor, Setting, failure};
+use crate::map::ImageInfo;
 use crate::message::FromMonitor;
-use crate::records::{CounterName, Key, Record, Rest, SessionRecord};
+use crate::records::{CounterName, Record, Rest, SessionRecord};
 
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
+
+/// A session as its client is told of it.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) session: SessionId,
+    pub(super) image: ImageInfo,
+    pub(super) locked: bool,
+    pub(super) lazy: bool,
+}
 
 /// Where a session that has not ended is connected.
 pub(super) enum SessionLive {
@@ -34,6 +45,7 @@ impl Monitor {
                 self.sessions_gone.insert((now, session));
             }
         }
+        self.wake_opens();
     }
 
     pub(super) fn session_connection(&self, session: SessionId) -> Option<ConnectionId> {
@@ -62,10 +74,18 @@ impl Monitor {
             }
         };
         self.sessions.insert(session, live);
+        self.wake_opens();
+    }
+
+    /// A session is gone for good.
+    pub(super) fn forget_session(&mut self, session: SessionId) {
+        self.drop_session(session);
+        self.locked_since.remove(&session);
+        self.wake_opens();
     }
 
     /// Forgets where a session is connected.
-    pub(super) fn drop_session(&mut self, session: SessionId) {
+    fn drop_session(&mut self, session: SessionId) {
         match self.sessions.remove(&session) {
             Some(SessionLive::Connected { connection }) => {
                 if let Some(state) = self.connections.get_mut(&connection) {
@@ -77,6 +97,14 @@ impl Monitor {
             }
             None => {}
         }
+    }
+
+    /// Its client is told, if it is there.
+    pub(super) fn session_ended(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
+        if let Some(connection) = self.session_connection(session) {
+            self.send(connection, &FromMonitor::SessionEnded { session }, effects);
+        }
+        self.forget_session(session);
     }
 
     pub(super) fn lose_session_connection(&mut self, now: Time, session: SessionId) {
@@ -116,9 +144,10 @@ impl Monitor {
 
     pub(super) fn plan_open_session(
         &self,
+        now: Time,
         connection: ConnectionId,
         image: &str,
-        read_only: bool,
+        (read_only, lock): (bool, bool),
         client: &str,
     ) -> Plan {
         let contents = &self.contents;
@@ -134,6 +163,12 @@ impl Monitor {
             Ok(Some(fencing)) => return fencing,
             Err(error) => return Plan::Done(Done::SessionRefused(error)),
         }
+        let granted = match self.claim_lock(now, &image.info, lock && !read_only) {
+            Claim::Granted { lazy } => Some(lazy),
+            Claim::Without => None,
+            Claim::Waits => return Plan::Done(Done::SessionWaits),
+            Claim::Refused(error) => return Plan::Done(Done::SessionRefused(error)),
+        };
         if contents.sessions().count() >= SESSION_COUNT_MAX {
             let error = failure(
                 "busy",
@@ -153,7 +188,16 @@ impl Monitor {
             rest: Rest::new(),
         };
         batch.put(contents, Record::Session(record));
-        Plan::Write { batch, done: Some(Done::SessionOpened(id, image.info.clone())) }
+        if let Some(lazy) = granted {
+            self.put_lock(&mut batch, &image.info, id, lazy);
+        }
+        let opened = Opened {
+            session: id,
+            image: image.info.clone(),
+            locked: granted.is_some(),
+            lazy: granted.unwrap_or(false),
+        };
+        Plan::Write { batch, done: Some(Done::SessionOpened(opened)) }
     }
 
     pub(super) fn plan_close_session(&self, session: SessionId, unanswered: bool) -> Plan {
@@ -166,7 +210,7 @@ impl Monitor {
             batch.put(&self.contents, Record::Session(record));
         } else {
             // One that has ended may be closed, too: its client knows that nothing is on its way.
-            batch.delete(&self.contents, Key::Session(session));
+            batch.add(&self.contents, self.removal_of(session));
         }
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
     }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod life;
+mod lock;
 mod members;
 mod operator;
 mod rig;

@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{ImageId, MapRevision, PoolId, StripeIndex, TIB, UNIT_SIZE};
+use base::{ImageId, MapRevision, PoolId, SessionId, StripeIndex, TIB, UNIT_SIZE};
 use serde_json::{Value, json};
 
-use super::contents::{Batch, Write};
+use super::contents::Batch;
 use super::job::{Done, Plan};
 use super::pool::check_name;
 use super::{Monitor, busy, failure};
@@ -177,13 +177,24 @@ impl Monitor {
         &self,
         image: &ImageRecord,
     ) -> Result<Option<Plan>, Failure> {
-        let contents = &self.contents;
-        let ended = contents.sessions_of(image.info.id).filter(|record| record.ended);
+        let ended = self.contents.sessions_of(image.info.id).filter(|record| record.ended);
         let ended = ended.take(FENCES_PER_TRANSACTION);
         let sessions: Vec<_> = ended.map(|record| record.id).collect();
         if sessions.is_empty() || planted::on(Bug::EndedSessionNotFenced) {
             return Ok(None);
         }
+        self.fence_sessions(image, sessions, None).map(Some)
+    }
+
+    /// The transaction that fences these sessions of the image; their records go, and the lock that
+    /// one of them holds.
+    pub(super) fn fence_sessions(
+        &self,
+        image: &ImageRecord,
+        sessions: Vec<SessionId>,
+        done: Option<Done>,
+    ) -> Result<Plan, Failure> {
+        let contents = &self.contents;
         let pool = contents.pool(image.info.pool).expect("pools with images stay");
         let revision = pool.revision.next();
         let mut record = contents.fences(image.info.pool).cloned().unwrap_or(FenceRecord {
@@ -203,9 +214,10 @@ impl Monitor {
         batch.put(contents, Record::Pool(PoolRecord { revision, ..pool.clone() }));
         // Long records: the limit on fences keeps this one below a transaction's.
         batch.put(contents, Record::Fence(record));
-        let writes = sessions.into_iter().map(|session| Write::Delete(Key::Session(session)));
-        batch.add(contents, writes.collect());
-        Ok(Some(Plan::Write { batch, done: None }))
+        for session in sessions {
+            batch.add(contents, self.removal_of(session));
+        }
+        Ok(Plan::Write { batch, done })
     }
 
     /// Records the task that deletes what lies behind `size`.
@@ -280,6 +292,7 @@ impl Monitor {
             "pool": pool,
             "size_bytes": info.size,
             "attached": sessions.len(),
+            "lock": self.lock_row(info),
             "sessions": sessions,
         })
     }

@@ -68,6 +68,8 @@ pub struct Plan {
     pub drill: Option<Departure>,
     /// The stores are sparse files.
     pub is_sparse: bool,
+    /// Of attaches: the volume's lock is wanted.
+    pub locks: Chance,
 }
 
 /// How a member goes in the drill.
@@ -210,6 +212,7 @@ impl Plan {
             strikes,
             drill,
             is_sparse: random.chance(Chance::percent(50)),
+            locks: some(random, 40, 800_000),
         }
     }
 }

@@ -1,9 +1,13 @@
 //! The state store of a run: the cluster's own store in memory, behind a door that delays,
 //! refuses, and sometimes cannot say what became of a transaction.
+//!
+//! Invariant it judges: while a session holds an image's lock and need not write durably, no other
+//! session that has not ended has the image.
 
 use base::{Duration, Time};
+use cluster::records::{Key, LockRecord, Record, SessionRecord};
 use cluster::state::{
-    MemoryState, StateEffect, StateEvent, StateStore, TransactionOutcome, Unavailable,
+    KeyValue, MemoryState, StateEffect, StateEvent, StateStore, TransactionOutcome, Unavailable,
 };
 
 use crate::random::{Chance, Random};
@@ -84,5 +88,71 @@ impl StateDoor {
     /// Does an effect of which nobody is told.
     pub fn happen(&mut self, now: Time, effect: StateEffect) {
         self.store.apply(now, effect, &mut Vec::new());
+    }
+
+    /// Who has an image beside the lazy holder of its lock; `None`: nobody.
+    pub fn broken_lock(&self) -> Option<String> {
+        broken_lock(self.store.entries())
+    }
+}
+
+fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String> {
+    let mut locks: Vec<LockRecord> = Vec::new();
+    // In the order of their keys locks come before sessions.
+    for entry in entries.filter(|entry| is_judged(&entry.key)) {
+        let key = Key::parse(&entry.key).expect("the monitor wrote it");
+        match Record::parse(&key, &entry.value).expect("the monitor wrote it") {
+            Record::Lock(lock) if lock.lazy => locks.push(lock),
+            Record::Session(SessionRecord { id, image, ended: false, .. }) => {
+                let beside = locks.iter().find(|lock| lock.image == image && lock.session != id);
+                if let Some(lock) = beside {
+                    return Some(format!("session {id} has the image of {lock:?}"));
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+fn is_judged(key: &str) -> bool {
+    key.starts_with("lock/") || key.starts_with("session/")
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{ImageId, SessionId};
+    use cluster::records::Rest;
+    use cluster::state::StateRevision;
+
+    use super::*;
+
+    fn lock(lazy: bool) -> Record {
+        let (image, session) = (ImageId::FIRST, SessionId::new(3));
+        Record::Lock(LockRecord { image, session, lazy, rest: Rest::new() })
+    }
+
+    fn session(number: u64, ended: bool) -> Record {
+        let (id, image) = (SessionId::new(number), ImageId::FIRST);
+        let (client, rest) = ("test".into(), Rest::new());
+        Record::Session(SessionRecord { id, image, client, read_only: true, ended, rest })
+    }
+
+    fn is_broken(records: &[Record]) -> bool {
+        let entry = |record: &Record| KeyValue {
+            key: record.key().to_string(),
+            value: record.to_json().to_string(),
+            revision: StateRevision::ZERO,
+            lease: None,
+        };
+        let entries: Vec<KeyValue> = records.iter().map(entry).collect();
+        broken_lock(entries.iter()).is_some()
+    }
+
+    #[test]
+    fn a_session_beside_a_lazy_holder_is_found() {
+        assert!(is_broken(&[lock(true), session(3, false), session(4, false)]));
+        assert!(!is_broken(&[lock(true), session(3, false), session(4, true)]));
+        assert!(!is_broken(&[lock(false), session(3, false), session(4, false)]));
     }
 }

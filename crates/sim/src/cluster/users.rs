@@ -81,6 +81,7 @@ impl Client {
             pid: 1,
             address: None,
             retry_for: patience,
+            unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
         };
         self.core = Some(ClientCore::new(settings, pool));
     }
@@ -161,7 +162,8 @@ impl World {
         }
         let volume = *self.work.pick(&live);
         let read_only = self.work.chance(Chance::percent(10));
-        self.attach_volume(index, volume, read_only)
+        let lock = self.work.chance(self.plan.locks);
+        self.attach_volume(index, volume, read_only, lock)
     }
 
     pub(super) fn attach_volume(
@@ -169,6 +171,7 @@ impl World {
         index: usize,
         volume: usize,
         read_only: bool,
+        lock: bool,
     ) -> Result<(), String> {
         self.tally.operations.add("attach", 1);
         let handle = VolumeHandle(self.clients[index].next_name());
@@ -176,7 +179,7 @@ impl World {
         let attachment = Attachment { volume, read_only, stage: Stage::Opening, sure };
         self.clients[index].attached.insert(handle, attachment);
         let name = self.volumes[volume].name.clone();
-        self.apply_client(index, Event::Open { volume: handle, name, read_only })
+        self.apply_client(index, Event::Open { volume: handle, name, read_only, lock })
     }
 
     pub(super) fn detach(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
@@ -205,7 +208,7 @@ impl World {
     pub(super) fn attach_for_drill(&mut self) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
-        self.attach_volume(0, volume, false)?;
+        self.attach_volume(0, volume, false, false)?;
         self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
         let attached = self.clients[0].attached.iter().find_map(|(handle, it)| match it.stage {
             Stage::Open { units, .. } => {
@@ -249,7 +252,7 @@ impl World {
                 let id = self.next_value();
                 let from = self.moment();
                 self.volumes[volume].ask(id, 0, pieces, from);
-                let operation = Operation::Zero { offset, length };
+                let operation = Operation::Zero { offset, length, durable: false };
                 self.request(index, handle, volume, Work::Change { id }, operation)
             }
             4 => self.request(index, handle, volume, Work::Flush, Operation::Flush),
@@ -298,7 +301,8 @@ impl World {
         let length = (pieces.end - pieces.start) * PIECE_SIZE;
         let mut data = self.pool.take(length as usize);
         self.volumes[volume].fill(pieces.start, id, &mut data);
-        let operation = Operation::Write { offset: pieces.start * PIECE_SIZE, data: data.freeze() };
+        let (offset, data) = (pieces.start * PIECE_SIZE, data.freeze());
+        let operation = Operation::Write { offset, data, durable: false };
         self.volumes[volume].ask(id, id, pieces, from);
         self.request(index, handle, volume, Work::Change { id }, operation)
     }
@@ -385,6 +389,7 @@ impl World {
         };
         match result {
             Ok(attached) => {
+                self.tally.sequels.add("lock granted to a lazy holder", attached.lazy.into());
                 let name = &self.volumes[attachment.volume].name;
                 if attached.image.name != *name {
                     return Err(format!("{name} was attached as {}", attached.image.name));
@@ -413,6 +418,8 @@ impl World {
                 let volume = &self.volumes[attachment.volume];
                 let sure = attachment.sure && volume.life == Life::Live;
                 self.clients[index].attached.remove(&handle);
+                let for_lock = failure.code == "locked";
+                self.tally.sequels.add("attach refused for a lock", for_lock.into());
                 if sure && failure.code == "not_found" {
                     return Err(format!("an attach of a volume that is there: {failure:?}"));
                 }

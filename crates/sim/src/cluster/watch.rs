@@ -20,7 +20,7 @@ use format::wire::{
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 15] = [
+pub const SEQUELS: [&str; 17] = [
     "epoch activated",
     "members compared",
     "newest copy fetched from a member",
@@ -36,6 +36,8 @@ pub const SEQUELS: [&str; 15] = [
     "lease ran out",
     "request met no lease",
     "PG lost by a lease's answer",
+    "lock granted to a lazy holder",
+    "attach refused for a lock",
 ];
 
 /// Everything seen so far.

@@ -364,7 +364,7 @@ impl World {
     fn read_everything(&mut self) -> Result<(), String> {
         for volume in 0..self.volumes.len() {
             if self.volumes[volume].life == Life::Live {
-                self.attach_volume(0, volume, true)?;
+                self.attach_volume(0, volume, true, false)?;
             }
         }
         self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
@@ -523,7 +523,7 @@ impl World {
                 self.state_open -= 1;
                 self.trace.line(format_args!("{:?} a late transaction happens", self.now));
                 self.state.happen(self.now, effect);
-                Ok(())
+                self.judge_locks()
             }
             Item::OsdTurn(index) => {
                 let local = self.local(Process::Osd(index));
@@ -792,6 +792,7 @@ impl World {
                         self.state_open += 1;
                         self.schedule(step.after, Item::State(step.what));
                     }
+                    self.judge_locks()?;
                 }
                 monitor::Effect::Ready => {}
                 monitor::Effect::Stop(reason) => {
@@ -800,6 +801,10 @@ impl World {
             }
         }
         if dies { self.kill(Process::Monitor) } else { Ok(()) }
+    }
+
+    fn judge_locks(&self) -> Result<(), String> {
+        self.state.broken_lock().map_or(Ok(()), Err)
     }
 
     /// How many of the effects happen, and whether the process dies then.

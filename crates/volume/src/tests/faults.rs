@@ -325,7 +325,7 @@ fn a_detach_is_told_again_until_a_monitor_is_known_to_have_heard_it() {
     world.wait();
     let again = VolumeHandle(2);
     let name = "disk".to_string();
-    world.apply(Event::Open { volume: again, name, read_only: false });
+    world.apply(Event::Open { volume: again, name, read_only: false, lock: false });
     world.connect();
     let place = |told: &ToMonitor| *told == closed(false);
     let close = world.told.iter().position(place).expect("told again");

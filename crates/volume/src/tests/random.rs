@@ -95,7 +95,7 @@ impl Run {
             Action::Zero { offset, length } => {
                 let range = offset as usize..(offset + length) as usize;
                 self.model[range].fill(0);
-                self.asked.push(world.ask(Operation::Zero { offset, length }));
+                self.asked.push(world.ask(Operation::Zero { offset, length, durable: false }));
             }
             Action::Read { offset, length } => self.asked.push(world.read(offset, length)),
             Action::Flush => self.asked.push(world.ask(Operation::Flush)),
@@ -181,7 +181,7 @@ impl Run {
 impl World {
     /// Brings one of the waiting requests to the front; whether there is one. The order of
     /// requests of one stripe and connection stays: that is what an OSD keeps.
-    fn bring_forward(&mut self, at: usize) -> bool {
+    pub(super) fn bring_forward(&mut self, at: usize) -> bool {
         if self.asked.is_empty() {
             return false;
         }

@@ -118,7 +118,7 @@ fn zeroing_frees_whole_units_and_clears_ragged_edges() {
     let mut world = World::attached();
     let id = world.write(0, &vec![7; 4 * UNIT]);
     world.finish(id).expect("written");
-    let zero = Operation::Zero { offset: 100, length: 3 * UNIT as u64 };
+    let zero = Operation::Zero { offset: 100, length: 3 * UNIT as u64, durable: false };
     let id = world.ask(zero);
     assert_eq!(world.finish(id), Ok(Answer::Done));
     let bytes = world.bytes(0, 4 * UNIT as u64);
@@ -205,7 +205,7 @@ fn ranges_outside_the_volume_are_refused_at_once() {
     for (offset, length) in wrong {
         for operation in [
             Operation::Read { offset, length },
-            Operation::Zero { offset, length },
+            Operation::Zero { offset, length, durable: false },
             Operation::Extents { offset, length },
         ] {
             let id = world.ask(operation);
@@ -222,7 +222,7 @@ fn a_read_only_volume_refuses_changes_and_serves_reads() {
     let mut world = World::attached_with(None, true);
     let id = world.write(0, &[1]);
     assert_eq!(world.result(id), Err(VolumeError::ReadOnly));
-    let id = world.ask(Operation::Zero { offset: 0, length: 1 });
+    let id = world.ask(Operation::Zero { offset: 0, length: 1, durable: false });
     assert_eq!(world.result(id), Err(VolumeError::ReadOnly));
     let id = world.ask(Operation::Flush);
     assert_eq!(world.result(id), Ok(Answer::Done));

@@ -51,8 +51,17 @@ pub(super) struct World {
     pub(super) opened: Vec<(VolumeHandle, Result<Attached, Failure>)>,
     pub(super) detached: Vec<VolumeHandle>,
     pub(super) done: BTreeMap<RequestId, Reached>,
-    /// What writes are told.
+    /// What writes are told; of a lazy session: what lazy writes are told.
     pub(super) durable: bool,
+    /// Sessions are granted with the lock, and lazy.
+    pub(super) lazy: bool,
+    /// Of the map, as last told.
+    revision: u64,
+    /// Epochs that OSDs insist on, by PG; none: they take any.
+    pub(super) epochs: BTreeMap<u32, u32>,
+    /// Units written since they were last durable, each with what it held before each change, the
+    /// durable content first.
+    pub(super) unstable: BTreeMap<(StripeIndex, u32), Vec<Option<Vec<u8>>>>,
     blocks: BTreeMap<(ImageId, StripeIndex), Block>,
     counter: u64,
     last_request: u64,
@@ -76,6 +85,11 @@ pub(super) fn entry(number: u32, epoch: u32, primary: u32) -> PgEntry {
         acting: OsdId::new(primary).map(member).into_iter().collect(),
         learners: Vec::new(),
     }
+}
+
+/// The PG of a stripe of the volume.
+pub(super) fn pg_number(stripe: StripeIndex) -> u32 {
+    base::hash::pg_of_hash(base::hash::stripe_hash(ImageId::FIRST, stripe), 4)
 }
 
 pub(super) fn osd_info(number: u32, revision: u64) -> OsdInfo {
@@ -127,6 +141,7 @@ impl World {
             pid: 7,
             address: None,
             retry_for,
+            unsynced_size_max: crate::UNSYNCED_SIZE_DEFAULT,
         };
         let pool = BufferPool::default();
         World {
@@ -143,6 +158,10 @@ impl World {
             detached: Vec::new(),
             done: BTreeMap::new(),
             durable: true,
+            lazy: false,
+            revision: 1,
+            epochs: BTreeMap::new(),
+            unstable: BTreeMap::new(),
             blocks: BTreeMap::new(),
             counter: 0,
             last_request: 0,
@@ -165,8 +184,36 @@ impl World {
         world
     }
 
+    /// A world with one volume attached that has the lock and is lazy.
+    pub(super) fn lazy(retry_for: Option<Duration>) -> World {
+        let mut world = World::new(retry_for);
+        (world.lazy, world.durable) = (true, false);
+        world.epochs = (0..4).map(|number| (number, 1)).collect();
+        world.open(false);
+        world.connect();
+        world.give_map();
+        world.accept_session();
+        world
+    }
+
+    /// The monitor makes the next epoch of a PG, with the same primary; its clients are told if
+    /// there is a connection.
+    pub(super) fn next_epoch(&mut self, number: u32) {
+        let epoch = self.epochs[&number] + 1;
+        self.epochs.insert(number, epoch);
+        // An activation makes durable what it adopts.
+        self.sync(number);
+        if self.monitor.is_some() {
+            let pgs = vec![entry(number, epoch, 1 + number % 2)];
+            let pools = vec![pool_delta(self.revision, self.revision + 1, pgs)];
+            self.revision += 1;
+            self.say(FromMonitor::Map(MapDelta { pools, ..MapDelta::default() }));
+        }
+    }
+
     pub(super) fn open(&mut self, read_only: bool) {
-        self.apply(Event::Open { volume: VOLUME, name: "disk".to_string(), read_only });
+        let name = "disk".to_string();
+        self.apply(Event::Open { volume: VOLUME, name, read_only, lock: self.lazy });
     }
 
     pub(super) fn give_map(&mut self) {
@@ -185,7 +232,8 @@ impl World {
             _ => None,
         });
         let request = ask.expect("a session was asked for");
-        self.say(FromMonitor::SessionOpened { request, session: SESSION, image: image() });
+        let (session, image, lazy) = (SESSION, image(), self.lazy);
+        self.say(FromMonitor::SessionOpened { request, session, image, locked: lazy, lazy });
     }
 
     pub(super) fn apply(&mut self, event: Event) {
@@ -290,7 +338,7 @@ impl World {
 
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> RequestId {
         let data = self.pool.copy_of(bytes);
-        self.ask(Operation::Write { offset, data })
+        self.ask(Operation::Write { offset, data, durable: false })
     }
 
     pub(super) fn read(&mut self, offset: u64, length: u64) -> RequestId {
@@ -316,7 +364,10 @@ impl World {
     /// Does what the longest waiting request asks.
     pub(super) fn serve_one(&mut self) {
         let asked = self.next();
-        let outcome = self.execute(&asked.1.op);
+        let outcome = self.judge(&asked.1).and_then(|()| self.execute(&asked.1.op));
+        if outcome == Ok(Outcome::Synced) {
+            self.sync(asked.1.pg.number);
+        }
         self.reply(&asked, outcome);
     }
 
@@ -366,24 +417,32 @@ impl World {
             Op::Read { place, offset, length, .. } => {
                 Ok(self.execute_read(place.image, place.stripe, *offset, *length))
             }
-            Op::Write { place, offset, checksums, data, expected, .. } => {
+            Op::Write { place, offset, checksums, data, expected, lazy } => {
                 assert_eq!(first_mismatch(data, checksums), None);
                 let block = self.blocks.entry((place.image, place.stripe)).or_default();
                 if expected.is_some_and(|expected| expected != block.version) {
                     return Err(Refusal::CompareFailed { version: block.version });
                 }
-                for (index, unit) in data.chunks_exact(UNIT).enumerate() {
-                    block.units.insert(offset / UNIT as u32 + index as u32, unit.to_vec());
+                for (index, bytes) in data.chunks_exact(UNIT).enumerate() {
+                    let unit = offset / UNIT as u32 + index as u32;
+                    let before = block.units.insert(unit, bytes.to_vec());
+                    let changes = self.unstable.entry((place.stripe, unit)).or_default();
+                    changes.push(before);
                 }
-                Ok(self.written(place.image, place.stripe))
+                self.settle(place.stripe, *offset, data.len() as u32, *lazy);
+                Ok(self.written_lazily(place.image, place.stripe, *lazy))
             }
-            Op::Zero { place, offset, length, .. } => {
+            Op::Zero { place, offset, length, lazy } => {
                 assert!(offset.is_multiple_of(UNIT as u32));
                 assert!(length.is_multiple_of(UNIT as u32));
                 let units = offset / UNIT as u32..(offset + length) / UNIT as u32;
                 let block = self.blocks.entry((place.image, place.stripe)).or_default();
-                block.units.retain(|unit, _| !units.contains(unit));
-                Ok(self.written(place.image, place.stripe))
+                for unit in units {
+                    let before = block.units.remove(&unit);
+                    self.unstable.entry((place.stripe, unit)).or_default().push(before);
+                }
+                self.settle(place.stripe, *offset, *length, *lazy);
+                Ok(self.written_lazily(place.image, place.stripe, *lazy))
             }
             Op::Extents { place, .. } => {
                 let block = self.blocks.entry((place.image, place.stripe)).or_default();
@@ -393,6 +452,65 @@ impl World {
             Op::Sync => Ok(Outcome::Synced),
             Op::DeleteRange { .. } => panic!("not of clients"),
         }
+    }
+
+    /// Refuses what is of another epoch than its PG is in.
+    fn judge(&self, request: &Request) -> Result<(), Refusal> {
+        let number = request.pg.number;
+        match self.epochs.get(&number) {
+            Some(epoch) if Epoch::new(*epoch) != request.epoch => {
+                Err(Refusal::Stale(Some(entry(number, *epoch, 1 + number % 2))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A change that is not lazy is durable.
+    fn settle(&mut self, stripe: StripeIndex, offset: u32, length: u32, lazy: bool) {
+        if !lazy || self.durable {
+            let units = offset / UNIT as u32..(offset + length) / UNIT as u32;
+            units.for_each(|unit| drop(self.unstable.remove(&(stripe, unit))));
+        }
+    }
+
+    fn written_lazily(&mut self, image: ImageId, stripe: StripeIndex, lazy: bool) -> Outcome {
+        match self.written(image, stripe) {
+            Outcome::Written { version, durable } if self.lazy => {
+                Outcome::Written { version, durable: durable || !lazy }
+            }
+            told => told,
+        }
+    }
+
+    /// All members of the PG lost power: of each unit that was not durable an older content may be
+    /// left, as `choose` (below a number) says.
+    pub(super) fn lose_power(&mut self, number: u32, mut choose: impl FnMut(usize) -> usize) {
+        let of_pg = |stripe: StripeIndex| pg_number(stripe) == number;
+        for ((stripe, unit), mut changes) in std::mem::take(&mut self.unstable) {
+            if !of_pg(stripe) {
+                self.unstable.insert((stripe, unit), changes);
+                continue;
+            }
+            let chosen = choose(changes.len() + 1);
+            if chosen < changes.len() {
+                let block = self.blocks.entry((ImageId::FIRST, stripe)).or_default();
+                match changes.swap_remove(chosen) {
+                    Some(bytes) => drop(block.units.insert(unit, bytes)),
+                    None => drop(block.units.remove(&unit)),
+                }
+            }
+            self.written(ImageId::FIRST, stripe);
+        }
+    }
+
+    /// What a unit holds at its OSD.
+    pub(super) fn held(&self, stripe: StripeIndex, unit: u32) -> Option<&Vec<u8>> {
+        self.blocks.get(&(ImageId::FIRST, stripe))?.units.get(&unit)
+    }
+
+    /// Everything of a PG is durable.
+    pub(super) fn sync(&mut self, number: u32) {
+        self.unstable.retain(|(stripe, _), _| pg_number(*stripe) != number);
     }
 
     /// Another client writes the unit meanwhile.

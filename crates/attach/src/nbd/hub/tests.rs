@@ -49,11 +49,12 @@ impl World {
             pid: 7,
             address: None,
             retry_for: None,
+            unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
         };
         let names = names.iter().map(|name| name.to_string()).collect();
         World {
             now: Time::ZERO,
-            hub: Hub::new(Exports { names, read_only }, settings, pool.clone()),
+            hub: Hub::new(Exports { names, read_only, shared: false }, settings, pool.clone()),
             pool,
             received: BTreeMap::new(),
             lent: BTreeMap::new(),

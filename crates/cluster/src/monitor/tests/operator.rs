@@ -261,9 +261,9 @@ fn what_keeps_data_safe_is_put_back_whoever_changes_it() {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
     let client = rig.client();
-    rig.open_session(client, "v").unwrap().unwrap();
+    rig.ask_lock(client, "v", false);
     let before: Vec<_> =
-        ["cluster", "pg/1/0", "image/1", "index/image/v", "session/1", "counter/image"]
+        ["cluster", "pg/1/0", "image/1", "index/image/v", "lock/1", "session/1", "counter/image"]
             .map(|key| (key, rig.stored(key).unwrap().value))
             .into();
     for (key, value) in &before {

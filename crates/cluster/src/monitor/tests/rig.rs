@@ -685,13 +685,42 @@ impl Rig {
             request: asked,
             image: image.into(),
             read_only: false,
+            lock: false,
             client: "test".into(),
         };
         self.say(connection, &message);
         let inbox = self.inbox.get_mut(&connection)?;
         inbox.iter().find_map(|message| match message {
-            FromMonitor::SessionOpened { request, session, image } if *request == asked => {
+            FromMonitor::SessionOpened { request, session, image, .. } if *request == asked => {
                 Some(Ok((*session, image.clone())))
+            }
+            FromMonitor::SessionRefused { request, error } if *request == asked => {
+                Some(Err(error.clone()))
+            }
+            _ => None,
+        })
+    }
+
+    /// Asks for the image with its lock, or for reading; gives what names the answer.
+    pub fn ask_lock(&mut self, connection: ConnectionId, image: &str, read_only: bool) -> u64 {
+        self.request_last += 1;
+        let (request, image, client) = (self.request_last, image.into(), "test".into());
+        let ask = ToMonitor::OpenSession { request, image, read_only, lock: true, client };
+        self.say(connection, &ask);
+        request
+    }
+
+    /// What such an ask got: session, locked and lazy.
+    pub fn lock_answer(
+        &mut self,
+        connection: ConnectionId,
+        asked: u64,
+    ) -> Option<Result<(SessionId, bool, bool), Failure>> {
+        self.inbox.get(&connection)?.iter().find_map(|message| match message {
+            FromMonitor::SessionOpened { request, session, locked, lazy, .. }
+                if *request == asked =>
+            {
+                Some(Ok((*session, *locked, *lazy)))
             }
             FromMonitor::SessionRefused { request, error } if *request == asked => {
                 Some(Err(error.clone()))

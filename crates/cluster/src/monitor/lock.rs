@@ -1,0 +1,173 @@
+//! Locks of images: who may have an image to itself, and be answered before writes are durable.
+//!
+//! A lock is granted with an attach while no other session that has not ended has the image. It is
+//! removed by the transaction that removes its holder's session: closed cleanly, or fenced. So it
+//! is free only when no OSD that knows of the next holder does anything more for the last one.
+//!
+//! Invariants
+//!   1. While a lazy holder has an image, no other session has it.
+//!   2. The holder of a lock has a session record, ended or not.
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, PoolId, SessionId, Time};
+use serde_json::{Value, json};
+
+use super::contents::{Batch, Write};
+use super::job::{Done, Job, Plan};
+use super::{Monitor, busy, failure};
+use crate::map::ImageInfo;
+use crate::message::Failure;
+use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
+
+/// Attaches that wait for what becomes of a lock's holder.
+const WAITING_COUNT_MAX: usize = 1_024;
+
+/// What the lock of an image means for an attach.
+pub(super) enum Claim {
+    /// It gets the lock.
+    Granted {
+        /// Its writes may be acknowledged before they are durable.
+        lazy: bool,
+    },
+    /// It is attached without.
+    Without,
+    /// The holder's connection is gone: it comes back, or ends and is fenced.
+    Waits,
+    /// It is not attached.
+    Refused(Failure),
+}
+
+impl Monitor {
+    /// What an attach gets. Requires: the ended sessions of the image are fenced.
+    pub(super) fn claim_lock(&self, now: Time, image: &ImageInfo, wanted: bool) -> Claim {
+        let holder = self.contents.lock(image.id).and_then(|lock| {
+            let record = self.contents.session(lock.session).filter(|record| !record.ended)?;
+            Some((lock, record))
+        });
+        let Some((lock, record)) = holder else {
+            let mut others = self.contents.sessions_of(image.id).filter(|record| !record.ended);
+            let is_free = others.next().is_none() || planted::on(Bug::LazyWithoutLock);
+            return if wanted && is_free {
+                Claim::Granted { lazy: self.is_lazy(image.pool) }
+            } else {
+                Claim::Without
+            };
+        };
+        let is_gone = self.session_connection(record.id).is_none();
+        match (lock.lazy, is_gone) {
+            (true, true) => Claim::Waits,
+            (true, false) => Claim::Refused(self.locked(now, image, record)),
+            // Late writes of the one before must not come after those of the next.
+            (false, true) if wanted => Claim::Waits,
+            (false, _) => Claim::Without,
+        }
+    }
+
+    /// Whether writes to a pool cost a flush: some OSD of it does not write through its disk's
+    /// cache, or has not said that it does.
+    fn is_lazy(&self, pool: PoolId) -> bool {
+        let members = self.contents.pgs(pool).flat_map(|pg| pg.acting.iter().chain(&pg.learners));
+        members.into_iter().any(|member| {
+            let live = self.osds.get(&member.osd);
+            let report = live.and_then(|live| live.current_report());
+            report.is_none_or(|report| report.commit != "immediate")
+        })
+    }
+
+    /// Who has the lock, since when, and what to do.
+    fn locked(&self, now: Time, image: &ImageInfo, holder: &SessionRecord) -> Failure {
+        let name = &image.name;
+        let connection = self.session_connection(holder.id);
+        let introduced = connection.and_then(|connection| {
+            self.connections.get(&connection).and_then(|state| state.introduced.as_ref())
+        });
+        let process = introduced.map_or(String::new(), |who| format!(", process {}", who.pid));
+        let since = match self.locked_since.get(&holder.id) {
+            Some(since) => format!("for {:.0} seconds", now.since(*since).as_secs_f64()),
+            None => "since before this monitor led".to_string(),
+        };
+        failure(
+            "locked",
+            format!(
+                "volume {name} is locked by session {} of {}{process} {since}",
+                holder.id, holder.client
+            ),
+            format!(
+                "detach it there, or serve it with `--shared` everywhere; \
+                 `ashlar volume unlock {name}` takes the lock from a client that hangs"
+            ),
+        )
+    }
+
+    /// The lock that an attach is granted, for its transaction.
+    pub(super) fn put_lock(
+        &self,
+        batch: &mut Batch,
+        image: &ImageInfo,
+        session: SessionId,
+        lazy: bool,
+    ) {
+        let record = LockRecord { image: image.id, session, lazy, rest: Rest::new() };
+        batch.put(&self.contents, Record::Lock(record));
+    }
+
+    /// What removes a session, and the lock that it holds.
+    pub(super) fn removal_of(&self, session: SessionId) -> Vec<Write> {
+        let mut writes = vec![Write::Delete(Key::Session(session))];
+        let record = self.contents.session(session);
+        let lock = record.and_then(|record| self.contents.lock(record.image));
+        if let Some(lock) = lock.filter(|lock| lock.session == session) {
+            writes.push(Write::Delete(Key::Lock(lock.image)));
+        }
+        writes
+    }
+
+    pub(super) fn plan_volume_unlock(&self, name: &str, accepted: bool) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        let image = contents.image_named(name).ok_or_else(|| super::volume::no_volume(name))?;
+        let Some(lock) = contents.lock(image.info.id) else {
+            let message = format!("nobody has the lock of volume {name}");
+            return Err(failure("not_locked", message, "nothing is to be done"));
+        };
+        let holder = lock.session;
+        let client = contents.session(holder).map_or("", |record| &record.client);
+        if !accepted {
+            return Err(failure(
+                "not_confirmed",
+                format!("session {holder} of {client} has the lock of volume {name}"),
+                "it is cut off for ever, and what it has under way fails: say --yes",
+            ));
+        }
+        let answer = json!({ "volume": name, "session": holder, "client": client });
+        self.fence_sessions(image, vec![holder], Some(Done::Unlocked(holder, answer)))
+    }
+
+    /// An attach waits until the lock's holder is back, or has ended.
+    pub(super) fn wait_for_holder(&mut self, job: Job) -> Result<(), Failure> {
+        if self.waiting_opens.len() >= WAITING_COUNT_MAX {
+            return Err(busy());
+        }
+        self.waiting_opens.push(job);
+        Ok(())
+    }
+
+    /// A session is back or is gone for good: attaches that waited are judged again.
+    pub(super) fn wake_opens(&mut self) {
+        self.jobs.extend(self.waiting_opens.drain(..));
+    }
+
+    /// The connection is gone, and with it who waited.
+    pub(super) fn forget_opens(&mut self, gone: ConnectionId) {
+        self.waiting_opens.retain(
+            |job| !matches!(job, Job::OpenSession { connection, .. } if *connection == gone),
+        );
+    }
+
+    /// A lock as commands show it.
+    pub(super) fn lock_row(&self, image: &ImageInfo) -> Value {
+        match self.contents.lock(image.id) {
+            Some(lock) => json!({ "session": lock.session, "lazy": lock.lazy }),
+            None => Value::Null,
+        }
+    }
+}

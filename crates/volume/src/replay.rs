@@ -1,0 +1,352 @@
+//! The owner's side of lazy acknowledgement: what PGs acknowledged and have not made durable is kept
+//! (see `unsynced`), written again in each new epoch, and synced before it is too much.
+//!
+//! ```text
+//!   new epoch of a PG ─▶ gate shut ─▶ replay of what is kept ─▶ (sync, if unsure) ─▶ gate open
+//!                         requests of the PG wait in `Stage::Behind` ──────────────▶ route again
+//! ```
+//!
+//! Invariants
+//!   1. Of a lazy volume nothing but a replay is on its way to a PG whose kept data is not all with
+//!      the newest known epoch; answers of older epochs count for nothing.
+//!   2. A replay never ends in an error: it is tried until it is done, or its session is over.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use base::{PgId, StripeIndex, Time};
+
+use crate::core::ClientCore;
+use crate::part::{Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
+use crate::request::{Flush, Kind, Request, RequestKey};
+use crate::routes::{Route, Target};
+use crate::unsynced::{Content, Gate, Unsynced};
+use crate::{Effect, VolumeHandle};
+
+/// Most parts of one replay under way.
+const REPLAY_PARTS_MAX: u32 = 32;
+
+/// What is left of a replay.
+pub(crate) struct Replay {
+    pub(crate) pg: PgId,
+    pub(crate) rest: VecDeque<(StripeIndex, Range<u32>, Content)>,
+    /// The sync after it was sent, or none is needed so far.
+    pub(crate) is_synced: bool,
+}
+
+impl ClientCore {
+    /// Whether the part waits for a replay, which begins if none is under way.
+    pub(crate) fn is_held_back(
+        &mut self,
+        now: Time,
+        key: PartKey,
+        route: Route,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let part = &mut self.parts[key];
+        if part.is_replay {
+            return false;
+        }
+        let handle = part.volume;
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        let Some(unsynced) = volume.unsynced.get_mut(&route.pg) else { return false };
+        if unsynced.is_level(route.epoch) {
+            return false;
+        }
+        part.stage = Stage::Behind(route.pg);
+        unsynced.waiting.push(key);
+        if unsynced.gate.is_none() {
+            self.begin_replay(now, handle, route, effects);
+        }
+        true
+    }
+
+    /// Whether the part reads what an own change under way may have written whose answer was lost.
+    /// It waits: it could show the change, and then a loss of power could take that back before the
+    /// change is kept.
+    pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
+        let part = &self.parts[key];
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if !volume.is_lazy() || !part.reads_stripe() {
+            return false;
+        }
+        let Some(changes) = self.stripes.get(&(part.volume, part.stripe)) else { return false };
+        let range = part.work.range();
+        let is_lost = |change: &PartKey| {
+            let change = &self.parts[*change];
+            let theirs = change.work.range();
+            change.is_astray && theirs.start < range.end && range.start < theirs.end
+        };
+        if !changes.iter().any(is_lost) {
+            return false;
+        }
+        volume.held_reads.push(key);
+        self.parts[key].stage = Stage::Held;
+        true
+    }
+
+    /// A change ended: reads that waited may go on.
+    pub(crate) fn free_reads(
+        &mut self,
+        now: Time,
+        handle: VolumeHandle,
+        effects: &mut Vec<Effect>,
+    ) {
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        for part in std::mem::take(&mut volume.held_reads) {
+            self.parts[part].stage = Stage::Unrouted;
+            self.route(now, part, effects);
+        }
+    }
+
+    /// Requires: the volume keeps something of the PG, and no replay of it is under way.
+    fn begin_replay(
+        &mut self,
+        now: Time,
+        handle: VolumeHandle,
+        route: Route,
+        effects: &mut Vec<Effect>,
+    ) {
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        let unsynced = volume.unsynced.get_mut(&route.pg).expect("the caller knows it");
+        assert!(unsynced.gate.is_none());
+        let is_new_epoch = unsynced.epoch != route.epoch;
+        let rest = if is_new_epoch { unsynced.pieces() } else { VecDeque::new() };
+        let replay = Replay { pg: route.pg, rest, is_synced: false };
+        let request = self.requests.insert(Request::own(handle, Kind::Replay(replay)));
+        unsynced.gate = Some(Gate { epoch: route.epoch, request });
+        volume.request_count += 1;
+        self.advance_replay(now, request, effects);
+    }
+
+    /// Sends more of a replay, or opens the gate when all of it is done.
+    pub(crate) fn advance_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        loop {
+            let request = &mut self.requests[key];
+            let handle = request.volume;
+            let Kind::Replay(replay) = &mut request.kind else {
+                unreachable!("only a replay is advanced")
+            };
+            let pg = replay.pg;
+            let volume = self.volumes.get_mut(&handle).expect("it outlives its requests");
+            let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
+            assert!(unsynced.gate.is_some_and(|gate| gate.request == key));
+            if request.parts_open >= REPLAY_PARTS_MAX {
+                return;
+            }
+            let (stripe, work) = match replay.rest.pop_front() {
+                Some((stripe, range, Content::Zeros)) => (stripe, Work::Zero { range }),
+                Some((stripe, range, Content::Data { data, checksums })) => {
+                    (stripe, Work::Write { range, data, checksums })
+                }
+                None if request.parts_open > 0 => return,
+                None if unsynced.is_unsure && !replay.is_synced => {
+                    replay.is_synced = true;
+                    (StripeIndex::ZERO, Work::Sync { covers: 0 })
+                }
+                None => break,
+            };
+            request.parts_open += 1;
+            volume.part_count += 1;
+            let part = self.parts.insert(Part {
+                request: key,
+                volume: handle,
+                index: 0,
+                pool: pg.pool,
+                target: Target::Pg(pg.number),
+                stripe,
+                work,
+                stage: Stage::Held,
+                delay: RETRY_DELAY_MIN,
+                mismatch_count: 0,
+                is_astray: false,
+                weight: 0,
+                lazy: true,
+                is_replay: true,
+            });
+            self.route(now, part, effects);
+        }
+        self.open_gate(now, key, effects);
+    }
+
+    /// The PG has everything in its new epoch: what waited goes on.
+    fn open_gate(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        let request = &self.requests[key];
+        let handle = request.volume;
+        let Kind::Replay(Replay { pg, .. }) = request.kind else {
+            unreachable!("only a replay ends at a gate")
+        };
+        self.forget_request(key);
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its requests");
+        let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
+        let gate = unsynced.gate.take().expect("it is shut while a replay is under way");
+        unsynced.epoch = gate.epoch;
+        unsynced.is_unsure = false;
+        let waiting = std::mem::take(&mut unsynced.waiting);
+        if unsynced.is_over() {
+            volume.unsynced.remove(&pg);
+        }
+        for part in &waiting {
+            self.parts[*part].stage = Stage::Unrouted;
+        }
+        for part in waiting {
+            self.route(now, part, effects);
+        }
+    }
+
+    /// Breaks off replays for epochs that are over; what waited for them is routed anew.
+    pub(crate) fn leave_old_gates(&mut self) {
+        let mut old = Vec::new();
+        for volume in self.volumes.values_mut() {
+            for (pg, unsynced) in &mut volume.unsynced {
+                let known = self.routes.epoch(*pg);
+                if let Some(gate) = unsynced.gate.take_if(|gate| known != Some(gate.epoch)) {
+                    old.push((gate.request, std::mem::take(&mut unsynced.waiting)));
+                }
+            }
+        }
+        for (request, waiting) in old {
+            self.drop_request(request);
+            for part in waiting {
+                self.parts[part].stage = Stage::Unrouted;
+                self.unrouted.push(part);
+            }
+        }
+    }
+
+    /// Replays at once what PGs with a newer epoch may have lost, asked for or not.
+    pub(crate) fn replay_new_epochs(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut due = Vec::new();
+        for (handle, volume) in &self.volumes {
+            for (pg, unsynced) in &volume.unsynced {
+                let route = self.routes.find(pg.pool, Target::Pg(pg.number));
+                let Some(route) = route else { continue };
+                if unsynced.gate.is_none() && unsynced.epoch != route.epoch {
+                    due.push((*handle, route));
+                }
+            }
+        }
+        for (handle, route) in due {
+            self.begin_replay(now, handle, route, effects);
+        }
+    }
+
+    /// Ends an own request and whatever is under way of it.
+    pub(crate) fn drop_request(&mut self, key: RequestKey) {
+        for part in self.parts_where(|part| part.request == key) {
+            self.detach(part);
+            let part = self.parts.remove(part);
+            let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+            volume.part_count -= 1;
+            volume.byte_count -= part.weight;
+        }
+        self.forget_request(key);
+    }
+
+    /// A change of a lazy volume was acknowledged. Requires: it was sent and not ended.
+    pub(crate) fn acknowledged(&mut self, key: PartKey, durable: bool) {
+        let part = &self.parts[key];
+        let Stage::Sent { pg, epoch, .. } = part.stage else {
+            unreachable!("only what was sent is acknowledged")
+        };
+        if part.is_replay {
+            return;
+        }
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if !durable {
+            volume.undurable_count += 1;
+            volume.undurable.insert(pg, volume.undurable_count);
+        }
+        if !volume.is_lazy() {
+            return;
+        }
+        let (range, content) = part.content();
+        if durable {
+            if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
+                assert!(unsynced.epoch == epoch, "older answers are left with their connections");
+                unsynced.overwrite(part.stripe, range);
+            }
+            return;
+        }
+        let unsynced = volume.unsynced.entry(pg).or_insert_with(|| Unsynced::new(epoch));
+        assert!(unsynced.epoch == epoch, "older answers are left with their connections");
+        let count = volume.undurable_count;
+        volume.unsynced_bytes += unsynced.acknowledge(part.stripe, range, content, count);
+        if volume.unsynced_bytes * 2 >= self.settings.unsynced_size_max {
+            self.begin_sync(self.parts[key].volume);
+        }
+    }
+
+    /// A sync of the PG ended that was sent at this count.
+    pub(crate) fn synced(&mut self, handle: VolumeHandle, pg: PgId, covers: u64) {
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        if volume.undurable.get(&pg).is_some_and(|last| *last <= covers) {
+            volume.undurable.remove(&pg);
+        }
+        if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
+            volume.unsynced_bytes -= unsynced.sync(covers);
+            if unsynced.is_over() {
+                volume.unsynced.remove(&pg);
+            }
+        }
+    }
+
+    /// A change ended without an answer to its last sending. If it happened, a later replay must
+    /// not undo it: what is kept is made durable before anything else.
+    pub(crate) fn ended_unanswered(&mut self, part: &Part) {
+        let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
+            unsynced.is_unsure = true;
+        }
+    }
+
+    /// Syncs the volume for our own sake, before anything that waits. Tells whether that is new.
+    pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        if volume.own_sync.is_some() {
+            return false;
+        }
+        let request = self.requests.insert(Request::own(handle, Kind::Flush(Flush::Undecided)));
+        volume.own_sync = Some(request);
+        volume.request_count += 1;
+        volume.pending.push_front(request);
+        self.touched.push(handle);
+        true
+    }
+
+    /// Whether a change of so many bytes finds room among what is kept. If not, a sync is under way
+    /// or something is in flight.
+    pub(crate) fn has_room_to_keep(&mut self, handle: VolumeHandle, weight: u64) -> bool {
+        let volume = &self.volumes[&handle];
+        // What is in flight may have to be kept.
+        let sum = volume.unsynced_bytes + volume.byte_count + weight;
+        let is_empty = volume.unsynced_bytes == 0 && volume.part_count == 0;
+        if is_empty || sum <= self.settings.unsynced_size_max {
+            return true;
+        }
+        if volume.unsynced_bytes > 0 {
+            self.begin_sync(handle);
+        }
+        false
+    }
+}
+
+impl Part {
+    /// What the range holds once this change has happened. Requires: a change that was sent.
+    fn content(&self) -> (Range<u32>, Content) {
+        match &self.work {
+            Work::Zero { range } => (range.clone(), Content::Zeros),
+            Work::Write { range, data, checksums } => {
+                (range.clone(), Content::Data { data: data.clone(), checksums: checksums.clone() })
+            }
+            Work::Patch(Patch {
+                range, step: PatchStep::Write { data, checksums, .. }, ..
+            }) => (
+                crate::cut::units_around(range),
+                Content::Data { data: data.clone(), checksums: checksums.clone() },
+            ),
+            _ => unreachable!("only changes are acknowledged"),
+        }
+    }
+}

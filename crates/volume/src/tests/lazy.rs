@@ -1,0 +1,364 @@
+//! The holder of a lazy lock: what it keeps, replays and syncs.
+
+use base::{StripeIndex, UNIT_SIZE};
+use cluster::message::ToMonitor;
+use format::wire::{Op, Outcome, Refusal, Request};
+
+use super::world::{BLOCK, SESSION, UNIT, VOLUME, World, entry, pg_number};
+use crate::{Answer, Event, Operation, RequestId, VolumeError};
+
+fn stripe(number: u32) -> StripeIndex {
+    StripeIndex::new(number)
+}
+
+/// The PG of the volume's first block.
+fn pg() -> u32 {
+    pg_number(stripe(0))
+}
+
+impl World {
+    fn write_durably(&mut self, offset: u64, bytes: &[u8]) -> RequestId {
+        let data = self.pool.copy_of(bytes);
+        self.ask(Operation::Write { offset, data, durable: true })
+    }
+
+    /// Writes a unit of the first block, and is told that it is done.
+    fn write_unit(&mut self, unit: u64, byte: u8) {
+        let id = self.write(unit * UNIT_SIZE, &[byte; UNIT]);
+        assert_eq!(self.finish(id), Ok(Answer::Done));
+    }
+
+    /// The volume's first flush, which goes everywhere.
+    fn flush(&mut self) {
+        let id = self.ask(Operation::Flush);
+        assert_eq!(self.finish(id), Ok(Answer::Done));
+    }
+
+    /// What waits for an answer, as (epoch, first unit and byte of a write, or what else it is).
+    fn waiting(&self) -> Vec<(u32, String)> {
+        let shown = |request: &Request| match &request.op {
+            Op::Write { offset, data, expected: None, lazy: true, .. } => {
+                format!("write {}: {}", offset / UNIT as u32, data[0])
+            }
+            Op::Zero { offset, lazy: true, .. } => format!("zero {}", offset / UNIT as u32),
+            Op::Read { .. } => "read".to_string(),
+            Op::Sync => "sync".to_string(),
+            other => format!("{other:?}"),
+        };
+        self.asked.iter().map(|(_, request)| (request.epoch.get(), shown(request))).collect()
+    }
+
+    fn kept(&self) -> u64 {
+        self.core.volumes[&VOLUME].unsynced_bytes
+    }
+}
+
+fn rows(expected: &[(u32, &str)]) -> Vec<(u32, String)> {
+    expected.iter().map(|(epoch, what)| (*epoch, what.to_string())).collect()
+}
+
+#[test]
+fn the_lock_is_asked_for_and_makes_writes_lazy_but_not_durable_ones() {
+    let mut world = World::lazy(None);
+    let asks = |told: &ToMonitor| matches!(told, ToMonitor::OpenSession { lock: true, .. });
+    assert!(world.told.iter().any(asks));
+    let attached = world.opened[0].1.clone().expect("attached");
+    assert!(attached.locked && attached.lazy);
+    world.write(0, &[1; UNIT]);
+    world.write_durably(UNIT_SIZE, &[1; UNIT]);
+    world.ask(Operation::Zero { offset: 2 * UNIT_SIZE, length: UNIT_SIZE, durable: false });
+    world.ask(Operation::Zero { offset: 3 * UNIT_SIZE, length: UNIT_SIZE, durable: true });
+    world.connect();
+    let lazy = |(_, request): &(_, Request)| match request.op {
+        Op::Write { lazy, .. } | Op::Zero { lazy, .. } => lazy,
+        _ => panic!("changes alone were asked for"),
+    };
+    assert_eq!(world.asked.iter().map(lazy).collect::<Vec<_>>(), [true, false, true, false]);
+}
+
+#[test]
+fn without_the_lock_no_write_is_lazy() {
+    let mut world = World::attached();
+    world.write(0, &[1; UNIT]);
+    let asked = world.next();
+    assert!(matches!(asked.1.op, Op::Write { lazy: false, .. }));
+}
+
+#[test]
+fn a_new_epoch_replays_what_is_not_synced_before_anything_else() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.flush();
+    world.write_unit(1, 2);
+    world.write_unit(2, 3);
+    world.write_unit(1, 4);
+    let zero = Operation::Zero { offset: 3 * UNIT_SIZE, length: UNIT_SIZE, durable: false };
+    let id = world.ask(zero);
+    world.finish(id).expect("zeroed");
+    world.next_epoch(pg());
+    let read = world.read(0, UNIT_SIZE);
+    let write = world.write(2 * UNIT_SIZE, &[9; UNIT]);
+    let replay = rows(&[(2, "write 1: 4"), (2, "write 2: 3"), (2, "zero 3")]);
+    assert_eq!(world.waiting(), replay);
+    world.serve_one();
+    world.serve_one();
+    assert_eq!(world.waiting(), rows(&[(2, "zero 3")]));
+    world.serve_one();
+    assert_eq!(world.waiting(), rows(&[(2, "read"), (2, "write 2: 9")]));
+    assert!(world.finish(read).is_ok());
+    assert_eq!(world.result(write), Ok(Answer::Done));
+}
+
+#[test]
+fn a_replay_waits_for_nobody_to_ask() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.lose_power(pg(), |_| 0);
+    assert_eq!(world.held(stripe(0), 0), None);
+    world.next_epoch(pg());
+    world.serve();
+    assert_eq!(world.held(stripe(0), 0), Some(&vec![1; UNIT]));
+}
+
+#[test]
+fn a_replay_begins_anew_with_the_next_epoch() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.write_unit(1, 2);
+    world.next_epoch(pg());
+    let read = world.read(0, UNIT_SIZE);
+    world.serve_one();
+    world.next_epoch(pg());
+    assert_eq!(world.waiting().last(), Some(&(3, "write 1: 2".to_string())));
+    let again = world.waiting().iter().filter(|(epoch, _)| *epoch == 3).count();
+    assert_eq!(again, 2, "both, also the one that was done in epoch 2");
+    assert!(world.finish(read).is_ok());
+}
+
+#[test]
+fn an_epoch_that_a_refusal_tells_is_replayed_too() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.break_monitor();
+    world.next_epoch(pg());
+    world.lose_power(pg(), |_| 0);
+    let read = world.read(0, UNIT_SIZE);
+    world.refuse(Refusal::Stale(Some(entry(pg(), 2, 1 + pg() % 2))));
+    assert_eq!(world.waiting(), rows(&[(2, "write 0: 1")]));
+    assert!(matches!(world.finish(read), Ok(Answer::Data(_))));
+    assert_eq!(world.bytes(0, 1), [1]);
+}
+
+#[test]
+fn an_answer_of_an_epoch_that_is_over_counts_for_nothing() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    let id = world.write(0, &[2; UNIT]);
+    let late = world.next();
+    let outcome = world.execute(&late.1.op);
+    world.next_epoch(pg());
+    world.reply(&late, outcome);
+    assert!(!world.done.contains_key(&id), "the replay writes over it");
+    assert_eq!(world.waiting(), rows(&[(2, "write 0: 1")]));
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.held(stripe(0), 0), Some(&vec![2; UNIT]));
+}
+
+#[test]
+fn a_durable_write_ends_the_keeping_of_what_it_replaces() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.write_unit(1, 1);
+    let id = world.write_durably(0, &[2; UNIT]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    world.next_epoch(pg());
+    assert_eq!(world.waiting(), rows(&[(2, "write 1: 1")]));
+}
+
+#[test]
+fn a_durable_write_whose_answer_is_not_is_an_error() {
+    let mut world = World::lazy(None);
+    let id = world.write_durably(0, &[2; UNIT]);
+    let asked = world.next();
+    let version = base::Version::ZERO;
+    world.reply(&asked, Ok(Outcome::Written { version, durable: false }));
+    assert!(matches!(world.result(id), Err(VolumeError::Invalid { .. })));
+}
+
+#[test]
+fn a_narrow_write_is_replayed_as_the_whole_unit_it_made() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 7);
+    world.flush();
+    let id = world.write(10, &[9]);
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    world.lose_power(pg(), |_| 0);
+    world.next_epoch(pg());
+    assert_eq!(world.waiting(), rows(&[(2, "write 0: 7")]), "no comparison");
+    world.serve();
+    assert_eq!(world.bytes(9, 3), [7, 9, 7]);
+}
+
+#[test]
+fn a_narrow_write_under_way_compares_anew_after_the_replay() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 7);
+    let id = world.write(10, &[9]);
+    world.serve_one();
+    world.lose_power(pg(), |_| 0);
+    world.next_epoch(pg());
+    assert_eq!(world.finish(id), Ok(Answer::Done));
+    assert_eq!(world.bytes(9, 3), [7, 9, 7]);
+}
+
+#[test]
+fn what_a_sync_covered_is_not_kept() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.write_unit(1, 2);
+    assert_eq!(world.kept(), 2 * UNIT_SIZE);
+    world.flush();
+    assert_eq!(world.kept(), 0);
+    assert!(world.core.volumes[&VOLUME].unsynced.is_empty());
+    world.next_epoch(pg());
+    assert!(world.asked.is_empty());
+}
+
+#[test]
+fn a_sync_waits_for_the_replay_and_covers_it() {
+    let mut world = World::lazy(None);
+    world.flush();
+    world.write_unit(0, 1);
+    world.next_epoch(pg());
+    let flush = world.ask(Operation::Flush);
+    assert_eq!(world.waiting(), rows(&[(2, "write 0: 1")]));
+    world.serve_one();
+    assert_eq!(world.waiting(), rows(&[(2, "sync")]));
+    assert_eq!(world.finish(flush), Ok(Answer::Done));
+    assert_eq!(world.kept(), 0);
+}
+
+#[test]
+fn a_full_buffer_is_synced_before_more_is_sent() {
+    let mut world = World::lazy(None);
+    world.flush();
+    world.core.settings.unsynced_size_max = 4 * UNIT_SIZE;
+    world.write_unit(0, 1);
+    assert_eq!(world.kept(), UNIT_SIZE);
+    world.write(UNIT_SIZE, &[2; UNIT]);
+    world.serve_one();
+    assert_eq!(world.kept(), 2 * UNIT_SIZE);
+    assert_eq!(world.waiting(), rows(&[(1, "sync")]), "half full");
+    world.serve();
+    assert_eq!(world.kept(), 0);
+    let ids: Vec<_> = (0..6).map(|unit| world.write(unit * UNIT_SIZE, &[3; UNIT])).collect();
+    assert_eq!(world.asked.len(), 4, "the others find no room");
+    for _ in 0..200 {
+        if world.asked.is_empty() {
+            break;
+        }
+        world.serve_one();
+        assert!(world.kept() <= 4 * UNIT_SIZE);
+    }
+    assert!(ids.iter().all(|id| world.done.contains_key(id)));
+}
+
+#[test]
+fn a_write_larger_than_the_buffer_goes_alone() {
+    let mut world = World::lazy(None);
+    world.core.settings.unsynced_size_max = UNIT_SIZE;
+    let id = world.write(0, &vec![5; 3 * BLOCK as usize]);
+    world.serve();
+    assert_eq!(world.result(id), Ok(Answer::Done));
+    assert_eq!(world.kept(), 0, "each is synced before the next");
+}
+
+#[test]
+fn closing_makes_durable_what_was_done() {
+    let mut world = World::lazy(None);
+    world.flush();
+    world.write_unit(0, 1);
+    world.apply(Event::Close { volume: VOLUME });
+    assert!(world.detached.is_empty());
+    assert_eq!(world.waiting(), rows(&[(1, "sync")]));
+    world.serve();
+    assert_eq!(world.detached, [VOLUME]);
+    assert!(world.unstable.is_empty());
+    let told = world.told.pop_back().expect("told");
+    assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: false });
+    assert_eq!(world.core.deadline(), None);
+}
+
+#[test]
+fn closing_gives_up_on_a_cluster_that_does_not_answer() {
+    for in_replay in [false, true] {
+        let mut world = World::lazy(None);
+        world.write_unit(0, 1);
+        if in_replay {
+            world.next_epoch(pg());
+        }
+        world.write(0, &[2; UNIT]);
+        world.apply(Event::Close { volume: VOLUME });
+        while world.detached.is_empty() {
+            world.wait();
+        }
+        let told = world.told.pop_back().expect("told");
+        assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: true });
+        assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
+        assert_eq!(world.core.deadline(), None);
+    }
+}
+
+#[test]
+fn a_replay_is_not_given_up_for_want_of_space() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.next_epoch(pg());
+    let read = world.read(0, 1);
+    for refusal in [Refusal::Full, Refusal::Busy, Refusal::Invalid { why: "so".to_string() }] {
+        world.refuse(refusal);
+        assert!(world.asked.is_empty());
+        world.wait();
+    }
+    assert_eq!(world.waiting(), rows(&[(2, "write 0: 1")]));
+    assert!(world.finish(read).is_ok());
+}
+
+#[test]
+fn what_ended_without_an_answer_is_settled_by_a_sync_before_it_can_be_seen() {
+    let mut world = World::lazy(Some(base::Duration::from_millis(5)));
+    let first = world.write(0, &[1; UNIT]);
+    world.finish(first).expect("written");
+    let id = world.write(0, &[2; UNIT]);
+    let lost = world.next();
+    world.execute(&lost.1.op).expect("written");
+    world.break_osd(world.osds[&lost.0]);
+    world.wait();
+    assert_eq!(world.result(id), Err(VolumeError::TimedOut));
+    world.core.settings.retry_for = None;
+    let read = world.read(0, 1);
+    while world.asked.is_empty() {
+        world.wait();
+        world.connect();
+    }
+    assert_eq!(world.waiting(), rows(&[(1, "sync")]), "a replay could undo what it sees");
+    assert!(world.finish(read).is_ok());
+    assert_eq!(world.bytes(0, 1), [2]);
+    world.next_epoch(pg());
+    assert!(world.asked.is_empty());
+    assert_eq!(world.bytes(0, 1), [2]);
+}
+
+#[test]
+fn a_session_that_ends_forgets_what_it_kept() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.next_epoch(pg());
+    let read = world.read(0, 1);
+    world.refuse(Refusal::Fenced);
+    assert_eq!(world.result(read), Err(VolumeError::Ended));
+    assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
+    assert!(world.core.volumes[&VOLUME].unsynced.is_empty());
+    world.apply(Event::Close { volume: VOLUME });
+    assert_eq!(world.detached, [VOLUME]);
+}

@@ -1,0 +1,242 @@
+//! What a PG acknowledged and did not make durable: kept until a sync covers it, and written again
+//! in each new epoch of the PG before anything else goes there.
+//!
+//! Invariants
+//!   1. Of each unit the newest acknowledged content is kept and nothing older, so that a replay,
+//!      also one that breaks off, takes no unit back in time.
+//!   2. All of it was acknowledged, or replayed to the end, in `epoch`.
+//!   3. What is kept pins no more memory than what was acknowledged since the last sync.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use base::{Buffer, Checksum, Epoch, StripeIndex, UNIT_SIZE};
+
+use crate::part::PartKey;
+use crate::request::RequestKey;
+
+/// What one PG has that a volume's owner may have to write again.
+pub(crate) struct Unsynced {
+    /// In which all of it is with the PG.
+    pub(crate) epoch: Epoch,
+    /// By stripe and first byte within it; ranges do not overlap.
+    kept: BTreeMap<(StripeIndex, u32), Kept>,
+    /// Acknowledged and not covered by a sync, oldest first: (count, bytes).
+    acknowledged: VecDeque<(u64, u64)>,
+    /// A change ended without an answer: it may have happened over what is kept, and a replay would
+    /// take that back after it was seen. So nothing goes to the PG before a sync of it.
+    pub(crate) is_unsure: bool,
+    /// The PG's requests wait for this.
+    pub(crate) gate: Option<Gate>,
+    /// Parts in the stage `Behind` this PG.
+    pub(crate) waiting: Vec<PartKey>,
+}
+
+/// A replay under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Gate {
+    /// The epoch it is for.
+    pub(crate) epoch: Epoch,
+    /// The request whose parts it is made of.
+    pub(crate) request: RequestKey,
+}
+
+/// What a range of whole units holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Content {
+    Zeros,
+    Data { data: Buffer, checksums: Vec<Checksum> },
+}
+
+struct Kept {
+    end: u32,
+    content: Content,
+    /// The volume's count of acknowledgements with this one.
+    count: u64,
+}
+
+impl Content {
+    /// The content of a range within this one's. Requires: whole units.
+    fn slice(&self, range: Range<usize>) -> Content {
+        let unit = UNIT_SIZE as usize;
+        match self {
+            Content::Zeros => Content::Zeros,
+            Content::Data { data, checksums } => Content::Data {
+                checksums: checksums[range.start / unit..range.end / unit].to_vec(),
+                data: data.slice(range),
+            },
+        }
+    }
+}
+
+impl Unsynced {
+    pub(crate) fn new(epoch: Epoch) -> Unsynced {
+        Unsynced {
+            epoch,
+            kept: BTreeMap::new(),
+            acknowledged: VecDeque::new(),
+            is_unsure: false,
+            gate: None,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Whether a request of this epoch may go to the PG.
+    pub(crate) fn is_level(&self, epoch: Epoch) -> bool {
+        self.gate.is_none() && !self.is_unsure && self.epoch == epoch
+    }
+
+    /// Whether a sync covers everything: nothing would be replayed.
+    pub(crate) fn is_covered(&self) -> bool {
+        self.acknowledged.is_empty()
+    }
+
+    /// Whether it can be forgotten.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_covered() && self.gate.is_none() && self.waiting.is_empty()
+    }
+
+    /// A change was acknowledged and is not durable. Tells how many bytes it counts for.
+    pub(crate) fn acknowledge(
+        &mut self,
+        stripe: StripeIndex,
+        range: Range<u32>,
+        content: Content,
+        count: u64,
+    ) -> u64 {
+        assert!(self.acknowledged.back().is_none_or(|(last, _)| *last < count));
+        self.overwrite(stripe, range.clone());
+        // Zeros take memory, too, if little.
+        let bytes = match &content {
+            Content::Zeros => UNIT_SIZE,
+            Content::Data { data, .. } => data.len() as u64,
+        };
+        self.acknowledged.push_back((count, bytes));
+        self.kept.insert((stripe, range.start), Kept { end: range.end, content, count });
+        bytes
+    }
+
+    /// The PG holds something newer in this range, which is durable or is kept next.
+    pub(crate) fn overwrite(&mut self, stripe: StripeIndex, range: Range<u32>) {
+        let before = self.kept.range((stripe, 0)..(stripe, range.end));
+        let touched = before.rev().take_while(|(_, kept)| kept.end > range.start);
+        let touched: Vec<_> = touched.map(|(place, _)| *place).collect();
+        for place in touched {
+            let (_, start) = place;
+            let old = self.kept.remove(&place).expect("found just now");
+            let part = |from: u32, to: u32| Kept {
+                end: to,
+                content: old.content.slice((from - start) as usize..(to - start) as usize),
+                count: old.count,
+            };
+            if start < range.start {
+                self.kept.insert(place, part(start, range.start));
+            }
+            if old.end > range.end {
+                self.kept.insert((stripe, range.end), part(range.end, old.end));
+            }
+        }
+    }
+
+    /// Everything up to this count is durable. Tells how many bytes that was.
+    pub(crate) fn sync(&mut self, covers: u64) -> u64 {
+        let mut bytes = 0;
+        while let Some((count, more)) = self.acknowledged.front().copied()
+            && count <= covers
+        {
+            self.acknowledged.pop_front();
+            bytes += more;
+        }
+        self.kept.retain(|_, kept| kept.count > covers);
+        bytes
+    }
+
+    /// What is to be written again.
+    pub(crate) fn pieces(&self) -> VecDeque<(StripeIndex, Range<u32>, Content)> {
+        let piece = |(&(stripe, start), kept): (&(StripeIndex, u32), &Kept)| {
+            (stripe, start..kept.end, kept.content.clone())
+        };
+        self.kept.iter().map(piece).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::BufferPool;
+
+    use super::*;
+    use crate::part::checksums_of;
+
+    const UNIT: u32 = UNIT_SIZE as u32;
+
+    fn data(units: u32, byte: u8) -> Content {
+        let data = BufferPool::default().copy_of(&vec![byte; (units * UNIT) as usize]);
+        Content::Data { checksums: checksums_of(&data), data }
+    }
+
+    fn range(first: u32, end: u32) -> Range<u32> {
+        first * UNIT..end * UNIT
+    }
+
+    /// Stripe, first unit, number of units, and the byte they hold.
+    fn held(unsynced: &Unsynced) -> Vec<(u32, u32, u32, u8)> {
+        let row = |(stripe, range, content): (StripeIndex, Range<u32>, Content)| {
+            let byte = match content {
+                Content::Zeros => 0,
+                Content::Data { data, checksums } => {
+                    assert_eq!(data.len(), range.len());
+                    assert_eq!(checksums, checksums_of(&data));
+                    data[0]
+                }
+            };
+            (stripe.get(), range.start / UNIT, (range.end - range.start) / UNIT, byte)
+        };
+        unsynced.pieces().into_iter().map(row).collect()
+    }
+
+    fn stripe(number: u32) -> StripeIndex {
+        StripeIndex::new(number)
+    }
+
+    #[test]
+    fn a_unit_has_its_newest_content_alone() {
+        let mut unsynced = Unsynced::new(Epoch::new(1));
+        unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 1);
+        unsynced.acknowledge(stripe(2), range(0, 4), data(4, 9), 2);
+        unsynced.acknowledge(stripe(1), range(1, 2), Content::Zeros, 3);
+        assert_eq!(held(&unsynced), [(1, 0, 1, 1), (1, 1, 1, 0), (1, 2, 2, 1), (2, 0, 4, 9)]);
+        unsynced.acknowledge(stripe(1), range(0, 3), data(3, 2), 4);
+        assert_eq!(held(&unsynced), [(1, 0, 3, 2), (1, 3, 1, 1), (2, 0, 4, 9)]);
+    }
+
+    #[test]
+    fn what_is_durable_is_not_kept_nor_what_it_replaced() {
+        let mut unsynced = Unsynced::new(Epoch::new(1));
+        unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 1);
+        unsynced.overwrite(stripe(1), range(2, 8));
+        assert_eq!(held(&unsynced), [(1, 0, 2, 1)]);
+        assert!(!unsynced.is_covered());
+    }
+
+    #[test]
+    fn a_sync_lets_go_what_it_covers_and_its_whole_weight() {
+        let mut unsynced = Unsynced::new(Epoch::new(1));
+        assert_eq!(unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 3), 4 * UNIT_SIZE);
+        assert_eq!(unsynced.acknowledge(stripe(1), range(0, 3), data(3, 2), 5), 3 * UNIT_SIZE);
+        assert_eq!(unsynced.acknowledge(stripe(3), range(0, 8), Content::Zeros, 8), UNIT_SIZE);
+        assert_eq!(unsynced.sync(2), 0);
+        assert_eq!(unsynced.sync(4), 4 * UNIT_SIZE);
+        assert_eq!(held(&unsynced), [(1, 0, 3, 2), (3, 0, 8, 0)]);
+        assert_eq!(unsynced.sync(8), 4 * UNIT_SIZE);
+        assert!(unsynced.is_over());
+    }
+
+    #[test]
+    fn ranges_that_only_touch_stay_whole() {
+        let mut unsynced = Unsynced::new(Epoch::new(1));
+        unsynced.acknowledge(stripe(1), range(0, 2), data(2, 1), 1);
+        unsynced.acknowledge(stripe(1), range(4, 6), data(2, 2), 2);
+        unsynced.acknowledge(stripe(1), range(2, 4), data(2, 3), 3);
+        assert_eq!(held(&unsynced), [(1, 0, 2, 1), (1, 2, 2, 3), (1, 4, 2, 2)]);
+    }
+}
