@@ -320,7 +320,9 @@ impl Worker {
                 }
             }
             if is_over && self.volumes.is_empty() {
-                break;
+                // After an error of the ring nothing more can be done.
+                let _ = self.shell.part();
+                return;
             }
             if answers.is_empty() && self.shell.turn(None, &mut answers).is_err() {
                 return;

@@ -71,13 +71,14 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
     let mut shell = Shell::new(config, "bench")?;
     let attached = attach(&mut shell, name, load.kind.is_read())?;
     if load.block_size > attached.image.size {
+        detach(&mut shell)?;
         let message = format!("volume {name} is smaller than one operation");
         return Err(failure("invalid", message, "use a smaller --block-size"));
     }
     let data = pattern(&shell, load.block_size as usize);
     let now = shell.reactor.now();
     let time = Duration::from_nanos(u64::try_from(load.time.as_nanos()).unwrap_or(u64::MAX));
-    let run = Run {
+    let mut run = Run {
         shell,
         load: *load,
         data,
@@ -87,7 +88,9 @@ pub fn run(config: &Config, name: &str, load: &Load) -> Result<Measured, Failure
         end: now + time,
         latencies: Histogram::default(),
     };
-    run.measure()
+    let measured = run.measure();
+    detach(&mut run.shell)?;
+    measured
 }
 
 fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Failure> {
@@ -102,6 +105,16 @@ fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Fa
         }
         shell.turn(None, &mut answers)?;
     }
+}
+
+/// What was done is durable after this, and the volume is free for the next.
+fn detach(shell: &mut Shell) -> Result<(), Failure> {
+    let mut answers = Vec::new();
+    shell.tell(Event::Close { volume: VOLUME }, &mut answers);
+    while !answers.iter().any(|answer| matches!(answer, Effect::Closed { .. })) {
+        shell.turn(None, &mut answers)?;
+    }
+    shell.part()
 }
 
 /// Bytes that no layer below can shorten.
@@ -127,7 +140,7 @@ struct Run {
 }
 
 impl Run {
-    fn measure(mut self) -> Result<Measured, Failure> {
+    fn measure(&mut self) -> Result<Measured, Failure> {
         let mut answers = Vec::new();
         for slot in 0..self.load.depth {
             self.request(slot, &mut answers);
@@ -154,9 +167,9 @@ impl Run {
                 self.shell.turn(None, &mut answers)?;
             }
         }
-        self.detach()?;
         let bytes = self.latencies.count() * self.load.block_size;
-        Ok(Measured { latencies: self.latencies, elapsed: now - self.start, bytes })
+        let latencies = std::mem::take(&mut self.latencies);
+        Ok(Measured { latencies, elapsed: now - self.start, bytes })
     }
 
     fn request(&mut self, slot: usize, answers: &mut Vec<Effect>) {
@@ -169,16 +182,6 @@ impl Run {
         self.started[slot] = self.shell.reactor.now();
         let id = RequestId(slot as u64);
         self.shell.tell(Event::Request { id, volume: VOLUME, operation }, answers);
-    }
-
-    /// What was done is durable after this. The last message leaves when the reactor goes.
-    fn detach(&mut self) -> Result<(), Failure> {
-        let mut answers = Vec::new();
-        self.shell.tell(Event::Close { volume: VOLUME }, &mut answers);
-        while !answers.iter().any(|answer| matches!(answer, Effect::Closed { .. })) {
-            self.shell.turn(None, &mut answers)?;
-        }
-        Ok(())
     }
 }
 

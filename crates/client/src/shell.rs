@@ -1,6 +1,6 @@
 //! A client core on a reactor of its own: the loop that the library and the benchmark share.
 
-use base::Time;
+use base::{Duration, Time};
 use cluster::message::Failure;
 use io::Reactor;
 use volume::{ClientCore, Effect, Event, Settings};
@@ -10,6 +10,9 @@ use crate::config::Config;
 
 /// Operations started in one turn without an extra system call.
 const RING_ENTRIES: u32 = 256;
+
+/// How long the end of sessions is waited for; I/O goes on without monitors, and so does leaving.
+const PARTING_SPAN: Duration = Duration::from_secs(2);
 
 /// The reactor and the core on it.
 pub(crate) struct Shell {
@@ -59,6 +62,16 @@ impl Shell {
         self.events = events;
         if self.core.deadline().is_some_and(|deadline| deadline <= now) {
             self.apply(now, Event::Tick, answers);
+        }
+        Ok(())
+    }
+
+    /// Waits until a monitor has recorded that the sessions given back are over, so that who attaches
+    /// their volumes next is not told that they are in use.
+    pub(crate) fn part(&mut self) -> Result<(), Failure> {
+        let deadline = self.reactor.now() + PARTING_SPAN;
+        while !self.core.is_parted() && self.reactor.now() < deadline {
+            self.turn(Some(deadline), &mut Vec::new())?;
         }
         Ok(())
     }

@@ -248,6 +248,12 @@ pub enum FromMonitor {
         /// Why.
         error: Failure,
     },
+    /// The end of a session that its client gave back is recorded; its lock is free, unless the
+    /// session has to be fenced first.
+    SessionClosed {
+        /// Which.
+        session: SessionId,
+    },
     /// The session is over (gone for too long, or fenced): attach anew.
     SessionEnded {
         /// Which.

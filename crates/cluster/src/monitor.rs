@@ -472,7 +472,7 @@ impl Monitor {
             }
             ToMonitor::CloseSession { session, unanswered } => {
                 if self.may_close_session(connection, session) {
-                    self.try_push_job(Job::CloseSession { session, unanswered });
+                    self.try_push_job(Job::CloseSession { connection, session, unanswered });
                 }
             }
             ToMonitor::WatchState { prefix } => self.watch_state(connection, prefix, effects),

@@ -405,6 +405,7 @@ impl Node {
             // Answers to questions that an OSD does not ask.
             FromMonitor::SessionOpened { .. }
             | FromMonitor::SessionRefused { .. }
+            | FromMonitor::SessionClosed { .. }
             | FromMonitor::SessionEnded { .. }
             | FromMonitor::StateWatched
             | FromMonitor::StateChanged { .. }

@@ -105,6 +105,12 @@ impl ClientCore {
         }
     }
 
+    /// Whether a monitor is known to have heard of every session that was given back: who attaches
+    /// one of their volumes now, from wherever, comes after them.
+    pub fn is_parted(&self) -> bool {
+        self.farewells.is_empty()
+    }
+
     /// The monitor answered an ask: it has heard what it was told before that.
     fn drop_farewells(&mut self, answered: u64) {
         self.farewells.retain(|farewell| farewell.last_ask >= answered);
@@ -243,7 +249,11 @@ impl ClientCore {
                     self.opened(handle, Err(error), effects);
                 }
             }
+            FromMonitor::SessionClosed { session } => {
+                self.farewells.retain(|farewell| farewell.session != session);
+            }
             FromMonitor::SessionEnded { session } => {
+                self.farewells.retain(|farewell| farewell.session != session);
                 if let Some(handle) = self.volume_of(session) {
                     self.end_session(handle, effects);
                 }

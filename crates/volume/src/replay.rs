@@ -291,13 +291,15 @@ impl ClientCore {
         }
     }
 
-    /// A change ended without an answer to its last sending. If it happened, a later replay must
-    /// not undo it: what is kept is made durable before anything else.
+    /// A change ended without an answer to its last sending. If it happened it may be seen, and then
+    /// neither a later replay nor a loss of power may undo it: its PG is synced before anything
+    /// else goes there.
     pub(crate) fn ended_unanswered(&mut self, part: &Part) {
         let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
+        let Some(epoch) = self.routes.epoch(pg) else { return };
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
-        if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
-            unsynced.is_unsure = true;
+        if volume.is_lazy() {
+            volume.unsynced.entry(pg).or_insert_with(|| Unsynced::new(epoch)).is_unsure = true;
         }
     }
 

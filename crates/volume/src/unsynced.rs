@@ -93,7 +93,8 @@ impl Unsynced {
 
     /// Whether it can be forgotten.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_covered() && self.gate.is_none() && self.waiting.is_empty()
+        let is_idle = self.gate.is_none() && self.waiting.is_empty();
+        self.is_covered() && !self.is_unsure && is_idle
     }
 
     /// A change was acknowledged and is not durable. Tells how many bytes it counts for.

@@ -142,7 +142,7 @@ impl MemoryMonitor {
             ToMonitor::CloseSession { session, unanswered } => {
                 assert!(self.sessions.remove(&session).is_some());
                 self.unanswered.extend(unanswered.then_some(session));
-                return None;
+                FromMonitor::SessionClosed { session }
             }
             ToMonitor::Command { .. } if self.is_silent => return None,
             ToMonitor::Command { request, command } => {

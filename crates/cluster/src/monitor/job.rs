@@ -36,7 +36,7 @@ pub(super) enum Job {
         client: String,
     },
     /// A client detached an image.
-    CloseSession { session: SessionId, unanswered: bool },
+    CloseSession { connection: ConnectionId, session: SessionId, unanswered: bool },
     /// A session's connection was gone for too long.
     EndSession { session: SessionId },
     /// An operator's command.
@@ -122,7 +122,7 @@ impl Monitor {
             Job::OpenSession { connection, image, read_only, lock, client, .. } => {
                 self.plan_open_session(now, *connection, image, (*read_only, *lock), client)
             }
-            Job::CloseSession { session, unanswered } => {
+            Job::CloseSession { session, unanswered, .. } => {
                 self.plan_close_session(*session, *unanswered)
             }
             Job::EndSession { session } => self.plan_end_session(*session),
@@ -376,7 +376,12 @@ impl Monitor {
                 let refused = FromMonitor::SessionRefused { request, error };
                 self.send(connection, &refused, effects);
             }
-            (_, Done::SessionClosed(session)) => self.forget_session(session),
+            (job, Done::SessionClosed(session)) => {
+                if let Job::CloseSession { connection, .. } = job {
+                    self.send(connection, &FromMonitor::SessionClosed { session }, effects);
+                }
+                self.forget_session(session);
+            }
             (_, Done::SessionEnded(session)) => self.session_ended(session, effects),
             (Job::Command { connection, request, .. }, Done::Unlocked(session, answer)) => {
                 self.session_ended(session, effects);

@@ -156,6 +156,24 @@ fn a_session_closed_without_a_monitor_is_closed_at_the_next() {
 }
 
 #[test]
+fn a_volume_is_parted_with_when_a_monitor_has_recorded_it() {
+    for answer in [
+        FromMonitor::SessionClosed { session: SESSION },
+        FromMonitor::SessionEnded { session: SESSION },
+    ] {
+        let mut world = World::attached();
+        assert!(world.core.is_parted());
+        world.apply(Event::Close { volume: VOLUME });
+        assert_eq!(world.detached, [VOLUME]);
+        assert!(!world.core.is_parted());
+        world.say(FromMonitor::SessionClosed { session: SessionId::new(99) });
+        assert!(!world.core.is_parted(), "that was another session");
+        world.say(answer);
+        assert!(world.core.is_parted());
+    }
+}
+
+#[test]
 fn a_session_that_opens_after_its_volume_was_closed_is_given_back() {
     let mut world = World::new(None);
     world.open(false);

@@ -446,16 +446,23 @@ fn when_a_session_is_over_its_clients_are_cut_off_and_the_next_attaches_anew() {
 }
 
 #[test]
-fn a_forced_write_is_followed_by_a_flush() {
+fn a_forced_write_of_a_lazy_volume_is_asked_to_be_durable() {
     let mut world = World::new();
+    world.cluster.is_lazy = true;
     let client = world.user();
     world.held = Some(Vec::new());
-    let mut bytes = request_bytes(1, 1, (0, UNIT as u32));
-    bytes.extend_from_slice(&[1; UNIT]);
-    world.send(client, &bytes);
-    world.release();
-    assert_eq!(world.take(client), simple(0));
-    assert_eq!(world.osd.counter, 2, "a write and a sync");
+    for flags in [0, 1] {
+        let mut bytes = request_bytes(1, flags, (0, UNIT as u32));
+        bytes.extend_from_slice(&[1; UNIT]);
+        world.send(client, &bytes);
+        let asked = world.held.as_ref().and_then(|held| held.first()).map(|(_, it)| it.op.clone());
+        let Some(format::wire::Op::Write { lazy, .. }) = asked else { panic!("{asked:?}") };
+        assert_eq!(lazy, flags == 0);
+        world.release();
+        assert_eq!(world.take(client), simple(0));
+        world.held = Some(Vec::new());
+    }
+    assert_eq!(world.osd.counter, 2, "no sync is asked for it");
 }
 
 #[test]

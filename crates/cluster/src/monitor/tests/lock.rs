@@ -66,6 +66,8 @@ fn a_lazy_holder_keeps_everybody_out_until_it_closes() {
     assert_eq!(row["lock"], json!({ "session": 1, "lazy": true }));
     rig.say(holder, &close(session, false));
     assert_eq!(rig.stored("lock/1"), None);
+    let told = rig.inbox.get_mut(&holder).unwrap().pop_back();
+    assert_eq!(told, Some(crate::message::FromMonitor::SessionClosed { session }));
     let (_, locked, lazy) = rig.lock(other).unwrap().unwrap();
     assert!(locked && lazy);
     assert!(!rig.is_fenced(session), "it was closed cleanly");

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{ConnectionId, Duration, Incarnation, MonitorId, Time};
+use base::{ConnectionId, Duration, Incarnation, MonitorId, SessionId, Time};
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use serde_json::Value;
 
 use super::rig::{CLUSTER, osd_id, store_of};
-use crate::message::{Command, Failure, FromMonitor, ToMonitor};
+use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::{Effect, Event, Identity, NO_LEADER, Station, StopReason};
 use crate::state::{
     MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
@@ -430,6 +430,17 @@ fn osd_create(number: u32) -> Command {
     Command::OsdCreate { store: store_of(number) }
 }
 
+fn pool_create() -> Command {
+    Command::PoolCreate {
+        pool: "p".into(),
+        replicas: Some(1),
+        min_size: None,
+        pg_count: Some(4),
+        failure_domain: None,
+        block_size: None,
+    }
+}
+
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
@@ -729,4 +740,101 @@ fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
     for seed in 1..=300 {
         live_through(seed);
     }
+
+/// A session and whether it has the lock, or why there is none.
+type Granted = Result<(SessionId, bool), String>;
+
+impl Town {
+    /// Asks one monitor for the lock of volume `v`.
+    fn ask_lock(&mut self, station: usize) -> (usize, Option<Granted>) {
+        let client = self.client(station);
+        (client, self.ask_lock_over(client))
+    }
+
+    fn ask_lock_over(&mut self, client: usize) -> Option<Granted> {
+        let image = "v".to_string();
+        let (request, read_only, lock, client_name) = (1, false, true, "test".to_string());
+        let open = ToMonitor::OpenSession { request, image, read_only, lock, client: client_name };
+        self.say(client, &open);
+        self.lock_answer(client)
+    }
+
+    fn lock_answer(&mut self, client: usize) -> Option<Granted> {
+        let said = std::mem::take(&mut self.guests[client].said);
+        said.into_iter().find_map(|message| match message {
+            FromMonitor::SessionOpened { session, locked, lazy, .. } => {
+                assert_eq!(locked, lazy, "no OSD has said that it writes through");
+                Some(Ok((session, locked)))
+            }
+            FromMonitor::SessionRefused { error, .. } => Some(Err(error.code)),
+            _ => None,
+        })
+    }
+
+    fn leave(&mut self, client: usize) {
+        self.break_off((Who::Guest(client), ConnectionId::new(2)));
+        self.settle();
+    }
+}
+
+/// Monitors, one OSD, and volume `v`.
+fn town_with_volume(count: usize) -> Town {
+    let mut town = Town::new(count);
+    town.ask(0, osd_create(1)).unwrap().unwrap();
+    let osd = town.boot(0, 1, None);
+    let report = OsdReport { size_bytes: 10 << 30, used_bytes: 1 << 20, ..OsdReport::default() };
+    town.say(osd, &ToMonitor::OsdReport(report));
+    town.ask(0, pool_create()).unwrap().unwrap();
+    let create = Command::VolumeCreate { volume: "v".into(), size: 1 << 30, pool: None };
+    town.ask(0, create).unwrap().unwrap();
+    town
+}
+
+#[test]
+fn a_lock_holds_whichever_monitors_the_holder_and_the_others_are_guests_of() {
+    let mut town = town_with_volume(3);
+    assert_eq!(town.leader(), 0);
+    let (holder, granted) = town.ask_lock(1);
+    let (session, locked) = granted.unwrap().unwrap();
+    assert!(locked);
+    for station in 0..3 {
+        assert_eq!(town.ask_lock(station).1, Some(Err("locked".into())));
+    }
+    // One that is gone over there is waited for, also by those who ask elsewhere.
+    town.leave(holder);
+    let (next, answer) = town.ask_lock(2);
+    assert_eq!(answer, None);
+    let back = town.client(1);
+    town.say(back, &ToMonitor::ResumeSession { session });
+    assert_eq!(town.lock_answer(next), Some(Err("locked".into())));
+    // It gives the lock back there, and is told.
+    town.say(back, &ToMonitor::CloseSession { session, unanswered: false });
+    assert!(town.guests[back].said.contains(&FromMonitor::SessionClosed { session }));
+    assert!(town.ask_lock(2).1.unwrap().unwrap().1);
+}
+
+#[test]
+fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
+    let mut town = town_with_volume(3);
+    let (holder, granted) = town.ask_lock(1);
+    let (session, _) = granted.unwrap().unwrap();
+    town.kill(0);
+    assert!(town.guests[holder].is_closed);
+    // Before the next one leads another client asks, and the holder comes back after it.
+    let (other, answer) = town.ask_lock(2);
+    assert_eq!(answer, None);
+    town.advance(seconds(3));
+    assert_eq!(town.lock_answer(other), None, "the holder may come back");
+    let back = town.client(1);
+    town.say(back, &ToMonitor::ResumeSession { session });
+    assert_eq!(town.lock_answer(other), Some(Err("locked".into())));
+    // One that does not come back is fenced before the next gets the lock.
+    town.leave(back);
+    let (next, answer) = town.ask_lock(2);
+    assert_eq!(answer, None);
+    town.advance(seconds(11));
+    let (new, locked) = town.lock_answer(next).unwrap().unwrap();
+    assert!(locked && new > session);
+    let fences = town.stored("fence/1").unwrap();
+    assert_eq!(fences["fences"][0]["session"], serde_json::to_value(session).unwrap());
 }
