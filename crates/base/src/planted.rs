@@ -70,13 +70,15 @@ pub enum Bug {
     OldNeedAccepted,
     /// Cluster: a lock is granted while other sessions have the image.
     LazyWithoutLock,
+    /// Volume: what was done and is not durable is not written again in a new epoch.
+    ReplaySkipped,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// All of them, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 31] = [
+    pub const ALL: [(&'static str, Bug); 34] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -107,6 +109,9 @@ impl Bug {
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
         ("old-need-accepted", Bug::OldNeedAccepted),
         ("lazy-without-lock", Bug::LazyWithoutLock),
+        ("replay-skipped", Bug::ReplaySkipped),
+        ("sync-of-primary-alone", Bug::SyncOfPrimaryAlone),
+        ("mark-counts-unflushed", Bug::MarkCountsUnflushed),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
 }

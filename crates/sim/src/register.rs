@@ -41,8 +41,10 @@ pub struct History {
 /// What a register may hold when its history begins after a loss.
 #[derive(Clone, Debug)]
 struct Leftover {
-    /// One of these, or zero.
+    /// One of these,
     values: BTreeSet<Value>,
+    /// or zero.
+    or_zero: bool,
     /// From this moment on.
     from: Moment,
 }
@@ -135,8 +137,31 @@ impl History {
     /// One that begins after a loss at `from`: the register holds zero or any one value that it
     /// had before. No operation takes effect at `from` or the moment behind it.
     pub fn after_loss(before: impl IntoIterator<Item = Value>, from: Moment) -> History {
-        let leftover = Leftover { values: before.into_iter().collect(), from };
+        let leftover = Leftover { values: before.into_iter().collect(), or_zero: true, from };
         History { leftover: Some(leftover), ..History::default() }
+    }
+
+    /// One that begins at `now`, when of the writes that were asked at these moments any may be
+    /// gone: the register holds what they or others wrote that no later write replaced which is not
+    /// among them. No operation takes effect at `now` or the moment behind it. `None`: there is
+    /// only one such value.
+    pub fn after_dark(&self, lost: &BTreeSet<Moment>, now: Moment) -> Option<History> {
+        let safe = self.writes.iter().filter(|write| write.happened && !lost.contains(&write.from));
+        let safe = safe.map(|write| write.from).max().unwrap_or(0);
+        let left = self.writes.iter().filter(|write| write.to >= safe);
+        let mut values: BTreeSet<Value> = left.map(|write| write.value).collect();
+        let mut or_zero = values.remove(&0);
+        match &self.leftover {
+            Some(before) if before.from + 1 >= safe => {
+                values.extend(&before.values);
+                or_zero |= before.or_zero;
+            }
+            None if safe == 0 => or_zero = true,
+            _ => {}
+        }
+        let is_sure = values.len() + usize::from(or_zero) < 2;
+        let leftover = Leftover { values, or_zero, from: now };
+        (!is_sure).then(|| History { leftover: Some(leftover), ..History::default() })
     }
 
     /// Every value that it may have held.
@@ -206,12 +231,16 @@ impl History {
         zeros.check(&zones)
     }
 
-    /// The value that a loss left, as a write: it is read, and nobody wrote it since.
+    /// The value that a loss left, as a write: nobody wrote it since. One that is read, if any is.
     fn left(&self) -> Option<Write> {
-        let Leftover { values, from } = self.leftover.as_ref()?;
-        let is_written = |value: Value| self.writes.iter().any(|write| write.value == value);
-        let mut read = self.reads.iter().map(|read| read.value);
-        let value = read.find(|value| values.contains(value) && !is_written(*value))?;
+        let Leftover { values, or_zero, from } = self.leftover.as_ref()?;
+        let may_be = |value: &Value| {
+            values.contains(value) && !self.writes.iter().any(|write| write.value == *value)
+        };
+        let read = self.reads.iter().map(|read| read.value).find(may_be);
+        // It was none of those that were read since: any other one, if not zero.
+        let unread = || values.iter().copied().find(may_be).filter(|_| !or_zero);
+        let value = read.or_else(unread)?;
         let to = from + 1;
         (value != 0).then_some(Write { value, from: *from, to, repeated: false, happened: true })
     }

@@ -81,6 +81,8 @@ fn fio_survives_kills(name: &str, commit: &str) {
         let mut fio = Fio::start(&cluster, "v", 128 << 20, seed);
         for osd in 1..=3 {
             fio.wait_written(osd * (20 << 20));
+            let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
+            assert_eq!(lock["lazy"], commit == "fsync", "{lock}");
             kill_osd(&cluster, osd);
             // Two copies: the next may only die when both are whole again.
             cluster.wait_clean();

@@ -133,7 +133,12 @@ impl World {
         };
         let all = count == running.len();
         self.fault(if all { "all OSDs killed at once" } else { "several OSDs killed at once" });
-        running.into_iter().take(count).try_for_each(|index| self.kill(Process::Osd(index)))
+        // Of one room: what takes them takes the power of all.
+        let power = self.chaos.chance(Chance::percent(50));
+        running
+            .into_iter()
+            .take(count)
+            .try_for_each(|index| self.kill_by(Process::Osd(index), power.then_some(Crash::Power)))
     }
 
     /// An OSD's operator stops it.
@@ -247,6 +252,11 @@ impl World {
 
     /// A process ends, at once and without a word.
     pub(super) fn kill(&mut self, process: Process) -> Result<(), String> {
+        self.kill_by(process, None)
+    }
+
+    /// Likewise; what an OSD dies of, if it is not to be drawn.
+    fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let silent = self.chaos.chance(Chance::percent(10)) && self.drill.is_none();
         let wakes = self.net.process_died(self.now, process, silent);
@@ -256,10 +266,11 @@ impl World {
                 self.fault("monitor killed");
                 self.monitor = None;
             }
-            Process::Osd(index) => self.kill_osd(index),
+            Process::Osd(index) => self.kill_osd(index, crash),
             Process::Client(index) => {
                 self.fault("client killed");
                 self.clients[index].die();
+                self.note_left(|(client, _)| client == index);
             }
             Process::Operator => return Err("nobody kills the operator".into()),
         }
@@ -282,8 +293,9 @@ impl World {
         self.schedule(pause, Item::Start(process));
     }
 
-    fn kill_osd(&mut self, index: usize) {
-        let power = self.chaos.chance(Chance::percent(50));
+    fn kill_osd(&mut self, index: usize, crash: Option<Crash>) {
+        let is_power = crash == Some(Crash::Power);
+        let power = is_power || self.chaos.chance(Chance::percent(50));
         let crash = if power { Crash::Power } else { Crash::Process };
         self.fault(if power { "OSD power cut" } else { "OSD killed" });
         let osd = &mut self.osds[index];
@@ -293,6 +305,9 @@ impl World {
         self.tally.faults.add("unflushed write lost", report.lost);
         self.tally.faults.add("unflushed write torn", report.torn);
         self.tally.faults.add("unflushed writes reordered", report.reordered);
+        if power {
+            self.note_dark(index);
+        }
     }
 
     /// Starts a process.
@@ -316,8 +331,7 @@ impl World {
             }
             Process::Client(index) => {
                 let pool = self.pool.clone();
-                let patience = self.plan.patience.map(Duration::from_millis);
-                self.clients[index].start(patience, pool);
+                self.clients[index].start(&self.plan, pool);
                 self.schedule(Duration::from_millis(1), Item::ClientTurn(index));
                 Ok(())
             }

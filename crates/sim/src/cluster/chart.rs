@@ -3,6 +3,8 @@
 //! A register is a unit; in the first units of a volume, where unaligned writes go, it is a piece
 //! of 512 bytes, so that a write of a part of a unit is judged by what it changes.
 
+mod lazy;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -11,6 +13,8 @@ use base::{ImageId, StripeIndex, UNIT_SIZE};
 
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
+pub use lazy::Owner;
+use lazy::Unsynced;
 
 /// The grain of unaligned writes, in bytes.
 pub const PIECE_SIZE: u64 = 512;
@@ -49,6 +53,10 @@ pub struct Volume {
     shape: Shape,
     /// PGs whose loss was accepted, and when last.
     given_up: BTreeMap<u32, Moment>,
+    /// What was told done and may still be lost.
+    unsynced: Unsynced,
+    /// Registers of which something of that may have been lost, and when last.
+    dimmed: BTreeMap<u64, Moment>,
 }
 
 /// What tells the PG of a place.
@@ -103,6 +111,8 @@ impl Volume {
             ended: Vec::new(),
             shape,
             given_up: BTreeMap::new(),
+            unsynced: Unsynced::default(),
+            dimmed: BTreeMap::new(),
         }
     }
 
@@ -146,6 +156,7 @@ impl Volume {
     /// It is done.
     pub fn done(&mut self, id: ChangeId, to: Moment, repeated: bool) {
         let Some(change) = self.open.remove(&id) else { return };
+        self.answered(id, to);
         self.record(&change, |history| {
             history.write(change.value, change.from, to, repeated);
         });
@@ -155,6 +166,7 @@ impl Volume {
     /// failed may still happen at any time, until the volume is fenced.
     pub fn failed(&mut self, id: ChangeId, to: Moment) {
         let Some(change) = self.open.remove(&id) else { return };
+        self.answered(id, to);
         self.record(&change, |history| history.failed_write(change.value, change.from, to));
     }
 
@@ -272,7 +284,8 @@ impl Volume {
         let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
         let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
         let lost = self.pg_of(register).and_then(|pg| self.given_up.get(&pg));
-        !is_cut && !is_old && lost.is_none_or(|lost| from > *lost)
+        let is_dimmed = self.dimmed.get(&register).is_some_and(|dimmed| from <= *dimmed);
+        !is_cut && !is_old && !is_dimmed && lost.is_none_or(|lost| from > *lost)
     }
 
     /// Looks for an order of all operations of every register.

@@ -10,6 +10,7 @@ use node::Node;
 
 use super::plan::Plan;
 use crate::disk::SimDisk;
+use crate::register::Moment;
 use crate::store::install_store;
 
 /// One OSD.
@@ -52,6 +53,8 @@ pub struct Osd {
     pub turn_due: bool,
     /// A write or flush failed: the node must stop.
     pub must_stop: bool,
+    /// When it last lost power, and with it what was not flushed.
+    pub dark: Moment,
 }
 
 /// A bit that flipped.
@@ -112,6 +115,7 @@ impl Osd {
             in_flight: 0,
             turn_due: false,
             must_stop: false,
+            dark: 0,
         }
     }
 

@@ -53,6 +53,10 @@ impl World {
     /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
     pub(super) fn hold_drill(&mut self) -> Result<(), String> {
         let Some(departure) = self.plan.drill else { return Ok(()) };
+        // Whoever waits for a while before it calls a monitor again has called by then.
+        let end = self.now + Duration::from_secs(2);
+        self.wait("time stands still", |world| world.now > end)?;
+        self.wait_until_whole()?;
         let members: Vec<usize> = (0..self.osds.len())
             .filter(|index| {
                 let id = self.osds[*index].id;

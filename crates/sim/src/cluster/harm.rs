@@ -176,6 +176,7 @@ impl World {
         osd.is_gone = true;
         osd.disk = None;
         let host = osd.host;
+        self.note_dark(index);
         let next = self.osds.len();
         self.add_osd(host);
         let jobs = [Job::SetOut(index, true), Job::CreateOsd(next), Job::RemoveOsd(index)];
@@ -189,6 +190,8 @@ impl World {
         let now = self.now;
         self.osds[index].note_idle(now);
         self.kill(Process::Osd(index))?;
+        // It counts as lost.
+        self.note_dark(index);
         let osd = &mut self.osds[index];
         let (Some(layout), Some(disk)) = (&osd.layout, &mut osd.disk) else { return Ok(()) };
         let is_journal = tail || self.chaos.chance(Chance::percent(60));

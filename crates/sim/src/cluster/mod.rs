@@ -15,6 +15,7 @@ mod clock;
 mod disks;
 mod drill;
 mod harm;
+mod lazy;
 mod members;
 mod net;
 mod operator;

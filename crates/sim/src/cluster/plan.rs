@@ -70,6 +70,8 @@ pub struct Plan {
     pub is_sparse: bool,
     /// Of attaches: the volume's lock is wanted.
     pub locks: Chance,
+    /// Most bytes that the lock's holder keeps without a sync.
+    pub unsynced_size_max: u64,
 }
 
 /// How a member goes in the drill.
@@ -212,7 +214,8 @@ impl Plan {
             strikes,
             drill,
             is_sparse: random.chance(Chance::percent(50)),
-            locks: some(random, 40, 800_000),
+            locks: Chance::percent(*random.pick(&[0, 0, 10, 50, 90])),
+            unsynced_size_max: *random.pick(&[1, 1, 2, 64]) * MIB,
         }
     }
 }

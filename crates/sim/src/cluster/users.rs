@@ -10,6 +10,7 @@ use volume::{
 };
 
 use super::chart::{ChangeId, Life, PIECE_SIZE, Volume};
+use super::plan::Plan;
 use super::world::World;
 use super::{OPERATIONS, Process};
 use crate::random::Chance;
@@ -34,6 +35,8 @@ pub struct Attachment {
     stage: Stage,
     /// The volume was live, and nobody changed it, when the attach was asked.
     sure: bool,
+    /// It may be told that changes are done before they are durable.
+    lazy: bool,
 }
 
 /// How far an attachment is.
@@ -74,14 +77,14 @@ enum Work {
 
 impl Client {
     /// A new process of it.
-    pub fn start(&mut self, patience: Option<Duration>, pool: BufferPool) {
+    pub fn start(&mut self, plan: &Plan, pool: BufferPool) {
         let settings = Settings {
             monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
             client: "sim".to_string(),
             pid: 1,
             address: None,
-            retry_for: patience,
-            unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
+            retry_for: plan.patience.map(Duration::from_millis),
+            unsynced_size_max: plan.unsynced_size_max,
         };
         self.core = Some(ClientCore::new(settings, pool));
     }
@@ -176,7 +179,8 @@ impl World {
         self.tally.operations.add("attach", 1);
         let handle = VolumeHandle(self.clients[index].next_name());
         let sure = self.volumes[volume].life == Life::Live;
-        let attachment = Attachment { volume, read_only, stage: Stage::Opening, sure };
+        let stage = Stage::Opening;
+        let attachment = Attachment { volume, read_only, stage, sure, lazy: false };
         self.clients[index].attached.insert(handle, attachment);
         let name = self.volumes[volume].name.clone();
         self.apply_client(index, Event::Open { volume: handle, name, read_only, lock })
@@ -252,7 +256,8 @@ impl World {
                 let id = self.next_value();
                 let from = self.moment();
                 self.volumes[volume].ask(id, 0, pieces, from);
-                let operation = Operation::Zero { offset, length, durable: false };
+                let durable = self.must_be_durable(index, handle, volume, id);
+                let operation = Operation::Zero { offset, length, durable };
                 self.request(index, handle, volume, Work::Change { id }, operation)
             }
             4 => self.request(index, handle, volume, Work::Flush, Operation::Flush),
@@ -302,9 +307,29 @@ impl World {
         let mut data = self.pool.take(length as usize);
         self.volumes[volume].fill(pieces.start, id, &mut data);
         let (offset, data) = (pieces.start * PIECE_SIZE, data.freeze());
-        let operation = Operation::Write { offset, data, durable: false };
         self.volumes[volume].ask(id, id, pieces, from);
+        let durable = self.must_be_durable(index, handle, volume, id);
+        let operation = Operation::Write { offset, data, durable };
         self.request(index, handle, volume, Work::Change { id }, operation)
+    }
+
+    /// Whether a change is to be durable when it is done; if not, and its asker is lazy, it may be
+    /// lost until a flush covers it.
+    fn must_be_durable(
+        &mut self,
+        index: usize,
+        handle: VolumeHandle,
+        volume: usize,
+        id: ChangeId,
+    ) -> bool {
+        if !self.clients[index].attached[&handle].lazy {
+            return false;
+        }
+        let durable = self.work.chance(Chance::percent(10));
+        if !durable {
+            self.volumes[volume].asked_lazily(id, (index, handle.0));
+        }
+        durable
     }
 
     /// Reads a whole attached volume in pieces of at most a mebibyte.
@@ -360,6 +385,7 @@ impl World {
             Effect::Opened { volume, result } => self.opened(index, volume, result),
             Effect::Closed { volume } => {
                 self.clients[index].attached.remove(&volume);
+                self.note_left(|owner| owner == (index, volume.0));
                 Ok(())
             }
             Effect::Done { id, result } => {
@@ -402,6 +428,7 @@ impl World {
                     self.volumes.iter().rposition(is_new)
                 });
                 attachment.volume = found.ok_or_else(|| format!("{image:?} is unknown"))?;
+                attachment.lazy = attached.lazy;
                 self.volumes[attachment.volume].image = image;
                 if attachment.stage == Stage::Opening {
                     let units = attached.image.size / UNIT_SIZE;
@@ -412,6 +439,8 @@ impl World {
                         self.to_fill.push((index, handle));
                     }
                 }
+                let volume = attachment.volume;
+                self.note_opened(volume, (index, handle.0));
                 Ok(())
             }
             Err(failure) => {
@@ -453,7 +482,14 @@ impl World {
                 volume.done(id, to, repeated);
                 Ok(())
             }
-            (Work::Flush, Ok(Answer::Done)) => Ok(()),
+            (Work::Flush, Ok(Answer::Done)) => {
+                // A reader's flush is none.
+                let attachment = self.clients[index].attached.get(&open.handle);
+                if attachment.is_some_and(|attachment| !attachment.read_only) {
+                    volume.flushed(open.from);
+                }
+                Ok(())
+            }
             (Work::Read { pieces }, Ok(Answer::Data(data))) => {
                 let bytes = gathered(&data, (pieces.end - pieces.start) * PIECE_SIZE)?;
                 volume.read(pieces.start, &bytes, open.from, to)

@@ -20,7 +20,7 @@ use format::wire::{
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 17] = [
+pub const SEQUELS: [&str; 19] = [
     "epoch activated",
     "members compared",
     "newest copy fetched from a member",
@@ -38,6 +38,8 @@ pub const SEQUELS: [&str; 17] = [
     "PG lost by a lease's answer",
     "lock granted to a lazy holder",
     "attach refused for a lock",
+    "change answered before it was durable",
+    "change that no flush covered may be lost",
 ];
 
 /// Everything seen so far.

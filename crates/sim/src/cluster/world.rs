@@ -619,7 +619,11 @@ impl World {
         match (from, message) {
             (Process::Monitor, Message::Control(text)) => {
                 // What was started in the epoch before is sent again, and may happen twice.
-                self.fault_count += u64::from(self.watch.monitor_says(text)?);
+                let ends_epoch = self.watch.monitor_says(text)?;
+                self.fault_count += u64::from(ends_epoch);
+                if ends_epoch {
+                    self.judge_dark();
+                }
             }
             (Process::Osd(_), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
@@ -676,6 +680,8 @@ impl World {
         let named = self.named.remove(&(reply.session, reply.sequence));
         let (Some((epoch, revision)), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
         let (session, sequence) = (reply.session, reply.sequence);
+        let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });
+        self.tally.sequels.add("change answered before it was durable", is_lazy.into());
         // What finds nothing to change answers with an old version.
         if let Outcome::Written { version, .. } = outcome
             && version.epoch > epoch

@@ -740,6 +740,7 @@ fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
     for seed in 1..=300 {
         live_through(seed);
     }
+}
 
 /// A session and whether it has the lock, or why there is none.
 type Granted = Result<(SessionId, bool), String>;

@@ -1,0 +1,259 @@
+//! What was told done before it was durable: the promise of stores that flush, exactly.
+//!
+//! What a flush covered stays. Nothing that a living holder of the lock was told is ever seen to be
+//! gone: that needs no rule here, its volume's registers are judged like all others. The rest may
+//! go only if its client is gone, too, and all members of its PG have lost power since it was asked.
+//!
+//! ```text
+//!   asked ──▶ told ──▶ covered by a flush: stays
+//!     │                    ▲ not before the client is gone (left) and the PG stood without power
+//!     └────────────────────┴──▶ each register holds one of the values that no safe write replaced
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::{ChangeId, Volume};
+use crate::register::{Moment, NEVER};
+
+/// What was asked of a volume lazily, and no flush covers.
+#[derive(Default)]
+pub(super) struct Unsynced {
+    changes: BTreeMap<ChangeId, Unsafe>,
+    /// By PG: every member of it lost power after that moment.
+    dark: BTreeMap<u32, Moment>,
+}
+
+struct Unsafe {
+    owner: Owner,
+    pieces: Range<u64>,
+    from: Moment,
+    /// When it was answered.
+    to: Moment,
+    /// Since when its owner is gone.
+    left: Option<Moment>,
+}
+
+/// Names an attachment: its client, and its number there.
+pub type Owner = (usize, u64);
+
+impl Volume {
+    /// The change that was just asked may be told done before it is durable.
+    pub fn asked_lazily(&mut self, id: ChangeId, owner: Owner) {
+        let change = &self.open[&id];
+        let (pieces, from) = (change.pieces.clone(), change.from);
+        let change = Unsafe { owner, pieces, from, to: NEVER, left: None };
+        self.unsynced.changes.insert(id, change);
+    }
+
+    pub(super) fn answered(&mut self, id: ChangeId, to: Moment) {
+        if let Some(change) = self.unsynced.changes.get_mut(&id) {
+            change.to = to;
+        }
+    }
+
+    /// A flush is done that was asked at `from`: it covers what was told done by then, and all of
+    /// those who were gone by then.
+    pub fn flushed(&mut self, from: Moment) {
+        let is_gone = |change: &Unsafe| change.left.is_some_and(|left| left < from);
+        self.unsynced.changes.retain(|_, change| change.to > from && !is_gone(change));
+    }
+
+    /// All members of a PG have lost power since `since`. Whether anything may be lost by that.
+    pub fn went_dark(&mut self, pg: u32, since: Moment, now: Moment) -> bool {
+        let dark = self.unsynced.dark.entry(pg).or_default();
+        if *dark >= since {
+            return false;
+        }
+        *dark = since;
+        let lost = self.unsynced.changes.values().filter(|change| change.left.is_some());
+        let registers = lost.flat_map(|change| Volume::registers_in(&change.pieces));
+        let registers: BTreeSet<u64> = registers.filter(|it| self.is_of(*it, pg)).collect();
+        self.lose(registers, now)
+    }
+
+    /// These attachments are gone, and with them what they kept. Whether anything may be lost.
+    pub fn left_by(&mut self, is_gone: impl Fn(Owner) -> bool, now: Moment) -> bool {
+        let mut registers = BTreeSet::new();
+        for change in self.unsynced.changes.values_mut() {
+            if change.left.is_none() && is_gone(change.owner) {
+                change.left = Some(now);
+                registers.extend(Volume::registers_in(&change.pieces));
+            }
+        }
+        self.lose(registers, now)
+    }
+
+    fn is_of(&self, register: u64, pg: u32) -> bool {
+        self.pg_of(register).is_none_or(|known| known == pg)
+    }
+
+    fn lose(&mut self, registers: BTreeSet<u64>, now: Moment) -> bool {
+        let mut lost = false;
+        for register in registers {
+            lost |= self.lose_of(register, now);
+        }
+        lost
+    }
+
+    /// From now on the register holds one of the values that no safe write replaced.
+    fn lose_of(&mut self, register: u64, now: Moment) -> bool {
+        let began = self.began.range(..=register).map(|(_, began)| *began).max().unwrap_or(0);
+        let dark = |pg: &u32| self.is_of(register, *pg);
+        let dark = self.unsynced.dark.iter().filter(|(pg, _)| dark(pg)).map(|(_, dark)| *dark);
+        let dark = dark.max().unwrap_or(0);
+        let is_lost = |change: &&Unsafe| {
+            let touches = || Volume::registers_in(&change.pieces).any(|other| other == register);
+            change.left.is_some() && (began..dark).contains(&change.from) && touches()
+        };
+        let lost = self.unsynced.changes.values().filter(is_lost);
+        let lost: BTreeSet<Moment> = lost.map(|change| change.from).collect();
+        if lost.is_empty() {
+            return false;
+        }
+        let Some(history) = self.registers.get_mut(&register) else { return false };
+        let Some(next) = history.after_dark(&lost, now) else { return false };
+        let mut history = std::mem::replace(history, next);
+        for change in self.open.values() {
+            if Volume::registers_in(&change.pieces).any(|other| other == register) {
+                history.write(change.value, change.from, NEVER, true);
+            }
+        }
+        self.ended.push((register, history));
+        self.dimmed.insert(register, now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ImageId;
+
+    use super::super::{PIECE_SIZE, Shape};
+    use super::*;
+    use crate::register::Value;
+
+    const ME: Owner = (0, 1);
+    const PIECES: Range<u64> = 64..72;
+
+    fn volume() -> Volume {
+        let shape = Shape { pg_count: 1, block_units: 4 };
+        let mut volume = Volume::new("v".into(), 1, 16, shape);
+        volume.image = ImageId::new(1);
+        volume
+    }
+
+    fn write(volume: &mut Volume, value: Value, from: Moment, lazily: bool) {
+        volume.ask(value, value, PIECES, from);
+        if lazily {
+            volume.asked_lazily(value, ME);
+        }
+        volume.done(value, from + 1, false);
+    }
+
+    fn reads(mut volume: Volume, values: &[Value], at: Moment) -> bool {
+        for (index, value) in values.iter().enumerate() {
+            let mut bytes = vec![0; 8 * PIECE_SIZE as usize];
+            if *value != 0 {
+                volume.fill(PIECES.start, *value, &mut bytes);
+            }
+            let from = at + 2 * index as Moment;
+            volume.read(PIECES.start, &bytes, from, from + 1).expect("its form is good");
+        }
+        volume.check().is_ok()
+    }
+
+    /// 5 is safe, 6 and 7 are not.
+    fn written() -> Volume {
+        let mut volume = volume();
+        write(&mut volume, 5, 1, false);
+        write(&mut volume, 6, 3, true);
+        write(&mut volume, 7, 5, true);
+        volume
+    }
+
+    #[test]
+    fn what_is_not_synced_goes_only_with_its_client_and_the_power_of_all() {
+        for (is_gone, is_dark) in [(false, false), (true, false), (false, true), (true, true)] {
+            for gone_first in [false, true] {
+                for value in [0, 5, 6, 7] {
+                    let mut volume = written();
+                    let mut may_lose = false;
+                    for leave in [gone_first, !gone_first] {
+                        if leave && is_gone {
+                            may_lose |= volume.left_by(|owner| owner == ME, 20);
+                        }
+                        if !leave && is_dark {
+                            may_lose |= volume.went_dark(0, 15, 20);
+                        }
+                    }
+                    assert_eq!(may_lose, is_gone && is_dark);
+                    let is_good = value == 7 || may_lose && value != 0;
+                    assert_eq!(reads(volume, &[value, value], 30), is_good, "{value}");
+                }
+            }
+        }
+    }
+
+    fn lose_all(mut volume: Volume) -> Volume {
+        volume.left_by(|_| true, 20);
+        volume.went_dark(0, 15, 22);
+        volume
+    }
+
+    #[test]
+    fn what_is_left_is_one_value_and_stays() {
+        assert!(!reads(lose_all(written()), &[5, 6], 30));
+        assert!(!reads(lose_all(written()), &[7, 5], 30));
+    }
+
+    #[test]
+    fn what_a_flush_covered_stays() {
+        let mut volume = written();
+        volume.flushed(5);
+        for (value, is_good) in [(5, false), (6, true), (7, true)] {
+            let mut volume = written();
+            volume.flushed(5);
+            assert_eq!(reads(lose_all(volume), &[value], 30), is_good, "{value}");
+        }
+        volume.flushed(8);
+        assert!(!volume.left_by(|_| true, 20));
+        assert!(!volume.went_dark(0, 15, 22));
+    }
+
+    #[test]
+    fn power_that_was_lost_before_takes_nothing() {
+        let mut volume = written();
+        assert!(!volume.went_dark(0, 2, 19));
+        assert!(!volume.left_by(|_| true, 20));
+    }
+
+    #[test]
+    fn a_safe_write_replaces_what_is_not_synced() {
+        let mut volume = written();
+        write(&mut volume, 8, 9, false);
+        assert!(!reads(lose_all(volume), &[7], 30));
+        let mut volume = written();
+        write(&mut volume, 8, 9, false);
+        assert!(reads(lose_all(volume), &[8], 30));
+    }
+
+    #[test]
+    fn zeros_may_be_left_only_where_they_were() {
+        let mut volume = volume();
+        write(&mut volume, 6, 3, true);
+        assert!(reads(lose_all(volume), &[0], 30), "it held zeros at first");
+        assert!(!reads(lose_all(written()), &[0], 30));
+    }
+
+    #[test]
+    fn what_another_wrote_since_is_not_lost_with_it() {
+        let mut volume = written();
+        volume.left_by(|_| true, 8);
+        volume.ask(8, 8, PIECES, 9);
+        volume.asked_lazily(8, (1, 1));
+        volume.done(8, 10, false);
+        assert!(!volume.went_dark(0, 15, 20), "its client lives and writes it again");
+        assert!(reads(volume, &[8], 30));
+    }
+}

@@ -1,0 +1,60 @@
+//! When what was told done before it was durable may be lost; `chart::lazy` judges by it.
+//!
+//! A PG *went dark* when every member that it has, or gets, lost power since: then it serves without
+//! what none of them had flushed. Members are those of the newest entry that the monitor told.
+
+use super::chart::Owner;
+use super::world::World;
+
+impl World {
+    /// An OSD lost what its disk had not flushed.
+    pub(super) fn note_dark(&mut self, index: usize) {
+        self.osds[index].dark = self.moment();
+        self.judge_dark();
+    }
+
+    /// An OSD lost power, or an entry changed: PGs may have gone dark.
+    pub(super) fn judge_dark(&mut self) {
+        let since = |entry: &format::wire::PgEntry| {
+            let dark = entry
+                .acting
+                .iter()
+                .map(|member| self.index_of(member.osd).map_or(0, |index| self.osds[index].dark));
+            dark.min().filter(|since| *since > 0).map(|since| (entry.pg.number, since))
+        };
+        let dark: Vec<_> = self.watch.entries().filter_map(since).collect();
+        if dark.is_empty() {
+            return;
+        }
+        let now = self.two_moments();
+        let mut lost = 0;
+        for volume in &mut self.volumes {
+            for (pg, since) in &dark {
+                lost += u64::from(volume.went_dark(*pg, *since, now));
+            }
+        }
+        self.tally.sequels.add("change that no flush covered may be lost", lost);
+    }
+
+    /// Attachments are gone, and with them what they kept.
+    pub(super) fn note_left(&mut self, is_gone: impl Fn(Owner) -> bool) {
+        let now = self.two_moments();
+        let volumes = self.volumes.iter_mut();
+        let lost = volumes.filter_map(|volume| volume.left_by(&is_gone, now).then_some(())).count();
+        self.tally.sequels.add("change that no flush covered may be lost", lost as u64);
+    }
+
+    /// A volume is attached: whoever was lazy there is over, whether it knows that or not.
+    pub(super) fn note_opened(&mut self, volume: usize, by: Owner) {
+        let now = self.two_moments();
+        let lost = self.volumes[volume].left_by(|owner| owner != by, now);
+        self.tally.sequels.add("change that no flush covered may be lost", lost.into());
+    }
+
+    /// Nothing takes effect at this moment or the one behind it.
+    fn two_moments(&mut self) -> crate::register::Moment {
+        let now = self.moment();
+        self.moment();
+        now
+    }
+}
