@@ -1,6 +1,8 @@
 //! Clusters whose state lies in etcd.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -143,4 +145,75 @@ fn ten_thousand_pgs_start_against_etcd() {
         made.as_millis(),
         restarted.as_millis()
     ));
+}
+
+/// Writes a key into the etcd of a cluster's `up`, past its monitor, as `etcdctl put` does: by etcd's
+/// own gateway for HTTP.
+fn hand_writes(cluster: &Cluster, key: &str, value: &str) {
+    let text = fs::read_to_string(cluster.path().join("cluster.toml")).expect("it is there");
+    let address = text.split("etcd:http://").nth(1).and_then(|rest| rest.split('"').next());
+    let address = address.expect("an address").trim_end_matches('/').to_owned();
+    let id = cluster.json(&["state", "get", "cluster"])["value"]["id"].clone();
+    let key = format!("ashlar/{}/{key}", id.as_str().expect("a text"));
+    let body = format!(r#"{{"key":"{}","value":"{}"}}"#, base64(&key), base64(value));
+    let request = format!(
+        "POST /v3/kv/put HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(&address).expect("etcd listens");
+    stream.write_all(request.as_bytes()).expect("writable");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("readable");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+fn base64(text: &str) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let chunk = |bytes: &[u8]| {
+        let byte = |index: usize| u32::from(bytes.get(index).copied().unwrap_or(0));
+        let word = byte(0) << 16 | byte(1) << 8 | byte(2);
+        let digit = |index: usize| match index <= bytes.len() {
+            true => char::from(DIGITS[(word >> (18 - 6 * index) & 63) as usize]),
+            false => '=',
+        };
+        (0..4).map(digit).collect::<String>()
+    };
+    text.as_bytes().chunks(3).map(chunk).collect()
+}
+
+#[test]
+fn what_another_hand_writes_into_etcd_is_in_force_or_undone_and_named() {
+    let cluster = Cluster::up("etcdhand", &["--state=etcd", "--osds=1", "--osd-size=128MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    let report_ms = || cluster.json(&["config", "get", "osd_report_ms"])["value"].clone();
+    let record = |value: u32| format!(r#"{{"name":"osd_report_ms","value":{value}}}"#);
+    hand_writes(&cluster, "config/osd_report_ms", &record(200));
+    wait_for("the setting to be in force", || report_ms() == 200);
+    assert!(!has_check(&cluster.json(&["status"]), "state_edit_undone"));
+    let is_undone = |key: &str, reason: &str| {
+        let status = cluster.json(&["status"]);
+        let mut checks = status["checks"].as_array().expect("a list").iter();
+        checks.any(|check| {
+            let message = check["message"].as_str().unwrap_or_default();
+            check["code"] == "state_edit_undone"
+                && message.contains(key)
+                && message.contains(reason)
+        })
+    };
+    hand_writes(&cluster, "config/osd_report_ms", &record(5));
+    wait_for("the bad value to be named", || is_undone("config/osd_report_ms", "from 100 to"));
+    assert_eq!(report_ms(), 200, "the last good value stays");
+    // What keeps data safe is put back.
+    for key in ["pg/1/0", "counter/osd", "fence/1", "session/77"] {
+        let value = || {
+            let keys = cluster.json(&["state", "ls", key]);
+            keys.as_array().expect("a list").first().map(|row| row["value"].clone())
+        };
+        let before = value();
+        hand_writes(&cluster, key, "{}");
+        wait_for("the edit to be named", || is_undone(key, ""));
+        assert_eq!(value(), before, "{key}");
+    }
+    qemu_io(&cluster, "v", &["write -P 1 0 4M", "read -P 1 0 4M"]);
 }

@@ -22,3 +22,4 @@ mod processes;
 mod raw_nbd;
 mod replication;
 mod round_trip;
+mod statistics;
