@@ -10,6 +10,8 @@
 //!   1. In an active epoch a block is copied while no write of it is under way, and later ones wait
 //!      until the copy is on its way. So all acting members hold the same.
 //!   2. Units that no source could read are sent as damaged: nobody keeps older data there.
+//!   3. A version stands for one content: where units of an older copy took the place of lost ones, the
+//!      block gets a version of the new epoch.
 
 use std::collections::VecDeque;
 
@@ -33,6 +35,8 @@ pub struct Job {
     held: Option<Held>,
     /// Some units came from another source than the first.
     is_mixed: bool,
+    /// Some units came from a copy of an older version.
+    is_older: bool,
     /// Its place in the queue of the block's writes, once it has its turn.
     hold: Option<usize>,
     purpose: Purpose,
@@ -52,7 +56,8 @@ pub enum Purpose {
 impl Job {
     pub fn new(key: BlockKey, wants: Option<Units>, sources: Vec<usize>, purpose: Purpose) -> Job {
         let sources = sources.into();
-        Job { key, wants, sources, held: None, is_mixed: false, hold: None, purpose }
+        let (held, hold) = (None, None);
+        Job { key, wants, sources, held, is_mixed: false, is_older: false, hold, purpose }
     }
 }
 
@@ -189,6 +194,7 @@ impl Pg {
                 };
                 if let Some(more) = more {
                     found.is_mixed |= !more.units.is_empty();
+                    found.is_older |= !more.units.is_empty() && !is_same;
                     known.complete_with(&more, &self.buffers);
                 }
             }
@@ -255,7 +261,7 @@ impl Pg {
         job: usize,
         newest: Version,
         targets: MemberSet,
-        held: Held,
+        mut held: Held,
         lost: &Units,
         actions: &mut Vec<Action>,
     ) {
@@ -265,9 +271,18 @@ impl Pg {
             let why = "a member's block is not as it was listed".to_owned();
             return self.end_epoch(Need::NewEpoch, why, actions);
         }
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         let lead = self.lead();
         let me = lead.me;
-        // Units that came from an older copy go to those of the newest version as well.
+        // A member that is away may hold the newest version as it was written: this is another content,
+        // and it must get it. No write has that version: the first one's counter is one more.
+        if lead.jobs[job].is_older
+            && let Held::Copy(copied) = &mut held
+        {
+            copied.version = Version { epoch, counter: lead.highest_complete().counter };
+        }
+        let newest = held.version();
+        // Units that came from another copy go to those of the newest version as well.
         let targets = if lead.jobs[job].is_mixed { lead.acting } else { targets };
         let key = lead.jobs[job].key;
         lead.jobs[job].purpose = Purpose::Adopt { newest, targets };

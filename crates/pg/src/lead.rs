@@ -146,6 +146,12 @@ impl Lead {
         self.peers[..count].iter().map(|peer| peer.state.as_ref().expect("all have answered"))
     }
 
+    /// The version that the epoch adopts. Requires: all acting members have stated themselves.
+    pub fn highest_complete(&self) -> Version {
+        let complete = self.acting_states().map(|state| state.complete);
+        complete.max().expect("there are acting members")
+    }
+
     /// Acting members other than this OSD.
     pub fn acting_others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.me;
@@ -332,9 +338,8 @@ impl Pg {
     pub(crate) fn journal(&mut self, actions: &mut Vec<Action>) {
         let entry = self.entry.clone().expect("an epoch is entered");
         let lead = self.lead();
-        let adopted = lead.acting_states().map(|state| state.complete).max();
         let floor = lead.acting_states().map(|state| state.floor).max();
-        lead.adopted = adopted.expect("there are acting members");
+        lead.adopted = lead.highest_complete();
         lead.floor = floor.expect("there are acting members");
         lead.history = history_of(lead, entry.epoch);
         lead.unrecorded = lead.acting;

@@ -434,6 +434,45 @@ fn what_the_newest_copy_lost_comes_from_an_older_one() {
 }
 
 #[test]
+fn a_member_that_was_away_gets_the_block_whose_lost_units_came_from_an_older_copy() {
+    let mut world = whole(3, 3);
+    let value = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let other = (at + 1) % 3;
+    // Two members hold the newest version; one loses a unit of it, the other one is away.
+    world.write(at, 1, 0, 2);
+    world.deliver(at, other, true);
+    world.stores_go_on();
+    let key = *world.osds[other].store.now.blocks.keys().next().unwrap();
+    let newest = world.osds[other].store.now.blocks[&key].version;
+    assert_eq!(world.osds[at].store.now.blocks[&key].version, newest);
+    world.osds[other].store.damage(key, 1);
+    world.crash(at, 0);
+    world.settle();
+    world.check_equal();
+    let read = [world.value(1, 0), world.value(1, 1)];
+    assert_eq!(read, [world.history.last_value() - 1, value + 1], "one unit is the older one");
+    assert_eq!(world.osds[at].store.now.blocks[&key].version, newest, "it kept what it had");
+    world.start(at);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!(read, [world.value(1, 0), world.value(1, 1)]);
+    let mixed = world.osds[other].store.now.blocks[&key].version;
+    assert!(mixed > newest && mixed.counter == newest.counter, "{mixed}, not {newest}");
+    // The next write goes on behind it, and the next activation finds all alike.
+    write(&mut world, 1, 3, 1);
+    assert!(world.osds[at].store.now.blocks[&key].version > mixed);
+    world.crash(other, 0);
+    world.settle();
+    world.start(other);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
 fn a_learner_does_not_keep_older_data_where_the_only_copy_is_lost() {
     let mut world = whole(2, 2);
     write(&mut world, 1, 0, 4);
