@@ -81,8 +81,11 @@ fn fio_survives_kills(name: &str, commit: &str) {
         let mut fio = Fio::start(&cluster, "v", 128 << 20, seed);
         for osd in 1..=3 {
             fio.wait_written(osd * (20 << 20));
-            let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
-            assert_eq!(lock["lazy"], commit == "fsync", "{lock}");
+            if osd == 1 {
+                // Later fio may have ended, where the machine is slow to make PGs whole.
+                let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
+                assert_eq!(lock["lazy"], commit == "fsync", "{lock}");
+            }
             kill_osd(&cluster, osd);
             // Two copies: the next may only die when both are whole again.
             cluster.wait_clean();
@@ -349,6 +352,8 @@ fn what_is_left_of_a_pg_is_served_when_its_other_members_are_given_up() {
         .iter()
         .filter(|row| row["state"] == "incomplete")
         .map(|row| row["pg"].as_str().expect("a name").to_owned())
+        // Those of the other pool have two copies: some wait only until the monitor has looked.
+        .filter(|pg| pg.starts_with("2."))
         .collect();
     assert!(waiting.len() >= 16, "{pgs:#}");
     let asked = cluster.refused(&["pg", "give-up", &waiting[0], "--they-are-off"], "not_accepted");

@@ -64,12 +64,14 @@ impl World {
         if self.now < truce.look_at {
             return Ok(());
         }
-        let lack = self.what_lacks();
+        let lack = self.what_members_lack();
         if let Some(lack) = lack.as_ref().filter(|_| self.now.since(truce.since) > TRUCE_MAX) {
             return Err(format!("without faults the cluster does not get whole: {lack}"));
         }
         let whole_since = lack.is_none().then(|| truce.whole_since.unwrap_or(self.now));
-        if whole_since.is_none_or(|since| self.now.since(since) < WHOLE_FOR) {
+        // Statistics are recorded at any time: no transaction may be under way only when it ends.
+        let is_due = whole_since.is_some_and(|since| self.now.since(since) >= WHOLE_FOR);
+        if !is_due || self.state_open > 0 {
             let look_at = self.now + LOOK_EVERY;
             self.truce = Some(Truce { look_at, whole_since, ..truce });
             return Ok(());
@@ -82,6 +84,12 @@ impl World {
     /// Why the cluster is not whole; `None`: every PG has all of its copies, on OSDs that run, and
     /// nothing is under way that might change it.
     pub(super) fn what_lacks(&self) -> Option<String> {
+        let works = || (self.state_open > 0).then(|| "the monitor has not ended its work".into());
+        self.what_members_lack().or_else(works)
+    }
+
+    /// Likewise, whatever transactions are under way.
+    fn what_members_lack(&self) -> Option<String> {
         if !self.net.is_whole() {
             return Some("processes are cut off each other".to_string());
         }
@@ -94,8 +102,8 @@ impl World {
         if let Some(osd) = self.osds.iter().find(starts) {
             return Some(format!("{:?} has not joined", osd.id));
         }
-        if self.monitor.is_none() || self.state_open > 0 {
-            return Some("the monitor has not ended its work".to_string());
+        if self.monitor.is_none() {
+            return Some("the monitor does not run".to_string());
         }
         self.watch.entries().find_map(|entry| {
             let runs = |member: &format::wire::Member| {
