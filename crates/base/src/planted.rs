@@ -78,7 +78,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 31] = [
+    pub const ALL: [(&'static str, Bug); 30] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -107,7 +107,6 @@ impl Bug {
         ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
         ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
-        ("old-need-accepted", Bug::OldNeedAccepted),
         ("lazy-without-lock", Bug::LazyWithoutLock),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
