@@ -235,17 +235,16 @@ fn stalls(cluster: &Cluster) {
     println!("longest write while an OSD is killed (-9), each OSD once: {}\n", each.join(", "));
 }
 
-fn done(command: &mut Command) {
+/// What a command prints; it succeeds.
+fn done(command: &mut Command) -> Vec<u8> {
     let output = command.output().expect("starts");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {errors}");
+    output.stdout
 }
 
 fn json(command: &mut Command) -> Value {
-    let output = command.output().expect("starts");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {errors}");
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    serde_json::from_slice(&done(command)).expect("JSON")
 }
 
 /// A figure, or nothing where it was not measured.

@@ -62,14 +62,8 @@ const POOL: &[Column] = &[
     size_column("BLOCK", "block_size"),
 ];
 
-const POOL_LIST: &[Column] = &[
-    column("NAME", "name"),
-    column("ID", "id"),
-    column("COPIES", "replicas"),
-    column("MIN", "min_size"),
-    column("PGS", "pg_count"),
-    column("DOMAIN", "failure_domain"),
-    size_column("BLOCK", "block_size"),
+/// What a list of pools tells besides.
+const POOL_USE: &[Column] = &[
     size_column("USED", "used_bytes"),
     size_column("AVAILABLE", "available_bytes"),
     rate_column("READ", "io.read"),
@@ -194,7 +188,7 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
         }
         PoolCommand::Ls => {
             let empty = "no pools; make one: ashlar pool create fast --failure-domain osd";
-            print_rows(format, &table(config, Table::Pool)?, POOL_LIST, empty);
+            print_rows(format, &table(config, Table::Pool)?, &[POOL, POOL_USE].concat(), empty);
         }
         PoolCommand::Set { name, rename, min_size, failure_domain } => {
             let failure_domain = failure_domain.map(domain_of);

@@ -39,6 +39,7 @@ pub fn print_json(value: &Value) {
 }
 
 /// A column of a table: its title, the key of the row's field, how to show it.
+#[derive(Clone, Copy)]
 pub struct Column {
     /// Its title.
     pub title: &'static str,

@@ -112,7 +112,7 @@ fn a_wrong_key_is_refused_by_everyone() {
     // Nobody was hurt, and the OSD that was run with the wrong key is as it was.
     cluster.run(&["osd", "start", "2"]);
     cluster.wait_clean();
-    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    cluster.wait_healthy();
     assert_eq!(cluster.json(&["osd", "ls"]).as_array().map(Vec::len), Some(2));
     cluster.check_osds();
 }
@@ -202,7 +202,7 @@ fn rubbish_on_cluster_ports_hurts_nobody() {
         }
     }
     assert!(tried >= 6, "{processes:?}");
-    wait_for("the same processes to serve", || cluster.json(&["status"])["health"] == "ok");
+    cluster.wait_healthy();
     let pids = |status: &serde_json::Value| {
         let rows = status["processes"].as_array().expect("a list").clone();
         rows.iter().map(|row| row["pid"].clone()).collect::<Vec<_>>()

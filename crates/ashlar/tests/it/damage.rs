@@ -175,7 +175,7 @@ fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
     }
     cluster.wait_active();
     cluster.refused(&["pg", "give-up", pgs[0]], "invalid");
-    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    cluster.wait_healthy();
     // What is left is what was written, or what was there before it.
     for _ in 0..2 {
         let copy = cluster.path().join("copy");

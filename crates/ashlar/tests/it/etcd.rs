@@ -54,9 +54,8 @@ fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
     // Dead: started again, and everything goes on.
     kill_9(etcd);
     session.ask("write -P 3 8M 4M");
-    wait_for("etcd to be back", || {
-        let status = cluster.json(&["status"]);
-        status["health"] == "ok" && !has_check(&status, "state_unavailable")
+    cluster.wait_status("etcd to be back", |status| {
+        status["health"] == "ok" && !has_check(status, "state_unavailable")
     });
     assert_ne!(etcd_pid(&cluster), Some(etcd));
     cluster.run(&["volume", "create", "w", "--size", "16MiB"]);

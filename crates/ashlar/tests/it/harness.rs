@@ -180,18 +180,36 @@ impl Cluster {
 
     /// Waits until `status` says that every PG is served.
     pub fn wait_active(&self) {
-        wait_for("every PG to be active", || {
-            let status = self.json(&["status"]);
-            status["pgs"]["total"] == status["pgs"]["active"] && status["pgs"]["total"] != 0
+        self.wait_status("every PG to be active", |status| {
+            let pgs = &status["pgs"];
+            pgs["total"] == pgs["active"] && pgs["total"] != 0
         });
     }
 
     /// Waits until every PG has all its copies.
     pub fn wait_clean(&self) {
-        wait_for("every PG to be clean", || {
-            let pgs = self.json(&["status"])["pgs"].clone();
+        self.wait_status("every PG to be clean", |status| {
+            let pgs = &status["pgs"];
             pgs["total"] == pgs["clean"] && pgs["total"] == pgs["active"] && pgs["total"] != 0
         });
+    }
+
+    /// Waits until `status` has nothing to warn of.
+    pub fn wait_healthy(&self) {
+        self.wait_status("health to be ok", |status| status["health"] == "ok");
+    }
+
+    /// Waits until `status` is as it should be; it is printed if it does not become so.
+    pub fn wait_status(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.json(&["status"]);
+            if is_so(&status) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}: {status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Stops the cluster, runs `osd check` on every OSD and compares the copies: nothing may be wrong.

@@ -38,6 +38,11 @@ impl Load {
         hosts.await_whole(CLIENT);
         fio.longest_write()
     }
+
+    /// Likewise, while nothing of one host is heard.
+    fn under_silence(&self, hosts: &mut Hosts, host: usize) -> f64 {
+        self.under(hosts, |hosts| hosts.set_links(host, false), |hosts| hosts.set_links(host, true))
+    }
 }
 
 fn other_than(hosts: &[usize]) -> usize {
@@ -86,27 +91,15 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
 
     let leaders = [hosts.leader(CLIENT).expect("one leads"), hosts.etcd_leader()];
     let silent = other_than(&leaders);
-    let wait = load.under(
-        &mut hosts,
-        |hosts| hosts.set_links(silent, false),
-        |hosts| hosts.set_links(silent, true),
-    );
+    let wait = load.under_silence(&mut hosts, silent);
     report(&format!("3 hosts: a host is silent: writes waited {wait:.1} s"));
 
     let leader = hosts.leader(CLIENT).expect("one leads");
-    let wait = load.under(
-        &mut hosts,
-        |hosts| hosts.set_links(leader, false),
-        |hosts| hosts.set_links(leader, true),
-    );
+    let wait = load.under_silence(&mut hosts, leader);
     report(&format!("3 hosts: that of the leading monitor is silent: writes waited {wait:.1} s"));
 
     let silent = hosts.etcd_leader();
-    let wait = load.under(
-        &mut hosts,
-        |hosts| hosts.set_links(silent, false),
-        |hosts| hosts.set_links(silent, true),
-    );
+    let wait = load.under_silence(&mut hosts, silent);
     report(&format!("3 hosts: that of etcd's leader is silent: writes waited {wait:.1} s"));
 
     let first = hosts.etcd_leader();

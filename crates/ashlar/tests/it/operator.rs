@@ -1,7 +1,7 @@
 //! Do settings, pools and keys of the state store change as operators ask, while the cluster runs?
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -24,22 +24,30 @@ fn an_operator_changes_settings_pools_and_keys_of_a_running_cluster() {
 
 /// `state watch --json`, read line by line.
 struct Watch {
-    child: std::process::Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
-    errors: BufReader<std::process::ChildStderr>,
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    errors: BufReader<ChildStderr>,
+}
+
+/// A `state watch --json` that has begun, what it tells, and its errors.
+pub fn begin_watch(
+    cluster: &Cluster,
+    prefix: &str,
+) -> (Child, Lines<BufReader<ChildStdout>>, BufReader<ChildStderr>) {
+    let mut command = cluster.command(&["state", "watch", prefix, "--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
+    // It says when it has begun.
+    let mut line = String::new();
+    let mut errors = BufReader::new(child.stderr.take().expect("piped"));
+    errors.read_line(&mut line).expect("readable");
+    assert!(line.contains("watching"), "{line}");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    (child, lines, errors)
 }
 
 impl Watch {
     fn new(cluster: &Cluster, prefix: &str) -> Watch {
-        let mut command = cluster.command(&["state", "watch", prefix, "--json"]);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
-        // It says when it has begun.
-        let mut line = String::new();
-        let mut errors = BufReader::new(child.stderr.take().expect("piped"));
-        errors.read_line(&mut line).expect("readable");
-        assert!(line.contains("watching"), "{line}");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (child, lines, errors) = begin_watch(cluster, prefix);
         Watch { child, lines, errors }
     }
 

@@ -36,7 +36,7 @@ fn a_killed_child_is_started_again() {
         wait_for("another process in its place", || cluster.pid(role, 1) != pid);
     }
     cluster.wait_active();
-    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    cluster.wait_healthy();
     cluster.check_osds();
 }
 

@@ -326,7 +326,7 @@ fn with_one_of_three_copies_left_pgs_wait_until_a_second_is_back() {
     assert_qemu_io(&finish(qemu, Duration::from_secs(100)), 2);
     ask(&cluster, "v", &pieces("read", 2, 32).split_off(4));
     cluster.wait_clean();
-    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    cluster.wait_healthy();
     assert!(cluster.check_copies() >= 256);
 }
 
@@ -469,7 +469,7 @@ fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
         }
     }
     qemu_io(&cluster, "v", &[&format!("read -P {PATTERN} 0 16M")]);
-    wait_for("health to be ok", || cluster.json(&["status"])["health"] == "ok");
+    cluster.wait_healthy();
     assert!(cluster.check_copies() >= 128);
 }
 

@@ -1,7 +1,7 @@
 //! Does `ashlar` tell what clients did, byte by byte, and where it lies?
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::io::BufReader;
+use std::process::{Child, ChildStderr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::harness::{Cluster, kill_9, qemu_io, report, wait_for};
+use crate::operator::begin_watch;
 
 /// As set in these tests.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -99,20 +100,15 @@ fn every_acknowledged_byte_is_counted_once_over_restarts_of_osds_and_of_the_moni
 
 /// Counts the writings of statistics to the state store, told by `state watch`.
 struct Writings {
-    child: std::process::Child,
+    child: Child,
+    _errors: BufReader<ChildStderr>,
     count: Arc<AtomicU64>,
 }
 
 impl Writings {
     fn begin(cluster: &Cluster) -> Writings {
-        let mut command = cluster.command(&["state", "watch", "stats/osd/", "--json"]);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
-        let mut line = String::new();
-        let mut errors = BufReader::new(child.stderr.take().expect("piped"));
-        errors.read_line(&mut line).expect("readable");
-        assert!(line.contains("watching"), "{line}");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        // Nothing is read of its errors; they stay open while it runs.
+        let (child, lines, errors) = begin_watch(cluster, "stats/osd/");
         let count = Arc::new(AtomicU64::new(0));
         let counted = count.clone();
         std::thread::spawn(move || {
@@ -120,7 +116,7 @@ impl Writings {
                 counted.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Writings { child, count }
+        Writings { child, _errors: errors, count }
     }
 
     /// How many there were while `load` was called again and again for ten intervals.
