@@ -354,6 +354,13 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
             let answer = call(config, Command::StatePut { key: key.clone(), value })?;
             print_done(format, &answer, &format!("{key} is in force"));
         }
+        StateCommand::Recover { they_are_lost, yes } => {
+            let recover = Command::StateRecover { they_are_lost, accepted: yes };
+            let answer = call(config, recover)?;
+            let line =
+                "the state is what OSDs know; PGs are served again soon, see `ashlar status`";
+            print_done(format, &answer, line);
+        }
         StateCommand::Watch { prefix } => watch_state(config, &prefix, format)?,
     }
     Ok(())

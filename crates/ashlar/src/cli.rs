@@ -42,6 +42,11 @@ const STATE_PUT_EXAMPLE: &str = "Examples:
   ashlar state put config/osd_report_ms '{\"name\":\"osd_report_ms\",\"value\":500}'
   ashlar state get osd/2 | jq '.value | .in = false' | ashlar state put osd/2 -";
 
+const STATE_RECOVER_EXAMPLE: &str = "Examples:
+  ashlar state recover                          what would be done, and who is missing
+  ashlar state recover --yes
+  ashlar state recover --they-are-lost 3 --yes  OSDs that never come back";
+
 const STATUS_EXAMPLE: &str = "Examples:
   ashlar status --json | jq .health
   ashlar status --watch";
@@ -548,6 +553,16 @@ pub enum StateCommand {
         /// JSON; `-` reads it from standard input
         #[arg(allow_hyphen_values = true)]
         value: String,
+    },
+    /// Bring a state store that was restored from a backup up to what OSDs know
+    #[command(after_help = STATE_RECOVER_EXAMPLE)]
+    Recover {
+        /// OSDs that will not answer any more: what they alone know is lost
+        #[arg(long, value_name = "OSD", num_args = 1.., value_delimiter = ',')]
+        they_are_lost: Vec<OsdId>,
+        /// Do it. Without this: say what would be done, exit code 1
+        #[arg(long)]
+        yes: bool,
     },
     /// Tell changes of keys as they happen, until stopped; with --json one line each
     #[command(after_help = "Example:\n  ashlar state watch pool/")]

@@ -103,8 +103,13 @@ pub fn run(
     reactor.set_trust(Trust { key: config.key.clone(), peer });
     let addresses = listen_at(&mut reactor, &file.listen)?;
     eprintln!("monitor {monitor} listens at {}", addresses.join(", "));
-    let identity =
-        Identity { cluster: config.file.cluster, monitor, pid: std::process::id(), addresses };
+    let identity = Identity {
+        cluster: config.file.cluster,
+        monitor,
+        pid: std::process::id(),
+        addresses,
+        nonce: u64::from_le_bytes(io::random_bytes()),
+    };
     let station = match place {
         StatePlace::Embedded => Station::only(identity),
         StatePlace::Etcd(_) => Station::new(identity, may_create),

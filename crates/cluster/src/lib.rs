@@ -7,6 +7,7 @@
 //!   client ──session────▶    └──MapDelta──▶ OSDs, clients
 //! ```
 
+pub mod copy;
 pub mod map;
 pub mod message;
 pub mod monitor;

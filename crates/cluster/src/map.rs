@@ -113,6 +113,9 @@ pub struct MapDelta {
     /// Changed OSD entries, whole.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub osds: Vec<OsdInfo>,
+    /// OSDs that are forgotten; some of them long ago.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_osds: Vec<OsdId>,
     /// Changed pools.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolDelta>,
@@ -173,6 +176,9 @@ impl ClusterMap {
             if self.osds.get(&osd.id).is_none_or(|known| known.revision < osd.revision) {
                 self.osds.insert(osd.id, osd);
             }
+        }
+        for osd in delta.removed_osds {
+            self.osds.remove(&osd);
         }
         for pool in delta.removed_pools {
             self.pools.remove(&pool);

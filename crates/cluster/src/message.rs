@@ -15,6 +15,7 @@ use format::door::Role;
 use format::wire::Member;
 use serde::{Deserialize, Serialize};
 
+use crate::copy::{CopyPart, Seen, Testimony};
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
 use crate::settings::Changed;
 use crate::stats::{OsdStats, Table};
@@ -62,6 +63,16 @@ pub enum ToMonitor {
         /// filled again since, it counts as absent.
         #[serde(default)]
         suspect: bool,
+        /// What it has seen of the cluster: a state store that lacks it went back in time.
+        #[serde(default)]
+        seen: Seen,
+    },
+    /// A part of what the OSD knows of the cluster, as it was asked to tell.
+    OsdTells {
+        /// The part; lists of several parts belong together.
+        part: Testimony,
+        /// Whether others follow.
+        more: bool,
     },
     /// An OSD's state, sent about once a second.
     OsdReport(OsdReport),
@@ -173,6 +184,12 @@ pub enum FromMonitor {
         /// Never used before by this OSD.
         incarnation: Incarnation,
     },
+    /// The state store is older than what OSDs know: the OSD tells all it knows over this
+    /// connection, and joins over a later one, when the state is recovered.
+    TellAll,
+    /// A part of what OSDs keep of the state store: see [`crate::copy`]. Sent to OSDs that have
+    /// joined, whole, and then each change.
+    StateCopy(CopyPart),
     /// The OSD may not join; trying again will not help.
     OsdRefused {
         /// Why, and what to do.
@@ -540,6 +557,15 @@ pub enum Command {
         /// JSON text.
         value: String,
     },
+    /// Take what OSDs know into a state store that is older.
+    StateRecover {
+        /// OSDs that will not answer any more, and count as lost.
+        #[serde(default)]
+        they_are_lost: Vec<OsdId>,
+        /// Whether to do it; without it the error says what would be done.
+        #[serde(default)]
+        accepted: bool,
+    },
     /// All settings.
     ConfigList,
     /// One setting.
@@ -563,7 +589,7 @@ pub enum Command {
 
 /// Revisions by pool as a list of pairs. (As an object its keys would be text, which a tagged enum
 /// does not read back as numbers.)
-mod by_pool {
+pub(crate) mod by_pool {
     use super::{BTreeMap, MapRevision, PoolId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

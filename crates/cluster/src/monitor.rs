@@ -18,6 +18,7 @@
 mod acting;
 mod boot;
 mod contents;
+mod copies;
 mod edit;
 mod entries;
 mod give_up;
@@ -33,6 +34,7 @@ mod pool;
 mod presence;
 mod publish;
 mod query;
+mod recover;
 mod removal;
 mod session;
 mod setting;
@@ -66,6 +68,7 @@ use osd::OsdLive;
 use planning::Planning;
 use presence::Presences;
 use publish::Subscription;
+use recover::Recovery;
 use session::SessionLive;
 use stats::Stats;
 use task::TaskRun;
@@ -127,6 +130,8 @@ pub struct Identity {
     pub pid: u32,
     /// Where it listens.
     pub addresses: Vec<String>,
+    /// A random number: no other process of this cluster has it.
+    pub nonce: u64,
 }
 
 /// The monitor of a cluster: plans placement, hands out the map, keeps sessions and tasks.
@@ -169,8 +174,9 @@ pub struct Monitor {
     task_sequence_last: u64,
     /// Whether something happened that a task may wait for.
     has_task_news: bool,
-    /// Whether an OSD named a map revision above the store's: the store went back in time.
+    /// Whether an OSD has seen what the store lacks: the store went back in time.
     has_newer_member: bool,
+    recovery: Recovery,
     /// Why the store cannot be asked, if it cannot; for people.
     state_trouble: Option<String>,
     /// Peers that sent what none of ours sends.
@@ -194,6 +200,21 @@ struct Connection {
     introduced: Option<Introduced>,
 }
 
+impl Connection {
+    fn new(peer: Peer, order: u64) -> Connection {
+        Connection {
+            peer,
+            order,
+            subscription: None,
+            osd: None,
+            monitor: None,
+            sessions: BTreeSet::new(),
+            state_watch: None,
+            introduced: None,
+        }
+    }
+}
+
 /// What a peer says of itself, for `status`.
 struct Introduced {
     role: String,
@@ -213,6 +234,7 @@ fn busy() -> Failure {
 impl Monitor {
     /// A monitor that has not read anything yet: its deadline is now.
     pub fn new(identity: Identity) -> Monitor {
+        let reign = identity.nonce;
         Monitor {
             identity,
             now: Time::ZERO,
@@ -221,7 +243,7 @@ impl Monitor {
             may_create: true,
             stage: Stage::New,
             has_led: false,
-            contents: Contents::default(),
+            contents: Contents::of_reign(reign),
             request_last: 0,
             watching: Watching::default(),
             jobs: VecDeque::new(),
@@ -243,6 +265,7 @@ impl Monitor {
             task_sequence_last: 0,
             has_task_news: false,
             has_newer_member: false,
+            recovery: Recovery::default(),
             state_trouble: None,
             protocol_errors: 0,
         }
@@ -261,6 +284,7 @@ impl Monitor {
             Event::Tick => {}
         }
         self.advance_load(now, effects);
+        self.begin_anew(effects);
         self.compare_watched(effects);
         if self.is_ready() {
             self.end_gone_sessions(now);
@@ -278,6 +302,7 @@ impl Monitor {
             while self.in_flight.is_none() && (self.queue_entries(now) || self.queue_plans()) {
                 self.run_jobs(now, effects);
             }
+            self.begin_anew(effects);
         }
     }
 
@@ -347,17 +372,7 @@ impl Monitor {
             return;
         }
         self.order_last += 1;
-        let state = Connection {
-            peer,
-            order: self.order_last,
-            subscription: None,
-            osd: None,
-            monitor: None,
-            sessions: BTreeSet::new(),
-            state_watch: None,
-            introduced: None,
-        };
-        self.connections.insert(connection, state);
+        self.connections.insert(connection, Connection::new(peer, self.order_last));
     }
 
     /// The connection is gone, or closed by us: what depended on it goes on without it.
@@ -442,13 +457,16 @@ impl Monitor {
                 state.introduced = Some(introduced);
             }
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
+            ToMonitor::OsdTells { part, more } => {
+                self.on_tells(now, connection, part, more, effects);
+            }
             ToMonitor::OsdReport(report) => self.on_report(now, connection, report, effects),
             ToMonitor::OsdStats(stats) if stats.is_sound() => {
                 self.on_stats(now, connection, &stats, effects);
             }
             ToMonitor::OsdStats(_) => self.close_for_protocol(now, connection, effects),
             ToMonitor::OsdSaw { revisions } => self.on_saw(connection, &revisions),
-            ToMonitor::PoolCleared { pool } => self.on_pool_cleared(connection, pool),
+            ToMonitor::PoolCleared { pool } => self.on_pool_cleared(now, connection, pool, effects),
             ToMonitor::PgNeeds { needs } => self.on_needs(now, connection, needs),
             ToMonitor::OsdUnreachable { osd, incarnation, how } => {
                 self.on_unreachable(now, connection, osd, incarnation, how, effects);
@@ -489,6 +507,7 @@ impl Monitor {
             ToMonitor::OsdBoot { osd, .. } => !matches!(role, Role::Osd(id, _) if id == *osd),
             ToMonitor::OsdReport(_)
             | ToMonitor::OsdStats(_)
+            | ToMonitor::OsdTells { .. }
             | ToMonitor::PgNeeds { .. }
             | ToMonitor::OsdUnreachable { .. }
             | ToMonitor::Alive { .. }
@@ -514,6 +533,10 @@ impl Monitor {
         if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {
+                self.answer(connection, request, Err(error), effects);
+            }
+        } else if let Command::StateRecover { they_are_lost, accepted } = command {
+            if let Err(error) = self.recover(connection, request, &they_are_lost, accepted) {
                 self.answer(connection, request, Err(error), effects);
             }
         } else if let Some(result) = self.query(now, &command) {
@@ -542,12 +565,8 @@ impl Monitor {
 
     /// Queues what somebody asked for, or says why not.
     fn try_push_asked(&mut self, job: Job) -> Result<(), Failure> {
-        if self.has_newer_member {
-            return Err(failure(
-                "state_older",
-                "the state store is older than what an OSD knows: it went back in time",
-                "stop the monitor and put the newest copy of its state file back",
-            ));
+        if self.is_older() {
+            return Err(self.state_older());
         }
         if self.try_push_job(job) { Ok(()) } else { Err(busy()) }
     }

@@ -107,6 +107,10 @@ pub enum Key {
     RemovedPool(PoolId),
     /// `stats/TABLE/SHARD`
     Stats(Table, u32),
+    /// `change`
+    Change,
+    /// `recovery`
+    Recovery,
 }
 
 impl fmt::Display for Key {
@@ -131,6 +135,8 @@ impl fmt::Display for Key {
             Key::Task(id) => write!(f, "task/{id}"),
             Key::RemovedPool(id) => write!(f, "removed_pool/{}", id.get()),
             Key::Stats(table, shard) => write!(f, "stats/{}/{shard}", table.name()),
+            Key::Change => f.write_str("change"),
+            Key::Recovery => f.write_str("recovery"),
         }
     }
 }
@@ -141,6 +147,8 @@ impl Key {
         let key = match text {
             "cluster" => Key::Cluster,
             "leader" => Key::Leader,
+            "change" => Key::Change,
+            "recovery" => Key::Recovery,
             _ => {
                 let (kind, rest) = text.split_once('/')?;
                 match kind {
@@ -459,6 +467,75 @@ pub struct StatsRecord {
     pub rest: Rest,
 }
 
+/// `change`: the number of the last transaction, and who made which. Two stores that went different
+/// ways from one state have different reigns for the same number.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct ChangeRecord {
+    /// The number of the last transaction.
+    pub last: u64,
+    /// The last ones, oldest first: the first transaction of each reign, and its name.
+    #[serde(default)]
+    pub reigns: Vec<(u64, u64)>,
+    /// Reigns that a recovery has left behind: what they did is not part of this store.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub void: Vec<u64>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// Reigns that are remembered.
+const REIGN_COUNT_MAX: usize = 16;
+
+impl ChangeRecord {
+    /// The record with a transaction of this number by a reign.
+    pub fn with(&self, change: u64, reign: u64) -> ChangeRecord {
+        let mut next = ChangeRecord { last: change, ..self.clone() };
+        if next.reigns.last().is_none_or(|(_, last)| *last != reign) {
+            next.reigns.push((change, reign));
+            let surplus = next.reigns.len().saturating_sub(REIGN_COUNT_MAX);
+            next.reigns.drain(..surplus);
+        }
+        next
+    }
+
+    /// The reign that made a transaction; `None`: that is too long ago.
+    pub fn reign_of(&self, change: u64) -> Option<u64> {
+        let mut newest_first = self.reigns.iter().rev();
+        newest_first.find(|(first, _)| *first <= change).map(|(_, reign)| *reign)
+    }
+
+    /// Leaves reigns behind that are none of this store's.
+    pub fn leave_behind(&mut self, reigns: impl IntoIterator<Item = u64>) {
+        for reign in reigns {
+            let is_ours = self.reigns.iter().any(|(_, ours)| *ours == reign);
+            if !is_ours && !self.void.contains(&reign) {
+                self.void.push(reign);
+            }
+        }
+        let surplus = self.void.len().saturating_sub(4 * REIGN_COUNT_MAX);
+        self.void.drain(..surplus);
+    }
+
+    /// Whether this store has the transaction that somebody has seen, and everything before it.
+    pub fn has(&self, change: u64, reign: u64) -> bool {
+        if change == 0 || self.void.contains(&reign) {
+            return true;
+        }
+        change <= self.last && self.reign_of(change).is_none_or(|ours| ours == reign)
+    }
+}
+
+/// `recovery`: what OSDs know is being written here, and is not here whole.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct RecoveryRecord {
+    /// The monitor that began it.
+    pub monitor: MonitorId,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
 /// Why blocks of an image are deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -515,6 +592,10 @@ pub enum Record {
     RemovedPool(RemovedPoolRecord),
     /// Under `stats/TABLE/SHARD`.
     Stats(StatsRecord),
+    /// Under `change`.
+    Change(ChangeRecord),
+    /// Under `recovery`.
+    Recovery(RecoveryRecord),
 }
 
 impl Record {
@@ -537,6 +618,8 @@ impl Record {
             Record::Task(record) => Key::Task(record.id),
             Record::RemovedPool(record) => Key::RemovedPool(record.pool),
             Record::Stats(record) => Key::Stats(record.table, record.shard),
+            Record::Change(_) => Key::Change,
+            Record::Recovery(_) => Key::Recovery,
         }
     }
 
@@ -559,6 +642,8 @@ impl Record {
             Record::Task(record) => serde_json::to_value(record),
             Record::RemovedPool(record) => serde_json::to_value(record),
             Record::Stats(record) => serde_json::to_value(record),
+            Record::Change(record) => serde_json::to_value(record),
+            Record::Recovery(record) => serde_json::to_value(record),
         };
         value.expect("records have text keys and plain numbers")
     }
@@ -582,6 +667,8 @@ impl Record {
             Key::Task(_) => Record::Task(parse(text)?),
             Key::RemovedPool(_) => Record::RemovedPool(parse(text)?),
             Key::Stats(..) => Record::Stats(parse(text)?),
+            Key::Change => Record::Change(parse(text)?),
+            Key::Recovery => Record::Recovery(parse(text)?),
         };
         if record.key() != *key {
             return Err(format!("it is the record of {}", record.key()));
@@ -665,6 +752,8 @@ mod tests {
             Key::RemovedPool(pool),
             Key::Stats(Table::Osd, 0),
             Key::Stats(Table::Volume, 12),
+            Key::Change,
+            Key::Recovery,
         ];
         for key in keys {
             assert_eq!(Key::parse(&key.to_string()), Some(key));
@@ -683,6 +772,23 @@ mod tests {
         let written = record.to_json();
         assert_eq!(written, serde_json::from_str::<Value>(text).unwrap());
         assert_eq!(written["rack"], "r1");
+    }
+
+    #[test]
+    fn a_store_has_what_its_own_reigns_did() {
+        let store = ChangeRecord::default().with(1, 70).with(2, 70).with(3, 80);
+        let backup = ChangeRecord::default().with(1, 70);
+        assert_eq!(store.reigns, [(1, 70), (3, 80)]);
+        assert!(store.has(2, 70) && store.has(3, 80) && store.has(0, 0));
+        assert!(!store.has(4, 80), "it has not done that yet");
+        assert!(!backup.has(2, 70) && !backup.has(3, 80));
+        // Two ways from one state: the same numbers, and not the same transactions.
+        let mut other = backup.with(2, 90).with(3, 90);
+        assert!(!other.has(2, 70) && !other.has(3, 80));
+        other.leave_behind([80, 70]);
+        assert!(other.has(3, 80) && !other.has(2, 70), "70 is its own");
+        let many = (0..100).fold(ChangeRecord::default(), |r, n| r.with(n + 1, n));
+        assert!(many.reigns.len() == 16 && many.has(3, 1), "nobody knows that any more");
     }
 
     #[test]

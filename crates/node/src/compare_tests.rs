@@ -101,8 +101,14 @@ impl Osd {
         let revision = MapRevision::new(1);
         let note = |pool| PoolNote { pool, revision, fences: Default::default() };
         let pools = pools.into_iter().map(note).collect();
-        let note =
-            ClusterNote { cluster: ClusterId::new(7), pools, osds: Vec::new(), lease_ms: None };
+        let state = Default::default();
+        let note = ClusterNote {
+            cluster: ClusterId::new(7),
+            pools,
+            osds: Vec::new(),
+            lease_ms: None,
+            state,
+        };
         self.ask(Request::Note { key: NoteKey::Cluster, bytes: note.encode() });
     }
 

@@ -399,7 +399,7 @@ pub(crate) fn is_sound(pg: PgId, known: &PoolMap) -> bool {
 
 fn older(what: String) -> String {
     format!(
-        "{what}: the state store went back in time; stop the monitor and put the newest copy of its \
-         state file back"
+        "{what}: the state store went back in time; `ashlar state recover` brings it up to what OSDs \
+         know, or stop the monitor and put the newest copy of its state file back"
     )
 }

@@ -40,6 +40,7 @@ mod peers;
 mod requests;
 mod sessions;
 mod stats;
+mod witness;
 
 #[cfg(test)]
 mod cluster_fuzz;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BufferPool, ConnectionId, Duration, Incarnation, OsdId, PgId, PoolId, Time, Version};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
+use cluster::copy::{CopyKeeper, Seen};
 use cluster::map::ClusterMap;
 use cluster::message::{FromMonitor, Need, ToMonitor};
 use cluster::settings::{Changed, Setting};
@@ -59,6 +60,10 @@ pub struct Node {
     pub(crate) clearing: Clearing,
     pub(crate) sessions: Sessions,
     pub(crate) requests: Requests,
+    /// What the monitor told of the state store.
+    pub(crate) state_copy: CopyKeeper,
+    /// The newest run of this OSD, and the revisions of maps, that its records of PGs name.
+    pub(crate) recorded: Seen,
     /// PGs this OSD has or had a part in, in this run.
     pub(crate) pgs: Vec<Pg>,
     pub(crate) pg_slots: BTreeMap<PgId, usize>,
@@ -171,6 +176,8 @@ impl Node {
             clearing: Clearing::default(),
             sessions: Sessions::default(),
             requests: Requests::default(),
+            state_copy: CopyKeeper::default(),
+            recorded: Seen::default(),
             pgs: Vec::new(),
             pg_slots: BTreeMap::new(),
             actions: Vec::new(),
@@ -319,6 +326,7 @@ impl Node {
             host: self.identity.host.clone(),
             incarnation: self.incarnation,
             suspect: self.store.has_unsettled_damage(),
+            seen: self.seen(),
         };
         self.tell_monitor(&boot, effects);
     }
@@ -394,6 +402,8 @@ impl Node {
             }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::ClearPool { pool, .. } => self.clear_pool(now, pool, effects),
+            FromMonitor::StateCopy(part) => self.note_is_old |= self.state_copy.take(part),
+            FromMonitor::TellAll => self.tell_all(now, connection, effects),
             FromMonitor::Settings { changed } => {
                 self.cluster_settings = changed;
                 self.note_is_old |= self.lease_wanted() > self.lease_noted;
@@ -528,6 +538,10 @@ impl Node {
                 self.tell_stats(now, effects);
                 self.tell_monitor(&ToMonitor::OsdLeaves, effects);
                 self.link.end();
+                if self.note_is_old && self.note_is_open.is_none() && self.incarnation.is_some() {
+                    // What a restored state store may lack.
+                    self.keep_cluster_note(now);
+                }
                 self.ask_store(now, CALL_LAST_SYNC, StoreRequest::Sync);
             }
             if std::mem::take(&mut self.review_is_due) {
@@ -610,10 +624,12 @@ impl Node {
             let (other, id) = (found.osd, found.store);
             return Err(format!("{path} is store {id} of {other}, not store {store} of {osd}"));
         }
+        self.recorded = self.seen_in_records();
         let Some(note) = self.store.note(NoteKey::Cluster) else { return Ok(()) };
         let note = ClusterNote::decode(note)
             .map_err(|why| format!("the note on the cluster in {path} cannot be read: {why}"))?;
         self.lease_noted = self.lease_noted.max(note.lease());
+        self.state_copy = CopyKeeper::new(note.state.clone());
         self.pools_noted = note.pools_by_id();
         Ok(())
     }
@@ -622,6 +638,7 @@ impl Node {
         let span = self.lease_noted.max(self.lease_wanted());
         let mut note = ClusterNote::of(self.identity.cluster, &self.map, span);
         note.keep_newer(&self.pools_noted);
+        note.state = self.state_copy.copy().clone();
         self.note_is_old = false;
         self.note_is_open = Some(span);
         let request = StoreRequest::Note { key: NoteKey::Cluster, bytes: note.encode() };

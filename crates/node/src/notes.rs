@@ -7,13 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ClusterId, Duration, MapRevision, PoolId, SessionId};
 use blockstore::NOTE_SIZE_MAX;
+use cluster::copy::StateCopy;
 use cluster::map::{ClusterMap, OsdInfo, Pool};
 use serde::{Deserialize, Serialize};
 
 use crate::node::LEASE_DEFAULT;
 
 /// The note under `NoteKey::Cluster`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ClusterNote {
     /// Which cluster.
     pub cluster: ClusterId,
@@ -26,7 +27,18 @@ pub struct ClusterNote {
     /// the usual one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+    /// What else the cluster remembers, as the monitor told; a part of it is left out where the note
+    /// would grow too long, and that is noted.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub state: StateCopy,
 }
+
+fn is_empty(copy: &StateCopy) -> bool {
+    copy.change == 0
+}
+
+/// What is left out of a long note, in this order: first what ends by itself.
+const LEFT_OUT: [&str; 3] = ["session/", "image/", ""];
 
 /// A pool without its entries.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -64,7 +76,8 @@ impl ClusterNote {
         });
         let lease_ms = (lease > LEASE_DEFAULT).then_some(lease.as_millis());
         let osds = map.osds.values().cloned().collect();
-        ClusterNote { cluster, pools: pools.collect(), osds, lease_ms }
+        let state = StateCopy::default();
+        ClusterNote { cluster, pools: pools.collect(), osds, lease_ms, state }
     }
 
     /// The note's bytes, at most [`NOTE_SIZE_MAX`]: what is least needed is left out first.
@@ -73,6 +86,12 @@ impl ClusterNote {
         if bytes.len() > NOTE_SIZE_MAX {
             self.osds.clear();
             bytes = self.to_json();
+        }
+        for kind in LEFT_OUT {
+            if bytes.len() > NOTE_SIZE_MAX && self.state.change > 0 {
+                self.state.leave_out(kind);
+                bytes = self.to_json();
+            }
         }
         if bytes.len() > NOTE_SIZE_MAX {
             self.pools.iter_mut().for_each(|pool| pool.fences.clear());

@@ -6,6 +6,7 @@ mod lazy;
 mod members;
 pub mod rig;
 mod stats;
+mod witness;
 
 use base::{
     ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,

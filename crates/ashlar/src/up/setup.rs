@@ -438,10 +438,17 @@ impl Setup {
         wanted: impl Fn(&Value) -> bool,
     ) -> Result<(), Failure> {
         let deadline = std::time::Instant::now() + START_TIME_MAX;
+        let mut is_told = false;
         loop {
             let status = client::call(config, Command::Status, START_TIME_MAX)?;
             if wanted(&status) {
                 return Ok(());
+            }
+            let mut checks = status["checks"].as_array().into_iter().flatten();
+            let older = checks.find(|check| check["code"] == "state_older");
+            if let Some(check) = older.filter(|_| !std::mem::replace(&mut is_told, true)) {
+                let text = |key: &str| check[key].as_str().unwrap_or_default().to_owned();
+                self.say(format!("{}: {}", text("message"), text("hint")));
             }
             if std::time::Instant::now() > deadline {
                 let message = format!("the {what} did not come up within 5 minutes");

@@ -20,6 +20,7 @@ mod nbd;
 mod operator;
 mod processes;
 mod raw_nbd;
+mod recovery;
 mod replication;
 mod round_trip;
 mod statistics;

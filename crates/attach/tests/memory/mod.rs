@@ -199,7 +199,7 @@ impl MemoryMonitor {
             pgs: vec![entry],
             fences: Vec::new(),
         };
-        MapDelta { osds: vec![osd], pools: vec![pool], removed_pools: Vec::new() }
+        MapDelta { osds: vec![osd], pools: vec![pool], ..MapDelta::default() }
     }
 }
 

@@ -11,6 +11,7 @@ use format::wire::Member;
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor, busy, clipped, failure};
+use crate::copy::Seen;
 use crate::message::{Failure, FromMonitor, ToMonitor};
 use crate::records::{CounterName, OsdRecord, OutBy, Record};
 
@@ -23,14 +24,16 @@ pub(super) struct Boot {
     pub(super) connection: ConnectionId,
     pub(super) osd: OsdId,
     /// The run that goes on over a new connection; `None`: it just started.
-    run: Option<Incarnation>,
-    store: String,
-    addresses: Vec<String>,
-    peer_addresses: Vec<String>,
-    pid: u32,
-    path: String,
-    host: String,
-    suspect: bool,
+    pub(super) run: Option<Incarnation>,
+    pub(super) store: String,
+    pub(super) addresses: Vec<String>,
+    pub(super) peer_addresses: Vec<String>,
+    pub(super) pid: u32,
+    pub(super) path: String,
+    pub(super) host: String,
+    pub(super) suspect: bool,
+    /// What it has seen of the cluster.
+    pub(super) seen: Seen,
     /// What its record says since this job wrote it.
     given: Option<Incarnation>,
 }
@@ -53,6 +56,7 @@ impl Monitor {
             host,
             incarnation,
             suspect,
+            seen,
         } = message
         else {
             unreachable!("the caller matched it");
@@ -68,6 +72,7 @@ impl Monitor {
             path: clipped(path),
             host: clipped(host),
             suspect,
+            seen,
             given: None,
         };
         if !self.try_push_job(Job::Boot(boot)) {
@@ -77,6 +82,13 @@ impl Monitor {
     }
 
     pub(super) fn plan_boot(&self, boot: &Boot) -> Plan {
+        if self.is_older() || self.why_older_than(boot).is_some() {
+            return match self.connections.contains_key(&boot.connection) {
+                true if !self.has_newer_connection(boot) => Plan::Done(Done::BootFromFuture),
+                true => Plan::Done(Done::BootOutdated),
+                false => Plan::Done(Done::Silent),
+            };
+        }
         if let Some(incarnation) = boot.given {
             return match self.entries_batch(true) {
                 Some(batch) => Plan::Write { batch, done: None },
@@ -89,15 +101,14 @@ impl Monitor {
         if self.has_newer_connection(boot) {
             return Plan::Done(Done::BootOutdated);
         }
-        if self.store_is_older_than(boot) {
-            return Plan::Done(Done::BootFromFuture);
-        }
         let record = match self.admitted(boot) {
             Ok(record) => record,
             Err(error) => return Plan::Done(Done::BootRefused(error)),
         };
         let incarnation = boot.run.unwrap_or_else(|| record.info.incarnation.next());
         let mut changed = record.clone();
+        // One that a recovery knew by PG entries alone has none yet.
+        changed.store.clone_from(&boot.store);
         changed.info.addresses = boot.addresses.clone();
         changed.info.peer_addresses = boot.peer_addresses.clone();
         changed.info.incarnation = incarnation;
@@ -140,7 +151,7 @@ impl Monitor {
                 "make it with `ashlar osd create`",
             ));
         };
-        if record.store != boot.store {
+        if !record.store.is_empty() && record.store != boot.store {
             return Err(failure(
                 "other_store",
                 format!("{osd} has the store {}, not {}", record.store, boot.store),
@@ -171,12 +182,6 @@ impl Monitor {
     fn has_newer_connection(&self, boot: &Boot) -> bool {
         let joined = self.osds.get(&boot.osd).map_or(0, |live| live.joined_order);
         joined > self.connections[&boot.connection].order
-    }
-
-    /// Whether the OSD's run is one that this store has not given yet.
-    fn store_is_older_than(&self, boot: &Boot) -> bool {
-        let given = self.contents.osd(boot.osd).map(|record| record.info.incarnation);
-        given.is_some_and(|given| boot.run.is_some_and(|run| run > given))
     }
 
     /// A transaction of the job happened.
@@ -221,6 +226,7 @@ impl Monitor {
         self.push_sync_osd(boot.osd);
         self.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);
+        self.send_copy(boot.connection, effects);
     }
 
     pub(super) fn plan_osd_create(&self, store: &str) -> Result<Plan, Failure> {

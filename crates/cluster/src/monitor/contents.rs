@@ -12,9 +12,9 @@ use format::wire::{Member, PgEntry};
 
 use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
-    ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key, LockRecord,
-    MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RemovedPoolRecord,
-    Rest, SessionRecord, SettingRecord, StatsRecord, TaskId, TaskRecord,
+    ChangeRecord, ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key,
+    LockRecord, MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record,
+    RemovedPoolRecord, Rest, SessionRecord, SettingRecord, StatsRecord, TaskId, TaskRecord,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
@@ -34,6 +34,8 @@ pub(super) struct Contents {
     /// What another hand wrote under keys of ours, until it is judged: `records` has what is in
     /// force.
     edits: BTreeMap<Key, Edit>,
+    /// Names this process's leading among all others that wrote to this store.
+    pub(super) reign: u64,
 }
 
 /// What another hand left under a key.
@@ -96,6 +98,11 @@ impl Contents {
             Record::Stats(record) => Some(record),
             _ => None,
         })
+    }
+
+    /// Nothing yet, for a monitor that leads under this name.
+    pub(super) fn of_reign(reign: u64) -> Contents {
+        Contents { reign, ..Contents::default() }
     }
 
     /// Takes a key as read from the store. An error says what is wrong with it; a setting that
@@ -257,6 +264,24 @@ impl Contents {
         (expected != count).then(|| format!("pool {id} has {expected} PG entries of {count}"))
     }
 
+    /// The last transaction.
+    pub(super) fn change(&self) -> ChangeRecord {
+        match self.record(&Key::Change) {
+            Some(Record::Change(record)) => record.clone(),
+            _ => ChangeRecord::default(),
+        }
+    }
+
+    /// Whether a recovery was begun, so that what is here may not be whole.
+    pub(super) fn is_being_recovered(&self) -> bool {
+        self.records.contains_key(&Key::Recovery)
+    }
+
+    /// Everything that is in force, by key.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Key, &Record)> {
+        self.records.iter().map(|(key, stored)| (key, &stored.record))
+    }
+
     /// Whether no key is there but the leader's.
     pub(super) fn is_new(&self) -> bool {
         self.foreign.is_empty() && self.records.keys().all(|key| *key == Key::Leader)
@@ -376,6 +401,17 @@ impl Contents {
         MapDelta { osds: changed.map(|osd| osd.info.clone()).collect(), ..MapDelta::default() }
     }
 
+    /// OSDs that are forgotten, if one of them was after `watermark`: ids are given once, so what was
+    /// given and is not there was removed.
+    pub(super) fn removed_osds(&self, watermark: u64) -> Vec<OsdId> {
+        if self.counter(CounterName::OsdRevision) <= watermark {
+            return Vec::new();
+        }
+        let last = u32::try_from(self.counter(CounterName::Osd)).unwrap_or(u32::MAX);
+        let given = (1..=last).filter_map(OsdId::new);
+        given.filter(|osd| self.osd(*osd).is_none()).collect()
+    }
+
     /// The pool's map after `since`: every entry and fence knows the revision that brought it, so
     /// no history is kept. `None`: there is nothing newer.
     pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
@@ -428,7 +464,8 @@ impl Write {
 
     /// Whether receivers of the map must hear of it.
     pub(super) fn changes_map(&self) -> bool {
-        matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)) | Write::Delete(Key::Pool(_)))
+        let puts = matches!(self, Write::Put(Record::Osd(_) | Record::Pool(_)));
+        puts || matches!(self, Write::Delete(Key::Osd(_) | Key::Pool(_)))
     }
 
     /// Whether it changes a setting.
@@ -444,7 +481,8 @@ impl Write {
     }
 }
 
-/// Writes of one transaction, which compares leadership and every key it writes.
+/// Writes of one transaction, which compares leadership and every key it writes. The first one is
+/// its number, under `change`.
 #[derive(Debug)]
 pub(super) struct Batch {
     transaction: Transaction,
@@ -453,13 +491,23 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(contents: &Contents) -> Batch {
-        let mut transaction = Transaction::new();
-        transaction.compare(Key::Leader.to_string(), contents.revision(&Key::Leader));
-        Batch { transaction, writes: Vec::new() }
+        let change = contents.change();
+        let next = change.with(change.last + 1, contents.reign);
+        Batch::replacing_change(contents, next)
     }
 
+    /// A transaction of a recovery: it goes on from the number of another store.
+    pub(super) fn replacing_change(contents: &Contents, change: ChangeRecord) -> Batch {
+        let mut transaction = Transaction::new();
+        transaction.compare(Key::Leader.to_string(), contents.revision(&Key::Leader));
+        let mut batch = Batch { transaction, writes: Vec::new() };
+        batch.put(contents, Record::Change(change));
+        batch
+    }
+
+    /// Whether it writes nothing but its number.
     pub(super) fn is_empty(&self) -> bool {
-        self.writes.is_empty()
+        self.writes.len() <= 1
     }
 
     /// Adds the writes if all of them fit; `false`: none was added.

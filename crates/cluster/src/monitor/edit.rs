@@ -63,6 +63,9 @@ fn protected_because(key: &Key) -> Option<&'static str> {
         Key::Lock(_) => Some("a lock keeps two from writing; `ashlar volume unlock` frees it"),
         Key::Session(_) => Some("sessions come and go with their clients"),
         Key::Stats(..) => Some("the leading monitor adds up there what OSDs counted"),
+        Key::Change | Key::Recovery => {
+            Some("by it a store that was restored from a backup is recognised")
+        }
         Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: commands alone begin them"),
     }
 }

@@ -299,7 +299,7 @@ impl Monitor {
 
     /// Queues the job that writes entries, if there may be any; tells whether it did.
     pub(super) fn queue_entries(&mut self, now: Time) -> bool {
-        if self.has_newer_member {
+        if self.is_older() {
             return false;
         }
         if self.entries.check.is_some_and(|check| check <= now) {
@@ -340,7 +340,7 @@ impl Monitor {
     /// New entries for PGs that need them, as many as fit: of all PGs, or of those that may need
     /// one. `None`: each is as it should be, or the store went back in time.
     pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
-        if self.has_newer_member {
+        if self.is_older() {
             return None;
         }
         let contents = &self.contents;

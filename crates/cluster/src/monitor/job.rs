@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::boot::Boot;
 use super::contents::{Batch, Write};
 use super::planning::Planned;
+use super::recover::Recover;
 use super::session::Opened;
 use super::{Effect, Monitor};
 use crate::message::{Command, Failure, FromMonitor};
@@ -59,6 +60,8 @@ pub(super) enum Job {
     TaskEnd { task: TaskId },
     /// Writes sums of statistics.
     Stats,
+    /// What OSDs know comes into a store that is older.
+    Recover(Recover),
 }
 
 /// What a job needs next.
@@ -90,6 +93,8 @@ pub(super) enum Done {
     /// Another monitor is there, or one is elsewhere.
     MonitorsChanged,
     Unlocked(SessionId, Value),
+    /// The store has what OSDs know: this is told to who asked for it.
+    Recovered(Value),
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),
 }
@@ -115,7 +120,13 @@ impl Monitor {
     }
 
     fn plan(&self, now: Time, job: &Job) -> Plan {
+        if self.is_older()
+            && let Some(done) = self.left_undone(job)
+        {
+            return Plan::Done(done);
+        }
         match job {
+            Job::Recover(recover) => self.plan_recover(recover),
             Job::CreateCluster => self.plan_create_cluster(),
             Job::Boot(boot) => self.plan_boot(boot),
             Job::SyncOsd { osd } => self.plan_sync_osd(*osd),
@@ -173,6 +184,7 @@ impl Monitor {
                 self.plan_pool_set(pool, rename.as_deref(), *min_size, *failure_domain)
             }
             Command::PoolRemove { pool } => self.plan_pool_remove(pool),
+            Command::StateRecover { .. } => unreachable!("it has a job of its own"),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
             // What damage lost is the primary's matter, and no job: see `Monitor::give_up`.
             Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up_members(*pg, *accepted),
@@ -201,8 +213,8 @@ impl Monitor {
     }
 
     fn start(&mut self, job: Job, batch: Batch, done: Option<Done>, effects: &mut Vec<Effect>) {
+        assert!(!batch.is_empty(), "a plan that writes nothing is done");
         let (transaction, writes) = batch.into_parts();
-        assert!(!writes.is_empty(), "a plan that writes nothing is done");
         let request = self.next_request();
         self.in_flight = Some(InFlight { request, job, writes, done });
         effects.push(Effect::State(StateEffect::Transact { request, transaction }));
@@ -236,6 +248,7 @@ impl Monitor {
         let changes_settings = writes.iter().any(Write::changes_settings);
         let saves_stats = writes.iter().any(Write::saves_stats);
         writes.iter().for_each(|write| self.foresee(write));
+        self.tell_copies(&writes, effects);
         self.contents.commit(writes, revision);
         self.entries_written();
         if changes_map {
@@ -350,11 +363,9 @@ impl Monitor {
                 self.close(now, boot.connection, effects);
                 self.push_sync_known_osd(boot.osd);
             }
-            (Job::Boot(boot), Done::BootFromFuture) => {
-                // Not refused: what it serves goes on, and it comes back.
-                self.has_newer_member = true;
-                self.close(now, boot.connection, effects);
-                self.push_sync_known_osd(boot.osd);
+            (Job::Boot(boot), Done::BootFromFuture) => self.begin_witness(boot, effects),
+            (Job::Recover(recover), Done::Recovered(answer)) => {
+                self.finish_recover(&recover, answer, effects);
             }
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
             (Job::OpenSession { connection, request, .. }, Done::SessionOpened(opened)) => {

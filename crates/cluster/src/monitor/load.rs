@@ -320,7 +320,7 @@ impl Monitor {
 
     /// The state as the last monitor left it.
     fn take_first(&mut self, loaded: BTreeMap<String, KeyValue>) -> Result<(), StopReason> {
-        let mut contents = Contents::default();
+        let mut contents = Contents::of_reign(self.contents.reign);
         for entry in loaded.into_values() {
             contents.load(entry).map_err(StopReason::State)?;
         }
@@ -367,6 +367,8 @@ impl Monitor {
                 );
                 Some(StopReason::State(reason))
             }
+            // What a recovery has not finished is written anew by the next one.
+            Some(_) if loaded.is_being_recovered() => None,
             Some(_) => loaded.broken_rule().map(StopReason::State),
             None if loaded.is_new() && self.may_create => None,
             None if loaded.is_new() => {

@@ -1,7 +1,7 @@
 //! OSDs as they are now: connected or not, what they report, which map they have seen. Who counts as
 //! up is decided in `presence.rs`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use base::{ConnectionId, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
@@ -30,8 +30,9 @@ pub(super) struct OsdLive {
     pub(super) presence: Presence,
     /// Map revisions it has applied: it refuses requests that name older ones.
     saw: BTreeMap<PoolId, MapRevision>,
-    /// Removed pools that it was asked to clear, over this connection.
-    pub(super) clearing: BTreeSet<PoolId>,
+    /// Removed pools that it was asked to clear, over this connection, and whether it has said that it
+    /// did.
+    pub(super) clearing: BTreeMap<PoolId, bool>,
     /// Whether a [`Job::SyncOsd`] waits for its turn.
     is_sync_queued: bool,
 }

@@ -75,7 +75,8 @@ impl Monitor {
             });
         }
         let mut batch = Batch::new(contents);
-        let last = contents.osd_revision_max();
+        // Who has the map hears of it, as of a change.
+        let last = contents.osd_revision_max() + 1;
         let name = CounterName::OsdRevision;
         batch.put(contents, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
         batch.delete(contents, Key::Osd(osd));

@@ -41,7 +41,7 @@ pub(super) struct Planning {
 impl Monitor {
     /// Queues plans that are due; tells whether there was one.
     pub(super) fn queue_plans(&mut self) -> bool {
-        if self.has_newer_member || !std::mem::take(&mut self.planning.is_due) {
+        if self.is_older() || !std::mem::take(&mut self.planning.is_due) {
             return false;
         }
         let before = self.jobs.len();
@@ -190,7 +190,7 @@ impl Monitor {
     pub(super) fn plan_out_osd(&self, osd: OsdId) -> Plan {
         let Some(record) = self.contents.osd(osd) else { return Plan::Done(Done::Silent) };
         let is_back = record.info.up || self.is_present(osd);
-        if is_back || !record.info.in_cluster || self.has_newer_member {
+        if is_back || !record.info.in_cluster || self.is_older() {
             return Plan::Done(Done::Silent);
         }
         if self.why_it_stays_in(osd).is_some() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId};
 use format::wire::{Member, PgEntry};
-use placement::PlanError;
+use placement::{Candidate, PlanError};
 
 use super::contents::{Batch, Write};
 use super::job::{Done, Plan};
@@ -23,6 +23,8 @@ const POOL_COUNT_MAX: usize = 256;
 const PG_COUNT_MAX: u32 = 8192;
 /// Copies of PGs that a pool has on each OSD, unless told.
 const PGS_PER_OSD: u32 = 32;
+/// What a PG takes of an OSD's area for records, in bytes: a store of 256 MiB was full at 3,700.
+const PG_RECORD_SIZE: u64 = 1200;
 /// Copies that may be asked for.
 const REPLICAS_MAX: u32 = 8;
 
@@ -67,6 +69,7 @@ impl Monitor {
         let current = vec![Vec::new(); pg_count as usize];
         let targets = placement::plan(&candidates, replicas, &current)
             .map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
+        self.check_room(&candidates, &targets)?;
         let number = contents.counter(CounterName::Pool) + 1;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
         let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
@@ -81,6 +84,31 @@ impl Monitor {
         };
         let planned_for = fingerprint(&pool, &candidates);
         Ok(self.write_new_pool(pool, targets, planned_for))
+    }
+
+    /// Whether each OSD's store has room for the records of the PGs it would have.
+    fn check_room(&self, candidates: &[Candidate], targets: &[Vec<OsdId>]) -> Result<(), Failure> {
+        let mut counts: BTreeMap<OsdId, u64> = BTreeMap::new();
+        for osd in targets.iter().flatten() {
+            *counts.entry(*osd).or_default() += 1;
+        }
+        for Candidate { osd, pgs_elsewhere, .. } in candidates {
+            let size = self.contents.osd(*osd).map_or(0, |record| record.size_bytes);
+            let here = counts.get(osd).copied().unwrap_or(0);
+            let (count, room) = (here + u64::from(*pgs_elsewhere), pg_room(size));
+            if here > 0 && size > 0 && count > room {
+                return Err(failure(
+                    "invalid",
+                    format!(
+                        "{osd} would have copies of {count} PGs, and its {} MiB have room for the \
+                         records of {room}",
+                        size >> 20
+                    ),
+                    "fewer --pgs, or larger OSDs",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The shards of a new pool, as many as fit a transaction; with the last of them the pool. Shards
@@ -182,6 +210,12 @@ impl Monitor {
 /// A pool as commands show it.
 pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     serde_json::to_value(pool).expect("a pool is plain text and numbers")
+}
+
+/// PGs whose records a store with so large a data area has room for. Its area for records has a 64th
+/// of its size, and 4 MiB at least; a record takes 1 KiB there with what a checkpoint writes beside it.
+fn pg_room(size_bytes: u64) -> u64 {
+    (size_bytes / 64).max(4 << 20) / PG_RECORD_SIZE
 }
 
 fn checked_pg_count(count: u32) -> Result<u32, Failure> {

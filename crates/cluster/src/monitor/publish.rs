@@ -15,6 +15,9 @@ use crate::records::CounterName;
 /// OSD entries in one message: below 4 MiB, as long as their addresses may be.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
 
+/// Ids of OSDs that were removed in one message.
+const REMOVED_PER_MESSAGE_MAX: usize = 100_000;
+
 /// What a receiver of the map has.
 #[derive(Clone, Default)]
 pub(super) struct Subscription {
@@ -40,8 +43,10 @@ impl Monitor {
                 None => u64::from(pool.get()) > self.contents.counter(CounterName::Pool),
             }
         };
-        if have.iter().any(is_older) && self.connections[&connection].osd.is_some() {
-            self.has_newer_member = true;
+        let osd = self.connections[&connection].osd;
+        if let Some(osd) = osd.filter(|_| have.iter().any(is_older)) {
+            self.is_proven_older(format!("{osd} has a newer map"), effects);
+            return;
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.subscription = Some(Subscription { pools: have, osds: 0 });
@@ -89,7 +94,14 @@ impl Monitor {
                 let delta = self.contents.osd_delta(subscription.osds);
                 let chunks = delta.osds.chunks(OSDS_PER_MESSAGE_MAX);
                 let delta = |osds: &[_]| MapDelta { osds: osds.to_vec(), ..MapDelta::default() };
-                chunks.map(|osds| to_text(&FromMonitor::Map(delta(osds)))).collect()
+                let mut texts: Vec<String> =
+                    chunks.map(|osds| to_text(&FromMonitor::Map(delta(osds)))).collect();
+                let removed = self.contents.removed_osds(subscription.osds);
+                texts.extend(removed.chunks(REMOVED_PER_MESSAGE_MAX).map(|removed| {
+                    let removed_osds = removed.to_vec();
+                    to_text(&FromMonitor::Map(MapDelta { removed_osds, ..MapDelta::default() }))
+                }));
+                texts
             });
             texts.extend(osds.iter().cloned());
             subscription.osds = newest;

@@ -105,6 +105,7 @@ impl Monitor {
             | Command::ConfigSet { .. }
             | Command::PoolSet { .. }
             | Command::PoolRemove { .. }
+            | Command::StateRecover { .. }
             | Command::StatePut { .. }
             | Command::PgGiveUp { .. } => return None,
         })

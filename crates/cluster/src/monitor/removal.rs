@@ -5,7 +5,7 @@
 //! asked to clear the pool whenever it connects, until it has said that it holds nothing; the
 //! record goes with the last of them.
 
-use base::{ConnectionId, Incarnation, OsdId, PoolId};
+use base::{ConnectionId, Incarnation, OsdId, PoolId, Time};
 use serde_json::{Value, json};
 
 use super::contents::{Batch, Write};
@@ -99,8 +99,9 @@ impl Monitor {
             for osd in &record.osds {
                 let Some(live) = self.osds.get_mut(osd) else { continue };
                 if let Some(connection) = live.connection
-                    && live.clearing.insert(record.pool)
+                    && !live.clearing.contains_key(&record.pool)
                 {
+                    live.clearing.insert(record.pool, false);
                     let (pool, pg_count) = (record.pool, record.pg_count);
                     asks.push((connection, FromMonitor::ClearPool { pool, pg_count }));
                 }
@@ -111,10 +112,20 @@ impl Monitor {
         }
     }
 
-    pub(super) fn on_pool_cleared(&mut self, connection: ConnectionId, pool: PoolId) {
+    /// Once for each time that it was asked; where it has to wait it comes again, and is asked again.
+    pub(super) fn on_pool_cleared(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        pool: PoolId,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(osd) = self.connections[&connection].osd else { return };
-        if self.contents.removed_pool(pool).is_some_and(|record| record.osds.contains(&osd)) {
-            self.jobs.push_back(Job::PoolCleared { pool, osd });
+        let is_awaited = self.contents.removed_pool(pool).is_some_and(|r| r.osds.contains(&osd));
+        let asked = self.osds.get_mut(&osd).and_then(|live| live.clearing.get_mut(&pool));
+        let is_new = asked.is_some_and(|has_said| !std::mem::replace(has_said, true));
+        if is_awaited && is_new && !self.try_push_job(Job::PoolCleared { pool, osd }) {
+            self.close(now, connection, effects);
         }
     }
 

@@ -50,6 +50,8 @@ pub struct Station {
     presence: Presence,
     lease: Option<Lease>,
     own_last: u64,
+    /// How often it began to lead.
+    lead_count: u64,
     /// What the last [`Monitor`] here has used: ids are never used again.
     request_last: u64,
     watch_last: u64,
@@ -113,6 +115,7 @@ impl Station {
             presence: Presence::default(),
             lease: None,
             own_last: 0,
+            lead_count: 0,
             request_last: 0,
             watch_last: 0,
             trouble: None,
@@ -398,7 +401,10 @@ impl Station {
 
     /// Tries to lead under the lease.
     fn lead(&mut self) {
-        let mut monitor = Box::new(Monitor::new(self.identity.clone()));
+        // The store may have been put back since this process led: that is another reign.
+        self.lead_count += 1;
+        let nonce = self.identity.nonce.wrapping_add(self.lead_count);
+        let mut monitor = Box::new(Monitor::new(Identity { nonce, ..self.identity.clone() }));
         monitor.lease = self.lease.as_ref().map(|lease| lease.id);
         monitor.may_create = self.may_create;
         monitor.request_last = self.request_last;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Monitor;
 use super::query::PgState;
+use super::recover::OLDER_HINT;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
@@ -522,13 +523,12 @@ impl Monitor {
                 hint: "what is served goes on; changes, starts and failover wait for it",
             });
         }
-        if self.has_newer_member {
+        if self.is_older() {
             checks.push(Check {
                 code: "state_older",
                 severity: Severity::Error,
-                message: "an OSD knows a newer map than the state store: that went back in time"
-                    .to_string(),
-                hint: "stop the monitor and put the newest copy of its state file back",
+                message: self.older_text(),
+                hint: OLDER_HINT,
             });
         }
         if self.protocol_errors > 0 {

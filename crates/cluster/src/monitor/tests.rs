@@ -5,6 +5,7 @@ mod life;
 mod lock;
 mod members;
 mod operator;
+mod recovery;
 mod rig;
 mod stations;
 mod stats;

@@ -494,7 +494,7 @@ impl Cluster {
             fences: Vec::new(),
         };
         let osds = (0..self.hosts.len()).map(info).collect();
-        let delta = MapDelta { osds, pools: vec![delta], removed_pools: Vec::new() };
+        let delta = MapDelta { osds, pools: vec![delta], ..MapDelta::default() };
         self.monitor_says(host, &FromMonitor::Map(delta));
     }
 

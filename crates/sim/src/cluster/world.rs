@@ -778,6 +778,7 @@ impl World {
             monitor: MonitorId::FIRST,
             pid: 1,
             addresses: vec![MONITOR_ADDRESS.to_string()],
+            nonce: self.now.as_nanos(),
         }));
     }
 

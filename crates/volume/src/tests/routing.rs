@@ -12,7 +12,7 @@ use crate::{Answer, Event, Operation, VolumeError};
 const CLOSED: ToMonitor = ToMonitor::CloseSession { session: SESSION, unanswered: false };
 
 fn map(pools: Vec<cluster::map::PoolDelta>) -> FromMonitor {
-    FromMonitor::Map(MapDelta { osds: Vec::new(), pools, removed_pools: Vec::new() })
+    FromMonitor::Map(MapDelta { pools, ..MapDelta::default() })
 }
 
 #[test]
@@ -307,11 +307,8 @@ fn an_osd_that_moved_is_reached_at_once() {
     }
     let address = world.refuse_connection(CloseReason::Refused);
     let number = if address.starts_with("tcp:osd1") { 1 } else { 2 };
-    world.say(FromMonitor::Map(MapDelta {
-        osds: vec![osd_info(number, 2)],
-        pools: Vec::new(),
-        removed_pools: Vec::new(),
-    }));
+    world
+        .say(FromMonitor::Map(MapDelta { osds: vec![osd_info(number, 2)], ..MapDelta::default() }));
     assert_eq!(world.connecting[0].1, format!("tcp:osd{number}:2"));
     assert_eq!(world.finish(id), Ok(Answer::Done));
 }
@@ -325,11 +322,7 @@ fn a_run_of_an_osd_that_is_over_is_left() {
     let number = world.osds[&connection].get();
     let info = osd_info(number, 2);
     assert!(info.incarnation > Incarnation::new(1));
-    world.say(FromMonitor::Map(MapDelta {
-        osds: vec![info],
-        pools: Vec::new(),
-        removed_pools: Vec::new(),
-    }));
+    world.say(FromMonitor::Map(MapDelta { osds: vec![info], ..MapDelta::default() }));
     assert_eq!(world.closed, [connection]);
     world.wait();
     assert_eq!(world.finish(id), Ok(Answer::Done));

@@ -221,7 +221,7 @@ impl World {
         self.say(FromMonitor::Map(MapDelta {
             osds: vec![osd_info(1, 1), osd_info(2, 1)],
             pools: vec![pool_delta(0, 1, pgs)],
-            removed_pools: Vec::new(),
+            ..MapDelta::default()
         }));
     }
 

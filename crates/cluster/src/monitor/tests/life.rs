@@ -561,7 +561,7 @@ fn state_and_settings_can_be_read() {
         rows.as_array().unwrap().iter().map(|row| row["key"].as_str().unwrap()).collect();
     let counters = ["counter/monitor", "counter/osd", "counter/pool"];
     let others = ["leader", "monitor/1", "osd/1", "pg/1/0", "pool/1"];
-    assert_eq!(keys, [&["cluster"][..], &counters, &others].concat());
+    assert_eq!(keys, [&["change", "cluster"][..], &counters, &others].concat());
     let row = rig.command(Command::StateGet { key: "pool/1".into() }).unwrap();
     assert_eq!(row["value"]["name"], "p");
     assert_eq!(code(rig.command(Command::StateGet { key: "pool".into() })), "not_found");

@@ -435,6 +435,38 @@ fn a_pool_goes_when_it_has_no_volumes_and_its_name_is_free_at_once() {
 }
 
 #[test]
+fn an_osd_that_says_again_that_a_pool_is_cleared_makes_no_more_work() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.osds.get_mut(&osd_id(1)).unwrap().is_silent = true;
+    rig.command(remove_pool("p")).unwrap();
+    let connection = rig.osds[&osd_id(1)].connection.unwrap();
+    let cleared = ToMonitor::PoolCleared { pool: base::PoolId::FIRST };
+    let before = rig.transactions;
+    for _ in 0..20 {
+        rig.say(connection, &cleared);
+    }
+    assert_eq!(rig.transactions, before + 1);
+    assert_eq!(rig.tasks(), [json!(null); 0]);
+}
+
+#[test]
+fn a_pool_has_no_more_pgs_than_the_stores_have_room_for() {
+    let mut rig = Rig::new();
+    for number in 1..=2 {
+        rig.add_osd(number);
+        rig.report(number, |report| report.size_bytes = 256 << 20);
+    }
+    let error = rig.make_replicated("p", 2, Some(1), 4096).unwrap_err();
+    assert_eq!(error.code, "invalid");
+    let parts = ["osd.1", "4096 PGs", "256 MiB", "3495"];
+    assert!(parts.iter().all(|part| error.message.contains(part)), "{}", error.message);
+    rig.make_replicated("p", 2, Some(1), 2048).unwrap();
+    // What other pools have counts, too.
+    assert!(rig.make_replicated("q", 2, Some(1), 2048).unwrap_err().message.contains("4096 PGs"));
+    rig.make_replicated("q", 2, Some(1), 1024).unwrap();
+}
+
+#[test]
 fn an_osd_that_missed_a_removal_is_told_and_the_store_is_not_taken_for_old() {
     let mut rig = Rig::with_pool(2, 8);
     let connection = rig.osds[&osd_id(2)].connection.unwrap();

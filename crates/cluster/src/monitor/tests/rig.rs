@@ -10,6 +10,7 @@ use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
 use serde_json::Value;
 
+use crate::copy::{CopyKeeper, PoolSeen, Seen, Testimony};
 use crate::map::{ClusterMap, FailureDomain, ImageInfo};
 use crate::message::{
     Command, Failure, FromMonitor, Need, OsdReport, PgNeed, ToMonitor, Unreachable,
@@ -29,6 +30,7 @@ pub fn identity() -> Identity {
         monitor: MonitorId::FIRST,
         pid: 100,
         addresses: vec!["unix:mon".into()],
+        nonce: 100,
     }
 }
 
@@ -77,6 +79,40 @@ pub struct FakeOsd {
     pub cleared: Vec<PoolId>,
     /// Periods that it was told to be saved, as it was told.
     pub saved: Vec<u64>,
+    /// What it keeps of the state.
+    pub copy: CopyKeeper,
+    /// Whether it keeps quiet about what it knows.
+    pub is_mute: bool,
+}
+
+impl FakeOsd {
+    fn seen(&self) -> Seen {
+        let copy = self.copy.copy();
+        let pools = self.map.pools.iter().map(|(id, pool)| (*id, pool.revision)).collect();
+        let incarnation = self.incarnation.unwrap_or_default();
+        Seen { change: copy.change, reign: copy.reign, incarnation, pools }
+    }
+
+    /// What it knows, in two parts.
+    fn tells(&self, id: OsdId) -> [ToMonitor; 2] {
+        let is_ours = |entry: &&PgEntry| {
+            entry.acting.iter().chain(&entry.learners).any(|member| member.osd == id)
+        };
+        let entries = self.map.pools.values().flat_map(|pool| &pool.pgs).filter(is_ours);
+        let pools = self.map.pools.values().map(|known| PoolSeen {
+            pool: known.pool.clone(),
+            revision: known.revision,
+            fences: known.fences.iter().copied().collect(),
+        });
+        let osd_revision = self.map.osds.values().map(|osd| osd.revision).max().unwrap_or(0);
+        let first = Testimony { entries: entries.cloned().collect(), ..Testimony::default() };
+        let copy = self.copy.copy().clone();
+        let last = Testimony { pools: pools.collect(), osd_revision, copy, entries: Vec::new() };
+        [
+            ToMonitor::OsdTells { part: first, more: true },
+            ToMonitor::OsdTells { part: last, more: false },
+        ]
+    }
 }
 
 pub struct Rig {
@@ -189,7 +225,11 @@ impl Rig {
         self.kills += 1;
         self.mishap = Mishap::None;
         self.events.clear();
-        self.monitor = Monitor::new(Identity { pid: 100 + self.kills, ..identity() });
+        self.monitor = Monitor::new(Identity {
+            pid: 100 + self.kills,
+            nonce: 100 + u64::from(self.kills),
+            ..identity()
+        });
         let open: Vec<ConnectionId> = std::mem::take(&mut self.open).into_iter().collect();
         let boots: Vec<OsdId> = self
             .osds
@@ -366,6 +406,15 @@ impl Rig {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
             FromMonitor::Monitors { .. } => {}
+            FromMonitor::StateCopy(part) => {
+                osd.copy.take(part);
+            }
+            FromMonitor::TellAll if osd.is_mute => {}
+            FromMonitor::TellAll => {
+                for part in osd.tells(id) {
+                    self.queue(connection, &part);
+                }
+            }
             FromMonitor::Settings { changed } => osd.settings = changed,
             FromMonitor::StatsSaved { sequence } => osd.saved.push(sequence),
             FromMonitor::Probe { nonce } => self.queue(connection, &ToMonitor::Alive { nonce }),
@@ -481,6 +530,7 @@ impl Rig {
             host: osd.host.clone(),
             incarnation: osd.incarnation,
             suspect: osd.suspect,
+            seen: osd.seen(),
         }
     }
 

@@ -8,6 +8,7 @@ use format::wire::Message;
 use serde_json::Value;
 
 use super::rig::{CLUSTER, osd_id, store_of};
+use crate::copy::Seen;
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::{Effect, Event, Identity, NO_LEADER, Station, StopReason};
 use crate::state::{
@@ -94,6 +95,7 @@ impl Town {
             monitor: MonitorId::new(number as u32 + 1).unwrap(),
             pid: 100,
             addresses: vec![format!("mon{number}")],
+            nonce: 1000 * (number as u64 + 1),
         };
         self.stations[number] = Some(Station::new(identity, true));
         self.events.push_back((number, Event::Tick));
@@ -386,6 +388,7 @@ impl Town {
             host: "h".into(),
             incarnation,
             suspect: false,
+            seen: Seen::default(),
         };
         self.say(guest, &boot);
         guest
@@ -638,6 +641,7 @@ fn an_empty_store_is_no_new_cluster_for_a_monitor_that_may_not_make_one() {
         monitor: MonitorId::FIRST,
         pid: 100,
         addresses: vec!["mon0".into()],
+        nonce: 1,
     };
     town.stations.push(Some(Station::new(identity, false)));
     town.events.push_back((0, Event::Tick));

@@ -1,0 +1,237 @@
+//! What OSDs keep of the state store, so that one restored from a backup is recognised, and brought
+//! up to what was known before: see `monitor/recover.rs`.
+//!
+//! PG entries are not part of the copy: each OSD has those of its own PGs in their records, durable
+//! before they are served. Fences are in the map.
+//!
+//! Invariants
+//!   1. A copy is that of its `change`: the number of the transaction that it includes as the last.
+//!   2. A copy is replaced by none of an earlier change.
+
+use std::collections::BTreeMap;
+
+use base::{Incarnation, MapRevision, PoolId, SessionId};
+use format::wire::PgEntry;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::map::Pool;
+use crate::message::by_pool;
+use crate::records::Key;
+
+/// Records of a copy. Beyond it those that come are left out, and that is told.
+const RECORD_COUNT_MAX: usize = 250_000;
+
+/// Records of the state store by their keys, as of one transaction.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct StateCopy {
+    /// The number of the last transaction in it; 0: nothing was told yet.
+    pub change: u64,
+    /// The reign that made it: see `records::ChangeRecord`.
+    pub reign: u64,
+    /// Their JSON values.
+    #[serde(default)]
+    pub records: BTreeMap<String, Value>,
+    /// How the keys begin that were left out for their number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
+}
+
+/// A part of a copy, or a change of it.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct CopyPart {
+    /// A whole copy begins: nothing of before is in it.
+    #[serde(default)]
+    pub begins: bool,
+    /// The transaction that is complete with this part, and its reign; `None`: other parts follow.
+    pub change: Option<(u64, u64)>,
+    /// Records that are there.
+    #[serde(default)]
+    pub put: BTreeMap<String, Value>,
+    /// Keys that are gone.
+    #[serde(default)]
+    pub gone: Vec<String>,
+}
+
+/// A receiver's copy, and the one that is on its way.
+#[derive(Default)]
+pub struct CopyKeeper {
+    copy: StateCopy,
+    coming: Option<StateCopy>,
+}
+
+/// What an OSD has seen: none of it may be new to a monitor.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Seen {
+    /// The transaction of its copy.
+    #[serde(default)]
+    pub change: u64,
+    /// The reign that made it.
+    #[serde(default)]
+    pub reign: u64,
+    /// The newest of its own runs.
+    #[serde(default)]
+    pub incarnation: Incarnation,
+    /// The revision of each pool's map, that of its PGs' records included.
+    #[serde(default, with = "by_pool")]
+    pub pools: BTreeMap<PoolId, MapRevision>,
+}
+
+/// What an OSD knows of the cluster, or a part of that.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Testimony {
+    /// Entries of its PGs: those in their records, and those of the map. One PG may have several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entries: Vec<PgEntry>,
+    /// The pools of its map.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<PoolSeen>,
+    /// The highest revision of an OSD's entry.
+    #[serde(default)]
+    pub osd_revision: u64,
+    /// Its copy of the state.
+    #[serde(default)]
+    pub copy: StateCopy,
+}
+
+/// What an OSD knows of a pool.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PoolSeen {
+    /// Its rules.
+    pub pool: Pool,
+    /// The revision of its map.
+    pub revision: MapRevision,
+    /// Sessions that are refused for ever.
+    pub fences: Vec<SessionId>,
+}
+
+/// Whether the record under a key is part of the copy.
+pub fn is_copied(key: &Key) -> bool {
+    match key {
+        // The store's own (`change` comes with a whole copy); in PG records; in the map; made from images.
+        Key::Leader | Key::Cluster | Key::Change | Key::Recovery => false,
+        Key::PgShard(..) | Key::Fence(_) | Key::ImageName(_) => false,
+        // Sums that nothing depends on.
+        Key::Stats(..) => false,
+        _ => true,
+    }
+}
+
+impl StateCopy {
+    /// Leaves records out whose keys begin so, and says it.
+    pub fn leave_out(&mut self, prefix: &str) {
+        self.records.retain(|key, _| !key.starts_with(prefix));
+        if !self.left_out.iter().any(|left_out| left_out == prefix) {
+            self.left_out.push(prefix.to_string());
+        }
+    }
+
+    /// Whether records whose keys begin so may lack.
+    pub fn lacks(&self, prefix: &str) -> bool {
+        let is_of = |left_out: &String| prefix.starts_with(&left_out[..]);
+        self.left_out.iter().any(is_of)
+    }
+
+    fn take(&mut self, part: CopyPart) {
+        for key in part.gone {
+            self.records.remove(&key);
+        }
+        for (key, value) in part.put {
+            if self.records.len() >= RECORD_COUNT_MAX && !self.records.contains_key(&key) {
+                let kind = key.split_inclusive('/').next().unwrap_or_default();
+                self.leave_out(kind);
+            } else {
+                self.records.insert(key, value);
+            }
+        }
+    }
+}
+
+impl CopyKeeper {
+    /// The copy that an OSD has kept.
+    pub fn new(copy: StateCopy) -> CopyKeeper {
+        CopyKeeper { copy, coming: None }
+    }
+
+    /// The newest whole copy.
+    pub fn copy(&self) -> &StateCopy {
+        &self.copy
+    }
+
+    /// Takes what a monitor tells; tells whether the copy is another one now.
+    pub fn take(&mut self, part: CopyPart) -> bool {
+        if part.begins {
+            self.coming = Some(StateCopy::default());
+        }
+        let change = part.change;
+        if let Some(coming) = &mut self.coming {
+            coming.take(part);
+            let Some((change, reign)) = change else { return false };
+            let whole = self.coming.take().unwrap_or_default();
+            if change < self.copy.change {
+                return false;
+            }
+            self.copy = StateCopy { change, reign, ..whole };
+            return true;
+        }
+        match change {
+            Some((change, reign)) if change >= self.copy.change => {
+                self.copy.take(part);
+                (self.copy.change, self.copy.reign) = (change, reign);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(begins: bool, change: Option<u64>, put: &[&str], gone: &[&str]) -> CopyPart {
+        let put = put.iter().map(|key| (key.to_string(), Value::Null)).collect();
+        CopyPart {
+            begins,
+            change: change.map(|change| (change, 7)),
+            put,
+            gone: gone.iter().map(|key| key.to_string()).collect(),
+        }
+    }
+
+    fn keys(keeper: &CopyKeeper) -> Vec<&str> {
+        keeper.copy().records.keys().map(|key| &key[..]).collect()
+    }
+
+    #[test]
+    fn a_copy_is_replaced_when_the_new_one_is_whole_and_then_follows_changes() {
+        let mut keeper = CopyKeeper::default();
+        assert!(keeper.take(part(true, Some(4), &["a", "b"], &[])));
+        assert!(!keeper.take(part(true, None, &["c"], &[])));
+        assert_eq!((keys(&keeper), keeper.copy().change), (vec!["a", "b"], 4));
+        assert!(keeper.take(part(false, Some(6), &["d"], &[])));
+        assert_eq!(keys(&keeper), ["c", "d"]);
+        assert!(keeper.take(part(false, Some(7), &["e"], &["c"])));
+        assert_eq!((keys(&keeper), keeper.copy().change), (vec!["d", "e"], 7));
+    }
+
+    #[test]
+    fn an_older_copy_replaces_none() {
+        let mut keeper = CopyKeeper::default();
+        keeper.take(part(true, Some(9), &["a"], &[]));
+        assert!(!keeper.take(part(true, Some(8), &["b"], &[])));
+        assert!(!keeper.take(part(false, Some(8), &["c"], &[])));
+        assert_eq!((keys(&keeper), keeper.copy().change), (vec!["a"], 9));
+    }
+
+    #[test]
+    fn what_is_left_out_is_told() {
+        let mut copy = StateCopy::default();
+        copy.take(part(true, None, &["image/1", "pool/1"], &[]));
+        copy.leave_out("image/");
+        assert!(copy.lacks("image/") && !copy.lacks("pool/"));
+        assert_eq!(copy.records.len(), 1);
+        copy.leave_out("");
+        assert!(copy.lacks("pool/"));
+    }
+}

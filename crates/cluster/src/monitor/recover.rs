@@ -1,0 +1,802 @@
+//! A state store that is older than what OSDs know: a backup of it was put back.
+//!
+//! ```text
+//!   OsdBoot (seen) ──▶ the store lacks it ──▶ older: nothing is changed, nobody joins
+//!                                              │ TellAll ──▶ OsdTells: each OSD is a witness
+//!   `state recover` ──▶ Draft: what the store is to be ──▶ transactions ──▶ this monitor begins anew
+//! ```
+//!
+//! The draft takes the newest copy of the state that an OSD has, and of each PG the entry with the
+//! highest epoch that anybody knows; it raises epochs, revisions, runs and ids above all that was seen.
+//!
+//! Invariants
+//!   1. It is made only when every OSD that ever ran has told all it knows, or is declared lost. So no
+//!      newer entry of a PG exists: it would be in the record of the members that activated it.
+//!   2. Where one transaction is not enough, `recovery` stands in the store from the first to the last
+//!      of them. While it stands the store counts as older, for every monitor.
+//!   3. What was served by running OSDs goes on meanwhile; nobody joins, and no session begins.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, Time};
+use format::door::Role;
+use format::wire::{Member, PgEntry};
+use placement::Candidate;
+use serde_json::{Value, json};
+
+use super::boot::Boot;
+use super::contents::{Batch, Contents, Write};
+use super::job::{Done, Job, Plan};
+use super::planning::domain_of;
+use super::{Connection, Effect, Monitor, failure};
+use crate::copy::{StateCopy, Testimony, is_copied};
+use crate::message::{Failure, FromMonitor};
+use crate::records::{
+    ChangeRecord, CounterName, CounterRecord, Fence, FenceRecord, ImageNameRecord, Key, OsdRecord,
+    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest,
+};
+use crate::state::StateEffect;
+
+/// Epochs, runs, and transactions may have been given of which nobody knows: so many are passed over.
+const EPOCH_MARGIN: u32 = 1000;
+const RUN_MARGIN: u64 = 1000;
+const CHANGE_MARGIN: u64 = 1000;
+/// Ids and revisions, too.
+const ID_MARGIN: u64 = 10_000;
+const POOL_MARGIN: u64 = 100;
+const REVISION_MARGIN: u64 = 1_000_000;
+/// Parts that one OSD may tell; beyond it, it is none of ours.
+const PART_COUNT_MAX: u32 = 10_000;
+/// Names in a text for people.
+const NAMED_COUNT_MAX: usize = 8;
+
+/// What is known of a store that is older, and of what it lacks.
+#[derive(Default)]
+pub(super) struct Recovery {
+    /// Why it counts as older, for people.
+    why: String,
+    witnesses: BTreeMap<OsdId, Witness>,
+    /// The newest copy that a witness told and the store lacks.
+    copy: Option<StateCopy>,
+    /// It is done: the connection of who asked for it.
+    done: Option<ConnectionId>,
+    /// Records that are still to be written, and those of the whole draft.
+    left: Cell<Option<(usize, usize)>>,
+}
+
+/// An OSD that waits for the recovery.
+struct Witness {
+    boot: Boot,
+    told: Testimony,
+    part_count: u32,
+    is_whole: bool,
+}
+
+/// A draft that is being written.
+#[derive(Debug)]
+pub(super) struct Recover {
+    connection: ConnectionId,
+    request: u64,
+    records: BTreeMap<Key, Record>,
+    answer: Value,
+}
+
+impl Monitor {
+    /// Whether the store went back in time, or is not whole again since.
+    pub(super) fn is_older(&self) -> bool {
+        self.has_newer_member || self.contents.is_being_recovered()
+    }
+
+    pub(super) fn state_older(&self) -> Failure {
+        failure("state_older", self.older_text(), OLDER_HINT)
+    }
+
+    /// What is said of it in `status`.
+    pub(super) fn older_text(&self) -> String {
+        if let Some((left, all)) = self.recovery.left.get() {
+            return format!("the state is being recovered: {} of {all} records", all - left);
+        }
+        let why = match &self.recovery.why[..] {
+            "" => "its recovery was cut short",
+            why => why,
+        };
+        let told = self.recovery.witnesses.values().filter(|witness| witness.is_whole).count();
+        format!(
+            "the state store is older than what OSDs know ({why}): a backup of it was put back. \
+             Nothing is changed and no OSD joins; {told} OSDs have told what they know"
+        )
+    }
+
+    /// What becomes of a job that may not be done while the store is older; `None`: it may.
+    pub(super) fn left_undone(&self, job: &Job) -> Option<Done> {
+        match job {
+            Job::OpenSession { .. } => Some(Done::SessionRefused(self.state_older())),
+            Job::Command { .. } => Some(Done::Answer(Err(self.state_older()))),
+            Job::Replan { .. } => Some(Done::Replanned(None)),
+            Job::Entries => Some(Done::EntriesSettled),
+            Job::SyncOsd { .. }
+            | Job::CloseSession { .. }
+            | Job::EndSession { .. }
+            | Job::PoolCleared { .. }
+            | Job::TaskProgress { .. }
+            | Job::TaskEnd { .. }
+            | Job::Stats
+            | Job::OutOsd { .. } => Some(Done::Silent),
+            _ => None,
+        }
+    }
+
+    /// What the OSD has seen that this store lacks, if anything; for people.
+    pub(super) fn why_older_than(&self, boot: &Boot) -> Option<String> {
+        let (osd, seen, contents) = (boot.osd, &boot.seen, &self.contents);
+        let Some(record) = contents.osd(osd) else {
+            // Ids are given once.
+            let is_given = u64::from(osd.get()) <= contents.counter(CounterName::Osd);
+            return (!is_given).then(|| format!("{osd} was made since"));
+        };
+        let run = boot.run.unwrap_or(Incarnation::ZERO).max(seen.incarnation);
+        if run > record.info.incarnation {
+            return Some(format!("{osd} has started since"));
+        }
+        if !contents.change().has(seen.change, seen.reign) {
+            return Some(format!("{osd} has seen change {} of it", seen.change));
+        }
+        let is_newer = |(pool, revision): (&PoolId, &MapRevision)| match contents.pool(*pool) {
+            Some(known) => known.revision < *revision,
+            None => u64::from(pool.get()) > contents.counter(CounterName::Pool),
+        };
+        let pool = seen.pools.iter().find(|(pool, revision)| is_newer((pool, revision)))?.0;
+        Some(format!("{osd} has a newer map of pool {pool}"))
+    }
+
+    /// The store is older: OSDs that have joined tell what they know, too, over other connections.
+    pub(super) fn is_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
+        if std::mem::replace(&mut self.has_newer_member, true) {
+            return;
+        }
+        self.recovery.why = why;
+        let joined = self.connections.iter().filter(|(_, state)| state.osd.is_some());
+        for connection in joined.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+            self.close(self.now, connection, effects);
+        }
+    }
+
+    /// An OSD cannot join: it is asked for what it knows.
+    pub(super) fn begin_witness(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
+        if let Some(why) = self.why_older_than(&boot) {
+            self.is_proven_older(why, effects);
+        }
+        if !self.connections.contains_key(&boot.connection) {
+            return;
+        }
+        let (connection, osd) = (boot.connection, boot.osd);
+        let told = Testimony::default();
+        let witness = Witness { boot, told, part_count: 0, is_whole: false };
+        self.recovery.witnesses.insert(osd, witness);
+        self.send(connection, &FromMonitor::TellAll, effects);
+    }
+
+    /// A part of what a witness knows.
+    pub(super) fn on_tells(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        part: Testimony,
+        more: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Role::Osd(osd, _) = self.connections[&connection].peer.role else { return };
+        let Some(witness) = self.recovery.witnesses.get_mut(&osd) else { return };
+        if witness.boot.connection != connection || witness.is_whole {
+            return;
+        }
+        witness.part_count += 1;
+        if witness.part_count > PART_COUNT_MAX {
+            return self.close_for_protocol(now, connection, effects);
+        }
+        let told = &mut witness.told;
+        told.entries.extend(part.entries);
+        told.pools.extend(part.pools);
+        told.osd_revision = told.osd_revision.max(part.osd_revision);
+        (told.copy.change, told.copy.reign) = (part.copy.change, part.copy.reign);
+        told.copy.records.extend(part.copy.records);
+        told.copy.left_out = part.copy.left_out;
+        witness.is_whole = !more;
+        if witness.is_whole {
+            let copy = std::mem::take(&mut witness.told.copy);
+            self.take_copy(copy);
+        }
+    }
+
+    /// Keeps the newest copy of what this store lacks.
+    fn take_copy(&mut self, copy: StateCopy) {
+        if self.contents.change().has(copy.change, copy.reign) {
+            return;
+        }
+        let rank = |copy: &StateCopy| (copy.change, std::cmp::Reverse(copy.left_out.len()));
+        if self.recovery.copy.as_ref().is_none_or(|known| rank(known) < rank(&copy)) {
+            self.recovery.copy = Some(copy);
+        }
+    }
+
+    /// `state recover`: begins it, or says why not.
+    pub(super) fn recover(
+        &mut self,
+        connection: ConnectionId,
+        request: u64,
+        they_are_lost: &[OsdId],
+        accepted: bool,
+    ) -> Result<(), Failure> {
+        if !self.is_older() {
+            let hint = "there is nothing to do";
+            return Err(failure("invalid", "no OSD knows more than the state store", hint));
+        }
+        if self.recovery.left.get().is_some() {
+            return Err(failure("busy", self.older_text(), "wait until it is done"));
+        }
+        let lost = they_are_lost.iter().copied().collect();
+        let draft = Draft::of(&self.contents, &self.recovery, lost)?;
+        if !accepted {
+            return Err(failure(
+                "not_accepted",
+                format!("the state store takes what OSDs know: {}", draft.text()),
+                "accept that: ashlar state recover --yes",
+            ));
+        }
+        let answer = draft.answer();
+        let records = draft.records;
+        self.recovery.left.set(Some((records.len(), records.len())));
+        self.push_urgent(Job::Recover(Recover { connection, request, records, answer }));
+        Ok(())
+    }
+
+    /// The next transaction of a recovery; the last one ends it.
+    pub(super) fn plan_recover(&self, recover: &Recover) -> Plan {
+        let contents = &self.contents;
+        let Some(Record::Change(change)) = recover.records.get(&Key::Change) else {
+            unreachable!("each draft has it")
+        };
+        let writes = writes_to(contents, &recover.records);
+        self.recovery.left.set(Some((writes.len(), recover.records.len().max(writes.len()))));
+        let has_begun = contents.is_being_recovered();
+        let end = has_begun.then_some(Write::Delete(Key::Recovery));
+        // The last one makes the store that of the copy: until then the copy is newer.
+        let mut batch = Batch::replacing_change(contents, change.clone());
+        let mut all = writes.iter().cloned().chain(end);
+        if all.all(|write| batch.try_add(contents, vec![write])) {
+            let answer = recover.answer.clone();
+            return Plan::Write { batch, done: Some(Done::Recovered(answer)) };
+        }
+        let mut batch = Batch::new(contents);
+        if has_begun {
+            let _ = writes.into_iter().all(|write| batch.try_add(contents, vec![write]));
+        } else {
+            let (monitor, rest) = (self.identity.monitor, Rest::new());
+            batch.put(contents, Record::Recovery(RecoveryRecord { monitor, rest }));
+        }
+        Plan::Write { batch, done: None }
+    }
+
+    /// The store is what the cluster is.
+    pub(super) fn finish_recover(
+        &mut self,
+        recover: &Recover,
+        answer: Value,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.answer(recover.connection, recover.request, Ok(answer), effects);
+        self.recovery.done = Some(recover.connection);
+    }
+
+    /// After a recovery this monitor knows nothing: it reads what it wrote, and everybody comes again.
+    pub(super) fn begin_anew(&mut self, effects: &mut Vec<Effect>) {
+        let Some(asker) = self.recovery.done.take() else { return };
+        let mut anew = Monitor::new(self.identity.clone());
+        anew.contents.reign = self.contents.reign.wrapping_add(1 << 32);
+        anew.lease = self.lease;
+        anew.may_create = self.may_create;
+        (anew.now, anew.event_last) = (self.now, self.event_last);
+        (anew.request_last, anew.order_last) = (self.request_last, self.order_last);
+        anew.watching.watch_last = self.watching.watch_last;
+        anew.state_trouble.clone_from(&self.state_trouble);
+        if let Some(watch) = self.watching.watch {
+            effects.push(Effect::State(StateEffect::Unwatch { watch }));
+        }
+        for (connection, state) in std::mem::take(&mut self.connections) {
+            if connection == asker {
+                anew.connections.insert(connection, Connection::new(state.peer, state.order));
+            } else {
+                effects.push(Effect::Net(format::door::NetEffect::Close { connection }));
+            }
+        }
+        *self = anew;
+    }
+}
+
+/// What to do about a store that is older.
+pub(super) const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the \
+                                     monitor and put a newer copy of its state back";
+
+/// The writes that make a store what it is to be, but for the number of its transactions.
+fn writes_to(contents: &Contents, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
+    let is_own =
+        |key: &Key| matches!(key, Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
+    let changed = wanted.iter().filter(|(key, record)| contents.record(key) != Some(record));
+    let puts = changed.filter(|(key, _)| !is_own(key)).map(|(_, r)| Write::Put(r.clone()));
+    let gone = contents.all().filter(|(key, _)| !is_own(key) && !wanted.contains_key(key));
+    puts.chain(gone.map(|(key, _)| Write::Delete(key.clone()))).collect()
+}
+
+/// What the store is to be.
+struct Draft<'a> {
+    contents: &'a Contents,
+    recovery: &'a Recovery,
+    lost: BTreeSet<OsdId>,
+    records: BTreeMap<Key, Record>,
+    /// PGs whose newest entry the store lacks.
+    newer_count: usize,
+    pg_count: usize,
+}
+
+impl<'a> Draft<'a> {
+    fn of(
+        contents: &'a Contents,
+        recovery: &'a Recovery,
+        lost: BTreeSet<OsdId>,
+    ) -> Result<Draft<'a>, Failure> {
+        let records = BTreeMap::new();
+        let mut draft = Draft { contents, recovery, lost, records, newer_count: 0, pg_count: 0 };
+        draft.take_copy()?;
+        draft.add_pools();
+        let newest = draft.newest_entries()?;
+        draft.add_osds(&newest)?;
+        draft.check_witnesses()?;
+        draft.raise_runs();
+        let revisions = draft.raise_revisions();
+        draft.add_entries(newest, &revisions)?;
+        draft.raise_counters();
+        draft.number();
+        Ok(draft)
+    }
+
+    fn put(&mut self, record: Record) {
+        self.records.insert(record.key(), record);
+    }
+
+    fn told(&self) -> impl Iterator<Item = &'a Testimony> + use<'a> {
+        self.recovery.witnesses.values().filter(|w| w.is_whole).map(|witness| &witness.told)
+    }
+
+    /// The newest copy, or what is here. What nobody copies is made from it, or stays.
+    fn take_copy(&mut self) -> Result<(), Failure> {
+        let contents = self.contents;
+        let copy = self.recovery.copy.as_ref();
+        for (text, value) in copy.map(|copy| &copy.records).into_iter().flatten() {
+            let Some(key) = Key::parse(text) else { continue };
+            let record = Record::parse(&key, &value.to_string()).map_err(|why| {
+                let message = format!("an OSD's copy of the state has a damaged {text}: {why}");
+                failure("invalid", message, "put a newer copy of the state back")
+            })?;
+            self.put(record);
+        }
+        for (key, record) in contents.all().filter(|(key, _)| is_copied(key)) {
+            let text = key.to_string();
+            let kind = text.split_inclusive('/').next().unwrap_or_default();
+            let is_here = match copy {
+                // A monitor is the newest that is known of itself.
+                Some(copy) => copy.lacks(kind) || matches!(key, Key::Monitor(_)),
+                // What an older task has not deleted yet may be in use again.
+                None => !matches!(key, Key::Task(_)),
+            };
+            if is_here {
+                self.put(record.clone());
+            }
+        }
+        if let Some(record) = contents.cluster() {
+            self.put(Record::Cluster(record.clone()));
+        }
+        let images = self.records.values().filter_map(|record| match record {
+            Record::Image(record) => Some((record.info.name.clone(), record.info.id)),
+            _ => None,
+        });
+        let names: Vec<_> = images.collect();
+        for (name, image) in names {
+            self.put(Record::ImageName(ImageNameRecord { name, image, rest: Rest::new() }));
+        }
+        Ok(())
+    }
+
+    /// Pools that OSDs know and that were made after the copy.
+    fn add_pools(&mut self) {
+        let last = self.counter(CounterName::Pool);
+        for seen in self.told().flat_map(|told| &told.pools) {
+            let (pool, revision) = (seen.pool.clone(), seen.revision);
+            let is_new = u64::from(pool.id.get()) > last;
+            if is_new && !self.records.contains_key(&Key::Pool(pool.id)) {
+                let (planned_for, rest) = (0, Rest::new());
+                self.put(Record::Pool(PoolRecord { pool, revision, planned_for, rest }));
+            }
+        }
+    }
+
+    /// The highest number of a counter that the copy or the store has.
+    fn counter(&self, name: CounterName) -> u64 {
+        let copied = match self.records.get(&Key::Counter(name)) {
+            Some(Record::Counter(record)) => record.last,
+            _ => 0,
+        };
+        copied.max(self.contents.counter(name))
+    }
+
+    fn pools(&self) -> Vec<PoolRecord> {
+        let pools = self.records.values().filter_map(|record| match record {
+            Record::Pool(record) => Some(record.clone()),
+            _ => None,
+        });
+        pools.collect()
+    }
+
+    fn osds(&self) -> impl Iterator<Item = &OsdRecord> {
+        self.records.values().filter_map(|record| match record {
+            Record::Osd(record) => Some(record),
+            _ => None,
+        })
+    }
+
+    /// Of each PG the entry with the highest epoch that anybody knows.
+    fn newest_entries(&mut self) -> Result<BTreeMap<PgId, PgEntry>, Failure> {
+        let mut newest: BTreeMap<PgId, (PgEntry, bool)> = BTreeMap::new();
+        let counts: BTreeMap<PoolId, u32> =
+            self.pools().iter().map(|record| (record.pool.id, record.pool.pg_count)).collect();
+        let is_kept = |pg: PgId| counts.get(&pg.pool).is_some_and(|count| pg.number < *count);
+        for entry in counts.keys().flat_map(|pool| self.contents.pgs(*pool)) {
+            if is_kept(entry.pg) {
+                newest.insert(entry.pg, (entry.clone(), false));
+            }
+        }
+        for entry in self.told().flat_map(|told| &told.entries).filter(|e| is_kept(e.pg)) {
+            match newest.get(&entry.pg) {
+                Some((known, is_told)) if known.epoch == entry.epoch && *is_told => {
+                    let same = (&known.primary, &known.acting, &known.learners)
+                        == (&entry.primary, &entry.acting, &entry.learners);
+                    if !same {
+                        return Err(two_ways(entry));
+                    }
+                }
+                Some((known, _)) if known.epoch > entry.epoch => {}
+                _ => {
+                    newest.insert(entry.pg, (entry.clone(), true));
+                }
+            }
+        }
+        let is_newer = |entry: &PgEntry| {
+            self.contents.pg(entry.pg).is_none_or(|known| known.epoch < entry.epoch)
+        };
+        self.newer_count = newest.values().filter(|(entry, _)| is_newer(entry)).count();
+        Ok(newest.into_iter().map(|(pg, (entry, _))| (pg, entry)).collect())
+    }
+
+    /// OSDs that told, and those that PGs name: each with the newest of its runs that was seen.
+    fn add_osds(&mut self, newest: &BTreeMap<PgId, PgEntry>) -> Result<(), Failure> {
+        let mut runs: BTreeMap<OsdId, Incarnation> = BTreeMap::new();
+        let entries = self
+            .told()
+            .flat_map(|told| &told.entries)
+            .filter(|e| self.records.contains_key(&Key::Pool(e.pg.pool)));
+        for member in newest.values().chain(entries).flat_map(members_of) {
+            let run = runs.entry(member.osd).or_default();
+            *run = (*run).max(member.incarnation);
+        }
+        for (osd, witness) in &self.recovery.witnesses {
+            let boot = &witness.boot;
+            let run = runs.entry(*osd).or_default();
+            *run = (*run).max(boot.seen.incarnation).max(boot.run.unwrap_or_default());
+        }
+        for (osd, run) in runs {
+            let mut record = match self.records.remove(&Key::Osd(osd)) {
+                Some(Record::Osd(record)) => record,
+                _ => OsdRecord::new(osd, String::new(), 0),
+            };
+            record.info.incarnation = record.info.incarnation.max(run);
+            if let Some(Witness { boot, .. }) = self.recovery.witnesses.get(&osd) {
+                if !record.store.is_empty() && record.store != boot.store {
+                    return Err(failure(
+                        "other_store",
+                        format!("{osd} has the store {}, not {}", record.store, boot.store),
+                        "stop it: this disk was made for another OSD, or made anew",
+                    ));
+                }
+                record.store.clone_from(&boot.store);
+                record.info.addresses.clone_from(&boot.addresses);
+                record.info.peer_addresses.clone_from(&boot.peer_addresses);
+                record.host.clone_from(&boot.host);
+                record.path.clone_from(&boot.path);
+                record.pid = boot.pid;
+            }
+            self.put(Record::Osd(record));
+        }
+        Ok(())
+    }
+
+    fn has_told(&self, osd: OsdId) -> bool {
+        self.recovery.witnesses.get(&osd).is_some_and(|witness| witness.is_whole)
+    }
+
+    /// Everybody has told what it knows, or is lost.
+    fn check_witnesses(&self) -> Result<(), Failure> {
+        if let Some(osd) = self.lost.iter().find(|o| self.recovery.witnesses.contains_key(o)) {
+            let hint = "leave it out of --they-are-lost";
+            return Err(failure("invalid", format!("{osd} is not lost: it is here"), hint));
+        }
+        if let Some(osd) = self.lost.iter().find(|o| !self.records.contains_key(&Key::Osd(**o))) {
+            let hint = "leave it out of --they-are-lost";
+            return Err(failure("not_found", format!("this cluster has no {osd}"), hint));
+        }
+        let has_run = |record: &&OsdRecord| record.info.incarnation > Incarnation::ZERO;
+        let osds = self.osds().filter(has_run).map(|record| record.info.id);
+        let is_missing = |osd: &OsdId| !self.has_told(*osd) && !self.lost.contains(osd);
+        let missing: Vec<String> = osds.filter(is_missing).map(|osd| osd.to_string()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let word = if missing.len() == 1 { "has" } else { "have" };
+        Err(failure(
+            "unavailable",
+            format!("{} {word} not told yet what there is: it may be the newest", named(&missing)),
+            "start them, on their disks or on copies. Those that are lost for ever: \
+             --they-are-lost ID",
+        ))
+    }
+
+    /// Runs of which nobody knows may have been given to OSDs that did not tell.
+    fn raise_runs(&mut self) {
+        let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
+        let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
+        let before = self.contents.osd_revision_max().max(self.counter(CounterName::OsdRevision));
+        let mut revision = told.max(known).max(before) + ID_MARGIN;
+        let osds: Vec<OsdRecord> = self.osds().cloned().collect();
+        for mut record in osds {
+            revision += 1;
+            record.info.revision = revision;
+            record.info.up = false;
+            let run = record.info.incarnation;
+            if run > Incarnation::ZERO && !self.has_told(record.info.id) {
+                record.info.incarnation = Incarnation::new(run.get() + RUN_MARGIN);
+            }
+            self.put(Record::Osd(record));
+        }
+    }
+
+    /// Each pool's map has a revision above all that were seen, which brings all its fences, too.
+    fn raise_revisions(&mut self) -> BTreeMap<PoolId, MapRevision> {
+        let mut revisions = BTreeMap::new();
+        for mut record in self.pools() {
+            let id = record.pool.id;
+            let boots = self.recovery.witnesses.values().map(|witness| &witness.boot);
+            let seen = boots.filter_map(|boot| boot.seen.pools.get(&id).copied()).max();
+            let pools = || self.told().flat_map(|told| &told.pools).filter(|p| p.pool.id == id);
+            let told = pools().map(|pool| pool.revision).max();
+            let here = self.contents.pool(id).map(|record| record.revision);
+            let highest = [seen, told, here].into_iter().flatten().fold(record.revision, Ord::max);
+            let revision = MapRevision::new(highest.get() + REVISION_MARGIN);
+            let here = self.contents.fences(id).into_iter().flat_map(|record| &record.fences);
+            let mut sessions: BTreeSet<SessionId> = here.map(|fence| fence.session).collect();
+            sessions.extend(pools().flat_map(|pool| &pool.fences));
+            (record.revision, record.planned_for) = (revision, 0);
+            self.put(Record::Pool(record));
+            if !sessions.is_empty() {
+                let fence = |session| Fence { session, revision };
+                let fences = sessions.into_iter().map(fence).collect();
+                self.put(Record::Fence(FenceRecord { pool: id, fences, rest: Rest::new() }));
+            }
+            revisions.insert(id, revision);
+        }
+        revisions
+    }
+
+    /// Each PG goes on with the members of its newest entry, in a later epoch.
+    fn add_entries(
+        &mut self,
+        mut newest: BTreeMap<PgId, PgEntry>,
+        revisions: &BTreeMap<PoolId, MapRevision>,
+    ) -> Result<(), Failure> {
+        for PoolRecord { pool, .. } in self.pools() {
+            let ids = (0..pool.pg_count).map(|number| PgId { pool: pool.id, number });
+            let ids: Vec<PgId> = ids.collect();
+            if ids.iter().any(|id| !newest.contains_key(id)) {
+                // Nobody ever served these: they are new.
+                newest.extend(self.new_entries(&pool, &ids, &newest)?);
+            }
+            let revision = revisions[&pool.id];
+            let raised = |id: &PgId| {
+                let entry = newest[id].clone();
+                let epoch = Epoch::new(entry.epoch.get().saturating_add(EPOCH_MARGIN));
+                PgEntry { epoch, revision, ..entry }
+            };
+            let entries: Vec<PgEntry> = ids.iter().map(raised).collect();
+            self.pg_count += entries.len();
+            for (shard, pgs) in (0..).zip(entries.chunks(PG_SHARD_SIZE as usize)) {
+                let (pool, targets, rest) = (pool.id, Vec::new(), Rest::new());
+                let pgs = pgs.to_vec();
+                self.put(Record::PgShard(PgShardRecord { pool, shard, pgs, targets, rest }));
+            }
+        }
+        Ok(())
+    }
+
+    fn new_entries(
+        &self,
+        pool: &crate::map::Pool,
+        ids: &[PgId],
+        newest: &BTreeMap<PgId, PgEntry>,
+    ) -> Result<Vec<(PgId, PgEntry)>, Failure> {
+        let usable = self.osds().filter(|r| r.info.in_cluster && self.has_told(r.info.id));
+        let candidate = |record: &OsdRecord| Candidate {
+            osd: record.info.id,
+            domain: domain_of(record, pool.failure_domain),
+            weight: record.size_bytes.max(1),
+            pgs_elsewhere: 0,
+        };
+        let candidates: Vec<Candidate> = usable.map(candidate).collect();
+        let acting = |id: &PgId| {
+            let members = newest.get(id).into_iter().flat_map(|entry| &entry.acting);
+            members.map(|member| member.osd).collect()
+        };
+        let current: Vec<Vec<OsdId>> = ids.iter().map(acting).collect();
+        let targets = placement::plan(&candidates, pool.replicas, &current).map_err(|error| {
+            super::pool::cannot_place(&error, pool.failure_domain, candidates.len())
+        })?;
+        let member = |osd: &OsdId| {
+            let record = self.osds().find(|record| record.info.id == *osd);
+            let incarnation = record.map_or(Incarnation::ZERO, |record| record.info.incarnation);
+            Member { osd: *osd, incarnation }
+        };
+        let new = ids.iter().zip(&targets).filter(|(id, _)| !newest.contains_key(*id));
+        let entry = |(id, osds): (&PgId, &Vec<OsdId>)| {
+            let entry = PgEntry {
+                pg: *id,
+                epoch: Epoch::ZERO,
+                revision: MapRevision::ZERO,
+                primary: osds.first().copied(),
+                acting: osds.iter().map(member).collect(),
+                learners: Vec::new(),
+            };
+            (*id, entry)
+        };
+        Ok(new.map(entry).collect())
+    }
+
+    /// No id is given twice, though nobody may know of it.
+    fn raise_counters(&mut self) {
+        let mut last: BTreeMap<CounterName, u64> = BTreeMap::new();
+        for key in self.records.keys().chain(self.contents.all().map(|(key, _)| key)) {
+            let (name, id) = match key {
+                Key::Image(id) => (CounterName::Image, u64::from(id.get())),
+                Key::Session(id) => (CounterName::Session, id.get()),
+                Key::Task(id) => (CounterName::Task, id.0),
+                Key::Pool(id) | Key::RemovedPool(id) => (CounterName::Pool, u64::from(id.get())),
+                Key::Osd(id) => (CounterName::Osd, u64::from(id.get())),
+                Key::Monitor(id) => (CounterName::Monitor, u64::from(id.get())),
+                _ => continue,
+            };
+            let known = last.entry(name).or_default();
+            *known = (*known).max(id);
+        }
+        for session in self.told().flat_map(|told| &told.pools).flat_map(|pool| &pool.fences) {
+            let known = last.entry(CounterName::Session).or_default();
+            *known = (*known).max(session.get());
+        }
+        let margins = [
+            (CounterName::Image, ID_MARGIN),
+            (CounterName::Session, ID_MARGIN),
+            (CounterName::Task, ID_MARGIN),
+            (CounterName::Pool, POOL_MARGIN),
+            (CounterName::Osd, 0),
+            (CounterName::Monitor, 0),
+            (CounterName::OsdRevision, 2 * ID_MARGIN),
+        ];
+        for (name, margin) in margins {
+            let seen = last.get(&name).copied().unwrap_or(0).max(self.counter(name));
+            let last = seen + margin;
+            self.put(Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
+        }
+    }
+
+    /// The store goes on from the newest copy, and leaves behind what was done since the backup.
+    fn number(&mut self) {
+        let here = self.contents.change();
+        let mut base = match (self.recovery.copy.as_ref(), self.records.get(&Key::Change)) {
+            (Some(copy), Some(Record::Change(record))) => {
+                ChangeRecord { last: copy.change, ..record.clone() }
+            }
+            _ => here.clone(),
+        };
+        let boots = || self.recovery.witnesses.values().map(|witness| &witness.boot.seen);
+        let foreign = boots().filter(|seen| !base.has(seen.change, seen.reign));
+        let foreign: Vec<u64> = foreign.map(|seen| seen.reign).collect();
+        base.leave_behind(foreign);
+        base.leave_behind(here.reigns.iter().map(|(_, reign)| *reign));
+        base.leave_behind(here.void.iter().copied());
+        let seen = boots().map(|seen| seen.change).max().unwrap_or(0);
+        base.last = base.last.max(seen).max(here.last) + CHANGE_MARGIN;
+        self.put(Record::Change(base));
+    }
+
+    /// Volumes that come back, and those that go.
+    fn volumes(&self) -> (Vec<String>, Vec<String>) {
+        let names = |records: &mut dyn Iterator<Item = &Record>| -> BTreeSet<String> {
+            let images = records.filter_map(|record| match record {
+                Record::Image(record) => Some(record.info.name.clone()),
+                _ => None,
+            });
+            images.collect()
+        };
+        let wanted = names(&mut self.records.values());
+        let here = names(&mut self.contents.all().map(|(_, record)| record));
+        let back = wanted.difference(&here).cloned().collect();
+        (back, here.difference(&wanted).cloned().collect())
+    }
+
+    fn answer(&self) -> Value {
+        let (back, gone) = self.volumes();
+        json!({
+            "pgs": self.pg_count,
+            "pgs_newer": self.newer_count,
+            "osds_told": self.recovery.witnesses.len(),
+            "osds_lost": self.lost,
+            "has_copy": self.recovery.copy.is_some(),
+            "volumes_back": back.iter().take(1000).collect::<Vec<_>>(),
+            "volumes_gone": gone.iter().take(1000).collect::<Vec<_>>(),
+        })
+    }
+
+    /// What it does, for people.
+    fn text(&self) -> String {
+        let (back, gone) = self.volumes();
+        let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);
+        match &self.recovery.copy {
+            Some(copy) => text.push_str(&format!(", and all else as of change {}", copy.change)),
+            None => text.push_str(
+                "; no OSD has a newer copy of all else: volumes and settings are those of the backup",
+            ),
+        }
+        if !back.is_empty() {
+            text.push_str(&format!("; volumes that come back: {}", named(&back)));
+        }
+        if !gone.is_empty() {
+            text.push_str(&format!("; that were removed since: {}", named(&gone)));
+        }
+        if !self.lost.is_empty() {
+            let lost: Vec<String> = self.lost.iter().map(OsdId::to_string).collect();
+            text.push_str(&format!(
+                "; what {} alone knew of is lost, acknowledged writes included",
+                named(&lost)
+            ));
+        }
+        text
+    }
+}
+
+fn members_of(entry: &PgEntry) -> impl Iterator<Item = &Member> {
+    entry.acting.iter().chain(&entry.learners)
+}
+
+/// Some of these names.
+fn named(names: &[String]) -> String {
+    let more = if names.len() > NAMED_COUNT_MAX { ", ..." } else { "" };
+    let some = &names[..names.len().min(NAMED_COUNT_MAX)];
+    format!("{}{more}", some.join(", "))
+}
+
+fn two_ways(entry: &PgEntry) -> Failure {
+    failure(
+        "invalid",
+        format!(
+            "epoch {} of PG {} is known in two ways: the cluster went on after a backup was put \
+                 back before",
+            entry.epoch, entry.pg
+        ),
+        "stop the OSDs of one of the two, and declare them lost",
+    )
+}

@@ -1,0 +1,282 @@
+//! A backup of the state store is put back.
+
+use base::{Epoch, MapRevision, OsdId};
+
+use super::rig::{Mishap, Rig, osd_id};
+use crate::message::{Command, Failure};
+use crate::state::MemoryState;
+
+const GIB: u64 = 1 << 30;
+
+fn recover(rig: &mut Rig, lost: &[u32], accepted: bool) -> Result<serde_json::Value, Failure> {
+    let they_are_lost: Vec<OsdId> = lost.iter().map(|number| osd_id(*number)).collect();
+    rig.command(Command::StateRecover { they_are_lost, accepted })
+}
+
+/// A backup is put back: the monitor is another process, and everybody who was connected comes again.
+fn restore(rig: &mut Rig, backup: &MemoryState) {
+    rig.store = backup.clone();
+    rig.restart();
+    rig.tick();
+    rig.advance(base::Duration::from_millis(10));
+}
+
+/// Connections of these OSDs break, and stay so.
+fn stop(rig: &mut Rig, numbers: &[u32]) {
+    for number in numbers {
+        if let Some(connection) = rig.osds[&osd_id(*number)].connection {
+            rig.break_connection(connection);
+        }
+    }
+}
+
+fn come_again(rig: &mut Rig, numbers: &[u32]) {
+    for number in numbers {
+        rig.boot(*number);
+        rig.report(*number, |_| {});
+    }
+}
+
+fn is_older(rig: &mut Rig) -> bool {
+    rig.checks().contains(&"state_older".to_string())
+}
+
+fn volumes(rig: &mut Rig) -> Vec<String> {
+    let rows = rig.command(Command::VolumeList).unwrap();
+    let name = |row: &serde_json::Value| row["name"].as_str().unwrap().to_string();
+    let mut names: Vec<String> = rows.as_array().unwrap().iter().map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn one_change_since_the_backup_is_enough_to_refuse_it() {
+    // Nothing but the copy tells of a volume: no entry, no run, no map has changed.
+    let mut rig = Rig::with_pool(2, 8);
+    let backup = rig.store.clone();
+    rig.make_volume("w", GIB).unwrap();
+    restore(&mut rig, &backup);
+    assert!(is_older(&mut rig));
+    assert_eq!(rig.make_volume("x", GIB).unwrap_err().code, "state_older");
+    let connected = rig.open.len();
+    let client = rig.client();
+    let refused = rig.open_session(client, "w").unwrap().unwrap_err();
+    assert_eq!(refused.code, "state_older");
+    assert!(connected >= 2, "OSDs wait with the monitor");
+    assert!(rig.osds.values().all(|osd| osd.refused.is_none()), "their I/O goes on");
+}
+
+#[test]
+fn a_store_that_is_not_older_is_neither_refused_nor_recovered() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("w", GIB).unwrap();
+    let newest = rig.store.clone();
+    restore(&mut rig, &newest);
+    assert!(!is_older(&mut rig));
+    assert_eq!(recover(&mut rig, &[], true).unwrap_err().code, "invalid");
+    rig.make_volume("x", GIB).unwrap();
+}
+
+#[test]
+fn what_was_done_since_the_backup_comes_back() {
+    let mut rig = Rig::with_pool(3, 8);
+    for name in ["old", "gone", "grown"] {
+        rig.make_volume(name, GIB).unwrap();
+    }
+    let backup = rig.store.clone();
+    rig.make_volume("new", GIB).unwrap();
+    rig.remove_volume("gone").unwrap();
+    let grow = Command::VolumeResize { volume: "grown".into(), size: 4 * GIB, shrink: false };
+    rig.command(grow).unwrap();
+    rig.add_osd(4);
+    rig.make_pool("later", 8).unwrap();
+    let create =
+        Command::VolumeCreate { volume: "there".into(), size: GIB, pool: Some("later".into()) };
+    rig.command(create).unwrap();
+    let set = Command::ConfigSet { setting: "osd_grace_ms".into(), value: Some("500".into()) };
+    rig.command(set).unwrap();
+    let before = rig.entries();
+    let newest: u64 = rig.monitor.contents.change().last;
+    let revisions: Vec<MapRevision> =
+        rig.monitor.contents.pools().map(|record| record.revision).collect();
+    let images: Vec<_> = rig.monitor.contents.images().cloned().collect();
+
+    restore(&mut rig, &backup);
+    assert!(is_older(&mut rig));
+    let error = recover(&mut rig, &[], false).unwrap_err();
+    assert_eq!(error.code, "not_accepted");
+    for part in ["come back: new, there", "removed since: gone"] {
+        assert!(error.message.contains(part), "{}", error.message);
+    }
+    let answer = recover(&mut rig, &[], true).unwrap();
+    assert_eq!(answer["volumes_back"], serde_json::json!(["new", "there"]));
+    assert_eq!(rig.stopped, None);
+    rig.tick();
+    assert!(!is_older(&mut rig));
+    assert_eq!(volumes(&mut rig), ["grown", "new", "old", "there"]);
+    assert_eq!(rig.monitor.contents.images().cloned().collect::<Vec<_>>(), images);
+    let setting = rig.command(Command::ConfigGet { setting: "osd_grace_ms".into() }).unwrap();
+    assert_eq!(setting["value"], 500);
+
+    // Everything is above all that was seen, and everybody joins without a new run.
+    let runs: Vec<_> = rig.osds.values().map(|osd| osd.incarnation).collect();
+    come_again(&mut rig, &[1, 2, 3, 4]);
+    assert_eq!(rig.osds.values().map(|osd| osd.incarnation).collect::<Vec<_>>(), runs);
+    assert!(rig.osds.values().all(|osd| osd.refused.is_none()));
+    assert!(!is_older(&mut rig));
+    assert!(rig.monitor.contents.change().last > newest);
+    for (record, revision) in rig.monitor.contents.pools().zip(revisions) {
+        assert!(record.revision > revision);
+    }
+    for entry in rig.entries() {
+        let known = before.iter().find(|known| known.pg == entry.pg).unwrap();
+        assert!(entry.epoch > known.epoch, "{entry:?}");
+        assert_eq!(entry.acting, known.acting);
+        for osd in rig.osds.values() {
+            assert_eq!(osd.map.pg(entry.pg).unwrap().epoch, entry.epoch, "they have taken it");
+        }
+    }
+    let create = Command::VolumeCreate { volume: "next".into(), size: GIB, pool: Some("p".into()) };
+    let made = rig.command(create).unwrap();
+    let highest = images.iter().map(|image| image.info.id.get()).max().unwrap();
+    assert!(made["id"].as_u64().unwrap() > u64::from(highest) + 1);
+    // Another restart finds nothing strange.
+    rig.restart();
+    rig.tick();
+    assert!(!is_older(&mut rig));
+}
+
+#[test]
+fn all_osds_must_have_told_or_be_declared_lost() {
+    let mut rig = Rig::with_pool(3, 8);
+    let backup = rig.store.clone();
+    rig.make_volume("w", GIB).unwrap();
+    stop(&mut rig, &[3]);
+    restore(&mut rig, &backup);
+    let error = recover(&mut rig, &[], true).unwrap_err();
+    assert_eq!(error.code, "unavailable");
+    assert!(error.message.starts_with("osd.3 has not told"), "{}", error.message);
+    assert_eq!(recover(&mut rig, &[2, 3], true).unwrap_err().code, "invalid", "osd.2 is here");
+    assert_eq!(recover(&mut rig, &[3, 9], true).unwrap_err().code, "not_found");
+    let error = recover(&mut rig, &[3], false).unwrap_err();
+    assert!(error.message.contains("osd.3 alone knew of is lost"), "{}", error.message);
+    recover(&mut rig, &[3], true).unwrap();
+    come_again(&mut rig, &[1, 2]);
+    assert_eq!(volumes(&mut rig), ["w"]);
+    // One that was declared lost and comes back has a run that nobody ever had, and is welcome.
+    let before = rig.osds[&osd_id(3)].incarnation.unwrap();
+    rig.osds.get_mut(&osd_id(3)).unwrap().incarnation = None;
+    come_again(&mut rig, &[3]);
+    assert!(!is_older(&mut rig));
+    assert!(rig.osds[&osd_id(3)].incarnation.unwrap() > before);
+}
+
+#[test]
+fn an_osd_that_keeps_quiet_is_waited_for() {
+    let mut rig = Rig::with_pool(2, 8);
+    let backup = rig.store.clone();
+    rig.make_volume("w", GIB).unwrap();
+    rig.osds.get_mut(&osd_id(2)).unwrap().is_mute = true;
+    restore(&mut rig, &backup);
+    let error = recover(&mut rig, &[], true).unwrap_err();
+    assert!(error.message.starts_with("osd.2 has not told"), "{}", error.message);
+}
+
+#[test]
+fn the_cluster_that_went_on_from_a_backup_is_left_behind() {
+    // osd.1 was away since the backup: it joins the old store, which goes on with it, as far as and
+    // farther than the true one had come. osd.2 knows better.
+    for count in [1, 2, 8] {
+        let mut rig = Rig::new();
+        rig.add_osd(1);
+        rig.add_osd(2);
+        rig.make_replicated("p", 2, Some(1), 8).unwrap();
+        stop(&mut rig, &[1]);
+        rig.advance(base::Duration::from_secs(10));
+        let backup = rig.store.clone();
+        rig.make_volume("true", GIB).unwrap();
+        stop(&mut rig, &[2]);
+        restore(&mut rig, &backup);
+        rig.boot(1);
+        assert!(!is_older(&mut rig), "osd.1 does not know better");
+        for number in 0..count {
+            rig.make_volume(&format!("false{number}"), GIB).unwrap();
+        }
+        rig.boot(2);
+        assert!(is_older(&mut rig), "{count} changes hide nothing");
+        rig.boot(1);
+        let answer = recover(&mut rig, &[], true).unwrap();
+        assert_eq!(answer["has_copy"], true);
+        come_again(&mut rig, &[1, 2]);
+        assert!(!is_older(&mut rig), "what osd.1 saw of the false one counts no more");
+        assert_eq!(volumes(&mut rig), ["true"]);
+    }
+}
+
+#[test]
+fn a_recovery_is_begun_anew_wherever_the_monitor_ends() {
+    let backup_of = || {
+        let mut rig = Rig::with_pool(3, 8);
+        let backup = rig.store.clone();
+        // More than one transaction takes.
+        for number in 0..150 {
+            rig.make_volume(&format!("v{number}"), GIB).unwrap();
+        }
+        restore(&mut rig, &backup);
+        rig
+    };
+    for count in 1..=6 {
+        for mishap in [
+            Mishap::KillBefore(count),
+            Mishap::KillAfter(count),
+            Mishap::UnknownHappened(count),
+            Mishap::UnknownLost(count),
+            Mishap::UnknownLate(count),
+        ] {
+            let mut rig = backup_of();
+            rig.transactions = 0;
+            rig.mishap = mishap;
+            let client = rig.client();
+            let lost = Vec::new();
+            let command = Command::StateRecover { they_are_lost: lost, accepted: true };
+            rig.command_over(client, command);
+            rig.mishap = Mishap::None;
+            rig.tick();
+            rig.advance(base::Duration::from_secs(1));
+            assert_eq!(rig.stopped, None, "{mishap:?}");
+            if is_older(&mut rig) {
+                assert_eq!(rig.make_volume("x", GIB).unwrap_err().code, "state_older");
+                recover(&mut rig, &[], true).unwrap();
+            }
+            come_again(&mut rig, &[1, 2, 3]);
+            assert!(!is_older(&mut rig), "{mishap:?}");
+            assert_eq!(volumes(&mut rig).len(), 150, "{mishap:?}");
+            assert_eq!(rig.stored("recovery"), None);
+        }
+    }
+}
+
+#[test]
+fn the_entry_of_the_highest_epoch_is_taken_from_whoever_has_it() {
+    let mut rig = Rig::new();
+    for number in 1..=3 {
+        rig.add_osd(number);
+    }
+    rig.make_replicated("p", 2, Some(1), 1).unwrap();
+    let backup = rig.store.clone();
+    let first = rig.entries()[0].clone();
+    // The PG goes on elsewhere.
+    let leaves = first.acting[0].osd.get();
+    rig.command(Command::OsdOut { osd: osd_id(leaves) }).unwrap();
+    rig.fill();
+    let newest = rig.entries()[0].clone();
+    assert!(newest.epoch > first.epoch && newest.acting != first.acting, "{newest:?}");
+    restore(&mut rig, &backup);
+    assert_eq!(rig.entries()[0].epoch, first.epoch);
+    recover(&mut rig, &[], true).unwrap();
+    rig.tick();
+    let taken = rig.entries()[0].clone();
+    assert_eq!(taken.acting, newest.acting);
+    assert!(taken.epoch >= Epoch::new(newest.epoch.get() + 1000));
+    assert!(!rig.monitor.contents.osd(osd_id(leaves)).unwrap().info.in_cluster);
+}

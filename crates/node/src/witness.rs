@@ -1,0 +1,138 @@
+//! What this OSD has seen of the cluster: told with each boot, so that a state store that went back in
+//! time is recognised before it changes anything, and told whole where it is recovered from that.
+
+use base::{ConnectionId, Duration, MapRevision, PoolId, Time};
+use blockstore::NoteKey;
+use cluster::copy::{PoolSeen, Seen, StateCopy, Testimony};
+use cluster::message::ToMonitor;
+use format::wire::PgEntry;
+use pg::Record;
+
+use crate::Effect;
+use crate::node::Node;
+use crate::peers::members_of;
+
+/// Entries in one message: the longest ones stay below its limit.
+const ENTRY_COUNT_MAX: usize = 2000;
+/// Text of records in one message, in bytes.
+const PART_SIZE_MAX: usize = 1 << 20;
+/// So long a monitor may keep the connection until the state is recovered; then it is told again.
+const RECOVERY_SPAN: Duration = Duration::from_secs(60);
+
+impl Node {
+    /// What none of its monitors may have forgotten.
+    pub(crate) fn seen(&self) -> Seen {
+        let copy = self.state_copy.copy();
+        let mut seen = Seen { change: copy.change, reign: copy.reign, ..self.recorded.clone() };
+        seen.incarnation = seen.incarnation.max(self.incarnation.unwrap_or_default());
+        let noted = self.pools_noted.iter().map(|(id, noted)| (*id, noted.revision));
+        let known = self.map.pools.iter().map(|(id, known)| (*id, known.revision));
+        for (pool, revision) in noted.chain(known) {
+            raise(&mut seen, pool, revision);
+        }
+        seen
+    }
+
+    /// The same, from the records of its PGs: they may be newer than its note.
+    pub(crate) fn seen_in_records(&self) -> Seen {
+        let mut seen = Seen::default();
+        for entry in self.entries_recorded() {
+            raise(&mut seen, entry.pg.pool, entry.revision);
+            let ours = members_of(&entry).filter(|member| member.osd == self.identity.osd);
+            let run = ours.map(|member| member.incarnation).max().unwrap_or_default();
+            seen.incarnation = seen.incarnation.max(run);
+        }
+        seen
+    }
+
+    /// Records that cannot be read say nothing; their PGs wait for an operator.
+    fn entries_recorded(&self) -> impl Iterator<Item = PgEntry> + '_ {
+        self.store.notes().filter_map(|(key, bytes)| match key {
+            NoteKey::Pg(_) => Record::decode(bytes).ok().map(|record| record.entry),
+            NoteKey::Cluster => None,
+        })
+    }
+
+    /// A recovery of the state begins with what OSDs know.
+    pub(crate) fn tell_all(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.link.connection() != Some(connection) || self.link.joined().is_some() {
+            return;
+        }
+        self.link.booting(connection, now + RECOVERY_SPAN);
+        let mut parts = self.testimony();
+        let last = parts.pop();
+        for part in parts {
+            self.tell_monitor(&ToMonitor::OsdTells { part, more: true }, effects);
+        }
+        let part = last.unwrap_or_default();
+        self.tell_monitor(&ToMonitor::OsdTells { part, more: false }, effects);
+    }
+
+    /// All this OSD knows, in parts that are short enough for a message. Each names the change of the
+    /// copy.
+    fn testimony(&self) -> Vec<Testimony> {
+        let mut entries: Vec<PgEntry> = self.entries_recorded().collect();
+        let known = self.map.pools.values().flat_map(|known| &known.pgs);
+        entries.extend(known.filter(|entry| self.has_part(entry)).cloned());
+        let osd_revision = self.map.osds.values().map(|osd| osd.revision).max().unwrap_or(0);
+        let StateCopy { change, reign, records, left_out } = self.state_copy.copy();
+        let bare = || Testimony {
+            osd_revision,
+            copy: StateCopy {
+                change: *change,
+                reign: *reign,
+                left_out: left_out.clone(),
+                ..StateCopy::default()
+            },
+            ..Testimony::default()
+        };
+        let part_of = |entries: &[PgEntry]| Testimony { entries: entries.to_vec(), ..bare() };
+        let mut parts: Vec<Testimony> = entries.chunks(ENTRY_COUNT_MAX).map(part_of).collect();
+        let pools = self.pools_seen().into_iter();
+        parts.extend(pools.map(|pool| Testimony { pools: vec![pool], ..bare() }));
+        let mut part = bare();
+        let mut size = 0;
+        for (key, value) in records {
+            size += key.len() + value.to_string().len();
+            if size > PART_SIZE_MAX {
+                size = 0;
+                parts.push(std::mem::replace(&mut part, bare()));
+            }
+            part.copy.records.insert(key.clone(), value.clone());
+        }
+        parts.push(part);
+        parts
+    }
+
+    /// Its pools, as the map has them, or as it has noted them in an earlier run.
+    fn pools_seen(&self) -> Vec<PoolSeen> {
+        let mut pools: Vec<PoolSeen> = Vec::new();
+        for known in self.map.pools.values() {
+            let noted = self.pools_noted.get(&known.pool.id);
+            let mut fences = known.fences.clone();
+            fences.extend(noted.into_iter().flat_map(|noted| &noted.fences));
+            let newest = noted.filter(|noted| noted.revision > known.revision);
+            let pool = newest.map_or(&known.pool, |noted| &noted.pool).clone();
+            let revision = newest.map_or(known.revision, |noted| noted.revision);
+            pools.push(PoolSeen { pool, revision, fences: fences.into_iter().collect() });
+        }
+        for noted in self.pools_noted.values() {
+            if !self.map.pools.contains_key(&noted.pool.id) {
+                let fences = noted.fences.iter().copied().collect();
+                let (pool, revision) = (noted.pool.clone(), noted.revision);
+                pools.push(PoolSeen { pool, revision, fences });
+            }
+        }
+        pools
+    }
+}
+
+fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
+    let known = seen.pools.entry(pool).or_default();
+    *known = (*known).max(revision);
+}
