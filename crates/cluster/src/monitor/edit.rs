@@ -36,6 +36,12 @@ pub(super) struct Watching {
     pub(super) watch_last: u64,
     /// Changes that are not compared yet.
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
+    /// Revisions of this monitor's own transactions that the watch has not told yet, in order. A key
+    /// that is put and removed soon after is told as put when it is long gone: what is known of
+    /// it does not say then whose hand it was.
+    ours: VecDeque<StateRevision>,
+    /// Everything was read at this revision or later: what is told up to it is known.
+    pub(super) read_at: StateRevision,
     /// Edits that were undone.
     undone: BTreeMap<Key, Undone>,
 }
@@ -67,6 +73,16 @@ fn protected_because(key: &Key) -> Option<&'static str> {
             Some("by it a store that was restored from a backup is recognised")
         }
         Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: commands alone begin them"),
+    }
+}
+
+impl Watching {
+    /// Whether what is told of a revision was written here, or read when everything was.
+    fn is_known(&mut self, told: StateRevision) -> bool {
+        while self.ours.front().is_some_and(|revision| *revision < told) {
+            self.ours.pop_front();
+        }
+        told <= self.read_at || self.ours.front() == Some(&told)
     }
 }
 
@@ -183,11 +199,26 @@ impl Monitor {
         }
     }
 
+    /// This monitor's own transaction happened.
+    pub(super) fn wrote_at(&mut self, revision: StateRevision) {
+        if self.watching.watch.is_some() {
+            self.watching.ours.push_back(revision);
+        }
+    }
+
     /// Compares what the store told with what is known. Requires: no transaction is in flight, so
     /// that what differs is of another hand.
     pub(super) fn compare_watched(&mut self, effects: &mut Vec<Effect>) {
         while self.is_ready() && self.in_flight.is_none() {
+            if self.watching.ours.len() > WATCHED_COUNT_MAX {
+                self.watching.ours.clear();
+                self.watching.waiting.clear();
+                return self.read_leader(effects);
+            }
             let Some((revision, changes)) = self.watching.waiting.pop_front() else { return };
+            if self.watching.is_known(revision) {
+                continue;
+            }
             for (key, entry) in changes {
                 let known = self.contents.revision_of(&key);
                 let is_ours = match &entry {

@@ -229,6 +229,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let InFlight { job, writes, done, .. } = in_flight;
+        self.wrote_at(revision);
         self.take_writes(&job, writes, revision, effects);
         self.go_on(now, job, done, effects);
     }

@@ -272,6 +272,7 @@ impl Monitor {
             // Somebody took leadership meanwhile: the pages may be of different times.
             self.read_leader(effects);
         } else {
+            self.watching.read_at = leader;
             self.take_loaded(now, loaded, effects);
         }
     }

@@ -286,6 +286,26 @@ fn what_keeps_data_safe_is_put_back_whoever_changes_it() {
 }
 
 #[test]
+fn what_was_put_and_removed_is_no_edit_when_it_is_told_late() {
+    for mishap in [Mishap::None].into_iter().chain((1..6).map(Mishap::UnknownHappened)) {
+        let mut rig = Rig::with_pool(1, 8);
+        (rig.transactions, rig.mishap) = (0, mishap);
+        rig.tell_slowly();
+        let key = "config/nearly_full_percent";
+        rig.command(set("nearly_full_percent", Some("70"))).unwrap();
+        rig.command(set("nearly_full_percent", None)).unwrap();
+        rig.make_volume("v", GIB).unwrap();
+        rig.remove_volume("v").unwrap();
+        rig.hand_writes("config/lease_ms", Some("rubbish"));
+        rig.tell_all();
+        assert_eq!(rig.stored(key), None, "it stays removed: {mishap:?}");
+        let named = messages(&mut rig, "state_edit_undone");
+        assert_eq!(named.len(), 1, "{named:?}");
+        assert!(named[0].contains("config/lease_ms"), "{named:?}");
+    }
+}
+
+#[test]
 fn another_hand_on_the_leaders_key_costs_nothing_but_a_new_reading() {
     let mut rig = Rig::with_pool(1, 8);
     for bad in [Some("rubbish"), None] {

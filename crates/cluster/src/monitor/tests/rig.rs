@@ -133,6 +133,8 @@ pub struct Rig {
     request_last: u64,
     late: Option<StateEffect>,
     events: VecDeque<Event>,
+    /// What the store tells of its changes while it is slow to tell.
+    slow: Option<Vec<StateEvent>>,
 }
 
 pub fn osd_id(number: u32) -> OsdId {
@@ -165,6 +167,7 @@ impl Rig {
             connection_last: 1,
             request_last: 0,
             late: None,
+            slow: None,
             events: VecDeque::new(),
         };
         rig.tick();
@@ -276,11 +279,14 @@ impl Rig {
             return true;
         }
         if let Some(late) = self.late.take() {
-            self.store.apply(self.now, late, &mut Vec::new());
+            let mut events = Vec::new();
+            self.store.apply(self.now, late, &mut events);
+            events.retain(|event| !matches!(event, StateEvent::Transacted { .. }));
+            self.store_told(events);
         }
         let StateEffect::Transact { request, .. } = &effect else {
             self.store.apply(self.now, effect, &mut events);
-            self.events.extend(events.into_iter().map(Event::State));
+            self.store_told(events);
             return true;
         };
         let request = *request;
@@ -304,10 +310,31 @@ impl Rig {
         ];
         if is_unknown.contains(&self.mishap) {
             let outcome = TransactionOutcome::Unknown;
-            events = vec![StateEvent::Transacted { request, outcome }];
+            events.retain(|event| !matches!(event, StateEvent::Transacted { .. }));
+            events.push(StateEvent::Transacted { request, outcome });
         }
-        self.events.extend(events.into_iter().map(Event::State));
+        self.store_told(events);
         true
+    }
+
+    fn store_told(&mut self, events: Vec<StateEvent>) {
+        for event in events {
+            match &mut self.slow {
+                Some(slow) if matches!(event, StateEvent::Watched { .. }) => slow.push(event),
+                _ => self.events.push_back(Event::State(event)),
+            }
+        }
+    }
+
+    /// From now on the store answers, and is slow to tell of changes.
+    pub fn tell_slowly(&mut self) {
+        self.slow = Some(Vec::new());
+    }
+
+    /// It tells what it has not told yet.
+    pub fn tell_all(&mut self) {
+        self.events.extend(self.slow.take().expect("it was slow").into_iter().map(Event::State));
+        self.settle();
     }
 
     /// Another hand than the monitor's writes a key, or removes it.
@@ -334,7 +361,7 @@ impl Rig {
             *event == StateEvent::Transacted { request: StateRequest(0), outcome }
         };
         assert!(events.iter().any(is_committed), "{events:?}");
-        self.events.extend(events.into_iter().map(Event::State));
+        self.store_told(events);
     }
 
     /// What the store told and the monitor has not heard yet is lost.
