@@ -567,6 +567,31 @@ fn row_s_a_damaged_leaf_costs_its_blocks_and_makes_the_store_suspect() {
 }
 
 #[test]
+fn what_a_damaged_leaf_hid_is_there_again_with_the_older_root() {
+    let (mut bench, _) = three_writes(false);
+    bench.checkpoint();
+    bench.write(1, 1, 1, 700);
+    bench.run();
+    let parts = bench.store.parts();
+    let (_, leaf) = parts.pages.directory().first_key_value().expect("there is one");
+    let (leaf_place, root_place) =
+        (parts.page_place(leaf.page), parts.root_place(parts.root.sequence));
+    let mut disk = bench.off();
+    disk.flip(leaf_place + 100);
+    let bench = open(disk);
+    assert!(bench.rows().contains('S'));
+    assert_eq!(bench.store.version_of(&key(2)), Version::ZERO, "its leaf is lost");
+    // Before another checkpoint has taken the older root's place.
+    let mut disk = bench.off();
+    disk.flip(root_place + 8);
+    let mut bench = open(disk);
+    assert_eq!(bench.rows(), "AF", "the journal holds all behind the older root");
+    assert!(bench.store.is_suspect(PG), "an earlier start found that something is lost");
+    assert_written(&mut bench, &[1, 2, 3]);
+    bench.assert_unit(1, 1, Some(700));
+}
+
+#[test]
 fn a_leaf_that_rots_while_running_costs_data_but_no_versions() {
     let mut bench = Bench::new(CommitMode::Fsync);
     for number in 0..800 {

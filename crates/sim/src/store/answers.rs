@@ -258,6 +258,7 @@ impl World {
         self.stage = Stage::Open;
         self.opening_crashes = 0;
         self.epoch = self.epoch.next();
+        let may_lack_root = self.damage.may_lack_root;
         self.damage.opened(self.disk.completed_count(), self.disk.unreadable_count());
         let suspects = self.suspects()?;
         for pg in &suspects {
@@ -265,6 +266,9 @@ impl World {
         }
         let Some(store) = &self.store else { unreachable!("it just opened") };
         let lost = self.model.resolve(|key| store.version_of(key))?;
+        if may_lack_root {
+            self.model.unlearn();
+        }
         if !self.damage.deep {
             self.model.resolve_notes(|key| store.note(*key).map_or(0, note_content))?;
         }
@@ -349,7 +353,7 @@ impl World {
                 self.compare_version(*key, &state, version)?;
                 let tombstone = found.is_some_and(|(_, tombstone)| *tombstone);
                 let known = state.version.is_some();
-                if known && state.is_written() && (found.is_none() || tombstone) {
+                if known && state.is_surely_written() && (found.is_none() || tombstone) {
                     return Err(format!("{key:?} holds data but is listed as {found:?}"));
                 }
             }

@@ -42,6 +42,8 @@ pub(super) struct Damage {
     flips: Vec<(u64, u8)>,
     /// Sectors were unreadable when the store opened, and it counted what they held as lost.
     has_lost_sectors: bool,
+    /// A root may have been damaged since the store opened: it may open with an older one.
+    pub may_lack_root: bool,
     /// What was written up to here, counted by the disk, is recorded as durable.
     settled: u64,
     /// Likewise as soon as one more change is answered.
@@ -66,6 +68,7 @@ impl Damage {
             read_errors: BTreeMap::new(),
             flips: Vec::new(),
             has_lost_sectors: false,
+            may_lack_root: false,
             settled: 0,
             settling: 0,
             written: BTreeMap::new(),
@@ -89,6 +92,7 @@ impl Damage {
     /// The store opened: it has made durable what it found, and what damage cost is settled.
     pub fn opened(&mut self, written_count: u64, unreadable_count: usize) {
         self.flips.clear();
+        self.may_lack_root = false;
         self.has_lost_sectors = unreadable_count > 0;
         self.settling = written_count;
     }
@@ -259,6 +263,7 @@ impl World {
         self.tally.faults.add(kind, 1);
         self.disk.break_sector(offset);
         self.damage.happened = true;
+        self.damage.may_lack_root |= area == self.damage.checkpoints;
         match area == self.damage.data {
             true => self.damage.units_hit += 1,
             false => self.damage.deep = true,
@@ -277,6 +282,7 @@ impl World {
         self.tally.faults.add(kind, 1);
         self.disk.rot(offset, mask);
         self.damage.happened = true;
+        self.damage.may_lack_root |= self.damage.checkpoints.contains(&page);
         if is_data {
             self.damage.units_hit += 1;
         } else {

@@ -78,6 +78,8 @@ pub struct Block {
     base: State,
     /// Damage may have cost any of its changes.
     was_forgotten: bool,
+    /// Units whose values only reads told, after damage.
+    learned: BTreeSet<u32>,
     later: VecDeque<Change>,
     open_reads: BTreeSet<u64>,
 }
@@ -124,6 +126,17 @@ pub enum ChangeKind {
 }
 
 impl ChangeKind {
+    /// Whether it says what the unit holds.
+    fn touches(&self, unit: u32) -> bool {
+        match self {
+            ChangeKind::Write(range) | ChangeKind::Zero(range) => range.contains(&unit),
+            ChangeKind::Repair { written, zeros } => {
+                written.contains(&unit) || zeros.contains(&unit)
+            }
+            ChangeKind::Delete | ChangeKind::RepairTombstone | ChangeKind::RepairGone => true,
+        }
+    }
+
     /// Whether its version is the next of its PG.
     fn is_versioned(&self) -> bool {
         matches!(self, ChangeKind::Write(_) | ChangeKind::Zero(_) | ChangeKind::Delete)
@@ -169,9 +182,14 @@ impl State {
         self.units[range.start as usize..range.end as usize].fill(value);
     }
 
-    /// Whether any unit holds data.
+    /// Whether any unit may hold data.
     pub fn is_written(&self) -> bool {
         self.units.iter().any(|value| *value != 0)
+    }
+
+    /// Whether any unit is known to hold data.
+    pub fn is_surely_written(&self) -> bool {
+        self.units.iter().any(|value| *value != 0 && *value != UNKNOWN)
     }
 }
 
@@ -190,6 +208,7 @@ impl Block {
             size,
             base,
             was_forgotten: false,
+            learned: BTreeSet::new(),
             later: VecDeque::new(),
             open_reads: BTreeSet::new(),
         }
@@ -228,7 +247,7 @@ impl Block {
                 break;
             };
             pg.settled(&change);
-            self.base.apply(&change);
+            self.apply(&change);
         }
     }
 }
@@ -475,6 +494,17 @@ impl Model {
         let slot = &mut block.base.units[unit as usize];
         if *slot == UNKNOWN {
             *slot = value;
+            block.learned.insert(unit);
+        }
+    }
+
+    /// The newest root may be damaged. With an older one, what a lost leaf said is there again:
+    /// what was read since damage hid it, and not changed since, is unknown again.
+    pub fn unlearn(&mut self) {
+        for block in self.blocks.values_mut() {
+            for unit in std::mem::take(&mut block.learned) {
+                block.base.units[unit as usize] = UNKNOWN;
+            }
         }
     }
 
@@ -497,11 +527,17 @@ impl Note {
 }
 
 impl Block {
+    fn apply(&mut self, change: &Change) {
+        self.base.apply(change);
+        self.learned.retain(|unit| !change.kind.touches(*unit));
+    }
+
     fn forget(&mut self) {
         self.was_forgotten = true;
         self.base.version = None;
         self.base.deleted = false;
         self.base.units.fill(UNKNOWN);
+        self.learned.clear();
     }
 
     /// Versions of changes that did not happen, or what was expected.
@@ -523,7 +559,8 @@ impl Block {
             (true, _) => 0,
             (false, Some(first)) => first,
             (false, None) => {
-                if self.was_forgotten && certain == Version::ZERO && !self.base.is_written() {
+                if self.was_forgotten && certain == Version::ZERO && !self.base.is_surely_written()
+                {
                     // Damage took the root that knew what a checkpoint had dropped: with an older
                     // one a tombstone is there again, or a block whose leaf had been lost.
                     self.later.clear();
@@ -542,7 +579,7 @@ impl Block {
             return Err(format!("{}, which was answered as written", kept.version));
         }
         for change in std::mem::take(&mut self.later) {
-            self.base.apply(&change);
+            self.apply(&change);
             pg.settled(&change);
         }
         let versioned = lost.into_iter().filter(|change| change.kind.is_versioned());
@@ -604,6 +641,32 @@ mod tests {
             assert_eq!(state.deleted, happened == 3);
             assert!(model.resolve(|_| version(2)).is_err() || happened == 2);
         }
+    }
+
+    #[test]
+    fn what_a_lost_leaf_hid_may_be_there_again_with_an_older_root_but_nothing_else() {
+        let mut model = model();
+        let ask = |model: &mut Model, counter, kind| {
+            let order = model.ask(KEY, version(counter), kind, false);
+            model.answer(KEY, order);
+            order
+        };
+        let hidden = ask(&mut model, 1, ChangeKind::Write(0..2));
+        model.forget(PG);
+        model.learn_version(KEY, version(1), false);
+        for unit in 0..4 {
+            model.learn(KEY, unit, 0);
+        }
+        let later = ask(&mut model, 2, ChangeKind::Write(1..3));
+        model.crash();
+        model.resolve(|_| version(2)).expect("nothing is lost");
+        assert_eq!(model.blocks[&KEY].newest().units, [0, later, later, 0]);
+        model.unlearn();
+        let unknown = [UNKNOWN, later, later, UNKNOWN];
+        assert_eq!(model.blocks[&KEY].newest().units, unknown, "it was changed since");
+        assert_eq!(model.blocks[&KEY].newest().version, Some(version(2)));
+        model.learn(KEY, 0, hidden);
+        assert_eq!(model.blocks[&KEY].newest().units[0], hidden);
     }
 
     #[test]
