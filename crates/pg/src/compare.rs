@@ -2,7 +2,9 @@
 //! is. Their lists are walked side by side, page by page.
 //!
 //! Invariants
-//!   1. Up to `lowest` all acting members hold the same; only what is newer is compared.
+//!   1. Up to `lowest` all acting members hold the same; only what is newer is compared. Where one
+//!      lacks what another's floor has passed, `lowest` is zero: all is compared, and what a member
+//!      lacks at or below its floor is deleted.
 //!   2. It ends when every repair is durable on every acting member.
 
 use std::collections::VecDeque;
@@ -12,7 +14,7 @@ use blockstore::BlockKey;
 use format::wire::{ListedBlock, PeerBody};
 
 use super::copy::{Job, Purpose};
-use super::lead::{Ask, Asked};
+use super::lead::{Ask, Asked, Lead};
 use super::limits::{ADOPTIONS_MAX, LIST_COUNT_MAX};
 use super::{Action, Call, CallId, NewerFor, Pg, Serving};
 
@@ -114,6 +116,19 @@ impl Compare {
     }
 }
 
+impl Lead {
+    /// Whether a block is deleted, of which acting members listed these versions: one of them lacks
+    /// it, and tombstones of that version are gone there.
+    fn is_deleted(&self, versions: &[Version], newest: Version) -> bool {
+        let mut members = self.peers.iter().zip(versions);
+        self.compare.lowest == Version::ZERO
+            && members.any(|(peer, version)| {
+                let floor = peer.state.as_ref().map_or(Version::ZERO, |state| state.floor);
+                *version == Version::ZERO && newest <= floor
+            })
+    }
+}
+
 impl Pg {
     /// Goes on comparing until pages or repairs must be waited for.
     pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
@@ -165,6 +180,14 @@ impl Pg {
             lead.compare.pages.iter_mut().map(|page| page.take(key)).collect();
         let newest = versions.iter().copied().max().unwrap_or_default();
         let mut targets = lead.acting;
+        if lead.is_deleted(&versions, newest) {
+            for (index, _) in
+                versions.iter().enumerate().filter(|(_, version)| **version == Version::ZERO)
+            {
+                targets.take(index);
+            }
+            return self.begin_job(Job::removal(key, targets), actions);
+        }
         let mut sources: Vec<usize> = (0..versions.len()).collect();
         for (index, _) in versions.iter().enumerate().filter(|(_, version)| **version == newest) {
             targets.take(index);

@@ -61,6 +61,14 @@ impl Job {
     }
 }
 
+impl Job {
+    /// A block that is deleted goes from acting members that still have it.
+    pub fn removal(key: BlockKey, targets: MemberSet) -> Job {
+        let purpose = Purpose::Adopt { newest: Version::ZERO, targets };
+        Job { held: Some(Held::Gone), ..Job::new(key, None, Vec::new(), purpose) }
+    }
+}
+
 impl Pg {
     /// Begins a job that needs no turn in its block's queue: nothing is written in the epoch yet.
     pub(crate) fn begin_job(&mut self, job: Job, actions: &mut Vec<Action>) {

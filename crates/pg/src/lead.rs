@@ -329,7 +329,11 @@ impl Pg {
             return self.journal(actions);
         }
         let lowest = lead.acting_states().map(|state| state.complete).min();
-        lead.compare = Compare::new(count, lowest.expect("there are acting members"));
+        let lowest = lowest.expect("there are acting members");
+        let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
+        // Below a floor deletions are in no list: what lacks them is found only among all blocks.
+        let newer_than = if lowest < floor { Version::ZERO } else { lowest };
+        lead.compare = Compare::new(count, newer_than);
         self.serving = Serving::Comparing;
         self.compare_on(actions);
     }

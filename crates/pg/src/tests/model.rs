@@ -75,6 +75,13 @@ pub struct Store {
     refused: Option<Epoch>,
 }
 
+impl Store {
+    /// The disk lies: after the end of the process it holds what it held before.
+    pub fn roll_back(&mut self, state: State) {
+        *self = Store { base: state.clone(), now: state, ..Store::default() };
+    }
+}
+
 /// The bytes of units with these values.
 pub fn data_of(values: &[u32]) -> (Vec<Checksum>, Buffer) {
     let mut bytes = vec![0; values.len() * UNIT as usize];

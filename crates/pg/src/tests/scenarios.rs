@@ -268,6 +268,44 @@ fn an_acting_member_that_lost_writes_is_never_followed() {
 }
 
 #[test]
+fn a_member_that_lost_a_deletion_below_the_floor_does_not_bring_the_block_back() {
+    for victim in [0, 1] {
+        let mut world = whole(2, 2);
+        for stripe in 0..5 {
+            write(&mut world, stripe, 0, 1);
+        }
+        world.settle();
+        let early = world.osds[victim].store.now.clone();
+        let at = world.server().unwrap();
+        for stripe in [1, 3] {
+            world.zero(at, stripe, 0, UNITS);
+        }
+        // Floors follow the mark, which the next writes tell.
+        for unit in [1, 2] {
+            world.settle();
+            write(&mut world, 2, unit, 1);
+        }
+        world.settle();
+        world.round();
+        world.settle();
+        let other = &world.osds[1 - victim].store.now;
+        assert!(other.blocks.values().all(|block| !block.is_tombstone), "the floor has passed");
+        assert!(other.floor > early.last);
+        world.crash(0, 0);
+        world.crash(1, 0);
+        world.osds[victim].store.roll_back(early);
+        world.start(0);
+        world.start(1);
+        world.settle();
+        assert!(world.is_whole());
+        assert_eq!([world.value(1, 0), world.value(3, 0)], [0, 0]);
+        assert_ne!(world.value(0, 0), 0);
+        world.check_equal();
+        world.history.check();
+    }
+}
+
+#[test]
 fn a_second_failure_while_a_learner_is_filled_loses_nothing() {
     let mut world = whole(3, 3);
     for stripe in 0..12 {
