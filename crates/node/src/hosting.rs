@@ -306,6 +306,7 @@ impl Node {
                 self.review(now, self.pgs[slot].id(), effects);
             }
             self.pgs[slot].raise_floor(&mut self.actions);
+            self.pgs[slot].drop_stuck_learners(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
         self.go_on_clearing(now, effects);

@@ -22,9 +22,9 @@ use format::wire::{Filling, ListedBlock, MemberState, PeerBody};
 use super::compare::{Page, check_list};
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Contact, Lead};
-use super::limits::{PROGRESS_EVERY, WHOLE_COUNT_MAX};
+use super::limits::{LEARNER_BYTES_MAX, PROGRESS_EVERY, WHOLE_COUNT_MAX};
 use super::units::{Held, Units};
-use super::{Action, Need, NewerFor, Pg, Serving};
+use super::{Action, MemberSet, Need, NewerFor, Pg, Serving};
 
 /// A learner whose blocks beyond the end of its epoch are being listed.
 pub struct Intake {
@@ -58,6 +58,19 @@ pub struct Filler {
     progress_is_open: bool,
     is_bound: bool,
     done_bytes: u64,
+    unanswered: Unanswered,
+}
+
+/// Writes that a learner was sent and has not answered.
+#[derive(Default)]
+struct Unanswered {
+    /// By the counters of their versions: bytes of data.
+    writes: BTreeMap<u64, u64>,
+    bytes: u64,
+    /// They are too many: clients wait for this learner.
+    is_awaited: bool,
+    /// It answered none of them since it was looked at last.
+    is_stuck: bool,
 }
 
 /// Which blocks are being filled.
@@ -96,6 +109,7 @@ impl Filler {
             progress_is_open: false,
             is_bound: false,
             done_bytes: 0,
+            unanswered: Unanswered::default(),
         }
     }
 
@@ -278,6 +292,10 @@ impl Pg {
         peer.state = None;
         peer.intake = None;
         let Some(filler) = peer.filler.take() else { return };
+        if !filler.is_bound {
+            self.await_no_more(index, actions);
+        }
+        let peer = &mut self.lead().peers[index];
         let is_failed = std::mem::replace(&mut peer.contact, Contact::Out) == Contact::Out;
         if filler.is_bound {
             self.end_epoch(Need::NewEpoch, format!("lost {osd}, which was complete"), actions);
@@ -287,6 +305,69 @@ impl Pg {
                 actions.push(Action::Need(Need::NewEpoch));
             }
             self.pump(actions);
+        }
+    }
+
+    /// A learner is sent a write. One that answers more slowly than clients write would take ever
+    /// more memory here: from a bound on it is awaited as a member is.
+    pub(crate) fn learner_sent(&mut self, index: usize, version: Version, bytes: u64) {
+        let Some(filler) = self.filler(index) else { return };
+        let unanswered = &mut filler.unanswered;
+        unanswered.writes.insert(version.counter, bytes);
+        unanswered.bytes += bytes;
+        if unanswered.bytes > LEARNER_BYTES_MAX && !unanswered.is_awaited {
+            (unanswered.is_awaited, unanswered.is_stuck) = (true, false);
+            self.required.add(index);
+        }
+    }
+
+    /// A learner has a write durably.
+    pub(crate) fn learner_wrote(
+        &mut self,
+        index: usize,
+        version: Version,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(filler) = self.filler(index) else { return };
+        let is_bound = filler.is_bound;
+        let unanswered = &mut filler.unanswered;
+        unanswered.bytes -= unanswered.writes.remove(&version.counter).unwrap_or(0);
+        unanswered.is_stuck = false;
+        let has_caught_up = unanswered.bytes <= LEARNER_BYTES_MAX / 2;
+        if unanswered.is_awaited && has_caught_up {
+            unanswered.is_awaited = false;
+            if !is_bound {
+                self.await_no_more(index, actions);
+            }
+        }
+    }
+
+    /// Acting members and bound learners: not those that are only awaited, which may yet lose their
+    /// part, and whose copies count for nothing before.
+    pub(crate) fn keepers(&self) -> MemberSet {
+        let lead = self.lead.as_ref().expect("this OSD leads the epoch");
+        let mut keepers = self.required;
+        for (index, peer) in lead.peers.iter().enumerate() {
+            if peer.filler.as_ref().is_some_and(|filler| !filler.is_bound) {
+                keepers.take(index);
+            }
+        }
+        keepers
+    }
+
+    /// Ends the part of learners that keep clients waiting and get on with nothing. Called now and
+    /// then: a learner has the time between two calls.
+    pub fn drop_stuck_learners(&mut self, actions: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        for index in lead.acting.count()..lead.peers.len() {
+            let Some(filler) = self.filler(index).filter(|filler| !filler.is_bound) else {
+                continue;
+            };
+            let unanswered = &mut filler.unanswered;
+            let was_stuck = std::mem::replace(&mut unanswered.is_stuck, true);
+            if unanswered.is_awaited && was_stuck {
+                self.peer_failed(index, "its store does not get on with writes".into(), actions);
+            }
         }
     }
 

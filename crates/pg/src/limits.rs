@@ -16,8 +16,6 @@ pub const PROGRESS_EVERY: usize = if cfg!(test) { 2 } else { 64 };
 pub const UNSYNCED_COUNT_MAX: usize = if cfg!(test) { 8 } else { 1 << 16 };
 /// So many bytes of writes that a learner has not answered, and clients wait for it. Half of it: no more.
 pub const LEARNER_BYTES_MAX: u64 = if cfg!(test) { 16 << 10 } else { 64 << 20 };
-/// So many looks after this OSD lost its part in a PG, others have settled what it began.
-pub const LOST_LOOKS_MAX: u32 = 10;
 /// Most blocks that are brought to the acting members at once.
 pub const ADOPTIONS_MAX: usize = 8;
 /// Highest counter of a version: more writes than any PG ever sees.

@@ -144,7 +144,7 @@ impl Pg {
             return;
         }
         let me = self.lead().me;
-        let mut missing = self.required;
+        let mut missing = self.keepers();
         if planted::on(Bug::SyncOfPrimaryAlone) {
             missing = MemberSet::default();
             missing.add(me);

@@ -230,11 +230,21 @@ impl Pg {
             WriteKind::HandedOver => unreachable!("a write is handed over once"),
         };
         let lead = self.lead.as_ref().expect("a primary serves");
+        let (acting_count, peer_count) = (lead.acting.count(), lead.peers.len());
         for (index, peer) in lead.peers.iter().enumerate() {
             if index != lead.me && self.sent.has(index) {
                 let change = change.clone();
                 let body = PeerBody::Write { version, mark, key, block_size, lazy, change };
                 actions.push(Action::Send { to: peer.member.osd, body });
+            }
+        }
+        let bytes = match &change {
+            Change::Write { data, .. } => data.len() as u64,
+            Change::Zero { .. } | Change::Delete => 0,
+        };
+        for index in acting_count..peer_count {
+            if self.sent.has(index) {
+                self.learner_sent(index, version, bytes);
             }
         }
         let request = match change {
@@ -339,6 +349,9 @@ impl Pg {
         if version > self.newest || version.epoch != self.newest.epoch {
             return Err("a version that was not given".into());
         }
+        if !self.lead().acting.has(index) {
+            self.learner_wrote(index, version, actions);
+        }
         // One that ended needed no copy of this member.
         if let Some(slot) = self.window.slot(version.counter) {
             let is_lazy =
@@ -366,6 +379,22 @@ impl Pg {
         *durable &= is_durable;
         if missing.within(self.required).is_empty() || is_planted {
             self.advance_write(slot, actions);
+        }
+    }
+
+    /// Clients wait for a learner no longer: goes on with what waited for it alone.
+    pub(crate) fn await_no_more(&mut self, index: usize, actions: &mut Vec<Action>) {
+        if !self.required.has(index) {
+            return;
+        }
+        self.required.take(index);
+        for slot in self.window.slots().collect::<Vec<_>>() {
+            let is_held = matches!(self.writes.get(slot).map(|write| write.stage),
+                Some(WriteStage::Replicate { missing, .. })
+                    if missing.has(index) && missing.within(self.required).is_empty());
+            if is_held {
+                self.advance_write(slot, actions);
+            }
         }
     }
 

@@ -385,6 +385,72 @@ fn a_member_whose_store_is_full_leaves_and_the_write_is_done_again() {
     world.history.check();
 }
 
+/// A cluster whose second member is a learner that answers nothing, and 5 writes of 8 KiB that it
+/// was sent: more than a learner may lag behind.
+fn with_slow_learner() -> (World, usize, usize, Vec<usize>) {
+    let mut world = whole(2, 2);
+    let at = world.server().unwrap();
+    let away = 1 - at;
+    world.crash(away, 0);
+    world.settle();
+    world.start(away);
+    while world.osds[at].pg.as_ref().is_none_or(|pg| pg.filling().next().is_none()) {
+        world.round();
+    }
+    let numbers = (0..5).map(|stripe| {
+        let number = world.write(at, stripe, 0, 2);
+        world.stores_go_on();
+        number
+    });
+    let numbers = numbers.collect();
+    (world, at, away, numbers)
+}
+
+#[test]
+fn a_learner_that_lags_behind_is_awaited_until_it_has_caught_up() {
+    let (mut world, at, _, numbers) = with_slow_learner();
+    let is_done = |world: &World, number: usize| world.history.outcome(number).is_some();
+    assert!(is_done(&world, numbers[0]) && is_done(&world, numbers[1]), "it lags little");
+    assert!(!is_done(&world, numbers[4]), "no more is taken before it answers");
+    assert!(world.lease_givers(at).is_empty(), "its grant is not needed");
+    world.settle();
+    assert!(numbers.iter().all(|number| is_done(&world, *number)));
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn a_sync_does_not_wait_for_a_learner_that_is_only_awaited() {
+    let (mut world, at, _, _) = with_slow_learner();
+    world.lazy_percent = 100;
+    let lazy = world.write(at, 5, 0, 1);
+    let sync = world.sync(at);
+    world.stores_go_on();
+    assert_eq!(world.history.outcome(lazy), None, "the learner is awaited");
+    assert!(matches!(world.history.outcome(sync), Some(Ok(_))));
+    world.settle();
+    assert!(matches!(world.history.outcome(lazy), Some(Ok(_))));
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn a_learner_that_is_awaited_and_does_not_get_on_loses_its_part() {
+    let (mut world, at, away, numbers) = with_slow_learner();
+    assert_eq!(world.history.outcome(numbers[4]), None);
+    let look = |world: &mut World| world.with(at, |pg, actions| pg.drop_stuck_learners(actions));
+    look(&mut world);
+    assert_eq!(world.history.outcome(numbers[4]), None, "it may just need its time");
+    look(&mut world);
+    assert!(matches!(world.history.outcome(numbers[4]), Some(Ok(_))), "clients do not wait");
+    world.disconnect(at, away);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
 #[test]
 fn a_primary_whose_store_is_full_gives_up_its_part() {
     let mut world = whole(2, 2);
