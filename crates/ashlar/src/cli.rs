@@ -318,7 +318,7 @@ pub struct InitArgs {
     /// Where monitors keep the state; several monitors need etcd
     #[arg(long, value_parser = parse_state, value_name = STATE)]
     pub state: StatePlace,
-    /// Network that daemons listen in; what comes first is tried first; default: all addresses
+    /// Network that daemons listen in; connections spread over several; default: all addresses
     #[arg(long, value_parser = parse_network, value_name = "ADDRESS/BITS")]
     pub network: Vec<String>,
     /// Network between OSDs, tried before the others

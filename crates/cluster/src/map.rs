@@ -63,6 +63,16 @@ impl OsdInfo {
     pub fn addresses_for_peers(&self) -> Vec<&String> {
         self.peer_addresses.iter().chain(&self.addresses).collect()
     }
+
+    /// The index of the address at which `from` tries it first: pairs of OSDs spread over the
+    /// networks of which none is to be preferred.
+    pub fn first_address_from(&self, from: OsdId) -> usize {
+        let preferred = match self.peer_addresses.len() {
+            0 => self.addresses.len(),
+            count => count,
+        };
+        (self.id.get() as usize + from.get() as usize) % preferred.max(1)
+    }
 }
 
 /// A pool: redundancy and placement rules.
@@ -242,11 +252,44 @@ pub struct ClusterFile {
     /// file of the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Networks that daemons listen in, as `10.0.0.0/8` or `fd00::/8`; what comes first is tried
-    /// first. None: on this machine alone.
+    /// Networks that daemons listen in, as `10.0.0.0/8` or `fd00::/8`; connections are spread over
+    /// them. None: on this machine alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,
     /// Networks between OSDs, tried before the others. None: the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub osd_networks: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn osd(number: u32, addresses: &[&str], peer_addresses: &[&str]) -> OsdInfo {
+        let texts = |list: &[&str]| list.iter().map(|text| (*text).to_string()).collect();
+        OsdInfo {
+            id: OsdId::new(number).expect("not 0"),
+            revision: 1,
+            addresses: texts(addresses),
+            peer_addresses: texts(peer_addresses),
+            incarnation: Incarnation::new(1),
+            up: true,
+            in_cluster: true,
+        }
+    }
+
+    #[test]
+    fn pairs_of_osds_spread_over_networks_that_are_alike() {
+        let first = |info: &OsdInfo| {
+            [2, 3, 4, 5].map(|from| {
+                let index = info.first_address_from(OsdId::new(from).expect("not 0"));
+                info.addresses_for_peers()[index].clone()
+            })
+        };
+        assert_eq!(first(&osd(1, &["a", "b"], &[])), ["b", "a", "b", "a"]);
+        assert_eq!(first(&osd(2, &["a", "b"], &[])), ["a", "b", "a", "b"]);
+        // A network between OSDs comes before all others.
+        assert_eq!(first(&osd(1, &["a", "b"], &["p"])), ["p"; 4]);
+        assert_eq!(first(&osd(1, &["a"], &["p", "q"])), ["q", "p", "q", "p"]);
+    }
 }

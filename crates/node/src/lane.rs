@@ -33,10 +33,10 @@ enum Stage {
 }
 
 impl Lane {
-    /// A lane that is to be tried now.
-    pub fn new(now: Time) -> Lane {
+    /// A lane that is to be tried now, at this address first, modulo their number.
+    pub fn new(now: Time, address_first: usize) -> Lane {
         let stage = Stage::Down { until: now };
-        Lane { stage, address_next: 0, refusal_count: 0, delay: DELAY_MIN }
+        Lane { stage, address_next: address_first, refusal_count: 0, delay: DELAY_MIN }
     }
 
     /// The connection, if it is up.
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_was_up_is_tried_again_at_once_and_then_less_and_less_often() {
-        let mut lane = Lane::new(at(0));
+        let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
         lane.opened(at(1));
         assert_eq!(lane.up(), Some(ID));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn all_addresses_are_tried_at_once_before_a_peer_counts_as_refused() {
-        let mut lane = Lane::new(at(0));
+        let mut lane = Lane::new(at(0), 0);
         let mut indexes = Vec::new();
         for _ in 0..3 {
             assert!(!lane.is_refused(3));
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_hangs_up_at_once_is_not_asked_at_once() {
-        let mut lane = Lane::new(at(0));
+        let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
         lane.opened(at(0));
         lane.lost(at(10), false, 1);
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_does_not_come_is_late() {
-        let mut lane = Lane::new(at(0));
+        let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
         assert!(!lane.is_late(at(999)));
         assert!(lane.is_late(at(1_000)));

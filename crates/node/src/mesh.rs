@@ -289,12 +289,13 @@ impl Node {
             let info = self.map.osds.get(&osd).filter(|info| info.incarnation == incarnation);
             let is_up = info.is_some_and(|info| info.up && !info.addresses.is_empty());
             let address_count = info.map_or(0, |info| info.addresses_for_peers().len());
+            let first = info.map_or(0, |info| info.first_address_from(self.identity.osd));
             let new = || Follower {
                 member: Member { osd, incarnation },
                 is_up: false,
                 address_count,
-                data: Lane::new(now),
-                lease: Lane::new(now),
+                data: Lane::new(now, first),
+                lease: Lane::new(now, first),
                 heard_at: now,
                 ends_at: None,
                 told: None,

@@ -704,7 +704,9 @@ impl ClientCore {
             return;
         }
         let part = &mut self.parts[key];
-        let link = self.links.entry(route.osd).or_insert_with(Link::new);
+        // OSDs that have several addresses are reached over one network or another.
+        let new = || Link::new(route.osd.get() as usize);
+        let link = self.links.entry(route.osd).or_insert_with(new);
         if let LinkState::Open { connection, .. } = link.state {
             self.send(key, route, connection, effects);
             return;

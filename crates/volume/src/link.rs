@@ -51,11 +51,12 @@ pub(crate) struct InFlight {
 }
 
 impl Link {
-    pub(crate) fn new() -> Link {
+    /// Nobody needs it yet. It is tried at this address first, modulo their number.
+    pub(crate) fn new(address: usize) -> Link {
         Link {
             state: LinkState::Idle,
             delay: CONNECT_DELAY_MIN,
-            address: 0,
+            address,
             revision: 0,
             in_flight: VecDeque::new(),
             waiting: Vec::new(),

@@ -6,7 +6,9 @@ use cluster::message::{Failure, FromMonitor, ToMonitor};
 use format::door::{CloseReason, NetEvent};
 use format::wire::Refusal;
 
-use super::world::{SESSION, UNIT, VOLUME, World, entry, image, osd, osd_info, pg, pool_delta};
+use super::world::{
+    BLOCK, SESSION, UNIT, VOLUME, World, entry, image, osd, osd_info, pg, pool_delta,
+};
 use crate::{Answer, Event, Operation, VolumeError};
 
 const CLOSED: ToMonitor = ToMonitor::CloseSession { session: SESSION, unanswered: false };
@@ -311,6 +313,25 @@ fn an_osd_that_moved_is_reached_at_once() {
         .say(FromMonitor::Map(MapDelta { osds: vec![osd_info(number, 2)], ..MapDelta::default() }));
     assert_eq!(world.connecting[0].1, format!("tcp:osd{number}:2"));
     assert_eq!(world.finish(id), Ok(Answer::Done));
+}
+
+#[test]
+fn osds_in_two_networks_are_reached_over_both() {
+    let mut world = World::attached();
+    let two = |number: u32| {
+        let mut info = osd_info(number, 2);
+        info.addresses = vec![format!("tcp:osd{number}:2"), format!("tcp:osd{number}:2:second")];
+        info
+    };
+    let osds = vec![two(1), two(2)];
+    world.say(FromMonitor::Map(MapDelta { osds, ..MapDelta::default() }));
+    let ids: Vec<_> = (0..16).map(|stripe| world.write(stripe * BLOCK, &vec![1; UNIT])).collect();
+    let mut tried: Vec<String> = world.connecting.iter().map(|(_, at)| at.clone()).collect();
+    tried.sort();
+    assert_eq!(tried, ["tcp:osd1:2:second", "tcp:osd2:2"]);
+    for id in ids {
+        assert_eq!(world.finish(id), Ok(Answer::Done));
+    }
 }
 
 #[test]
