@@ -7,7 +7,8 @@
 //! | an acting member in a new run | the new run, same set |
 //! | more acting members than copies | one that is not in the plan goes |
 //! | an OSD of the plan that is up and not acting | learner |
-//! | all as planned | the plan's first OSD leads |
+//! | all as planned | the plan's first OSD leads, if it reaches them |
+//! | members that the primary cannot reach | they go, as lost ones do; where too few would be left, one leads that reaches enough, and the others go |
 //!
 //! Invariants
 //!   1. Nobody gets into the acting set but by a report of the very epoch and runs of the entry.
@@ -49,10 +50,46 @@ pub(super) struct Given<'a> {
     pub(super) standings: &'a BTreeMap<OsdId, Standing>,
     /// Learners that the primary reported complete, in the entry's epoch.
     pub(super) complete: BTreeSet<Member>,
-    /// Members that cannot take part for now, and since when.
+    /// OSDs that cannot take part for now, and since when: they failed.
     pub(super) barred: BTreeMap<OsdId, u64>,
+    /// Who cannot reach whom.
+    pub(super) links: &'a Links,
     /// The primary needs another epoch.
     pub(super) renew: bool,
+}
+
+/// Links between OSDs that are all there.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Links {
+    /// Broken ones, and since when: the first OSD cannot reach the second.
+    pub(super) broken: BTreeMap<(OsdId, OsdId), u64>,
+    /// Those of which this is said and not sure yet; it is soon.
+    pub(super) doubted: BTreeSet<(OsdId, OsdId)>,
+}
+
+impl Links {
+    fn is_broken(&self, from: OsdId, to: OsdId) -> bool {
+        self.broken.contains_key(&(from, to))
+    }
+
+    /// Whether the one says nothing against the other, nor the other against the one.
+    fn is_whole(&self, one: OsdId, other: OsdId) -> bool {
+        let pairs = [(one, other), (other, one)];
+        pairs.iter().all(|pair| !self.broken.contains_key(pair) && !self.doubted.contains(pair))
+    }
+
+    /// Since when the two are known to be parted.
+    fn since(&self, one: OsdId, other: OsdId) -> Option<u64> {
+        let pairs = [(one, other), (other, one)];
+        pairs.iter().filter_map(|pair| self.broken.get(pair).copied()).max()
+    }
+
+    /// Those that one cannot reach.
+    fn from(&self, one: OsdId) -> impl Iterator<Item = (OsdId, u64)> {
+        let links = self.broken.range((one, OsdId::FIRST)..);
+        let links = links.take_while(move |((from, _), _)| *from == one);
+        links.map(|((_, to), since)| (*to, *since))
+    }
 }
 
 /// How an acting member stands.
@@ -60,7 +97,7 @@ pub(super) struct Given<'a> {
 enum State {
     /// It is up and holds everything.
     Sound,
-    /// It is up, and its primary cannot work with it.
+    /// It is up, and whoever leads cannot work with it.
     Barred,
     /// It is up in a new run that may have lost what it held.
     Suspect,
@@ -111,16 +148,88 @@ impl Given<'_> {
 }
 
 /// The entry that follows; `None`: the present one stays. Its map revision is the caller's.
-pub(super) fn next_entry(entry: &PgEntry, given: &Given<'_>) -> Option<PgEntry> {
+pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
+    let leader = leader_by_links(entry, &mut given);
+    let given = &given;
     let mut acting = remaining(with_complete(entry, given), given);
-    leave_surplus(&mut acting, entry, given);
-    let learners = learners_beside(&acting, entry, given);
-    let primary = primary_of(&acting, &learners, entry, given);
+    leave_surplus(&mut acting, leader, given);
+    let learners = learners_beside(&acting, leader, entry, given);
+    let primary = primary_of(&acting, &learners, leader, given);
     let is_same = acting == entry.acting && learners == entry.learners && primary == entry.primary;
     if is_same && !given.renew {
         return None;
     }
     Some(PgEntry { epoch: entry.epoch.next(), primary, acting, learners, ..entry.clone() })
+}
+
+/// Who leads by what is known of links: the present primary, or one that reaches enough members where
+/// that one does not. Bars whom the leader cannot reach.
+fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
+    let links = given.links;
+    let primary = entry.primary?;
+    let is_sound = |member: &&Member| given.state_of(**member) == State::Sound;
+    let sound: Vec<Member> = entry.acting.iter().filter(is_sound).copied().collect();
+    let cut = sound.iter().filter(|member| links.is_broken(primary, member.osd)).count();
+    if cut == 0 || !sound.iter().any(|member| member.osd == primary) {
+        bar(given, links.from(primary));
+        return Some(primary);
+    }
+    let is_doubted = |member: &&Member| links.doubted.contains(&(primary, member.osd));
+    let left = sound.len() - cut;
+    if left >= given.min_size {
+        // If more links of the primary break now it may be the one that is cut off.
+        if left - sound.iter().filter(is_doubted).count() >= given.min_size {
+            bar(given, links.from(primary));
+        } else {
+            bar_others(given, primary, &entry.acting);
+        }
+        return Some(primary);
+    }
+    let reached_by = |from: OsdId| -> Vec<Member> {
+        let is_reached = |m: &&Member| m.osd == from || links.is_whole(from, m.osd);
+        sound.iter().filter(is_reached).copied().collect()
+    };
+    let planned = given.targets.iter().copied().filter(|osd| sound.iter().any(|m| m.osd == *osd));
+    let leaders = planned.chain(sound.iter().map(|member| member.osd));
+    let (leader, reached) = leaders
+        .map(|osd| (osd, reached_by(osd)))
+        .reduce(|best, next| if next.1.len() > best.1.len() { next } else { best })?;
+    let gone = entry.acting.iter().filter(|member| !reached.contains(member));
+    let gone_since = gone.map(|member| {
+        let lost = (!sound.contains(member)).then(|| given.lost_since(*member));
+        // A link that is only doubted parts nobody yet.
+        Some((member.osd, links.since(leader, member.osd).max(lost)?))
+    });
+    let gone_since: Option<Vec<(OsdId, u64)>> = gone_since.collect();
+    let may_lead = |gone: &Vec<(OsdId, u64)>| {
+        let since = gone.iter().map(|(_, since)| *since).max();
+        since.is_none_or(|since| given.may_go_on_with(&reached, reached.len(), since))
+    };
+    match gone_since.filter(may_lead).filter(|_| reached.len() >= given.min_size) {
+        Some(gone) => {
+            bar(given, gone.into_iter());
+            bar_others(given, leader, &entry.acting);
+            Some(leader)
+        }
+        None => {
+            bar(given, links.from(primary));
+            Some(primary)
+        }
+    }
+}
+
+fn bar(given: &mut Given<'_>, osds: impl Iterator<Item = (OsdId, u64)>) {
+    for (osd, since) in osds {
+        let known = given.barred.entry(osd).or_insert(since);
+        *known = since.max(*known);
+    }
+}
+
+/// Bars those that a leader cannot reach and that are no acting members.
+fn bar_others(given: &mut Given<'_>, leader: OsdId, acting: &[Member]) {
+    let is_other = |osd: &OsdId| !acting.iter().any(|member| member.osd == *osd);
+    let links = given.links;
+    bar(given, links.from(leader).filter(|(osd, _)| is_other(osd)));
 }
 
 /// The acting members, and learners that hold everything now.
@@ -160,11 +269,11 @@ fn remaining(mut acting: Vec<Member>, given: &Given<'_>) -> Vec<Member> {
 }
 
 /// Members beyond the number of copies go where the plan does not want them, if all are well.
-fn leave_surplus(acting: &mut Vec<Member>, entry: &PgEntry, given: &Given<'_>) {
+fn leave_surplus(acting: &mut Vec<Member>, leader: Option<OsdId>, given: &Given<'_>) {
     let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
     while acting.len() > given.copies && acting.iter().all(is_sound) {
         let is_surplus = |member: &Member| !given.targets.contains(&member.osd);
-        let leads = |member: &Member| entry.primary == Some(member.osd);
+        let leads = |member: &Member| leader == Some(member.osd);
         let goes = acting.iter().rposition(|member| is_surplus(member) && !leads(member));
         let Some(goes) = goes.or_else(|| acting.iter().rposition(is_surplus)) else { return };
         let mut rest = acting.clone();
@@ -177,23 +286,31 @@ fn leave_surplus(acting: &mut Vec<Member>, entry: &PgEntry, given: &Given<'_>) {
 }
 
 /// OSDs of the plan that are to be filled: as many as copies lack, and one where none does, so that a
-/// change of the plan does not multiply what is written. Those that are learners already go on.
-fn learners_beside(acting: &[Member], entry: &PgEntry, given: &Given<'_>) -> Vec<Member> {
+/// change of the plan does not multiply what is written. Those that are learners already go on; one
+/// that cannot reach the leader does not begin.
+fn learners_beside(
+    acting: &[Member],
+    leader: Option<OsdId>,
+    entry: &PgEntry,
+    given: &Given<'_>,
+) -> Vec<Member> {
     let is_acting = |osd: &OsdId| acting.iter().any(|member| member.osd == *osd);
     let is_learner = |osd: &OsdId| entry.learners.iter().any(|member| member.osd == *osd);
-    let wanted = given.targets.iter().filter(|osd| !is_acting(osd));
+    let reaches = |osd: &OsdId| leader.is_none_or(|leader| !given.links.is_broken(*osd, leader));
+    let may_learn = |osd: &&OsdId| !is_acting(osd) && (is_learner(osd) || reaches(osd));
+    let wanted = given.targets.iter().filter(may_learn);
     let mut fit: Vec<Member> = wanted.filter_map(|osd| given.fit(*osd)).collect();
     fit.sort_by_key(|member| !is_learner(&member.osd));
     fit.truncate(given.copies.saturating_sub(acting.len()).max(1));
     fit
 }
 
-/// Who serves: the plan's first OSD when all is as planned, else the present one if it may stay, else
-/// one that is up.
+/// Who serves: the plan's first OSD when all is as planned, else the leader if it may stay, else one
+/// that is up.
 fn primary_of(
     acting: &[Member],
     learners: &[Member],
-    entry: &PgEntry,
+    leader: Option<OsdId>,
     given: &Given<'_>,
 ) -> Option<OsdId> {
     let state = |osd: OsdId| {
@@ -205,10 +322,13 @@ fn primary_of(
     let at_rest = learners.is_empty()
         && acting.len() == given.targets.len()
         && planned.clone().all(|osd| is_sound(&osd));
-    if at_rest {
-        return given.targets.first().copied();
+    let reaches_all =
+        |from: &OsdId| acting.iter().all(|member| !given.links.is_broken(*from, member.osd));
+    let first = given.targets.first().copied();
+    if at_rest && first.is_some_and(|first| reaches_all(&first)) {
+        return first;
     }
-    let present = entry.primary.filter(|osd| state(*osd).is_some());
+    let present = leader.filter(|osd| state(*osd).is_some());
     let members = || acting.iter().map(|member| member.osd);
     let is_up = |osd: &OsdId| state(*osd).is_some_and(|state| state != State::Down);
     present

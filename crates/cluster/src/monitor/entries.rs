@@ -14,7 +14,7 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Time};
 use format::wire::{Member, PgEntry};
 
-use super::acting::{Given, Standing, next_entry};
+use super::acting::{Given, Links, Standing, next_entry};
 use super::contents::{Batch, Write};
 use super::job::{Done, Job, Plan};
 use super::{Monitor, clipped};
@@ -234,7 +234,7 @@ impl Monitor {
     }
 
     /// One OSD cannot reach another, and both are heard here: in PGs that the one leads, the other
-    /// has no part.
+    /// has no part; or the other way round, where the one reaches too few.
     pub(super) fn bar_link(&mut self, now: Time, from: OsdId, to: OsdId) {
         let Some(record) = self.contents.osd(to) else { return };
         let key = (from, to);
@@ -246,20 +246,19 @@ impl Monitor {
         self.entries.look_at(bar.until);
         self.entries.links.insert(key, bar);
         // Each time: entries that it leads now may have members that were not asked before.
-        self.notice_link(from, to);
+        self.notice_link(from);
         if is_new {
             self.entries.mark_all();
         }
     }
 
-    /// Those that would have to go on without `to` are to be heard.
-    fn notice_link(&mut self, from: OsdId, to: OsdId) {
+    /// Those that would have to go on without one of the two are to be heard.
+    fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.contents.pools() {
             let led = self.contents.pgs(pool.pool.id).filter(|entry| entry.primary == Some(from));
             others.extend(led.flat_map(|entry| &entry.acting).map(|member| member.osd));
         }
-        others.remove(&to);
         self.ask_soon(others);
     }
 
@@ -281,20 +280,38 @@ impl Monitor {
         now: Time,
         entry: &PgEntry,
     ) -> impl Iterator<Item = (OsdId, &Bar)> {
-        let holds = move |osd: OsdId, bar: &Bar| {
-            let run = self.contents.osd(osd).map(|record| record.info.incarnation);
-            bar.until > now && run == Some(bar.incarnation)
-        };
-        let pg = entry.pg;
-        let bars = self.entries.bars.range((pg, OsdId::FIRST)..);
-        let bars = bars.take_while(move |((id, _), _)| *id == pg);
-        let bars = bars.map(|((_, osd), bar)| (*osd, bar));
         let from = entry.primary.into_iter();
         let links = from.flat_map(move |from| {
             let links = self.entries.links.range((from, OsdId::FIRST)..);
             links.take_while(move |((id, _), _)| *id == from).map(|((_, osd), bar)| (*osd, bar))
         });
-        bars.chain(links).filter(move |(osd, bar)| holds(*osd, bar))
+        let links = links.filter(move |(osd, bar)| self.holds(now, *osd, bar));
+        self.failed_in(now, entry.pg).chain(links)
+    }
+
+    /// Members that a primary of the PG could not work with not long ago.
+    fn failed_in(&self, now: Time, pg: PgId) -> impl Iterator<Item = (OsdId, &Bar)> {
+        let bars = self.entries.bars.range((pg, OsdId::FIRST)..);
+        let bars = bars.take_while(move |((id, _), _)| *id == pg);
+        let bars = bars.map(|((_, osd), bar)| (*osd, bar));
+        bars.filter(move |(osd, bar)| self.holds(now, *osd, bar))
+    }
+
+    fn holds(&self, now: Time, osd: OsdId, bar: &Bar) -> bool {
+        let run = self.contents.osd(osd).map(|record| record.info.incarnation);
+        bar.until > now && run == Some(bar.incarnation)
+    }
+
+    /// Who cannot reach whom, and who says so and may not be right.
+    fn links(&self) -> Links {
+        let now = self.now;
+        let links = self.entries.links.iter();
+        let broken = links.filter(|((_, to), bar)| self.holds(now, *to, bar));
+        let broken: BTreeMap<(OsdId, OsdId), u64> =
+            broken.map(|(pair, bar)| (*pair, bar.since)).collect();
+        let is_new = |pair: &(OsdId, OsdId)| !broken.contains_key(pair);
+        let doubted = self.doubted_links(now).filter(is_new).collect();
+        Links { broken, doubted }
     }
 
     /// Queues the job that writes entries, if there may be any; tells whether it did.
@@ -335,6 +352,11 @@ impl Monitor {
         if let Some(end) = entries.next_end(now) {
             entries.look_at(end);
         }
+        if !self.entries.links.is_empty()
+            && let Some(end) = self.doubts_end(now)
+        {
+            self.entries.look_at(end);
+        }
     }
 
     /// New entries for PGs that need them, as many as fit: of all PGs, or of those that may need
@@ -344,7 +366,7 @@ impl Monitor {
             return None;
         }
         let contents = &self.contents;
-        let standings = self.standings();
+        let (standings, links) = (self.standings(), self.links());
         let mut batch = Batch::new(contents);
         for pool in contents.pools() {
             let revision = pool.revision.next();
@@ -353,7 +375,9 @@ impl Monitor {
                 if !of_all && !self.entries.is_dirty((shard.pool, shard.shard)) {
                     continue;
                 }
-                let Some(pgs) = self.next_entries(pool, shard, &standings) else { continue };
+                let Some(pgs) = self.next_entries(pool, shard, &standings, &links) else {
+                    continue;
+                };
                 let mut writes =
                     vec![Write::Put(Record::PgShard(PgShardRecord { pgs, ..shard.clone() }))];
                 if !is_pool_written {
@@ -376,10 +400,11 @@ impl Monitor {
         pool: &PoolRecord,
         shard: &PgShardRecord,
         standings: &BTreeMap<OsdId, Standing>,
+        links: &Links,
     ) -> Option<Vec<PgEntry>> {
         let next = |(index, entry): (usize, &PgEntry)| {
             let targets = shard.targets_of(index);
-            next_entry(entry, &self.given(pool, entry, &targets, standings))
+            next_entry(entry, self.given(pool, entry, &targets, standings, links))
         };
         let next: Vec<Option<PgEntry>> = shard.pgs.iter().enumerate().map(next).collect();
         next.iter().any(Option::is_some).then(|| {
@@ -399,6 +424,7 @@ impl Monitor {
         entry: &PgEntry,
         targets: &'a [OsdId],
         standings: &'a BTreeMap<OsdId, Standing>,
+        links: &'a Links,
     ) -> Given<'a> {
         let asked = self.entries.asked.get(&entry.pg);
         let asked = asked.filter(|a| a.epoch == entry.epoch || planted::on(Bug::OldNeedAccepted));
@@ -409,7 +435,8 @@ impl Monitor {
             targets,
             standings,
             complete: asked.map(|asked| asked.complete.clone()).unwrap_or_default(),
-            barred: self.barred_from(self.now, entry).map(|(osd, bar)| (osd, bar.since)).collect(),
+            barred: self.failed_in(self.now, entry.pg).map(|(osd, b)| (osd, b.since)).collect(),
+            links,
             renew: is_time && !self.is_in_doubt(entry),
         }
     }

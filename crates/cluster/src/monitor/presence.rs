@@ -37,6 +37,11 @@ const REFUSED_SPAN: Duration = Duration::from_secs(2);
 const TOGETHER_SPAN: Duration = Duration::from_secs(2);
 /// A peer that says for so long that it cannot reach an OSD that is heard here has a broken link to it.
 const LINK_SPAN: Duration = Duration::from_millis(900);
+/// So long after its first word a peer that goes on to say so may be right, or not: until then nobody
+/// leaves a PG whom it needs if the peer is right. Three words come in that time.
+const DOUBT_SPAN: Duration = Duration::from_secs(3);
+/// One that does not say it again for so long has found the OSD: words come about once a second.
+const REPEAT_SPAN: Duration = Duration::from_millis(1500);
 /// What a peer said is forgotten when it has not said it again for so long.
 const SAID_SPAN: Duration = Duration::from_secs(3);
 /// How long to gather answers before PGs are looked at, when not all have come.
@@ -264,6 +269,25 @@ impl Monitor {
         if self.osds[&osd].presence.probed.is_none() {
             self.probe(now, osd, effects);
         }
+    }
+
+    /// Links of which one end says that they are broken, since not long ago.
+    pub(super) fn doubted_links(&self, now: Time) -> impl Iterator<Item = (OsdId, OsdId)> {
+        self.doubts(now).map(|(pair, _)| pair)
+    }
+
+    /// When the first of these doubts ends.
+    pub(super) fn doubts_end(&self, now: Time) -> Option<Time> {
+        self.doubts(now).map(|(_, end)| end).min()
+    }
+
+    fn doubts(&self, now: Time) -> impl Iterator<Item = ((OsdId, OsdId), Time)> {
+        let ends = |(since, last): (Time, Time)| (since + DOUBT_SPAN).min(last + REPEAT_SPAN);
+        let said = self.osds.iter().flat_map(move |(osd, live)| {
+            let said = live.presence.said.iter();
+            said.map(move |(peer, times)| ((*peer, *osd), ends(*times)))
+        });
+        said.filter(move |(_, end)| *end > now)
     }
 
     /// When somebody's presence is to be looked at.

@@ -32,6 +32,7 @@ struct Scene {
     standings: BTreeMap<OsdId, Standing>,
     complete: BTreeSet<Member>,
     barred: BTreeMap<OsdId, u64>,
+    links: Links,
     renew: bool,
 }
 
@@ -51,6 +52,7 @@ impl Scene {
             standings: (1..=osd_count).map(|number| (osd(number), standing)).collect(),
             complete: BTreeSet::new(),
             barred: BTreeMap::new(),
+            links: Links::default(),
             renew: false,
         }
     }
@@ -67,6 +69,18 @@ impl Scene {
         })
     }
 
+    /// The first OSD cannot reach these, though they are heard.
+    fn cut(mut self, from: u32, to: &[u32]) -> Scene {
+        self.links.broken.extend(to.iter().map(|to| ((osd(from), osd(*to)), 9)));
+        self
+    }
+
+    /// The first OSD says that it cannot reach the second.
+    fn doubt(mut self, from: u32, to: u32) -> Scene {
+        self.links.doubted.insert((osd(from), osd(to)));
+        self
+    }
+
     fn complete(mut self, member: Member) -> Scene {
         self.complete.insert(member);
         self
@@ -75,13 +89,14 @@ impl Scene {
     fn next(&self, entry: &PgEntry) -> Option<PgEntry> {
         next_entry(
             entry,
-            &Given {
+            Given {
                 copies: self.copies,
                 min_size: self.min_size,
                 targets: &self.targets,
                 standings: &self.standings,
                 complete: self.complete.clone(),
                 barred: self.barred.clone(),
+                links: &self.links,
                 renew: self.renew,
             },
         )
@@ -105,6 +120,49 @@ fn where_all_is_as_planned_nothing_changes() {
     assert_eq!(scene.next(&rest), None);
     let other = PgEntry { primary: Some(osd(2)), ..rest };
     assert_next(&scene, &other, 1, &[3, 1, 2], &[]);
+}
+
+#[test]
+fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let rest = entry(1, &all, &[]);
+    let scene = Scene::new(3, &[1, 2, 3], 2);
+    let cut = scene.clone().cut(1, &[2, 3]);
+    assert_next(&cut, &rest, 2, &[2, 3], &[]);
+    // The one that was cut off is no learner while it says that it cannot reach the primary.
+    assert_eq!(cut.next(&entry(2, &all[1..], &[])), None);
+    assert_next(&scene, &entry(2, &all[1..], &[]), 2, &[2, 3], &[1]);
+    // Not before those who go on were heard.
+    assert_eq!(cut.clone().with(3, |s| s.heard = 8).next(&rest), None);
+    // Where others say the same of it, it is the same.
+    assert_next(&cut.clone().cut(2, &[1]).cut(3, &[1]), &rest, 2, &[2, 3], &[]);
+    // Where it reaches enough, or nobody reaches more, it stays.
+    assert_next(&scene.clone().cut(1, &[2]), &rest, 1, &[1, 3], &[]);
+    assert_eq!(cut.clone().cut(3, &[2]).next(&rest), None, "2 and 3 are parted, too");
+    let two = entry(1, &all[..2], &[]);
+    assert_eq!(Scene::new(2, &[1, 2], 2).cut(1, &[2]).next(&two), None);
+    assert_next(&Scene::new(2, &[1, 2], 1).cut(1, &[2]), &two, 1, &[1], &[]);
+    let mut failed = cut;
+    failed.barred.insert(osd(3), 9);
+    assert_eq!(failed.next(&rest), None, "3 failed");
+}
+
+#[test]
+fn nobody_leaves_for_a_broken_link_while_the_primary_may_be_the_one_that_is_cut_off() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let rest = entry(1, &all, &[]);
+    let scene = Scene::new(3, &[1, 2, 3], 2).cut(1, &[2]);
+    assert_eq!(scene.clone().doubt(1, 3).next(&rest), None);
+    assert_next(&scene.clone().doubt(3, 1), &rest, 1, &[1, 3], &[]);
+    assert_next(&scene.clone().cut(1, &[3]).doubt(1, 3), &rest, 2, &[2, 3], &[]);
+    // Nor does one lead that may reach no more.
+    let both = scene.cut(1, &[3]);
+    assert_eq!(both.clone().doubt(2, 3).next(&rest), None);
+    let four = [all[0], all[1], all[2], member(4, 1)];
+    let wide = Scene::new(4, &[1, 2, 3, 4], 3).cut(1, &[2, 3]);
+    assert_next(&wide, &entry(1, &four, &[]), 4, &[1, 2, 3, 4], &[]);
+    assert_eq!(wide.next(&entry(4, &four, &[])), None, "the plan's first does not lead yet");
+    assert_next(&wide.doubt(4, 2), &entry(1, &four, &[]), 3, &[2, 3, 4], &[]);
 }
 
 #[test]
@@ -237,7 +295,7 @@ impl World {
         self.event += 1;
         let count = self.scene.standings.len() as u64;
         let id = osd(self.draw(count) as u32 + 1);
-        let (kind, event) = (self.draw(12), self.event);
+        let (kind, event) = (self.draw(15), self.event);
         let is_damaged = self.draw(8) == 0 || self.damaged.contains(&id);
         let standing = self.scene.standings.get_mut(&id).unwrap();
         match kind {
@@ -263,6 +321,13 @@ impl World {
             }
             9 => self.replan(),
             10 => self.scene.renew = !self.scene.renew,
+            11 | 12 => {
+                let other = osd(self.draw(count) as u32 + 1);
+                if other != id {
+                    self.scene.links.broken.insert((id, other), event);
+                }
+            }
+            13 => self.scene.links.broken.retain(|(from, to), _| *from != id && *to != id),
             _ => self.serve(),
         }
     }
@@ -282,7 +347,9 @@ impl World {
     fn serve(&mut self) {
         let is_good =
             |member: &Member| self.is_there(member) && !self.damaged.contains(&member.osd);
-        if !self.entry.acting.iter().all(is_good) {
+        let primary = self.entry.primary.expect("somebody leads");
+        let reaches = |member: &Member| !self.scene.links.is_broken(primary, member.osd);
+        if !self.entry.acting.iter().all(|member| is_good(member) && reaches(member)) {
             return;
         }
         let acting: BTreeSet<OsdId> = self.entry.acting.iter().map(|member| member.osd).collect();
@@ -332,6 +399,18 @@ impl World {
     }
 }
 
+impl World {
+    /// Where nothing new is known entries do not change to and fro.
+    fn comes_to_rest(&mut self) {
+        let renew = std::mem::take(&mut self.scene.renew);
+        for _ in 0..20 {
+            self.step();
+        }
+        assert_eq!(self.scene.next(&self.entry), None, "{:?}", self.scene.links);
+        self.scene.renew = renew;
+    }
+}
+
 #[test]
 fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
     for seed in 1..=3_000u64 {
@@ -352,11 +431,13 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
             world.disturb();
             world.scene.renew &= world.draw(4) == 0;
             world.step();
+            world.comes_to_rest();
         }
         // Everybody comes back, and what was lost is given up: it ends where the plan wants it.
         world.whole = world.scene.standings.keys().copied().collect();
         world.scene.renew = false;
         world.scene.barred.clear();
+        world.scene.links = Links::default();
         world.event += 1;
         for standing in world.scene.standings.values_mut() {
             (standing.up, standing.suspect, standing.heard) = (true, false, world.event);

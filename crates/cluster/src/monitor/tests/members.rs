@@ -266,6 +266,68 @@ fn a_broken_link_parts_two_osds_where_one_leads_the_other_and_nowhere_else() {
     assert!(!rig.checks().contains(&"link_broken".to_string()));
 }
 
+/// The first OSD of each pair says again and again that it cannot reach the second.
+fn say(rig: &mut Rig, links: &[(u32, u32)]) {
+    for _ in 0..3 {
+        for (from, to) in links {
+            rig.unreachable(*from, *to, Unreachable::Silent);
+        }
+        rig.advance(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn a_primary_that_only_the_monitor_reaches_does_not_keep_its_pgs_from_the_others() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    let before = rig.entries();
+    let leads = |entry: &PgEntry| entry.primary == Some(osd_id(1));
+    assert!(before.iter().any(leads));
+    say(&mut rig, &[(1, 2), (1, 3)]);
+    for (old, new) in before.iter().zip(rig.entries()) {
+        if leads(old) {
+            assert_eq!((osds(&new.acting), osds(&new.learners)), ([2, 3].into(), [].into()));
+            assert!(!leads(&new));
+            assert_eq!(new.epoch, old.epoch.next(), "one epoch for it");
+        } else {
+            assert_eq!(*old, new, "they reach it, as far as they say");
+        }
+    }
+    assert!(up(&rig, 1));
+    // The links are whole again.
+    rig.advance(Duration::from_secs(6));
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
+#[test]
+fn osds_that_accuse_each_other_change_entries_less_and_less_often() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    let first = rig.entries();
+    let span = 20 * 60;
+    for _ in 0..span {
+        // A primary says whom of its PGs it cannot reach, and a link is broken for both.
+        let mut said = BTreeSet::new();
+        for entry in rig.entries() {
+            let from = entry.primary.unwrap().get();
+            let members = entry.acting.iter().chain(&entry.learners);
+            let others = members.map(|member| member.osd.get()).filter(|other| *other != from);
+            said.extend(others.filter(|other| [from, *other].contains(&1)).map(|to| (from, to)));
+        }
+        for (from, to) in said {
+            rig.unreachable(from, to, Unreachable::Silent);
+        }
+        rig.advance(Duration::from_secs(1));
+    }
+    for (old, new) in first.iter().zip(rig.entries()) {
+        assert!(osds(&new.acting).is_superset(&[2, 3].into()), "{new:?}");
+        let epochs = new.epoch.get() - old.epoch.get();
+        assert!(epochs <= 2 * (4 + span / 60), "{epochs} epochs");
+    }
+    rig.advance(Duration::from_secs(61));
+    rig.fill();
+    assert_at_rest(&rig);
+}
+
 #[test]
 fn a_member_that_failed_its_primary_comes_back_later_each_time() {
     let mut rig = Rig::with_copies(3, 2, 1, 1);
