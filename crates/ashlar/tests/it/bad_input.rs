@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::process::Command;
 
-use crate::harness::{ASHLAR, Cluster, misused, refused, run, text_of, wait_for};
+use crate::harness::{ASHLAR, Cluster, misused, refused, run, text_of};
 
 #[test]
 fn bad_names_and_sizes_are_refused() {
