@@ -339,7 +339,7 @@ impl Worker {
                 self.volumes.insert(handle, Some(slot));
                 Event::Open { volume: handle, name, read_only, lock }
             }
-            Job::Close { handle } => Event::Close { volume: handle },
+            Job::Close { handle } => Event::Close { volume: handle, patient: false },
             Job::Request { handle, wish, slot } => {
                 let id = RequestId(self.running.insert(slot) as u64);
                 let operation = self.operation(wish);

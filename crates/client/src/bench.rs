@@ -110,7 +110,7 @@ fn attach(shell: &mut Shell, name: &str, read_only: bool) -> Result<Attached, Fa
 /// What was done is durable after this, and the volume is free for the next.
 fn detach(shell: &mut Shell) -> Result<(), Failure> {
     let mut answers = Vec::new();
-    shell.tell(Event::Close { volume: VOLUME }, &mut answers);
+    shell.tell(Event::Close { volume: VOLUME, patient: false }, &mut answers);
     while !answers.iter().any(|answer| matches!(answer, Effect::Closed { .. })) {
         shell.turn(None, &mut answers)?;
     }

@@ -87,6 +87,8 @@ pub(crate) struct Volume {
     pub(crate) own_sync: Option<RequestKey>,
     /// Closing took too long: what is left is left.
     has_given_up: bool,
+    /// Closing, it awaits what is not durable for as long as the session lasts.
+    is_patient: bool,
     /// Whether this session has synced every PG of the image.
     synced_all: bool,
     /// A change was given up that had no answer: it may still be on its way.
@@ -110,15 +112,23 @@ pub(crate) enum Attachment {
     Opening { ask: u64 },
     /// Serves.
     Open(Attached),
-    /// The session is over.
-    Ended,
+    /// The session is over; whether something of it may be lost.
+    Ended { is_lost: bool },
 }
 
 impl Volume {
     pub(crate) fn attached(&self) -> Option<&Attached> {
         match &self.attachment {
             Attachment::Open(attached) => Some(attached),
-            Attachment::Opening { .. } | Attachment::Ended => None,
+            Attachment::Opening { .. } | Attachment::Ended { .. } => None,
+        }
+    }
+
+    /// What is answered once the session is over.
+    fn why_ended(&self) -> VolumeError {
+        match self.attachment {
+            Attachment::Ended { is_lost: true } => VolumeError::Lost,
+            _ => VolumeError::Ended,
         }
     }
 
@@ -171,7 +181,7 @@ impl ClientCore {
             Event::Open { volume, name, read_only, lock } => {
                 self.open(now, volume, name, (read_only, lock), effects);
             }
-            Event::Close { volume } => self.close(now, volume, effects),
+            Event::Close { volume, patient } => self.close(now, volume, patient, effects),
             Event::Request { id, volume, operation } => {
                 self.request(now, id, volume, operation, effects);
             }
@@ -243,7 +253,11 @@ impl ClientCore {
             Timer::Close(handle) => {
                 let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
                 volume.close_deadline = None;
-                self.give_up(now, handle, effects);
+                if volume.is_patient && !volume.undurable.is_empty() {
+                    self.arm_close(now, handle);
+                } else {
+                    self.give_up(now, handle, effects);
+                }
             }
         }
     }
@@ -282,6 +296,7 @@ impl ClientCore {
             held_reads: Vec::new(),
             own_sync: None,
             has_given_up: false,
+            is_patient: false,
             synced_all: false,
             has_unanswered: false,
         };
@@ -311,12 +326,19 @@ impl ClientCore {
         effects.push(Effect::Opened { volume: handle, result });
     }
 
-    fn close(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+    fn close(
+        &mut self,
+        now: Time,
+        handle: VolumeHandle,
+        is_patient: bool,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(volume) = self.volumes.get_mut(&handle) else {
             effects.push(Effect::Closed { volume: handle });
             return;
         };
         volume.closing = true;
+        volume.is_patient = is_patient;
         if let Attachment::Opening { .. } = volume.attachment {
             let failure = Failure {
                 code: "closed".to_string(),
@@ -328,10 +350,7 @@ impl ClientCore {
             return;
         }
         if volume.close_deadline.is_none() {
-            let is_lazy = volume.is_lazy();
-            let deadline = now + if is_lazy { CLOSE_SYNC_TIME_MAX } else { CLOSE_TIME_MAX };
-            volume.close_deadline = Some(deadline);
-            self.timers.arm(deadline, Timer::Close(handle));
+            self.arm_close(now, handle);
         }
         // All are marked first: the end of one's part lets the next of its stripe go.
         let of_volume = self.requests.iter_mut().filter(|(_, request)| request.volume == handle);
@@ -347,6 +366,13 @@ impl ClientCore {
             }
         }
         self.touched.push(handle);
+    }
+
+    fn arm_close(&mut self, now: Time, handle: VolumeHandle) {
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        let span = if volume.is_lazy() { CLOSE_SYNC_TIME_MAX } else { CLOSE_TIME_MAX };
+        volume.close_deadline = Some(now + span);
+        self.timers.arm(now + span, Timer::Close(handle));
     }
 
     /// A closing volume no longer awaits what it has sent. Requires: its requests have failed.
@@ -402,13 +428,22 @@ impl ClientCore {
             self.stripes.remove(&place);
         }
         let of_volume = self.requests.iter().filter(|(_, request)| request.volume == handle);
-        let keys: Vec<RequestKey> = of_volume.map(|(key, _)| key).collect();
+        let mut has_change = false;
+        let keys = of_volume.map(|(key, request)| {
+            has_change |= matches!(request.kind, Kind::Write { .. } | Kind::Zero { .. });
+            key
+        });
+        let keys: Vec<RequestKey> = keys.collect();
+        let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
+        // Whoever closed it awaits nothing.
+        let is_lost = !volume.closing && (has_change || !volume.unsynced.is_empty());
+        volume.attachment = Attachment::Ended { is_lost };
+        let error = volume.why_ended();
         for key in keys {
-            self.answer(key, Err(VolumeError::Ended), effects);
+            self.answer(key, Err(error.clone()), effects);
             self.forget_request(key);
         }
-        let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
-        volume.attachment = Attachment::Ended;
+        let volume = self.volumes.get_mut(&handle).expect("looked at above");
         volume.part_count = 0;
         volume.byte_count = 0;
         volume.unsynced.clear();
@@ -466,9 +501,8 @@ impl ClientCore {
         operation: Operation,
     ) -> Result<Option<Kind>, VolumeError> {
         let volume = self.volumes.get(&handle).filter(|volume| !volume.closing);
-        let (volume, attached) = volume
-            .and_then(|volume| Some((volume, volume.attached()?)))
-            .ok_or(VolumeError::Ended)?;
+        let volume = volume.ok_or(VolumeError::Ended)?;
+        let attached = volume.attached().ok_or_else(|| volume.why_ended())?;
         let size = attached.image.size;
         let range = |offset: u64, length: u64| -> Result<Range<u64>, VolumeError> {
             let end = offset.checked_add(length).filter(|end| *end <= size && length > 0);

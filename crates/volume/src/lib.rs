@@ -68,10 +68,12 @@ pub enum Event {
     /// not sent is dropped, and what is sent is awaited, at most for 2 s. What was done lazily is
     /// made durable first, which may take 2 s more. [`Effect::Closed`] says
     /// that nothing more is sent of it, and that a later attach of the volume through this core is
-    /// ordered after all of it.
+    /// ordered after all of it. May be said again, for the sake of `patient`.
     Close {
         /// Which.
         volume: VolumeHandle,
+        /// What was done lazily is awaited for as long as the session lasts: its user may come back.
+        patient: bool,
     },
     /// Read, write and so on.
     Request {
@@ -204,8 +206,12 @@ pub enum VolumeError {
     ReadOnly,
     /// Outside the volume, or no bytes at all (EINVAL).
     OutOfRange,
-    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN).
+    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). Nothing that
+    /// was done is lost, and nothing of it may still happen.
     Ended,
+    /// The session is over, and changes of it that were not durable yet, or not answered, may have
+    /// happened or not, or may not outlive a failure (EIO).
+    Lost,
     /// Not done within the time the user set (ETIMEDOUT); it may still happen.
     TimedOut,
     /// An OSD says the request breaks a rule: a bug of ours, reported in its words (EIO).
@@ -223,6 +229,9 @@ impl std::fmt::Display for VolumeError {
             VolumeError::ReadOnly => f.write_str("the volume is attached read-only"),
             VolumeError::OutOfRange => f.write_str("the range is empty or outside the volume"),
             VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
+            VolumeError::Lost => f.write_str(
+                "the session is over, and its last writes may be lost: attach the volume again",
+            ),
             VolumeError::TimedOut => f.write_str("not done in time; it may still happen"),
             VolumeError::Invalid { why } => write!(f, "the OSD refused the request: {why}"),
         }

@@ -13,8 +13,13 @@
 //!      beyond that it is not read. Until it uses an export it has a bounded time.
 //!   3. Of a name one volume at a time is attached: the next one waits until nothing more is sent
 //!      for the one before, so that a client never meets late writes of one that has left.
-//!   4. When a session is over, its clients are cut off without answers: those that connect again
-//!      get a new session, and nobody sees an error that the next attach would have avoided.
+//!   4. When a session is over and nothing of it is lost, its clients are cut off without answers:
+//!      those that connect again get a new session, and nobody sees an error that the next attach
+//!      would have avoided. If something may be lost they get errors to the end of their connections:
+//!      one that was cut off would send its last writes again, over what another has written since,
+//!      and be told by its next flush that all is durable.
+//!   5. While what was done lazily is not durable its session is kept although its clients have left:
+//!      one may come back, and its next flush speaks of that, too.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -154,6 +159,9 @@ struct Volume {
     is_waiting: bool,
     attached: Option<Attached>,
     clients: BTreeSet<ConnectionId>,
+    /// Its session is over, and something of it may be lost: its clients get errors, and nothing
+    /// more is sent for it.
+    is_lost: bool,
 }
 
 /// A request of a client that the client core works on.
@@ -243,6 +251,10 @@ impl Hub {
                 self.is_ending = true;
                 for connection in self.clients.keys().copied().collect::<Vec<_>>() {
                     self.leave(now, connection, effects);
+                }
+                let unused = self.volumes.iter().filter(|(_, volume)| volume.clients.is_empty());
+                for handle in unused.map(|(handle, _)| *handle).collect::<Vec<_>>() {
+                    self.detach(now, handle, effects);
                 }
             }
         }
@@ -589,7 +601,7 @@ impl Hub {
         client.volume = Some(handle);
         let clients = BTreeSet::from([connection]);
         self.volumes_by_name.insert(name.clone(), handle);
-        let volume = Volume { name, is_waiting: true, attached: None, clients };
+        let volume = Volume { name, is_waiting: true, attached: None, clients, is_lost: false };
         self.volumes.insert(handle, volume);
         self.open(now, handle, effects);
     }
@@ -597,7 +609,10 @@ impl Hub {
     /// Attaches a volume that waits, once it is the only one of its name.
     fn open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let name = self.volumes[&handle].name.clone();
-        if self.volumes.iter().any(|(other, volume)| *other != handle && volume.name == name) {
+        let is_before = |(other, volume): (&VolumeHandle, &Volume)| {
+            *other != handle && volume.name == name && !volume.is_lost
+        };
+        if self.volumes.iter().any(is_before) {
             return;
         }
         let volume = self.volumes.get_mut(&handle).expect("looked at above");
@@ -667,7 +682,8 @@ impl Hub {
     /// a new attach, which sees the volume as it is then.
     fn detach(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         self.forget_name(handle);
-        self.tell_core(now, CoreEvent::Close { volume: handle }, effects);
+        let patient = !self.is_ending;
+        self.tell_core(now, CoreEvent::Close { volume: handle, patient }, effects);
     }
 
     fn forget_name(&mut self, handle: VolumeHandle) {
@@ -736,6 +752,13 @@ impl Hub {
         self.byte_count -= running.weight;
         match result {
             Err(VolumeError::Ended) => self.cut_off(now, handle, effects),
+            Err(VolumeError::Lost) => {
+                self.forget_name(handle);
+                if let Some(volume) = self.volumes.get_mut(&handle) {
+                    volume.is_lost = true;
+                }
+                self.reply(now, &running, result, effects);
+            }
             result => self.reply(now, &running, result, effects),
         }
         self.admit(now, effects);

@@ -43,7 +43,7 @@ impl MemoryOsd {
                 let version = self.version(place.stripe);
                 Ok(Outcome::Read { version, checksums, data: pool.copy_of(&data) })
             }
-            Op::Write { place, offset, checksums, data, expected, .. } => {
+            Op::Write { place, offset, checksums, data, expected, lazy } => {
                 if first_mismatch(data, checksums).is_some() {
                     return Err(Refusal::Corrupted);
                 }
@@ -54,13 +54,13 @@ impl MemoryOsd {
                 for (unit, bytes) in units(*offset, data.len() as u32).zip(data.chunks(UNIT)) {
                     self.units.insert((place.stripe, unit), bytes.to_vec());
                 }
-                Ok(self.written(place.stripe))
+                Ok(self.written(place.stripe, *lazy))
             }
-            Op::Zero { place, offset, length, .. } => {
+            Op::Zero { place, offset, length, lazy, .. } => {
                 for unit in units(*offset, *length) {
                     self.units.remove(&(place.stripe, unit));
                 }
-                Ok(self.written(place.stripe))
+                Ok(self.written(place.stripe, *lazy))
             }
             Op::Extents { place, .. } => {
                 let written = |unit: &u32| self.units.contains_key(&(place.stripe, *unit));
@@ -79,11 +79,11 @@ impl MemoryOsd {
         self.versions.get(&stripe).copied().unwrap_or(Version::ZERO)
     }
 
-    fn written(&mut self, stripe: StripeIndex) -> Outcome {
+    fn written(&mut self, stripe: StripeIndex, lazy: bool) -> Outcome {
         self.counter += 1;
         let version = Version { epoch: Epoch::new(1), counter: self.counter };
         self.versions.insert(stripe, version);
-        Outcome::Written { version, durable: true }
+        Outcome::Written { version, durable: !lazy }
     }
 }
 

@@ -190,7 +190,7 @@ impl World {
         self.tally.operations.add("detach", 1);
         let attachment = self.clients[index].attached.get_mut(&handle).expect("attached");
         attachment.stage = Stage::Closing;
-        self.apply_client(index, Event::Close { volume: handle })
+        self.apply_client(index, Event::Close { volume: handle, patient: false })
     }
 
     /// Writes a whole volume that was just attached, so that its PGs have much to be filled with.
@@ -524,7 +524,7 @@ impl World {
             VolumeError::Damaged if self.rot_happened && (!self.must_be_whole || is_lost) => {
                 self.tally.faults.add("damaged range met", 1);
             }
-            VolumeError::Ended => {
+            VolumeError::Ended | VolumeError::Lost => {
                 self.tally.faults.add("session ended", 1);
                 let attachment = self.clients[index].attached.get_mut(&handle);
                 if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
@@ -540,7 +540,7 @@ impl World {
         }
         if let Work::Change { id } = work {
             // Of one that was given up parts may still be on their way.
-            if !matches!(error, VolumeError::Ended | VolumeError::TimedOut) {
+            if !matches!(error, VolumeError::Ended | VolumeError::Lost | VolumeError::TimedOut) {
                 self.volumes[volume].failed(*id, to);
             }
         }

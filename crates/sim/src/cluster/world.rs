@@ -477,7 +477,7 @@ impl World {
         }
         for (client, handle) in std::mem::take(&mut self.to_close) {
             if self.clients[client].core.is_some() {
-                self.apply_client(client, volume::Event::Close { volume: handle })?;
+                self.apply_client(client, volume::Event::Close { volume: handle, patient: false })?;
             }
         }
         for (client, handle) in std::mem::take(&mut self.to_fill) {

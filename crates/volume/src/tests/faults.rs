@@ -65,8 +65,8 @@ fn a_fenced_session_is_over() {
     let first = world.write(0, &vec![1; UNIT]);
     let second = world.write(BLOCK, &vec![1; UNIT]);
     world.refuse(Refusal::Fenced);
-    assert_eq!(world.result(first), Err(VolumeError::Ended));
-    assert_eq!(world.result(second), Err(VolumeError::Ended));
+    assert_eq!(world.result(first), Err(VolumeError::Lost));
+    assert_eq!(world.result(second), Err(VolumeError::Lost));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_request_ends_when_patience_does_and_its_place_stays_taken_until_it_did() {
     world.reply(&sent, outcome);
     assert_eq!(world.finish(second), Ok(Answer::Done));
     assert_eq!(world.bytes(0, 1), [2]);
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
     assert_eq!(world.core.deadline(), None);
 }
@@ -246,7 +246,7 @@ fn a_change_that_may_be_on_its_way_is_told_when_its_session_is_closed() {
             assert_eq!(world.result(id), Err(VolumeError::TimedOut));
             world.break_osd(osd);
         }
-        world.apply(Event::Close { volume: VOLUME });
+        world.apply(Event::Close { volume: VOLUME, patient: false });
         let closed = ToMonitor::CloseSession { session: SESSION, unanswered };
         assert_eq!(world.told.back(), Some(&closed));
     }
@@ -261,7 +261,7 @@ fn a_closed_volume_sends_nothing_again() {
         world.write(10, &[1; 5]);
         world.serve_one();
         world.write_from_elsewhere(0, 0, 9);
-        world.apply(Event::Close { volume: VOLUME });
+        world.apply(Event::Close { volume: VOLUME, patient: false });
         world.refuse(refusal);
         assert!(world.asked.is_empty());
         assert_eq!(world.detached, [VOLUME]);
@@ -275,7 +275,7 @@ fn a_closed_volume_does_not_read_to_write_after() {
     let mut world = World::attached();
     world.write(10, &[1; 5]);
     let read = world.next();
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     let outcome = world.execute(&read.1.op);
     world.reply(&read, outcome);
     assert!(world.asked.is_empty());
@@ -288,7 +288,7 @@ fn a_closed_volume_whose_write_is_lost_says_that_it_may_still_happen() {
     world.write(0, &vec![1; UNIT]);
     world.connect();
     let osd = world.asked_osd();
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     world.break_osd(osd);
     assert_eq!(world.detached, [VOLUME]);
     assert_eq!(world.told.back(), Some(&closed(true)));
@@ -304,7 +304,7 @@ fn a_closed_volume_awaits_a_silent_osd_for_two_seconds() {
             false => world.read(0, 1),
         };
         let late = world.next();
-        world.apply(Event::Close { volume: VOLUME });
+        world.apply(Event::Close { volume: VOLUME, patient: false });
         assert!(world.detached.is_empty());
         assert_eq!(world.wait(), Duration::from_secs(2));
         assert_eq!(world.result(id), Err(VolumeError::Ended));
@@ -319,7 +319,7 @@ fn a_closed_volume_awaits_a_silent_osd_for_two_seconds() {
 #[test]
 fn a_detach_is_told_again_until_a_monitor_is_known_to_have_heard_it() {
     let mut world = World::attached();
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     world.break_monitor();
     world.told.clear();
     world.wait();
@@ -352,6 +352,6 @@ fn a_failed_part_drops_those_that_were_not_sent() {
     world.refuse(Refusal::Full);
     assert_eq!(world.result(id), Err(VolumeError::Full));
     assert!(world.asked.is_empty());
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
 }

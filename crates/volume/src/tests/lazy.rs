@@ -278,7 +278,7 @@ fn closing_makes_durable_what_was_done() {
     let mut world = World::lazy(None);
     world.flush();
     world.write_unit(0, 1);
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert!(world.detached.is_empty());
     assert_eq!(world.waiting(), rows(&[(1, "sync")]));
     world.serve();
@@ -298,7 +298,7 @@ fn closing_gives_up_on_a_cluster_that_does_not_answer() {
             world.next_epoch(pg());
         }
         world.write(0, &[2; UNIT]);
-        world.apply(Event::Close { volume: VOLUME });
+        world.apply(Event::Close { volume: VOLUME, patient: false });
         while world.detached.is_empty() {
             world.wait();
         }
@@ -307,6 +307,64 @@ fn closing_gives_up_on_a_cluster_that_does_not_answer() {
         assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
         assert_eq!(world.core.deadline(), None);
     }
+}
+
+#[test]
+fn closing_patiently_awaits_what_is_not_durable_while_the_session_lasts() {
+    for ends in [false, true] {
+        let mut world = World::lazy(None);
+        world.write_unit(0, 1);
+        world.apply(Event::Close { volume: VOLUME, patient: true });
+        let began = world.now;
+        while world.now.since(began) < base::Duration::from_secs(60) {
+            world.wait();
+        }
+        assert!(world.detached.is_empty());
+        if ends {
+            world.say(cluster::message::FromMonitor::SessionEnded { session: SESSION });
+        } else {
+            world.serve();
+            let told = world.told.pop_back().expect("told");
+            assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: false });
+        }
+        assert_eq!(world.detached, [VOLUME]);
+        assert_eq!(world.core.deadline(), None);
+    }
+}
+
+#[test]
+fn one_that_closed_patiently_gives_up_when_it_is_told_to_hurry() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.apply(Event::Close { volume: VOLUME, patient: true });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
+    while world.detached.is_empty() {
+        world.wait();
+    }
+    let told = world.told.pop_back().expect("told");
+    assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: true });
+}
+
+#[test]
+fn the_end_of_a_session_says_whether_something_may_be_lost() {
+    let ended = || cluster::message::FromMonitor::SessionEnded { session: SESSION };
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.flush();
+    world.say(ended());
+    let after = world.read(0, 1);
+    assert_eq!(world.result(after), Err(VolumeError::Ended), "all of it is durable");
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    let read = world.read(0, 1);
+    world.say(ended());
+    assert_eq!(world.result(read), Err(VolumeError::Lost), "an answered write was not");
+    let flush = world.ask(Operation::Flush);
+    assert_eq!(world.result(flush), Err(VolumeError::Lost), "nor will it be");
+    let mut world = World::attached();
+    let write = world.write(0, &[1; UNIT]);
+    world.say(ended());
+    assert_eq!(world.result(write), Err(VolumeError::Lost), "it may have happened");
 }
 
 #[test]
@@ -362,9 +420,9 @@ fn a_session_that_ends_forgets_what_it_kept() {
     world.next_epoch(pg());
     let read = world.read(0, 1);
     world.refuse(Refusal::Fenced);
-    assert_eq!(world.result(read), Err(VolumeError::Ended));
+    assert_eq!(world.result(read), Err(VolumeError::Lost));
     assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
     assert!(world.core.volumes[&VOLUME].unsynced.is_empty());
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
 }

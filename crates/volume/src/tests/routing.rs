@@ -149,7 +149,7 @@ fn io_goes_on_without_a_monitor() {
 fn a_session_closed_without_a_monitor_is_closed_at_the_next() {
     let mut world = World::attached();
     world.break_monitor();
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
     world.told.clear();
     world.wait();
@@ -165,7 +165,7 @@ fn a_volume_is_parted_with_when_a_monitor_has_recorded_it() {
     ] {
         let mut world = World::attached();
         assert!(world.core.is_parted());
-        world.apply(Event::Close { volume: VOLUME });
+        world.apply(Event::Close { volume: VOLUME, patient: false });
         assert_eq!(world.detached, [VOLUME]);
         assert!(!world.core.is_parted());
         world.say(FromMonitor::SessionClosed { session: SessionId::new(99) });
@@ -180,7 +180,7 @@ fn a_session_that_opens_after_its_volume_was_closed_is_given_back() {
     let mut world = World::new(None);
     world.open(false);
     world.connect();
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert!(matches!(world.opened[..], [(VOLUME, Err(_))]));
     assert_eq!(world.detached, [VOLUME]);
     world.accept_session();
@@ -199,15 +199,15 @@ fn when_a_session_ends_all_its_requests_do() {
     let late = world.next();
     world.say(FromMonitor::SessionEnded { session: SESSION });
     for id in [sent, held, delayed] {
-        assert_eq!(world.result(id), Err(VolumeError::Ended));
+        assert_eq!(world.result(id), Err(VolumeError::Lost));
     }
     let outcome = world.execute(&late.1.op);
     world.reply(&late, outcome);
     let id = world.read(0, 1);
-    assert_eq!(world.result(id), Err(VolumeError::Ended));
+    assert_eq!(world.result(id), Err(VolumeError::Lost));
     assert_eq!(world.core.deadline(), None);
     world.told.clear();
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
     assert!(world.told.is_empty(), "there is no session to close");
 }

@@ -248,7 +248,7 @@ fn a_volume_is_detached_after_its_requests_ended() {
     let id = world.write(0, &vec![1; UNIT]);
     world.connect();
     let held = world.write(0, &vec![2; UNIT]);
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.result(held), Err(VolumeError::Ended), "it was not sent");
     assert!(world.detached.is_empty());
     let late = world.write(0, &vec![1; UNIT]);
@@ -258,7 +258,7 @@ fn a_volume_is_detached_after_its_requests_ended() {
     let last = world.told.pop_back().expect("told");
     assert_eq!(last, ToMonitor::CloseSession { session: SESSION, unanswered: false });
     assert_eq!(world.core.deadline(), None);
-    world.apply(Event::Close { volume: VOLUME });
+    world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME, VOLUME]);
 }
 

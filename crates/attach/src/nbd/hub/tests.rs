@@ -434,7 +434,7 @@ fn when_a_session_is_over_its_clients_are_cut_off_and_the_next_attaches_anew() {
     let mut world = World::new();
     let (first, second) = (world.user(), world.user());
     world.refusal = Some(Refusal::Fenced);
-    world.write(first, 0, &[1; UNIT]);
+    world.request(first, 0, 0, (0, UNIT as u32));
     assert_eq!(world.take(first), b"", "no error that the next attach would avoid");
     assert!(world.closed.contains(&first));
     assert!(world.closed.contains(&second));
@@ -443,6 +443,64 @@ fn when_a_session_is_over_its_clients_are_cut_off_and_the_next_attaches_anew() {
     assert_eq!(world.cluster.opened_count, 2);
     world.write(third, 0, &[1; UNIT]);
     assert_eq!(world.take(third), simple(0));
+}
+
+#[test]
+fn when_writes_of_a_session_may_be_lost_its_clients_get_errors_to_their_ends() {
+    let mut world = World::new();
+    let (first, second) = (world.user(), world.user());
+    world.refusal = Some(Refusal::Fenced);
+    world.write(first, 0, &[1; UNIT]);
+    assert_eq!(world.take(first), simple(5), "sent again it would overwrite what came since");
+    assert!(world.closed.is_empty());
+    world.refusal = None;
+    let third = world.user();
+    assert_eq!(world.cluster.opened_count, 2);
+    world.write(third, 0, &[3; UNIT]);
+    assert_eq!(world.take(third), simple(0));
+    for client in [first, second] {
+        world.write(client, 0, &[1; UNIT]);
+        assert_eq!(world.take(client), simple(5));
+        world.request(client, 3, 0, (0, 0));
+        assert_eq!(world.take(client), simple(5), "a flush would promise too much");
+    }
+    world.request(third, 0, 0, (0, UNIT as u32));
+    assert_eq!(world.take(third)[16..], [3; UNIT]);
+    for client in [first, second, third] {
+        world.apply(Event::Gone(client));
+    }
+    assert!(world.hub.volumes.is_empty());
+}
+
+#[test]
+fn a_lazy_client_that_comes_back_waits_until_what_it_left_is_durable() {
+    for is_ending in [false, true] {
+        let mut world = World::new();
+        world.cluster.is_lazy = true;
+        let first = world.user();
+        world.write(first, 0, &[1; UNIT]);
+        assert_eq!(world.take(first), simple(0));
+        world.held = Some(Vec::new());
+        world.apply(Event::Gone(first));
+        if is_ending {
+            world.apply(Event::Shutdown);
+        }
+        let second = world.connect();
+        if !is_ending {
+            assert!(world.go(second, "disk").is_empty());
+        }
+        let began = world.now;
+        while !world.hub.volumes.is_empty() && world.now.since(began) < Duration::from_secs(60) {
+            world.now = world.hub.deadline().expect("it goes on trying");
+            world.apply(Event::Tick);
+        }
+        assert_eq!(world.hub.volumes.is_empty(), is_ending, "the end of the server does not wait");
+        if !is_ending {
+            world.release();
+            assert_eq!(kinds_of(&world.take(second)), [3, 3, 1]);
+            assert!(world.cluster.unanswered.is_empty());
+        }
+    }
 }
 
 #[test]
