@@ -36,6 +36,12 @@ pub enum Bug {
     RevisionNotCompared,
     /// Node: a primary serves without its members' leases.
     ReadWithoutLease,
+    /// Node: a new primary begins before its own lease to an earlier one has run out.
+    LeaseNotWaitedOut,
+    /// Node: a primary whose map is behind keeps its leases.
+    StaleRevisionAccepted,
+    /// Node: a member takes part in an epoch before its leases to an earlier primary have run out.
+    QueryAnsweredBeforeGrantsEnd,
     /// Node: a member hears messages of any epoch, from anybody.
     EpochNotComparedByMember,
     /// Cluster: a whole map, as after a restart, is taken without its fences.
@@ -52,6 +58,8 @@ pub enum Bug {
     ReadOfUnfinishedWrite,
     /// PG: a learner is reported complete before it is filled.
     LearnerCountedAsMember,
+    /// PG: tombstones go while members lack or are being filled.
+    TombstoneDroppedEarly,
     /// PG: versions go on in the epoch of what was adopted: some are given twice.
     CounterReusedAfterRestart,
     /// PG: what a returning member holds and was never adopted stays there.
@@ -72,13 +80,17 @@ pub enum Bug {
     LazyWithoutLock,
     /// Volume: what was done and is not durable is not written again in a new epoch.
     ReplaySkipped,
+    /// Cluster: a transaction does not compare who leads.
+    LeadershipNotCompared,
+    /// Cluster: a monitor takes leadership though another one's lease stands.
+    LeadershipTakenOver,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 30] = [
+    pub const ALL: [(&'static str, Bug); 37] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -94,12 +106,16 @@ impl Bug {
         ("old-epoch-accepted", Bug::OldEpochAccepted),
         ("revision-not-compared", Bug::RevisionNotCompared),
         ("read-without-lease", Bug::ReadWithoutLease),
+        ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
+        ("stale-revision-accepted", Bug::StaleRevisionAccepted),
+        ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),
         ("epoch-not-compared-by-member", Bug::EpochNotComparedByMember),
         ("fences-lost-by-restart", Bug::FencesLostByRestart),
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
         ("ack-before-members", Bug::AckBeforeMembers),
         ("read-of-unfinished-write", Bug::ReadOfUnfinishedWrite),
         ("learner-counted-as-member", Bug::LearnerCountedAsMember),
+        ("tombstone-dropped-early", Bug::TombstoneDroppedEarly),
         ("counter-reused-after-restart", Bug::CounterReusedAfterRestart),
         ("divergence-kept", Bug::DivergenceKept),
         ("position-trusted", Bug::PositionTrusted),
@@ -107,7 +123,10 @@ impl Bug {
         ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
         ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
+        ("old-need-accepted", Bug::OldNeedAccepted),
         ("lazy-without-lock", Bug::LazyWithoutLock),
+        ("leadership-not-compared", Bug::LeadershipNotCompared),
+        ("leadership-taken-over", Bug::LeadershipTakenOver),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
     ];
 }

@@ -110,7 +110,7 @@ pub enum ToMonitor {
     /// The OSD was asked to stop and serves nothing any more: its PGs need not wait to see whether it
     /// comes back.
     OsdLeaves,
-    /// The answer to [`FromMonitor::Probe`].
+    /// The answer to [`FromMonitor::Probe`], over the connection that it came over.
     Alive {
         /// As asked.
         nonce: u64,
@@ -206,7 +206,7 @@ pub enum FromMonitor {
         /// The OSD's run.
         incarnation: Incarnation,
     },
-    /// Answer at once: somebody's absence is being judged.
+    /// Answer at once: somebody's absence is being judged, or whether a boot is still meant.
     Probe {
         /// Names the answer.
         nonce: u64,

@@ -471,7 +471,7 @@ impl Monitor {
             ToMonitor::OsdUnreachable { osd, incarnation, how } => {
                 self.on_unreachable(now, connection, osd, incarnation, how, effects);
             }
-            ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce),
+            ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce, effects),
             ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
             ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
             ToMonitor::MonitorHere { monitor, addresses, pid } => {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use base::hash::PG_COUNT_MAX;
+use base::planted::{self, Bug};
 use base::{MapRevision, OsdId, PgId, PoolId, Time};
 use blockstore::NoteKey;
 use cluster::map::{MapDelta, PoolMap};
@@ -173,7 +174,7 @@ impl Node {
 
     /// A primary begins when no earlier one may serve by a grant of this OSD.
     fn wait_for_grants(&mut self, now: Time, entry: &PgEntry) -> Option<String> {
-        if !self.leads(entry) {
+        if !self.leads(entry) || planted::on(Bug::LeaseNotWaitedOut) {
             return None;
         }
         let until = self.leases.is_revoked_until(now, entry)?;
@@ -265,7 +266,8 @@ impl Node {
     /// Requires: the map has its pool.
     pub(crate) fn shape_of(&self, pg: PgId) -> Shape {
         let rules = &self.map.pools[&pg.pool].pool;
-        Shape { pg, pg_count: rules.pg_count, block_size: rules.block_size }
+        let limits = self.settings.pg_limits;
+        Shape { pg, pg_count: rules.pg_count, block_size: rules.block_size, limits }
     }
 
     fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {

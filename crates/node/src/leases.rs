@@ -21,6 +21,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use base::planted::{self, Bug};
 use base::{Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
 use format::wire::{LOST_COUNT_MAX, Member, PgEntry};
 
@@ -207,7 +208,10 @@ impl Leases {
             return None;
         }
         given.until = given.until.max(now + giver_span(terms.span));
-        let lost = given.revoked.iter().map(|(pg, revoked)| (*pg, revoked.epoch)).collect();
+        let lost = match planted::on(Bug::StaleRevisionAccepted) {
+            true => Vec::new(),
+            false => given.revoked.iter().map(|(pg, revoked)| (*pg, revoked.epoch)).collect(),
+        };
         let valid_ms = u32::try_from(terms.span.as_millis()).unwrap_or(u32::MAX);
         Some(Grant { stamp, valid_ms, lost, is_full: terms.is_full })
     }

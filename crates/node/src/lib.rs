@@ -144,6 +144,8 @@ pub struct Settings {
     pub reconnect_max: Duration,
     /// How long a monitor may take to answer a boot.
     pub boot_max: Duration,
+    /// How much of everything a PG holds at once.
+    pub pg_limits: pg::Limits,
 }
 
 impl Default for Settings {
@@ -159,6 +161,7 @@ impl Default for Settings {
             reconnect_min: Duration::from_millis(50),
             reconnect_max: Duration::from_secs(2),
             boot_max: Duration::from_secs(5),
+            pg_limits: pg::Limits::default(),
         }
     }
 }

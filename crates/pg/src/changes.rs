@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //!   1. Every change of the PG at this member with a version above `reach` is in it.
-//!   2. At most [`CHANGES_MAX`] changes.
+//!   2. At most as many changes as it was made for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,12 +10,12 @@ use std::ops::Range;
 use base::Version;
 use blockstore::BlockKey;
 
-use crate::limits::CHANGES_MAX;
 use crate::units::Units;
 
 /// See the module.
 pub struct Changes {
     reach: Version,
+    count_max: usize,
     list: VecDeque<Changed>,
 }
 
@@ -27,14 +27,14 @@ struct Changed {
 }
 
 impl Changes {
-    /// Nothing is known of changes up to `reach`.
-    pub fn new(reach: Version) -> Changes {
-        Changes { reach, list: VecDeque::new() }
+    /// Nothing is known of changes up to `reach`. Of the later ones the last `count_max` are kept.
+    pub fn new(reach: Version, count_max: usize) -> Changes {
+        Changes { reach, count_max, list: VecDeque::new() }
     }
 
     /// A block changed.
     pub fn add(&mut self, version: Version, key: BlockKey, units: Range<u32>) {
-        if self.list.len() == CHANGES_MAX
+        if self.list.len() == self.count_max
             && let Some(oldest) = self.list.pop_front()
         {
             self.reach = self.reach.max(oldest.version);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn units_that_changed_since_a_version_are_told() {
-        let mut changes = Changes::new(version(2));
+        let mut changes = Changes::new(version(2), 12);
         changes.add(version(3), key(1), 0..2);
         changes.add(version(4), key(1), 3..4);
         changes.add(version(5), key(2), 0..1);
@@ -88,11 +88,11 @@ mod tests {
 
     #[test]
     fn what_fell_out_of_the_list_is_not_told() {
-        let mut changes = Changes::new(Version::ZERO);
-        for counter in 1..=CHANGES_MAX as u64 + 1 {
+        let mut changes = Changes::new(Version::ZERO, 12);
+        for counter in 1..=13 {
             changes.add(version(counter), key(counter as u32), 0..1);
         }
         assert!(changes.since(Version::ZERO).is_none());
-        assert_eq!(changes.since(version(1)).unwrap().len(), CHANGES_MAX);
+        assert_eq!(changes.since(version(1)).unwrap().len(), 12);
     }
 }

@@ -15,7 +15,7 @@ use format::wire::{ListedBlock, PeerBody};
 
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Lead};
-use super::limits::{ADOPTIONS_MAX, LIST_COUNT_MAX};
+use super::limits::ADOPTIONS_MAX;
 use super::{Action, Call, CallId, NewerFor, Pg, Serving};
 
 /// How far the comparison is.
@@ -210,7 +210,8 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let call = CallId(self.calls.insert(Call::Newer(what)) as u32);
-        actions.push(Action::ListNewer { call, newer_than, after, count_max: LIST_COUNT_MAX });
+        let count_max = self.shape.limits.list_count_max;
+        actions.push(Action::ListNewer { call, newer_than, after, count_max });
     }
 
     /// Names a question to a member.

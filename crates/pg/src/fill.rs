@@ -22,7 +22,6 @@ use format::wire::{Filling, ListedBlock, MemberState, PeerBody};
 use super::compare::{Page, check_list};
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Contact, Lead};
-use super::limits::{LEARNER_BYTES_MAX, PROGRESS_EVERY, WHOLE_COUNT_MAX};
 use super::units::{Held, Units};
 use super::{Action, MemberSet, Need, NewerFor, Pg, Serving};
 
@@ -247,13 +246,14 @@ impl Pg {
         is_last: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
+        let whole_count_max = self.shape.limits.whole_count_max;
         let peer = &mut self.lead().peers[index];
         let intake = peer.intake.as_mut().expect("it is being judged");
         check_list(intake.end, intake.after, &blocks, is_last)?;
         intake.after = blocks.last().map(|block| block.key).or(intake.after);
         let keys = blocks.iter().map(|block| block.key);
         let whole: BTreeSet<BlockKey> = intake.filling.whole.drain(..).chain(keys).collect();
-        let is_over = whole.len() > WHOLE_COUNT_MAX;
+        let is_over = whole.len() > whole_count_max;
         intake.filling.whole = whole.into_iter().collect();
         if !is_over && !is_last {
             self.list_intake(index, actions);
@@ -265,7 +265,7 @@ impl Pg {
 
     /// A learner takes part from now on.
     fn admit(&mut self, index: usize, mut filling: Filling, actions: &mut Vec<Action>) {
-        if filling.whole.len() > WHOLE_COUNT_MAX {
+        if filling.whole.len() > self.shape.limits.whole_count_max {
             list_all(&mut filling);
         }
         let open = self.window.slots();
@@ -311,11 +311,12 @@ impl Pg {
     /// A learner is sent a write. One that answers more slowly than clients write would take ever
     /// more memory here: from a bound on it is awaited as a member is.
     pub(crate) fn learner_sent(&mut self, index: usize, version: Version, bytes: u64) {
+        let bytes_max = self.shape.limits.learner_bytes_max;
         let Some(filler) = self.filler(index) else { return };
         let unanswered = &mut filler.unanswered;
         unanswered.writes.insert(version.counter, bytes);
         unanswered.bytes += bytes;
-        if unanswered.bytes > LEARNER_BYTES_MAX && !unanswered.is_awaited {
+        if unanswered.bytes > bytes_max && !unanswered.is_awaited {
             (unanswered.is_awaited, unanswered.is_stuck) = (true, false);
             self.required.add(index);
         }
@@ -328,12 +329,13 @@ impl Pg {
         version: Version,
         actions: &mut Vec<Action>,
     ) {
+        let bytes_max = self.shape.limits.learner_bytes_max;
         let Some(filler) = self.filler(index) else { return };
         let is_bound = filler.is_bound;
         let unanswered = &mut filler.unanswered;
         unanswered.bytes -= unanswered.writes.remove(&version.counter).unwrap_or(0);
         unanswered.is_stuck = false;
-        let has_caught_up = unanswered.bytes <= LEARNER_BYTES_MAX / 2;
+        let has_caught_up = unanswered.bytes <= bytes_max / 2;
         if unanswered.is_awaited && has_caught_up {
             unanswered.is_awaited = false;
             if !is_bound {
@@ -586,13 +588,14 @@ impl Pg {
     fn keep_position(&mut self, index: usize, actions: &mut Vec<Action>) {
         let mark = self.mark();
         let floor = self.stand.floor;
+        let progress_every = self.shape.limits.progress_every;
         let Some(filler) = self.filler(index).filter(|filler| !filler.progress_is_open) else {
             return;
         };
         let is_done = filler.is_phase_done();
         let is_planted = planted::on(Bug::LearnerCountedAsMember);
         let is_complete = filler.phase == Phase::Behind && is_done;
-        let is_due = filler.phase == Phase::Behind && filler.filled_count >= PROGRESS_EVERY;
+        let is_due = filler.phase == Phase::Behind && filler.filled_count >= progress_every;
         if is_complete || is_planted {
             return self.bind(index, actions);
         }

@@ -22,7 +22,6 @@ use slab::Slab;
 use super::compare::Compare;
 use super::copy::Job;
 use super::fill::{Filler, Intake};
-use super::limits::HISTORY_COUNT_MAX;
 use super::sync::Syncs;
 use super::window::Window;
 use super::{Action, Call, MEMBERS_MAX, MemberSet, Need, NoteFor, Pg, Record, Serving};
@@ -341,11 +340,12 @@ impl Pg {
     /// The acting members hold the same blocks: makes the epoch durable on all of them.
     pub(crate) fn journal(&mut self, actions: &mut Vec<Action>) {
         let entry = self.entry.clone().expect("an epoch is entered");
+        let history_count_max = self.shape.limits.history_count_max;
         let lead = self.lead();
         let floor = lead.acting_states().map(|state| state.floor).max();
         lead.adopted = lead.highest_complete();
         lead.floor = floor.expect("there are acting members");
-        lead.history = history_of(lead, entry.epoch);
+        lead.history = history_of(lead, entry.epoch, history_count_max);
         lead.unrecorded = lead.acting;
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
@@ -431,7 +431,7 @@ impl Pg {
 
 /// The activations that the member with the newest record knows, and this one: as many as learners
 /// above the floor can need.
-fn history_of(lead: &Lead, epoch: Epoch) -> Vec<Activation> {
+fn history_of(lead: &Lead, epoch: Epoch, count_max: usize) -> Vec<Activation> {
     let newest = lead.acting_states().max_by_key(|state| state.record_epoch);
     let known = newest.into_iter().flat_map(|state| &state.history);
     let mut all: BTreeMap<Epoch, Version> =
@@ -439,7 +439,7 @@ fn history_of(lead: &Lead, epoch: Epoch) -> Vec<Activation> {
     all.insert(epoch, lead.adopted);
     // A learner above the floor has a record of the floor's epoch or of a later one.
     let old = all.keys().filter(|epoch| **epoch <= lead.floor.epoch).count().saturating_sub(1);
-    let skipped = old.max(all.len().saturating_sub(HISTORY_COUNT_MAX));
+    let skipped = old.max(all.len().saturating_sub(count_max));
     let kept = all.into_iter().skip(skipped);
     kept.map(|(epoch, adopted)| Activation { epoch, adopted }).collect()
 }

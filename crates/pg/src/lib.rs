@@ -61,6 +61,7 @@ use format::wire::{
 use slab::Slab;
 
 pub use delete::DELETE_PORTION_MAX;
+pub use limits::Limits;
 pub use record::Record;
 
 use changes::Changes;
@@ -340,6 +341,8 @@ pub struct Shape {
     pub pg_count: u32,
     /// Block size of its pool.
     pub block_size: BlockSize,
+    /// How much of everything it holds at once.
+    pub limits: Limits,
 }
 
 /// One placement group at one of its members.
@@ -414,7 +417,7 @@ impl Pg {
             record,
             noting: None,
             changing: 0,
-            changes: Changes::new(reach),
+            changes: Changes::new(reach, shape.limits.change_count_max),
             lead: None,
             follow: None,
             sent: MemberSet::default(),
@@ -756,7 +759,8 @@ impl Pg {
             follow.is_acting() && self.serving == Serving::Following
         });
         let mark = self.mark();
-        if takes_part && is_full && self.has_tombstones {
+        let is_allowed = is_full || planted::on(Bug::TombstoneDroppedEarly);
+        if takes_part && is_allowed && self.has_tombstones {
             self.has_tombstones = self.stand.held > mark;
             self.take_floor(mark, actions);
         }

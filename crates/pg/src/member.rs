@@ -13,7 +13,6 @@ use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 
 use super::changes::Changes;
 use super::lead::{Asked, Contact};
-use super::limits::{HISTORY_COUNT_MAX, LIST_COUNT_MAX};
 use super::sync::FlushFor;
 use super::units::{Held, Units};
 use super::window::Window;
@@ -106,7 +105,7 @@ impl Pg {
             (PeerBody::List { call, newer_than, after }, _) => {
                 let what = NewerFor::Peer { call };
                 let call = CallId(self.calls.insert(Call::Newer(what)) as u32);
-                let count_max = LIST_COUNT_MAX;
+                let count_max = self.shape.limits.list_count_max;
                 actions.push(Action::ListNewer { call, newer_than, after, count_max });
                 Ok(())
             }
@@ -174,7 +173,7 @@ impl Pg {
     ) -> Result<(), String> {
         let entry = self.entry.clone().expect("an epoch is entered");
         let is_sorted = history.is_sorted_by(|older, newer| older.epoch < newer.epoch);
-        let is_sound = is_sorted && history.len() <= HISTORY_COUNT_MAX;
+        let is_sound = is_sorted && history.len() <= self.shape.limits.history_count_max;
         let last = Some(&Activation { epoch: entry.epoch, adopted });
         if !is_sound || history.last() != last {
             return Err("a history that does not end with this epoch".into());
@@ -371,7 +370,7 @@ impl Pg {
 
     /// A filling ended. Its repairs are in no list of changes: the list begins here.
     fn filled_here(&mut self) {
-        self.changes = Changes::new(self.stand.held);
+        self.changes = Changes::new(self.stand.held, self.shape.limits.change_count_max);
     }
 
     /// The store believes a filled PG again.

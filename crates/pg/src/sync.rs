@@ -19,7 +19,6 @@ use blockstore::{Answer, Request as StoreRequest, StoreError};
 use format::wire::{Outcome, PeerBody};
 
 use super::lead::{Ask, Asked};
-use super::limits::UNSYNCED_COUNT_MAX;
 use super::{Action, Call, MemberSet, Pg, Serving, Ticket};
 
 /// Syncs of an epoch at its primary.
@@ -128,14 +127,14 @@ impl Pg {
 
     /// A lazy write was answered: not too many stay so.
     pub(crate) fn sync_when_many(&mut self, actions: &mut Vec<Action>) {
-        if self.window.answered_count() >= UNSYNCED_COUNT_MAX / 2 {
+        if self.window.answered_count() >= self.shape.limits.unsynced_count_max / 2 {
             self.begin_sync(actions);
         }
     }
 
     /// Whether another write may be answered before it is durable.
     pub(crate) fn may_be_lazy(&self) -> bool {
-        self.window.answered_count() < UNSYNCED_COUNT_MAX
+        self.window.answered_count() < self.shape.limits.unsynced_count_max
     }
 
     /// Begins a sync of all that was given, unless one is under way.

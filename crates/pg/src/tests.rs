@@ -45,7 +45,12 @@ pub struct Bench {
 }
 
 fn shape() -> Shape {
-    Shape { pg: PgId { pool: PoolId::FIRST, number: 0 }, pg_count: 1, block_size: BLOCK_SIZE }
+    Shape {
+        pg: PgId { pool: PoolId::FIRST, number: 0 },
+        pg_count: 1,
+        block_size: BLOCK_SIZE,
+        limits: Limits::SMALL,
+    }
 }
 
 fn facts(last: Version) -> PgFacts {

@@ -4,8 +4,13 @@
 //! with that member: new entries with the next epoch and the new incarnation, in batches. A monitor
 //! that ends between batches leaves entries that name an older incarnation than the OSD's record;
 //! nobody serves those, for the OSD has not heard of its run, and its next boot refreshes them.
+//!
+//! A boot may come late, over a connection that its sender has left since: another monitor may have
+//! held it back. So one that would end a run is done only when its sender has confirmed it over the
+//! same connection, which a process that is gone, or has gone on, does not.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
+use format::door::Role;
 use format::wire::Member;
 
 use super::contents::Batch;
@@ -75,6 +80,38 @@ impl Monitor {
             seen,
             given: None,
         };
+        let ends_a_run =
+            boot.run.is_none() && self.admitted(&boot).is_ok() && !self.has_newer_connection(&boot);
+        if !ends_a_run {
+            return self.push_boot(now, boot, effects);
+        }
+        let nonce = self.event_last;
+        let boots = &mut self.osds.entry(osd).or_default().boots;
+        boots.retain(|connection, _| self.connections.contains_key(connection));
+        boots.insert(connection, (nonce, boot));
+        self.send(connection, &FromMonitor::Probe { nonce }, effects);
+    }
+
+    /// An OSD answered a question; true if that was whether it still means its boot.
+    pub(super) fn confirm_boot(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        nonce: u64,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Role::Osd(osd, _) = self.connections[&connection].peer.role else { return false };
+        let Some(live) = self.osds.get_mut(&osd) else { return false };
+        if live.boots.get(&connection).is_none_or(|(asked, _)| *asked != nonce) {
+            return false;
+        }
+        let (_, boot) = live.boots.remove(&connection).expect("just seen");
+        self.push_boot(now, boot, effects);
+        true
+    }
+
+    fn push_boot(&mut self, now: Time, boot: Boot, effects: &mut Vec<Effect>) {
+        let connection = boot.connection;
         if !self.try_push_job(Job::Boot(boot)) {
             // It connects and tries again.
             self.close(now, connection, effects);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
@@ -499,7 +500,9 @@ impl Batch {
     /// A transaction of a recovery: it goes on from the number of another store.
     pub(super) fn replacing_change(contents: &Contents, change: ChangeRecord) -> Batch {
         let mut transaction = Transaction::new();
-        transaction.compare(Key::Leader.to_string(), contents.revision(&Key::Leader));
+        if !planted::on(Bug::LeadershipNotCompared) {
+            transaction.compare(Key::Leader.to_string(), contents.revision(&Key::Leader));
+        }
         let mut batch = Batch { transaction, writes: Vec::new() };
         batch.put(contents, Record::Change(change));
         batch

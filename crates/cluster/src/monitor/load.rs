@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 
+use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, Time};
 
 use super::contents::Contents;
@@ -188,7 +189,7 @@ impl Monitor {
             return self.has_led && record.is_some_and(|record| !is_us(record));
         };
         match found.map(|entry| entry.lease) {
-            Some(Some(lease)) => lease != ours,
+            Some(Some(lease)) => lease != ours && !planted::on(Bug::LeadershipTakenOver),
             // Nobody leads, or a hand wrote there: whoever writes next does.
             Some(None) | None => self.has_led,
         }

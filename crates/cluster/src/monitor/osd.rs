@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use base::{ConnectionId, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
 
+use super::boot::Boot;
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
 use super::presence::Presence;
@@ -26,6 +27,8 @@ pub(super) struct OsdLive {
     pub(super) fill_rate: u64,
     /// When it was registered.
     pub(super) since: Time,
+    /// Its boots that it has not confirmed, by their connections; each with the question.
+    pub(super) boots: BTreeMap<ConnectionId, (u64, Boot)>,
     /// How it is known to run.
     pub(super) presence: Presence,
     /// Map revisions it has applied: it refuses requests that name older ones.

@@ -191,7 +191,16 @@ impl Monitor {
     }
 
     /// It answered a question.
-    pub(super) fn on_alive(&mut self, now: Time, connection: ConnectionId, nonce: u64) {
+    pub(super) fn on_alive(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        nonce: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.confirm_boot(now, connection, nonce, effects) {
+            return;
+        }
         let Some(osd) = self.connections[&connection].osd else { return };
         let event_last = self.event_last;
         let Some(live) = self.osds.get_mut(&osd) else { return };

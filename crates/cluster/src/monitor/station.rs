@@ -16,6 +16,7 @@
 //!   3. Safety lies in comparing the leader's key in every transaction. Clocks here only tell when
 //!      to give up.
 
+use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, MonitorId, Time};
 use format::door::{NetEffect, NetEvent, Role};
 use format::wire::Message;
@@ -285,7 +286,9 @@ impl Station {
             return;
         };
         let found = answer.entries.into_iter().find(|entry| entry.key == leader_key());
-        match found.filter(|entry| entry.lease.is_some()) {
+        let leads =
+            |entry: &KeyValue| entry.lease.is_some() && !planted::on(Bug::LeadershipTakenOver);
+        match found.filter(leads) {
             Some(entry) => self.follow(now, &entry, answer.revision, effects),
             None => self.seek_lease(now, effects),
         }

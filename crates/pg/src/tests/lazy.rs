@@ -4,8 +4,7 @@ use base::Version;
 use format::wire::{Outcome, PeerBody, Refusal};
 
 use super::world::World;
-use crate::Serving;
-use crate::limits::UNSYNCED_COUNT_MAX;
+use crate::{Limits, Serving};
 
 /// A world in which all copies are there and every write is lazy.
 fn whole(copies: usize) -> World {
@@ -187,13 +186,14 @@ fn what_nobody_syncs_is_synced_in_the_end() {
 fn many_lazy_writes_are_synced_and_too_many_are_answered_when_they_are_durable() {
     let mut world = whole(2);
     let at = world.server().unwrap();
-    for stripe in 0..UNSYNCED_COUNT_MAX as u32 / 2 {
+    let unsynced_count_max = Limits::SMALL.unsynced_count_max as u32;
+    for stripe in 0..unsynced_count_max / 2 {
         assert!(told_to_sync(&world).is_empty());
         world.write(at, stripe, 0, 1);
         lag(&mut world, at);
     }
     assert_eq!(told_to_sync(&world), [1 - at]);
-    for stripe in UNSYNCED_COUNT_MAX as u32 / 2..UNSYNCED_COUNT_MAX as u32 {
+    for stripe in unsynced_count_max / 2..unsynced_count_max {
         let number = world.write(at, stripe, 0, 1);
         lag(&mut world, at);
         assert!(!is_durable(&world, number));

@@ -329,6 +329,7 @@ fn planted_bugs_are_found() {
         Bug::AckBeforeMembers,
         Bug::ReadOfUnfinishedWrite,
         Bug::LearnerCountedAsMember,
+        Bug::TombstoneDroppedEarly,
         Bug::CounterReusedAfterRestart,
         Bug::DivergenceKept,
         Bug::PositionTrusted,

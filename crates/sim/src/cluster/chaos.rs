@@ -46,6 +46,12 @@ impl World {
         if self.net.is_whole() && self.chaos.chance(faults.isolation) {
             self.isolate();
         }
+        if self.net.is_whole() && self.chaos.chance(faults.seclusion) {
+            self.seclude();
+        }
+        if self.chaos.chance(faults.leader) {
+            self.trouble_leader()?;
+        }
         if self.chaos.chance(faults.freeze) {
             let process = self.draw_process();
             let span = Duration::from_millis(self.chaos.scale(10..5000));
@@ -67,7 +73,7 @@ impl World {
         Ok(())
     }
 
-    /// Cuts a client off its monitor until its session has ended.
+    /// Cuts a client off its monitors until its session has ended.
     pub(super) fn divorce(&mut self) {
         let client = self.chaos.index(self.clients.len());
         let Some(volume) = self.clients[client].attached_volumes().next() else {
@@ -76,18 +82,18 @@ impl World {
         self.fault("client cut off its monitor");
         self.divorce = Some(Divorce { client, volume });
         let span = Duration::from_millis(self.chaos.range(12_000..20_000));
-        self.cut(Process::Client(client), Process::Monitor, true, span);
+        self.cut_off_monitors(Process::Client(client), span);
         self.schedule(span, Item::Remarry);
     }
 
     fn draw_process(&mut self) -> Process {
         let osds = self.osds.len();
         let clients = self.clients.len();
-        let draw = self.chaos.index(osds + clients + 1);
-        match draw {
-            0 => Process::Monitor,
-            draw if draw <= osds => Process::Osd(draw - 1),
-            draw => Process::Client(draw - 1 - osds),
+        let monitors = self.monitors.len();
+        match self.chaos.index(monitors + osds + clients) {
+            draw if draw < monitors => Process::Monitor(draw),
+            draw if draw < monitors + osds => Process::Osd(draw - monitors),
+            draw => Process::Client(draw - monitors - osds),
         }
     }
 
@@ -98,18 +104,38 @@ impl World {
         let index = self.chaos.index(self.osds.len());
         let span = Duration::from_millis(self.chaos.scale(300..8000));
         let others = (0..self.osds.len()).filter(|other| *other != index).map(Process::Osd);
-        for other in others.chain([Process::Monitor]).collect::<Vec<_>>() {
+        for other in others.chain(self.monitor_processes()).collect::<Vec<_>>() {
             self.cut(Process::Osd(index), other, true, span);
         }
+        self.cut_off_some_clients(span);
+    }
+
+    /// An OSD that is cut off the monitors only: it keeps its map while others get a newer one, and
+    /// asks them for leases. Clients that are cut off, too, go on asking it.
+    fn seclude(&mut self) {
+        self.fault("OSD cut off the monitors only");
+        let index = self.chaos.index(self.osds.len());
+        let span = Duration::from_millis(self.chaos.scale(1000..10_000));
+        self.cut_off_monitors(Process::Osd(index), span);
+        self.cut_off_some_clients(span);
+    }
+
+    fn cut_off_some_clients(&mut self, span: Duration) {
         for client in 0..self.clients.len() {
             if self.chaos.chance(Chance::percent(50)) {
-                self.cut(Process::Client(client), Process::Monitor, true, span);
+                self.cut_off_monitors(Process::Client(client), span);
             }
         }
     }
 
+    fn cut_off_monitors(&mut self, process: Process, span: Duration) {
+        for monitor in self.monitor_processes() {
+            self.cut(process, monitor, true, span);
+        }
+    }
+
     /// A process takes no event for a while; its host's clock goes on.
-    fn freeze(&mut self, process: Process, span: Duration) {
+    pub(super) fn freeze(&mut self, process: Process, span: Duration) {
         if !self.is_running(process) || self.frozen.contains_key(&process) {
             return;
         }
@@ -159,7 +185,7 @@ impl World {
         self.schedule_start(process);
     }
 
-    fn cut(&mut self, one: Process, other: Process, both: bool, span: Duration) {
+    pub(super) fn cut(&mut self, one: Process, other: Process, both: bool, span: Duration) {
         let ways = if both { "and" } else { "to" };
         let now = self.now;
         self.trace.line(format_args!("{now:?} {one:?} {ways} {other:?} cut for {span:?}"));
@@ -258,13 +284,14 @@ impl World {
     /// Likewise; what an OSD dies of, if it is not to be drawn.
     fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
+        let life = self.life(process);
         let silent = self.chaos.chance(Chance::percent(10)) && self.drill.is_none();
         let wakes = self.net.process_died(self.now, process, silent);
         self.bury(process, wakes);
         match process {
-            Process::Monitor => {
+            Process::Monitor(index) => {
                 self.fault("monitor killed");
-                self.monitor = None;
+                self.monitor_died(index, (index, life));
             }
             Process::Osd(index) => self.kill_osd(index, crash),
             Process::Client(index) => {
@@ -279,13 +306,13 @@ impl World {
     }
 
     /// A process is gone, and with it all that was to come for it.
-    fn bury(&mut self, process: Process, wakes: Vec<Wake>) {
+    pub(super) fn bury(&mut self, process: Process, wakes: Vec<Wake>) {
         *self.lives.entry(process).or_default() += 1;
         self.frozen.remove(&process);
         self.wake(wakes);
     }
 
-    fn schedule_start(&mut self, process: Process) {
+    pub(super) fn schedule_start(&mut self, process: Process) {
         if matches!(process, Process::Osd(index) if self.osds[index].stays_down) {
             return;
         }
@@ -318,8 +345,8 @@ impl World {
         }
         self.trace.line(format_args!("{:?} {process:?} starts", self.now));
         match process {
-            Process::Monitor => {
-                self.start_monitor();
+            Process::Monitor(index) => {
+                self.start_monitor(index);
                 Ok(())
             }
             Process::Osd(index) => {

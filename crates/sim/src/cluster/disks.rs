@@ -7,7 +7,9 @@ use blockstore::{CreateOptions, StoreId};
 use format::disk::Superblock;
 use format::door::{DiskEffect, DiskOp};
 use node::Node;
+use pg::Limits;
 
+use super::monitors::monitor_addresses;
 use super::plan::Plan;
 use crate::disk::SimDisk;
 use crate::register::Moment;
@@ -160,15 +162,16 @@ impl Osd {
             cluster,
             osd: self.id.expect("created before it starts"),
             store: self.store.to_string(),
-            monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
+            monitors: monitor_addresses(plan.monitor_count),
             addresses: vec![super::world::osd_address(index)],
             peer_addresses: Vec::new(),
             pid: 100 + index as u32,
             path: format!("/sim/osd{index}"),
             host: format!("host{}", self.host),
         };
-        let settings =
-            node::Settings { store: Osd::store_settings(plan), ..node::Settings::default() };
+        let pg_limits = if plan.has_small_limits { Limits::SMALL } else { Limits::default() };
+        let store = Osd::store_settings(plan);
+        let settings = node::Settings { store, pg_limits, ..node::Settings::default() };
         let size = self.disk.as_ref().expect("created before it starts").size();
         self.incarnation = Incarnation::ZERO;
         self.turn_due = false;

@@ -11,11 +11,24 @@ use super::world::{Item, World};
 /// Between two writes of the drill.
 const WRITE_EVERY: Duration = Duration::from_millis(4);
 
-/// How long it writes before the member goes.
+/// For how long the cluster must have been whole: whoever waits for a while before he calls somebody
+/// again has called.
+const WHOLE_FOR: Duration = Duration::from_secs(2);
+
+/// How long it writes before answers are judged.
+const WARM: Duration = Duration::from_millis(200);
+
+/// How long it writes then before the member goes.
 const CALM: Duration = Duration::from_millis(400);
 
-/// How long it goes on then.
-const SPAN: Duration = Duration::from_secs(5);
+/// How much longer it writes than an operation may take then: what comes late is seen.
+const SPAN: Duration = Duration::from_secs(3);
+
+/// How long a connection with a monitor may be silent before it is broken off.
+const TIME_OUT: Duration = Duration::from_secs(2);
+
+/// How long an operation may take while nothing happens.
+const CALM_MAX: Duration = Duration::from_millis(200);
 
 /// A drill under way.
 pub struct Drill {
@@ -26,17 +39,23 @@ pub struct Drill {
     pub(super) victim: usize,
     departure: Departure,
     leaves_at: Option<Time>,
-    /// The longest answer since the member went took so long.
+    /// Operations asked before that are not judged.
+    judged_from: Time,
+    /// The longest answer before the member went took so long.
+    longest_calm: Duration,
+    /// And since.
     longest: Duration,
 }
 
 impl Drill {
-    /// An operation is answered. One from before the member went says nothing about that: a client
-    /// that could not reach an OSD a moment ago may still wait before it calls it again.
+    /// An operation is answered.
     pub(super) fn note_answer(&mut self, now: Time, asked_at: Time) {
-        if self.leaves_at.is_none() {
-            self.longest = self.longest.max(now.since(asked_at));
+        if asked_at < self.judged_from {
+            return;
         }
+        let is_calm = self.leaves_at.is_some();
+        let longest = if is_calm { &mut self.longest_calm } else { &mut self.longest };
+        *longest = now.since(asked_at).max(*longest);
     }
 }
 
@@ -46,6 +65,9 @@ fn longest_of(departure: Departure) -> Duration {
         Departure::Killed => Duration::from_millis(500),
         Departure::Silent => Duration::from_millis(3000),
         Departure::Stopped => Duration::from_millis(200),
+        // 6 s by design. Where the OSD led all PGs that it shared, no peer misses its leases, and the new
+        // leader awaits it for `osd_return_ms`.
+        Departure::SilentWithLeader => Duration::from_millis(7500),
     }
 }
 
@@ -53,10 +75,7 @@ impl World {
     /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
     pub(super) fn hold_drill(&mut self) -> Result<(), String> {
         let Some(departure) = self.plan.drill else { return Ok(()) };
-        // Whoever waits for a while before it calls a monitor again has called by then.
-        let end = self.now + Duration::from_secs(2);
-        self.wait("time stands still", |world| world.now > end)?;
-        self.wait_until_whole()?;
+        self.wait_until_whole_for(WHOLE_FOR)?;
         let members: Vec<usize> = (0..self.osds.len())
             .filter(|index| {
                 let id = self.osds[*index].id;
@@ -71,12 +90,15 @@ impl World {
         let victim = *self.chaos.pick(&members);
         self.plan.disk_latency = self.plan.disk_latency.min(100_000);
         self.net.calm_down(50_000);
+        let most = longest_of(departure);
         self.drill = Some(Drill {
             attached,
-            end: self.now + CALM + SPAN,
+            end: self.now + WARM + CALM + most + SPAN,
             victim,
             departure,
-            leaves_at: Some(self.now + CALM),
+            leaves_at: Some(self.now + WARM + CALM),
+            judged_from: self.now + WARM,
+            longest_calm: Duration::ZERO,
             longest: Duration::ZERO,
         });
         self.schedule(WRITE_EVERY, Item::Drill);
@@ -87,16 +109,24 @@ impl World {
         let drill = self.drill.take().expect("it is under way");
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);
+        self.state.heal();
         self.osds[drill.victim].stays_down = false;
         if !self.is_running(Process::Osd(drill.victim)) {
             self.schedule(Duration::ZERO, Item::Start(Process::Osd(drill.victim)));
         }
-        let most = longest_of(departure);
-        self.trace.line(format_args!("{:?} drill: {departure:?} {:?}", self.now, drill.longest));
-        if drill.longest > most {
+        let (longest_calm, longest) = (drill.longest_calm, drill.longest);
+        self.trace
+            .line(format_args!("{:?} drill: {departure:?} {longest_calm:?} {longest:?}", self.now));
+        if longest_calm > CALM_MAX {
             return Err(format!(
-                "osd {} goes ({departure:?}), and an operation takes {:?}, not {most:?} at most",
-                drill.victim, drill.longest
+                "an operation takes {longest_calm:?}, not {CALM_MAX:?} at most, though nothing happens"
+            ));
+        }
+        if longest > most {
+            return Err(format!(
+                "osd {} goes ({departure:?}), and an operation takes {longest:?}, not \
+                 {most:?} at most",
+                drill.victim
             ));
         }
         self.detach_all()?;
@@ -119,6 +149,15 @@ impl World {
                 Departure::Killed => self.kill(Process::Osd(victim))?,
                 Departure::Stopped => self.stop_osd(victim)?,
                 Departure::Silent => self.silence(Process::Osd(victim)),
+                Departure::SilentWithLeader => {
+                    self.fault("leading monitor gone in a drill");
+                    self.silence(Process::Osd(victim));
+                    let leader = self.agreed_leader().expect("all has been well");
+                    self.silence(Process::Monitor(leader));
+                    let wakes = self.net.time_out(self.now, Process::Monitor(leader), TIME_OUT);
+                    self.wake(wakes);
+                    self.state.cut_off(leader, self.now + longest_of(departure) + SPAN);
+                }
             }
         }
         self.write_for_drill(attached)
@@ -128,7 +167,7 @@ impl World {
     fn silence(&mut self, process: Process) {
         let osds = (0..self.osds.len()).map(Process::Osd);
         let clients = (0..self.clients.len()).map(Process::Client);
-        for other in osds.chain(clients).chain([Process::Monitor]) {
+        for other in osds.chain(clients).chain(self.monitor_processes()) {
             if other != process {
                 self.net.hold_back(process, other, true);
             }

@@ -71,7 +71,7 @@ impl World {
         let whole_since = lack.is_none().then(|| truce.whole_since.unwrap_or(self.now));
         // Statistics are recorded at any time: no transaction may be under way only when it ends.
         let is_due = whole_since.is_some_and(|since| self.now.since(since) >= WHOLE_FOR);
-        if !is_due || self.state_open > 0 {
+        if !is_due || !self.monitors_rest() {
             let look_at = self.now + LOOK_EVERY;
             self.truce = Some(Truce { look_at, whole_since, ..truce });
             return Ok(());
@@ -81,11 +81,16 @@ impl World {
         if truce.strikes { self.strike() } else { Ok(()) }
     }
 
-    /// Why the cluster is not whole; `None`: every PG has all of its copies, on OSDs that run, and
-    /// nothing is under way that might change it.
+    /// Why the cluster is not whole; `None`: every PG has all of its copies, on OSDs that run, is
+    /// served as its primary reports, and nothing is under way that might change it.
     pub(super) fn what_lacks(&self) -> Option<String> {
-        let works = || (self.state_open > 0).then(|| "the monitor has not ended its work".into());
+        let works = || (!self.monitors_rest()).then(|| "monitors have not ended their work".into());
         self.what_members_lack().or_else(works)
+    }
+
+    /// Whether no transaction is under way, and another one would be done.
+    fn monitors_rest(&self) -> bool {
+        self.state.is_reached(self.now) && self.transactions_open == 0
     }
 
     /// Likewise, whatever transactions are under way.
@@ -102,10 +107,10 @@ impl World {
         if let Some(osd) = self.osds.iter().find(starts) {
             return Some(format!("{:?} has not joined", osd.id));
         }
-        if self.monitor.is_none() {
-            return Some("the monitor does not run".to_string());
+        if self.agreed_leader().is_none() {
+            return Some("monitors do not agree on who leads".to_string());
         }
-        self.watch.entries().find_map(|entry| {
+        let lack = self.watch.entries().find_map(|entry| {
             let runs = |member: &format::wire::Member| {
                 let index = self.index_of(member.osd);
                 index.is_some_and(|index| self.osds[index].incarnation == member.incarnation)
@@ -115,7 +120,13 @@ impl World {
                 && entry.primary.is_some()
                 && entry.acting.iter().all(runs);
             (!is_whole).then(|| format!("{entry:?}"))
-        })
+        });
+        let not_served = || self.watch.what_is_not_served(|osd| self.index_of(osd));
+        let unsettled = || {
+            (!self.net.is_settled())
+                .then(|| "somebody has not heard that a connection broke".into())
+        };
+        lack.or_else(not_served).or_else(unsettled)
     }
 
     /// The process of an OSD.

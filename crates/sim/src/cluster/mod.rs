@@ -1,11 +1,11 @@
-//! `sim cluster`: real OSDs, the real monitor on a simulated state store, and real client cores on
-//! a simulated network; every unit of every volume is checked for linearizability.
+//! `sim cluster`: real OSDs, real monitors on one simulated state store, and real client cores on a
+//! simulated network; every unit of every volume is checked for linearizability.
 //!
 //! ```text
 //!   users ─▶ ClientCore ─┐            ┌─ Node ─ SimDisk
 //!   users ─▶ ClientCore ─┼─── Net ────┼─ Node ─ SimDisk
 //!   operator ────────────┘    │       └─ ...
-//!                          Monitor ─ StateDoor
+//!                          Stations ─ StateDoor
 //! ```
 
 mod arrivals;
@@ -14,12 +14,15 @@ mod chart;
 mod clock;
 mod disks;
 mod drill;
+mod grants;
 mod harm;
 mod lazy;
 mod members;
+mod monitors;
 mod net;
 mod operator;
 mod plan;
+mod rules;
 mod state;
 mod users;
 mod watch;
@@ -31,8 +34,8 @@ use crate::tally::Tally;
 /// One process of the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Process {
-    /// The monitor.
-    Monitor,
+    /// A monitor, by its index.
+    Monitor(usize),
     /// An OSD, by its index.
     Osd(usize),
     /// A client, by its index.
@@ -63,7 +66,7 @@ pub const OPERATIONS: [&str; 17] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 52] = [
+pub const FAULTS: [&str; 61] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -74,6 +77,13 @@ pub const FAULTS: [&str; 52] = [
     "disk lost",
     "rot in the journal's tail",
     "monitor killed",
+    "leading monitor killed",
+    "leading monitor stood still",
+    "leading monitor stopped by its operator",
+    "leading monitor cut off the others",
+    "leading monitor cut off the state store",
+    "leading monitor gone in a drill",
+    "monitor's lease asked for late",
     "client killed",
     "connection broken",
     "connection broken within a frame",
@@ -89,6 +99,7 @@ pub const FAULTS: [&str; 52] = [
     "partition",
     "partition one way",
     "OSD cut off all but clients",
+    "OSD cut off the monitors only",
     "client cut off its monitor",
     "message delayed",
     "payload corrupted",
@@ -110,6 +121,7 @@ pub const FAULTS: [&str; 52] = [
     "session ended",
     "operation given up by its client",
     "state store unavailable",
+    "transaction that took long",
     "unknown transaction that happened",
     "unknown transaction that did not happen",
     "unknown transaction that happened late",

@@ -441,6 +441,16 @@ impl Net {
         wakes
     }
 
+    /// Nothing comes from a process or reaches it: its connections are broken off within a time.
+    pub fn time_out(&mut self, now: Time, process: Process, within: Duration) -> Vec<Wake> {
+        let ends: Vec<EndId> =
+            self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
+        let break_off = |end: EndId| {
+            self.break_connection(now, end.connection, CloseReason::TimedOut, within, false)
+        };
+        ends.into_iter().flat_map(break_off).collect()
+    }
+
     /// A process has ended in order: its peers get what it had sent before they learn it.
     pub fn process_left(&mut self, now: Time, process: Process) -> Vec<Wake> {
         let mine = self.connections_of(process);
@@ -463,6 +473,11 @@ impl Net {
     /// Whether anything is held back anywhere.
     pub fn is_whole(&self) -> bool {
         self.cuts.is_empty()
+    }
+
+    /// Whether everybody has been told of every connection that broke.
+    pub fn is_settled(&self) -> bool {
+        self.ends.iter().flatten().all(|end| !end.open || !end.mute)
     }
 
     /// Nothing passes from one process to another, nor back if `both`, until they are healed; no
@@ -737,6 +752,20 @@ mod tests {
             assert_eq!(numbers(&bench.run()), if is_held { vec![7] } else { vec![] });
             assert!(bench.net.is_whole());
         }
+    }
+
+    #[test]
+    fn a_silent_process_loses_its_connections_in_time_and_then_everybody_knows() {
+        let mut bench = Bench::new(1, CALM);
+        bench.run();
+        assert!(bench.net.is_settled());
+        let (from, within) = (bench.now, Duration::from_secs(2));
+        bench.due.extend(bench.net.time_out(from, ONE, within));
+        assert!(!bench.net.is_settled());
+        let events = bench.run();
+        assert!(matches!(events[..], [NetEvent::Closed { reason: CloseReason::TimedOut, .. }]));
+        assert!(bench.now.since(from) <= within);
+        assert!(bench.net.is_settled());
     }
 
     #[test]

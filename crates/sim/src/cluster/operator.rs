@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
+use cluster::monitor::NO_LEADER;
 use cluster::settings::Setting;
 use format::door::{NetEffect, NetEvent};
 use format::wire::Message;
@@ -12,7 +13,8 @@ use serde_json::Value;
 
 use super::Process;
 use super::chart::{Life, Shape, Volume};
-use super::world::{MONITOR_ADDRESS, World};
+use super::monitors::monitor_address;
+use super::world::World;
 use crate::random::Chance;
 
 /// One thing the operator does.
@@ -84,7 +86,7 @@ impl World {
             self.operator.connection_last += 2;
             let connection = ConnectionId::new(self.operator.connection_last);
             self.operator.connection = Some(connection);
-            let address = MONITOR_ADDRESS.to_string();
+            let address = monitor_address(self.chaos.index(self.monitors.len()));
             let effect = NetEffect::Connect { connection, address };
             return self.net_effect(Process::Operator, effect);
         };
@@ -368,7 +370,7 @@ impl World {
 
     /// A command cannot be done now; it is tried again if that may help.
     fn refused(&self, failure: Failure) -> Result<(), String> {
-        if matches!(failure.code.as_str(), "busy" | "cannot_place") {
+        if matches!(failure.code.as_str(), "busy" | "cannot_place" | NO_LEADER) {
             return Ok(());
         }
         Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))

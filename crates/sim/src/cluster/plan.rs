@@ -72,6 +72,12 @@ pub struct Plan {
     pub locks: Chance,
     /// Most bytes that the lock's holder keeps without a sync.
     pub unsynced_size_max: u64,
+    /// PGs hold little at once: lists have many pages, histories and change lists end soon.
+    pub has_small_limits: bool,
+    /// Monitors over one store.
+    pub monitor_count: usize,
+    /// The state store is the only monitor's own file: it leads without a lease.
+    pub is_embedded: bool,
 }
 
 /// How a member goes in the drill.
@@ -81,6 +87,8 @@ pub enum Departure {
     Killed,
     /// Nothing comes from its host any more.
     Silent,
+    /// Nor from the host of the leading monitor: it was the same one.
+    SilentWithLeader,
     /// It is stopped by its operator.
     Stopped,
 }
@@ -88,7 +96,7 @@ pub enum Departure {
 /// How often faults happen.
 #[derive(Clone, Copy)]
 pub struct Faults {
-    /// A process dies after an effect: OSD, monitor, client.
+    /// A process dies after one of its turns: OSD, monitor, client.
     pub osd_dies: Chance,
     /// See above.
     pub monitor_dies: Chance,
@@ -107,6 +115,11 @@ pub struct Faults {
     /// Of events: an OSD reaches nobody but clients for a while, and some of these do not reach the
     /// monitor.
     pub isolation: Chance,
+    /// Of events: an OSD does not reach the monitors for a while, but everybody else; and some
+    /// clients do not reach them either.
+    pub seclusion: Chance,
+    /// Of events: something happens to the leading monitor.
+    pub leader: Chance,
     /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
     pub divorce: Option<u64>,
     /// A write or flush of a disk fails.
@@ -216,7 +229,27 @@ impl Plan {
             is_sparse: random.chance(Chance::percent(50)),
             locks: Chance::percent(*random.pick(&[0, 0, 10, 50, 90])),
             unsynced_size_max: *random.pick(&[1, 1, 2, 64]) * MIB,
+            has_small_limits: false,
+            monitor_count: 1,
+            is_embedded: true,
         }
+        .with_monitors(random)
+    }
+
+    fn with_monitors(mut self, random: &mut Random) -> Plan {
+        self.has_small_limits = random.chance(Chance::percent(60));
+        self.monitor_count = *random.pick(&[1, 1, 1, 2, 3, 3]);
+        self.is_embedded = self.monitor_count == 1 && random.chance(Chance::percent(70));
+        if !self.is_embedded {
+            self.faults.leader = some(random, 80, 400);
+        }
+        if self.drill.is_some() && self.monitor_count > 1 && random.chance(Chance::percent(50)) {
+            self.drill = Some(Departure::SilentWithLeader);
+        }
+        if self.copies > 1 {
+            self.faults.seclusion = some(random, 40, 400);
+        }
+        self
     }
 }
 
@@ -268,6 +301,8 @@ impl Faults {
         connection_breaks: Chance::NEVER,
         partition: Chance::NEVER,
         isolation: Chance::NEVER,
+        seclusion: Chance::NEVER,
+        leader: Chance::NEVER,
         divorce: None,
         disk_error: Chance::NEVER,
         rot: Chance::NEVER,
@@ -295,6 +330,8 @@ impl Faults {
             connection_breaks: some(random, 80, 4_000 / scale),
             partition: some(random, 50, 1_000 / scale),
             isolation: if is_copied { some(random, 50, 600) } else { Chance::NEVER },
+            seclusion: Chance::NEVER,
+            leader: Chance::NEVER,
             divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),
             rot,

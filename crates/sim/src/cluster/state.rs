@@ -1,99 +1,380 @@
-//! The state store of a run: the cluster's own store in memory, behind a door that delays,
-//! refuses, and sometimes cannot say what became of a transaction.
+//! The state store of a run: the cluster's own store in memory, behind a door that delays, refuses,
+//! and sometimes cannot say what became of a transaction. All monitors share it.
 //!
-//! Invariant it judges: while a session holds an image's lock and need not write durably, no other
-//! session that has not ended has the image.
+//! Invariants it judges
+//!   1. Only the run of a monitor that wrote the leader's key changes the state, and only while that
+//!      key stands.
+//!   2. Nobody takes the leader's key while it stands under another one's lease.
+//!   3. Epochs of a PG only rise, and each names one entry.
+//!   4. While a session holds an image's lock and need not write durably, no other session that has
+//!      not ended has the image.
+//!
+//! Answers and watches come in any order; what one watch tells comes in the order of the store.
 
-use base::{Duration, Time};
+use std::collections::BTreeMap;
+
+use base::{Duration, PgId, Time};
 use cluster::records::{Key, LockRecord, Record, SessionRecord};
 use cluster::state::{
-    KeyValue, MemoryState, StateEffect, StateEvent, StateStore, TransactionOutcome, Unavailable,
+    KeyValue, LeaseId, MemoryState, Operation, StateEffect, StateEvent, StateStore, Transaction,
+    TransactionOutcome, Unavailable, WatchId,
 };
+use format::wire::PgEntry;
 
 use crate::random::{Chance, Random};
 use crate::tally::Tally;
+
+/// A run of a monitor's process: which monitor, and which run of it.
+pub type MonitorRun = (usize, u64);
+
+/// How long an answer takes, in nanoseconds.
+const LATENCY: std::ops::Range<u64> = 10_000..5_000_000;
+
+/// How late a transaction may still happen, in nanoseconds: when another monitor leads and has read
+/// everything.
+const LATE: std::ops::Range<u64> = 10_000..6_000_000_000;
+
+/// How long an effect may be on its way that is answered in the end, in nanoseconds.
+const SLOW: std::ops::Range<u64> = 1_000_000..1_400_000_000;
 
 /// The store, which outlives monitors, and its faults.
 pub struct StateDoor {
     store: MemoryState,
     random: Random,
+    /// By their names in the store; each monitor has names of its own.
+    watches: BTreeMap<WatchId, Watch>,
+    watch_last: u64,
+    leases: BTreeMap<LeaseId, MonitorRun>,
+    /// Who wrote the leader's key last.
+    leader: Option<MonitorRun>,
+    /// Monitors that do not reach the store, and until when.
+    cuts: BTreeMap<usize, Time>,
+    entries: BTreeMap<PgId, PgEntry>,
+}
+
+struct Watch {
+    run: MonitorRun,
+    /// What its owner calls it.
+    name: WatchId,
+    told_until: Time,
 }
 
 /// What follows from an effect.
 pub struct Step {
-    /// How long after it.
-    pub after: Duration,
+    /// When.
+    pub at: Time,
     /// What.
     pub what: StateStep,
 }
 
 /// A step of the store.
+#[derive(Clone)]
 pub enum StateStep {
-    /// The monitor is told.
-    Tell(StateEvent),
-    /// A transaction happens of which nobody will be told.
-    Happen(StateEffect),
+    /// A monitor is told.
+    Tell(MonitorRun, StateEvent),
+    /// An effect reaches the store late. `is_told`: who asked gets the answer.
+    Reach { run: MonitorRun, effect: StateEffect, is_told: bool },
+    /// Leases end whose time is over.
+    EndLeases,
+}
+
+impl StateStep {
+    /// Whether the state may change by what it belongs to.
+    pub fn is_of_transaction(&self) -> bool {
+        match self {
+            StateStep::Tell(_, event) => matches!(event, StateEvent::Transacted { .. }),
+            StateStep::Reach { effect, .. } => matches!(effect, StateEffect::Transact { .. }),
+            StateStep::EndLeases => false,
+        }
+    }
 }
 
 impl StateDoor {
     /// An empty one.
     pub fn new(random: Random) -> StateDoor {
-        StateDoor { store: MemoryState::default(), random }
+        StateDoor {
+            store: MemoryState::default(),
+            random,
+            watches: BTreeMap::new(),
+            watch_last: 0,
+            leases: BTreeMap::new(),
+            leader: None,
+            cuts: BTreeMap::new(),
+            entries: BTreeMap::new(),
+        }
     }
 
-    /// Does an effect now; its answer comes later.
+    /// A monitor does not reach the store until then.
+    pub fn cut_off(&mut self, monitor: usize, until: Time) {
+        let cut = self.cuts.entry(monitor).or_insert(until);
+        *cut = until.max(*cut);
+    }
+
+    /// Whether all monitors reach the store.
+    pub fn is_reached(&self, now: Time) -> bool {
+        self.cuts.values().all(|until| *until <= now)
+    }
+
+    /// All monitors reach the store.
+    pub fn heal(&mut self) {
+        self.cuts.clear();
+    }
+
+    /// A monitor's process is gone, and with it its watches.
+    pub fn run_ended(&mut self, now: Time, run: MonitorRun) {
+        let own = self.watches.iter().filter(|(_, watch)| watch.run == run);
+        for watch in own.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.watches.remove(&watch);
+            self.store.apply(now, StateEffect::Unwatch { watch }, &mut Vec::new());
+        }
+    }
+
+    /// A monitor asks; the error tells which invariant does not hold.
     pub fn apply(
         &mut self,
         now: Time,
+        run: MonitorRun,
         effect: StateEffect,
         faults: Chance,
         tally: &mut Tally,
-    ) -> Vec<Step> {
-        let after = Duration::from_nanos(self.random.scale(10_000..5_000_000));
+    ) -> Result<Vec<Step>, String> {
         let fails = self.random.chance(faults);
+        let cut = self.cuts.get(&run.0).copied().filter(|until| *until > now);
+        if !fails && cut.is_none() {
+            return self.reach(now, run, effect, true, tally);
+        }
         match effect {
-            StateEffect::Range { request, .. } if fails => {
+            StateEffect::Range { request, .. } => {
                 tally.faults.add("state store unavailable", 1);
                 let event = StateEvent::Range { request, result: Err(Unavailable) };
-                vec![Step { after, what: StateStep::Tell(event) }]
+                Ok(vec![self.soon(now, StateStep::Tell(run, event))])
             }
-            StateEffect::Transact { request, transaction } if fails => {
-                let outcome = TransactionOutcome::Unknown;
-                let told = StateStep::Tell(StateEvent::Transacted { request, outcome });
-                let mut steps = vec![Step { after, what: told }];
-                let effect = StateEffect::Transact { request, transaction };
-                match self.random.below(3) {
-                    0 => {
-                        tally.faults.add("unknown transaction that happened", 1);
-                        self.happen(now, effect);
-                    }
-                    1 => tally.faults.add("unknown transaction that did not happen", 1),
-                    _ => {
-                        tally.faults.add("unknown transaction that happened late", 1);
-                        let after = Duration::from_nanos(self.random.scale(10_000..500_000_000));
-                        steps.push(Step { after, what: StateStep::Happen(effect) });
-                    }
+            StateEffect::Transact { request, transaction } if cut.is_none() => {
+                if self.random.chance(Chance::percent(25)) {
+                    tally.faults.add("transaction that took long", 1);
+                    let effect = StateEffect::Transact { request, transaction };
+                    let at = now + Duration::from_nanos(self.random.scale(SLOW));
+                    return Ok(vec![Step {
+                        at,
+                        what: StateStep::Reach { run, effect, is_told: true },
+                    }]);
                 }
-                steps
+                self.lose(now, run, StateEffect::Transact { request, transaction }, tally)
             }
-            effect => {
-                let mut events = Vec::new();
-                self.store.apply(now, effect, &mut events);
-                let tell = |event| Step { after, what: StateStep::Tell(event) };
-                events.into_iter().map(tell).collect()
+            StateEffect::Transact { .. } => self.lose(now, run, effect, tally),
+            StateEffect::LeaseGrant { .. }
+            | StateEffect::LeaseRenew { .. }
+            | StateEffect::LeaseRevoke { .. }
+            | StateEffect::Compact { .. } => {
+                tally.faults.add("monitor's lease asked for late", 1);
+                let slow = now + Duration::from_nanos(self.random.scale(SLOW));
+                let at = cut.unwrap_or(slow);
+                Ok(vec![Step { at, what: StateStep::Reach { run, effect, is_told: true } }])
+            }
+            StateEffect::Watch { .. } | StateEffect::Unwatch { .. } => {
+                self.reach(now, run, effect, true, tally)
             }
         }
     }
 
-    /// Does an effect of which nobody is told.
-    pub fn happen(&mut self, now: Time, effect: StateEffect) {
-        self.store.apply(now, effect, &mut Vec::new());
+    /// A transaction whose outcome nobody learns.
+    fn lose(
+        &mut self,
+        now: Time,
+        run: MonitorRun,
+        effect: StateEffect,
+        tally: &mut Tally,
+    ) -> Result<Vec<Step>, String> {
+        let StateEffect::Transact { request, .. } = effect else {
+            unreachable!("the caller has seen it");
+        };
+        let event = StateEvent::Transacted { request, outcome: TransactionOutcome::Unknown };
+        let mut steps = vec![self.soon(now, StateStep::Tell(run, event))];
+        match self.random.below(3) {
+            0 => {
+                tally.faults.add("unknown transaction that happened", 1);
+                steps.extend(self.reach(now, run, effect, false, tally)?);
+            }
+            1 => tally.faults.add("unknown transaction that did not happen", 1),
+            _ => {
+                tally.faults.add("unknown transaction that happened late", 1);
+                let at = now + Duration::from_nanos(self.random.scale(LATE));
+                steps.push(Step { at, what: StateStep::Reach { run, effect, is_told: false } });
+            }
+        }
+        Ok(steps)
     }
 
-    /// Who has an image beside the lazy holder of its lock; `None`: nobody.
-    pub fn broken_lock(&self) -> Option<String> {
-        broken_lock(self.store.entries())
+    fn soon(&mut self, now: Time, what: StateStep) -> Step {
+        Step { at: now + Duration::from_nanos(self.random.scale(LATENCY)), what }
     }
+
+    /// Leases end whose time is over.
+    pub fn end_leases(&mut self, now: Time) -> Vec<Step> {
+        let mut events = Vec::new();
+        self.store.poll(now, &mut events);
+        events.into_iter().filter_map(|event| self.tell_watch(now, event)).collect()
+    }
+
+    /// An effect reaches the store.
+    pub fn reach(
+        &mut self,
+        now: Time,
+        run: MonitorRun,
+        mut effect: StateEffect,
+        is_told: bool,
+        tally: &mut Tally,
+    ) -> Result<Vec<Step>, String> {
+        let mut steps = self.end_leases(now);
+        match &mut effect {
+            StateEffect::Watch { watch, .. } => {
+                self.watch_last += 1;
+                let id = WatchId(self.watch_last);
+                let name = std::mem::replace(watch, id);
+                self.watches.insert(id, Watch { run, name, told_until: now });
+            }
+            StateEffect::Unwatch { watch } => {
+                let mut all = self.watches.iter();
+                let Some(id) = all.find(|(_, known)| (known.run, known.name) == (run, *watch))
+                else {
+                    return Ok(steps);
+                };
+                *watch = *id.0;
+                self.watches.remove(watch);
+            }
+            _ => {}
+        }
+        let before = self.store.entries().find(|entry| entry.key == leader_key()).cloned();
+        let (transaction, span) = match &effect {
+            StateEffect::Transact { transaction, .. } => (Some(transaction.clone()), None),
+            StateEffect::LeaseGrant { time_to_live, .. } => (None, Some(*time_to_live)),
+            // The lease may have another span than this; looking too often does no harm.
+            StateEffect::LeaseRenew { .. } => (None, Some(Duration::from_secs(2))),
+            _ => (None, None),
+        };
+        let mut events = Vec::new();
+        self.store.apply(now, effect, &mut events);
+        for event in events {
+            match &event {
+                StateEvent::Watched { .. } | StateEvent::WatchLost { .. } => {
+                    steps.extend(self.tell_watch(now, event));
+                    continue;
+                }
+                StateEvent::Transacted { outcome, .. } => {
+                    let transaction = transaction.as_ref().expect("it is its answer");
+                    self.judge(run, transaction, *outcome, before.as_ref(), tally)?;
+                }
+                StateEvent::Lease { lease: Some(lease), .. } => {
+                    self.leases.entry(*lease).or_insert(run);
+                    let ends = span.map(|span| now + span);
+                    steps.extend(ends.map(|at| Step { at, what: StateStep::EndLeases }));
+                }
+                _ => {}
+            }
+            if is_told {
+                let step = self.soon(now, StateStep::Tell(run, event));
+                steps.push(self.not_before_heal(run, step));
+            }
+        }
+        Ok(steps)
+    }
+
+    /// What a watch tells, in order.
+    fn tell_watch(&mut self, now: Time, event: StateEvent) -> Option<Step> {
+        let (StateEvent::Watched { watch: id, .. } | StateEvent::WatchLost { watch: id, .. }) =
+            &event
+        else {
+            return None;
+        };
+        let id = *id;
+        let (run, name) = self.watches.get(&id).map(|watch| (watch.run, watch.name))?;
+        let event = match event {
+            StateEvent::Watched { revision, changes, .. } => {
+                StateEvent::Watched { watch: name, revision, changes }
+            }
+            StateEvent::WatchLost { compacted, .. } => {
+                self.watches.remove(&id);
+                StateEvent::WatchLost { watch: name, compacted }
+            }
+            _ => unreachable!("just matched"),
+        };
+        let step = self.soon(now, StateStep::Tell(run, event));
+        let mut step = self.not_before_heal(run, step);
+        if let Some(watch) = self.watches.get_mut(&id) {
+            step.at = step.at.max(watch.told_until);
+            watch.told_until = step.at;
+        }
+        Some(step)
+    }
+
+    fn not_before_heal(&self, run: MonitorRun, step: Step) -> Step {
+        let cut = self.cuts.get(&run.0).copied().unwrap_or(step.at);
+        Step { at: step.at.max(cut), ..step }
+    }
+
+    /// A transaction reached the store; `before` is what stood under the leader's key.
+    fn judge(
+        &mut self,
+        run: MonitorRun,
+        transaction: &Transaction,
+        outcome: TransactionOutcome,
+        before: Option<&KeyValue>,
+        tally: &mut Tally,
+    ) -> Result<(), String> {
+        let is_leaders = self.leader == Some(run) && before.is_some();
+        let takes = transaction.operations().iter().any(|it| it.key() == leader_key());
+        if !matches!(outcome, TransactionOutcome::Committed { .. }) {
+            let is_former = !is_leaders && !takes;
+            tally.sequels.add("transaction of a former leader refused", u64::from(is_former));
+            return Ok(());
+        }
+        if takes {
+            let lease = before.and_then(|entry| entry.lease);
+            let owner = lease.and_then(|lease| self.leases.get(&lease));
+            if owner.is_some_and(|owner| *owner != run) {
+                return Err(format!(
+                    "monitor {run:?} takes leadership under the lease of {owner:?}"
+                ));
+            }
+            let is_new = self.leader.replace(run) != Some(run);
+            tally.sequels.add("monitor took leadership", u64::from(is_new));
+        } else if !is_leaders {
+            return Err(format!(
+                "monitor {run:?} changes the state, but {:?} leads: {:?}",
+                self.leader,
+                transaction.operations()
+            ));
+        }
+        transaction.operations().iter().try_for_each(|operation| self.judge_write(operation))?;
+        broken_lock(self.store.entries()).map_or(Ok(()), Err)
+    }
+
+    fn judge_write(&mut self, operation: &Operation) -> Result<(), String> {
+        let Operation::Put { key, value, .. } = operation else { return Ok(()) };
+        if !key.starts_with("pg/") {
+            return Ok(());
+        }
+        let parsed = Key::parse(key).map(|key| Record::parse(&key, value));
+        let Some(Ok(Record::PgShard(shard))) = parsed else {
+            return Err(format!("{key} holds what cannot be read: {value}"));
+        };
+        for entry in shard.pgs {
+            let before = self.entries.get(&entry.pg);
+            let goes_back = before.is_some_and(|before| before.epoch > entry.epoch);
+            let is_other = before
+                .is_some_and(|before| before.epoch == entry.epoch && !is_same(before, &entry));
+            if goes_back || is_other {
+                return Err(format!("{entry:?} follows {before:?}"));
+            }
+            self.entries.insert(entry.pg, entry);
+        }
+        Ok(())
+    }
+}
+
+fn is_same(one: &PgEntry, other: &PgEntry) -> bool {
+    let parts = |entry: &PgEntry| (entry.primary, entry.acting.clone(), entry.learners.clone());
+    parts(one) == parts(other)
 }
 
 fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String> {
@@ -119,13 +400,169 @@ fn is_judged(key: &str) -> bool {
     key.starts_with("lock/") || key.starts_with("session/")
 }
 
+fn leader_key() -> &'static str {
+    "leader"
+}
+
 #[cfg(test)]
 mod tests {
-    use base::{ImageId, SessionId};
-    use cluster::records::Rest;
-    use cluster::state::StateRevision;
+    use base::{ImageId, MonitorId, SessionId};
+    use cluster::records::{LeaderRecord, Rest};
+    use cluster::state::{StateRequest, StateRevision};
 
     use super::*;
+
+    const ONE: MonitorRun = (0, 0);
+    const OTHER: MonitorRun = (1, 0);
+
+    struct Bench {
+        door: StateDoor,
+        tally: Tally,
+        now: Time,
+        request_last: u64,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let door = StateDoor::new(Random::new(1, "state"));
+            Bench { door, tally: super::super::tally(), now: Time::ZERO, request_last: 0 }
+        }
+
+        fn ask(&mut self, run: MonitorRun, effect: StateEffect) -> Result<Vec<Step>, String> {
+            self.door.apply(self.now, run, effect, Chance::NEVER, &mut self.tally)
+        }
+
+        fn request(&mut self) -> StateRequest {
+            self.request_last += 1;
+            StateRequest(self.request_last)
+        }
+
+        fn lease(&mut self, run: MonitorRun) -> LeaseId {
+            let request = self.request();
+            let time_to_live = Duration::from_secs(2);
+            let steps = self.ask(run, StateEffect::LeaseGrant { request, time_to_live }).unwrap();
+            let lease = steps.into_iter().find_map(|step| match step.what {
+                StateStep::Tell(_, StateEvent::Lease { lease, .. }) => lease,
+                _ => None,
+            });
+            lease.unwrap()
+        }
+
+        /// Writes a key that is of revision `before`, without a word on who leads.
+        fn write(
+            &mut self,
+            run: MonitorRun,
+            key: &str,
+            value: &str,
+            lease: Option<LeaseId>,
+            before: u64,
+        ) -> Result<Vec<Step>, String> {
+            let mut transaction = Transaction::new();
+            let (key, value) = (key.to_string(), value.to_string());
+            let operation = Operation::Put { key, value, lease };
+            transaction.write(operation, StateRevision::new(before));
+            let request = self.request();
+            self.ask(run, StateEffect::Transact { request, transaction })
+        }
+
+        fn lead(
+            &mut self,
+            run: MonitorRun,
+            lease: LeaseId,
+            before: u64,
+        ) -> Result<Vec<Step>, String> {
+            let record = LeaderRecord {
+                monitor: MonitorId::FIRST,
+                run: 1,
+                pid: 1,
+                addresses: Vec::new(),
+                rest: Rest::new(),
+            };
+            let value = Record::Leader(record).to_json().to_string();
+            self.write(run, "leader", &value, Some(lease), before)
+        }
+    }
+
+    #[test]
+    fn a_change_by_another_than_the_leader_is_found() {
+        let mut bench = Bench::new();
+        assert!(bench.write(ONE, "a", "1", None, 0).is_err(), "nobody leads");
+        let mut bench = Bench::new();
+        let lease = bench.lease(ONE);
+        assert!(bench.lead(ONE, lease, 0).is_ok());
+        assert!(bench.write(ONE, "a", "1", None, 0).is_ok());
+        assert!(bench.write(OTHER, "b", "1", None, 0).is_err());
+        // One that is refused changes nothing.
+        assert!(bench.write(OTHER, "a", "1", None, 0).is_ok());
+        assert_eq!(bench.tally.sequels.get("transaction of a former leader refused"), 1);
+        bench.now = bench.now + Duration::from_secs(3);
+        assert!(bench.write(ONE, "a", "2", None, 2).is_err(), "its lease is over");
+    }
+
+    #[test]
+    fn leadership_under_anothers_lease_is_found() {
+        let mut bench = Bench::new();
+        let (lease, other) = (bench.lease(ONE), bench.lease(OTHER));
+        assert!(bench.lead(ONE, lease, 0).is_ok());
+        assert!(bench.lead(ONE, lease, 1).is_ok(), "it writes its own key again");
+        assert!(bench.lead(OTHER, other, 2).is_err());
+        let mut bench = Bench::new();
+        let lease = bench.lease(ONE);
+        assert!(bench.lead(ONE, lease, 0).is_ok());
+        bench.now = bench.now + Duration::from_secs(3);
+        let other = bench.lease(OTHER);
+        assert!(bench.lead(OTHER, other, 0).is_ok());
+    }
+
+    #[test]
+    fn an_epoch_that_goes_back_or_names_two_entries_is_found() {
+        let mut bench = Bench::new();
+        let shard = |epoch: u32, primary: u32| {
+            format!(
+                r#"{{"pool":1,"shard":0,"pgs":[{{"pg":{{"pool":1,"number":0}},"epoch":{epoch},"revision":9,"primary":{primary},"acting":[],"learners":[]}}]}}"#
+            )
+        };
+        let put = |value: String| {
+            let key = "pg/1/0".to_string();
+            Operation::Put { key, value, lease: None }
+        };
+        let mut says = |epoch, primary| bench.door.judge_write(&put(shard(epoch, primary)));
+        assert_eq!(says(3, 1), Ok(()));
+        assert_eq!(says(3, 1), Ok(()));
+        assert!(says(3, 2).is_err());
+        assert_eq!(says(4, 2), Ok(()));
+        assert!(says(3, 1).is_err());
+    }
+
+    #[test]
+    fn a_watch_tells_in_order_and_under_its_owners_name() {
+        let mut bench = Bench::new();
+        let lease = bench.lease(ONE);
+        for run in [ONE, OTHER] {
+            let (watch, prefix, from) = (WatchId(7), String::new(), StateRevision::new(1));
+            bench.ask(run, StateEffect::Watch { watch, prefix, from }).unwrap();
+        }
+        let mut told: BTreeMap<MonitorRun, Vec<(Time, u64)>> = BTreeMap::new();
+        for number in 0..50 {
+            let steps = bench.lead(ONE, lease, number).unwrap();
+            for step in steps {
+                if let StateStep::Tell(run, StateEvent::Watched { watch, revision, .. }) = step.what
+                {
+                    assert_eq!(watch, WatchId(7));
+                    told.entry(run).or_default().push((step.at, revision.get()));
+                }
+            }
+        }
+        for told in told.values() {
+            assert_eq!(told.len(), 50);
+            assert!(told.is_sorted());
+        }
+        assert_eq!(told.len(), 2);
+        bench.door.run_ended(bench.now, OTHER);
+        let steps = bench.lead(ONE, lease, 50).unwrap();
+        let is_other = |step: &Step| matches!(step.what, StateStep::Tell(OTHER, _));
+        assert!(!steps.iter().any(is_other));
+    }
 
     fn lock(lazy: bool) -> Record {
         let (image, session) = (ImageId::FIRST, SessionId::new(3));

@@ -10,6 +10,7 @@ use volume::{
 };
 
 use super::chart::{ChangeId, Life, PIECE_SIZE, Volume};
+use super::monitors::monitor_addresses;
 use super::plan::Plan;
 use super::world::World;
 use super::{OPERATIONS, Process};
@@ -79,7 +80,7 @@ impl Client {
     /// A new process of it.
     pub fn start(&mut self, plan: &Plan, pool: BufferPool) {
         let settings = Settings {
-            monitors: vec![super::world::MONITOR_ADDRESS.to_string()],
+            monitors: monitor_addresses(plan.monitor_count),
             client: "sim".to_string(),
             pid: 1,
             address: None,

@@ -7,20 +7,27 @@
 //!   3. Members leave the acting set only if the pool's minimum stays.
 //!   4. A member that took part in an epoch states, whatever its disk lost since, that it has everything
 //!      up to the marks of that epoch; unless it is damaged.
+//!   5. Tombstones go only in an epoch with all copies of the pool and without learners.
+//!
+//! `grants.rs` judges leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, Epoch, ImageId, OsdId, PgId, Time, Version};
-use cluster::message::FromMonitor;
+use cluster::message::{FromMonitor, ToMonitor};
 use format::disk::BlockKey;
 use format::wire::{
     Change, Content, Filling, LeaseMessage, MemberState, PeerBody, PeerMessage, PgEntry, Request,
 };
 
+use super::grants::Grants;
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 19] = [
+pub const SEQUELS: [&str; 22] = [
+    "monitor took leadership",
+    "monitor came to lead",
+    "transaction of a former leader refused",
     "epoch activated",
     "members compared",
     "newest copy fetched from a member",
@@ -47,6 +54,16 @@ pub const SEQUELS: [&str; 19] = [
 pub struct Watch {
     /// The newest entry of each PG that anybody was told.
     entries: BTreeMap<PgId, PgEntry>,
+    /// When one of them was told first.
+    changed_at: Time,
+    /// Of the pool.
+    copies: u32,
+    /// Epochs in which tombstones may not go, and up to where they have gone before.
+    floors: BTreeMap<(PgId, Epoch), Version>,
+    /// All entries, and who granted what.
+    pub(super) grants: Grants,
+    /// The last report of each OSD, and when it was sent: PGs that it leads and serves.
+    reports: BTreeMap<usize, (Time, Vec<PgId>)>,
     /// What each version is.
     writes: BTreeMap<(PgId, Version), u32>,
     adopted: BTreeMap<(PgId, Epoch), Version>,
@@ -74,7 +91,7 @@ impl Watch {
     }
 
     /// The monitor says something; whether an epoch ends by that.
-    pub fn monitor_says(&mut self, text: &str) -> Result<bool, String> {
+    pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
             return Ok(false);
         }
@@ -85,6 +102,7 @@ impl Watch {
         }
         for pool in delta.pools {
             let min_size = pool.pool.min_size as usize;
+            self.copies = pool.pool.replicas;
             for entry in pool.pgs {
                 let known = self.entries.get(&entry.pg);
                 let epoch = known.map_or(Epoch::ZERO, |known| known.epoch);
@@ -97,11 +115,36 @@ impl Watch {
                         "fewer than {min_size} of {before} members stay: {entry:?}"
                     ));
                 }
-                ends_epoch |= entry.epoch > epoch;
+                if entry.epoch > epoch {
+                    self.grants.entry_told(&entry);
+                    ends_epoch = true;
+                    self.changed_at = now;
+                }
                 self.entries.insert(entry.pg, entry);
             }
         }
         Ok(ends_epoch)
+    }
+
+    /// An OSD says something to a monitor.
+    pub fn osd_reports(&mut self, index: usize, text: &str, now: Time) {
+        if !text.contains("\"osd_report\"") {
+            return;
+        }
+        if let Ok(ToMonitor::OsdReport(report)) = serde_json::from_str(text) {
+            self.reports.insert(index, (now, report.active));
+        }
+    }
+
+    /// A PG that its primary has not reported to serve since the entries changed. `index_of` names
+    /// the process of an OSD.
+    pub fn what_is_not_served(&self, index_of: impl Fn(OsdId) -> Option<usize>) -> Option<String> {
+        let is_served = |entry: &PgEntry| {
+            let report = entry.primary.and_then(&index_of).and_then(|it| self.reports.get(&it));
+            report.is_some_and(|(at, pgs)| *at > self.changed_at && pgs.contains(&entry.pg))
+        };
+        let entry = self.entries().find(|entry| !is_served(entry))?;
+        Some(format!("its primary does not report to serve {entry:?}"))
     }
 
     /// An OSD says something to another one about a PG.
@@ -121,7 +164,10 @@ impl Watch {
                 }
             }
             PeerBody::State(state) => self.judge_state(*pg, state)?,
-            PeerBody::Activate { adopted, filling, .. } => {
+            PeerBody::Activate { adopted, floor, filling, .. } => {
+                if self.is_short(*pg, *epoch) {
+                    self.floors.insert((*pg, *epoch), *floor);
+                }
                 let known = self.adopted.get(&(*pg, *epoch));
                 if known.is_none() {
                     sequels.add("epoch activated", 1);
@@ -163,6 +209,34 @@ impl Watch {
             | PeerBody::Synced { .. }
             | PeerBody::Progress { .. }
             | PeerBody::Noted { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Whether members lack, or are being filled, in an epoch of the PG that is the newest.
+    fn is_short(&self, pg: PgId, epoch: Epoch) -> bool {
+        let entry = self.entries.get(&pg).filter(|entry| entry.epoch == epoch);
+        let copies = self.copies as usize;
+        entry.is_some_and(|entry| entry.acting.len() < copies || !entry.learners.is_empty())
+    }
+
+    /// An OSD states itself. Was it an acting member in the epoch of its record, and tombstones might
+    /// not go in that one, then none went.
+    pub fn judge_floor(&self, osd: OsdId, pg: PgId, state: &MemberState) -> Result<(), String> {
+        let epoch = state.record_epoch;
+        let Some(floor) = self.floors.get(&(pg, epoch)) else { return Ok(()) };
+        let entry = self.grants.entry(pg, epoch);
+        if entry.is_none_or(|entry| entry.acting.iter().all(|member| member.osd != osd)) {
+            return Ok(());
+        }
+        // The floor of a later epoch may be durable where its record is not.
+        let is_last = self.adopted.range((pg, epoch)..).nth(1).is_none_or(|((it, _), _)| *it != pg);
+        if is_last && state.floor > *floor {
+            return Err(format!(
+                "in epoch {epoch} of {pg} members lack or are filled, but tombstones go up to {}, \
+                 not {floor}",
+                state.floor
+            ));
         }
         Ok(())
     }
@@ -245,6 +319,30 @@ impl Watch {
         let until = asked + Duration::from_millis(u64::from(*valid_ms));
         let before = self.leases.insert((holder, giver), until);
         sequels.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
+    }
+
+    /// An OSD answers a read in an epoch, at a time of its clock: every other acting member grants.
+    /// `index_of` names the process of an OSD.
+    pub fn judge_read(
+        &self,
+        holder: usize,
+        pg: PgId,
+        epoch: Epoch,
+        now: Time,
+        index_of: impl Fn(OsdId) -> Option<usize>,
+    ) -> Result<(), String> {
+        let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(()) };
+        for giver in entry.acting.iter().filter_map(|member| index_of(member.osd)) {
+            let until = self.leases.get(&(holder, giver)).copied().unwrap_or_default();
+            // What is decided in a turn is sent at its end.
+            if giver != holder && until + Duration::from_millis(1) < now {
+                return Err(format!(
+                    "osd {holder} answers a read of {pg} in epoch {epoch} without a lease of osd \
+                     {giver}: that ran out at {until:?}, and it is {now:?} there"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether a client's request reaches an OSD, at a time of its clock, with a lease from every
@@ -394,14 +492,67 @@ mod tests {
     #[test]
     fn members_that_leave_though_the_minimum_does_not_stay_are_found() {
         let mut watch = Watch::default();
-        assert_eq!(watch.monitor_says(&map(1, 3)), Ok(true));
-        assert_eq!(watch.monitor_says(&map(2, 2)), Ok(true));
-        assert_eq!(watch.monitor_says(&map(2, 2)), Ok(false));
-        assert!(watch.monitor_says(&map(3, 1)).is_err());
+        assert_eq!(watch.monitor_says(&map(1, 3), Time::ZERO), Ok(true));
+        assert_eq!(watch.monitor_says(&map(2, 2), Time::ZERO), Ok(true));
+        assert_eq!(watch.monitor_says(&map(2, 2), Time::ZERO), Ok(false));
+        assert!(watch.monitor_says(&map(3, 1), Time::ZERO).is_err());
         // A pool may begin with fewer.
         let mut watch = Watch::default();
-        assert_eq!(watch.monitor_says(&map(1, 1)), Ok(true));
-        assert_eq!(watch.monitor_says(&map(2, 1)), Ok(true));
+        assert_eq!(watch.monitor_says(&map(1, 1), Time::ZERO), Ok(true));
+        assert_eq!(watch.monitor_says(&map(2, 1), Time::ZERO), Ok(true));
+    }
+
+    #[test]
+    fn tombstones_that_go_while_members_lack_are_found() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let version = |counter| Version { epoch: Epoch::new(1), counter };
+        // Two of three copies, then all.
+        for (epoch, member_count) in [(2, 2), (3, 3)] {
+            assert_eq!(watch.monitor_says(&map(epoch, member_count), Time::ZERO), Ok(true));
+            let (history, filling) = (Vec::new(), None);
+            let (adopted, floor) = (version(u64::from(epoch)), version(5));
+            let body = PeerBody::Activate { adopted, floor, history, filling };
+            let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
+            assert_eq!(watch.peer_says(1, &message, &mut sequels), Ok(()));
+            if epoch == 2 {
+                let osd = |number| OsdId::new(number).expect("not 0");
+                let state = |floor| MemberState {
+                    record_epoch: Epoch::new(2),
+                    complete: version(9),
+                    held: version(9),
+                    floor: version(floor),
+                    is_suspect: false,
+                    history: Vec::new(),
+                    filling: None,
+                };
+                assert_eq!(watch.judge_floor(osd(1), pg(), &state(5)), Ok(()));
+                assert!(watch.judge_floor(osd(1), pg(), &state(6)).is_err());
+                assert_eq!(watch.judge_floor(osd(3), pg(), &state(6)), Ok(()), "it lacked");
+            }
+        }
+        assert!(watch.floors.contains_key(&(pg(), Epoch::new(2))));
+        assert!(!watch.floors.contains_key(&(pg(), Epoch::new(3))));
+    }
+
+    #[test]
+    fn a_pg_is_served_when_its_primary_reports_so_after_the_last_change() {
+        let mut watch = Watch::default();
+        let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
+        let report = |active: Vec<PgId>| {
+            let report = cluster::message::OsdReport { active, ..Default::default() };
+            serde_json::to_string(&ToMonitor::OsdReport(report)).expect("plain data")
+        };
+        let index_of = |osd: OsdId| Some(osd.get() as usize);
+        watch.monitor_says(&map(1, 3), at(10)).expect("an entry");
+        watch.osd_reports(1, &report(vec![pg()]), at(5));
+        assert!(watch.what_is_not_served(index_of).is_some(), "it was before");
+        watch.osd_reports(2, &report(vec![pg()]), at(20));
+        assert!(watch.what_is_not_served(index_of).is_some(), "it is not the primary");
+        watch.osd_reports(1, &report(Vec::new()), at(20));
+        assert!(watch.what_is_not_served(index_of).is_some(), "it does not serve");
+        watch.osd_reports(1, &report(vec![pg()]), at(30));
+        assert_eq!(watch.what_is_not_served(index_of), None);
     }
 
     #[test]
@@ -458,5 +609,11 @@ mod tests {
         }
         assert_eq!(sequels.get("lease granted"), 3);
         assert_eq!(sequels.get("lease ran out"), 1);
+        watch.monitor_says(&map(1, 2), Time::ZERO).expect("an entry");
+        let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
+        let judge = |now| watch.judge_read(0, pg(), Epoch::new(1), at(now), index_of);
+        assert_eq!(judge(800), Ok(()));
+        assert!(judge(802).is_err());
+        assert!(watch.judge_read(1, pg(), Epoch::new(1), at(800), index_of).is_err());
     }
 }

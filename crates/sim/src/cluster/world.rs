@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 
 use base::{
-    BufferPool, ClusterId, ConnectionId, Duration, Epoch, Incarnation, MapRevision, MonitorId,
-    SessionId, Time,
+    BufferPool, ClusterId, Duration, Epoch, Incarnation, MapRevision, PgId, SessionId, Time,
 };
-use cluster::message::FromMonitor;
-use cluster::monitor::{self, Monitor};
+use cluster::monitor::{self, Station};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
-use format::wire::{Message, Outcome};
+use format::wire::Message;
 use volume::VolumeHandle;
 
 use super::Process;
@@ -20,6 +18,7 @@ use super::clock::Clock;
 use super::disks::{DiskWork, Osd};
 use super::drill::Drill;
 use super::harm::Truce;
+use super::monitors::{MonitorProcess, monitor_address, monitor_id};
 use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
 use super::plan::{Faults, Plan};
@@ -30,9 +29,6 @@ use crate::outcome::Run;
 use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
-
-/// Where the monitor listens.
-pub const MONITOR_ADDRESS: &str = "tcp:mon:1";
 
 /// Where an OSD listens.
 pub fn osd_address(index: usize) -> String {
@@ -61,9 +57,9 @@ pub struct World {
     timing: Random,
     pub(super) pool: BufferPool,
     pub(super) net: Net,
-    state: StateDoor,
-    /// Steps of the state store that are still to come.
-    pub(super) state_open: u64,
+    pub(super) state: StateDoor,
+    /// Steps of the state store's transactions that are still to come.
+    pub(super) transactions_open: u64,
     clocks: BTreeMap<Host, Clock>,
     /// Processes that stand still, and until when.
     pub(super) frozen: BTreeMap<Process, Time>,
@@ -76,7 +72,7 @@ pub struct World {
     pub(super) drill: Option<Drill>,
     /// All copies are there, and no fault happens: nothing is damaged.
     pub(super) must_be_whole: bool,
-    pub(super) monitor: Option<Monitor>,
+    pub(super) monitors: Vec<MonitorProcess>,
     pub(super) osds: Vec<Osd>,
     pub(super) clients: Vec<Client>,
     pub(super) operator: Operator,
@@ -99,11 +95,11 @@ pub struct World {
     /// What a store knows of itself was damaged: PGs may be suspect.
     pub(super) knowledge_rotted: bool,
     step_count: u64,
-    /// The epoch and revision that each request without an answer names.
-    named: BTreeMap<(SessionId, u64), (Epoch, MapRevision)>,
+    /// The PG, epoch and revision that each request without an answer names.
+    pub(super) named: BTreeMap<(SessionId, u64), (PgId, Epoch, MapRevision)>,
     /// The revision of the pool's map that each run of an OSD was last told.
-    told: BTreeMap<(usize, u64), MapRevision>,
-    arrivals: Arrivals,
+    pub(super) told: BTreeMap<(usize, u64), MapRevision>,
+    pub(super) arrivals: Arrivals,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
 }
@@ -111,7 +107,7 @@ pub struct World {
 /// What has a clock of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Host {
-    Monitor,
+    Monitor(usize),
     Client(usize),
     /// A host of OSDs.
     Osds(usize),
@@ -150,6 +146,8 @@ pub enum Item {
     Heal(Process, Process),
     /// An OSD's process ends.
     Crash(usize),
+    /// A monitor that was asked to stop ends.
+    MonitorEnds(usize),
     /// A truce begins, and ends with the loss of data.
     Strike,
     /// The drill goes on.
@@ -165,11 +163,13 @@ impl Item {
     fn owner(&self) -> Option<Process> {
         match self {
             Item::Disk(index, ..) | Item::OsdTurn(index) => Some(Process::Osd(*index)),
-            Item::State(StateStep::Tell(_)) => Some(Process::Monitor),
+            Item::State(StateStep::Tell((index, _), _)) | Item::MonitorEnds(index) => {
+                Some(Process::Monitor(*index))
+            }
             Item::ClientTurn(index) => Some(Process::Client(*index)),
             Item::Net(_)
             | Item::Arrive(_)
-            | Item::State(StateStep::Happen(_))
+            | Item::State(StateStep::Reach { .. } | StateStep::EndLeases)
             | Item::OperatorTurn
             | Item::Start(_)
             | Item::Heal(..)
@@ -190,7 +190,9 @@ impl World {
         let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
         let mut clocks = Random::new(run.seed, "clocks");
         let hosts = (0..plan.host_count).map(Host::Osds);
-        let hosts = hosts.chain((0..plan.client_count).map(Host::Client)).chain([Host::Monitor]);
+        let hosts = hosts
+            .chain((0..plan.client_count).map(Host::Client))
+            .chain((0..plan.monitor_count).map(Host::Monitor));
         let clocks =
             hosts.map(|host| (host, Clock::draw(&mut clocks, plan.clocks_drift))).collect();
         let mut chaos = Random::new(run.seed, "cluster chaos");
@@ -201,7 +203,7 @@ impl World {
             rot_domain: chaos.index(plan.domain_count()),
             chaos,
             seed: run.seed,
-            state_open: 0,
+            transactions_open: 0,
             clocks,
             frozen: BTreeMap::new(),
             watch: Watch::default(),
@@ -214,7 +216,7 @@ impl World {
             net,
             pool,
             state: StateDoor::new(Random::new(run.seed, "state")),
-            monitor: None,
+            monitors: (0..plan.monitor_count).map(|_| MonitorProcess::default()).collect(),
             osds: (0..plan.osd_count)
                 .map(|index| Osd::new(run.seed, index, plan.host_of(index)))
                 .collect(),
@@ -289,7 +291,7 @@ impl World {
     }
 
     fn build(&mut self) -> Result<(), String> {
-        self.start_monitor();
+        (0..self.monitors.len()).for_each(|index| self.start_monitor(index));
         let osds = (0..self.osds.len()).map(Job::CreateOsd);
         self.operator.jobs = osds.chain([Job::CreatePool]).collect();
         self.schedule(Duration::ZERO, Item::OperatorTurn);
@@ -313,6 +315,7 @@ impl World {
         self.net.set_weather(weather);
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);
+        self.state.heal();
         self.wait("an operation is never answered", |world| {
             world.clients.iter().all(|client| client.core.is_some() && client.open.is_empty())
                 && world.operator.jobs.is_empty()
@@ -339,14 +342,24 @@ impl World {
 
     /// Waits until every PG has all of its copies.
     pub(super) fn wait_until_whole(&mut self) -> Result<(), String> {
+        self.wait_until_whole_for(Duration::ZERO)
+    }
+
+    /// Waits until it has been so for a while.
+    pub(super) fn wait_until_whole_for(&mut self, span: Duration) -> Result<(), String> {
         let end = self.now + PATIENCE;
-        while let Some(lack) = self.what_lacks() {
-            if self.now > end {
-                return Err(format!("the cluster does not get whole: {lack}"));
+        let mut since = None;
+        loop {
+            match self.what_lacks() {
+                Some(lack) if self.now > end => {
+                    return Err(format!("the cluster does not get whole: {lack}"));
+                }
+                Some(_) => since = None,
+                None if self.now.since(*since.get_or_insert(self.now)) >= span => return Ok(()),
+                None => {}
             }
             self.step()?;
         }
-        Ok(())
     }
 
     pub(super) fn detach_all(&mut self) -> Result<(), String> {
@@ -397,13 +410,13 @@ impl World {
         self.schedule_at(self.now + after, item);
     }
 
-    fn schedule_at(&mut self, at: Time, item: Item) {
+    pub(super) fn schedule_at(&mut self, at: Time, item: Item) {
         let life = item.owner().map_or(0, |owner| self.life(owner));
         self.agenda_last += 1;
         self.agenda.insert((at, self.agenda_last), (life, item));
     }
 
-    fn life(&self, process: Process) -> u64 {
+    pub(super) fn life(&self, process: Process) -> u64 {
         self.lives.get(&process).copied().unwrap_or(0)
     }
 
@@ -420,7 +433,7 @@ impl World {
 
     fn clock(&self, process: Process) -> Clock {
         let host = match process {
-            Process::Monitor => Host::Monitor,
+            Process::Monitor(index) => Host::Monitor(index),
             Process::Client(index) => Host::Client(index),
             Process::Osd(index) => Host::Osds(self.osds[index].host),
             Process::Operator => return Clock::TRUE,
@@ -435,8 +448,10 @@ impl World {
             let thaws = self.frozen.get(&process).copied();
             (thaws.map_or(due, |thaws| thaws.max(due)), process)
         };
-        let monitor = self.monitor.as_ref().and_then(Monitor::deadline);
-        let monitor = monitor.map(|at| (at, Process::Monitor));
+        let monitors = self.monitors.iter().enumerate().filter_map(|(index, monitor)| {
+            let deadline = monitor.station.as_ref().and_then(Station::deadline)?;
+            Some((deadline, Process::Monitor(index)))
+        });
         let osds =
             self.osds.iter().enumerate().filter_map(|(index, osd)| {
                 Some((osd.node.as_ref()?.deadline()?, Process::Osd(index)))
@@ -444,7 +459,7 @@ impl World {
         let clients = self.clients.iter().enumerate().filter_map(|(index, client)| {
             Some((client.core.as_ref()?.deadline()?, Process::Client(index)))
         });
-        monitor.into_iter().chain(osds).chain(clients).map(due).min()
+        monitors.chain(osds).chain(clients).map(due).min()
     }
 
     /// Takes the next event in time.
@@ -466,7 +481,9 @@ impl World {
                     self.agenda.pop_first().expect("the operator always looks again");
                 self.now = self.now.max(at);
                 if item.owner().is_some_and(|owner| self.life(owner) != life) {
-                    self.state_open -= u64::from(matches!(item, Item::State(_)));
+                    if let Item::State(step) = &item {
+                        self.transactions_open -= u64::from(step.is_of_transaction());
+                    }
                 } else if let Some(thaws) = self.thaws_at(&item) {
                     self.agenda_last += 1;
                     self.agenda.insert((thaws, self.agenda_last), (life, item));
@@ -500,7 +517,7 @@ impl World {
 
     fn tick(&mut self, process: Process) -> Result<(), String> {
         match process {
-            Process::Monitor => self.apply_monitor(monitor::Event::Tick),
+            Process::Monitor(index) => self.apply_monitor(index, monitor::Event::Tick),
             Process::Osd(index) => self.apply_osd(index, node::Event::Tick),
             Process::Client(index) => self.apply_client(index, volume::Event::Tick),
             Process::Operator => Ok(()),
@@ -515,15 +532,10 @@ impl World {
                 Ok(())
             }
             Item::Disk(index, op, work) => self.disk_done(index, op, work),
-            Item::State(StateStep::Tell(event)) => {
-                self.state_open -= 1;
-                self.apply_monitor(monitor::Event::State(event))
-            }
-            Item::State(StateStep::Happen(effect)) => {
-                self.state_open -= 1;
-                self.trace.line(format_args!("{:?} a late transaction happens", self.now));
-                self.state.happen(self.now, effect);
-                self.judge_locks()
+            Item::State(step) => self.take_state(step),
+            Item::MonitorEnds(index) => {
+                self.monitor_stopped(index);
+                Ok(())
             }
             Item::OsdTurn(index) => {
                 let local = self.local(Process::Osd(index));
@@ -608,117 +620,15 @@ impl World {
         Ok(())
     }
 
-    /// Whatever is said passes by the watch.
-    fn watch_sending(
-        &mut self,
-        from: Process,
-        connection: ConnectionId,
-        message: &Message,
-    ) -> Result<(), String> {
-        let to = self.net.peer_of(from, connection);
-        match (from, message) {
-            (Process::Monitor, Message::Control(text)) => {
-                // What was started in the epoch before is sent again, and may happen twice.
-                let ends_epoch = self.watch.monitor_says(text)?;
-                self.fault_count += u64::from(ends_epoch);
-                if ends_epoch {
-                    self.judge_dark();
-                }
-            }
-            (Process::Osd(_), Message::Peer(message)) => {
-                if let Some(Process::Osd(to)) = to {
-                    return self.watch.peer_says(to, message, &mut self.tally.sequels);
-                }
-            }
-            (Process::Osd(holder), Message::Lease(message)) => {
-                if let Some(Process::Osd(giver)) = to {
-                    let now = self.local(from);
-                    self.watch.lease_asked(holder, giver, message, now);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// What reaches an OSD passes by the watch.
-    fn watch_arrival(&mut self, index: usize, end: EndId, message: &Message) {
-        let process = Process::Osd(index);
-        let now = self.local(process);
-        match message {
-            Message::Request(request) if request.session != SessionId::ZERO => {
-                let run = (index, self.life(process));
-                self.arrivals.note(run, request, &mut self.tally.faults);
-                let index_of = |id| self.index_of(id);
-                let meets_lease = self.watch.request_arrives(index, request, now, index_of);
-                self.tally.sequels.add("request met no lease", u64::from(!meets_lease));
-            }
-            Message::Lease(message) => {
-                if let (_, Process::Osd(giver)) = self.net.processes(end) {
-                    let sequels = &mut self.tally.sequels;
-                    self.watch.lease_answered(index, giver, message, now, sequels);
-                }
-            }
-            Message::Control(text) => self.note_map(index, text),
-            Message::Request(_) | Message::Reply(_) | Message::Peer(_) => {}
-        }
-    }
-
-    /// Nothing is done in another epoch than its request names, nor by an OSD that knows less of
-    /// the map than its sender.
-    fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
-        let reply = match message {
-            Message::Request(request) => {
-                let named = (request.epoch, request.revision);
-                self.named.insert((request.session, request.sequence), named);
-                return Ok(());
-            }
-            Message::Reply(reply) => reply,
-            Message::Control(_) | Message::Peer(_) | Message::Lease(_) => return Ok(()),
-        };
-        let Process::Osd(index) = from else { return Ok(()) };
-        let named = self.named.remove(&(reply.session, reply.sequence));
-        let (Some((epoch, revision)), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
-        let (session, sequence) = (reply.session, reply.sequence);
-        let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });
-        self.tally.sequels.add("change answered before it was durable", is_lazy.into());
-        // What finds nothing to change answers with an old version.
-        if let Outcome::Written { version, .. } = outcome
-            && version.epoch > epoch
-        {
-            return Err(format!(
-                "request {sequence} of session {session} names epoch {epoch}, but it got version \
-                 {version}"
-            ));
-        }
-        let told = self.told.get(&(index, self.life(from))).copied().unwrap_or_default();
-        if told < revision {
-            return Err(format!(
-                "request {sequence} of session {session} names revision {revision}, but osd \
-                 {index}, which did it, was told no more than {told}"
-            ));
-        }
-        Ok(())
-    }
-
-    /// An OSD is told of the map.
-    fn note_map(&mut self, index: usize, text: &str) {
-        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
-        let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };
-        let known = self.told.entry((index, self.life(Process::Osd(index)))).or_default();
-        *known = newest.max(*known);
-    }
-
     fn process_at(&self, address: &str) -> Option<Process> {
-        if address == MONITOR_ADDRESS {
-            return Some(Process::Monitor);
-        }
-        (0..self.osds.len()).find(|index| osd_address(*index) == address).map(Process::Osd)
+        let monitor = (0..self.monitors.len()).find(|index| monitor_address(*index) == address);
+        let osd = || (0..self.osds.len()).find(|index| osd_address(*index) == address);
+        monitor.map(Process::Monitor).or_else(|| osd().map(Process::Osd))
     }
 
     pub(super) fn is_running(&self, process: Process) -> bool {
         match process {
-            Process::Monitor => self.monitor.is_some(),
+            Process::Monitor(index) => self.monitors[index].station.is_some(),
             Process::Osd(index) => self.osds[index].node.is_some(),
             Process::Client(index) => self.clients[index].core.is_some(),
             Process::Operator => true,
@@ -727,7 +637,7 @@ impl World {
 
     fn peer(&self, process: Process) -> Peer {
         let role = match process {
-            Process::Monitor => Role::Monitor(MonitorId::FIRST),
+            Process::Monitor(index) => Role::Monitor(monitor_id(index)),
             Process::Osd(index) => {
                 let osd = &self.osds[index];
                 Role::Osd(osd.id.expect("it runs"), osd.incarnation)
@@ -758,7 +668,7 @@ impl World {
             self.fault_count += 1;
         }
         match process {
-            Process::Monitor => self.apply_monitor(monitor::Event::Net(event)),
+            Process::Monitor(index) => self.apply_monitor(index, monitor::Event::Net(event)),
             Process::Osd(index) => {
                 if let NetEvent::Received { message, .. } = &event {
                     self.watch_arrival(index, end, message);
@@ -770,52 +680,8 @@ impl World {
         }
     }
 
-    // ---- monitor
-
-    pub(super) fn start_monitor(&mut self) {
-        self.monitor = Some(Monitor::new(monitor::Identity {
-            cluster: self.cluster,
-            monitor: MonitorId::FIRST,
-            pid: 1,
-            addresses: vec![MONITOR_ADDRESS.to_string()],
-            nonce: self.now.as_nanos(),
-        }));
-    }
-
-    fn apply_monitor(&mut self, event: monitor::Event) -> Result<(), String> {
-        let local = self.local(Process::Monitor);
-        let Some(monitor) = &mut self.monitor else { return Ok(()) };
-        self.trace.line(format_args!("{:?} monitor {event:?}", self.now));
-        let mut effects = Vec::new();
-        monitor.apply(local, event, &mut effects);
-        let (until, dies) = self.draw_death(effects.len(), self.faults.monitor_dies);
-        for effect in effects.into_iter().take(until) {
-            match effect {
-                monitor::Effect::Net(effect) => self.net_effect(Process::Monitor, effect)?,
-                monitor::Effect::State(effect) => {
-                    let faults = self.faults.state;
-                    let steps = self.state.apply(self.now, effect, faults, &mut self.tally);
-                    for step in steps {
-                        self.state_open += 1;
-                        self.schedule(step.after, Item::State(step.what));
-                    }
-                    self.judge_locks()?;
-                }
-                monitor::Effect::Ready => {}
-                monitor::Effect::Stop(reason) => {
-                    return Err(format!("the monitor ends: {reason:?}"));
-                }
-            }
-        }
-        if dies { self.kill(Process::Monitor) } else { Ok(()) }
-    }
-
-    fn judge_locks(&self) -> Result<(), String> {
-        self.state.broken_lock().map_or(Ok(()), Err)
-    }
-
     /// How many of the effects happen, and whether the process dies then.
-    fn draw_death(&mut self, count: usize, chance: Chance) -> (usize, bool) {
+    pub(super) fn draw_death(&mut self, count: usize, chance: Chance) -> (usize, bool) {
         if self.chaos.chance(chance) { (self.chaos.index(count + 1), true) } else { (count, false) }
     }
 

@@ -182,6 +182,37 @@ fn a_boot_that_comes_late_does_not_end_the_run_that_joined_since() {
 }
 
 #[test]
+fn a_boot_ends_no_run_unless_its_sender_is_there() {
+    let mut rig = Rig::with_pool(1, 8);
+    let mut echo = rig.boot_message(osd_id(1));
+    if let ToMonitor::OsdBoot { incarnation, .. } = &mut echo {
+        *incarnation = None;
+    }
+    let (run, epochs) = (rig.osds[&osd_id(1)].incarnation, rig.entries());
+    // Another monitor held it back, and is connected since.
+    let late = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
+    rig.say(late, &echo);
+    let last = rig.inbox.get_mut(&late).unwrap().pop_back();
+    let Some(FromMonitor::Probe { nonce }) = last else { panic!("{last:?}") };
+    assert_eq!(rig.entries(), epochs);
+    // An answer over another connection is none.
+    let connection = rig.osds[&osd_id(1)].connection.unwrap();
+    rig.say(connection, &ToMonitor::Alive { nonce });
+    assert_eq!(rig.entries(), epochs);
+    rig.break_connection(connection);
+    rig.boot(1);
+    assert_eq!(rig.osds[&osd_id(1)].refused, None);
+    assert_eq!(rig.osds[&osd_id(1)].incarnation, run);
+    // Who is there says so.
+    let again = rig.accept(Role::Osd(osd_id(1), base::Incarnation::ZERO));
+    rig.say(again, &echo);
+    let last = rig.inbox.get_mut(&again).unwrap().pop_back();
+    let Some(FromMonitor::Probe { nonce }) = last else { panic!("{last:?}") };
+    rig.say(again, &ToMonitor::Alive { nonce });
+    assert_ne!(rig.entries(), epochs);
+}
+
+#[test]
 fn an_osd_has_one_id_for_its_store() {
     let mut rig = Rig::new();
     let make = |rig: &mut Rig, store: &str| {

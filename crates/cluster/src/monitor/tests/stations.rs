@@ -391,6 +391,13 @@ impl Town {
             seen: Seen::default(),
         };
         self.say(guest, &boot);
+        let asked = self.guests[guest].said.iter().find_map(|message| match message {
+            FromMonitor::Probe { nonce } => Some(*nonce),
+            _ => None,
+        });
+        if let Some(nonce) = asked {
+            self.say(guest, &ToMonitor::Alive { nonce });
+        }
         guest
     }
 

@@ -1,0 +1,200 @@
+//! Leases as they pass by: no member takes part in an epoch while an earlier primary of the PG may
+//! still serve by a lease of it.
+//!
+//! The rule knows more than any process: what each was told, what its clock shows, and each grant
+//! that was sent, also if it never arrives.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Duration, Epoch, MapRevision, PgId, Time};
+use format::wire::{LeaseMessage, Member, PgEntry};
+
+/// Grants of a pair that are remembered: more than run at a time.
+const GRANT_COUNT_MAX: usize = 16;
+
+/// Everything seen of leases.
+#[derive(Default)]
+pub struct Grants {
+    /// Entries of each PG, oldest first.
+    entries: BTreeMap<PgId, Vec<PgEntry>>,
+    /// Members that have begun their part in an epoch.
+    activated: BTreeSet<(PgId, Epoch, usize)>,
+    /// By holder, giver and stamp: the holder's run, and when it asked, on its clock.
+    asked: BTreeMap<(usize, usize, u64), (u64, Time)>,
+    /// By holder and giver, oldest first.
+    given: BTreeMap<(usize, usize), Vec<Grant>>,
+    /// Runs that use no lease any more.
+    surrendered: BTreeSet<(usize, u64)>,
+}
+
+struct Grant {
+    run: u64,
+    /// On the holder's clock.
+    until: Time,
+    lost: Vec<(PgId, Epoch)>,
+}
+
+/// An OSD that may hold a lease.
+pub struct Holder {
+    /// Its process.
+    pub index: usize,
+    /// Its run.
+    pub run: u64,
+    /// As entries name it.
+    pub member: Member,
+    /// The newest revision of the map that it was told.
+    pub told: MapRevision,
+    /// What its clock shows.
+    pub now: Time,
+}
+
+impl Grants {
+    /// A newer entry is told for the first time.
+    pub fn entry_told(&mut self, entry: &PgEntry) {
+        self.entries.entry(entry.pg).or_default().push(entry.clone());
+    }
+
+    /// The entry of an epoch.
+    pub fn entry(&self, pg: PgId, epoch: Epoch) -> Option<&PgEntry> {
+        self.entries.get(&pg)?.iter().rfind(|entry| entry.epoch == epoch)
+    }
+
+    /// A member says that its part in an epoch has begun.
+    pub fn activated(&mut self, pg: PgId, epoch: Epoch, member: usize) {
+        self.activated.insert((pg, epoch, member));
+    }
+
+    /// A run of an OSD says something about leases to another OSD, at a time of its clock.
+    pub fn asked(&mut self, holder: (usize, u64), giver: usize, message: &LeaseMessage, now: Time) {
+        let (holder, run) = holder;
+        match message {
+            LeaseMessage::Renew { stamp, .. } => {
+                self.asked.insert((holder, giver, *stamp), (run, now));
+                let last = stamp.saturating_sub(GRANT_COUNT_MAX as u64);
+                self.asked.remove(&(holder, giver, last));
+            }
+            LeaseMessage::Surrender => {
+                self.surrendered.insert((holder, run));
+            }
+            LeaseMessage::Granted { .. } => {}
+        }
+    }
+
+    /// An OSD grants a lease.
+    pub fn granted(&mut self, giver: usize, holder: usize, message: &LeaseMessage) {
+        let LeaseMessage::Granted { stamp, valid_ms, lost, .. } = message else { return };
+        let Some((run, asked)) = self.asked.get(&(holder, giver, *stamp)) else { return };
+        let until = *asked + Duration::from_millis(u64::from(*valid_ms));
+        let given = self.given.entry((holder, giver)).or_default();
+        if given.len() == GRANT_COUNT_MAX {
+            given.remove(0);
+        }
+        given.push(Grant { run: *run, until, lost: lost.clone() });
+    }
+
+    /// A member takes part in an epoch, as its primary or not.
+    pub fn judge(
+        &self,
+        member: usize,
+        pg: PgId,
+        epoch: Epoch,
+        holders: &[Holder],
+    ) -> Result<(), String> {
+        let Some(entry) = self.entry(pg, epoch) else { return Ok(()) };
+        let entries = &self.entries[&pg];
+        for holder in holders {
+            let known = entries.iter().rfind(|known| known.revision <= holder.told);
+            let Some(known) = known.filter(|known| known.epoch < epoch) else { continue };
+            let osd = holder.member.osd;
+            let leads = known.primary == Some(osd) && known.acting.contains(&holder.member);
+            let has_left = entry.primary == Some(osd)
+                || self.surrendered.contains(&(holder.index, holder.run))
+                || !self.activated.contains(&(pg, known.epoch, member));
+            if !leads || has_left {
+                continue;
+            }
+            let serves = |grant: &&Grant| {
+                let is_lost = |(lost, newest): &(PgId, Epoch)| *lost == pg && *newest > known.epoch;
+                grant.run == holder.run
+                    && holder.now < grant.until
+                    && !grant.lost.iter().any(is_lost)
+            };
+            let given = self.given.get(&(holder.index, member));
+            if let Some(grant) = given.into_iter().flatten().find(serves) {
+                return Err(format!(
+                    "osd {member} takes part in epoch {epoch} of {pg}, but osd {} leads epoch {} by \
+                     its lease until {:?}, and it is {:?} there",
+                    holder.index, known.epoch, grant.until, holder.now
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Incarnation, OsdId, PoolId};
+
+    use super::*;
+
+    const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
+
+    fn member(index: usize) -> Member {
+        let osd = OsdId::new(index as u32 + 1).expect("not 0");
+        Member { osd, incarnation: Incarnation::new(1) }
+    }
+
+    fn entry(epoch: u32, primary: usize) -> PgEntry {
+        PgEntry {
+            pg: PG,
+            epoch: Epoch::new(epoch),
+            revision: MapRevision::new(u64::from(epoch)),
+            primary: Some(member(primary).osd),
+            acting: (0..3).map(member).collect(),
+            learners: Vec::new(),
+        }
+    }
+
+    fn at(milliseconds: u64) -> Time {
+        Time::ZERO + Duration::from_millis(milliseconds)
+    }
+
+    /// OSD 0 leads epoch 1 by a lease of OSD 1, which it asked for at 100 ms; then OSD 2 leads.
+    fn granted(lost: Vec<(PgId, Epoch)>) -> Grants {
+        let mut grants = Grants::default();
+        grants.entry_told(&entry(1, 0));
+        grants.activated(PG, Epoch::new(1), 1);
+        let renew = LeaseMessage::Renew { stamp: 1, revisions: Vec::new() };
+        grants.asked((0, 7), 1, &renew, at(100));
+        let (is_full, free_bytes) = (false, 1);
+        let grant = LeaseMessage::Granted { stamp: 1, valid_ms: 300, lost, is_full, free_bytes };
+        grants.granted(1, 0, &grant);
+        grants.entry_told(&entry(2, 2));
+        grants
+    }
+
+    fn holder(run: u64, told: u64, now: u64) -> Holder {
+        Holder { index: 0, run, member: member(0), told: MapRevision::new(told), now: at(now) }
+    }
+
+    #[test]
+    fn a_part_that_begins_before_a_lease_has_run_out_is_found() {
+        let judge = |grants: &Grants, holder: Holder| grants.judge(1, PG, Epoch::new(2), &[holder]);
+        let grants = granted(Vec::new());
+        assert!(judge(&grants, holder(7, 1, 399)).is_err());
+        assert_eq!(judge(&grants, holder(7, 1, 400)), Ok(()), "it has run out");
+        assert_eq!(judge(&grants, holder(7, 2, 300)), Ok(()), "it knows the new entry");
+        assert_eq!(judge(&grants, holder(8, 1, 300)), Ok(()), "it is another run");
+        let gone = Holder { member: member(2), ..holder(7, 1, 300) };
+        assert_eq!(judge(&grants, gone), Ok(()), "it led nothing");
+        let named = granted(vec![(PG, Epoch::new(2))]);
+        assert_eq!(judge(&named, holder(7, 1, 300)), Ok(()), "the grant was not for the PG");
+        let other = PgId { number: 1, ..PG };
+        assert!(judge(&granted(vec![(other, Epoch::new(2))]), holder(7, 1, 300)).is_err());
+        let mut left = granted(Vec::new());
+        left.asked((0, 7), 1, &LeaseMessage::Surrender, at(200));
+        assert_eq!(judge(&left, holder(7, 1, 300)), Ok(()), "it has handed its leases back");
+        assert_eq!(grants.judge(2, PG, Epoch::new(2), &[holder(7, 1, 300)]), Ok(()));
+    }
+}

@@ -1,0 +1,243 @@
+//! Monitors: one leads by its lease, the others take their guests to it; and what happens to them.
+
+use base::{Duration, MonitorId};
+use cluster::monitor::{self, Station};
+use cluster::state::StateEvent;
+
+use super::Process;
+use super::state::{MonitorRun, StateStep, Step};
+use super::world::{Item, World};
+use crate::random::Chance;
+
+/// How long a monitor that is told to end tries to give its lease back.
+const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Where a monitor listens.
+pub fn monitor_address(index: usize) -> String {
+    format!("tcp:mon{index}:1")
+}
+
+/// Where all of them do.
+pub fn monitor_addresses(count: usize) -> Vec<String> {
+    (0..count).map(monitor_address).collect()
+}
+
+/// Its id.
+pub fn monitor_id(index: usize) -> MonitorId {
+    MonitorId::new(index as u32 + 1).expect("counted from 1")
+}
+
+/// One monitor.
+#[derive(Default)]
+pub struct MonitorProcess {
+    /// Its logic, while it runs.
+    pub station: Option<Station>,
+    /// Its operator asked it to stop.
+    is_stopping: bool,
+}
+
+impl World {
+    /// All monitors.
+    pub(super) fn monitor_processes(&self) -> impl Iterator<Item = Process> + use<> {
+        (0..self.monitors.len()).map(Process::Monitor)
+    }
+
+    pub(super) fn start_monitor(&mut self, index: usize) {
+        let identity = monitor::Identity {
+            cluster: self.cluster,
+            monitor: monitor_id(index),
+            pid: 1 + index as u32,
+            addresses: vec![monitor_address(index)],
+            // No two starts have the same.
+            nonce: self.now.as_nanos() * self.monitors.len() as u64 + index as u64,
+        };
+        let station = match self.plan.is_embedded {
+            true => Station::only(identity),
+            false => Station::new(identity, true),
+        };
+        self.monitors[index] = MonitorProcess { station: Some(station), is_stopping: false };
+    }
+
+    /// Monitors that believe that they lead.
+    fn leaders(&self) -> Vec<usize> {
+        let leads = |index: &usize| {
+            let station = self.monitors[*index].station.as_ref();
+            station.is_some_and(|station| station.leader() == Some(monitor_id(*index)))
+        };
+        (0..self.monitors.len()).filter(leads).collect()
+    }
+
+    /// The monitor that leads, if all run and agree on it.
+    pub(super) fn agreed_leader(&self) -> Option<usize> {
+        let [leader] = self.leaders()[..] else { return None };
+        let agrees = |monitor: &MonitorProcess| {
+            let station = monitor.station.as_ref();
+            station.is_some_and(|station| station.leader() == Some(monitor_id(leader)))
+        };
+        self.monitors.iter().all(agrees).then_some(leader)
+    }
+
+    pub(super) fn apply_monitor(
+        &mut self,
+        index: usize,
+        event: monitor::Event,
+    ) -> Result<(), String> {
+        let local = self.local(Process::Monitor(index));
+        let Some(station) = &mut self.monitors[index].station else { return Ok(()) };
+        self.trace.line(format_args!("{:?} monitor {index} {event:?}", self.now));
+        let mut effects = Vec::new();
+        station.apply(local, event, &mut effects);
+        self.carry_out_monitor(index, effects)
+    }
+
+    fn carry_out_monitor(
+        &mut self,
+        index: usize,
+        effects: Vec<monitor::Effect>,
+    ) -> Result<(), String> {
+        let process = Process::Monitor(index);
+        let run = (index, self.life(process));
+        let (until, dies) = self.draw_death(effects.len(), self.faults.monitor_dies);
+        for effect in effects.into_iter().take(until) {
+            match effect {
+                monitor::Effect::Net(effect) => self.net_effect(process, effect)?,
+                monitor::Effect::State(effect) => {
+                    let faults = self.faults.state;
+                    let steps = self.state.apply(self.now, run, effect, faults, &mut self.tally)?;
+                    self.schedule_state(steps);
+                }
+                monitor::Effect::Ready => self.tally.sequels.add("monitor came to lead", 1),
+                monitor::Effect::Stop(reason) => {
+                    return Err(format!("monitor {index} ends: {reason:?}"));
+                }
+            }
+        }
+        if dies {
+            return self.kill(process);
+        }
+        let monitor = &self.monitors[index];
+        let is_retired = monitor.station.as_ref().is_some_and(Station::is_retired);
+        if monitor.is_stopping && is_retired {
+            self.monitor_stopped(index);
+        }
+        Ok(())
+    }
+
+    fn schedule_state(&mut self, steps: Vec<Step>) {
+        for Step { at, what } in steps {
+            // Nobody hears what was asked by a run that is over.
+            if let StateStep::Tell((index, life), _) = &what
+                && self.life(Process::Monitor(*index)) != *life
+            {
+                continue;
+            }
+            self.transactions_open += u64::from(what.is_of_transaction());
+            self.schedule_at(at, Item::State(what));
+        }
+    }
+
+    /// A step of the state store.
+    pub(super) fn take_state(&mut self, step: StateStep) -> Result<(), String> {
+        self.transactions_open -= u64::from(step.is_of_transaction());
+        let steps = match step {
+            StateStep::Tell((index, _), event) => {
+                return self.apply_monitor(index, monitor::Event::State(event));
+            }
+            StateStep::Reach { run, effect, is_told } => {
+                self.trace.line(format_args!("{:?} {effect:?} of {run:?} comes late", self.now));
+                self.state.reach(self.now, run, effect, is_told, &mut self.tally)?
+            }
+            StateStep::EndLeases => self.state.end_leases(self.now),
+        };
+        self.schedule_state(steps);
+        Ok(())
+    }
+
+    /// A monitor's process is gone.
+    pub(super) fn monitor_died(&mut self, index: usize, run: MonitorRun) {
+        self.monitors[index] = MonitorProcess::default();
+        self.state.run_ended(self.now, run);
+    }
+
+    /// Its operator stops a monitor.
+    fn stop_monitor(&mut self, index: usize) -> Result<(), String> {
+        let monitor = &mut self.monitors[index];
+        let Some(station) = &mut monitor.station else { return Ok(()) };
+        monitor.is_stopping = true;
+        let mut effects = Vec::new();
+        station.retire(&mut effects);
+        self.schedule(RETIRE_TIME_MAX, Item::MonitorEnds(index));
+        self.carry_out_monitor(index, effects)
+    }
+
+    /// A monitor that was asked to stop ends, with its lease given back or not.
+    pub(super) fn monitor_stopped(&mut self, index: usize) {
+        let process = Process::Monitor(index);
+        self.trace.line(format_args!("{:?} {process:?} ends", self.now));
+        let run = (index, self.life(process));
+        let wakes = self.net.process_left(self.now, process);
+        self.bury(process, wakes);
+        self.monitor_died(index, run);
+        self.schedule_start(process);
+    }
+
+    /// Something happens to whoever leads, or believes that he does.
+    pub(super) fn trouble_leader(&mut self) -> Result<(), String> {
+        let leaders = self.leaders();
+        if leaders.is_empty() {
+            return Ok(());
+        }
+        let index = *self.chaos.pick(&leaders);
+        let process = Process::Monitor(index);
+        let span = Duration::from_millis(self.chaos.scale(50..6000));
+        match self.chaos.below(5) {
+            0 => {
+                self.fault("leading monitor killed");
+                self.kill(process)?;
+            }
+            1 => {
+                self.fault("leading monitor stood still");
+                self.freeze(process, span);
+            }
+            2 => {
+                self.fault("leading monitor cut off the state store");
+                self.cut_off_state(index, span);
+            }
+            3 => {
+                self.fault("leading monitor cut off the others");
+                let others = self.monitor_processes().filter(|other| *other != process);
+                let osds = (0..self.osds.len()).map(Process::Osd);
+                for other in others.chain(osds).collect::<Vec<_>>() {
+                    let is_osd = matches!(other, Process::Osd(_));
+                    if !is_osd || self.chaos.chance(Chance::percent(50)) {
+                        self.cut(process, other, true, span);
+                    }
+                }
+            }
+            _ => {
+                self.fault("leading monitor stopped by its operator");
+                self.stop_monitor(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A monitor does not reach the state store for a while, and is told so in the end.
+    fn cut_off_state(&mut self, index: usize, span: Duration) {
+        let until = self.now + span;
+        self.trace.line(format_args!("{:?} monitor {index} cut off the store", self.now));
+        self.state.cut_off(index, until);
+        let run = (index, self.life(Process::Monitor(index)));
+        let noticed = self.now + Duration::from_millis(self.chaos.range(1..2000));
+        let tell = |at, trouble: Option<&str>| {
+            let trouble = trouble.map(str::to_string);
+            Step { at, what: StateStep::Tell(run, StateEvent::Condition { trouble }) }
+        };
+        if noticed < until {
+            self.schedule_state(vec![
+                tell(noticed, Some("the store does not answer")),
+                tell(until, None),
+            ]);
+        }
+    }
+}

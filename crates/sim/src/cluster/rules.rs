@@ -1,0 +1,159 @@
+//! Rules for what passes by on the network: what is sent, what arrives, and what an OSD may do.
+
+use base::{ConnectionId, SessionId};
+use cluster::message::FromMonitor;
+use format::wire::{Member, Message, Outcome, PeerBody, PeerMessage};
+
+use super::Process;
+use super::grants::Holder;
+use super::net::EndId;
+use super::world::World;
+
+impl World {
+    /// Whatever is said passes by the watch.
+    pub(super) fn watch_sending(
+        &mut self,
+        from: Process,
+        connection: ConnectionId,
+        message: &Message,
+    ) -> Result<(), String> {
+        let to = self.net.peer_of(from, connection);
+        match (from, message) {
+            (Process::Monitor(_), Message::Control(text)) => {
+                // What was started in the epoch before is sent again, and may happen twice.
+                let ends_epoch = self.watch.monitor_says(text, self.now)?;
+                self.fault_count += u64::from(ends_epoch);
+                if ends_epoch {
+                    self.judge_dark();
+                }
+            }
+            (Process::Osd(index), Message::Control(text)) => {
+                self.watch.osd_reports(index, text, self.now);
+            }
+            (Process::Osd(from), Message::Peer(message)) => {
+                if let Some(Process::Osd(to)) = to {
+                    self.judge_part(from, message)?;
+                    return self.watch.peer_says(to, message, &mut self.tally.sequels);
+                }
+            }
+            (Process::Osd(holder), Message::Lease(message)) => {
+                if let Some(Process::Osd(giver)) = to {
+                    let (now, run) = (self.local(from), self.life(from));
+                    self.watch.lease_asked(holder, giver, message, now);
+                    self.watch.grants.asked((holder, run), giver, message, now);
+                    // A grant goes the other way.
+                    self.watch.grants.granted(holder, giver, message);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What reaches an OSD passes by the watch.
+    pub(super) fn watch_arrival(&mut self, index: usize, end: EndId, message: &Message) {
+        let process = Process::Osd(index);
+        let now = self.local(process);
+        match message {
+            Message::Request(request) if request.session != SessionId::ZERO => {
+                let run = (index, self.life(process));
+                self.arrivals.note(run, request, &mut self.tally.faults);
+                let index_of = |id| self.index_of(id);
+                let meets_lease = self.watch.request_arrives(index, request, now, index_of);
+                self.tally.sequels.add("request met no lease", u64::from(!meets_lease));
+            }
+            Message::Lease(message) => {
+                if let (_, Process::Osd(giver)) = self.net.processes(end) {
+                    let sequels = &mut self.tally.sequels;
+                    self.watch.lease_answered(index, giver, message, now, sequels);
+                }
+            }
+            Message::Control(text) => self.note_map(index, text),
+            Message::Request(_) | Message::Reply(_) | Message::Peer(_) => {}
+        }
+    }
+
+    /// Who takes part in an epoch has no lease out by which an earlier primary serves.
+    fn judge_part(&mut self, from: usize, message: &PeerMessage) -> Result<(), String> {
+        let (pg, epoch) = (message.pg, message.epoch);
+        match message.body {
+            PeerBody::Activated => self.watch.grants.activated(pg, epoch, from),
+            PeerBody::State(_) | PeerBody::Query { .. } => {
+                if let (PeerBody::State(state), Some(osd)) = (&message.body, self.osds[from].id) {
+                    self.watch.judge_floor(osd, pg, state)?;
+                }
+                let holders = (0..self.osds.len()).filter(|index| *index != from);
+                let holders: Vec<Holder> = holders.filter_map(|index| self.holder(index)).collect();
+                return self.watch.grants.judge(from, pg, epoch, &holders);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What an OSD knows and what its clock shows, while it runs.
+    fn holder(&self, index: usize) -> Option<Holder> {
+        let process = Process::Osd(index);
+        let run = self.life(process);
+        let osd = &self.osds[index];
+        osd.node.as_ref()?;
+        Some(Holder {
+            index,
+            run,
+            member: Member { osd: osd.id?, incarnation: osd.incarnation },
+            told: self.told.get(&(index, run)).copied().unwrap_or_default(),
+            now: self.local(process),
+        })
+    }
+
+    /// Nothing is done in another epoch than its request names, nor by an OSD that knows less of
+    /// the map than its sender.
+    pub(super) fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
+        let reply = match message {
+            Message::Request(request) => {
+                let named = (request.pg, request.epoch, request.revision);
+                self.named.insert((request.session, request.sequence), named);
+                return Ok(());
+            }
+            Message::Reply(reply) => reply,
+            Message::Control(_) | Message::Peer(_) | Message::Lease(_) => return Ok(()),
+        };
+        let Process::Osd(index) = from else { return Ok(()) };
+        let named = self.named.remove(&(reply.session, reply.sequence));
+        let (Some((pg, epoch, revision)), Ok(outcome)) = (named, &reply.outcome) else {
+            return Ok(());
+        };
+        if let Outcome::Read { .. } = outcome {
+            let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
+            self.watch.judge_read(index, pg, epoch, now, index_of)?;
+        }
+        let (session, sequence) = (reply.session, reply.sequence);
+        let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });
+        self.tally.sequels.add("change answered before it was durable", is_lazy.into());
+        // What finds nothing to change answers with an old version.
+        if let Outcome::Written { version, .. } = outcome
+            && version.epoch > epoch
+        {
+            return Err(format!(
+                "request {sequence} of session {session} names epoch {epoch}, but it got version \
+                 {version}"
+            ));
+        }
+        let told = self.told.get(&(index, self.life(from))).copied().unwrap_or_default();
+        if told < revision {
+            return Err(format!(
+                "request {sequence} of session {session} names revision {revision}, but osd \
+                 {index}, which did it, was told no more than {told}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// An OSD is told of the map.
+    fn note_map(&mut self, index: usize, text: &str) {
+        let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
+        let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };
+        let known = self.told.entry((index, self.life(Process::Osd(index)))).or_default();
+        *known = newest.max(*known);
+    }
+}
