@@ -55,6 +55,8 @@ impl World {
     fn begin_truce(&mut self, strikes: bool) {
         self.trace.line(format_args!("{:?} truce", self.now));
         self.faults = Faults::NONE;
+        // A frame that is damaged ends an epoch, and the next one may come 5 s later.
+        self.net.set_weather(self.plan.weather.calm());
         let (since, look_at) = (self.now, self.now);
         self.truce = Some(Truce { since, look_at, whole_since: None, strikes });
     }
@@ -78,6 +80,7 @@ impl World {
         }
         self.truce = None;
         self.faults = self.plan.faults;
+        self.net.set_weather(self.plan.weather);
         if truce.strikes { self.strike() } else { Ok(()) }
     }
 

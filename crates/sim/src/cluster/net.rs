@@ -44,6 +44,18 @@ pub struct Weather {
     pub corrupt_frame: Chance,
 }
 
+impl Weather {
+    /// The same network without its faults.
+    pub fn calm(self) -> Weather {
+        Weather {
+            delay: Chance::NEVER,
+            corrupt_payload: Chance::NEVER,
+            corrupt_frame: Chance::NEVER,
+            ..self
+        }
+    }
+}
+
 /// What arrives at an end.
 enum Parcel {
     Accepted(Peer),

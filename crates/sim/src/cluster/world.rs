@@ -308,11 +308,7 @@ impl World {
         self.faults = Faults::NONE;
         self.divorce = None;
         self.plan.slow_disk = Chance::NEVER;
-        let mut weather = self.plan.weather;
-        weather.delay = Chance::NEVER;
-        weather.corrupt_frame = Chance::NEVER;
-        weather.corrupt_payload = Chance::NEVER;
-        self.net.set_weather(weather);
+        self.net.set_weather(self.plan.weather.calm());
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);
         self.state.heal();
