@@ -396,6 +396,8 @@ pub enum Unreachable {
     Refused,
     /// It has been silent for a second.
     Silent,
+    /// It leads PGs of which the peer is a member, and has not asked for a lease for a second.
+    Missed,
 }
 
 /// Operator's commands that the monitor carries out.

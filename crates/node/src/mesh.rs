@@ -9,7 +9,7 @@
 //!   3. What is to be sent where no connection is, is dropped: its PG learns of each connection
 //!      that comes or goes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
 use cluster::message::{ToMonitor, Unreachable};
@@ -40,6 +40,8 @@ pub struct Mesh {
     incoming: BTreeMap<ConnectionId, Incoming>,
     /// Of them those that carry data, by their leader.
     leaders: BTreeMap<OsdId, ConnectionId>,
+    /// Who leads PGs of which this OSD is a member, and counts as up.
+    primaries: BTreeMap<OsdId, Primary>,
     /// When leases are renewed next, while there are followers.
     renew_at: Option<Time>,
 }
@@ -69,6 +71,13 @@ struct Follower {
     told: Option<(Time, Unreachable)>,
 }
 
+/// Who leads PGs of which this OSD is a member.
+struct Primary {
+    member: Member,
+    /// When it last asked for a lease, or was first to ask, or the monitor was told that it does not.
+    since: Time,
+}
+
 /// A connection that another OSD opened.
 struct Incoming {
     peer: Member,
@@ -82,7 +91,8 @@ impl Mesh {
         let up = self.followers.values().filter(|follower| follower.is_wanted());
         let lanes = up.flat_map(|follower| [follower.data.deadline(), follower.lease.deadline()]);
         let ends = self.followers.values().filter_map(|follower| follower.ends_at);
-        lanes.flatten().chain(self.renew_at).chain(ends).min()
+        let missed = self.primaries.values().map(|primary| primary.since + SILENT_AFTER);
+        lanes.flatten().chain(self.renew_at).chain(ends).chain(missed).min()
     }
 
     /// The connection over which data goes to this member.
@@ -319,7 +329,44 @@ impl Node {
         if !self.mesh.followers.is_empty() {
             self.mesh.renew_at.get_or_insert(now);
         }
+        self.update_primaries(now);
         self.connect_due(now, effects);
+    }
+
+    /// Brings those who are to ask this OSD for leases in line with the map.
+    fn update_primaries(&mut self, now: Time) {
+        let Some(incarnation) = self.incarnation else { return };
+        let me = Member { osd: self.identity.osd, incarnation };
+        let entries = self.map.pools.values().flat_map(|known| &known.pgs);
+        let ours =
+            entries.filter(|entry| entry.acting.iter().chain(&entry.learners).any(|m| *m == me));
+        let is_up = |member: &Member| {
+            let info = self.map.osds.get(&member.osd);
+            info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
+        };
+        let primaries = ours.filter_map(crate::leases::primary_of);
+        let wanted: BTreeSet<Member> = primaries.filter(|it| *it != me && is_up(it)).collect();
+        self.mesh.primaries.retain(|_, primary| wanted.contains(&primary.member));
+        for member in wanted {
+            let new = Primary { member, since: now };
+            self.mesh.primaries.entry(member.osd).or_insert(new);
+        }
+    }
+
+    /// Tells of primaries that ask for no lease: those who lead all PGs that they share with others
+    /// are missed by nobody else.
+    fn find_missed(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut missed = Vec::new();
+        for primary in self.mesh.primaries.values_mut() {
+            if now.since(primary.since) >= SILENT_AFTER {
+                primary.since = now;
+                missed.push(primary.member);
+            }
+        }
+        for Member { osd, incarnation } in missed {
+            let how = Unreachable::Missed;
+            self.tell_monitor(&ToMonitor::OsdUnreachable { osd, incarnation, how }, effects);
+        }
     }
 
     /// All other members of PGs that this OSD leads in its present run.
@@ -378,6 +425,7 @@ impl Node {
             self.find_silent(now, effects);
             self.renew_all(now, effects);
         }
+        self.find_missed(now, effects);
         self.connect_due(now, effects);
     }
 
@@ -442,6 +490,8 @@ impl Node {
 
     /// Another monitor may lead, who has heard of no follower that cannot be reached: it is told.
     pub(crate) fn tell_unreachable_again(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        // Who leads may have changed while this OSD was not told.
+        self.mesh.primaries.values_mut().for_each(|primary| primary.since = now);
         let mut refused = Vec::new();
         for (osd, follower) in &mut self.mesh.followers {
             // Of silent ones the next renewal tells.
@@ -514,6 +564,10 @@ impl Node {
     ) -> Result<(), String> {
         match message {
             LeaseMessage::Renew { stamp, revisions } => {
+                let primary = self.mesh.primaries.get_mut(&holder.osd);
+                if let Some(primary) = primary.filter(|known| known.member == holder) {
+                    primary.since = now;
+                }
                 let space = self.store.space();
                 let terms = Terms { span: self.lease_span(), is_full: space.full };
                 let grant = self.leases.give(now, holder, stamp, &revisions, terms);

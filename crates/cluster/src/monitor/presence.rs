@@ -259,12 +259,19 @@ impl Monitor {
             let ends = match how {
                 Unreachable::Refused => now,
                 Unreachable::Silent => now + PROBE_SPAN,
+                // Who just started cannot miss anybody.
+                Unreachable::Missed if !goes_on => return,
+                Unreachable::Missed => now + PROBE_SPAN,
             };
             let expected_until = presence.expected_until.filter(|_| !goes_on);
             let ends = expected_until.map_or(ends, |until| ends.max(until));
             presence.grace_ends = presence.grace_ends.map(|before| before.min(ends));
             self.look_at(osd, ends);
             return;
+        }
+        if how == Unreachable::Missed {
+            // The one who asks says so if the link between the two is broken.
+            return self.probe_once(now, osd, effects);
         }
         let (since, last) = presence.said.entry(peer).or_insert((now, now));
         if now.since(*last) > SAID_SPAN {
@@ -275,7 +282,12 @@ impl Monitor {
         if was_heard_since && now.since(*since) >= LINK_SPAN {
             self.bar_link(now, peer, osd);
         }
-        if self.osds[&osd].presence.probed.is_none() {
+        self.probe_once(now, osd, effects);
+    }
+
+    /// Asks the OSD whether it is there, unless it is being asked.
+    fn probe_once(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+        if self.osds.get(&osd).is_some_and(|live| live.presence.probed.is_none()) {
             self.probe(now, osd, effects);
         }
     }

@@ -200,6 +200,33 @@ fn a_member_that_is_silent_for_a_second_is_told_each_second() {
 }
 
 #[test]
+fn a_primary_that_asks_for_no_lease_for_a_second_is_told_each_second() {
+    let mut cluster = Cluster::serving(2);
+    cluster.advance(3_000);
+    assert_eq!(cluster.unreachable(1), [], "it asks all the time");
+    cluster.hosts[0].is_still = true;
+    cluster.advance(800);
+    assert_eq!(cluster.unreachable(1), []);
+    cluster.advance(4_000);
+    let told = cluster.unreachable(1);
+    assert!(told.iter().all(|told| *told == (0, Unreachable::Missed)), "{told:?}");
+    assert!((3..=5).contains(&told.len()), "{told:?}");
+    cluster.break_link(1);
+    cluster.advance(900);
+    assert_eq!(
+        cluster.unreachable(1).len(),
+        told.len(),
+        "another one may lead as another monitor knows"
+    );
+    cluster.go_on(0);
+    cluster.advance(2_000);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))), "it goes on by itself");
+    let told = cluster.unreachable(1).len();
+    cluster.advance(3_000);
+    assert_eq!(cluster.unreachable(1).len(), told);
+}
+
+#[test]
 fn another_monitor_is_told_at_once_who_cannot_be_reached() {
     for is_dead in [false, true] {
         let mut cluster = Cluster::serving(2);

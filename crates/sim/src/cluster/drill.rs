@@ -65,9 +65,7 @@ fn longest_of(departure: Departure) -> Duration {
         Departure::Killed => Duration::from_millis(500),
         Departure::Silent => Duration::from_millis(3000),
         Departure::Stopped => Duration::from_millis(200),
-        // 6 s by design. Where the OSD led all PGs that it shared, no peer misses its leases, and the new
-        // leader awaits it for `osd_return_ms`.
-        Departure::SilentWithLeader => Duration::from_millis(7500),
+        Departure::SilentWithLeader => Duration::from_millis(6000),
     }
 }
 

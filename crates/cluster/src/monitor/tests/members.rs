@@ -924,6 +924,43 @@ fn after_a_monitors_start_those_who_went_on_are_believed_and_those_who_just_star
 }
 
 #[test]
+fn a_primary_that_its_member_misses_is_asked_and_a_new_leader_does_not_await_it_for_long() {
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    let before = rig.entries();
+    for _ in 0..4 {
+        rig.unreachable(1, 3, Unreachable::Missed);
+        rig.advance(Duration::from_millis(500));
+    }
+    assert!(up(&rig, 3) && rig.entries() == before, "it answers");
+    assert!(!rig.checks().contains(&"link_broken".to_string()));
+    rig.osds.get_mut(&osd_id(3)).unwrap().is_silent = true;
+    rig.unreachable(1, 3, Unreachable::Missed);
+    rig.advance(Duration::from_millis(750));
+    assert!(!up(&rig, 3), "it does not");
+
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    rig.crash_osd(3);
+    rig.restart();
+    rig.tick();
+    rig.unreachable(1, 3, Unreachable::Missed);
+    rig.advance(Duration::from_millis(750));
+    assert!(!up(&rig, 3), "osd.1 ran all the time");
+
+    let mut rig = Rig::with_copies(3, 3, 2, 8);
+    for number in 1..=3 {
+        rig.crash_osd(number);
+    }
+    rig.restart();
+    rig.tick();
+    rig.boot(1);
+    rig.boot(2);
+    rig.advance(Duration::from_millis(3_000));
+    rig.unreachable(1, 3, Unreachable::Missed);
+    rig.advance(Duration::from_millis(1_900));
+    assert!(up(&rig, 3), "all have just started, and it may take longer");
+}
+
+#[test]
 fn a_link_that_is_known_as_broken_parts_the_members_of_new_pgs_too() {
     let mut rig = Rig::new();
     for number in 1..=3 {
