@@ -90,7 +90,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 38] = [
+    pub const ALL: [(&'static str, Bug); 39] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -114,6 +114,7 @@ impl Bug {
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
         ("ack-before-members", Bug::AckBeforeMembers),
         ("sync-of-primary-alone", Bug::SyncOfPrimaryAlone),
+        ("mark-counts-unflushed", Bug::MarkCountsUnflushed),
         ("read-of-unfinished-write", Bug::ReadOfUnfinishedWrite),
         ("learner-counted-as-member", Bug::LearnerCountedAsMember),
         ("tombstone-dropped-early", Bug::TombstoneDroppedEarly),
@@ -124,8 +125,8 @@ impl Bug {
         ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
         ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
-        ("old-need-accepted", Bug::OldNeedAccepted),
         ("lazy-without-lock", Bug::LazyWithoutLock),
+        ("replay-skipped", Bug::ReplaySkipped),
         ("leadership-not-compared", Bug::LeadershipNotCompared),
         ("leadership-taken-over", Bug::LeadershipTakenOver),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),

@@ -8,6 +8,7 @@
 //!   4. A member that took part in an epoch states, whatever its disk lost since, that it has everything
 //!      up to the marks of that epoch; unless it is damaged.
 //!   5. Tombstones go only in an epoch with all copies of the pool and without learners.
+//!   6. In an epoch nobody is told how a block was before a write that was sent to members.
 //!
 //! `grants.rs` judges leases.
 
@@ -64,6 +65,8 @@ pub struct Watch {
     pub(super) grants: Grants,
     /// The last report of each OSD, and when it was sent: PGs that it leads and serves.
     reports: BTreeMap<usize, (Time, Vec<PgId>)>,
+    /// The newest write of each block that members were told.
+    newest: BTreeMap<(PgId, BlockKey), Version>,
     /// What each version is.
     writes: BTreeMap<(PgId, Version), u32>,
     adopted: BTreeMap<(PgId, Epoch), Version>,
@@ -158,6 +161,8 @@ impl Watch {
         match body {
             PeerBody::Write { version, mark, key, change, .. } => {
                 self.judge_write(*pg, *epoch, *version, key, change)?;
+                let newest = self.newest.entry((*pg, *key)).or_default();
+                *newest = (*newest).max(*version);
                 if mark.epoch == *epoch {
                     let known = self.marks.entry((*pg, *epoch)).or_default();
                     *known = (*known).max(*mark);
@@ -190,6 +195,7 @@ impl Watch {
             PeerBody::Fetch { .. } => sequels.add("newest copy fetched from a member", 1),
             PeerBody::Repair { key, content, .. } => {
                 sequels.add("block repaired at a member", 1);
+                self.judge_repair(*pg, *epoch, key, content)?;
                 if let Content::Block { damaged, .. } = content
                     && damaged.iter().any(|word| *word != 0)
                     && self.fillings.contains_key(&(*pg, to))
@@ -263,6 +269,27 @@ impl Watch {
                 Err(format!("version {version} of {pg} is given twice: also to {what}"))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn judge_repair(
+        &self,
+        pg: PgId,
+        epoch: Epoch,
+        key: &BlockKey,
+        content: &Content,
+    ) -> Result<(), String> {
+        let newest = self.newest.get(&(pg, *key)).filter(|newest| newest.epoch == epoch);
+        let version = match content {
+            Content::Block { version, .. } | Content::Tombstone { version } => *version,
+            Content::Gone => return Ok(()),
+        };
+        match newest.filter(|newest| version < **newest) {
+            Some(newest) => Err(format!(
+                "in epoch {epoch} of {pg} a member gets {key:?} of version {version}, though {newest} \
+                 was sent before"
+            )),
+            None => Ok(()),
         }
     }
 
@@ -432,6 +459,24 @@ mod tests {
         assert_eq!(say(&write(2, (2, 10), 4096)), Ok(()));
         assert!(say(&write(2, (2, 9), 4096)).is_err());
         assert!(say(&write(3, (2, 11), 0)).is_err());
+    }
+
+    #[test]
+    fn a_copy_that_is_older_than_a_write_sent_before_it_is_found() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let written = write(2, (2, 9), 0);
+        let PeerBody::Write { key, .. } = written.body else { unreachable!("it is a write") };
+        assert_eq!(watch.peer_says(1, &written, &mut sequels), Ok(()));
+        let mut repair = |epoch: u32, counter: u64| {
+            let version = Version { epoch: Epoch::new(epoch.min(2)), counter };
+            let body = PeerBody::Repair { call: 0, key, content: Content::Tombstone { version } };
+            let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
+            watch.peer_says(1, &message, &mut sequels)
+        };
+        assert_eq!(repair(2, 9), Ok(()));
+        assert!(repair(2, 8).is_err());
+        assert_eq!(repair(3, 8), Ok(()), "the write may not have been adopted");
     }
 
     #[test]
