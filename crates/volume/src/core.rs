@@ -112,23 +112,15 @@ pub(crate) enum Attachment {
     Opening { ask: u64 },
     /// Serves.
     Open(Attached),
-    /// The session is over; whether something of it may be lost.
-    Ended { is_lost: bool },
+    /// The session is over.
+    Ended,
 }
 
 impl Volume {
     pub(crate) fn attached(&self) -> Option<&Attached> {
         match &self.attachment {
             Attachment::Open(attached) => Some(attached),
-            Attachment::Opening { .. } | Attachment::Ended { .. } => None,
-        }
-    }
-
-    /// What is answered once the session is over.
-    fn why_ended(&self) -> VolumeError {
-        match self.attachment {
-            Attachment::Ended { is_lost: true } => VolumeError::Lost,
-            _ => VolumeError::Ended,
+            Attachment::Opening { .. } | Attachment::Ended => None,
         }
     }
 
@@ -414,6 +406,11 @@ impl ClientCore {
         effects.push(Effect::Closed { volume: handle });
     }
 
+    /// Whether a volume was attached and its session is over.
+    pub fn is_over(&self, volume: VolumeHandle) -> bool {
+        self.volumes.get(&volume).is_some_and(|volume| volume.attachment == Attachment::Ended)
+    }
+
     /// The session is over: every request of its volume ends, whatever becomes of it.
     pub(crate) fn end_session(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let parts: Vec<PartKey> = self.parts_where(|part| part.volume == handle);
@@ -428,22 +425,13 @@ impl ClientCore {
             self.stripes.remove(&place);
         }
         let of_volume = self.requests.iter().filter(|(_, request)| request.volume == handle);
-        let mut has_change = false;
-        let keys = of_volume.map(|(key, request)| {
-            has_change |= matches!(request.kind, Kind::Write { .. } | Kind::Zero { .. });
-            key
-        });
-        let keys: Vec<RequestKey> = keys.collect();
-        let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
-        // Whoever closed it awaits nothing.
-        let is_lost = !volume.closing && (has_change || !volume.unsynced.is_empty());
-        volume.attachment = Attachment::Ended { is_lost };
-        let error = volume.why_ended();
+        let keys: Vec<RequestKey> = of_volume.map(|(key, _)| key).collect();
         for key in keys {
-            self.answer(key, Err(error.clone()), effects);
+            self.answer(key, Err(VolumeError::Ended), effects);
             self.forget_request(key);
         }
-        let volume = self.volumes.get_mut(&handle).expect("looked at above");
+        let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
+        volume.attachment = Attachment::Ended;
         volume.part_count = 0;
         volume.byte_count = 0;
         volume.unsynced.clear();
@@ -501,8 +489,9 @@ impl ClientCore {
         operation: Operation,
     ) -> Result<Option<Kind>, VolumeError> {
         let volume = self.volumes.get(&handle).filter(|volume| !volume.closing);
-        let volume = volume.ok_or(VolumeError::Ended)?;
-        let attached = volume.attached().ok_or_else(|| volume.why_ended())?;
+        let (volume, attached) = volume
+            .and_then(|volume| Some((volume, volume.attached()?)))
+            .ok_or(VolumeError::Ended)?;
         let size = attached.image.size;
         let range = |offset: u64, length: u64| -> Result<Range<u64>, VolumeError> {
             let end = offset.checked_add(length).filter(|end| *end <= size && length > 0);

@@ -206,12 +206,9 @@ pub enum VolumeError {
     ReadOnly,
     /// Outside the volume, or no bytes at all (EINVAL).
     OutOfRange,
-    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). Nothing that
-    /// was done is lost, and nothing of it may still happen.
+    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). What
+    /// was not answered may have happened or not, and what was not durable may be lost.
     Ended,
-    /// The session is over, and changes of it that were not durable yet, or not answered, may have
-    /// happened or not, or may not outlive a failure (EIO).
-    Lost,
     /// Not done within the time the user set (ETIMEDOUT); it may still happen.
     TimedOut,
     /// An OSD says the request breaks a rule: a bug of ours, reported in its words (EIO).
@@ -229,9 +226,6 @@ impl std::fmt::Display for VolumeError {
             VolumeError::ReadOnly => f.write_str("the volume is attached read-only"),
             VolumeError::OutOfRange => f.write_str("the range is empty or outside the volume"),
             VolumeError::Ended => f.write_str("the session is over: attach the volume again"),
-            VolumeError::Lost => f.write_str(
-                "the session is over, and its last writes may be lost: attach the volume again",
-            ),
             VolumeError::TimedOut => f.write_str("not done in time; it may still happen"),
             VolumeError::Invalid { why } => write!(f, "the OSD refused the request: {why}"),
         }

@@ -153,7 +153,7 @@ impl ClientCore {
                     let session = attached.session;
                     self.tell_monitor(&ToMonitor::ResumeSession { session }, effects);
                 }
-                Attachment::Ended { .. } => {}
+                Attachment::Ended => {}
             }
         }
     }

@@ -3,9 +3,12 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{Cluster, pattern_file, qemu_io, run, same_bytes, succeed, text_of, wait_for};
+use crate::harness::{
+    Cluster, QemuIo, pattern_file, qemu_io, run, same_bytes, succeed, text_of, wait_for,
+};
 
 #[test]
 fn exports_are_listed_with_their_sizes() {
@@ -138,6 +141,43 @@ fn read_only_exports_refuse_writes_over_tcp() {
     let pid = rustix::process::Pid::from_child(&server);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
     assert!(server.wait().expect("it ends").success());
+}
+
+#[test]
+fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
+    let cluster = Cluster::up("unlock", &["--osds", "3", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    let socket = cluster.path().join("second.sock");
+    let mut server =
+        cluster.command(&["nbd", "v", "--listen", &format!("unix:{}", socket.display())]);
+    let mut server = server.stdout(Stdio::null()).spawn().expect("starts");
+    wait_for("the server to listen", || socket.exists());
+    let image = format!(
+        "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export=v,\
+         file.reconnect-delay=60",
+        socket.display()
+    );
+    let mut hanging = QemuIo::open(&["--image-opts", &image]);
+    hanging.ask("write -P 1 0 4M");
+    let asked = cluster.refused(&["volume", "unlock", "v"], "not_confirmed");
+    assert!(asked["message"].as_str().is_some_and(|text| text.contains("v")), "{asked}");
+    let pid = Pid::from_child(&server);
+    kill_process(pid, Signal::STOP).expect("it runs");
+    hanging.begin("write -P 2 0 1M");
+    cluster.run(&["volume", "unlock", "v", "--yes"]);
+    qemu_io(&cluster, "v", &["write -P 3 0 1M", "flush"]);
+    kill_process(pid, Signal::CONT).expect("it is stopped");
+    let line = hanging.end();
+    assert!(line.contains("failed"), "{line}");
+    for command in ["write -P 4 0 1M", "read 0 1M"] {
+        hanging.begin(command);
+        let line = hanging.end();
+        assert!(line.contains("failed"), "{command}: {line}");
+    }
+    qemu_io(&cluster, "v", &["read -P 3 0 1M"]);
+    kill_process(pid, Signal::TERM).expect("it runs");
+    assert!(server.wait().expect("it ends").success());
+    cluster.check_copies();
 }
 
 #[test]

@@ -13,11 +13,10 @@
 //!      beyond that it is not read. Until it uses an export it has a bounded time.
 //!   3. Of a name one volume at a time is attached: the next one waits until nothing more is sent
 //!      for the one before, so that a client never meets late writes of one that has left.
-//!   4. When a session is over and nothing of it is lost, its clients are cut off without answers:
-//!      those that connect again get a new session, and nobody sees an error that the next attach
-//!      would have avoided. If something may be lost they get errors to the end of their connections:
-//!      one that was cut off would send its last writes again, over what another has written since,
-//!      and be told by its next flush that all is durable.
+//!   4. When a session is over its clients get errors to the end of their connections, and the next
+//!      to connect gets a new session. One that was cut off, or served by the new session, would
+//!      send its last writes again, over what another has written since, and be told by its next
+//!      flush that what it wrote before is durable.
 //!   5. While what was done lazily is not durable its session is kept although its clients have left:
 //!      one may come back, and its next flush speaks of that, too.
 
@@ -159,9 +158,8 @@ struct Volume {
     is_waiting: bool,
     attached: Option<Attached>,
     clients: BTreeSet<ConnectionId>,
-    /// Its session is over, and something of it may be lost: its clients get errors, and nothing
-    /// more is sent for it.
-    is_lost: bool,
+    /// Its session is over: its clients get errors, and nothing more is sent for it.
+    is_over: bool,
 }
 
 /// A request of a client that the client core works on.
@@ -586,6 +584,11 @@ impl Hub {
         name: String,
         effects: &mut Vec<Effect>,
     ) {
+        if let Some(handle) = self.volumes_by_name.get(&name).copied()
+            && self.core.is_over(handle)
+        {
+            self.session_over(handle);
+        }
         let client = self.clients.get_mut(&connection).expect("it asks");
         if let Some(handle) = self.volumes_by_name.get(&name).copied() {
             client.volume = Some(handle);
@@ -601,7 +604,7 @@ impl Hub {
         client.volume = Some(handle);
         let clients = BTreeSet::from([connection]);
         self.volumes_by_name.insert(name.clone(), handle);
-        let volume = Volume { name, is_waiting: true, attached: None, clients, is_lost: false };
+        let volume = Volume { name, is_waiting: true, attached: None, clients, is_over: false };
         self.volumes.insert(handle, volume);
         self.open(now, handle, effects);
     }
@@ -610,7 +613,7 @@ impl Hub {
     fn open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let name = self.volumes[&handle].name.clone();
         let is_before = |(other, volume): (&VolumeHandle, &Volume)| {
-            *other != handle && volume.name == name && !volume.is_lost
+            *other != handle && volume.name == name && !volume.is_over
         };
         if self.volumes.iter().any(is_before) {
             return;
@@ -693,12 +696,12 @@ impl Hub {
         }
     }
 
-    /// The volume's session is over: its clients are cut off.
-    fn cut_off(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
-        let Some(volume) = self.volumes.get(&handle) else { return };
-        for connection in volume.clients.iter().copied().collect::<Vec<_>>() {
-            effects.push(Effect::Close(connection));
-            self.forget_client(now, connection, effects);
+    /// The volume's session is over, or its clients have left: the next one attaches anew.
+    fn session_over(&mut self, handle: VolumeHandle) {
+        self.forget_name(handle);
+        // One that is being closed may still have something on its way.
+        if let Some(volume) = self.volumes.get_mut(&handle).filter(|it| !it.clients.is_empty()) {
+            volume.is_over = true;
         }
     }
 
@@ -750,17 +753,10 @@ impl Hub {
         let handle = self.running[key].volume;
         let running = self.running.remove(key);
         self.byte_count -= running.weight;
-        match result {
-            Err(VolumeError::Ended) => self.cut_off(now, handle, effects),
-            Err(VolumeError::Lost) => {
-                self.forget_name(handle);
-                if let Some(volume) = self.volumes.get_mut(&handle) {
-                    volume.is_lost = true;
-                }
-                self.reply(now, &running, result, effects);
-            }
-            result => self.reply(now, &running, result, effects),
+        if result == Err(VolumeError::Ended) {
+            self.session_over(handle);
         }
+        self.reply(now, &running, result, effects);
         self.admit(now, effects);
     }
 

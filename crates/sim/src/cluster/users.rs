@@ -525,7 +525,7 @@ impl World {
             VolumeError::Damaged if self.rot_happened && (!self.must_be_whole || is_lost) => {
                 self.tally.faults.add("damaged range met", 1);
             }
-            VolumeError::Ended | VolumeError::Lost => {
+            VolumeError::Ended => {
                 self.tally.faults.add("session ended", 1);
                 let attachment = self.clients[index].attached.get_mut(&handle);
                 if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
@@ -541,7 +541,7 @@ impl World {
         }
         if let Work::Change { id } = work {
             // Of one that was given up parts may still be on their way.
-            if !matches!(error, VolumeError::Ended | VolumeError::Lost | VolumeError::TimedOut) {
+            if !matches!(error, VolumeError::Ended | VolumeError::TimedOut) {
                 self.volumes[volume].failed(*id, to);
             }
         }

@@ -65,8 +65,8 @@ fn a_fenced_session_is_over() {
     let first = world.write(0, &vec![1; UNIT]);
     let second = world.write(BLOCK, &vec![1; UNIT]);
     world.refuse(Refusal::Fenced);
-    assert_eq!(world.result(first), Err(VolumeError::Lost));
-    assert_eq!(world.result(second), Err(VolumeError::Lost));
+    assert_eq!(world.result(first), Err(VolumeError::Ended));
+    assert_eq!(world.result(second), Err(VolumeError::Ended));
 }
 
 #[test]

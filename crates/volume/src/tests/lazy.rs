@@ -346,28 +346,6 @@ fn one_that_closed_patiently_gives_up_when_it_is_told_to_hurry() {
 }
 
 #[test]
-fn the_end_of_a_session_says_whether_something_may_be_lost() {
-    let ended = || cluster::message::FromMonitor::SessionEnded { session: SESSION };
-    let mut world = World::lazy(None);
-    world.write_unit(0, 1);
-    world.flush();
-    world.say(ended());
-    let after = world.read(0, 1);
-    assert_eq!(world.result(after), Err(VolumeError::Ended), "all of it is durable");
-    let mut world = World::lazy(None);
-    world.write_unit(0, 1);
-    let read = world.read(0, 1);
-    world.say(ended());
-    assert_eq!(world.result(read), Err(VolumeError::Lost), "an answered write was not");
-    let flush = world.ask(Operation::Flush);
-    assert_eq!(world.result(flush), Err(VolumeError::Lost), "nor will it be");
-    let mut world = World::attached();
-    let write = world.write(0, &[1; UNIT]);
-    world.say(ended());
-    assert_eq!(world.result(write), Err(VolumeError::Lost), "it may have happened");
-}
-
-#[test]
 fn a_replay_is_not_given_up_for_want_of_space() {
     let mut world = World::lazy(None);
     world.write_unit(0, 1);
@@ -420,7 +398,7 @@ fn a_session_that_ends_forgets_what_it_kept() {
     world.next_epoch(pg());
     let read = world.read(0, 1);
     world.refuse(Refusal::Fenced);
-    assert_eq!(world.result(read), Err(VolumeError::Lost));
+    assert_eq!(world.result(read), Err(VolumeError::Ended));
     assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
     assert!(world.core.volumes[&VOLUME].unsynced.is_empty());
     world.apply(Event::Close { volume: VOLUME, patient: false });

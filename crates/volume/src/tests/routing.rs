@@ -199,12 +199,12 @@ fn when_a_session_ends_all_its_requests_do() {
     let late = world.next();
     world.say(FromMonitor::SessionEnded { session: SESSION });
     for id in [sent, held, delayed] {
-        assert_eq!(world.result(id), Err(VolumeError::Lost));
+        assert_eq!(world.result(id), Err(VolumeError::Ended));
     }
     let outcome = world.execute(&late.1.op);
     world.reply(&late, outcome);
     let id = world.read(0, 1);
-    assert_eq!(world.result(id), Err(VolumeError::Lost));
+    assert_eq!(world.result(id), Err(VolumeError::Ended));
     assert_eq!(world.core.deadline(), None);
     world.told.clear();
     world.apply(Event::Close { volume: VOLUME, patient: false });

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use base::{ClusterId, Incarnation, MonitorId, OsdId, SessionId, UNIT_SIZE};
+use cluster::message::FromMonitor;
 use format::door::{Peer, Role};
 use format::wire::{Message, Refusal, Reply};
 
@@ -430,28 +431,12 @@ fn errors_have_their_numbers() {
 }
 
 #[test]
-fn when_a_session_is_over_its_clients_are_cut_off_and_the_next_attaches_anew() {
-    let mut world = World::new();
-    let (first, second) = (world.user(), world.user());
-    world.refusal = Some(Refusal::Fenced);
-    world.request(first, 0, 0, (0, UNIT as u32));
-    assert_eq!(world.take(first), b"", "no error that the next attach would avoid");
-    assert!(world.closed.contains(&first));
-    assert!(world.closed.contains(&second));
-    world.refusal = None;
-    let third = world.user();
-    assert_eq!(world.cluster.opened_count, 2);
-    world.write(third, 0, &[1; UNIT]);
-    assert_eq!(world.take(third), simple(0));
-}
-
-#[test]
-fn when_writes_of_a_session_may_be_lost_its_clients_get_errors_to_their_ends() {
+fn when_a_session_is_over_its_clients_get_errors_to_their_ends_and_the_next_attaches_anew() {
     let mut world = World::new();
     let (first, second) = (world.user(), world.user());
     world.refusal = Some(Refusal::Fenced);
     world.write(first, 0, &[1; UNIT]);
-    assert_eq!(world.take(first), simple(5), "sent again it would overwrite what came since");
+    assert_eq!(world.take(first), simple(108), "sent again it would overwrite what came since");
     assert!(world.closed.is_empty());
     world.refusal = None;
     let third = world.user();
@@ -460,9 +445,9 @@ fn when_writes_of_a_session_may_be_lost_its_clients_get_errors_to_their_ends() {
     assert_eq!(world.take(third), simple(0));
     for client in [first, second] {
         world.write(client, 0, &[1; UNIT]);
-        assert_eq!(world.take(client), simple(5));
+        assert_eq!(world.take(client), simple(108));
         world.request(client, 3, 0, (0, 0));
-        assert_eq!(world.take(client), simple(5), "a flush would promise too much");
+        assert_eq!(world.take(client), simple(108), "a flush would promise too much");
     }
     world.request(third, 0, 0, (0, UNIT as u32));
     assert_eq!(world.take(third)[16..], [3; UNIT]);
@@ -470,6 +455,22 @@ fn when_writes_of_a_session_may_be_lost_its_clients_get_errors_to_their_ends() {
         world.apply(Event::Gone(client));
     }
     assert!(world.hub.volumes.is_empty());
+}
+
+#[test]
+fn nobody_joins_a_session_that_is_over() {
+    let mut world = World::new();
+    let first = world.user();
+    let ended = FromMonitor::SessionEnded { session: SessionId::new(1) };
+    let connection = *world.monitors.last().expect("the hub is connected");
+    let message = Message::Control(serde_json::to_string(&ended).expect("JSON"));
+    world.apply(Event::Net(NetEvent::Received { connection, message }));
+    let second = world.user();
+    assert_eq!(world.cluster.opened_count, 2);
+    world.write(second, 0, &[2; UNIT]);
+    assert_eq!(world.take(second), simple(0));
+    world.write(first, 0, &[1; UNIT]);
+    assert_eq!(world.take(first), simple(108));
 }
 
 #[test]
