@@ -118,11 +118,18 @@ pub fn is_copied(key: &Key) -> bool {
 }
 
 impl StateCopy {
-    /// Leaves records out whose keys begin so, and says it.
+    /// Leaves records out whose keys begin so, and says it. Sessions and locks name each other: they
+    /// go together.
     pub fn leave_out(&mut self, prefix: &str) {
-        self.records.retain(|key, _| !key.starts_with(prefix));
-        if !self.left_out.iter().any(|left_out| left_out == prefix) {
-            self.left_out.push(prefix.to_string());
+        let kinds = match prefix {
+            "session/" | "lock/" => vec!["session/", "lock/"],
+            other => vec![other],
+        };
+        for kind in kinds {
+            self.records.retain(|key, _| !key.starts_with(kind));
+            if !self.left_out.iter().any(|left_out| left_out == kind) {
+                self.left_out.push(kind.to_string());
+            }
         }
     }
 
@@ -233,5 +240,16 @@ mod tests {
         assert_eq!(copy.records.len(), 1);
         copy.leave_out("");
         assert!(copy.lacks("pool/"));
+    }
+
+    #[test]
+    fn a_lock_is_not_kept_without_its_session() {
+        for kind in ["session/", "lock/"] {
+            let mut copy = StateCopy::default();
+            copy.take(part(true, None, &["lock/1", "pool/1", "session/1"], &[]));
+            copy.leave_out(kind);
+            assert!(copy.lacks("session/") && copy.lacks("lock/") && !copy.lacks("pool/"));
+            assert_eq!(copy.records.keys().collect::<Vec<_>>(), ["pool/1"]);
+        }
     }
 }

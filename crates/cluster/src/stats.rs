@@ -283,7 +283,10 @@ impl OsdStats {
         let rows = || self.periods.iter().flat_map(|period| &period.rows);
         let all = rows().map(|row| &row.counters).chain(self.periods.iter().map(|p| &p.own));
         let mut ios = all.flat_map(Counters::ios);
+        // They are counted from 1, and each has one after it.
+        let is_counted = |period: &Period| (1..u64::MAX).contains(&period.sequence);
         self.periods.is_sorted_by(|a, b| a.sequence < b.sequence)
+            && self.periods.iter().all(is_counted)
             && self.periods.iter().all(|period| period.rows.len() <= ROW_COUNT_MAX)
             && self.space.len() <= SPACE_COUNT_MAX
             && ios.all(|io| io.latencies.is_sound())

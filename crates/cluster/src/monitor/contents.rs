@@ -106,6 +106,15 @@ impl Contents {
         Contents { reign, ..Contents::default() }
     }
 
+    /// What a store would hold.
+    pub(super) fn of_records(records: impl IntoIterator<Item = Record>) -> Contents {
+        let mut contents = Contents::default();
+        for record in records {
+            contents.insert(record.key(), Stored { revision: StateRevision::ZERO, record });
+        }
+        contents
+    }
+
     /// Takes a key as read from the store. An error says what is wrong with it; a setting that
     /// cannot be in force is an edit.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
@@ -239,7 +248,6 @@ impl Contents {
                 let tasks = self.tasks().filter(|r| self.removed_pool(r.pool).is_none());
                 tasks.into_iter().find_map(|r| no_pool(Key::Task(r.id), r.pool))
             })
-            .map(|what| format!("the state store is damaged: {what}"))
     }
 
     fn broken_pool(&self, pool: &PoolRecord) -> Option<String> {

@@ -371,7 +371,10 @@ impl Monitor {
             }
             // What a recovery has not finished is written anew by the next one.
             Some(_) if loaded.is_being_recovered() => None,
-            Some(_) => loaded.broken_rule().map(StopReason::State),
+            Some(_) => {
+                let broken = loaded.broken_rule();
+                broken.map(|what| StopReason::State(format!("the state store is damaged: {what}")))
+            }
             None if loaded.is_new() && self.may_create => None,
             None if loaded.is_new() => {
                 let reason = "the state store holds no cluster: a new one is made by `ashlar \

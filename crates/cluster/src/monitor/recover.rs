@@ -334,6 +334,8 @@ struct Draft<'a> {
     recovery: &'a Recovery,
     lost: BTreeSet<OsdId>,
     records: BTreeMap<Key, Record>,
+    /// Sessions that somebody knows of and that are not there any more: they are fenced.
+    unknown: BTreeSet<SessionId>,
     /// PGs whose newest entry the store lacks.
     newer_count: usize,
     pg_count: usize,
@@ -345,10 +347,13 @@ impl<'a> Draft<'a> {
         recovery: &'a Recovery,
         lost: BTreeSet<OsdId>,
     ) -> Result<Draft<'a>, Failure> {
-        let records = BTreeMap::new();
-        let mut draft = Draft { contents, recovery, lost, records, newer_count: 0, pg_count: 0 };
+        let (records, unknown) = (BTreeMap::new(), BTreeSet::new());
+        let (newer_count, pg_count) = (0, 0);
+        let mut draft = Draft { contents, recovery, lost, records, unknown, newer_count, pg_count };
         draft.take_copy()?;
         draft.add_pools();
+        draft.drop_orphans();
+        draft.name_images();
         let newest = draft.newest_entries()?;
         draft.add_osds(&newest)?;
         draft.check_witnesses()?;
@@ -357,6 +362,7 @@ impl<'a> Draft<'a> {
         draft.add_entries(newest, &revisions)?;
         draft.raise_counters();
         draft.number();
+        draft.check_rules()?;
         Ok(draft)
     }
 
@@ -383,11 +389,12 @@ impl<'a> Draft<'a> {
         for (key, record) in contents.all().filter(|(key, _)| is_copied(key)) {
             let text = key.to_string();
             let kind = text.split_inclusive('/').next().unwrap_or_default();
-            let is_here = match copy {
-                // A monitor is the newest that is known of itself.
-                Some(copy) => copy.lacks(kind) || matches!(key, Key::Monitor(_)),
+            let is_here = match (key, copy) {
                 // What an older task has not deleted yet may be in use again.
-                None => !matches!(key, Key::Task(_)),
+                (Key::Task(_), _) => false,
+                // A monitor is the newest that is known of itself.
+                (Key::Monitor(_), _) | (_, None) => true,
+                (_, Some(copy)) => copy.lacks(kind),
             };
             if is_here {
                 self.put(record.clone());
@@ -396,6 +403,47 @@ impl<'a> Draft<'a> {
         if let Some(record) = contents.cluster() {
             self.put(Record::Cluster(record.clone()));
         }
+        Ok(())
+    }
+
+    /// What names something that is gone: a copy that is not whole was filled up from the backup.
+    fn drop_orphans(&mut self) {
+        let has = |draft: &Draft, key: Key| draft.records.contains_key(&key);
+        if self.recovery.copy.as_ref().is_some_and(|copy| copy.lacks("image/")) {
+            // A pool goes only without volumes: they were removed since.
+            let pools: BTreeSet<PoolId> = self.pools().iter().map(|r| r.pool.id).collect();
+            self.records.retain(|_, record| match record {
+                Record::Image(record) => pools.contains(&record.info.pool),
+                _ => true,
+            });
+        }
+        let sessions = self.records.values().filter_map(|record| match record {
+            Record::Session(record) => Some((record.id, record.image)),
+            _ => None,
+        });
+        for (session, image) in sessions.collect::<Vec<_>>() {
+            if !has(self, Key::Image(image)) {
+                self.records.remove(&Key::Session(session));
+            }
+        }
+        let locks = self.records.values().filter_map(|record| match record {
+            Record::Lock(record) => Some(record.clone()),
+            _ => None,
+        });
+        for lock in locks.collect::<Vec<_>>() {
+            if !has(self, Key::Session(lock.session)) || !has(self, Key::Image(lock.image)) {
+                self.records.remove(&Key::Lock(lock.image));
+                self.unknown.insert(lock.session);
+            }
+        }
+        // Those that began or ended since the backup, here or in what is left behind.
+        let here = self.contents.sessions().map(|record| record.id);
+        let gone = here.filter(|id| !has(self, Key::Session(*id)));
+        let gone: Vec<SessionId> = gone.collect();
+        self.unknown.extend(gone);
+    }
+
+    fn name_images(&mut self) {
         let images = self.records.values().filter_map(|record| match record {
             Record::Image(record) => Some((record.info.name.clone(), record.info.id)),
             _ => None,
@@ -404,7 +452,17 @@ impl<'a> Draft<'a> {
         for (name, image) in names {
             self.put(Record::ImageName(ImageNameRecord { name, image, rest: Rest::new() }));
         }
-        Ok(())
+    }
+
+    /// A store that breaks a rule is opened by no monitor: it is not written.
+    fn check_rules(&self) -> Result<(), Failure> {
+        let wanted = Contents::of_records(self.records.values().cloned());
+        let Some(what) = wanted.broken_rule() else { return Ok(()) };
+        Err(failure(
+            "invalid",
+            format!("what OSDs know does not fit together: {what}"),
+            "put a newer copy of the state back",
+        ))
     }
 
     /// Pools that OSDs know and that were made after the copy.
@@ -583,6 +641,7 @@ impl<'a> Draft<'a> {
             let here = self.contents.fences(id).into_iter().flat_map(|record| &record.fences);
             let mut sessions: BTreeSet<SessionId> = here.map(|fence| fence.session).collect();
             sessions.extend(pools().flat_map(|pool| &pool.fences));
+            sessions.extend(&self.unknown);
             (record.revision, record.planned_for) = (revision, 0);
             self.put(Record::Pool(record));
             if !sessions.is_empty() {

@@ -3,6 +3,7 @@
 use base::{Epoch, MapRevision, OsdId};
 
 use super::rig::{Mishap, Rig, osd_id};
+use crate::copy::CopyKeeper;
 use crate::message::{Command, Failure};
 use crate::state::MemoryState;
 
@@ -279,4 +280,88 @@ fn the_entry_of_the_highest_epoch_is_taken_from_whoever_has_it() {
     assert_eq!(taken.acting, newest.acting);
     assert!(taken.epoch >= Epoch::new(newest.epoch.get() + 1000));
     assert!(!rig.monitor.contents.osd(osd_id(leaves)).unwrap().info.in_cluster);
+}
+
+/// OSDs have noted a copy that was too long: records of these kinds are left out of it.
+fn leave_out(rig: &mut Rig, kinds: &[&str]) {
+    for osd in rig.osds.values_mut() {
+        let mut copy = osd.copy.copy().clone();
+        for kind in kinds {
+            copy.records.retain(|key, _| !key.starts_with(kind));
+            copy.left_out.push(kind.to_string());
+        }
+        osd.copy = CopyKeeper::new(copy);
+    }
+}
+
+#[test]
+fn a_lock_whose_holder_nobody_remembers_is_gone_and_the_holder_is_fenced() {
+    // As notes are made now, and as they were once made: with locks and without sessions.
+    for kinds in [&["session/", "lock/"][..], &["session/"]] {
+        let mut rig = Rig::with_pool(2, 8);
+        rig.make_volume("v", GIB).unwrap();
+        let backup = rig.store.clone();
+        let client = rig.client();
+        let asked = rig.ask_lock(client, "v", false);
+        let (session, locked, lazy) = rig.lock_answer(client, asked).unwrap().unwrap();
+        assert!(locked && lazy);
+        leave_out(&mut rig, kinds);
+        restore(&mut rig, &backup);
+        recover(&mut rig, &[], true).unwrap();
+        rig.tick();
+        assert_eq!(rig.stopped, None, "the store that it wrote can be opened");
+        come_again(&mut rig, &[1, 2]);
+        assert!(!is_older(&mut rig));
+        if kinds.len() == 1 {
+            let map = &rig.osds[&osd_id(1)].map;
+            assert!(map.pools.values().all(|pool| pool.fences.contains(&session)));
+        }
+        let next = rig.client();
+        let asked = rig.ask_lock(next, "v", false);
+        let (other, locked, _) = rig.lock_answer(next, asked).unwrap().unwrap();
+        assert!(locked && other > session);
+    }
+}
+
+#[test]
+fn volumes_of_a_pool_that_was_removed_since_do_not_come_back() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    rig.make_pool("gone", 8).unwrap();
+    let create = Command::VolumeCreate { volume: "w".into(), size: GIB, pool: Some("gone".into()) };
+    rig.command(create).unwrap();
+    let client = rig.client();
+    rig.open_session(client, "w").unwrap().unwrap();
+    let backup = rig.store.clone();
+    rig.break_connection(client);
+    rig.advance(base::Duration::from_secs(11));
+    rig.remove_volume("w").unwrap();
+    rig.command(Command::PoolRemove { pool: "gone".into() }).unwrap();
+    leave_out(&mut rig, &["session/", "lock/", "image/"]);
+    restore(&mut rig, &backup);
+    recover(&mut rig, &[], true).unwrap();
+    rig.tick();
+    assert_eq!(rig.stopped, None);
+    come_again(&mut rig, &[1, 2]);
+    assert_eq!(volumes(&mut rig), ["v"]);
+    assert_eq!(rig.monitor.contents.sessions().count(), 0);
+}
+
+#[test]
+fn a_copy_that_breaks_a_rule_is_refused_before_anything_is_written() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let backup = rig.store.clone();
+    rig.make_volume("w", GIB).unwrap();
+    for osd in rig.osds.values_mut() {
+        let mut copy = osd.copy.copy().clone();
+        copy.records.get_mut("image/2").unwrap()["pool"] = serde_json::json!(77);
+        osd.copy = CopyKeeper::new(copy);
+    }
+    restore(&mut rig, &backup);
+    let error = recover(&mut rig, &[], true).unwrap_err();
+    assert_eq!(error.code, "invalid");
+    assert!(error.message.contains("image/2 names a pool that is not there"), "{}", error.message);
+    assert_eq!((rig.stored("recovery"), rig.stored("image/2")), (None, None));
+    assert!(is_older(&mut rig));
 }

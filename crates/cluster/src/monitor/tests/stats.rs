@@ -310,3 +310,15 @@ fn statistics_that_nobody_of_ours_sends_end_the_connection() {
     rig.say(client, &ToMonitor::OsdStats(OsdStats::default()));
     assert!(!rig.open.contains(&client));
 }
+
+#[test]
+fn a_period_that_no_osd_can_have_counted_ends_the_connection_and_nothing_else() {
+    for sequence in [0, u64::MAX] {
+        let mut rig = with_volumes(2, 1);
+        let connection = rig.osds[&osd_id(1)].connection.unwrap();
+        rig.stats(1, &[period(sequence, [1], 1)]);
+        rig.intervals(2);
+        assert!(!rig.open.contains(&connection), "{sequence}");
+        assert_eq!(rig.written("v1"), 0);
+    }
+}
