@@ -36,6 +36,7 @@ mod publish;
 mod query;
 mod recover;
 mod removal;
+mod restarts;
 mod session;
 mod setting;
 mod station;

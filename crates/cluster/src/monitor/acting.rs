@@ -8,6 +8,7 @@
 //! | more acting members than copies | one that is not in the plan goes |
 //! | an OSD of the plan that is up and not acting | learner |
 //! | all as planned | the plan's first OSD leads, if it reaches them |
+//! | an OSD that rests after many starts | it is no learner, and goes in its next run, if minimum size others remain |
 //! | members that the primary cannot reach | they go, as lost ones do; where too few would be left, one leads that reaches enough, and the others go |
 //!
 //! Invariants
@@ -36,6 +37,8 @@ pub(super) struct Standing {
     pub(super) heard: u64,
     /// When its newest failure was noticed.
     pub(super) noticed: u64,
+    /// It started again and again, and rests: this run is taken in only where it is needed.
+    pub(super) rests: bool,
 }
 
 /// What decides about one PG besides its entry.
@@ -97,7 +100,7 @@ impl Links {
 enum State {
     /// It is up and holds everything.
     Sound,
-    /// It is up, and whoever leads cannot work with it.
+    /// It is up, and whoever leads cannot work with it; or it rests.
     Barred,
     /// It is up in a new run that may have lost what it held.
     Suspect,
@@ -112,11 +115,17 @@ impl Given<'_> {
             State::Down
         } else if standing.suspect && member.incarnation < standing.incarnation {
             State::Suspect
-        } else if self.barred.contains_key(&member.osd) {
+        } else if self.barred.contains_key(&member.osd) || self.is_to_rest(member) {
             State::Barred
         } else {
             State::Sound
         }
+    }
+
+    /// Whether its newest run is not taken in yet, and rests.
+    fn is_to_rest(&self, member: Member) -> bool {
+        let standing = &self.standings[&member.osd];
+        standing.rests && member.incarnation < standing.incarnation
     }
 
     /// The OSD in its newest run, if that is up and may take part.
@@ -297,7 +306,12 @@ fn learners_beside(
     let is_acting = |osd: &OsdId| acting.iter().any(|member| member.osd == *osd);
     let is_learner = |osd: &OsdId| entry.learners.iter().any(|member| member.osd == *osd);
     let reaches = |osd: &OsdId| leader.is_none_or(|leader| !given.links.is_broken(*osd, leader));
-    let may_learn = |osd: &&OsdId| !is_acting(osd) && (is_learner(osd) || reaches(osd));
+    let is_learner_now = |osd: OsdId| given.fit(osd).is_some_and(|m| entry.learners.contains(&m));
+    let is_enough = acting.len() >= given.min_size;
+    let rests = |osd: &OsdId| given.standings.get(osd).is_some_and(|s| s.rests);
+    let may_rest = |osd: &OsdId| is_enough && rests(osd) && !is_learner_now(*osd);
+    let may_learn =
+        |osd: &&OsdId| !is_acting(osd) && !may_rest(osd) && (is_learner(osd) || reaches(osd));
     let wanted = given.targets.iter().filter(may_learn);
     let mut fit: Vec<Member> = wanted.filter_map(|osd| given.fit(*osd)).collect();
     fit.sort_by_key(|member| !is_learner(&member.osd));

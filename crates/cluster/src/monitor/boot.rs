@@ -237,6 +237,9 @@ impl Monitor {
             if let Some(state) = self.connections.get(&boot.connection) {
                 self.osds.entry(boot.osd).or_default().joined_order = state.order;
             }
+            if boot.run.is_none() {
+                self.note_start(now, boot.osd);
+            }
             // The run before this one is over, whatever its connection says.
             let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
             if let Some(old) = live.filter(|old| *old != boot.connection) {

@@ -352,9 +352,8 @@ impl Monitor {
         if let Some(end) = entries.next_end(now) {
             entries.look_at(end);
         }
-        if !self.entries.links.is_empty()
-            && let Some(end) = self.doubts_end(now)
-        {
+        let doubts_end = self.doubts_end(now).filter(|_| !self.entries.links.is_empty());
+        for end in doubts_end.into_iter().chain(self.rests_end(now)) {
             self.entries.look_at(end);
         }
     }
@@ -454,13 +453,15 @@ impl Monitor {
     fn standings(&self) -> BTreeMap<OsdId, Standing> {
         let standing = |record: &crate::records::OsdRecord| {
             let osd = record.info.id;
-            let presence = self.osds.get(&osd).map(|live| &live.presence);
+            let live = self.osds.get(&osd);
+            let presence = live.map(|live| &live.presence);
             let standing = Standing {
                 incarnation: record.info.incarnation,
                 up: record.info.up,
                 suspect: record.suspect,
                 heard: presence.map_or(0, |presence| presence.heard),
                 noticed: presence.map_or(0, |presence| presence.noticed),
+                rests: live.is_some_and(|live| live.starts.rest(self.now).is_some()),
             };
             (osd, standing)
         };

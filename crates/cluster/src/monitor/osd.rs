@@ -10,6 +10,7 @@ use super::boot::Boot;
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
 use super::presence::Presence;
+use super::restarts::Starts;
 use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport};
 use crate::records::Record;
@@ -29,6 +30,8 @@ pub(super) struct OsdLive {
     pub(super) since: Time,
     /// Its boots that it has not confirmed, by their connections; each with the question.
     pub(super) boots: BTreeMap<ConnectionId, (u64, Boot)>,
+    /// When it started, and whether it rests.
+    pub(super) starts: Starts,
     /// How it is known to run.
     pub(super) presence: Presence,
     /// Map revisions it has applied: it refuses requests that name older ones.

@@ -390,6 +390,18 @@ impl Monitor {
                 hint: "look at the network between their hosts, and at firewalls",
             });
         }
+        for (osd, count, left) in self.resting_osds(now) {
+            checks.push(Check {
+                code: "osd_restarting",
+                severity: Severity::Warn,
+                message: format!(
+                    "{osd} has started {count} times, each soon after the one before: PGs that can do \
+                     without it do, for {:.0} s more",
+                    left.as_secs_f64()
+                ),
+                hint: "its log says why it ends; when that is mended it takes its part by itself",
+            });
+        }
         let mut failing: BTreeMap<OsdId, (u32, &str)> = BTreeMap::new();
         for (osd, bar) in self.failing_members(now) {
             failing.entry(osd).or_insert((0, &bar.why)).0 += 1;

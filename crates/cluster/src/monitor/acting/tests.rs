@@ -44,6 +44,7 @@ impl Scene {
             suspect: false,
             heard: 10,
             noticed: 0,
+            rests: false,
         };
         Scene {
             copies: targets.len(),
@@ -120,6 +121,42 @@ fn where_all_is_as_planned_nothing_changes() {
     assert_eq!(scene.next(&rest), None);
     let other = PgEntry { primary: Some(osd(2)), ..rest };
     assert_next(&scene, &other, 1, &[3, 1, 2], &[]);
+}
+
+#[test]
+fn an_osd_that_rests_is_taken_in_only_where_it_is_needed() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let restarted = |standing: &mut Standing| {
+        (standing.incarnation, standing.rests) = (Incarnation::new(2), true);
+        standing.noticed = 9;
+    };
+    let scene = Scene::new(4, &[1, 2, 3], 2).with(1, restarted);
+    assert_next(&scene, &entry(1, &all, &[]), 2, &[2, 3], &[]);
+    assert_eq!(
+        scene.clone().with(3, |s| s.heard = 8).next(&entry(1, &all, &[])).unwrap().acting,
+        [member(1, 2), all[1], all[2]]
+    );
+    // It is no learner before its rest is over, where others suffice.
+    assert_eq!(scene.next(&entry(2, &all[1..], &[])), None);
+    assert_next(&scene, &entry(2, &all[1..2], &[]), 2, &[2], &[1, 3]);
+    let over = scene.clone().with(1, |standing| standing.rests = false);
+    assert_eq!(over.next(&entry(2, &all[1..], &[])).unwrap().learners, [member(1, 2)]);
+    // Nobody is put out whose run is in already.
+    assert_eq!(
+        scene.next(&entry(2, &[all[1], all[2], member(1, 2)], &[])).unwrap().acting.len(),
+        3
+    );
+    let learns = entry(2, &all[1..], &[member(1, 2)]);
+    assert_eq!(scene.next(&learns), None);
+    assert_eq!(scene.clone().complete(member(1, 2)).next(&learns).unwrap().acting.len(), 3);
+    // Too few are left without it: it stays, and it learns.
+    let needed = scene.clone().down(2);
+    let next = needed.next(&entry(1, &all, &[])).unwrap();
+    assert_eq!(next.acting, [member(1, 2), member(2, 1), member(3, 1)]);
+    let few = Scene::new(3, &[1, 2, 3], 3).with(1, restarted);
+    assert_eq!(few.next(&entry(2, &all[1..], &[])).unwrap().learners, [member(1, 2)]);
+    let alone = Scene::new(1, &[1], 1).with(1, restarted);
+    assert_eq!(alone.next(&entry(1, &all[..1], &[])).unwrap().acting, [member(1, 2)]);
 }
 
 #[test]
@@ -304,6 +341,7 @@ impl World {
                 standing.up = true;
                 if kind < 4 {
                     standing.incarnation = standing.incarnation.next();
+                    standing.rests = event % 4 == 0;
                     standing.suspect = is_damaged;
                     if is_damaged {
                         standing.noticed = event;
@@ -441,6 +479,7 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
         world.event += 1;
         for standing in world.scene.standings.values_mut() {
             (standing.up, standing.suspect, standing.heard) = (true, false, world.event);
+            standing.rests = false;
         }
         for _ in 0..30 {
             world.step();

@@ -266,6 +266,63 @@ fn a_broken_link_parts_two_osds_where_one_leads_the_other_and_nowhere_else() {
     assert!(!rig.checks().contains(&"link_broken".to_string()));
 }
 
+#[test]
+fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_it_is_needed() {
+    let mut rig = Rig::with_copies(3, 2, 1, 16);
+    let takes_part = |rig: &Rig| {
+        let mut members = rig.entries().into_iter().flat_map(|e| [e.acting, e.learners].concat());
+        let run = rig.monitor.contents.osd(osd_id(1)).unwrap().info.incarnation;
+        members.any(|member| member == Member { osd: osd_id(1), incarnation: run })
+    };
+    let rests = |rig: &mut Rig| rig.checks().contains(&"osd_restarting".to_string());
+    for _ in 0..3 {
+        rig.kill_osd(1);
+        rig.boot(1);
+        assert!(takes_part(&rig) && !rests(&mut rig));
+        rig.fill();
+        rig.advance(Duration::from_secs(1));
+    }
+    let mut waits = Vec::new();
+    for is_quick in [false, true, false, true, false] {
+        // One that is back before it counts as down was a member until then.
+        let span = if is_quick { Duration::from_millis(1) } else { Duration::from_secs(1) };
+        rig.crash_osd(1);
+        rig.advance(span);
+        assert_eq!(up(&rig, 1), is_quick);
+        rig.boot(1);
+        let mut waited = 0;
+        while !takes_part(&rig) {
+            assert!(rests(&mut rig));
+            rig.advance(Duration::from_secs(1));
+            waited += 1;
+        }
+        waits.push(waited);
+        rig.fill();
+    }
+    assert_eq!(waits, [10, 20, 40, 60, 60]);
+    // The last copy of its PGs: they are served at once.
+    for number in 2..=3 {
+        rig.kill_osd(number);
+    }
+    rig.kill_osd(1);
+    rig.boot(1);
+    assert!(rests(&mut rig) && takes_part(&rig));
+    for entry in rig.entries().iter().filter(|entry| osds(&entry.acting) == [1].into()) {
+        assert_eq!(entry.primary, Some(osd_id(1)));
+    }
+    // One that runs for a while has a clean sheet.
+    rig.boot(2);
+    rig.boot(3);
+    for _ in 0..4 {
+        rig.advance(Duration::from_secs(20));
+        rig.fill();
+    }
+    assert_at_rest(&rig);
+    rig.kill_osd(1);
+    rig.boot(1);
+    assert!(takes_part(&rig) && !rests(&mut rig));
+}
+
 /// The first OSD of each pair says again and again that it cannot reach the second.
 fn say(rig: &mut Rig, links: &[(u32, u32)]) {
     for _ in 0..3 {

@@ -1,0 +1,73 @@
+//! OSDs that end soon after each start. Each start costs their PGs an epoch, and what was filled is
+//! filled again; so they rest for a while, longer each time: where others suffice they are not taken
+//! in. Where one is needed its rest changes nothing: see `acting.rs`.
+//!
+//! Invariants
+//!   1. A rest ends, `REST_SPAN_MAX` after the start that led to it at the latest.
+//!   2. An OSD that ran for `SOON` after its last rest begins anew.
+
+use base::{Duration, OsdId, Time};
+
+use super::Monitor;
+
+/// A start so soon after the one before, or after a rest, counts.
+const SOON: Duration = Duration::from_secs(15);
+/// So many such starts in a row lead to a rest.
+const SOON_COUNT: u32 = 4;
+/// The first rest; twice as long each time.
+const REST_SPAN_MIN: Duration = Duration::from_secs(10);
+/// The longest one.
+const REST_SPAN_MAX: Duration = Duration::from_secs(60);
+
+/// Starts of one OSD, as far as this process knows.
+#[derive(Default)]
+pub(super) struct Starts {
+    last: Option<Time>,
+    /// Starts that came soon, one after the other.
+    count: u32,
+    /// When its newest rest ends.
+    rest: Option<Time>,
+}
+
+impl Starts {
+    /// When the rest ends that it has now.
+    pub(super) fn rest(&self, now: Time) -> Option<Time> {
+        self.rest.filter(|end| *end > now)
+    }
+
+    /// It started; tells when the rest ends that this leads to.
+    fn note(&mut self, now: Time) -> Option<Time> {
+        let rested = self.rest.unwrap_or(Time::ZERO);
+        let is_soon = self.last.is_some_and(|last| now < last.max(rested) + SOON);
+        self.count = if is_soon { self.count.saturating_add(1) } else { 0 };
+        self.last = Some(now);
+        let surplus = self.count.checked_sub(SOON_COUNT)?;
+        let nanos = REST_SPAN_MIN.as_nanos().saturating_mul(1 << surplus.min(30));
+        let span = Duration::from_nanos(nanos).min(REST_SPAN_MAX);
+        self.rest = Some(now + span);
+        self.rest
+    }
+}
+
+impl Monitor {
+    /// A new run of the OSD has joined.
+    pub(super) fn note_start(&mut self, now: Time, osd: OsdId) {
+        let starts = &mut self.osds.entry(osd).or_default().starts;
+        if let Some(end) = starts.note(now) {
+            self.entries.look_at(end);
+        }
+    }
+
+    /// When the next rest ends.
+    pub(super) fn rests_end(&self, now: Time) -> Option<Time> {
+        self.osds.values().filter_map(|live| live.starts.rest(now)).min()
+    }
+
+    /// OSDs that rest: how often they started one soon after the other, and how long they rest yet.
+    pub(super) fn resting_osds(&self, now: Time) -> impl Iterator<Item = (OsdId, u32, Duration)> {
+        self.osds.iter().filter_map(move |(osd, live)| {
+            let end = live.starts.rest(now)?;
+            Some((*osd, live.starts.count.saturating_add(1), end.since(now)))
+        })
+    }
+}
