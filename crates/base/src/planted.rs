@@ -90,7 +90,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 36] = [
+    pub const ALL: [(&'static str, Bug); 38] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -113,6 +113,8 @@ impl Bug {
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
         ("ack-before-members", Bug::AckBeforeMembers),
         ("sync-of-primary-alone", Bug::SyncOfPrimaryAlone),
+        ("mark-counts-unflushed", Bug::MarkCountsUnflushed),
+        ("read-of-unfinished-write", Bug::ReadOfUnfinishedWrite),
         ("learner-counted-as-member", Bug::LearnerCountedAsMember),
         ("tombstone-dropped-early", Bug::TombstoneDroppedEarly),
         ("counter-reused-after-restart", Bug::CounterReusedAfterRestart),
