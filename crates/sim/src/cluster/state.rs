@@ -518,9 +518,15 @@ mod tests {
     fn an_epoch_that_goes_back_or_names_two_entries_is_found() {
         let mut bench = Bench::new();
         let shard = |epoch: u32, primary: u32| {
-            format!(
-                r#"{{"pool":1,"shard":0,"pgs":[{{"pg":{{"pool":1,"number":0}},"epoch":{epoch},"revision":9,"primary":{primary},"acting":[],"learners":[]}}]}}"#
-            )
+            let pg = serde_json::json!({
+                "pg": { "pool": 1, "number": 0 },
+                "epoch": epoch,
+                "revision": 9,
+                "primary": primary,
+                "acting": [],
+                "learners": [],
+            });
+            serde_json::json!({ "pool": 1, "shard": 0, "pgs": [pg] }).to_string()
         };
         let put = |value: String| {
             let key = "pg/1/0".to_string();
