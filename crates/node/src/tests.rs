@@ -7,6 +7,7 @@ mod members;
 pub mod rig;
 mod stats;
 mod witness;
+mod work;
 
 use base::{
     ClusterId, ConnectionId, Duration, ImageId, Incarnation, MapRevision, OsdId, PgId, SessionId,

@@ -61,6 +61,8 @@ pub struct Cluster {
     /// learners.
     pub is_helpful: bool,
     sequence: u64,
+    /// Messages of PGs that OSDs have sent each other.
+    pub peer_message_count: u64,
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
 }
 
@@ -122,6 +124,7 @@ impl Cluster {
             replicas,
             is_helpful: true,
             sequence: 0,
+            peer_message_count: 0,
             replies: BTreeMap::new(),
         };
         for host in 0..count {
@@ -270,6 +273,7 @@ impl Cluster {
                     };
                     return self.monitor_hears(host, serde_json::from_str(&text).unwrap());
                 }
+                self.peer_message_count += u64::from(matches!(message, Message::Peer(_)));
                 let event = NetEvent::Received { connection, message };
                 self.moving.push_back((host, to, Event::Net(event)));
             }
