@@ -21,6 +21,8 @@ use crate::records::Key;
 
 /// Records of a copy. Beyond it those that come are left out, and that is told.
 const RECORD_COUNT_MAX: usize = 250_000;
+/// Text of records in one message, in bytes.
+const PART_SIZE_MAX: usize = 1 << 20;
 
 /// Records of the state store by their keys, as of one transaction.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -117,6 +119,30 @@ pub fn is_copied(key: &Key) -> bool {
     }
 }
 
+/// How the keys of a kind begin: `session/`; a key that is the only one of its kind whole.
+pub fn kind_of(key: &str) -> &str {
+    key.split_inclusive('/').next().unwrap_or_default()
+}
+
+/// Records in parts, each short enough for a message; at least one.
+pub fn in_parts(
+    records: impl IntoIterator<Item = (String, Value)>,
+) -> Vec<BTreeMap<String, Value>> {
+    let mut parts = Vec::new();
+    let mut part = BTreeMap::new();
+    let mut size = 0;
+    for (key, value) in records {
+        size += key.len() + value.to_string().len();
+        if size > PART_SIZE_MAX {
+            size = 0;
+            parts.push(std::mem::take(&mut part));
+        }
+        part.insert(key, value);
+    }
+    parts.push(part);
+    parts
+}
+
 impl StateCopy {
     /// Leaves records out whose keys begin so, and says it. Sessions and locks name each other: they
     /// go together.
@@ -145,8 +171,7 @@ impl StateCopy {
         }
         for (key, value) in part.put {
             if self.records.len() >= RECORD_COUNT_MAX && !self.records.contains_key(&key) {
-                let kind = key.split_inclusive('/').next().unwrap_or_default();
-                self.leave_out(kind);
+                self.leave_out(kind_of(&key));
             } else {
                 self.records.insert(key, value);
             }

@@ -212,6 +212,19 @@ pub struct PgEntry {
     pub learners: Vec<Member>,
 }
 
+impl PgEntry {
+    /// All members, acting ones first.
+    pub fn members(&self) -> impl Iterator<Item = &Member> + Clone {
+        self.acting.iter().chain(&self.learners)
+    }
+
+    /// Whether both name the same primary, acting members and learners.
+    pub fn has_same_members(&self, other: &PgEntry) -> bool {
+        (self.primary, &self.acting, &self.learners)
+            == (other.primary, &other.acting, &other.learners)
+    }
+}
+
 /// A member of a PG.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

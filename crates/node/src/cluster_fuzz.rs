@@ -85,7 +85,7 @@ impl Run {
         let is_other_run = |member: &format::wire::Member| {
             self.cluster.runs(index(member)) != member.incarnation.get()
         };
-        let has_restarted = entry.acting.iter().chain(&entry.learners).any(is_other_run);
+        let has_restarted = entry.members().any(is_other_run);
         let is_given_up = !failed.is_empty();
         if acting != before || learners != learners_before || has_restarted || is_given_up {
             self.cluster.set_entry(&acting, &learners);

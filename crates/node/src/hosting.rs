@@ -15,7 +15,6 @@ use pg::{Pg, Record, Serving, Shape};
 use crate::Effect;
 use crate::leases::primary_of;
 use crate::node::Node;
-use crate::peers::members_of;
 
 /// Most members of an entry, learners included.
 const MEMBER_COUNT_MAX: usize = 32;
@@ -73,7 +72,7 @@ impl Node {
 
     /// Whether this OSD is an acting member or a learner.
     pub(crate) fn has_part(&self, entry: &PgEntry) -> bool {
-        members_of(entry).any(|member| member.osd == self.identity.osd)
+        entry.members().any(|member| member.osd == self.identity.osd)
     }
 
     /// Asks for the map; of pools with a gap as if nothing of them were known.
@@ -142,7 +141,8 @@ impl Node {
             return self.halt(now, slot, why, effects);
         }
         let ready: Vec<OsdId> = match self.leads(&entry) {
-            true => members_of(&entry)
+            true => entry
+                .members()
                 .filter(|member| self.mesh.to_follower(**member).is_some())
                 .map(|member| member.osd)
                 .collect(),
@@ -212,7 +212,7 @@ impl Node {
             )));
         }
         let me = Member { osd, incarnation };
-        let is_newest = members_of(entry).any(|member| *member == me);
+        let is_newest = entry.members().any(|member| *member == me);
         if !is_newest || entry.epoch == pg.epoch_floor() {
             return Some(format!("waits for an epoch in which {osd} is in its newest run"));
         }
@@ -220,7 +220,7 @@ impl Node {
             return Some("waits for a member that may lead it: none is up".into());
         }
         let has_primary = primary_of(entry).is_some();
-        let mut osds: Vec<OsdId> = members_of(entry).map(|member| member.osd).collect();
+        let mut osds: Vec<OsdId> = entry.members().map(|member| member.osd).collect();
         osds.sort_unstable();
         let is_sound = has_primary && osds.windows(2).all(|pair| pair[0] != pair[1]);
         if !is_sound || osds.len() > MEMBER_COUNT_MAX {
@@ -313,9 +313,7 @@ impl Node {
         }
         self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
-        if self.note_is_old && self.note_is_open.is_none() && self.incarnation.is_some() {
-            self.keep_cluster_note(now);
-        }
+        self.keep_old_note(now);
         self.gap_was_told = false;
         if self.link.joined().is_some() {
             let report = ToMonitor::OsdReport(self.report());
@@ -383,7 +381,7 @@ impl Node {
     fn absence_of(&self, slot: usize, osd: OsdId) -> String {
         let member = self.pgs[slot]
             .entry()
-            .and_then(|entry| members_of(entry).find(|member| member.osd == osd).copied());
+            .and_then(|entry| entry.members().find(|member| member.osd == osd).copied());
         let is_connected = member.is_some_and(|member| self.mesh.to_follower(member).is_some());
         match self.map.osds.get(&osd) {
             _ if is_connected => format!("{osd} has not answered yet"),

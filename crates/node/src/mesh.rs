@@ -338,8 +338,7 @@ impl Node {
         let Some(incarnation) = self.incarnation else { return };
         let me = Member { osd: self.identity.osd, incarnation };
         let entries = self.map.pools.values().flat_map(|known| &known.pgs);
-        let ours =
-            entries.filter(|entry| entry.acting.iter().chain(&entry.learners).any(|m| *m == me));
+        let ours = entries.filter(|entry| entry.members().any(|m| *m == me));
         let is_up = |member: &Member| {
             let info = self.map.osds.get(&member.osd);
             info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
@@ -375,7 +374,7 @@ impl Node {
         let me = self.identity.osd;
         let entries = self.map.pools.values().flat_map(|known| &known.pgs);
         for entry in entries.filter(|entry| self.leads(entry)) {
-            let others = entry.acting.iter().chain(&entry.learners);
+            let others = entry.members();
             for member in others.filter(|member| member.osd != me) {
                 let newest = members.entry(member.osd).or_insert(member.incarnation);
                 *newest = member.incarnation.max(*newest);
@@ -595,7 +594,7 @@ impl Node {
         body: PeerBody,
         effects: &mut Vec<Effect>,
     ) {
-        let mut members = entry.acting.iter().chain(&entry.learners);
+        let mut members = entry.members();
         let Some(member) = members.find(|member| member.osd == to) else { return };
         let connection = match entry.primary == Some(self.identity.osd) {
             true => self.mesh.to_follower(*member),

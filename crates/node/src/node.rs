@@ -538,10 +538,8 @@ impl Node {
                 self.tell_stats(now, effects);
                 self.tell_monitor(&ToMonitor::OsdLeaves, effects);
                 self.link.end();
-                if self.note_is_old && self.note_is_open.is_none() && self.incarnation.is_some() {
-                    // What a restored state store may lack.
-                    self.keep_cluster_note(now);
-                }
+                // What a restored state store may lack.
+                self.keep_old_note(now);
                 self.ask_store(now, CALL_LAST_SYNC, StoreRequest::Sync);
             }
             if std::mem::take(&mut self.review_is_due) {
@@ -632,6 +630,13 @@ impl Node {
         self.state_copy = CopyKeeper::new(note.state.clone());
         self.pools_noted = note.pools_by_id();
         Ok(())
+    }
+
+    /// Notes what changed since the last note, unless one is on its way.
+    pub(crate) fn keep_old_note(&mut self, now: Time) {
+        if self.note_is_old && self.note_is_open.is_none() && self.incarnation.is_some() {
+            self.keep_cluster_note(now);
+        }
     }
 
     pub(crate) fn keep_cluster_note(&mut self, now: Time) {

@@ -102,11 +102,6 @@ fn is_from_primary(body: &PeerBody) -> bool {
     }
 }
 
-/// The members of an entry, acting ones first.
-pub fn members_of(entry: &PgEntry) -> impl Iterator<Item = &Member> {
-    entry.acting.iter().chain(&entry.learners)
-}
-
 impl Node {
     /// A message came over a connection that its sender opened: it leads the PG. The error tells
     /// what no peer of ours does.
@@ -198,7 +193,7 @@ impl Node {
         let Some(entry) = self.pgs[slot].entry().filter(|entry| entry.epoch == epoch) else {
             return Ok(());
         };
-        if !self.leads(entry) || !members_of(entry).any(|member| *member == follower) {
+        if !self.leads(entry) || !entry.members().any(|member| *member == follower) {
             return Err(format!("it has no part in {pg}"));
         }
         if matches!(body, PeerBody::State(_)) {
@@ -298,7 +293,7 @@ impl Node {
                 continue;
             }
             let entry = self.map.pg(pg).filter(|entry| entry.epoch == epoch);
-            let member = entry.and_then(|entry| members_of(entry).find(|known| known.osd == osd));
+            let member = entry.and_then(|entry| entry.members().find(|known| known.osd == osd));
             let Some(member) = member.copied() else {
                 self.peers.unanswered.remove(&(pg, osd));
                 continue;
@@ -334,7 +329,7 @@ impl Node {
     /// PGs in an epoch that this OSD leads, with this member.
     fn slots_led_with(&self, member: Member) -> Vec<usize> {
         let is_one =
-            |entry: &PgEntry| self.leads(entry) && members_of(entry).any(|known| *known == member);
+            |entry: &PgEntry| self.leads(entry) && entry.members().any(|known| *known == member);
         let slots = self.pgs.iter().enumerate();
         slots.filter(|(_, pg)| pg.entry().is_some_and(is_one)).map(|(slot, _)| slot).collect()
     }

@@ -22,7 +22,6 @@ use slab::Slab;
 
 use crate::Effect;
 use crate::node::{Node, Phase};
-use crate::peers::members_of;
 use crate::sessions::Arrival;
 use crate::stats::Work;
 
@@ -252,7 +251,7 @@ impl Node {
         let pg = &self.pgs[slot];
         let Some(entry) = pg.entry() else { return false };
         let grants = |osd: &OsdId| {
-            let member = members_of(entry).find(|member| member.osd == *osd);
+            let member = entry.members().find(|member| member.osd == *osd);
             member.is_some_and(|giver| self.leases.holds(now, *giver, entry.pg, entry.epoch))
         };
         pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)

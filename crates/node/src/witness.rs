@@ -3,19 +3,16 @@
 
 use base::{ConnectionId, Duration, MapRevision, PoolId, Time};
 use blockstore::NoteKey;
-use cluster::copy::{PoolSeen, Seen, StateCopy, Testimony};
+use cluster::copy::{PoolSeen, Seen, StateCopy, Testimony, in_parts};
 use cluster::message::ToMonitor;
 use format::wire::PgEntry;
 use pg::Record;
 
 use crate::Effect;
 use crate::node::Node;
-use crate::peers::members_of;
 
 /// Entries in one message: the longest ones stay below its limit.
 const ENTRY_COUNT_MAX: usize = 2000;
-/// Text of records in one message, in bytes.
-const PART_SIZE_MAX: usize = 1 << 20;
 /// So long a monitor may keep the connection until the state is recovered; then it is told again.
 const RECOVERY_SPAN: Duration = Duration::from_secs(60);
 
@@ -38,7 +35,7 @@ impl Node {
         let mut seen = Seen::default();
         for entry in self.entries_recorded() {
             raise(&mut seen, entry.pg.pool, entry.revision);
-            let ours = members_of(&entry).filter(|member| member.osd == self.identity.osd);
+            let ours = entry.members().filter(|member| member.osd == self.identity.osd);
             let run = ours.map(|member| member.incarnation).max().unwrap_or_default();
             seen.incarnation = seen.incarnation.max(run);
         }
@@ -95,17 +92,12 @@ impl Node {
         let mut parts: Vec<Testimony> = entries.chunks(ENTRY_COUNT_MAX).map(part_of).collect();
         let pools = self.pools_seen().into_iter();
         parts.extend(pools.map(|pool| Testimony { pools: vec![pool], ..bare() }));
-        let mut part = bare();
-        let mut size = 0;
-        for (key, value) in records {
-            size += key.len() + value.to_string().len();
-            if size > PART_SIZE_MAX {
-                size = 0;
-                parts.push(std::mem::replace(&mut part, bare()));
-            }
-            part.copy.records.insert(key.clone(), value.clone());
-        }
-        parts.push(part);
+        let records = records.iter().map(|(key, value)| (key.clone(), value.clone()));
+        parts.extend(in_parts(records).into_iter().map(|records| {
+            let mut part = bare();
+            part.copy.records = records;
+            part
+        }));
         parts
     }
 

@@ -59,9 +59,7 @@ impl Job {
         let (held, hold) = (None, None);
         Job { key, wants, sources, held, is_mixed: false, is_older: false, hold, purpose }
     }
-}
 
-impl Job {
     /// A block that is deleted goes from acting members that still have it.
     pub fn removal(key: BlockKey, targets: MemberSet) -> Job {
         let purpose = Purpose::Adopt { newest: Version::ZERO, targets };

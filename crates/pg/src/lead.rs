@@ -107,7 +107,7 @@ pub enum Asked {
 impl Lead {
     /// Requires: `me` is a member of the entry, which has at most [`MEMBERS_MAX`].
     pub fn new(entry: &PgEntry, me: OsdId) -> Lead {
-        let members = entry.acting.iter().chain(&entry.learners);
+        let members = entry.members();
         let peers: Vec<Peer> = members.map(|member| Peer::new(*member)).collect();
         assert!(peers.len() <= MEMBERS_MAX);
         let me = peers.iter().position(|peer| peer.member.osd == me);

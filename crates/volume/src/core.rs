@@ -406,7 +406,7 @@ impl ClientCore {
         effects.push(Effect::Closed { volume: handle });
     }
 
-    /// Whether a volume was attached and its session is over.
+    /// Whether a volume was attached and its session is over: nothing more is sent for it.
     pub fn is_over(&self, volume: VolumeHandle) -> bool {
         self.volumes.get(&volume).is_some_and(|volume| volume.attachment == Attachment::Ended)
     }

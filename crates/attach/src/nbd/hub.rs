@@ -158,15 +158,12 @@ struct Volume {
     is_waiting: bool,
     attached: Option<Attached>,
     clients: BTreeSet<ConnectionId>,
-    /// Its session is over: its clients get errors, and nothing more is sent for it.
-    is_over: bool,
 }
 
 /// A request of a client that the client core works on.
 struct Running {
     connection: ConnectionId,
     cookie: u64,
-    volume: VolumeHandle,
     weight: usize,
     wanted: Wanted,
 }
@@ -587,7 +584,7 @@ impl Hub {
         if let Some(handle) = self.volumes_by_name.get(&name).copied()
             && self.core.is_over(handle)
         {
-            self.session_over(handle);
+            self.forget_name(handle);
         }
         let client = self.clients.get_mut(&connection).expect("it asks");
         if let Some(handle) = self.volumes_by_name.get(&name).copied() {
@@ -604,7 +601,7 @@ impl Hub {
         client.volume = Some(handle);
         let clients = BTreeSet::from([connection]);
         self.volumes_by_name.insert(name.clone(), handle);
-        let volume = Volume { name, is_waiting: true, attached: None, clients, is_over: false };
+        let volume = Volume { name, is_waiting: true, attached: None, clients };
         self.volumes.insert(handle, volume);
         self.open(now, handle, effects);
     }
@@ -613,7 +610,7 @@ impl Hub {
     fn open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let name = self.volumes[&handle].name.clone();
         let is_before = |(other, volume): (&VolumeHandle, &Volume)| {
-            *other != handle && volume.name == name && !volume.is_over
+            *other != handle && volume.name == name && !self.core.is_over(*other)
         };
         if self.volumes.iter().any(is_before) {
             return;
@@ -696,15 +693,6 @@ impl Hub {
         }
     }
 
-    /// The volume's session is over, or its clients have left: the next one attaches anew.
-    fn session_over(&mut self, handle: VolumeHandle) {
-        self.forget_name(handle);
-        // One that is being closed may still have something on its way.
-        if let Some(volume) = self.volumes.get_mut(&handle).filter(|it| !it.clients.is_empty()) {
-            volume.is_over = true;
-        }
-    }
-
     // ---- requests
 
     fn begin(
@@ -737,7 +725,7 @@ impl Hub {
         client.byte_count += weight;
         self.byte_count += weight;
         let cookie = request.cookie;
-        let running = Running { connection, cookie, volume: handle, weight, wanted };
+        let running = Running { connection, cookie, weight, wanted };
         let id = RequestId(self.running.insert(running) as u64);
         self.tell_core(now, CoreEvent::Request { id, volume: handle, operation }, effects);
     }
@@ -750,12 +738,8 @@ impl Hub {
         effects: &mut Vec<Effect>,
     ) {
         let key = id.0 as usize;
-        let handle = self.running[key].volume;
         let running = self.running.remove(key);
         self.byte_count -= running.weight;
-        if result == Err(VolumeError::Ended) {
-            self.session_over(handle);
-        }
         self.reply(now, &running, result, effects);
         self.admit(now, effects);
     }

@@ -264,7 +264,7 @@ impl Contents {
                 let record = self.osd(member.osd);
                 record.is_some_and(|record| member.incarnation <= record.info.incarnation)
             };
-            if !entry.acting.iter().chain(&entry.learners).all(is_given) {
+            if !entry.members().all(is_given) {
                 return Some(format!("PG {} has a member that there never was", entry.pg));
             }
             expected += 1;
@@ -419,6 +419,15 @@ impl Contents {
         let last = u32::try_from(self.counter(CounterName::Osd)).unwrap_or(u32::MAX);
         let given = (1..=last).filter_map(OsdId::new);
         given.filter(|osd| self.osd(*osd).is_none()).collect()
+    }
+
+    /// Whether a revision of a pool's map is one that this store has not given.
+    pub(super) fn lacks_map(&self, pool: PoolId, revision: MapRevision) -> bool {
+        match self.pool(pool) {
+            Some(record) => record.revision < revision,
+            // Ids are given once: one that was given and is not there was removed.
+            None => u64::from(pool.get()) > self.counter(CounterName::Pool),
+        }
     }
 
     /// The pool's map after `since`: every entry and fence knows the revision that brought it, so

@@ -1,18 +1,12 @@
 //! Telling OSDs what they keep of the state store: all of it when they join, then each change.
 
-use std::collections::BTreeMap;
-
 use base::ConnectionId;
-use serde_json::Value;
 
 use super::contents::Write;
 use super::{Effect, Monitor};
-use crate::copy::{CopyPart, is_copied};
+use crate::copy::{CopyPart, in_parts, is_copied};
 use crate::message::FromMonitor;
 use crate::records::{Key, Record};
-
-/// Text of records in one message, in bytes.
-const PART_SIZE_MAX: usize = 1 << 20;
 
 impl Monitor {
     /// Tells an OSD that has joined the whole copy.
@@ -21,14 +15,12 @@ impl Monitor {
         let copied = self.contents.all().filter(|(key, _)| is_copied(key));
         let copied = copied.map(|(key, record)| (key.to_string(), record.to_json()));
         let reigns = (Key::Change.to_string(), Record::Change(change.clone()).to_json());
-        let mut parts = parts_of(copied.chain([reigns]));
+        let parts = in_parts(copied.chain([reigns]));
         let reign = change.reign_of(change.last).unwrap_or(0);
         let count = parts.len();
-        for (index, part) in parts.iter_mut().enumerate() {
-            part.begins = index == 0;
-            part.change = (index + 1 == count).then_some((change.last, reign));
-        }
-        for part in parts {
+        for (index, put) in parts.into_iter().enumerate() {
+            let change = (index + 1 == count).then_some((change.last, reign));
+            let part = CopyPart { begins: index == 0, change, put, gone: Vec::new() };
             self.send(connection, &FromMonitor::StateCopy(part), effects);
         }
     }
@@ -56,20 +48,4 @@ impl Monitor {
             self.send_text(connection, text.clone(), effects);
         }
     }
-}
-
-/// Records in parts, each short enough for a message; at least one.
-fn parts_of(records: impl Iterator<Item = (String, Value)>) -> Vec<CopyPart> {
-    let mut parts = vec![CopyPart::default()];
-    let mut size = 0;
-    for (key, value) in records {
-        size += key.len() + value.to_string().len();
-        if size > PART_SIZE_MAX {
-            size = 0;
-            parts.push(CopyPart::default());
-        }
-        let last: &mut BTreeMap<String, Value> = &mut parts.last_mut().expect("one at least").put;
-        last.insert(key, value);
-    }
-    parts
 }

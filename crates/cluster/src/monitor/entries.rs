@@ -442,7 +442,7 @@ impl Monitor {
 
     /// Whether it is about to be seen that a member is down: one epoch does for both then.
     fn is_in_doubt(&self, entry: &PgEntry) -> bool {
-        let mut members = entry.acting.iter().chain(&entry.learners);
+        let mut members = entry.members();
         members.any(|member| {
             let live = self.osds.get(&member.osd);
             let is_up = self.contents.osd(member.osd).is_some_and(|record| record.info.up);

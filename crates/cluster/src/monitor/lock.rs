@@ -66,7 +66,7 @@ impl Monitor {
     /// Whether writes to a pool cost a flush: some OSD of it does not write through its disk's
     /// cache, or has not said that it does.
     fn is_lazy(&self, pool: PoolId) -> bool {
-        let members = self.contents.pgs(pool).flat_map(|pg| pg.acting.iter().chain(&pg.learners));
+        let members = self.contents.pgs(pool).flat_map(|pg| pg.members());
         members.into_iter().any(|member| {
             let live = self.osds.get(&member.osd);
             let report = live.and_then(|live| live.current_report());

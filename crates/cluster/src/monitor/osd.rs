@@ -174,7 +174,7 @@ impl Monitor {
         revision: MapRevision,
     ) -> Option<OsdId> {
         let entries = self.contents.pgs(pool);
-        let members = entries.flat_map(|entry| entry.acting.iter().chain(&entry.learners));
+        let members = entries.flat_map(|entry| entry.members());
         let mut osds: Vec<OsdId> = members.map(|member| member.osd).collect();
         osds.sort_unstable();
         osds.dedup();

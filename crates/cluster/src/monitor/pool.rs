@@ -198,7 +198,7 @@ impl Monitor {
         let mut counts = BTreeMap::new();
         for pool in self.contents.pools() {
             for entry in self.contents.pgs(pool.pool.id) {
-                for member in entry.acting.iter().chain(&entry.learners) {
+                for member in entry.members() {
                     *counts.entry(member.osd).or_default() += 1;
                 }
             }

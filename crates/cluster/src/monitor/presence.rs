@@ -434,7 +434,7 @@ impl Monitor {
         let mut peers = BTreeSet::new();
         for pool in self.contents.pools() {
             for entry in self.contents.pgs(pool.pool.id) {
-                let members = || entry.acting.iter().chain(&entry.learners);
+                let members = || entry.members();
                 if members().any(|member| member.osd == osd) {
                     peers.extend(members().map(|member| member.osd));
                 }

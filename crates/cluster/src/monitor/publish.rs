@@ -10,7 +10,6 @@ use base::{ConnectionId, MapRevision, PoolId};
 use super::{Effect, Monitor, to_text};
 use crate::map::MapDelta;
 use crate::message::FromMonitor;
-use crate::records::CounterName;
 
 /// OSD entries in one message: below 4 MiB, as long as their addresses may be.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
@@ -36,15 +35,10 @@ impl Monitor {
     ) {
         let have: BTreeMap<PoolId, MapRevision> =
             have.into_iter().filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
-        let is_older = |(pool, revision): (&PoolId, &MapRevision)| {
-            match self.contents.pool(*pool) {
-                Some(record) => record.revision < *revision,
-                // Ids are given once: one that was given and is not there was removed.
-                None => u64::from(pool.get()) > self.contents.counter(CounterName::Pool),
-            }
-        };
+        let mut known = have.iter();
+        let is_older = known.any(|(pool, revision)| self.contents.lacks_map(*pool, *revision));
         let osd = self.connections[&connection].osd;
-        if let Some(osd) = osd.filter(|_| have.iter().any(is_older)) {
+        if let Some(osd) = osd.filter(|_| is_older) {
             self.is_proven_older(format!("{osd} has a newer map"), effects);
             return;
         }

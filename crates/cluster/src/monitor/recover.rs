@@ -30,7 +30,7 @@ use super::contents::{Batch, Contents, Write};
 use super::job::{Done, Job, Plan};
 use super::planning::domain_of;
 use super::{Connection, Effect, Monitor, failure};
-use crate::copy::{StateCopy, Testimony, is_copied};
+use crate::copy::{StateCopy, Testimony, is_copied, kind_of};
 use crate::message::{Failure, FromMonitor};
 use crate::records::{
     ChangeRecord, CounterName, CounterRecord, Fence, FenceRecord, ImageNameRecord, Key, OsdRecord,
@@ -142,11 +142,8 @@ impl Monitor {
         if !contents.change().has(seen.change, seen.reign) {
             return Some(format!("{osd} has seen change {} of it", seen.change));
         }
-        let is_newer = |(pool, revision): (&PoolId, &MapRevision)| match contents.pool(*pool) {
-            Some(known) => known.revision < *revision,
-            None => u64::from(pool.get()) > contents.counter(CounterName::Pool),
-        };
-        let pool = seen.pools.iter().find(|(pool, revision)| is_newer((pool, revision)))?.0;
+        let mut pools = seen.pools.iter();
+        let pool = pools.find(|(pool, revision)| contents.lacks_map(**pool, **revision))?.0;
         Some(format!("{osd} has a newer map of pool {pool}"))
     }
 
@@ -388,7 +385,7 @@ impl<'a> Draft<'a> {
         }
         for (key, record) in contents.all().filter(|(key, _)| is_copied(key)) {
             let text = key.to_string();
-            let kind = text.split_inclusive('/').next().unwrap_or_default();
+            let kind = kind_of(&text);
             let is_here = match (key, copy) {
                 // What an older task has not deleted yet may be in use again.
                 (Key::Task(_), _) => false,
@@ -516,9 +513,7 @@ impl<'a> Draft<'a> {
         for entry in self.told().flat_map(|told| &told.entries).filter(|e| is_kept(e.pg)) {
             match newest.get(&entry.pg) {
                 Some((known, is_told)) if known.epoch == entry.epoch && *is_told => {
-                    let same = (&known.primary, &known.acting, &known.learners)
-                        == (&entry.primary, &entry.acting, &entry.learners);
-                    if !same {
+                    if !known.has_same_members(entry) {
                         return Err(two_ways(entry));
                     }
                 }
@@ -542,7 +537,7 @@ impl<'a> Draft<'a> {
             .told()
             .flat_map(|told| &told.entries)
             .filter(|e| self.records.contains_key(&Key::Pool(e.pg.pool)));
-        for member in newest.values().chain(entries).flat_map(members_of) {
+        for member in newest.values().chain(entries).flat_map(PgEntry::members) {
             let run = runs.entry(member.osd).or_default();
             *run = (*run).max(member.incarnation);
         }
@@ -835,10 +830,6 @@ impl<'a> Draft<'a> {
         }
         text
     }
-}
-
-fn members_of(entry: &PgEntry) -> impl Iterator<Item = &Member> {
-    entry.acting.iter().chain(&entry.learners)
 }
 
 /// Some of these names.

@@ -4,15 +4,11 @@ use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, Version};
 use blockstore::NoteKey;
 use cluster::message::{Need, Unreachable};
 use format::door::{NetEvent, Peer, Role};
-use format::wire::{Change, LeaseMessage, Message, Op, Outcome, PeerBody, PeerMessage, Refusal};
+use format::wire::{Change, LeaseMessage, Message, Op, PeerBody, PeerMessage, Refusal};
 
 use super::cluster_rig::*;
 use super::rig::*;
 use crate::Event;
-
-fn is_written(outcome: &Result<Outcome, Refusal>) -> bool {
-    matches!(outcome, Ok(Outcome::Written { .. }))
-}
 
 #[test]
 fn what_is_written_is_on_every_member() {

@@ -237,6 +237,10 @@ pub fn version(epoch: u32, counter: u64) -> Version {
     Version { epoch: Epoch::new(epoch), counter }
 }
 
+pub fn is_written(outcome: &Result<Outcome, Refusal>) -> bool {
+    matches!(outcome, Ok(Outcome::Written { .. }))
+}
+
 pub fn written(epoch: u32, counter: u64) -> Result<Outcome, Refusal> {
     Ok(Outcome::Written { version: version(epoch, counter), durable: true })
 }

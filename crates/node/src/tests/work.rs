@@ -1,14 +1,8 @@
 //! What requests cost the logic: messages between OSDs, and loops for a counter of instructions
 //! (docs/performance.md says how it is used).
 
-use format::wire::{Outcome, Refusal};
-
 use super::cluster_rig::*;
 use super::rig::*;
-
-fn is_written(outcome: &Result<Outcome, Refusal>) -> bool {
-    matches!(outcome, Ok(Outcome::Written { .. }))
-}
 
 #[inline(never)]
 fn writes_of_4_kib(cluster: &mut Cluster, count: u32) {

@@ -210,8 +210,7 @@ impl World {
             else {
                 continue;
             };
-            let members: Vec<Member> =
-                entry.acting.iter().chain(&entry.learners).copied().collect();
+            let members: Vec<Member> = entry.members().copied().collect();
             for member in members {
                 let index = index_of(member.osd);
                 let is_cut =

@@ -160,7 +160,7 @@ impl World {
         let Some(id) = self.osds[index].id else { return false };
         self.domain_of(index) == self.rot_domain
             && self.watch.entries().all(|entry| {
-                let members = entry.acting.iter().chain(&entry.learners);
+                let members = entry.members();
                 let concerns = members.clone().any(|member| member.osd == id);
                 !concerns || entry.acting.iter().any(|member| member.osd != id)
             })

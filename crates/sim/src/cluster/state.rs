@@ -27,6 +27,9 @@ use crate::tally::Tally;
 /// A run of a monitor's process: which monitor, and which run of it.
 pub type MonitorRun = (usize, u64);
 
+/// The key under which it says who leads.
+const LEADER_KEY: &str = "leader";
+
 /// How long an answer takes, in nanoseconds.
 const LATENCY: std::ops::Range<u64> = 10_000..5_000_000;
 
@@ -149,17 +152,12 @@ impl StateDoor {
                 let event = StateEvent::Range { request, result: Err(Unavailable) };
                 Ok(vec![self.soon(now, StateStep::Tell(run, event))])
             }
-            StateEffect::Transact { request, transaction } if cut.is_none() => {
-                if self.random.chance(Chance::percent(25)) {
-                    tally.faults.add("transaction that took long", 1);
-                    let effect = StateEffect::Transact { request, transaction };
-                    let at = now + Duration::from_nanos(self.random.scale(SLOW));
-                    return Ok(vec![Step {
-                        at,
-                        what: StateStep::Reach { run, effect, is_told: true },
-                    }]);
-                }
-                self.lose(now, run, StateEffect::Transact { request, transaction }, tally)
+            StateEffect::Transact { .. }
+                if cut.is_none() && self.random.chance(Chance::percent(25)) =>
+            {
+                tally.faults.add("transaction that took long", 1);
+                let at = now + Duration::from_nanos(self.random.scale(SLOW));
+                Ok(vec![Step { at, what: StateStep::Reach { run, effect, is_told: true } }])
             }
             StateEffect::Transact { .. } => self.lose(now, run, effect, tally),
             StateEffect::LeaseGrant { .. }
@@ -244,7 +242,7 @@ impl StateDoor {
             }
             _ => {}
         }
-        let before = self.store.entries().find(|entry| entry.key == leader_key()).cloned();
+        let before = self.store.entries().find(|entry| entry.key == LEADER_KEY).cloned();
         let (transaction, span) = match &effect {
             StateEffect::Transact { transaction, .. } => (Some(transaction.clone()), None),
             StateEffect::LeaseGrant { time_to_live, .. } => (None, Some(*time_to_live)),
@@ -322,7 +320,7 @@ impl StateDoor {
         tally: &mut Tally,
     ) -> Result<(), String> {
         let is_leaders = self.leader == Some(run) && before.is_some();
-        let takes = transaction.operations().iter().any(|it| it.key() == leader_key());
+        let takes = transaction.operations().iter().any(|it| it.key() == LEADER_KEY);
         if !matches!(outcome, TransactionOutcome::Committed { .. }) {
             let is_former = !is_leaders && !takes;
             tally.sequels.add("transaction of a former leader refused", u64::from(is_former));
@@ -361,8 +359,9 @@ impl StateDoor {
         for entry in shard.pgs {
             let before = self.entries.get(&entry.pg);
             let goes_back = before.is_some_and(|before| before.epoch > entry.epoch);
-            let is_other = before
-                .is_some_and(|before| before.epoch == entry.epoch && !is_same(before, &entry));
+            let is_other = before.is_some_and(|before| {
+                before.epoch == entry.epoch && !before.has_same_members(&entry)
+            });
             if goes_back || is_other {
                 return Err(format!("{entry:?} follows {before:?}"));
             }
@@ -370,11 +369,6 @@ impl StateDoor {
         }
         Ok(())
     }
-}
-
-fn is_same(one: &PgEntry, other: &PgEntry) -> bool {
-    let parts = |entry: &PgEntry| (entry.primary, entry.acting.clone(), entry.learners.clone());
-    parts(one) == parts(other)
 }
 
 fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String> {
@@ -398,10 +392,6 @@ fn broken_lock<'a>(entries: impl Iterator<Item = &'a KeyValue>) -> Option<String
 
 fn is_judged(key: &str) -> bool {
     key.starts_with("lock/") || key.starts_with("session/")
-}
-
-fn leader_key() -> &'static str {
-    "leader"
 }
 
 #[cfg(test)]

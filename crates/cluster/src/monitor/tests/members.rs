@@ -366,7 +366,7 @@ fn osds_that_accuse_each_other_change_entries_less_and_less_often() {
         let mut said = BTreeSet::new();
         for entry in rig.entries() {
             let from = entry.primary.unwrap().get();
-            let members = entry.acting.iter().chain(&entry.learners);
+            let members = entry.members();
             let others = members.map(|member| member.osd.get()).filter(|other| *other != from);
             said.extend(others.filter(|other| [from, *other].contains(&1)).map(|to| (from, to)));
         }
@@ -813,13 +813,7 @@ fn monitors_that_end_anywhere_lead_to_the_same_place() {
     let count = rig.transactions;
     assert!((5..40).contains(&count), "{count} transactions");
     for transaction in 1..=count {
-        for mishap in [
-            Mishap::KillBefore(transaction),
-            Mishap::KillAfter(transaction),
-            Mishap::UnknownHappened(transaction),
-            Mishap::UnknownLost(transaction),
-            Mishap::UnknownLate(transaction),
-        ] {
+        for mishap in Mishap::all_of(transaction) {
             let mut rig = Rig::with_copies(4, 2, 1, 512);
             (rig.transactions, rig.mishap) = (0, mishap);
             life(&mut rig);

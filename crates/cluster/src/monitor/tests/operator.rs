@@ -514,13 +514,7 @@ fn an_osd_that_missed_a_removal_is_told_and_the_store_is_not_taken_for_old() {
 #[test]
 fn a_removal_of_a_pool_goes_on_wherever_the_monitor_ends() {
     for count in 1..=8 {
-        for mishap in [
-            Mishap::KillBefore(count),
-            Mishap::KillAfter(count),
-            Mishap::UnknownHappened(count),
-            Mishap::UnknownLost(count),
-            Mishap::UnknownLate(count),
-        ] {
+        for mishap in Mishap::all_of(count) {
             let mut rig = Rig::with_pool(2, 512);
             rig.make_volume("v", GIB).unwrap();
             rig.kill_osd(2);

@@ -227,13 +227,7 @@ fn a_recovery_is_begun_anew_wherever_the_monitor_ends() {
         rig
     };
     for count in 1..=6 {
-        for mishap in [
-            Mishap::KillBefore(count),
-            Mishap::KillAfter(count),
-            Mishap::UnknownHappened(count),
-            Mishap::UnknownLost(count),
-            Mishap::UnknownLate(count),
-        ] {
+        for mishap in Mishap::all_of(count) {
             let mut rig = backup_of();
             rig.transactions = 0;
             rig.mishap = mishap;

@@ -53,6 +53,19 @@ pub enum Mishap {
     UnknownLate(u32),
 }
 
+impl Mishap {
+    /// All that can become of transaction `n`.
+    pub fn all_of(n: u32) -> [Mishap; 5] {
+        [
+            Mishap::KillBefore(n),
+            Mishap::KillAfter(n),
+            Mishap::UnknownHappened(n),
+            Mishap::UnknownLost(n),
+            Mishap::UnknownLate(n),
+        ]
+    }
+}
+
 /// An OSD that holds no data.
 #[derive(Default)]
 pub struct FakeOsd {
@@ -95,9 +108,7 @@ impl FakeOsd {
 
     /// What it knows, in two parts.
     fn tells(&self, id: OsdId) -> [ToMonitor; 2] {
-        let is_ours = |entry: &&PgEntry| {
-            entry.acting.iter().chain(&entry.learners).any(|member| member.osd == id)
-        };
+        let is_ours = |entry: &&PgEntry| entry.members().any(|member| member.osd == id);
         let entries = self.map.pools.values().flat_map(|pool| &pool.pgs).filter(is_ours);
         let pools = self.map.pools.values().map(|known| PoolSeen {
             pool: known.pool.clone(),
@@ -712,10 +723,8 @@ impl Rig {
                 let osd = &self.osds[&member.osd];
                 osd.incarnation == Some(member.incarnation) && osd.connection.is_some()
             };
-            let can_fill = |entry: &PgEntry| {
-                !entry.learners.is_empty()
-                    && entry.acting.iter().chain(&entry.learners).all(is_there)
-            };
+            let can_fill =
+                |entry: &PgEntry| !entry.learners.is_empty() && entry.members().all(is_there);
             let filling: Vec<PgEntry> = self.entries().into_iter().filter(can_fill).collect();
             if filling.is_empty() {
                 return;
