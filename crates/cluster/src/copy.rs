@@ -10,17 +10,20 @@
 
 use std::collections::BTreeMap;
 
-use base::{Incarnation, MapRevision, PoolId, SessionId};
+use base::{Epoch, Incarnation, MapRevision, PgId, PoolId, SessionId};
 use format::wire::PgEntry;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::map::Pool;
+use crate::map::{FenceRange, Pool};
 use crate::message::by_pool;
 use crate::records::Key;
 
 /// Records of a copy. Beyond it those that come are left out, and that is told.
 const RECORD_COUNT_MAX: usize = 250_000;
+/// Ids, revisions, runs and transactions: none had ever as high a number, and a recovery goes on above
+/// what is told.
+pub const NUMBER_MAX: u64 = 1 << 56;
 /// Text of records in one message, in bytes.
 const PART_SIZE_MAX: usize = 1 << 20;
 
@@ -85,6 +88,9 @@ pub struct Testimony {
     /// Entries of its PGs: those in their records, and those of the map. One PG may have several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<PgEntry>,
+    /// What it activated of the PGs that it has whole.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub activated: Vec<Activated>,
     /// The pools of its map.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<PoolSeen>,
@@ -96,6 +102,42 @@ pub struct Testimony {
     pub copy: StateCopy,
 }
 
+impl Seen {
+    /// Whether there may ever have been such numbers.
+    pub fn is_sound(&self) -> bool {
+        let mut pools = self.pools.values();
+        self.change <= NUMBER_MAX
+            && self.incarnation.get() <= NUMBER_MAX
+            && pools.all(|revision| revision.get() <= NUMBER_MAX)
+    }
+}
+
+impl Testimony {
+    /// Whether there may ever have been such numbers.
+    pub fn is_sound(&self) -> bool {
+        let runs = self.entries.iter().flat_map(PgEntry::members);
+        let mut runs = runs.map(|member| member.incarnation.get());
+        let is_pool_sound = |seen: &PoolSeen| {
+            let ends = seen.fence_ranges.iter().flat_map(|(first, last)| [first, last]);
+            let mut sessions = seen.fences.iter().chain(ends);
+            seen.revision.get() <= NUMBER_MAX && sessions.all(|id| id.get() <= NUMBER_MAX)
+        };
+        self.osd_revision <= NUMBER_MAX
+            && self.copy.change <= NUMBER_MAX
+            && runs.all(|run| run <= NUMBER_MAX)
+            && self.pools.iter().all(is_pool_sound)
+    }
+}
+
+/// The epochs of a PG that a member's record goes back to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Activated {
+    /// Which PG.
+    pub pg: PgId,
+    /// Oldest first; the last one is that of its record. What is older than the first is not known.
+    pub epochs: Vec<Epoch>,
+}
+
 /// What an OSD knows of a pool.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PoolSeen {
@@ -105,6 +147,9 @@ pub struct PoolSeen {
     pub revision: MapRevision,
     /// Sessions that are refused for ever.
     pub fences: Vec<SessionId>,
+    /// And whole ranges of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fence_ranges: Vec<FenceRange>,
 }
 
 /// Whether the record under a key is part of the copy.

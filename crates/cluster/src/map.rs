@@ -115,6 +115,24 @@ pub struct PoolMap {
     pub pgs: Vec<PgEntry>,
     /// Sessions that are refused for ever.
     pub fences: BTreeSet<SessionId>,
+    /// And whole ranges of them, in order.
+    pub fence_ranges: Vec<FenceRange>,
+}
+
+/// Sessions that are refused for ever: the first and the last one.
+pub type FenceRange = (SessionId, SessionId);
+
+impl PoolMap {
+    /// Whether a session is refused for ever.
+    pub fn is_fenced(&self, session: SessionId) -> bool {
+        self.fences.contains(&session) || is_in_ranges(&self.fence_ranges, session)
+    }
+}
+
+/// Whether a session is in one of these ranges, which are in order.
+pub fn is_in_ranges(ranges: &[FenceRange], session: SessionId) -> bool {
+    let next = ranges.partition_point(|(first, _)| *first <= session);
+    ranges[..next].last().is_some_and(|(_, last)| session <= *last)
 }
 
 /// A change of the map: everything in it happened, nothing before it is missing.
@@ -147,6 +165,9 @@ pub struct PoolDelta {
     pub pgs: Vec<PgEntry>,
     /// Added fences; in a snapshot all of them.
     pub fences: Vec<SessionId>,
+    /// All ranges of fences, where one was added; each that was there before lies in one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fence_ranges: Vec<FenceRange>,
 }
 
 /// A delta does not follow what the receiver has: it must ask for a snapshot.
@@ -212,15 +233,12 @@ impl ClusterMap {
             if delta.pgs.len() != delta.pool.pg_count as usize {
                 return Err(MapGap { pool: id });
             }
-            let map = PoolMap {
-                pool: delta.pool,
-                revision: delta.revision,
-                pgs: delta.pgs,
-                fences: match planted::on(Bug::FencesLostByRestart) {
-                    true => BTreeSet::new(),
-                    false => delta.fences.into_iter().collect(),
-                },
+            let (fences, fence_ranges) = match planted::on(Bug::FencesLostByRestart) {
+                true => (BTreeSet::new(), Vec::new()),
+                false => (delta.fences.into_iter().collect(), delta.fence_ranges),
             };
+            let (pool, revision, pgs) = (delta.pool, delta.revision, delta.pgs);
+            let map = PoolMap { pool, revision, pgs, fences, fence_ranges };
             self.pools.insert(id, map);
             return Ok(());
         }
@@ -237,6 +255,9 @@ impl ClusterMap {
             map.pgs[slot] = entry;
         }
         map.fences.extend(delta.fences);
+        if !delta.fence_ranges.is_empty() {
+            map.fence_ranges = delta.fence_ranges;
+        }
         Ok(())
     }
 }

@@ -144,6 +144,9 @@ pub enum ToMonitor {
     ResumeSession {
         /// Which.
         session: SessionId,
+        /// As it was told with it; 0: it was not.
+        #[serde(default)]
+        reign: u64,
     },
     /// The image is detached.
     CloseSession {
@@ -257,6 +260,9 @@ pub enum FromMonitor {
         /// Its writes may be acknowledged before they are durable. Only with the lock.
         #[serde(default)]
         lazy: bool,
+        /// What the session is told with when it goes on: see `records::SessionRecord`.
+        #[serde(default)]
+        reign: u64,
     },
     /// A session could not be opened.
     SessionRefused {

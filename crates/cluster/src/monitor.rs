@@ -21,6 +21,7 @@ mod contents;
 mod copies;
 mod edit;
 mod entries;
+mod forks;
 mod give_up;
 mod guests;
 mod job;
@@ -381,6 +382,7 @@ impl Monitor {
         let Some(state) = self.connections.remove(&connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
         self.forget_opens(connection);
+        self.witness_gone(connection);
         for session in state.sessions {
             self.lose_session_connection(now, session);
         }
@@ -445,12 +447,12 @@ impl Monitor {
         if !self.connections.contains_key(&connection) {
             return;
         }
-        if self.is_from_wrong_role(connection, &message) || announces_too_much(&message) {
+        if self.is_from_wrong_role(connection, &message) || says_too_much(&message) {
             self.close_for_protocol(now, connection, effects);
             return;
         }
         match message {
-            ToMonitor::Subscribe { have } => self.subscribe(connection, have, effects),
+            ToMonitor::Subscribe { have } => self.subscribe(now, connection, have, effects),
             ToMonitor::Introduce { role, pid, address } => {
                 let introduced =
                     Introduced { role: clipped(role), pid, address: address.map(clipped) };
@@ -486,10 +488,13 @@ impl Monitor {
                     self.send(connection, &refused, effects);
                 }
             }
-            ToMonitor::ResumeSession { session } => {
-                self.resume_session(now, connection, session, effects);
+            ToMonitor::ResumeSession { session, reign } => {
+                self.resume_session(now, connection, session, reign, effects);
             }
             ToMonitor::CloseSession { session, unanswered } => {
+                if self.is_of_later(now, connection, session, effects) {
+                    return;
+                }
                 if self.may_close_session(connection, session) {
                     self.try_push_job(Job::CloseSession { connection, session, unanswered });
                 }
@@ -611,12 +616,13 @@ fn to_text(message: &FromMonitor) -> String {
     serde_json::to_string(message).expect("messages have text keys and plain numbers")
 }
 
-/// Whether somebody says to listen where nobody may.
-fn announces_too_much(message: &ToMonitor) -> bool {
+/// Whether somebody says to listen where nobody may, or to have seen what there never was.
+fn says_too_much(message: &ToMonitor) -> bool {
     match message {
-        ToMonitor::OsdBoot { addresses, peer_addresses, .. } => {
-            !may_announce(addresses) || !may_announce(peer_addresses)
+        ToMonitor::OsdBoot { addresses, peer_addresses, seen, .. } => {
+            !may_announce(addresses) || !may_announce(peer_addresses) || !seen.is_sound()
         }
+        ToMonitor::OsdTells { part, .. } => !part.is_sound(),
         ToMonitor::MonitorHere { addresses, .. } => !may_announce(addresses),
         _ => false,
     }

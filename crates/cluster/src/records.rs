@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::map::{ImageInfo, OsdInfo, Pool};
+use crate::map::{FenceRange, ImageInfo, OsdInfo, Pool};
 use crate::stats::{NewestPeriods, Rows, Table};
 
 /// Format of the state store that this program writes and understands.
@@ -333,6 +333,13 @@ pub struct FenceRecord {
     pub pool: PoolId,
     /// Each with the revision that brought it.
     pub fences: Vec<Fence>,
+    /// All sessions from a first to a last one, in order: those that a recovery of the state knew
+    /// nothing of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<FenceRange>,
+    /// The revision that brought the ranges.
+    #[serde(default, skip_serializing_if = "is_no_revision")]
+    pub ranges_revision: MapRevision,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -399,6 +406,10 @@ pub struct SessionRecord {
     /// Its connection was gone for too long, or it was closed with a change that had no answer. It
     /// may still have requests on their way.
     pub ended: bool,
+    /// The reign that opened it: see [`ChangeRecord`]. Two sessions of one id have different ones, if
+    /// a backup of the store was put back in between. 0: it is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reign: u64,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -679,6 +690,28 @@ impl Record {
 
 fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+fn is_no_revision(revision: &MapRevision) -> bool {
+    *revision == MapRevision::ZERO
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl FenceRecord {
+    /// Fences, each range of them as one.
+    pub fn count(&self) -> usize {
+        self.fences.len() + self.ranges.len()
+    }
+}
+
+impl SessionRecord {
+    /// Whether it is the session that a client was told under this reign.
+    pub fn is_of(&self, reign: u64) -> bool {
+        self.reign == 0 || reign == 0 || self.reign == reign
+    }
 }
 
 impl OsdRecord {

@@ -99,7 +99,12 @@ impl Osd {
 
     fn note_cluster(&mut self, pools: Vec<Pool>) {
         let revision = MapRevision::new(1);
-        let note = |pool| PoolNote { pool, revision, fences: Default::default() };
+        let note = |pool| PoolNote {
+            pool,
+            revision,
+            fences: Default::default(),
+            fence_ranges: Vec::new(),
+        };
         let pools = pools.into_iter().map(note).collect();
         let state = Default::default();
         let note = ClusterNote {

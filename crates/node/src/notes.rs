@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{ClusterId, Duration, MapRevision, PoolId, SessionId};
 use blockstore::NOTE_SIZE_MAX;
 use cluster::copy::StateCopy;
-use cluster::map::{ClusterMap, OsdInfo, Pool};
+use cluster::map::{ClusterMap, FenceRange, OsdInfo, Pool};
 use serde::{Deserialize, Serialize};
 
 use crate::node::LEASE_DEFAULT;
@@ -50,6 +50,9 @@ pub struct PoolNote {
     /// Sessions that are refused for ever; left out where the note would grow too long.
     #[serde(default)]
     pub fences: BTreeSet<SessionId>,
+    /// And whole ranges of them; left out with those.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fence_ranges: Vec<FenceRange>,
 }
 
 impl ClusterNote {
@@ -73,6 +76,7 @@ impl ClusterNote {
             pool: known.pool.clone(),
             revision: known.revision,
             fences: known.fences.clone(),
+            fence_ranges: known.fence_ranges.clone(),
         });
         let lease_ms = (lease > LEASE_DEFAULT).then_some(lease.as_millis());
         let osds = map.osds.values().cloned().collect();
@@ -94,7 +98,10 @@ impl ClusterNote {
             }
         }
         if bytes.len() > NOTE_SIZE_MAX {
-            self.pools.iter_mut().for_each(|pool| pool.fences.clear());
+            for pool in &mut self.pools {
+                pool.fences.clear();
+                pool.fence_ranges.clear();
+            }
             bytes = self.to_json();
         }
         while bytes.len() > NOTE_SIZE_MAX {

@@ -288,7 +288,7 @@ impl Node {
         if scope.revision > known.revision && !planted::on(Bug::RevisionNotCompared) {
             return Some(Verdict::Wait);
         }
-        if known.fences.contains(&scope.session) && !planted::on(Bug::FenceIgnored) {
+        if known.is_fenced(scope.session) && !planted::on(Bug::FenceIgnored) {
             return Some(Verdict::Refuse(Refusal::Fenced));
         }
         let Some(entry) = known.pgs.get(scope.pg.number as usize) else {
@@ -413,7 +413,7 @@ impl Node {
     pub(crate) fn fenced_session_is_served(&self) -> bool {
         self.requests.started.iter().any(|(_, started)| {
             let pool = self.map.pools.get(&started.scope.pg.pool);
-            pool.is_some_and(|known| known.fences.contains(&started.session))
+            pool.is_some_and(|known| known.is_fenced(started.session))
         })
     }
 

@@ -3,7 +3,7 @@
 
 use base::{ConnectionId, Duration, MapRevision, PoolId, Time};
 use blockstore::NoteKey;
-use cluster::copy::{PoolSeen, Seen, StateCopy, Testimony, in_parts};
+use cluster::copy::{Activated, PoolSeen, Seen, StateCopy, Testimony, in_parts};
 use cluster::message::ToMonitor;
 use format::wire::PgEntry;
 use pg::Record;
@@ -43,11 +43,15 @@ impl Node {
     }
 
     /// Records that cannot be read say nothing; their PGs wait for an operator.
-    fn entries_recorded(&self) -> impl Iterator<Item = PgEntry> + '_ {
+    fn records(&self) -> impl Iterator<Item = Record> + '_ {
         self.store.notes().filter_map(|(key, bytes)| match key {
-            NoteKey::Pg(_) => Record::decode(bytes).ok().map(|record| record.entry),
+            NoteKey::Pg(_) => Record::decode(bytes).ok(),
             NoteKey::Cluster => None,
         })
+    }
+
+    fn entries_recorded(&self) -> impl Iterator<Item = PgEntry> + '_ {
+        self.records().map(|record| record.entry)
     }
 
     /// A recovery of the state begins with what OSDs know.
@@ -90,6 +94,15 @@ impl Node {
         };
         let part_of = |entries: &[PgEntry]| Testimony { entries: entries.to_vec(), ..bare() };
         let mut parts: Vec<Testimony> = entries.chunks(ENTRY_COUNT_MAX).map(part_of).collect();
+        // What a learner still lacks it has not activated.
+        let whole = self.records().filter(|record| record.filling.is_none());
+        let activated = whole.map(|record| Activated {
+            pg: record.entry.pg,
+            epochs: record.history.iter().map(|activation| activation.epoch).collect(),
+        });
+        let activated: Vec<Activated> = activated.collect();
+        let activated = activated.chunks(ENTRY_COUNT_MAX);
+        parts.extend(activated.map(|some| Testimony { activated: some.to_vec(), ..bare() }));
         let pools = self.pools_seen().into_iter();
         parts.extend(pools.map(|pool| Testimony { pools: vec![pool], ..bare() }));
         let records = records.iter().map(|(key, value)| (key.clone(), value.clone()));
@@ -111,13 +124,17 @@ impl Node {
             let newest = noted.filter(|noted| noted.revision > known.revision);
             let pool = newest.map_or(&known.pool, |noted| &noted.pool).clone();
             let revision = newest.map_or(known.revision, |noted| noted.revision);
-            pools.push(PoolSeen { pool, revision, fences: fences.into_iter().collect() });
+            let mut fence_ranges = known.fence_ranges.clone();
+            fence_ranges.extend(noted.into_iter().flat_map(|noted| &noted.fence_ranges));
+            let fences = fences.into_iter().collect();
+            pools.push(PoolSeen { pool, revision, fences, fence_ranges });
         }
         for noted in self.pools_noted.values() {
             if !self.map.pools.contains_key(&noted.pool.id) {
                 let fences = noted.fences.iter().copied().collect();
                 let (pool, revision) = (noted.pool.clone(), noted.revision);
-                pools.push(PoolSeen { pool, revision, fences });
+                let fence_ranges = noted.fence_ranges.clone();
+                pools.push(PoolSeen { pool, revision, fences, fence_ranges });
             }
         }
         pools

@@ -158,6 +158,8 @@ pub enum Effect {
 pub struct Attached {
     /// Its session.
     pub session: SessionId,
+    /// Told with the session, and told when it goes on.
+    pub reign: u64,
     /// What it is.
     pub image: ImageInfo,
     /// It has the volume's lock.

@@ -150,8 +150,8 @@ impl ClientCore {
             match &self.volumes[&handle].attachment {
                 Attachment::Opening { .. } => self.ask_open(handle, effects),
                 Attachment::Open(attached) => {
-                    let session = attached.session;
-                    self.tell_monitor(&ToMonitor::ResumeSession { session }, effects);
+                    let (session, reign) = (attached.session, attached.reign);
+                    self.tell_monitor(&ToMonitor::ResumeSession { session, reign }, effects);
                 }
                 Attachment::Ended => {}
             }
@@ -233,11 +233,12 @@ impl ClientCore {
                 self.monitor.told = addresses;
                 self.monitor.told.truncate(ADDRESS_COUNT_MAX);
             }
-            FromMonitor::SessionOpened { request, session, image, locked, lazy } => {
+            FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
                 self.drop_farewells(request);
                 match self.opening(request) {
                     Some(handle) => {
-                        let attached = Attached { session, image, locked, lazy: locked && lazy };
+                        let attached =
+                            Attached { session, reign, image, locked, lazy: locked && lazy };
                         self.opened(handle, Ok(attached), effects);
                     }
                     None => self.close_session(session, false, effects),

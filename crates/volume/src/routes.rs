@@ -94,7 +94,7 @@ impl Routes {
     }
 
     pub(crate) fn is_fenced(&self, pool: PoolId, session: SessionId) -> bool {
-        self.map.pools.get(&pool).is_some_and(|map| map.fences.contains(&session))
+        self.map.pools.get(&pool).is_some_and(|map| map.is_fenced(session))
     }
 
     /// The numbers of all PGs that may hold a block of the image; `None` without a map.

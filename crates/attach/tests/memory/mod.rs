@@ -136,7 +136,7 @@ impl MemoryMonitor {
                     self.sessions.insert(session, image.clone());
                     let image = image_info(image, *size);
                     let (locked, lazy) = (lock, lock && self.is_lazy);
-                    FromMonitor::SessionOpened { request, session, image, locked, lazy }
+                    FromMonitor::SessionOpened { request, session, image, locked, lazy, reign: 0 }
                 }
             },
             ToMonitor::CloseSession { session, unanswered } => {
@@ -198,6 +198,7 @@ impl MemoryMonitor {
             pool,
             pgs: vec![entry],
             fences: Vec::new(),
+            fence_ranges: Vec::new(),
         };
         MapDelta { osds: vec![osd], pools: vec![pool], ..MapDelta::default() }
     }

@@ -435,14 +435,17 @@ impl Contents {
     pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
         let record = self.pool(pool).filter(|record| record.revision > since)?;
         let pgs = self.pgs(pool).filter(|entry| entry.revision > since).cloned().collect();
-        let fences = self.fences(pool).map_or(&[][..], |record| &record.fences);
+        let fenced = self.fences(pool);
+        let fences = fenced.map_or(&[][..], |record| &record.fences);
         let fences = fences.iter().filter(|fence| fence.revision > since);
+        let ranges = fenced.filter(|record| record.ranges_revision > since);
         Some(PoolDelta {
             since,
             revision: record.revision,
             pool: record.pool.clone(),
             pgs,
             fences: fences.map(|fence| fence.session).collect(),
+            fence_ranges: ranges.map_or_else(Vec::new, |record| record.ranges.clone()),
         })
     }
 

@@ -375,7 +375,9 @@ impl Monitor {
                 if locked {
                     self.locked_since.insert(session, now);
                 }
-                let opened = FromMonitor::SessionOpened { request, session, image, locked, lazy };
+                let reign = self.contents.session(session).map_or(0, |record| record.reign);
+                let opened =
+                    FromMonitor::SessionOpened { request, session, image, locked, lazy, reign };
                 self.send(connection, &opened, effects);
             }
             (job @ Job::OpenSession { connection, request, .. }, Done::SessionWaits) => {

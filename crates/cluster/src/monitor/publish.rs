@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, MapRevision, PoolId};
+use base::{ConnectionId, MapRevision, PoolId, Time};
 
 use super::{Effect, Monitor, to_text};
 use crate::map::MapDelta;
@@ -13,6 +13,9 @@ use crate::message::FromMonitor;
 
 /// OSD entries in one message: below 4 MiB, as long as their addresses may be.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
+
+/// Revisions that no map ever had, whoever says so.
+const REVISION_MAX: MapRevision = MapRevision::new(1 << 48);
 
 /// Ids of OSDs that were removed in one message.
 const REMOVED_PER_MESSAGE_MAX: usize = 100_000;
@@ -29,17 +32,22 @@ pub(super) struct Subscription {
 impl Monitor {
     pub(super) fn subscribe(
         &mut self,
+        now: Time,
         connection: ConnectionId,
         have: BTreeMap<PoolId, MapRevision>,
         effects: &mut Vec<Effect>,
     ) {
         let have: BTreeMap<PoolId, MapRevision> =
             have.into_iter().filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
+        if have.values().any(|revision| *revision > REVISION_MAX) {
+            return self.close_for_protocol(now, connection, effects);
+        }
         let mut known = have.iter();
-        let is_older = known.any(|(pool, revision)| self.contents.lacks_map(*pool, *revision));
-        let osd = self.connections[&connection].osd;
-        if let Some(osd) = osd.filter(|_| is_older) {
-            self.is_proven_older(format!("{osd} has a newer map"), effects);
+        if known.any(|(pool, revision)| self.contents.lacks_map(*pool, *revision)) {
+            let osd = self.connections[&connection].osd;
+            let who = osd.map_or("a client".to_string(), |osd| osd.to_string());
+            self.see_maps(&have);
+            self.is_proven_older(format!("{who} has a newer map"), effects);
             return;
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
@@ -76,6 +84,10 @@ impl Monitor {
         cache: &mut Texts,
         effects: &mut Vec<Effect>,
     ) {
+        // Between the transactions of a recovery a pool has its new revision, and not yet all its entries.
+        if self.contents.is_being_recovered() {
+            return;
+        }
         let state = self.connections.get_mut(&connection);
         let Some(subscription) = state.and_then(|state| state.subscription.as_mut()) else {
             return;

@@ -27,14 +27,16 @@ use serde_json::{Value, json};
 
 use super::boot::Boot;
 use super::contents::{Batch, Contents, Write};
+use super::forks::{self, Teller, Way};
 use super::job::{Done, Job, Plan};
 use super::planning::domain_of;
 use super::{Connection, Effect, Monitor, failure};
-use crate::copy::{StateCopy, Testimony, is_copied, kind_of};
+use crate::copy::{NUMBER_MAX, StateCopy, Testimony, is_copied, kind_of};
+use crate::map::{FenceRange, is_in_ranges};
 use crate::message::{Failure, FromMonitor};
 use crate::records::{
-    ChangeRecord, CounterName, CounterRecord, Fence, FenceRecord, ImageNameRecord, Key, OsdRecord,
-    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest,
+    ChangeRecord, CounterName, CounterRecord, FenceRecord, ImageNameRecord, Key, OsdRecord,
+    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest, SessionRecord,
 };
 use crate::state::StateEffect;
 
@@ -46,6 +48,8 @@ const CHANGE_MARGIN: u64 = 1000;
 const ID_MARGIN: u64 = 10_000;
 const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
+/// Ranges of fences in a pool: of its sessions one less goes on.
+const FENCE_RANGE_COUNT_MAX: usize = 8_192;
 /// Parts that one OSD may tell; beyond it, it is none of ours.
 const PART_COUNT_MAX: u32 = 10_000;
 /// Names in a text for people.
@@ -59,6 +63,9 @@ pub(super) struct Recovery {
     witnesses: BTreeMap<OsdId, Witness>,
     /// The newest copy that a witness told and the store lacks.
     copy: Option<StateCopy>,
+    /// What clients have seen: the highest session, and the maps of pools.
+    client_session: u64,
+    client_maps: BTreeMap<PoolId, MapRevision>,
     /// It is done: the connection of who asked for it.
     done: Option<ConnectionId>,
     /// Records that are still to be written, and those of the whole draft.
@@ -71,6 +78,8 @@ struct Witness {
     told: Testimony,
     part_count: u32,
     is_whole: bool,
+    /// It is still connected.
+    is_here: bool,
 }
 
 /// A draft that is being written.
@@ -159,6 +168,22 @@ impl Monitor {
         }
     }
 
+    /// A client has a session that the store lacks.
+    pub(super) fn see_session(&mut self, session: SessionId) {
+        let known = &mut self.recovery.client_session;
+        *known = session.get().max(*known);
+    }
+
+    /// A client has maps of which one is newer than the store. Others of a pool that the store lacks are
+    /// not kept: nothing says how many there may be.
+    pub(super) fn see_maps(&mut self, have: &BTreeMap<PoolId, MapRevision>) {
+        for (pool, revision) in have.iter().filter(|(pool, _)| self.contents.pool(**pool).is_some())
+        {
+            let known = self.recovery.client_maps.entry(*pool).or_default();
+            *known = (*known).max(*revision);
+        }
+    }
+
     /// An OSD cannot join: it is asked for what it knows.
     pub(super) fn begin_witness(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
         if let Some(why) = self.why_older_than(&boot) {
@@ -169,9 +194,17 @@ impl Monitor {
         }
         let (connection, osd) = (boot.connection, boot.osd);
         let told = Testimony::default();
-        let witness = Witness { boot, told, part_count: 0, is_whole: false };
+        let witness = Witness { boot, told, part_count: 0, is_whole: false, is_here: true };
         self.recovery.witnesses.insert(osd, witness);
         self.send(connection, &FromMonitor::TellAll, effects);
+    }
+
+    /// What it has told holds, unless it is declared lost from now on.
+    pub(super) fn witness_gone(&mut self, gone: ConnectionId) {
+        let mut witnesses = self.recovery.witnesses.values_mut();
+        if let Some(witness) = witnesses.find(|witness| witness.boot.connection == gone) {
+            witness.is_here = false;
+        }
     }
 
     /// A part of what a witness knows.
@@ -194,6 +227,7 @@ impl Monitor {
         }
         let told = &mut witness.told;
         told.entries.extend(part.entries);
+        told.activated.extend(part.activated);
         told.pools.extend(part.pools);
         told.osd_revision = told.osd_revision.max(part.osd_revision);
         (told.copy.change, told.copy.reign) = (part.copy.change, part.copy.reign);
@@ -331,8 +365,10 @@ struct Draft<'a> {
     recovery: &'a Recovery,
     lost: BTreeSet<OsdId>,
     records: BTreeMap<Key, Record>,
-    /// Sessions that somebody knows of and that are not there any more: they are fenced.
-    unknown: BTreeSet<SessionId>,
+    /// The highest id of a session that somebody knows of.
+    session_last: u64,
+    /// Attachments that end: there are too many, or their ids were given twice.
+    ended_count: usize,
     /// PGs whose newest entry the store lacks.
     newer_count: usize,
     pg_count: usize,
@@ -344,9 +380,16 @@ impl<'a> Draft<'a> {
         recovery: &'a Recovery,
         lost: BTreeSet<OsdId>,
     ) -> Result<Draft<'a>, Failure> {
-        let (records, unknown) = (BTreeMap::new(), BTreeSet::new());
-        let (newer_count, pg_count) = (0, 0);
-        let mut draft = Draft { contents, recovery, lost, records, unknown, newer_count, pg_count };
+        let mut draft = Draft {
+            contents,
+            recovery,
+            lost,
+            records: BTreeMap::new(),
+            session_last: recovery.client_session,
+            ended_count: 0,
+            newer_count: 0,
+            pg_count: 0,
+        };
         draft.take_copy()?;
         draft.add_pools();
         draft.drop_orphans();
@@ -354,10 +397,12 @@ impl<'a> Draft<'a> {
         let newest = draft.newest_entries()?;
         draft.add_osds(&newest)?;
         draft.check_witnesses()?;
-        draft.raise_runs();
-        let revisions = draft.raise_revisions();
+        forks::check(&draft.tellers_by_way(), &newest)?;
+        draft.raise_runs()?;
+        draft.raise_counters()?;
+        draft.end_sessions();
+        let revisions = draft.raise_revisions()?;
         draft.add_entries(newest, &revisions)?;
-        draft.raise_counters();
         draft.number();
         draft.check_rules()?;
         Ok(draft)
@@ -368,7 +413,40 @@ impl<'a> Draft<'a> {
     }
 
     fn told(&self) -> impl Iterator<Item = &'a Testimony> + use<'a> {
-        self.recovery.witnesses.values().filter(|w| w.is_whole).map(|witness| &witness.told)
+        self.tellers().map(|(_, told)| told)
+    }
+
+    /// What those know that have told all, and are not lost.
+    fn tellers(&self) -> impl Iterator<Item = (OsdId, &'a Testimony)> + use<'a> {
+        let lost = self.lost.clone();
+        let whole = self.recovery.witnesses.iter().filter(|(_, witness)| witness.is_whole);
+        let whole = whole.filter(move |(osd, _)| !lost.contains(osd));
+        whole.map(|(osd, witness)| (*osd, &witness.told))
+    }
+
+    /// With the way of the state that each has seen.
+    fn tellers_by_way(&self) -> BTreeMap<OsdId, Teller<'a>> {
+        let (kept, here) = (self.change_kept(), self.contents.change());
+        let teller = |(osd, told)| {
+            let seen = &self.recovery.witnesses[&osd].boot.seen;
+            let way = match (kept.has(seen.change, seen.reign), here.has(seen.change, seen.reign)) {
+                (true, _) => Way::Kept,
+                (false, true) => Way::Here,
+                (false, false) => Way::Other,
+            };
+            (osd, Teller { way, told })
+        };
+        self.tellers().map(teller).collect()
+    }
+
+    /// The transactions that the store goes on from: those of the newest copy, or its own.
+    fn change_kept(&self) -> ChangeRecord {
+        match (self.recovery.copy.as_ref(), self.records.get(&Key::Change)) {
+            (Some(copy), Some(Record::Change(record))) => {
+                ChangeRecord { last: copy.change, ..record.clone() }
+            }
+            _ => self.contents.change(),
+        }
     }
 
     /// The newest copy, or what is here. What nobody copies is made from it, or stays.
@@ -428,16 +506,91 @@ impl<'a> Draft<'a> {
             _ => None,
         });
         for lock in locks.collect::<Vec<_>>() {
+            self.session_last = self.session_last.max(lock.session.get());
             if !has(self, Key::Session(lock.session)) || !has(self, Key::Image(lock.image)) {
                 self.records.remove(&Key::Lock(lock.image));
-                self.unknown.insert(lock.session);
             }
         }
-        // Those that began or ended since the backup, here or in what is left behind.
-        let here = self.contents.sessions().map(|record| record.id);
-        let gone = here.filter(|id| !has(self, Key::Session(*id)));
-        let gone: Vec<SessionId> = gone.collect();
-        self.unknown.extend(gone);
+    }
+
+    /// Sessions that are over, that somebody refuses already, or whose id was given twice, go now, with
+    /// their locks: after the recovery every id without a record is fenced.
+    fn end_sessions(&mut self) {
+        let mut fenced: BTreeMap<PoolId, BTreeSet<FenceRange>> = BTreeMap::new();
+        for record in self.contents.pools().filter_map(|r| self.contents.fences(r.pool.id)) {
+            let ranges = fenced.entry(record.pool).or_default();
+            ranges.extend(record.fences.iter().map(|fence| (fence.session, fence.session)));
+            ranges.extend(&record.ranges);
+        }
+        for seen in self.told().flat_map(|told| &told.pools) {
+            let ranges = fenced.entry(seen.pool.id).or_default();
+            ranges.extend(seen.fences.iter().map(|session| (*session, *session)));
+            ranges.extend(&seen.fence_ranges);
+        }
+        let fenced: BTreeMap<PoolId, Vec<FenceRange>> =
+            fenced.into_iter().map(|(pool, ranges)| (pool, merged(ranges))).collect();
+        let is_fenced = |pool: PoolId, session: SessionId| {
+            fenced.get(&pool).is_some_and(|ranges| is_in_ranges(ranges, session))
+        };
+        // OSDs cannot tell the two clients apart, so neither of them may go on.
+        let is_given_twice = |record: &SessionRecord| {
+            let here = self.contents.session(record.id);
+            here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
+        };
+        let mut live: BTreeMap<PoolId, Vec<SessionId>> = BTreeMap::new();
+        let mut over: BTreeSet<SessionId> = BTreeSet::new();
+        let mut twice_count = 0;
+        for (record, pool) in self.sessions() {
+            let pool = pool.filter(|pool| !record.ended && !is_fenced(*pool, record.id));
+            match pool {
+                Some(_) if is_given_twice(record) => {
+                    over.insert(record.id);
+                    twice_count += 1;
+                }
+                Some(pool) => live.entry(pool).or_default().push(record.id),
+                None => {
+                    over.insert(record.id);
+                }
+            }
+        }
+        self.ended_count += twice_count;
+        for sessions in live.values() {
+            let surplus = sessions.len().saturating_sub(FENCE_RANGE_COUNT_MAX - 1);
+            over.extend(&sessions[..surplus]);
+            self.ended_count += surplus;
+        }
+        self.records.retain(|_, record| match record {
+            Record::Session(record) => !over.contains(&record.id),
+            Record::Lock(lock) => !over.contains(&lock.session),
+            _ => true,
+        });
+    }
+
+    /// In the order of their ids, each with its pool.
+    fn sessions(&self) -> impl Iterator<Item = (&SessionRecord, Option<PoolId>)> {
+        let sessions = self.records.values().filter_map(|record| match record {
+            Record::Session(record) => Some(record),
+            _ => None,
+        });
+        sessions.map(|record| match self.records.get(&Key::Image(record.image)) {
+            Some(Record::Image(image)) => (record, Some(image.info.pool)),
+            _ => (record, None),
+        })
+    }
+
+    /// All ids up to the last one that may have been given, but for sessions of this pool.
+    fn fence_ranges(&self, pool: PoolId) -> Vec<FenceRange> {
+        let last = self.counter(CounterName::Session);
+        let mut ranges = Vec::new();
+        let mut next = 1;
+        let sessions = self.sessions().filter(|(_, of)| *of == Some(pool));
+        for session in sessions.map(|(record, _)| record.id.get()).chain([last + 1]) {
+            if next < session {
+                ranges.push((SessionId::new(next), SessionId::new(session - 1)));
+            }
+            next = session + 1;
+        }
+        ranges
     }
 
     fn name_images(&mut self) {
@@ -501,33 +654,33 @@ impl<'a> Draft<'a> {
 
     /// Of each PG the entry with the highest epoch that anybody knows.
     fn newest_entries(&mut self) -> Result<BTreeMap<PgId, PgEntry>, Failure> {
-        let mut newest: BTreeMap<PgId, (PgEntry, bool)> = BTreeMap::new();
+        let mut newest: BTreeMap<PgId, PgEntry> = BTreeMap::new();
         let counts: BTreeMap<PoolId, u32> =
             self.pools().iter().map(|record| (record.pool.id, record.pool.pg_count)).collect();
         let is_kept = |pg: PgId| counts.get(&pg.pool).is_some_and(|count| pg.number < *count);
         for entry in counts.keys().flat_map(|pool| self.contents.pgs(*pool)) {
             if is_kept(entry.pg) {
-                newest.insert(entry.pg, (entry.clone(), false));
+                newest.insert(entry.pg, entry.clone());
             }
         }
         for entry in self.told().flat_map(|told| &told.entries).filter(|e| is_kept(e.pg)) {
             match newest.get(&entry.pg) {
-                Some((known, is_told)) if known.epoch == entry.epoch && *is_told => {
+                Some(known) if known.epoch == entry.epoch => {
                     if !known.has_same_members(entry) {
-                        return Err(two_ways(entry));
+                        return Err(forks::two_ways(known, entry));
                     }
                 }
-                Some((known, _)) if known.epoch > entry.epoch => {}
+                Some(known) if known.epoch > entry.epoch => {}
                 _ => {
-                    newest.insert(entry.pg, (entry.clone(), true));
+                    newest.insert(entry.pg, entry.clone());
                 }
             }
         }
         let is_newer = |entry: &PgEntry| {
             self.contents.pg(entry.pg).is_none_or(|known| known.epoch < entry.epoch)
         };
-        self.newer_count = newest.values().filter(|(entry, _)| is_newer(entry)).count();
-        Ok(newest.into_iter().map(|(pg, (entry, _))| (pg, entry)).collect())
+        self.newer_count = newest.values().filter(|entry| is_newer(entry)).count();
+        Ok(newest)
     }
 
     /// OSDs that told, and those that PGs name: each with the newest of its runs that was seen.
@@ -573,12 +726,14 @@ impl<'a> Draft<'a> {
     }
 
     fn has_told(&self, osd: OsdId) -> bool {
-        self.recovery.witnesses.get(&osd).is_some_and(|witness| witness.is_whole)
+        let witness = self.recovery.witnesses.get(&osd).filter(|_| !self.lost.contains(&osd));
+        witness.is_some_and(|witness| witness.is_whole)
     }
 
     /// Everybody has told what it knows, or is lost.
     fn check_witnesses(&self) -> Result<(), Failure> {
-        if let Some(osd) = self.lost.iter().find(|o| self.recovery.witnesses.contains_key(o)) {
+        let is_here = |o: &&OsdId| self.recovery.witnesses.get(o).is_some_and(|it| it.is_here);
+        if let Some(osd) = self.lost.iter().find(is_here) {
             let hint = "leave it out of --they-are-lost";
             return Err(failure("invalid", format!("{osd} is not lost: it is here"), hint));
         }
@@ -603,11 +758,11 @@ impl<'a> Draft<'a> {
     }
 
     /// Runs of which nobody knows may have been given to OSDs that did not tell.
-    fn raise_runs(&mut self) {
+    fn raise_runs(&mut self) -> Result<(), Failure> {
         let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
         let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
         let before = self.contents.osd_revision_max().max(self.counter(CounterName::OsdRevision));
-        let mut revision = told.max(known).max(before) + ID_MARGIN;
+        let mut revision = above(told.max(known).max(before), ID_MARGIN)?;
         let osds: Vec<OsdRecord> = self.osds().cloned().collect();
         for mut record in osds {
             revision += 1;
@@ -615,38 +770,43 @@ impl<'a> Draft<'a> {
             record.info.up = false;
             let run = record.info.incarnation;
             if run > Incarnation::ZERO && !self.has_told(record.info.id) {
-                record.info.incarnation = Incarnation::new(run.get() + RUN_MARGIN);
+                record.info.incarnation = Incarnation::new(above(run.get(), RUN_MARGIN)?);
             }
             self.put(Record::Osd(record));
         }
+        Ok(())
     }
 
     /// Each pool's map has a revision above all that were seen, which brings all its fences, too.
-    fn raise_revisions(&mut self) -> BTreeMap<PoolId, MapRevision> {
+    /// Requires: the counters are raised.
+    fn raise_revisions(&mut self) -> Result<BTreeMap<PoolId, MapRevision>, Failure> {
         let mut revisions = BTreeMap::new();
         for mut record in self.pools() {
             let id = record.pool.id;
             let boots = self.recovery.witnesses.values().map(|witness| &witness.boot);
             let seen = boots.filter_map(|boot| boot.seen.pools.get(&id).copied()).max();
-            let pools = || self.told().flat_map(|told| &told.pools).filter(|p| p.pool.id == id);
-            let told = pools().map(|pool| pool.revision).max();
+            let pools = self.told().flat_map(|told| &told.pools).filter(|p| p.pool.id == id);
+            let told = pools.map(|pool| pool.revision).max();
             let here = self.contents.pool(id).map(|record| record.revision);
-            let highest = [seen, told, here].into_iter().flatten().fold(record.revision, Ord::max);
-            let revision = MapRevision::new(highest.get() + REVISION_MARGIN);
-            let here = self.contents.fences(id).into_iter().flat_map(|record| &record.fences);
-            let mut sessions: BTreeSet<SessionId> = here.map(|fence| fence.session).collect();
-            sessions.extend(pools().flat_map(|pool| &pool.fences));
-            sessions.extend(&self.unknown);
+            let by_clients = self.recovery.client_maps.get(&id).copied();
+            let highest = [seen, told, here, by_clients]
+                .into_iter()
+                .flatten()
+                .fold(record.revision, Ord::max);
+            let revision = MapRevision::new(above(highest.get(), REVISION_MARGIN)?);
             (record.revision, record.planned_for) = (revision, 0);
             self.put(Record::Pool(record));
-            if !sessions.is_empty() {
-                let fence = |session| Fence { session, revision };
-                let fences = sessions.into_iter().map(fence).collect();
-                self.put(Record::Fence(FenceRecord { pool: id, fences, rest: Rest::new() }));
-            }
+            // All that were fenced before have no record.
+            self.put(Record::Fence(FenceRecord {
+                pool: id,
+                fences: Vec::new(),
+                ranges: self.fence_ranges(id),
+                ranges_revision: revision,
+                rest: Rest::new(),
+            }));
             revisions.insert(id, revision);
         }
-        revisions
+        Ok(revisions)
     }
 
     /// Each PG goes on with the members of its newest entry, in a later epoch.
@@ -722,7 +882,7 @@ impl<'a> Draft<'a> {
     }
 
     /// No id is given twice, though nobody may know of it.
-    fn raise_counters(&mut self) {
+    fn raise_counters(&mut self) -> Result<(), Failure> {
         let mut last: BTreeMap<CounterName, u64> = BTreeMap::new();
         for key in self.records.keys().chain(self.contents.all().map(|(key, _)| key)) {
             let (name, id) = match key {
@@ -737,9 +897,13 @@ impl<'a> Draft<'a> {
             let known = last.entry(name).or_default();
             *known = (*known).max(id);
         }
-        for session in self.told().flat_map(|told| &told.pools).flat_map(|pool| &pool.fences) {
-            let known = last.entry(CounterName::Session).or_default();
-            *known = (*known).max(session.get());
+        let session_last = last.entry(CounterName::Session).or_default();
+        *session_last = self.session_last.max(*session_last);
+        for pool in self.told().flat_map(|told| &told.pools) {
+            let ranges = pool.fence_ranges.iter().map(|(_, last)| last);
+            for session in pool.fences.iter().chain(ranges) {
+                *session_last = session.get().max(*session_last);
+            }
         }
         let margins = [
             (CounterName::Image, ID_MARGIN),
@@ -752,20 +916,15 @@ impl<'a> Draft<'a> {
         ];
         for (name, margin) in margins {
             let seen = last.get(&name).copied().unwrap_or(0).max(self.counter(name));
-            let last = seen + margin;
+            let last = above(seen, margin)?;
             self.put(Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
         }
+        Ok(())
     }
 
     /// The store goes on from the newest copy, and leaves behind what was done since the backup.
     fn number(&mut self) {
-        let here = self.contents.change();
-        let mut base = match (self.recovery.copy.as_ref(), self.records.get(&Key::Change)) {
-            (Some(copy), Some(Record::Change(record))) => {
-                ChangeRecord { last: copy.change, ..record.clone() }
-            }
-            _ => here.clone(),
-        };
+        let (here, mut base) = (self.contents.change(), self.change_kept());
         let boots = || self.recovery.witnesses.values().map(|witness| &witness.boot.seen);
         let foreign = boots().filter(|seen| !base.has(seen.change, seen.reign));
         let foreign: Vec<u64> = foreign.map(|seen| seen.reign).collect();
@@ -797,7 +956,7 @@ impl<'a> Draft<'a> {
         json!({
             "pgs": self.pg_count,
             "pgs_newer": self.newer_count,
-            "osds_told": self.recovery.witnesses.len(),
+            "osds_told": self.tellers().count(),
             "osds_lost": self.lost,
             "has_copy": self.recovery.copy.is_some(),
             "volumes_back": back.iter().take(1000).collect::<Vec<_>>(),
@@ -821,6 +980,9 @@ impl<'a> Draft<'a> {
         if !gone.is_empty() {
             text.push_str(&format!("; that were removed since: {}", named(&gone)));
         }
+        if self.ended_count > 0 {
+            text.push_str(&format!("; {} attachments end", self.ended_count));
+        }
         if !self.lost.is_empty() {
             let lost: Vec<String> = self.lost.iter().map(OsdId::to_string).collect();
             text.push_str(&format!(
@@ -832,21 +994,30 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// A number above one that was told.
+fn above(number: u64, margin: u64) -> Result<u64, Failure> {
+    if number <= NUMBER_MAX {
+        return Ok(number + margin);
+    }
+    let message = format!("an OSD's copy of the state has a number that never was: {number}");
+    Err(failure("invalid", message, "put a newer copy of the state back"))
+}
+
+/// Ranges of the same sessions, in order and apart from each other.
+fn merged(ranges: BTreeSet<FenceRange>) -> Vec<FenceRange> {
+    let mut all: Vec<FenceRange> = Vec::new();
+    for (first, last) in ranges {
+        match all.last_mut() {
+            Some((_, end)) if first <= *end => *end = last.max(*end),
+            _ => all.push((first, last)),
+        }
+    }
+    all
+}
+
 /// Some of these names.
-fn named(names: &[String]) -> String {
+pub(super) fn named(names: &[String]) -> String {
     let more = if names.len() > NAMED_COUNT_MAX { ", ..." } else { "" };
     let some = &names[..names.len().min(NAMED_COUNT_MAX)];
     format!("{}{more}", some.join(", "))
-}
-
-fn two_ways(entry: &PgEntry) -> Failure {
-    failure(
-        "invalid",
-        format!(
-            "epoch {} of PG {} is known in two ways: the cluster went on after a backup was put \
-                 back before",
-            entry.epoch, entry.pg
-        ),
-        "stop the OSDs of one of the two, and declare them lost",
-    )
 }

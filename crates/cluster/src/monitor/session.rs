@@ -16,6 +16,9 @@ use crate::records::{CounterName, Record, Rest, SessionRecord};
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
+/// Ids that were never given, whoever says so.
+const SESSION_MAX: u64 = 1 << 48;
+
 /// A session as its client is told of it.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -128,13 +131,56 @@ impl Monitor {
         now: Time,
         connection: ConnectionId,
         session: SessionId,
+        reign: u64,
         effects: &mut Vec<Effect>,
     ) {
-        if self.contents.session(session).is_some_and(|record| !record.ended) {
+        if self.is_of_later(now, connection, session, effects) {
+            return;
+        }
+        let record = self.contents.session(session);
+        let ours = record.filter(|record| record.is_of(reign));
+        if let Some(record) = record.filter(|_| ours.is_none())
+            && !self.was_judged(record)
+        {
+            let why = format!("session {session} was given to {} and to another", record.client);
+            self.is_proven_older(why, effects);
+            return;
+        }
+        if ours.is_some_and(|record| !record.ended) {
             self.connect_session(now, session, connection);
-        } else {
+        } else if !self.is_older() {
             self.send(connection, &FromMonitor::SessionEnded { session }, effects);
         }
+        // One that an older store does not know is judged after the recovery, when its client comes again.
+    }
+
+    /// Whether the session began before a recovery, which chose it among those with its id.
+    fn was_judged(&self, record: &SessionRecord) -> bool {
+        let image = self.contents.image(record.image);
+        let fenced = image.and_then(|image| self.contents.fences(image.info.pool));
+        let last = fenced.and_then(|fenced| fenced.ranges.last());
+        last.is_some_and(|(_, last)| record.id <= *last)
+    }
+
+    /// Whether a client has a session of which this store knows nothing yet: it was opened after a
+    /// backup that was put back. Nothing is said of it before the recovery.
+    pub(super) fn is_of_later(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        session: SessionId,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        if session.get() <= self.contents.counter(CounterName::Session) {
+            return false;
+        }
+        if session.get() > SESSION_MAX {
+            self.close_for_protocol(now, connection, effects);
+            return true;
+        }
+        self.see_session(session);
+        self.is_proven_older(format!("a client has session {session}"), effects);
+        true
     }
 
     /// Its own client may, and anyone with the cluster's key if that is not there.
@@ -185,6 +231,7 @@ impl Monitor {
             client: client.to_string(),
             read_only,
             ended: false,
+            reign: contents.reign,
             rest: Rest::new(),
         };
         batch.put(contents, Record::Session(record));

@@ -487,7 +487,7 @@ impl Monitor {
             });
         }
         for pool in self.contents.pools() {
-            let fences = self.contents.fences(pool.pool.id).map_or(0, |record| record.fences.len());
+            let fences = self.contents.fences(pool.pool.id).map_or(0, |record| record.count());
             if is_near(fences, FENCE_COUNT_MAX) {
                 checks.push(Check {
                     code: "fences_near_limit",

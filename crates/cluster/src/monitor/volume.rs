@@ -200,9 +200,11 @@ impl Monitor {
         let mut record = contents.fences(image.info.pool).cloned().unwrap_or(FenceRecord {
             pool: image.info.pool,
             fences: Vec::new(),
+            ranges: Vec::new(),
+            ranges_revision: MapRevision::ZERO,
             rest: Rest::new(),
         });
-        if record.fences.len() + sessions.len() > FENCE_COUNT_MAX {
+        if record.count() + sessions.len() > FENCE_COUNT_MAX {
             return Err(failure(
                 "too_many_fences",
                 format!("pool {} has {FENCE_COUNT_MAX} fenced sessions", pool.pool.name),
@@ -256,8 +258,10 @@ impl Monitor {
     /// The revision that brought the pool's newest fence: whoever saw it knows all of them.
     fn fence_revision(&self, pool: PoolId) -> MapRevision {
         let fences = self.contents.fences(pool);
-        let newest = fences.and_then(|record| record.fences.last());
-        newest.map_or(MapRevision::ZERO, |fence| fence.revision)
+        fences.map_or(MapRevision::ZERO, |record| {
+            let newest = record.fences.last().map_or(MapRevision::ZERO, |fence| fence.revision);
+            newest.max(record.ranges_revision)
+        })
     }
 
     /// A volume as commands show it.

@@ -496,6 +496,7 @@ impl Cluster {
             pool,
             pgs: vec![self.entry.clone()],
             fences: Vec::new(),
+            fence_ranges: Vec::new(),
         };
         let osds = (0..self.hosts.len()).map(info).collect();
         let delta = MapDelta { osds, pools: vec![delta], ..MapDelta::default() };

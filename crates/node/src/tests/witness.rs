@@ -74,6 +74,9 @@ fn an_osd_that_waits_for_a_recovery_tells_all_it_knows_and_goes_on() {
     let parts = || told.iter().map(|(part, _)| part);
     let entries: Vec<&PgEntry> = parts().flat_map(|part| &part.entries).collect();
     assert_eq!(entries, [&entry(2, 1)]);
+    let activated: Vec<_> = parts().flat_map(|part| &part.activated).collect();
+    assert_eq!((activated.len(), activated[0].pg), (1, entry(2, 1).pg));
+    assert_eq!(activated[0].epochs.last(), Some(&entry(2, 1).epoch));
     assert!(parts().all(|part| part.copy.change == 40));
     let records = parts().flat_map(|part| part.copy.records.keys());
     assert_eq!(records.collect::<Vec<_>>(), ["image/1"]);

@@ -568,7 +568,7 @@ mod tests {
     fn session(number: u64, ended: bool) -> Record {
         let (id, image) = (SessionId::new(number), ImageId::FIRST);
         let (client, rest) = ("test".into(), Rest::new());
-        Record::Session(SessionRecord { id, image, client, read_only: true, ended, rest })
+        Record::Session(SessionRecord { id, image, client, read_only: true, ended, reign: 0, rest })
     }
 
     fn is_broken(records: &[Record]) -> bool {

@@ -529,6 +529,7 @@ mod tests {
             pool,
             pgs: vec![entry],
             fences: Vec::new(),
+            fence_ranges: Vec::new(),
         };
         let map = FromMonitor::Map(MapDelta { pools: vec![delta], ..MapDelta::default() });
         serde_json::to_string(&map).expect("a map has a text")

@@ -7,7 +7,7 @@ use format::door::{CloseReason, NetEvent};
 use format::wire::Refusal;
 
 use super::world::{
-    BLOCK, SESSION, UNIT, VOLUME, World, entry, image, osd, osd_info, pg, pool_delta,
+    BLOCK, REIGN, SESSION, UNIT, VOLUME, World, entry, image, osd, osd_info, pg, pool_delta,
 };
 use crate::{Answer, Event, Operation, VolumeError};
 
@@ -132,7 +132,7 @@ fn sessions_are_resumed_on_a_new_connection_to_a_monitor() {
     world.break_monitor();
     world.wait();
     world.connect();
-    let resumed = ToMonitor::ResumeSession { session: SESSION };
+    let resumed = ToMonitor::ResumeSession { session: SESSION, reign: REIGN };
     assert!(world.told.contains(&resumed));
 }
 

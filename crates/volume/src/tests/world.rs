@@ -24,6 +24,7 @@ pub(super) const BLOCK: u64 = 16 * KIB;
 pub(super) const UNIT: usize = UNIT_SIZE as usize;
 pub(super) const VOLUME: VolumeHandle = VolumeHandle(1);
 pub(super) const SESSION: SessionId = SessionId::new(7);
+pub(super) const REIGN: u64 = 77;
 pub(super) const SIZE: u64 = 64 * BLOCK;
 
 pub(super) type Reached = Result<Answer, VolumeError>;
@@ -119,6 +120,7 @@ pub(super) fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>) -> PoolDe
         },
         pgs,
         fences: Vec::new(),
+        fence_ranges: Vec::new(),
     }
 }
 
@@ -233,7 +235,8 @@ impl World {
         });
         let request = ask.expect("a session was asked for");
         let (session, image, lazy) = (SESSION, image(), self.lazy);
-        self.say(FromMonitor::SessionOpened { request, session, image, locked: lazy, lazy });
+        let (locked, reign) = (lazy, REIGN);
+        self.say(FromMonitor::SessionOpened { request, session, image, locked, lazy, reign });
     }
 
     pub(super) fn apply(&mut self, event: Event) {

@@ -40,7 +40,7 @@ fn life(rig: &mut Rig, pg_count: u32) {
     rig.advance(Duration::from_secs(30));
     if let Some(Ok((session, _))) = opened {
         let pool = rig.osds[&osd_id(1)].map.pools.values().next().unwrap();
-        assert!(pool.fences.contains(&session));
+        assert!(pool.is_fenced(session));
     }
 }
 
@@ -153,7 +153,7 @@ fn a_session_survives_the_restart_of_the_monitor() {
     rig.restart();
     rig.tick();
     let client = rig.client();
-    rig.say(client, &ToMonitor::ResumeSession { session });
+    rig.say(client, &ToMonitor::ResumeSession { session, reign: 0 });
     rig.advance(Duration::from_secs(60));
     assert_eq!(rig.remove_volume("v").unwrap_err().code, "busy");
     rig.restart();

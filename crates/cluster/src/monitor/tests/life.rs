@@ -343,7 +343,7 @@ fn a_session_closed_with_a_change_on_its_way_is_fenced() {
     rig.say(client, &ToMonitor::CloseSession { session, unanswered: true });
     rig.remove_volume("v").expect("nobody has it attached");
     let map = &rig.osds[&osd_id(1)].map;
-    assert!(map.pools.values().any(|pool| pool.fences.contains(&session)));
+    assert!(map.pools.values().any(|pool| pool.is_fenced(session)));
     assert_eq!(rig.osds[&osd_id(1)].deleted.len(), 8);
 }
 
@@ -377,13 +377,13 @@ fn a_session_ends_ten_seconds_after_its_connection() {
     rig.break_connection(client);
     rig.advance(Duration::from_millis(9_900));
     let again = rig.client();
-    rig.say(again, &ToMonitor::ResumeSession { session });
+    rig.say(again, &ToMonitor::ResumeSession { session, reign: 0 });
     rig.advance(Duration::from_secs(60));
     assert_eq!(code(rig.remove_volume("v")), "busy");
     rig.break_connection(again);
     rig.advance(Duration::from_millis(10_100));
     let late = rig.client();
-    rig.say(late, &ToMonitor::ResumeSession { session });
+    rig.say(late, &ToMonitor::ResumeSession { session, reign: 0 });
     let told = rig.inbox.get_mut(&late).unwrap().pop_back();
     assert_eq!(told, Some(FromMonitor::SessionEnded { session }));
     assert!(rig.remove_volume("v").is_ok());
@@ -402,7 +402,7 @@ fn removal_fences_and_waits_until_the_fence_was_seen() {
     assert_eq!(removed, json!({ "id": 1, "name": "v", "task": 1 }));
     let map = &rig.osds[&osd_id(1)].map;
     let pool = map.pools.values().next().unwrap();
-    assert!(pool.fences.contains(&session));
+    assert!(pool.is_fenced(session));
     assert_eq!(pool.revision, MapRevision::new(2));
     let tasks = rig.tasks();
     assert_eq!(tasks[0]["state"], "fencing");
@@ -635,7 +635,7 @@ fn damaged_messages_never_harm_the_monitor() {
     let messages = [
         rig.boot_message(osd_id(1)),
         ToMonitor::Subscribe { have: revisions },
-        ToMonitor::ResumeSession { session: SessionId::new(1) },
+        ToMonitor::ResumeSession { session: SessionId::new(1), reign: 0 },
         ToMonitor::Command { request: 1, command: resize },
         ToMonitor::Command { request: 2, command: pool_create("q") },
     ];

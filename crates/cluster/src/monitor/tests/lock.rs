@@ -44,7 +44,7 @@ impl Rig {
 
     fn is_fenced(&self, session: SessionId) -> bool {
         let map = &self.osds[&osd_id(1)].map;
-        map.pools.values().any(|pool| pool.fences.contains(&session))
+        map.pools.values().any(|pool| pool.is_fenced(session))
     }
 }
 
@@ -144,7 +144,7 @@ fn an_attach_that_waits_is_judged_when_the_holder_is_back_or_has_closed() {
     rig.break_connection(holder);
     let asked = rig.ask_lock(next, "v", false);
     let back = rig.client();
-    rig.say(back, &ToMonitor::ResumeSession { session });
+    rig.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
     assert_eq!(rig.lock_answer(next, asked).unwrap().unwrap_err().code, "locked");
     rig.break_connection(back);
     let asked = rig.ask_lock(next, "v", false);
@@ -203,7 +203,7 @@ fn a_lock_outlives_the_monitor_and_goes_with_its_image() {
     rig.restart();
     rig.tick();
     let client = rig.client();
-    rig.say(client, &ToMonitor::ResumeSession { session });
+    rig.say(client, &ToMonitor::ResumeSession { session, reign: 0 });
     let refused = rig.lock(client).unwrap().unwrap_err();
     assert!(refused.message.ends_with("since before this monitor led"), "{}", refused.message);
     rig.say(client, &close(session, true));

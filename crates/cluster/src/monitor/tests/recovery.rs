@@ -1,10 +1,10 @@
 //! A backup of the state store is put back.
 
-use base::{Epoch, MapRevision, OsdId};
+use base::{ConnectionId, Duration, Epoch, MapRevision, OsdId, PoolId, SessionId};
 
 use super::rig::{Mishap, Rig, osd_id};
-use crate::copy::CopyKeeper;
-use crate::message::{Command, Failure};
+use crate::copy::{Activated, CopyKeeper};
+use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::state::MemoryState;
 
 const GIB: u64 = 1 << 30;
@@ -19,7 +19,7 @@ fn restore(rig: &mut Rig, backup: &MemoryState) {
     rig.store = backup.clone();
     rig.restart();
     rig.tick();
-    rig.advance(base::Duration::from_millis(10));
+    rig.advance(Duration::from_millis(10));
 }
 
 /// Connections of these OSDs break, and stay so.
@@ -193,7 +193,7 @@ fn the_cluster_that_went_on_from_a_backup_is_left_behind() {
         rig.add_osd(2);
         rig.make_replicated("p", 2, Some(1), 8).unwrap();
         stop(&mut rig, &[1]);
-        rig.advance(base::Duration::from_secs(10));
+        rig.advance(Duration::from_secs(10));
         let backup = rig.store.clone();
         rig.make_volume("true", GIB).unwrap();
         stop(&mut rig, &[2]);
@@ -237,7 +237,7 @@ fn a_recovery_is_begun_anew_wherever_the_monitor_ends() {
             rig.command_over(client, command);
             rig.mishap = Mishap::None;
             rig.tick();
-            rig.advance(base::Duration::from_secs(1));
+            rig.advance(Duration::from_secs(1));
             assert_eq!(rig.stopped, None, "{mishap:?}");
             if is_older(&mut rig) {
                 assert_eq!(rig.make_volume("x", GIB).unwrap_err().code, "state_older");
@@ -306,10 +306,7 @@ fn a_lock_whose_holder_nobody_remembers_is_gone_and_the_holder_is_fenced() {
         assert_eq!(rig.stopped, None, "the store that it wrote can be opened");
         come_again(&mut rig, &[1, 2]);
         assert!(!is_older(&mut rig));
-        if kinds.len() == 1 {
-            let map = &rig.osds[&osd_id(1)].map;
-            assert!(map.pools.values().all(|pool| pool.fences.contains(&session)));
-        }
+        assert!(is_fenced(&rig, session));
         let next = rig.client();
         let asked = rig.ask_lock(next, "v", false);
         let (other, locked, _) = rig.lock_answer(next, asked).unwrap().unwrap();
@@ -328,7 +325,7 @@ fn volumes_of_a_pool_that_was_removed_since_do_not_come_back() {
     rig.open_session(client, "w").unwrap().unwrap();
     let backup = rig.store.clone();
     rig.break_connection(client);
-    rig.advance(base::Duration::from_secs(11));
+    rig.advance(Duration::from_secs(11));
     rig.remove_volume("w").unwrap();
     rig.command(Command::PoolRemove { pool: "gone".into() }).unwrap();
     leave_out(&mut rig, &["session/", "lock/", "image/"]);
@@ -358,4 +355,279 @@ fn a_copy_that_breaks_a_rule_is_refused_before_anything_is_written() {
     assert!(error.message.contains("image/2 names a pool that is not there"), "{}", error.message);
     assert_eq!((rig.stored("recovery"), rig.stored("image/2")), (None, None));
     assert!(is_older(&mut rig));
+}
+
+/// Whether the OSDs refuse a session for ever.
+fn is_fenced(rig: &Rig, session: SessionId) -> bool {
+    let pools = || rig.osds.values().flat_map(|osd| osd.map.pools.values());
+    pools().next().is_some() && pools().all(|pool| pool.is_fenced(session))
+}
+
+/// Attaches `v` with its lock; gives the session and what it is told with when it goes on.
+fn attach(rig: &mut Rig, client: ConnectionId) -> (SessionId, u64) {
+    rig.ask_lock(client, "v", false);
+    let inbox = rig.inbox[&client].iter().rev();
+    let mut opened = inbox.filter_map(|message| match message {
+        FromMonitor::SessionOpened { session, reign, .. } => Some((*session, *reign)),
+        _ => None,
+    });
+    opened.next().expect("it is attached")
+}
+
+fn go_on(rig: &mut Rig, (session, reign): (SessionId, u64)) -> ConnectionId {
+    let client = rig.client();
+    rig.say(client, &ToMonitor::ResumeSession { session, reign });
+    client
+}
+
+fn has_ended(rig: &Rig, client: ConnectionId, session: SessionId) -> bool {
+    let inbox = rig.inbox.get(&client).into_iter().flatten();
+    inbox.into_iter().any(|message| *message == FromMonitor::SessionEnded { session })
+}
+
+#[test]
+fn a_session_opened_after_the_backup_proves_it_and_goes_on_after_the_recovery() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let backup = rig.store.clone();
+    let client = rig.client();
+    let opened = attach(&mut rig, client);
+    stop(&mut rig, &[1, 2]);
+    restore(&mut rig, &backup);
+    assert!(!is_older(&mut rig), "nobody has spoken");
+    // First of its own word, then once more: nothing is said of it before the recovery.
+    for _ in 0..2 {
+        let client = go_on(&mut rig, opened);
+        assert!(is_older(&mut rig));
+        rig.advance(Duration::from_secs(20));
+        assert!(!has_ended(&rig, client, opened.0));
+    }
+    come_again(&mut rig, &[1, 2]);
+    let waiting = go_on(&mut rig, opened);
+    recover(&mut rig, &[], true).unwrap();
+    assert!(!has_ended(&rig, waiting, opened.0));
+    come_again(&mut rig, &[1, 2]);
+    let client = go_on(&mut rig, opened);
+    assert!(!has_ended(&rig, client, opened.0) && !is_fenced(&rig, opened.0));
+    assert_eq!(rig.monitor.session_connection(opened.0), Some(client));
+    let other = rig.client();
+    let asked = rig.ask_lock(other, "v", false);
+    assert_eq!(rig.lock_answer(other, asked).unwrap().unwrap_err().code, "locked");
+}
+
+#[test]
+fn a_map_that_a_client_has_proves_that_the_store_is_older() {
+    let mut rig = Rig::with_pool(2, 8);
+    let backup = rig.store.clone();
+    rig.kill_osd(2);
+    rig.boot(2);
+    let have: std::collections::BTreeMap<_, _> =
+        rig.monitor.contents.pools().map(|record| (record.pool.id, record.revision)).collect();
+    stop(&mut rig, &[1, 2]);
+    restore(&mut rig, &backup);
+    assert!(!is_older(&mut rig));
+    let client = rig.client();
+    let never = [(PoolId::FIRST, MapRevision::new(u64::MAX))].into_iter().collect();
+    rig.say(client, &ToMonitor::Subscribe { have: never });
+    assert!(!is_older(&mut rig) && !rig.open.contains(&client), "no map ever had that");
+    let client = rig.client();
+    rig.say(client, &ToMonitor::Subscribe { have });
+    assert!(is_older(&mut rig));
+}
+
+#[test]
+fn a_session_whose_id_was_given_twice_is_nobody_elses() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let backup = rig.store.clone();
+    let client = rig.client();
+    let true_one = attach(&mut rig, client);
+    stop(&mut rig, &[1, 2]);
+    restore(&mut rig, &backup);
+    // The old store goes on before anybody speaks.
+    let holder = rig.client();
+    let false_one = attach(&mut rig, holder);
+    assert!(true_one.0 == false_one.0 && true_one != false_one);
+    let client = go_on(&mut rig, true_one);
+    assert!(is_older(&mut rig));
+    assert_eq!(rig.monitor.session_connection(true_one.0), Some(holder), "it is not the other's");
+    assert!(!has_ended(&rig, client, true_one.0));
+    // OSDs cannot tell them apart: it ends for both, and proves nothing any more.
+    come_again(&mut rig, &[1, 2]);
+    let error = recover(&mut rig, &[], false).unwrap_err();
+    assert!(error.message.contains("1 attachments end"), "{}", error.message);
+    recover(&mut rig, &[], true).unwrap();
+    come_again(&mut rig, &[1, 2]);
+    assert!(is_fenced(&rig, true_one.0));
+    for session in [true_one, false_one] {
+        let client = go_on(&mut rig, session);
+        assert!(has_ended(&rig, client, session.0));
+    }
+    assert!(!is_older(&mut rig));
+}
+
+#[test]
+fn a_session_of_a_way_that_was_left_behind_has_ended_and_proves_nothing() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let backup = rig.store.clone();
+    let client = rig.client();
+    let true_one = attach(&mut rig, client);
+    stop(&mut rig, &[1, 2]);
+    restore(&mut rig, &backup);
+    let client = rig.client();
+    let false_one = attach(&mut rig, client);
+    assert!(true_one.0 == false_one.0 && true_one != false_one);
+    // The backup is put back once more: nothing but that client remembers the way in between.
+    restore(&mut rig, &backup);
+    come_again(&mut rig, &[1, 2]);
+    recover(&mut rig, &[], true).unwrap();
+    come_again(&mut rig, &[1, 2]);
+    let client = go_on(&mut rig, false_one);
+    assert!(has_ended(&rig, client, false_one.0) && !is_older(&mut rig));
+    let client = go_on(&mut rig, true_one);
+    assert!(!has_ended(&rig, client, true_one.0) && !is_fenced(&rig, true_one.0));
+    assert_eq!(rig.monitor.session_connection(true_one.0), Some(client));
+}
+
+#[test]
+fn nobody_is_told_of_a_map_that_is_being_recovered_before_it_is_whole() {
+    let mut rig = Rig::with_pool(3, 8);
+    let backup = rig.store.clone();
+    for number in 0..150 {
+        rig.make_volume(&format!("v{number}"), GIB).unwrap();
+    }
+    restore(&mut rig, &backup);
+    let client = rig.client();
+    let mut map = crate::map::ClusterMap::default();
+    rig.subscribe(client, &mut map).unwrap();
+    let before = map.pools[&PoolId::FIRST].revision;
+    recover(&mut rig, &[], true).unwrap();
+    rig.read_map(client, &mut map).unwrap();
+    assert_eq!(map.pools[&PoolId::FIRST].revision, before);
+    rig.tick();
+    let client = rig.client();
+    rig.subscribe(client, &mut map).unwrap();
+    assert_eq!(map.pools[&PoolId::FIRST].pgs, rig.entries());
+}
+
+#[test]
+fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let backup = rig.store.clone();
+    rig.make_volume("w", GIB).unwrap();
+    for (key, field) in [("counter/image", "last"), ("pool/1", "revision")] {
+        let told: Vec<_> = rig.osds.values().map(|osd| osd.copy.copy().clone()).collect();
+        for osd in rig.osds.values_mut() {
+            let mut copy = osd.copy.copy().clone();
+            copy.records.get_mut(key).unwrap()[field] = serde_json::json!(u64::MAX);
+            osd.copy = CopyKeeper::new(copy);
+        }
+        restore(&mut rig, &backup);
+        let error = recover(&mut rig, &[], true).unwrap_err();
+        assert!(error.message.contains("a number that never was"), "{}", error.message);
+        for (osd, copy) in rig.osds.values_mut().zip(told) {
+            osd.copy = CopyKeeper::new(copy);
+        }
+    }
+    // Whoever says so of its own is hung up on, and has told nothing.
+    let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
+    pool.fence_ranges.push((SessionId::new(1), SessionId::new(u64::MAX)));
+    restore(&mut rig, &backup);
+    let error = recover(&mut rig, &[], true).unwrap_err();
+    assert!(error.message.starts_with("osd.2 has not told"), "{}", error.message);
+}
+
+#[test]
+fn sessions_that_nobody_remembers_are_fenced_and_their_ids_not_given_again() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    rig.make_volume("x", GIB).unwrap();
+    let backup = rig.store.clone();
+    let keeps = rig.client();
+    let (kept, _) = rig.open_session(keeps, "x").unwrap().unwrap();
+    // All OSDs die before they have noted this one.
+    let noted: Vec<_> = rig.osds.values().map(|osd| osd.copy.copy().clone()).collect();
+    let client = rig.client();
+    let opened = attach(&mut rig, client);
+    for (osd, copy) in rig.osds.values_mut().zip(noted) {
+        osd.copy = CopyKeeper::new(copy);
+    }
+    for round in 0..2 {
+        restore(&mut rig, &backup);
+        recover(&mut rig, &[], true).unwrap();
+        come_again(&mut rig, &[1, 2]);
+        assert!(is_fenced(&rig, opened.0) && !is_fenced(&rig, kept), "round {round}");
+        let late = go_on(&mut rig, opened);
+        assert!(has_ended(&rig, late, opened.0));
+        assert!(!is_older(&mut rig));
+    }
+    let next = rig.client();
+    let (session, _) = attach(&mut rig, next);
+    assert!(session.get() > 20_000 && !is_fenced(&rig, session));
+    // It holds for who has the map from the beginning, too.
+    let late = rig.client();
+    let mut map = crate::map::ClusterMap::default();
+    rig.subscribe(late, &mut map).unwrap();
+    assert!(map.pools.values().all(|pool| pool.is_fenced(opened.0) && !pool.is_fenced(session)));
+}
+
+#[test]
+fn a_pg_that_was_served_in_two_ways_is_refused_until_one_is_declared_lost() {
+    let mut rig = Rig::with_copies(2, 2, 1, 1);
+    let backup = rig.store.clone();
+    let both = rig.entry(0);
+    // osd.1 goes on alone; then the old store, with osd.2 alone.
+    rig.kill_osd(2);
+    let alone = rig.entry(0);
+    assert_eq!(alone.acting.len(), 1, "{alone:?}");
+    stop(&mut rig, &[1]);
+    restore(&mut rig, &backup);
+    rig.boot(2);
+    rig.report(2, |_| {});
+    rig.advance(Duration::from_secs(10));
+    let stale = rig.entry(0);
+    assert_eq!((stale.acting.len(), stale.acting[0].osd), (1, osd_id(2)), "{stale:?}");
+    assert!(stale.epoch > alone.epoch, "{stale:?}");
+    // Also where epochs have the same numbers in both ways.
+    let known = [both.epoch, alone.epoch, stale.epoch];
+    for epochs in [vec![both.epoch, stale.epoch], known.to_vec()] {
+        let record = |epochs: Vec<Epoch>| vec![Activated { pg: both.pg, epochs }];
+        let osd = |rig: &mut Rig, number: u32, epochs| {
+            rig.osds.get_mut(&osd_id(number)).unwrap().activated = record(epochs);
+            rig.boot(number);
+        };
+        osd(&mut rig, 1, vec![both.epoch, alone.epoch]);
+        assert!(is_older(&mut rig));
+        osd(&mut rig, 2, epochs);
+        let error = recover(&mut rig, &[], true).unwrap_err();
+        assert_eq!(error.code, "forked");
+        for part in [&both.pg.to_string()[..], "by osd.1, osd.2"] {
+            assert!(error.message.contains(part), "{}", error.message);
+        }
+    }
+    assert_eq!(recover(&mut rig, &[2], true).unwrap_err().code, "invalid", "it is here");
+    // What came of the backup goes: it is put back once more, and osd.2 stays away.
+    stop(&mut rig, &[2]);
+    restore(&mut rig, &backup);
+    let answer = recover(&mut rig, &[2], true).unwrap();
+    assert_eq!(answer["osds_told"], 1);
+    rig.tick();
+    assert_eq!(rig.entry(0).acting, alone.acting);
+}
+
+#[test]
+fn two_entries_of_one_epoch_are_refused_also_if_one_is_the_stores() {
+    let mut rig = Rig::with_copies(2, 2, 1, 1);
+    let backup = rig.store.clone();
+    rig.make_volume("w", GIB).unwrap();
+    let pg = rig.entry(0).pg;
+    let known = rig.osds.get_mut(&osd_id(1)).unwrap().map.pools.get_mut(&pg.pool).unwrap();
+    known.pgs[0].primary = None;
+    stop(&mut rig, &[2]);
+    restore(&mut rig, &backup);
+    let error = recover(&mut rig, &[2], true).unwrap_err();
+    assert_eq!(error.code, "forked", "{error:?}");
+    assert!(error.message.contains(&format!("PG {pg} is known in two ways")), "{}", error.message);
 }

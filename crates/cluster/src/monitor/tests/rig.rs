@@ -10,7 +10,7 @@ use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
 use serde_json::Value;
 
-use crate::copy::{CopyKeeper, PoolSeen, Seen, Testimony};
+use crate::copy::{Activated, CopyKeeper, PoolSeen, Seen, Testimony};
 use crate::map::{ClusterMap, FailureDomain, ImageInfo};
 use crate::message::{
     Command, Failure, FromMonitor, Need, OsdReport, PgNeed, ToMonitor, Unreachable,
@@ -94,6 +94,8 @@ pub struct FakeOsd {
     pub saved: Vec<u64>,
     /// What it keeps of the state.
     pub copy: CopyKeeper,
+    /// What its PGs' records go back to.
+    pub activated: Vec<Activated>,
     /// Whether it keeps quiet about what it knows.
     pub is_mute: bool,
 }
@@ -114,11 +116,14 @@ impl FakeOsd {
             pool: known.pool.clone(),
             revision: known.revision,
             fences: known.fences.iter().copied().collect(),
+            fence_ranges: known.fence_ranges.clone(),
         });
         let osd_revision = self.map.osds.values().map(|osd| osd.revision).max().unwrap_or(0);
-        let first = Testimony { entries: entries.cloned().collect(), ..Testimony::default() };
+        let (entries, activated) = (entries.cloned().collect(), self.activated.clone());
+        let first = Testimony { entries, activated, ..Testimony::default() };
         let copy = self.copy.copy().clone();
-        let last = Testimony { pools: pools.collect(), osd_revision, copy, entries: Vec::new() };
+        let pools = pools.collect();
+        let last = Testimony { pools, osd_revision, copy, ..Testimony::default() };
         [
             ToMonitor::OsdTells { part: first, more: true },
             ToMonitor::OsdTells { part: last, more: false },

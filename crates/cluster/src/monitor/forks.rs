@@ -1,0 +1,269 @@
+//! Whether a PG was served in two ways, since a backup of the state was put back and the cluster went on
+//! from it for a while.
+//!
+//! The newest entry of each PG goes on from every epoch that was served. If it does not, what one of the
+//! two ways acknowledged would be gone without a word.
+//!
+//! Two things tell. Members' records name the epochs that they go back to: one that was served, and that
+//! no member of the newest entry goes back to, is of another way. That alone is not enough, for both ways
+//! number their epochs from the backup on, and old epochs leave the records. So it counts, too, which way
+//! of the state each OSD has seen, by its copy: a PG that members of one way served without any of the
+//! other, and those without any of the first, went both ways.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Epoch, OsdId, PgId};
+use format::wire::PgEntry;
+
+use super::failure;
+use super::recover::named;
+use crate::copy::Testimony;
+use crate::message::Failure;
+
+/// What to do about PGs that went two ways.
+const FORKED_HINT: &str = "put the backup back once more, start all OSDs but those whose writes may \
+                           go, and declare these lost: --they-are-lost ID";
+
+/// Which way of the state an OSD has seen.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Way {
+    /// The one that the recovery goes on with; also who has seen nothing since the ways parted.
+    Kept,
+    /// That of the store as it is.
+    Here,
+    /// Neither.
+    Other,
+}
+
+/// An OSD that has told all it knows.
+pub(super) struct Teller<'a> {
+    pub(super) way: Way,
+    pub(super) told: &'a Testimony,
+}
+
+/// A member of a PG, by its record. It has all that was acknowledged in that epoch.
+struct Whole<'a> {
+    way: Way,
+    /// The epochs that the record goes back to, and its own as the last.
+    epochs: &'a [Epoch],
+    last: Epoch,
+    entry: &'a PgEntry,
+}
+
+impl Whole<'_> {
+    /// Whether the record goes back to this epoch; before its first one nothing is known.
+    fn goes_on(&self, epoch: Epoch) -> bool {
+        self.epochs.contains(&epoch) || self.epochs.iter().all(|known| *known > epoch)
+    }
+}
+
+type Members<'a> = BTreeMap<OsdId, Whole<'a>>;
+
+/// Refuses what was served in two ways.
+pub(super) fn check(
+    tellers: &BTreeMap<OsdId, Teller<'_>>,
+    newest: &BTreeMap<PgId, PgEntry>,
+) -> Result<(), Failure> {
+    let mut pgs: BTreeMap<PgId, Members<'_>> = BTreeMap::new();
+    for (osd, Teller { way, told }) in tellers {
+        let mut entries: BTreeMap<(PgId, Epoch), &PgEntry> = BTreeMap::new();
+        entries.extend(told.entries.iter().map(|entry| ((entry.pg, entry.epoch), entry)));
+        for of_pg in &told.activated {
+            let Some(last) = of_pg.epochs.last().copied() else { continue };
+            let Some(entry) = entries.get(&(of_pg.pg, last)).copied() else { continue };
+            let whole = Whole { way: *way, epochs: &of_pg.epochs, last, entry };
+            pgs.entry(of_pg.pg).or_default().insert(*osd, whole);
+        }
+    }
+    let mut forked = Vec::new();
+    let mut osds: BTreeSet<OsdId> = BTreeSet::new();
+    for (pg, members) in &pgs {
+        let Some(winner) = newest.get(pg) else { continue };
+        let mut of_ways = served_apart(members);
+        if of_ways.is_empty() {
+            of_ways = left_behind(members, winner);
+        }
+        if !of_ways.is_empty() {
+            forked.push(pg.to_string());
+            osds.extend(of_ways);
+        }
+    }
+    if forked.is_empty() {
+        return Ok(());
+    }
+    let osds: Vec<String> = osds.iter().map(OsdId::to_string).collect();
+    Err(failure(
+        "forked",
+        format!(
+            "{} of the PGs were served in two ways since the backup ({}), by {}: each way may have \
+             acknowledged writes that the other lacks",
+            forked.len(),
+            named(&forked),
+            named(&osds)
+        ),
+        FORKED_HINT,
+    ))
+}
+
+/// The acting members of an entry that told, and have the PG whole.
+fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whole<'a>)> {
+    let acting = entry.acting.iter().map(|member| member.osd);
+    acting.filter_map(|osd| Some((osd, members.get(&osd)?))).collect()
+}
+
+/// The acting members of the last epoch of this member, if that was served: all of them have activated
+/// it. One that was cut short acknowledged nothing.
+fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {
+    let all = acting(members, by.entry);
+    let is_served = all.iter().all(|(_, whole)| whole.goes_on(by.last));
+    if is_served { all } else { Vec::new() }
+}
+
+/// Members of two ways of the state, if each way served the PG without any of the other. Before the ways
+/// parted one handed over to the other, in an epoch with acting members of both.
+fn served_apart(members: &Members<'_>) -> Vec<OsdId> {
+    let ways: BTreeSet<Way> = members.values().map(|whole| whole.way).collect();
+    let mut apart: Vec<Vec<OsdId>> = Vec::new();
+    for way in ways {
+        let of_way = members.values().filter(|whole| whole.way == way);
+        let Some(newest) = of_way.max_by_key(|whole| whole.last) else { continue };
+        let served = served(members, newest);
+        if !served.is_empty() && served.iter().all(|(_, whole)| whole.way == way) {
+            apart.push(served.into_iter().map(|(osd, _)| osd).collect());
+        }
+    }
+    if apart.len() > 1 { apart.concat() } else { Vec::new() }
+}
+
+/// Members of the newest entry, and of those that it does not go on from, if there are such. It is enough
+/// that one acting member goes on from all of them: it brings the others up to date.
+fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
+    let ends = acting(members, winner);
+    let served = members.iter().filter(|(_, whole)| !served(members, whole).is_empty());
+    let served: Vec<(OsdId, Epoch)> = served.map(|(osd, whole)| (*osd, whole.last)).collect();
+    let is_whole =
+        |(_, end): &(OsdId, &Whole<'_>)| served.iter().all(|(_, epoch)| end.goes_on(*epoch));
+    if ends.is_empty() || ends.iter().any(is_whole) {
+        return Vec::new();
+    }
+    let is_lost = |epoch: Epoch| ends.iter().any(|(_, end)| !end.goes_on(epoch));
+    let lost = served.into_iter().filter(|(_, epoch)| is_lost(*epoch)).map(|(osd, _)| osd);
+    lost.chain(winner.acting.iter().map(|member| member.osd)).collect()
+}
+
+/// Two entries of one epoch: nobody can tell which one was served.
+pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
+    let acting = |entry: &PgEntry| {
+        let osds = entry.acting.iter().map(|member| member.osd.to_string());
+        named(&osds.collect::<Vec<_>>())
+    };
+    failure(
+        "forked",
+        format!(
+            "epoch {} of PG {} is known in two ways, with {} and with {}: the cluster went on after \
+             a backup was put back",
+            one.epoch,
+            one.pg,
+            acting(one),
+            acting(other)
+        ),
+        FORKED_HINT,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Incarnation, MapRevision, PoolId};
+    use format::wire::Member;
+
+    use super::*;
+    use crate::copy::Activated;
+
+    const PG: PgId = PgId { pool: PoolId::FIRST, number: 0 };
+
+    fn osd(number: u32) -> OsdId {
+        OsdId::new(number).expect("not 0")
+    }
+
+    fn entry(epoch: u32, acting: &[u32]) -> PgEntry {
+        let member = |number: &u32| Member { osd: osd(*number), incarnation: Incarnation::ZERO };
+        PgEntry {
+            pg: PG,
+            epoch: Epoch::new(epoch),
+            revision: MapRevision::ZERO,
+            primary: None,
+            acting: acting.iter().map(member).collect(),
+            learners: Vec::new(),
+        }
+    }
+
+    /// An OSD, the entry of its record, what that goes back to, and the way of the state that it has seen.
+    type Spoken<'a> = (u32, PgEntry, &'a [u32], Way);
+
+    fn judged(members: &[Spoken<'_>], newest: PgEntry) -> Result<(), Failure> {
+        let told = |(number, entry, epochs, way): &Spoken<'_>| {
+            let epochs = epochs.iter().map(|epoch| Epoch::new(*epoch)).collect();
+            let (entries, activated) = (vec![entry.clone()], vec![Activated { pg: PG, epochs }]);
+            (osd(*number), *way, Testimony { entries, activated, ..Testimony::default() })
+        };
+        let told: Vec<(OsdId, Way, Testimony)> = members.iter().map(told).collect();
+        let mut tellers = BTreeMap::new();
+        for (osd, way, told) in &told {
+            tellers.insert(*osd, Teller { way: *way, told });
+        }
+        check(&tellers, &[(PG, newest)].into_iter().collect())
+    }
+
+    #[test]
+    fn one_that_went_on_alone_is_not_dropped_for_another_that_did() {
+        let alone = (1, entry(5, &[1]), &[3, 4, 5][..], Way::Kept);
+        let other = (3, entry(6, &[3]), &[3, 4, 6][..], Way::Kept);
+        let error = judged(&[alone.clone(), other], entry(6, &[3])).unwrap_err();
+        assert_eq!(error.code, "forked");
+        assert!(error.message.contains("by osd.1, osd.3"), "{}", error.message);
+        // Nobody has activated the newest entry yet.
+        let waits = (3, entry(4, &[1, 3]), &[3, 4][..], Way::Kept);
+        judged(&[alone.clone(), waits.clone()], entry(6, &[3])).unwrap_err();
+        judged(&[alone, waits], entry(6, &[1, 3])).unwrap();
+    }
+
+    #[test]
+    fn two_ways_with_the_same_numbers_and_with_forgotten_ones_are_two() {
+        // The other one's epoch 5 is not the epoch 5 that osd.1 goes back to, or went back to once.
+        for epochs in [&[3, 4, 5, 6][..], &[6], &[8, 9]] {
+            let end = epochs[epochs.len() - 1];
+            for (one, other) in [(Way::Kept, Way::Here), (Way::Here, Way::Kept)] {
+                let alone = (1, entry(end, &[1]), epochs, one);
+                let apart = (3, entry(5, &[3]), &[3, 4, 5][..], other);
+                let error = judged(&[alone, apart], entry(end, &[1])).unwrap_err();
+                assert!(error.message.contains("by osd.1, osd.3"), "{}", error.message);
+            }
+        }
+    }
+
+    #[test]
+    fn members_of_two_ways_that_one_of_them_served_are_no_fork() {
+        let alone = (1, entry(6, &[1]), &[4, 5, 6][..], Way::Kept);
+        // The other way has not served it: its record is of before.
+        let waits = (3, entry(4, &[1, 3]), &[3, 4][..], Way::Here);
+        judged(&[alone.clone(), waits], entry(6, &[1])).unwrap();
+        // It began to, and was cut short.
+        let apart = (3, entry(5, &[2, 3]), &[3, 4, 5][..], Way::Here);
+        let waits = (2, entry(4, &[2, 3]), &[3, 4][..], Way::Here);
+        judged(&[alone, apart, waits], entry(6, &[1])).unwrap();
+    }
+
+    #[test]
+    fn what_was_cut_short_or_is_long_ago_is_no_fork() {
+        // osd.3 had activated epoch 5 when it died, and osd.1 had not.
+        let died = (3, entry(5, &[1, 3]), &[4, 5][..], Way::Kept);
+        let went_on = (1, entry(6, &[1]), &[3, 4, 6][..], Way::Kept);
+        judged(&[died, went_on.clone()], entry(6, &[1])).unwrap();
+        // osd.2 left before the history of osd.1 begins.
+        let left = (2, entry(2, &[2]), &[1, 2][..], Way::Kept);
+        judged(&[left, went_on.clone()], entry(6, &[1])).unwrap();
+        // A member that has not come as far.
+        let behind = (2, entry(4, &[1, 2]), &[3, 4][..], Way::Kept);
+        judged(&[behind, went_on], entry(7, &[1, 2])).unwrap();
+    }
+}
