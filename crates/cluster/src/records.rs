@@ -404,7 +404,8 @@ pub struct SessionRecord {
     /// Whether it only reads.
     pub read_only: bool,
     /// Its connection was gone for too long, or it was closed with a change that had no answer. It
-    /// may still have requests on their way.
+    /// may still have requests on their way. The next attach of the image fences it; until then its
+    /// client may come back.
     pub ended: bool,
     /// The reign that opened it: see [`ChangeRecord`]. Two sessions of one id have different ones, if
     /// a backup of the store was put back in between. 0: it is not known.

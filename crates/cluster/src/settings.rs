@@ -89,7 +89,7 @@ impl Setting {
                 default: 10_000,
                 min: 1_000,
                 max: SPAN_MS_MAX,
-                help: "a session without a connection ends after so long",
+                help: "a session without a connection is in nobody's way after so long",
                 is_for_osds: false,
             },
             Setting::OsdReport => Definition {

@@ -1,7 +1,7 @@
 //! Do the tools that people use on NBD servers work?
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -143,20 +143,53 @@ fn read_only_exports_refuse_writes_over_tcp() {
     assert!(server.wait().expect("it ends").success());
 }
 
-#[test]
-fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
-    let cluster = Cluster::up("unlock", &["--osds", "3", "--osd-size", "256MiB"]);
-    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+/// A server of volume `v` with a session of its own, and how qemu opens it.
+fn second_server(cluster: &Cluster) -> (Child, String) {
     let socket = cluster.path().join("second.sock");
     let mut server =
         cluster.command(&["nbd", "v", "--listen", &format!("unix:{}", socket.display())]);
-    let mut server = server.stdout(Stdio::null()).spawn().expect("starts");
+    let server = server.stdout(Stdio::null()).spawn().expect("starts");
     wait_for("the server to listen", || socket.exists());
     let image = format!(
         "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export=v,\
          file.reconnect-delay=60",
         socket.display()
     );
+    (server, image)
+}
+
+#[test]
+fn a_client_that_was_silent_for_longer_than_its_time_goes_on() {
+    let cluster = Cluster::up("silent", &["--osds", "3", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    cluster.run(&["config", "set", "session_timeout_ms", "1000"]);
+    let (mut server, image) = second_server(&cluster);
+    let mut client = QemuIo::open(&["--image-opts", &image]);
+    client.ask("write -P 1 0 4M");
+    let pid = Pid::from_child(&server);
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let monitor = cluster.pid("mon", 1);
+    cluster.kill("mon", 1);
+    wait_for("a new monitor", || cluster.pid("mon", 1) != monitor);
+    // Who does not come to the new monitor has its time, and has the volume no more.
+    wait_for("the session to end", || {
+        cluster.json(&["volume", "info", "v"])["sessions"].as_array().is_some_and(Vec::is_empty)
+    });
+    kill_process(pid, Signal::CONT).expect("it is stopped");
+    client.ask("write -P 2 1M 1M");
+    client.ask("read -P 1 0 1M");
+    client.close();
+    qemu_io(&cluster, "v", &["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 1 2M 2M"]);
+    kill_process(pid, Signal::TERM).expect("it runs");
+    assert!(server.wait().expect("it ends").success());
+    cluster.check_copies();
+}
+
+#[test]
+fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
+    let cluster = Cluster::up("unlock", &["--osds", "3", "--osd-size", "256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    let (mut server, image) = second_server(&cluster);
     let mut hanging = QemuIo::open(&["--image-opts", &image]);
     hanging.ask("write -P 1 0 4M");
     let asked = cluster.refused(&["volume", "unlock", "v"], "not_confirmed");

@@ -40,6 +40,8 @@ pub(super) enum Job {
     CloseSession { connection: ConnectionId, session: SessionId, unanswered: bool },
     /// A session's connection was gone for too long.
     EndSession { session: SessionId },
+    /// Its client is back after that.
+    ResumeSession { connection: ConnectionId, session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
     /// Judges what another hand wrote under a key.
@@ -86,6 +88,8 @@ pub(super) enum Done {
     SessionRefused(Failure),
     SessionClosed(SessionId),
     SessionEnded(SessionId),
+    SessionSilent(SessionId),
+    SessionResumed(SessionId),
     /// No entry needs to be another one.
     EntriesSettled,
     /// A pool's plan is written, or there is none: for what, and why.
@@ -137,6 +141,7 @@ impl Monitor {
                 self.plan_close_session(*session, *unanswered)
             }
             Job::EndSession { session } => self.plan_end_session(*session),
+            Job::ResumeSession { session, .. } => self.plan_resume_session(*session),
             Job::Command { command, .. } => self.plan_command(command),
             Job::Edit { key } => self.plan_edit(key),
             Job::PoolCleared { pool, osd } => self.plan_pool_cleared(*pool, *osd),
@@ -396,7 +401,14 @@ impl Monitor {
                 }
                 self.forget_session(session);
             }
-            (_, Done::SessionEnded(session)) => self.session_ended(session, effects),
+            (_, Done::SessionSilent(session)) => self.session_silent(session),
+            (Job::ResumeSession { connection, .. }, Done::SessionResumed(session)) => {
+                self.connect_session(now, session, connection);
+            }
+            (Job::ResumeSession { connection, .. }, Done::SessionEnded(session)) => {
+                self.send(connection, &FromMonitor::SessionEnded { session }, effects);
+                self.forget_session(session);
+            }
             (Job::Command { connection, request, .. }, Done::Unlocked(session, answer)) => {
                 self.session_ended(session, effects);
                 self.answer(connection, request, Ok(answer), effects);

@@ -127,6 +127,7 @@ impl Monitor {
             Job::SyncOsd { .. }
             | Job::CloseSession { .. }
             | Job::EndSession { .. }
+            | Job::ResumeSession { .. }
             | Job::PoolCleared { .. }
             | Job::TaskProgress { .. }
             | Job::TaskEnd { .. }

@@ -1,5 +1,9 @@
 //! Sessions: attachments of images. Each is in the store from before its client is told of it until
 //! it is closed with nothing on its way, or fenced; its connection is only known here.
+//!
+//! One whose client is silent for `session_timeout_ms` is marked `ended`: from then on it stands in
+//! nobody's way, and the next attach of its image fences it. Until that has happened its client may
+//! come back and goes on: nobody else has had the image.
 
 use std::collections::btree_map::Entry;
 
@@ -146,10 +150,13 @@ impl Monitor {
             self.is_proven_older(why, effects);
             return;
         }
-        if ours.is_some_and(|record| !record.ended) {
-            self.connect_session(now, session, connection);
-        } else if !self.is_older() {
-            self.send(connection, &FromMonitor::SessionEnded { session }, effects);
+        match ours.map(|record| record.ended) {
+            Some(false) => self.connect_session(now, session, connection),
+            Some(true) => {
+                self.jobs.push_back(Job::ResumeSession { connection, session });
+            }
+            None if self.is_older() => {}
+            None => self.send(connection, &FromMonitor::SessionEnded { session }, effects),
         }
         // One that an older store does not know is judged after the recovery, when its client comes again.
     }
@@ -262,6 +269,28 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
     }
 
+    /// A client that was silent for too long is back: it goes on, unless its session was fenced.
+    pub(super) fn plan_resume_session(&self, session: SessionId) -> Plan {
+        let Some(record) = self.contents.session(session) else {
+            return Plan::Done(Done::SessionEnded(session));
+        };
+        if !record.ended {
+            return Plan::Done(Done::SessionResumed(session));
+        }
+        let mut batch = Batch::new(&self.contents);
+        let record = SessionRecord { ended: false, ..record.clone() };
+        batch.put(&self.contents, Record::Session(record));
+        Plan::Write { batch, done: Some(Done::SessionResumed(session)) }
+    }
+
+    /// A session is marked as ended. Its client may have come back while that was written.
+    pub(super) fn session_silent(&mut self, session: SessionId) {
+        match self.session_connection(session) {
+            Some(connection) => self.jobs.push_back(Job::ResumeSession { connection, session }),
+            None => self.forget_session(session),
+        }
+    }
+
     pub(super) fn plan_end_session(&self, session: SessionId) -> Plan {
         let Some(record) = self.contents.session(session) else {
             return Plan::Done(Done::SessionClosed(session));
@@ -272,6 +301,6 @@ impl Monitor {
         let mut batch = Batch::new(&self.contents);
         let record = SessionRecord { ended: true, ..record.clone() };
         batch.put(&self.contents, Record::Session(record));
-        Plan::Write { batch, done: Some(Done::SessionEnded(session)) }
+        Plan::Write { batch, done: Some(Done::SessionSilent(session)) }
     }
 }

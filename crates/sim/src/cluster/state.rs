@@ -11,9 +11,9 @@
 //!
 //! Answers and watches come in any order; what one watch tells comes in the order of the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Duration, PgId, Time};
+use base::{Duration, PgId, SessionId, Time};
 use cluster::records::{Key, LockRecord, Record, SessionRecord};
 use cluster::state::{
     KeyValue, LeaseId, MemoryState, Operation, StateEffect, StateEvent, StateStore, Transaction,
@@ -53,6 +53,8 @@ pub struct StateDoor {
     /// Monitors that do not reach the store, and until when.
     cuts: BTreeMap<usize, Time>,
     entries: BTreeMap<PgId, PgEntry>,
+    /// Sessions that are marked as ended.
+    ended: BTreeSet<SessionId>,
 }
 
 struct Watch {
@@ -104,6 +106,7 @@ impl StateDoor {
             leader: None,
             cuts: BTreeMap::new(),
             entries: BTreeMap::new(),
+            ended: BTreeSet::new(),
         }
     }
 
@@ -343,8 +346,23 @@ impl StateDoor {
                 transaction.operations()
             ));
         }
-        transaction.operations().iter().try_for_each(|operation| self.judge_write(operation))?;
+        for operation in transaction.operations() {
+            self.judge_write(operation)?;
+            let resumed = self.session_goes_on(operation);
+            tally.sequels.add("session went on after its time", resumed.into());
+        }
         broken_lock(self.store.entries()).map_or(Ok(()), Err)
+    }
+
+    /// Whether a session's mark of having ended is taken away.
+    fn session_goes_on(&mut self, operation: &Operation) -> bool {
+        let Operation::Put { key, value, .. } = operation else { return false };
+        let parsed = Key::parse(key).map(|key| Record::parse(&key, value));
+        let Some(Ok(Record::Session(record))) = parsed else { return false };
+        if record.ended {
+            self.ended.insert(record.id);
+        }
+        !record.ended && self.ended.remove(&record.id)
     }
 
     fn judge_write(&mut self, operation: &Operation) -> Result<(), String> {

@@ -25,7 +25,7 @@ use super::grants::Grants;
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 22] = [
+pub const SEQUELS: [&str; 23] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -46,6 +46,7 @@ pub const SEQUELS: [&str; 22] = [
     "PG lost by a lease's answer",
     "lock granted to a lazy holder",
     "attach refused for a lock",
+    "session went on after its time",
     "change answered before it was durable",
     "change that no flush covered may be lost",
 ];

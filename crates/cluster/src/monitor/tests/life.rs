@@ -369,7 +369,7 @@ fn an_attach_fences_the_ended_sessions_of_its_image_before_it_is_answered() {
 }
 
 #[test]
-fn a_session_ends_ten_seconds_after_its_connection() {
+fn a_session_is_in_nobodys_way_ten_seconds_after_its_connection() {
     let mut rig = Rig::with_pool(1, 8);
     rig.make_volume("v", GIB).unwrap();
     let client = rig.client();
@@ -382,11 +382,58 @@ fn a_session_ends_ten_seconds_after_its_connection() {
     assert_eq!(code(rig.remove_volume("v")), "busy");
     rig.break_connection(again);
     rig.advance(Duration::from_millis(10_100));
+    assert!(rig.remove_volume("v").is_ok());
     let late = rig.client();
     rig.say(late, &ToMonitor::ResumeSession { session, reign: 0 });
     let told = rig.inbox.get_mut(&late).unwrap().pop_back();
     assert_eq!(told, Some(FromMonitor::SessionEnded { session }));
-    assert!(rig.remove_volume("v").is_ok());
+}
+
+#[test]
+fn a_client_that_was_silent_for_long_goes_on_unless_another_had_its_image() {
+    for is_other_there in [false, true] {
+        let mut rig = Rig::with_pool(1, 8);
+        rig.make_volume("v", GIB).unwrap();
+        let client = rig.client();
+        let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+        rig.break_connection(client);
+        rig.advance(Duration::from_secs(3_600));
+        let row = rig.command(Command::VolumeInfo { volume: "v".into() }).unwrap();
+        assert_eq!(row["sessions"], json!([]), "{row}");
+        if is_other_there {
+            let other = rig.client();
+            let (second, _) = rig.open_session(other, "v").unwrap().unwrap();
+            rig.say(other, &ToMonitor::CloseSession { session: second, unanswered: false });
+        }
+        let back = rig.client();
+        rig.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+        let told = rig.inbox.remove(&back).unwrap_or_default();
+        if is_other_there {
+            assert_eq!(told, [FromMonitor::SessionEnded { session }]);
+            assert!(rig.remove_volume("v").is_ok());
+        } else {
+            assert_eq!(told, []);
+            assert_eq!(code(rig.remove_volume("v")), "busy");
+            rig.break_connection(back);
+            rig.advance(Duration::from_secs(11));
+            assert!(rig.remove_volume("v").is_ok(), "its time begins anew");
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_back_while_its_session_ends_goes_on() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let (client, back) = (rig.client(), rig.client());
+    let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+    rig.break_connection(client);
+    let before = rig.transactions;
+    let resume = ToMonitor::ResumeSession { session, reign: 0 };
+    rig.say_behind_tick(Duration::from_secs(10), back, &resume);
+    assert_eq!(rig.transactions, before + 2, "ended, and resumed");
+    assert_eq!(rig.inbox.remove(&back).unwrap_or_default(), []);
+    assert_eq!(code(rig.remove_volume("v")), "busy");
 }
 
 #[test]

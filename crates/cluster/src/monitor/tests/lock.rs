@@ -210,3 +210,23 @@ fn a_lock_outlives_the_monitor_and_goes_with_its_image() {
     rig.remove_volume("v").unwrap();
     assert_eq!(rig.stored("lock/1"), None);
 }
+
+#[test]
+fn a_holder_that_was_silent_keeps_its_lock_until_somebody_else_attaches() {
+    let mut rig = rig();
+    let (holder, other) = (rig.client(), rig.client());
+    let (session, ..) = rig.lock(holder).unwrap().unwrap();
+    rig.break_connection(holder);
+    rig.advance(Duration::from_secs(60));
+    let back = rig.client();
+    rig.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+    assert_eq!(rig.lock(other).unwrap().unwrap_err().code, "locked");
+    rig.break_connection(back);
+    rig.advance(Duration::from_secs(60));
+    assert!(rig.lock(other).unwrap().unwrap().1);
+    assert!(rig.is_fenced(session));
+    let late = rig.client();
+    rig.say(late, &ToMonitor::ResumeSession { session, reign: 0 });
+    let told = rig.inbox.get_mut(&late).unwrap().pop_back();
+    assert_eq!(told, Some(crate::message::FromMonitor::SessionEnded { session }));
+}

@@ -519,6 +519,19 @@ impl Rig {
         self.events.push_back(Event::Net(NetEvent::Received { connection, message }));
     }
 
+    /// Says it right behind a tick at `span` from now, before the store answers what that led to.
+    pub fn say_behind_tick(
+        &mut self,
+        span: Duration,
+        connection: ConnectionId,
+        message: &ToMonitor,
+    ) {
+        self.now = self.now + span;
+        self.events.push_back(Event::Tick);
+        self.queue(connection, message);
+        self.settle();
+    }
+
     pub fn say(&mut self, connection: ConnectionId, message: &ToMonitor) {
         self.queue(connection, message);
         self.settle();
