@@ -23,7 +23,7 @@ use crate::Error;
 
 /// A process that was killed lets go of its files only when the kernel has ended its last
 /// operations: so long, in milliseconds, the lock is tried again.
-const LOCK_WAIT_MS: u64 = 2_000;
+const LOCK_WAIT_MS: u64 = 5_000;
 const LOCK_RETRY_MS: u64 = 20;
 /// Most pieces of one vectored write (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
