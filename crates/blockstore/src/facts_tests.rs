@@ -235,3 +235,44 @@ fn drops_of_one_pg_say_nothing_of_another() {
     assert_eq!(bench.store.facts(other).last, version);
     assert!(bench.store.facts(PG).hole.is_some());
 }
+
+#[test]
+fn a_floor_may_be_above_a_hole() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    write(&mut bench, 1, 1, version(1, 1));
+    bench.idle();
+    // A whole block of another PG, whose data the disk does not get to.
+    let mut slow = bench.write_of(8, BlockSize::DEFAULT, 0, 32, 8);
+    if let Request::Write { pg, .. } = &mut slow {
+        pg.number += 1;
+    }
+    bench.ask(slow);
+    let slow = place_of(&bench, 8);
+    let mut request = bench.write_of(2, BlockSize::DEFAULT, 0, 32, 2);
+    if let Request::Write { version: of, .. } = &mut request {
+        *of = version(1, 2);
+    }
+    let id = bench.ask(request);
+    let place = place_of(&bench, 2);
+    let go = |bench: &mut Bench| loop {
+        bench.submit();
+        let is_slow = bench.disk.find_write(|offset| offset == slow);
+        let count = bench.disk.ops.len();
+        let Some(index) = (0..count).find(|index| Some(*index) != is_slow) else { break };
+        let event = bench.disk.end(index);
+        bench.apply(crate::Event::Disk(event));
+    };
+    go(&mut bench);
+    assert!(bench.is_durable(id), "it was answered: the mark may pass it");
+    let floor = bench.ask(Request::SetFloor { pg: PG, floor: version(1, 2) });
+    go(&mut bench);
+    assert!(bench.is_durable(floor));
+    // The disk lied about the block's data, and only about that.
+    let mut disk = bench.off();
+    disk.flip(place + 5);
+    let bench = open(disk);
+    // So a primary may not take what lies below this floor for complete.
+    let facts = bench.store.facts(PG);
+    assert_eq!((facts.hole, facts.floor), (Some(version(1, 2)), version(1, 2)));
+    assert!(!facts.is_suspect);
+}

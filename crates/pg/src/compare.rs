@@ -118,12 +118,14 @@ impl Compare {
 
 impl Lead {
     /// Whether a block is deleted, of which acting members listed these versions: one of them lacks
-    /// it, and tombstones of that version are gone there.
+    /// it, tombstones of that version are gone there, and it has lost nothing up to that version.
     fn is_deleted(&self, versions: &[Version], newest: Version) -> bool {
         let mut members = self.peers.iter().zip(versions);
         self.compare.lowest == Version::ZERO
             && members.any(|(peer, version)| {
-                let floor = peer.state.as_ref().map_or(Version::ZERO, |state| state.floor);
+                let state = peer.state.as_ref();
+                // A disk that lost the block, and not the floor above it, proves no deletion.
+                let floor = state.map_or(Version::ZERO, |state| state.floor.min(state.complete));
                 *version == Version::ZERO && newest <= floor
             })
     }

@@ -306,6 +306,43 @@ fn a_member_that_lost_a_deletion_below_the_floor_does_not_bring_the_block_back()
 }
 
 #[test]
+fn a_member_that_lost_a_block_below_its_floor_takes_it_from_nobody() {
+    for victim in [0, 1] {
+        let mut world = whole(2, 2);
+        for stripe in 0..5 {
+            write(&mut world, stripe, 0, 1);
+        }
+        world.settle();
+        let at = world.server().unwrap();
+        world.zero(at, 1, 0, UNITS);
+        for unit in [1, 2] {
+            world.settle();
+            write(&mut world, 2, unit, 1);
+        }
+        world.settle();
+        world.round();
+        world.settle();
+        let mut lied = world.osds[victim].store.now.clone();
+        let key = *lied.blocks.keys().find(|key| key.stripe.get() == 4).unwrap();
+        let version = lied.blocks[&key].version;
+        assert!(version <= lied.floor, "{version} {}", lied.floor);
+        // Its journal entry is there, its out-of-line data is not: row H, dropped, a hole.
+        lied.blocks.remove(&key);
+        lied.hole = Some(version);
+        let before = world.value(4, 0);
+        assert_ne!(before, 0);
+        world.crash(0, 0);
+        world.crash(1, 0);
+        world.osds[victim].store.roll_back(lied);
+        world.start(0);
+        world.start(1);
+        world.settle();
+        assert!(world.is_whole());
+        assert_eq!(world.value(4, 0), before, "victim {victim}: the other member had it whole");
+    }
+}
+
+#[test]
 fn a_second_failure_while_a_learner_is_filled_loses_nothing() {
     let mut world = whole(3, 3);
     for stripe in 0..12 {
