@@ -253,6 +253,11 @@ impl Allocator {
         }
     }
 
+    /// Whether free places may have no space behind them.
+    pub fn is_sparse(&self) -> bool {
+        self.is_sparse
+    }
+
     /// Bytes of the data area.
     pub fn size_bytes(&self) -> u64 {
         self.segments.len() as u64 * SEGMENT_SIZE

@@ -153,6 +153,7 @@ impl Store {
         }
         let journal_max = self.settings.checkpoint_after_bytes.min(parts.journal.size() / 2);
         parts.wants_checkpoint
+            || parts.lacks_places()
             || self.gives_back_at().is_some_and(|at| at <= self.now)
             || parts.journal.used() > journal_max
             || parts.live_bytes > self.settings.memory_bytes / 4
@@ -716,6 +717,7 @@ impl Parts {
         // All of it was zeroed piece by piece: its place goes with this checkpoint.
         freed.push(Freed { location: info.location, block_size: info.block_size, discard: true });
         self.freed_bytes += info.block_size.bytes();
+        *self.returning(info.block_size, true) += info.block_size.bytes();
         let info = BlockInfo { location: LOCATION_NONE, ..info };
         self.set_info(key, self.index.get(&key), Some(info));
         self.rotten.remove(&key);

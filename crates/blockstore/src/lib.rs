@@ -100,7 +100,7 @@ pub struct PgFacts {
 }
 
 /// Space for data, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Space {
     /// The data area.
     pub size_bytes: u64,
@@ -108,6 +108,11 @@ pub struct Space {
     pub used_bytes: u64,
     /// What writes may still use: the rest without the reserve.
     pub free_bytes: u64,
+    /// Of it what writes of the block sizes in use are sure of, whatever the file system says later:
+    /// the rest is to be made ready, or lies in segments of other block sizes.
+    pub sure_bytes: u64,
+    /// Kept free of writes that have no version yet.
+    pub reserve_bytes: u64,
     /// Writes that need space are refused.
     pub full: bool,
 }

@@ -606,6 +606,8 @@ impl Parts {
             allocator: Allocator::new(superblock.data.size, settings.is_sparse),
             freed: Vec::new(),
             freed_bytes: 0,
+            returning_bytes: Default::default(),
+            expected: 0,
             discards: VecDeque::new(),
             discards_in_flight: 0,
             journal,
@@ -652,8 +654,9 @@ impl Parts {
         if let Some(at) = self.freed.iter().position(is_freed)
             && self.freed[at].block_size == info.block_size
         {
-            self.freed.swap_remove(at);
+            let freed = self.freed.swap_remove(at);
             self.freed_bytes -= info.block_size.bytes();
+            *self.returning(info.block_size, freed.discard) -= info.block_size.bytes();
             return Ok(());
         }
         Err(format!(

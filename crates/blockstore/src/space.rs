@@ -30,6 +30,7 @@ use crate::{Effect, Space};
 /// Space is reserved in pieces of a 64th of the data area, within these limits, and as soon as less
 /// than two of them are ready.
 const RESERVE_SHARE: u64 = 64;
+const RESERVE_SIZE_MIN: u64 = 4 * MIB;
 const RESERVE_SIZE_MAX: u64 = 64 * MIB;
 
 /// Space of the file system that is reserved ahead of its use.
@@ -51,7 +52,7 @@ pub struct Reserving {
 impl Reserving {
     pub fn new(data_size: u64) -> Reserving {
         let size = (data_size / RESERVE_SHARE).next_multiple_of(SEGMENT_SIZE);
-        let size = size.clamp(SEGMENT_SIZE, RESERVE_SIZE_MAX);
+        let size = size.clamp(RESERVE_SIZE_MIN, RESERVE_SIZE_MAX);
         Reserving {
             size,
             next_size: size,
@@ -131,21 +132,62 @@ impl Parts {
         self.index.record_bytes() + self.notes_bytes
     }
 
+    /// What writes are sure of, whatever block size of those expected they have.
+    fn sure_bytes(&self) -> u64 {
+        // The last of what is ready is for writes that have a version already.
+        let kept = match self.allocator.is_sparse() {
+            true => self.last_bytes(),
+            false => self.reserve_bytes(),
+        };
+        let of_size = |size: BlockSize| {
+            let returning = self.returning_bytes[size.shift() as usize];
+            let places = self.allocator.ready_bytes_of(size) + returning;
+            places.saturating_sub(kept).min(self.free_records(size) * size.bytes())
+        };
+        sizes_in(self.expected).map(of_size).min().unwrap_or(u64::MAX)
+    }
+
+    /// How many blocks of this size may get a record, without the reserve.
+    fn free_records(&self, size: BlockSize) -> u64 {
+        let free = (self.record_bytes_max() / 8 * 7).saturating_sub(self.record_bytes());
+        free / format::disk::record_size(size, true) as u64
+    }
+
+    fn last_bytes(&self) -> u64 {
+        (self.reserving.size / 4).max(SEGMENT_SIZE)
+    }
+
+    /// Whether space of the file system is on its way, or will be asked for.
+    fn may_reserve(&self) -> bool {
+        let is_open = |size| self.allocator.to_reserve(size, SEGMENT_SIZE).is_some();
+        let is_lacking = !self.reserving.is_refused && self.lacking().any(is_open);
+        self.reserving.is_asked || is_lacking
+    }
+
+    /// Whether a checkpoint is to bring back places: there are few, and some wait for one.
+    pub fn lacks_places(&self) -> bool {
+        !self.freed.is_empty() && self.sure_bytes() < 2 * BlockSize::MAX.bytes()
+    }
+
     /// Space for data.
     pub fn space(&self, has_no_space: bool) -> Space {
         let size_bytes = self.allocator.size_bytes();
         let used_bytes = self.allocator.used_bytes() - self.freed_bytes;
-        let mut free_bytes = size_bytes.saturating_sub(used_bytes + self.reserve_bytes());
-        // The last of what is ready is for writes that have a version already.
-        let last_bytes = (self.reserving.size / 4).max(SEGMENT_SIZE);
+        let reserve_bytes = self.reserve_bytes();
+        let mut free_bytes = size_bytes.saturating_sub(used_bytes + reserve_bytes);
         if self.reserving.is_refused {
-            free_bytes = free_bytes.min(self.allocator.ready_bytes().saturating_sub(last_bytes));
+            let ready = self.allocator.ready_bytes();
+            free_bytes = free_bytes.min(ready.saturating_sub(self.last_bytes()));
         }
+        let sure_bytes = if has_no_space { 0 } else { free_bytes.min(self.sure_bytes()) };
+        // More may be on its way: space of the file system, or places that were freed.
+        let is_settled = || self.freed_bytes == 0 && !self.may_reserve();
         let full = has_no_space
             || free_bytes < BlockSize::MAX.bytes()
+            || (sure_bytes < BlockSize::MAX.bytes() && is_settled())
             || self.record_bytes() + format::disk::record_size(BlockSize::MAX, true) as u64
                 > self.record_bytes_max() / 8 * 7;
-        Space { size_bytes, used_bytes, free_bytes, full }
+        Space { size_bytes, used_bytes, free_bytes, sure_bytes, reserve_bytes, full }
     }
 
     /// Whether the block's record may become one with a place (`has_place`) or one without. It may
@@ -174,6 +216,7 @@ impl Parts {
             return self.allocator.release(location, block_size, false);
         }
         self.freed_bytes += block_size.bytes();
+        *self.returning(block_size, discard) += block_size.bytes();
         self.freed.push(Freed { location, block_size, discard });
     }
 
@@ -184,6 +227,7 @@ impl Parts {
             let (offset, size) = (self.place(block.location), block.block_size.bytes());
             if !block.discard {
                 self.freed_bytes -= size;
+                *self.returning(block.block_size, false) -= size;
                 self.allocator.release(block.location, block.block_size, false);
                 continue;
             }
@@ -216,6 +260,7 @@ impl Parts {
         self.discards_in_flight -= 1;
         for (location, block_size) in blocks {
             self.freed_bytes -= block_size.bytes();
+            *self.returning(block_size, true) -= block_size.bytes();
             self.allocator.release(location, block_size, true);
         }
         // What was punched may be what was missing.
@@ -235,14 +280,35 @@ impl Parts {
 
     /// Sizes of blocks that have too little space ready.
     fn lacking(&self) -> impl Iterator<Item = BlockSize> {
-        (BlockSize::MIN.shift()..=BlockSize::MAX.shift())
-            .filter(|shift| self.reserving.wanted & 1 << shift != 0)
-            .filter_map(BlockSize::from_shift)
+        sizes_in(self.reserving.wanted)
             .filter(|size| self.allocator.ready_bytes_of(*size) < 2 * self.reserving.size)
+    }
+
+    /// What comes back with the next checkpoint; what is punched comes back without space.
+    pub fn returning(&mut self, block_size: BlockSize, is_punched: bool) -> &mut u64 {
+        let comes_bare = is_punched && self.allocator.is_sparse();
+        let slot = if comes_bare { 0 } else { block_size.shift() as usize };
+        &mut self.returning_bytes[slot]
     }
 }
 
+/// Block sizes, given by the bits of their shifts.
+fn sizes_in(shifts: u32) -> impl Iterator<Item = BlockSize> {
+    (BlockSize::MIN.shift()..=BlockSize::MAX.shift())
+        .filter(move |shift| shifts & 1 << shift != 0)
+        .filter_map(BlockSize::from_shift)
+}
+
 impl Store {
+    /// Blocks of these sizes, and no others, are to be written: [`Space::sure_bytes`] is for them.
+    /// Requires: opened.
+    pub fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
+        let parts = self.parts_mut();
+        parts.expected = sizes.fold(0, |shifts, size| shifts | 1 << size.shift());
+        // A sparse file makes some of them ready ahead.
+        parts.reserving.wanted |= parts.expected;
+    }
+
     /// A block of this size may want a place: space is reserved for more of them.
     pub(crate) fn want_place(&mut self, block_size: BlockSize, effects: &mut Vec<Effect>) {
         let parts = self.parts_mut();

@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use base::{
-    BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version,
+    BlockSize, BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time,
+    UNIT_SIZE, Version,
 };
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
@@ -67,6 +68,10 @@ pub(crate) struct Parts {
     pub freed: Vec<Freed>,
     /// Bytes of all blocks that are freed but not to be allocated yet.
     pub freed_bytes: u64,
+    /// Of those, by the shift of their size, what needs only a checkpoint.
+    pub returning_bytes: [u64; BlockSize::MAX.shift() as usize + 1],
+    /// Sizes of the blocks of pools that have a part here, by shift.
+    pub expected: u32,
     /// Ranges to give back to the device before their blocks are allocated again.
     pub discards: VecDeque<Discard>,
     pub discards_in_flight: usize,
@@ -415,7 +420,7 @@ impl Store {
     pub fn space(&self) -> Space {
         match &self.parts {
             Some(parts) => parts.space(self.disk.has_no_space()),
-            None => Space { size_bytes: 0, used_bytes: 0, free_bytes: 0, full: false },
+            None => Space::default(),
         }
     }
 

@@ -294,14 +294,21 @@ impl Run {
     fn lease(&mut self) -> LeaseMessage {
         let stamp = u64::from(self.random.below(200));
         match self.random.below(3) {
-            0 => LeaseMessage::Renew { stamp, revisions: vec![(POOL, MapRevision::new(stamp))] },
+            0 => LeaseMessage::Renew {
+                stamp,
+                revisions: vec![(POOL, MapRevision::new(stamp))],
+                given_bytes: u64::from(self.random.below(4)) << 20,
+                owed_bytes: u64::from(self.random.below(2)) * u64::MAX,
+                is_wanting: self.random.below(2) == 0,
+            },
             1 => LeaseMessage::Surrender,
             _ => LeaseMessage::Granted {
                 stamp,
                 valid_ms: self.random.below(2) * 1_000,
                 lost: vec![(PG, Epoch::new(self.random.below(60)))],
                 is_full: self.random.below(2) == 0,
-                free_bytes: stamp,
+                is_short: self.random.below(2) == 0,
+                limit_bytes: stamp << 20,
             },
         }
     }

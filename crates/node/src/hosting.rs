@@ -37,8 +37,11 @@ impl Node {
             }
         }
         for osd in self.map.osds.values() {
-            self.leases.is_in_run(Member { osd: osd.id, incarnation: osd.incarnation });
+            let newest = Member { osd: osd.id, incarnation: osd.incarnation };
+            self.leases.is_in_run(newest);
+            self.rooms.is_in_run(now, newest);
         }
+        self.expect_blocks();
         self.note_is_old = true;
         self.saw_is_due = true;
         for pool in pools {
@@ -306,6 +309,10 @@ impl Node {
         for slot in 0..self.pgs.len() {
             if self.pgs[slot].entry().is_none() {
                 self.review(now, self.pgs[slot].id(), effects);
+            }
+            let has_part = |entry: &PgEntry| self.has_part(entry);
+            if !self.map.pg(self.pgs[slot].id()).is_some_and(has_part) {
+                self.pgs[slot].forget_lost();
             }
             self.pgs[slot].raise_floor(&mut self.actions);
             self.pgs[slot].drop_stuck_learners(&mut self.actions);

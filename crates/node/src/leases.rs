@@ -57,7 +57,6 @@ struct Held {
     valid_until: Option<Time>,
     /// PGs that the last grant was not for, and the epoch that the giver knows.
     lost: BTreeMap<PgId, Epoch>,
-    is_full: bool,
 }
 
 /// What this OSD granted another one.
@@ -78,15 +77,6 @@ struct Revoked {
     until: Time,
 }
 
-/// What a giver gives now.
-#[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// For how long.
-    pub span: Duration,
-    /// Its store takes no new data.
-    pub is_full: bool,
-}
-
 /// What a giver says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
@@ -96,8 +86,6 @@ pub struct Grant {
     pub valid_ms: u32,
     /// PGs that it is not for.
     pub lost: Vec<(PgId, Epoch)>,
-    /// The giver takes no new data.
-    pub is_full: bool,
 }
 
 impl Leases {
@@ -122,7 +110,6 @@ impl Leases {
                     sent: VecDeque::new(),
                     valid_until: None,
                     lost: BTreeMap::new(),
-                    is_full: false,
                 };
                 self.held.insert(giver.osd, held);
             }
@@ -163,7 +150,6 @@ impl Leases {
         let until = sent_at + Duration::from_millis(u64::from(grant.valid_ms));
         // A shorter span than before: the giver counts the longer one out, too.
         held.valid_until = held.valid_until.max(Some(until));
-        held.is_full = grant.is_full;
         let lost: BTreeMap<PgId, Epoch> = grant.lost.into_iter().collect();
         let was_lost = std::mem::replace(&mut held.lost, lost);
         Ok(!was_valid || was_lost.keys().any(|pg| !held.lost.contains_key(pg)))
@@ -184,11 +170,6 @@ impl Leases {
         held.lost.iter().any(|(pg, newest)| epoch_of(*pg).is_none_or(|epoch| epoch < *newest))
     }
 
-    /// Whether the giver takes no new data, as far as it told.
-    pub fn is_full(&self, giver: OsdId) -> bool {
-        self.held.get(&giver).is_some_and(|held| held.is_full)
-    }
-
     /// A holder wants a lease and acts on these revisions; `None`: it gets none. Revocations that
     /// it has taken note of are over, see [`Leases::is_revoked_until`].
     pub fn give(
@@ -197,7 +178,7 @@ impl Leases {
         holder: Member,
         stamp: u64,
         revisions: &[(PoolId, MapRevision)],
-        terms: Terms,
+        span: Duration,
     ) -> Option<Grant> {
         let given = self.given_to(holder)?;
         given.revoked.retain(|pg, revoked| {
@@ -207,13 +188,13 @@ impl Leases {
         if given.revoked.len() > LOST_COUNT_MAX {
             return None;
         }
-        given.until = given.until.max(now + giver_span(terms.span));
+        given.until = given.until.max(now + giver_span(span));
         let lost = match planted::on(Bug::StaleRevisionAccepted) {
             true => Vec::new(),
             false => given.revoked.iter().map(|(pg, revoked)| (*pg, revoked.epoch)).collect(),
         };
-        let valid_ms = u32::try_from(terms.span.as_millis()).unwrap_or(u32::MAX);
-        Some(Grant { stamp, valid_ms, lost, is_full: terms.is_full })
+        let valid_ms = u32::try_from(span.as_millis()).unwrap_or(u32::MAX);
+        Some(Grant { stamp, valid_ms, lost })
     }
 
     /// A holder says that it uses no lease any more, and will not.

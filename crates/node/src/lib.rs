@@ -38,6 +38,7 @@ mod node;
 mod notes;
 mod peers;
 mod requests;
+mod room;
 mod sessions;
 mod stats;
 mod witness;

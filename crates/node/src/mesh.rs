@@ -20,8 +20,9 @@ use format::wire::{
 
 use crate::Effect;
 use crate::lane::Lane;
-use crate::leases::{Grant, Terms, renew_every};
+use crate::leases::{Grant, giver_span, renew_every};
 use crate::node::Node;
+use crate::room::{Claim, Offer};
 
 /// A peer that has not said anything for so long is silent, and is said to be so as often.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
@@ -181,7 +182,8 @@ impl Node {
             Purpose::Lease => {
                 follower.heard_at = now;
                 self.leases.opened(member);
-                self.renew(now, member.osd, effects);
+                self.rooms.opened(member);
+                self.renew(now, member.osd, true, effects);
             }
         }
     }
@@ -509,16 +511,29 @@ impl Node {
     pub(crate) fn renew_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let osds: Vec<OsdId> = self.mesh.followers.keys().copied().collect();
         for osd in osds {
-            self.renew(now, osd, effects);
+            self.renew(now, osd, true, effects);
         }
     }
 
-    fn renew(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+    /// Renews leases of members that may have more room for data.
+    pub(crate) fn renew_for_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for osd in self.rooms.take_wanting() {
+            if self.mesh.followers.contains_key(&osd) {
+                self.renew(now, osd, false, effects);
+            }
+        }
+    }
+
+    fn renew(&mut self, now: Time, osd: OsdId, is_timely: bool, effects: &mut Vec<Effect>) {
         let Some(connection) = self.mesh.followers[&osd].lease.up() else { return };
         let stamp = self.leases.renew(now, osd);
         let revisions = self.map.pools.iter().map(|(pool, known)| (*pool, known.revision));
         let revisions = revisions.take(REVISION_COUNT_MAX).collect();
-        send_lease(connection, LeaseMessage::Renew { stamp, revisions }, effects);
+        let owed = self.pgs.iter().map(|pg| pg.owed_by(osd)).sum();
+        let claim = self.rooms.claim(osd, owed, is_timely);
+        let Claim { given_bytes, owed_bytes, is_wanting } = claim;
+        let renew = LeaseMessage::Renew { stamp, revisions, given_bytes, owed_bytes, is_wanting };
+        send_lease(connection, renew, effects);
     }
 
     /// This OSD leads nothing any more, and will not: nobody needs to wait for its leases.
@@ -538,13 +553,19 @@ impl Node {
         message: LeaseMessage,
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
-        let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, .. } = message else {
+        let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, is_short, limit_bytes } =
+            message
+        else {
             return Err("only grants are answers".into());
         };
         let follower = self.mesh.followers.get_mut(&giver.osd).expect("it has a connection");
         follower.heard_at = now;
-        let grant = Grant { stamp, valid_ms, lost, is_full };
+        let grant = Grant { stamp, valid_ms, lost };
         self.recheck |= self.leases.granted(now, giver.osd, grant)?;
+        let offer = Offer { limit_bytes, is_full, is_short };
+        if self.rooms.offered(giver.osd, offer) {
+            self.room_came();
+        }
         let map = &self.map;
         if self.leases.knows_newer(giver.osd, |pg| map.pg(pg).map(|entry| entry.epoch)) {
             self.map_is_behind(effects);
@@ -562,23 +583,30 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
         match message {
-            LeaseMessage::Renew { stamp, revisions } => {
+            LeaseMessage::Renew { stamp, revisions, given_bytes, owed_bytes, is_wanting } => {
                 let primary = self.mesh.primaries.get_mut(&holder.osd);
                 if let Some(primary) = primary.filter(|known| known.member == holder) {
                     primary.since = now;
                 }
-                let space = self.store.space();
-                let terms = Terms { span: self.lease_span(), is_full: space.full };
-                let grant = self.leases.give(now, holder, stamp, &revisions, terms);
+                let span = self.lease_span();
+                let grant = self.leases.give(now, holder, stamp, &revisions, span);
                 self.release(now, effects);
-                let Some(Grant { stamp, valid_ms, lost, is_full }) = grant else { return Ok(()) };
-                let free_bytes = space.free_bytes;
-                let grant = LeaseMessage::Granted { stamp, valid_ms, lost, is_full, free_bytes };
+                let Some(Grant { stamp, valid_ms, lost }) = grant else { return Ok(()) };
+                self.settle_rooms(now);
+                let claim = Claim { given_bytes, owed_bytes, is_wanting };
+                let space = self.space();
+                let until = now + giver_span(span);
+                let offer = self.rooms.offer(now, holder, claim, until, space)?;
+                let Offer { limit_bytes, is_full, is_short } = offer;
+                let grant =
+                    LeaseMessage::Granted { stamp, valid_ms, lost, is_full, is_short, limit_bytes };
                 send_lease(connection, grant, effects);
+                self.room_came();
                 Ok(())
             }
             LeaseMessage::Surrender => {
                 self.leases.surrendered(holder);
+                self.rooms.surrendered(now, holder);
                 self.release(now, effects);
                 Ok(())
             }

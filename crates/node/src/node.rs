@@ -23,6 +23,7 @@ use crate::mesh::Mesh;
 use crate::notes::{ClusterNote, PoolNote};
 use crate::peers::Peers;
 use crate::requests::Requests;
+use crate::room::Rooms;
 use crate::sessions::Sessions;
 use crate::stats::Stats;
 use crate::{Effect, Event, Identity, Settings, StopReason};
@@ -42,6 +43,9 @@ pub struct Node {
     pub(crate) connections: ConnectionIds,
     pub(crate) mesh: Mesh,
     pub(crate) leases: Leases,
+    pub(crate) rooms: Rooms,
+    /// A request waits until it is known whether a member has room for it.
+    pub(crate) waits_for_room: bool,
     /// The longest span of a lease that this OSD may have given in any run, as its store has noted.
     lease_noted: Duration,
     pub(crate) peers: Peers,
@@ -164,6 +168,8 @@ impl Node {
             connections: ConnectionIds::default(),
             mesh: Mesh::default(),
             leases: Leases::new(now, LEASE_DEFAULT),
+            rooms: Rooms::new(now),
+            waits_for_room: false,
             lease_noted: LEASE_DEFAULT,
             peers: Peers::default(),
             budget: Budget::default(),
@@ -530,6 +536,9 @@ impl Node {
                 self.waits_for_store = false;
                 self.recheck = true;
             }
+            if self.waits_for_room && self.rooms.has_come_here(self.space()) {
+                self.room_came();
+            }
             let is_drained = !self.requests.any_started() || self.drain_until <= now;
             if self.phase == Phase::Draining && is_drained {
                 self.phase = Phase::Syncing;
@@ -554,6 +563,7 @@ impl Node {
         }
         self.tell_new_needs(effects);
         self.send_saw(effects);
+        self.renew_for_room(now, effects);
     }
 
     fn take_store_effects(&mut self, now: Time, effects: &mut Vec<Effect>) {
@@ -606,6 +616,7 @@ impl Node {
         }
         self.phase = Phase::Running;
         self.leases = Leases::new(now, self.lease_noted);
+        self.rooms = Rooms::new(now);
         self.report_at = now + self.report_every();
         self.link.stage = LinkStage::Down { until: now };
         self.move_link(now, effects);

@@ -167,6 +167,11 @@ impl Node {
         if is_query {
             self.peers.heard_over.insert(pg, (epoch, connection));
         }
+        if !self.has_room_for_copy(now, slot, &body) {
+            self.pgs[slot].refuse_copy(&mut self.actions);
+            self.carry_out(now, slot, effects);
+            return Ok(());
+        }
         let result = self.pgs[slot].peer_said(leader.osd, body, &mut self.actions);
         self.carry_out(now, slot, effects);
         result

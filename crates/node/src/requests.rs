@@ -22,6 +22,7 @@ use slab::Slab;
 
 use crate::Effect;
 use crate::node::{Node, Phase};
+use crate::room::Room;
 use crate::sessions::Arrival;
 use crate::stats::Work;
 
@@ -55,6 +56,8 @@ struct Started {
     binding: u32,
     /// What is counted of it.
     work: Option<Work>,
+    /// What the members are to have room for.
+    room_bytes: u64,
 }
 
 /// What a request is judged by.
@@ -239,7 +242,7 @@ impl Node {
             return Verdict::Wait;
         }
         match self.pgs[slot].serving() {
-            Serving::Active if self.is_leased(now, slot) => Verdict::Serve(slot),
+            Serving::Active if self.is_leased(now, slot) => self.judge_room(now, slot, scope),
             Serving::Idle { .. } if self.peers.waiting.contains(&scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
             _ => Verdict::Wait,
@@ -257,10 +260,21 @@ impl Node {
         pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
     }
 
-    /// Whether the store of any member of the PG in `slot` takes no new data.
-    fn is_full(&self, slot: usize) -> bool {
-        let mut givers = self.pgs[slot].lease_givers().iter();
-        self.store.space().full || givers.any(|osd| self.leases.is_full(*osd))
+    /// Whether all members have room for what a request brings: once it has a version it must fit.
+    fn judge_room(&mut self, now: Time, slot: usize, scope: &Scope) -> Verdict {
+        match self.room_for(now, slot, self.room_bytes(slot, scope)) {
+            Room::Enough => Verdict::Serve(slot),
+            Room::Full => Verdict::Refuse(Refusal::Full),
+            Room::Unknown => {
+                self.waits_for_room = true;
+                Verdict::Wait
+            }
+        }
+    }
+
+    /// What a request may take of each member.
+    fn room_bytes(&self, slot: usize, scope: &Scope) -> u64 {
+        if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
     }
 
     /// Nobody but the operator ends the wait of a PG that lost data nobody else has: its clients
@@ -323,10 +337,21 @@ impl Node {
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let started = Started { connection, session, sequence, scope, epoch, bytes, binding, work };
+        let room_bytes = self.room_bytes(slot, &scope);
+        self.take_room(slot, room_bytes);
+        let started = Started {
+            connection,
+            session,
+            sequence,
+            scope,
+            epoch,
+            bytes,
+            binding,
+            work,
+            room_bytes,
+        };
         let ticket = Ticket(self.requests.started.insert(started) as u32);
-        let full = scope.writes_data && self.is_full(slot);
-        self.pgs[slot].execute(ticket, op, full, &mut self.actions);
+        self.pgs[slot].execute(ticket, op, &mut self.actions);
         self.carry_out(now, slot, effects);
     }
 
@@ -340,7 +365,18 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         let started = self.requests.started.remove(ticket.0 as usize);
-        let Started { connection, session, sequence, scope, epoch, bytes, binding, work } = started;
+        let Started {
+            connection,
+            session,
+            sequence,
+            scope,
+            epoch,
+            bytes,
+            binding,
+            work,
+            room_bytes,
+        } = started;
+        self.end_own_room(room_bytes);
         if is_as_of_now(&outcome, scope.writes_data) {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);

@@ -23,6 +23,7 @@ use super::compare::{Page, check_list};
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Contact, Lead};
 use super::units::{Held, Units};
+use super::write::Write;
 use super::{Action, MemberSet, Need, NewerFor, Pg, Serving};
 
 /// A learner whose blocks beyond the end of its epoch are being listed.
@@ -56,6 +57,8 @@ pub struct Filler {
     filled_count: usize,
     progress_is_open: bool,
     is_bound: bool,
+    /// Once it is bound: writes before this one may have been begun without room promised by it.
+    bound_at: u64,
     done_bytes: u64,
     unanswered: Unanswered,
 }
@@ -107,6 +110,7 @@ impl Filler {
             filled_count: 0,
             progress_is_open: false,
             is_bound: false,
+            bound_at: 0,
             done_bytes: 0,
             unanswered: Unanswered::default(),
         }
@@ -124,6 +128,11 @@ impl Filler {
             Phase::Before => self.filling.since,
             Phase::Behind => self.filling.complete,
         }
+    }
+
+    /// Writes that it was sent and has not answered.
+    pub fn unanswered_count(&self) -> usize {
+        self.unanswered.writes.len()
     }
 
     fn open_count(&self) -> usize {
@@ -631,8 +640,9 @@ impl Pg {
 
     /// The learner has everything: from now on nothing is acknowledged without it.
     fn bind(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let bound_at = self.queued_next;
         let Some(filler) = self.filler(index) else { return };
-        filler.is_bound = true;
+        (filler.is_bound, filler.bound_at) = (true, bound_at);
         self.required.add(index);
         let lead = self.lead();
         lead.lease_givers.push(lead.peers[index].member.osd);
@@ -648,9 +658,26 @@ impl Pg {
         let Some(filler) = &mut peer.filler else { return };
         filler.progress_is_open = false;
         if filler.is_bound {
-            actions.push(Action::Need(Need::Complete(peer.member)));
+            lead.unreported.add(index);
+            self.report_complete(actions);
         } else {
             self.pump(actions);
+        }
+    }
+
+    /// Reports learners that have everything, once all writes that were begun before they were bound
+    /// have ended: those were begun without knowing whether there is room for them.
+    pub(crate) fn report_complete(&mut self, actions: &mut Vec<Action>) {
+        let Pg { lead, writes, serving, .. } = self;
+        let Some(lead) = lead.as_mut().filter(|_| *serving == Serving::Active) else { return };
+        for index in lead.unreported.iter() {
+            let peer = &lead.peers[index];
+            let Some(filler) = &peer.filler else { continue };
+            let is_before = |write: &Write| write.order < filler.bound_at && !write.is_hold();
+            if !writes.iter().any(|(_, write)| is_before(write)) {
+                actions.push(Action::Need(Need::Complete(peer.member)));
+                lead.unreported.take(index);
+            }
         }
     }
 }

@@ -48,6 +48,8 @@ pub struct Lead {
     pub asks: Slab<Ask>,
     /// So many fills may be under way.
     pub fills_max: usize,
+    /// Learners that have everything and are not reported yet.
+    pub unreported: MemberSet,
     /// Whose leases this primary needs.
     pub lease_givers: Vec<OsdId>,
 }
@@ -125,6 +127,7 @@ impl Lead {
             jobs: Slab::new(),
             asks: Slab::new(),
             fills_max: 0,
+            unreported: MemberSet::default(),
             lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
             peers,
         }
@@ -399,6 +402,7 @@ impl Pg {
         self.sent = acting;
         self.required = acting;
         self.serving = Serving::Active;
+        self.lost.clear();
         actions.push(Action::Activated);
         for index in learners {
             self.welcome(index, actions);

@@ -67,7 +67,7 @@ pub use record::Record;
 use changes::Changes;
 use delete::Deletion;
 use lead::Lead;
-use limits::COUNTER_MAX;
+use limits::{COUNTER_MAX, LOST_LOOKS_MAX};
 use member::Follow;
 use read::{Read, Wants};
 use stand::Stand;
@@ -367,6 +367,9 @@ pub struct Pg {
     changes: Changes,
     lead: Option<Box<Lead>>,
     follow: Option<Follow>,
+    /// Bytes of writes that members may lack, since the last epoch that was active here.
+    lost: BTreeMap<OsdId, u64>,
+    lost_looks: u32,
     /// Members that get every write.
     sent: MemberSet,
     /// Members without whose copies nothing is acknowledged.
@@ -420,6 +423,8 @@ impl Pg {
             changes: Changes::new(reach, shape.limits.change_count_max),
             lead: None,
             follow: None,
+            lost: BTreeMap::new(),
+            lost_looks: 0,
             sent: MemberSet::default(),
             required: MemberSet::default(),
             newest: Version::ZERO,
@@ -584,6 +589,12 @@ impl Pg {
                 _ => Call::Dropped,
             };
         }
+        let peers = self.lead.iter().flat_map(|lead| lead.peers.iter().enumerate());
+        let owed = peers.map(|(index, peer)| (peer.member.osd, self.owed_in_epoch(index, false)));
+        for (osd, bytes) in owed.filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>() {
+            *self.lost.entry(osd).or_default() += bytes;
+            self.lost_looks = 0;
+        }
         self.reads.clear();
         self.deletions.clear();
         self.writes.clear();
@@ -599,6 +610,47 @@ impl Pg {
         // Its slots are those of writes that are forgotten.
         self.window = Window::new(0);
         self.syncs = Syncs::default();
+    }
+
+    /// As primary: bytes of new data, whole blocks, that this member may still have to store: of
+    /// writes that were begun and that it has not answered, in this epoch or, where none was activated
+    /// since, in earlier ones.
+    pub fn owed_by(&self, osd: OsdId) -> u64 {
+        let lost = self.lost.get(&osd).copied().unwrap_or(0);
+        let index = self.lead.as_ref().and_then(|lead| lead.index_of(osd));
+        lost + index.map_or(0, |index| self.owed_in_epoch(index, true))
+    }
+
+    fn owed_in_epoch(&self, index: usize, counts_begun: bool) -> u64 {
+        let lead = self.lead.as_ref().expect("this OSD leads the epoch");
+        let late = lead.peers[index].filler.as_ref().map_or(0, |filler| filler.unanswered_count());
+        let writes = self.writes.iter().map(|(_, write)| write);
+        let count = match late {
+            // A learner's are counted where they are sent.
+            _ if lead.acting.has(index) => writes.filter(|write| write.is_missing(index)).count(),
+            late => late,
+        };
+        let begun = self.writes.iter().filter(|(_, write)| counts_begun && write.may_bring_data());
+        (count + begun.count()) as u64 * self.shape.block_size.bytes()
+    }
+
+    /// Whether the newest entry that it entered is active here: every write that was begun in earlier
+    /// epochs has come, or will not.
+    pub fn is_activated(&self) -> bool {
+        match (&self.lead, &self.follow) {
+            (Some(_), _) => self.serving == Serving::Active,
+            (None, Some(follow)) => follow.is_active(),
+            (None, None) => false,
+        }
+    }
+
+    /// This OSD has no part in the PG. What it began there is settled by others: that takes no
+    /// longer than some of these calls, which come now and then.
+    pub fn forget_lost(&mut self) {
+        self.lost_looks += 1;
+        if self.lost_looks > LOST_LOOKS_MAX {
+            self.lost.clear();
+        }
     }
 
     /// Goes on with what waits until nothing is under way at the store.
@@ -661,10 +713,10 @@ impl Pg {
         self.writes.len() + self.reads.len() + self.deletions.len() + syncs
     }
 
-    /// Begins an operation; ends with exactly one [`Action::Reply`]. `full`: the store has no room
-    /// for new data, so a write is refused before it gets a version.
-    /// Requires: the PG is active, and the operation was sent for its epoch.
-    pub fn execute(&mut self, ticket: Ticket, op: Op, full: bool, actions: &mut Vec<Action>) {
+    /// Begins an operation; ends with exactly one [`Action::Reply`].
+    /// Requires: the PG is active, and the operation was sent for its epoch; this OSD and all of
+    /// [`Pg::lease_givers`] have room for a whole block, if it writes data.
+    pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
         assert!(matches!(self.serving, Serving::Active));
         if let Err(refusal) = self.check(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });
@@ -677,9 +729,6 @@ impl Pg {
             }
             Op::Extents { place, parents } => {
                 self.read(ticket, self.key(place), parents, Wants::Allocation, actions);
-            }
-            Op::Write { .. } if full => {
-                actions.push(Action::Reply { ticket, outcome: Err(Refusal::Full) });
             }
             Op::Write { place, offset, checksums, data, expected, lazy } => {
                 let lazy = lazy && self.may_be_lazy();
@@ -848,6 +897,11 @@ impl Pg {
     fn check_filling(&self, filling: &Filling) -> Result<(), String> {
         self.check_version(filling.complete)?;
         self.check_version(filling.since)
+    }
+
+    /// Block size of its pool.
+    pub fn block_size(&self) -> BlockSize {
+        self.shape.block_size
     }
 
     /// Hashes of its blocks, both ends included.

@@ -49,6 +49,8 @@ impl Limits {
     };
 }
 
+/// So many looks after this OSD lost its part in a PG, others have settled what it began.
+pub const LOST_LOOKS_MAX: u32 = 10;
 /// Most blocks that are brought to the acting members at once.
 pub const ADOPTIONS_MAX: usize = 8;
 /// Highest counter of a version: more writes than any PG ever sees.

@@ -74,6 +74,11 @@ impl Follow {
         self.mark
     }
 
+    /// Whether the epoch is activated here.
+    pub fn is_active(&self) -> bool {
+        self.stage == FollowStage::Active
+    }
+
     /// Whether it holds everything and takes part.
     pub fn is_acting(&self) -> bool {
         !self.is_learner && self.stage == FollowStage::Active
@@ -193,6 +198,9 @@ impl Pg {
             return Err("a learner, and only a learner, is filled".into());
         }
         follow.stage = FollowStage::Active;
+        // Whatever was begun before has come to all members.
+        self.lost.clear();
+        let follow = self.follow();
         if !follow.is_learner {
             follow.next = Some(next_version(adopted, entry.epoch));
             follow.mark = adopted;
@@ -422,6 +430,13 @@ impl Pg {
     pub(crate) fn synced_for_peer(&mut self, call: u32, actions: &mut Vec<Action>) {
         if self.follow().stage == FollowStage::Active {
             self.answer(PeerBody::Synced { call }, actions);
+        }
+    }
+
+    /// The node has no room for a copy that the primary sends: nobody promised any.
+    pub fn refuse_copy(&mut self, actions: &mut Vec<Action>) {
+        if self.follow.is_some() {
+            self.cannot_follow("its store has no room for a copy", actions);
         }
     }
 

@@ -41,7 +41,6 @@ pub struct Bench {
     pub versions: Vec<Version>,
     pub activated: u32,
     pub needs: Vec<Need>,
-    pub full: bool,
 }
 
 fn shape() -> Shape {
@@ -144,7 +143,6 @@ impl Bench {
             versions: Vec::new(),
             activated: 0,
             needs: Vec::new(),
-            full: false,
         }
     }
 
@@ -157,7 +155,7 @@ impl Bench {
 
     pub fn start(&mut self, ticket: u32, op: Op) {
         let mut actions = Vec::new();
-        self.pg.execute(Ticket(ticket), op, self.full, &mut actions);
+        self.pg.execute(Ticket(ticket), op, &mut actions);
         self.carry_out(actions);
     }
 
@@ -492,15 +490,6 @@ fn a_damaged_unit_can_be_discarded() {
     assert_eq!(bench.run(read(0, 1)), Err(Refusal::Damaged { units: vec![1] }));
     assert_eq!(bench.run(zero(0, 1)), written(version(1, 2)));
     assert_eq!(bench.read_bytes(read(0, 1), 1), [0]);
-}
-
-#[test]
-fn a_full_store_refuses_writes_before_they_get_a_version() {
-    let mut bench = Bench::new();
-    bench.run(write(0, 1, 1)).unwrap();
-    bench.full = true;
-    assert_eq!(bench.run(write(1, 1, 1)), Err(Refusal::Full));
-    assert_eq!(bench.run(zero(0, 1)), written(version(1, 2)), "deletes always work");
 }
 
 #[test]

@@ -88,6 +88,24 @@ impl Write {
             _ => None,
         }
     }
+
+    /// Whether it has no version yet, and may bring data.
+    pub fn may_bring_data(&self) -> bool {
+        matches!(self.kind, WriteKind::Write { .. })
+    }
+
+    /// Whether it changes nothing.
+    pub fn is_hold(&self) -> bool {
+        matches!(self.issuer, WriteFor::Job(_))
+    }
+
+    /// Whether it has its version, and this member did not answer it.
+    pub fn is_missing(&self, index: usize) -> bool {
+        match self.stage {
+            WriteStage::Replicate { missing, .. } => missing.has(index),
+            _ => false,
+        }
+    }
 }
 
 impl WriteKind {
@@ -425,6 +443,9 @@ impl Pg {
         let write = self.writes.remove(slot);
         let removed = self.queue.remove(&(write.key, write.order));
         assert!(removed == Some(slot));
+        if self.lead.as_ref().is_some_and(|lead| !lead.unreported.is_empty()) {
+            self.report_complete(actions);
+        }
         match (write.issuer, outcome) {
             (WriteFor::Client(ticket), Some(outcome)) => {
                 actions.push(Action::Reply { ticket, outcome });

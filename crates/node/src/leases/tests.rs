@@ -6,7 +6,6 @@ use super::*;
 
 const PG: PgId = PgId { pool: PoolId::FIRST, number: 3 };
 const SPAN: Duration = Duration::from_millis(300);
-const TERMS: Terms = Terms { span: SPAN, is_full: false };
 
 fn at(milliseconds: u64) -> Time {
     Time::ZERO + Duration::from_millis(milliseconds)
@@ -39,7 +38,7 @@ fn running() -> Leases {
 
 /// Gives a lease and lets the holder have it.
 fn pass(giver: &mut Leases, now: Time, holder: Member, revision: u64) -> Option<Grant> {
-    giver.give(now, holder, 1, &acts_on(revision), TERMS)
+    giver.give(now, holder, 1, &acts_on(revision), SPAN)
 }
 
 #[test]
@@ -49,7 +48,7 @@ fn a_lease_is_valid_from_sending_for_its_span() {
     holder.opened(giver);
     assert!(!holds(&holder, at(1_000)));
     let stamp = holder.renew(at(1_000), giver.osd);
-    let grant = Grant { stamp, valid_ms: 300, lost: Vec::new(), is_full: false };
+    let grant = Grant { stamp, valid_ms: 300, lost: Vec::new() };
     assert_eq!(holder.granted(at(1_250), giver.osd, grant), Ok(true));
     assert!(holds(&holder, at(1_299)));
     assert!(!holds(&holder, at(1_300)), "counted from sending");
@@ -67,7 +66,7 @@ fn a_lost_renewal_or_answer_costs_nothing_while_others_come() {
         let stamp = holder.renew(now, giver.osd);
         // Two of three are lost.
         if step % 3 == 0 {
-            let grant = Grant { stamp, valid_ms: 301, lost: Vec::new(), is_full: false };
+            let grant = Grant { stamp, valid_ms: 301, lost: Vec::new() };
             holder.granted(now, giver.osd, grant).unwrap();
             valid_since.get_or_insert(now);
         }
@@ -82,7 +81,7 @@ fn an_answer_that_comes_late_or_twice_makes_nothing_longer() {
     holder.opened(giver);
     let first = holder.renew(at(1_000), giver.osd);
     let second = holder.renew(at(1_100), giver.osd);
-    let grant = |stamp| Grant { stamp, valid_ms: 300, lost: Vec::new(), is_full: false };
+    let grant = |stamp| Grant { stamp, valid_ms: 300, lost: Vec::new() };
     assert_eq!(holder.granted(at(1_150), giver.osd, grant(second)), Ok(true));
     assert_eq!(holder.granted(at(1_390), giver.osd, grant(first)), Ok(false));
     assert_eq!(holder.granted(at(1_390), giver.osd, grant(second)), Ok(false));
@@ -99,7 +98,7 @@ fn an_answer_of_a_connection_that_is_gone_is_worth_nothing() {
     holder.opened(giver);
     let stamp = holder.renew(at(1_000), giver.osd);
     holder.opened(giver);
-    let grant = Grant { stamp, valid_ms: 300, lost: Vec::new(), is_full: false };
+    let grant = Grant { stamp, valid_ms: 300, lost: Vec::new() };
     assert_eq!(holder.granted(at(1_010), giver.osd, grant.clone()), Ok(false));
     assert!(!holder.holds(at(1_010), giver, PG, Epoch::new(1)));
     // A lease of the same run outlives its connection, one of another run does not.
@@ -175,16 +174,13 @@ fn a_pg_that_is_granted_again_wakes_who_waits() {
     holder.opened(giver);
     let say = |holder: &mut Leases, now, lost: Vec<(PgId, Epoch)>| {
         let stamp = holder.renew(now, giver.osd);
-        holder.granted(now, giver.osd, Grant { stamp, valid_ms: 300, lost, is_full: true })
+        holder.granted(now, giver.osd, Grant { stamp, valid_ms: 300, lost })
     };
     assert_eq!(say(&mut holder, at(1_000), vec![(PG, Epoch::new(6))]), Ok(true));
     assert_eq!(say(&mut holder, at(1_100), vec![(PG, Epoch::new(6))]), Ok(false));
     assert_eq!(say(&mut holder, at(1_200), Vec::new()), Ok(true));
     assert_eq!(say(&mut holder, at(1_300), Vec::new()), Ok(false));
     assert_eq!(say(&mut holder, at(1_700), Vec::new()), Ok(true), "it had run out");
-    assert!(holder.is_full(giver.osd));
-    holder.drop_held(giver.osd);
-    assert!(!holder.is_full(giver.osd));
 }
 
 #[test]
@@ -270,7 +266,7 @@ fn what_is_said_of_a_pool_that_is_gone_is_forgotten() {
     pass(&mut giver, at(1_000), old, 50).unwrap();
     giver.revoke(&entry(5, &[old, me]), &entry(6, &[me]));
     giver.forget_pool(PG.pool);
-    assert_eq!(giver.give(at(1_010), old, 2, &[], TERMS).unwrap().lost, []);
+    assert_eq!(giver.give(at(1_010), old, 2, &[], SPAN).unwrap().lost, []);
 }
 
 /// A holder and two givers, with clocks of their own and a network that loses: at no moment do an
@@ -310,7 +306,7 @@ fn two_primaries_never_serve_at_the_same_time() {
             }
             while renewals.front().is_some_and(|(at, _)| *at <= real) {
                 let (_, stamp) = renewals.pop_front().unwrap();
-                let grant = giver.give(now_giver, old, stamp, &acts_on(50), TERMS).unwrap();
+                let grant = giver.give(now_giver, old, stamp, &acts_on(50), SPAN).unwrap();
                 if below(5) > 0 {
                     grants.push_back((real + delay, grant));
                 }

@@ -64,6 +64,8 @@ pub struct Cluster {
     /// Messages of PGs that OSDs have sent each other.
     pub peer_message_count: u64,
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
+    /// Messages of leases that were sent.
+    pub lease_count: usize,
 }
 
 pub fn osd(index: usize) -> OsdId {
@@ -126,6 +128,7 @@ impl Cluster {
             sequence: 0,
             peer_message_count: 0,
             replies: BTreeMap::new(),
+            lease_count: 0,
         };
         for host in 0..count {
             cluster.start(host);
@@ -274,6 +277,7 @@ impl Cluster {
                     return self.monitor_hears(host, serde_json::from_str(&text).unwrap());
                 }
                 self.peer_message_count += u64::from(matches!(message, Message::Peer(_)));
+                self.lease_count += usize::from(matches!(message, Message::Lease(_)));
                 let event = NetEvent::Received { connection, message };
                 self.moving.push_back((host, to, Event::Net(event)));
             }

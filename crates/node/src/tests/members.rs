@@ -29,6 +29,22 @@ fn what_is_written_is_on_every_member() {
 }
 
 #[test]
+fn writes_within_what_a_member_promised_cost_no_message_for_room() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    let promised = base::BlockSize::MAX.bytes() / 2;
+    let count = promised / base::BlockSize::MIN.bytes();
+    let mut asked_count = 0;
+    for stripe in 0..4 * count {
+        let before = cluster.lease_count;
+        assert!(is_written(&cluster.ask(0, write_in(place(1, stripe as u32), 0, 1, 7))));
+        asked_count += usize::from(cluster.lease_count > before);
+        assert!(cluster.lease_count - before <= 2, "one asks, one answers");
+    }
+    assert!((1..=4).contains(&asked_count), "{asked_count} of {} asked", 4 * count);
+}
+
+#[test]
 fn a_member_that_dies_is_told_at_once_and_the_pg_waits_for_the_next_entry() {
     let mut cluster = Cluster::serving(3);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
@@ -412,11 +428,14 @@ fn nothing_is_removed_for_a_map_that_is_older_than_what_the_osd_has_noted() {
 fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     let mut cluster = Cluster::serving(2);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
-    let giver = cluster.entry.acting[1];
-    let (now, node) = (cluster.now, cluster.hosts[0].node.as_mut().unwrap());
-    let stamp = node.leases.renew(now, giver.osd);
-    let grant = crate::leases::Grant { stamp, valid_ms: 300, lost: Vec::new(), is_full: true };
-    node.leases.granted(now, giver.osd, grant).unwrap();
+    let giver = cluster.entry.acting[1].osd;
+    let node = cluster.hosts[0].node.as_mut().unwrap();
+    // It uses all that it was promised, and is told that there is no more.
+    let claim = node.rooms.claim(giver, 0, true);
+    let offer = crate::room::Offer { limit_bytes: 0, is_full: true, is_short: true };
+    node.rooms.offered(giver, offer);
+    let claim_after = node.rooms.claim(giver, 0, true);
+    assert!(claim_after.given_bytes > claim.given_bytes, "it gave back what it did not use");
     assert_eq!(cluster.ask(0, write(0, 1, 8)), Err(Refusal::Full));
     let zero = Op::Zero { place: place(1, 0), offset: 0, length: UNIT, lazy: false };
     assert!(is_written(&cluster.ask(0, zero)));
@@ -492,7 +511,8 @@ fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
             valid_ms: u32::MAX,
             lost: Vec::new(),
             is_full: true,
-            free_bytes: 0,
+            is_short: true,
+            limit_bytes: 0,
         };
         for message in [Message::Lease(Box::new(granted)), Message::Control("{}".into())] {
             number += 1;

@@ -529,7 +529,7 @@ impl World {
         let number = self.history.begin(kind, epoch.expect("it serves"));
         self.trace(|_| format!("{at} begins {number}: {text}"));
         self.open.insert((at, ticket), number);
-        self.with(at, |pg, actions| pg.execute(ticket, op, false, actions));
+        self.with(at, |pg, actions| pg.execute(ticket, op, actions));
         number
     }
 

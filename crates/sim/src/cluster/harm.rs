@@ -58,6 +58,7 @@ impl World {
         // A frame that is damaged ends an epoch, and the next one may come 5 s later.
         self.net.set_weather(self.plan.weather.calm());
         let (since, look_at) = (self.now, self.now);
+        self.watch.has_refused_room = false;
         self.truce = Some(Truce { since, look_at, whole_since: None, strikes });
     }
 
@@ -67,7 +68,15 @@ impl World {
             return Ok(());
         }
         let lack = self.what_members_lack();
-        if let Some(lack) = lack.as_ref().filter(|_| self.now.since(truce.since) > TRUCE_MAX) {
+        let is_over = self.now.since(truce.since) > TRUCE_MAX;
+        if is_over && lack.is_some() && self.has_full_member() {
+            // Not all copies find room: nothing is taken from those that are there.
+            self.trace.line(format_args!("{:?} copies without room", self.now));
+            self.truce = None;
+            self.faults = self.plan.faults;
+            return Ok(());
+        }
+        if let Some(lack) = lack.as_ref().filter(|_| is_over) {
             return Err(format!("without faults the cluster does not get whole: {lack}"));
         }
         let whole_since = lack.is_none().then(|| truce.whole_since.unwrap_or(self.now));

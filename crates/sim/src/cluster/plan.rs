@@ -265,9 +265,7 @@ struct Shape {
 
 impl Shape {
     fn draw(random: &mut Random, fill: bool) -> Shape {
-        // Several primaries may give more versions at once than a nearly full member has room for:
-        // that is not mended yet, see the limits in `docs/proof.md`.
-        let copies = if fill { 1 } else { [1, 1, 2, 2, 2, 3, 3][random.index(7)] };
+        let copies = [1, 1, 2, 2, 2, 3, 3][random.index(7)];
         let least = u64::from(copies);
         let osd_count = if fill { least } else { random.range(least..7) };
         let host_count = random.range(least..osd_count + 1);

@@ -77,6 +77,8 @@ pub struct Watch {
     fillings: BTreeMap<(PgId, usize), Epoch>,
     /// Images of which a learner was given units as damaged.
     damage_given: BTreeSet<ImageId>,
+    /// A member had no room for its part in a PG.
+    pub has_refused_room: bool,
     /// When the holder asked, on its clock.
     renewals: BTreeMap<(usize, usize, u64), Time>,
     /// Until when the holder has a lease from the giver, on its clock.
@@ -205,8 +207,8 @@ impl Watch {
                 }
             }
             PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
+            PeerBody::Failed { why } => self.has_refused_room |= why.contains("no room"),
             PeerBody::Query { .. }
-            | PeerBody::Failed { .. }
             | PeerBody::Listed { .. }
             | PeerBody::Fetched { .. }
             | PeerBody::Repaired { .. }
@@ -642,14 +644,21 @@ mod tests {
         let mut watch = Watch::default();
         let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
         for (asked, answered, stamp) in [(0, 10, 1), (100, 110, 2), (500, 520, 3)] {
-            let renew = LeaseMessage::Renew { stamp, revisions: Vec::new() };
+            let renew = LeaseMessage::Renew {
+                stamp,
+                revisions: Vec::new(),
+                given_bytes: 0,
+                owed_bytes: 0,
+                is_wanting: false,
+            };
             watch.lease_asked(0, 1, &renew, at(asked));
             let granted = LeaseMessage::Granted {
                 stamp,
                 valid_ms: 300,
                 lost: Vec::new(),
                 is_full: false,
-                free_bytes: 1,
+                is_short: false,
+                limit_bytes: 1,
             };
             watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);
             watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);

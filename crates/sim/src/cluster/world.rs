@@ -318,44 +318,70 @@ impl World {
         })?;
         self.detach_all()?;
         self.plan_all_in();
-        self.wait_until_whole()?;
-        self.must_be_whole = self.plan.copies > 1;
+        let lack = self.wait_until_whole()?;
+        self.must_be_whole = self.plan.copies > 1 && lack.is_none();
         self.hold_drill()?;
         self.read_everything()?;
         for volume in &self.volumes {
             volume.check()?;
         }
-        if self.plan.copies > 1 {
-            let end = self.now + REST;
-            self.wait("time stands still", |world| world.now > end)?;
-            self.compare_members()?;
+        if self.plan.copies > 1 && lack.is_none() {
+            self.rest_and_compare()?;
         }
         self.plan_removal_of_all();
         self.wait("volumes cannot be removed, or leave something behind", |world| {
             world.operator.jobs.is_empty()
-        })
+        })?;
+        if lack.is_none() {
+            return Ok(());
+        }
+        // What was removed has made room for the copies of what is left.
+        match self.wait_until_whole()? {
+            Some(lack) => Err(format!("the cluster does not get whole: {lack}")),
+            None => self.rest_and_compare(),
+        }
     }
 
-    /// Waits until every PG has all of its copies.
-    pub(super) fn wait_until_whole(&mut self) -> Result<(), String> {
+    fn rest_and_compare(&mut self) -> Result<(), String> {
+        let end = self.now + REST;
+        self.wait("time stands still", |world| world.now > end)?;
+        self.compare_members()
+    }
+
+    /// Waits until every PG has all of its copies. What lacks, if disks are too full for that: each
+    /// member of a PG took what it had room for while the others were away.
+    pub(super) fn wait_until_whole(&mut self) -> Result<Option<String>, String> {
         self.wait_until_whole_for(Duration::ZERO)
     }
 
     /// Waits until it has been so for a while.
-    pub(super) fn wait_until_whole_for(&mut self, span: Duration) -> Result<(), String> {
+    pub(super) fn wait_until_whole_for(
+        &mut self,
+        span: Duration,
+    ) -> Result<Option<String>, String> {
         let end = self.now + PATIENCE;
+        self.watch.has_refused_room = false;
         let mut since = None;
         loop {
             match self.what_lacks() {
+                Some(lack) if self.now > end && self.has_full_member() => {
+                    self.trace.line(format_args!("{:?} copies without room", self.now));
+                    return Ok(Some(lack));
+                }
                 Some(lack) if self.now > end => {
                     return Err(format!("the cluster does not get whole: {lack}"));
                 }
                 Some(_) => since = None,
-                None if self.now.since(*since.get_or_insert(self.now)) >= span => return Ok(()),
+                None if self.now.since(*since.get_or_insert(self.now)) >= span => return Ok(None),
                 None => {}
             }
             self.step()?;
         }
+    }
+
+    /// Whether a member had no room for its copies lately.
+    pub(super) fn has_full_member(&self) -> bool {
+        self.plan.may_fill() && self.watch.has_refused_room
     }
 
     pub(super) fn detach_all(&mut self) -> Result<(), String> {
