@@ -129,6 +129,12 @@ impl Volume {
         self.attached().is_some_and(|attached| attached.lazy)
     }
 
+    /// Whether some PG has lost what it acknowledged, and has no room for it.
+    fn is_starved(&self) -> bool {
+        let mut gates = self.unsynced.values().filter_map(|unsynced| unsynced.gate);
+        gates.any(|gate| gate.is_starved)
+    }
+
     fn has_room(&self, weight: u64) -> bool {
         let fits = self.byte_count + weight <= BYTES_IN_FLIGHT_MAX;
         self.part_count < PARTS_IN_FLIGHT_MAX && (fits || self.part_count == 0)
@@ -554,9 +560,18 @@ impl ClientCore {
             if !volume.has_room(weight) {
                 return;
             }
-            let lazy = volume.is_lazy() && request.may_be_lazy();
+            let is_zero = matches!(request.kind, Kind::Zero { .. });
+            let mut lazy = volume.is_lazy() && request.may_be_lazy();
             if lazy && !self.has_room_to_keep(handle, weight) {
-                return;
+                if !self.volumes[&handle].is_starved() {
+                    return;
+                }
+                // It may be long before less is kept. Discards always work: one that is durable is not kept.
+                if !is_zero {
+                    self.fail(now, key, VolumeError::Full, effects);
+                    continue;
+                }
+                lazy = false;
             }
             let request = &mut self.requests[key];
             let volume = self.volumes.get_mut(&handle).expect("looked at above");
@@ -585,6 +600,8 @@ impl ClientCore {
                 weight,
                 lazy,
                 is_replay: false,
+                is_overlaid: false,
+                is_noted: false,
             });
             self.enter_stripe(now, part, effects);
         }

@@ -6,9 +6,14 @@
 //!                         requests of the PG wait in `Stage::Behind` ──────────────▶ route again
 //! ```
 //!
+//! A write of a replay may be refused for want of room. If the PG holds what it would write, nothing is to be
+//! written. If it was lost, the replay waits for room, and meanwhile nothing else hangs: what is kept is
+//! laid over what reads find, discards are done by the replay, before its writes, and whatever else
+//! waits is refused as full.
+//!
 //! Invariants
 //!   1. Of a lazy volume nothing but a replay is on its way to a PG whose kept data is not all with
-//!      the newest known epoch; answers of older epochs count for nothing.
+//!      the newest known epoch, and reads over which it is laid; answers of older epochs count for nothing.
 //!   2. A replay never ends in an error: it is tried until it is done, or its session is over.
 
 use std::collections::VecDeque;
@@ -19,10 +24,10 @@ use base::{PgId, StripeIndex, Time};
 
 use crate::core::ClientCore;
 use crate::part::{Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
-use crate::request::{Flush, Kind, Request, RequestKey};
+use crate::request::{Flush, Found, Kind, Request, RequestKey};
 use crate::routes::{Route, Target};
 use crate::unsynced::{Content, Gate, Unsynced};
-use crate::{Effect, VolumeHandle};
+use crate::{Effect, VolumeError, VolumeHandle};
 
 /// Most parts of one replay under way.
 const REPLAY_PARTS_MAX: u32 = 32;
@@ -45,6 +50,7 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let part = &mut self.parts[key];
+        part.is_overlaid = false;
         if part.is_replay {
             return false;
         }
@@ -54,10 +60,18 @@ impl ClientCore {
         if unsynced.is_level(route.epoch) {
             return false;
         }
+        let is_starved = unsynced.gate.is_some_and(|gate| gate.is_starved);
+        if is_starved && part.reads_stripe() {
+            part.is_overlaid = true;
+            return false;
+        }
         part.stage = Stage::Behind(route.pg);
+        part.is_noted = false;
         unsynced.waiting.push(key);
         if unsynced.gate.is_none() {
-            self.begin_replay(now, handle, route, effects);
+            self.begin_replay(now, handle, route, false, effects);
+        } else if is_starved {
+            self.relieve(now, handle, route.pg, effects);
         }
         true
     }
@@ -106,6 +120,7 @@ impl ClientCore {
         now: Time,
         handle: VolumeHandle,
         route: Route,
+        is_starved: bool,
         effects: &mut Vec<Effect>,
     ) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
@@ -116,7 +131,7 @@ impl ClientCore {
         let rest = if is_new_epoch && !skips { unsynced.pieces() } else { VecDeque::new() };
         let replay = Replay { pg: route.pg, rest, is_synced: false };
         let request = self.requests.insert(Request::own(handle, Kind::Replay(replay)));
-        unsynced.gate = Some(Gate { epoch: route.epoch, request });
+        unsynced.gate = Some(Gate { epoch: route.epoch, request, is_starved });
         volume.request_count += 1;
         self.advance_replay(now, request, effects);
     }
@@ -132,22 +147,25 @@ impl ClientCore {
             let pg = replay.pg;
             let volume = self.volumes.get_mut(&handle).expect("it outlives its requests");
             let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
-            assert!(unsynced.gate.is_some_and(|gate| gate.request == key));
+            let gate = unsynced.gate.expect("it is shut while a replay is under way");
+            assert!(gate.request == key);
             if request.parts_open >= REPLAY_PARTS_MAX {
-                return;
+                break;
             }
             let (stripe, work) = match replay.rest.pop_front() {
                 Some((stripe, range, Content::Zeros)) => (stripe, Work::Zero { range }),
                 Some((stripe, range, Content::Data { data, checksums })) => {
                     (stripe, Work::Write { range, data, checksums })
                 }
-                None if request.parts_open > 0 => return,
+                None if request.parts_open > 0 => break,
                 None if unsynced.is_unsure && !replay.is_synced => {
                     replay.is_synced = true;
                     (StripeIndex::ZERO, Work::Sync { covers: 0 })
                 }
-                None => break,
+                None => return self.open_gate(now, key, effects),
             };
+            // Discards are answered as soon as they are done here: a durable one may be among them.
+            let lazy = !(gate.is_starved && matches!(work, Work::Zero { .. }));
             request.parts_open += 1;
             volume.part_count += 1;
             let part = self.parts.insert(Part {
@@ -163,12 +181,149 @@ impl ClientCore {
                 mismatch_count: 0,
                 is_astray: false,
                 weight: 0,
-                lazy: true,
+                lazy,
                 is_replay: true,
+                is_overlaid: false,
+                is_noted: false,
             });
             self.route(now, part, effects);
         }
-        self.open_gate(now, key, effects);
+        let Request { volume, kind: Kind::Replay(Replay { pg, .. }), .. } = self.requests[key]
+        else {
+            unreachable!("only a replay is advanced")
+        };
+        self.relieve(now, volume, pg, effects);
+    }
+
+    /// A write of a replay is refused for want of room: it needs none if the PG holds what it would write.
+    pub(crate) fn compare_instead(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let part = &mut self.parts[key];
+        assert!(part.is_replay);
+        let Work::Write { range, data, checksums } = &part.work else {
+            return self.delay(now, key, effects);
+        };
+        let (range, data, checksums) = (range.clone(), data.clone(), checksums.clone());
+        part.work = Work::Compare { range, data, checksums };
+        self.send_again(now, key, effects);
+    }
+
+    /// The PG does not hold what was to be written again, and has no room for it.
+    pub(crate) fn found_lost(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let part = &mut self.parts[key];
+        let (Stage::Sent { pg, .. }, Work::Compare { range, data, checksums }) =
+            (part.stage, &part.work)
+        else {
+            unreachable!("only a comparison finds that")
+        };
+        let (range, data, checksums) = (range.clone(), data.clone(), checksums.clone());
+        part.work = Work::Write { range, data, checksums };
+        let handle = part.volume;
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
+        unsynced.gate.as_mut().expect("a replay is under way").is_starved = true;
+        self.delay(now, key, effects);
+        self.relieve(now, handle, pg, effects);
+    }
+
+    /// Lets nothing hang behind a replay that finds no room.
+    fn relieve(&mut self, now: Time, handle: VolumeHandle, pg: PgId, effects: &mut Vec<Effect>) {
+        let of_pg = |core: &ClientCore| {
+            let unsynced = core.volumes.get(&handle)?.unsynced.get(&pg)?;
+            let gate = unsynced.gate.filter(|gate| gate.is_starved)?;
+            Some((gate, unsynced.waiting.clone()))
+        };
+        let Some((_, waiting)) = of_pg(self) else { return };
+        for key in waiting {
+            // The end of one may have ended others.
+            let waits = self.parts.get(key).is_some_and(|part| part.stage == Stage::Behind(pg));
+            if !waits {
+                continue;
+            }
+            let part = &self.parts[key];
+            let request = part.request;
+            if part.reads_stripe() {
+                self.send_again(now, key, effects);
+            } else if !matches!(part.work, Work::Zero { .. }) && !self.requests[request].is_own() {
+                self.fail(now, request, VolumeError::Full, effects);
+            }
+        }
+        let Some((gate, waiting)) = of_pg(self) else { return };
+        let is_zero = |(_, part): (PartKey, &Part)| {
+            part.request == gate.request && matches!(part.work, Work::Zero { .. })
+        };
+        let Kind::Replay(replay) = &self.requests[gate.request].kind else {
+            unreachable!("it is a replay's")
+        };
+        let zeros_wait =
+            replay.rest.front().is_some_and(|(.., content)| *content == Content::Zeros);
+        if !zeros_wait && !self.parts.iter().any(is_zero) {
+            // What was noted is durable in this epoch.
+            let is_done = |part: &Part| part.stage == Stage::Behind(pg) && part.is_noted;
+            if waiting.iter().any(|key| is_done(&self.parts[*key])) {
+                let volume = self.volumes.get_mut(&handle).expect("it has a gate");
+                volume.unsynced.get_mut(&pg).expect("it has a gate").forget_zeros();
+            }
+            for key in waiting {
+                if self.parts.get(key).is_some_and(is_done) {
+                    self.end_part(now, key, Found::Nothing, effects);
+                }
+            }
+        }
+        self.note_discards(now, handle, pg, effects);
+    }
+
+    /// Takes discards that wait behind a replay without room into what is kept: it has them done before it
+    /// writes, and writes nothing that they would take.
+    fn note_discards(
+        &mut self,
+        now: Time,
+        handle: VolumeHandle,
+        pg: PgId,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(route) = self.routes.find(pg.pool, Target::Pg(pg.number)) else { return };
+        let Some(volume) = self.volumes.get_mut(&handle) else { return };
+        let Some(unsynced) = volume.unsynced.get_mut(&pg) else { return };
+        let Some(gate) = unsynced.gate.filter(|gate| gate.is_starved) else { return };
+        // What was sent may wait for room there, and be done after a discard that overtakes it.
+        let is_sent = |(_, part): (PartKey, &Part)| {
+            part.request == gate.request && matches!(part.stage, Stage::Sent { .. })
+        };
+        if self.parts.iter().any(is_sent) {
+            return;
+        }
+        let mut is_any_new = false;
+        for key in unsynced.waiting.clone() {
+            let part = &mut self.parts[key];
+            let Work::Zero { range } = &part.work else { continue };
+            if !std::mem::replace(&mut part.is_noted, true) {
+                is_any_new = true;
+                volume.undurable_count += 1;
+                volume.undurable.insert(pg, volume.undurable_count);
+                unsynced.note_zeros(part.stripe, range.clone(), volume.undurable_count);
+            }
+        }
+        if is_any_new {
+            unsynced.gate = None;
+            self.drop_request(gate.request);
+            self.begin_replay(now, handle, route, true, effects);
+        }
+    }
+
+    /// Lays what is kept over what a read found that went past a replay. `None`: the replay is over, and
+    /// may have written after the read.
+    pub(crate) fn overlay(
+        &self,
+        key: PartKey,
+        units: Range<u32>,
+    ) -> Option<Vec<(Range<u32>, Content)>> {
+        let part = &self.parts[key];
+        let Stage::Sent { pg, epoch, .. } = part.stage else {
+            unreachable!("only what was sent is answered")
+        };
+        let unsynced = self.volumes[&part.volume].unsynced.get(&pg)?;
+        let gate = unsynced.gate.filter(|gate| gate.is_starved)?;
+        (gate.epoch == epoch).then(|| unsynced.kept_of(part.stripe, units).collect())
     }
 
     /// The PG has everything in its new epoch: what waited goes on.
@@ -229,7 +384,7 @@ impl ClientCore {
             }
         }
         for (handle, route) in due {
-            self.begin_replay(now, handle, route, effects);
+            self.begin_replay(now, handle, route, false, effects);
         }
     }
 

@@ -1,5 +1,7 @@
 //! OSDs: connecting to them, sending parts, and what their replies and refusals lead to.
 
+use std::ops::Range;
+
 use base::checksum::first_mismatch;
 use base::{
     Buffer, BufferPool, Checksum, ConnectionId, Incarnation, OsdId, Time, UNIT_SIZE, Version,
@@ -14,6 +16,7 @@ use crate::part::{MISMATCH_COUNT_MAX, PartKey, Patch, PatchStep, Stage, Work, ch
 use crate::request::{Found, push_extent};
 use crate::routes::Route;
 use crate::timers::Timer;
+use crate::unsynced::Content;
 use crate::{Effect, Extent, Piece, VolumeError};
 
 impl ClientCore {
@@ -243,16 +246,37 @@ impl ClientCore {
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
         match (&mut part.work, outcome) {
             (Work::Read { range }, Outcome::Read { checksums, data, .. }) => {
-                let units = units_around(range);
-                let found = match verify(units.len(), &checksums, &data) {
-                    Verdict::Zeros => Piece::Zeros(range.len() as u64),
-                    Verdict::Data => {
-                        let skip = (range.start - units.start) as usize;
-                        Piece::Data(data.slice(skip..skip + range.len()))
-                    }
+                let (units, range, is_overlaid) =
+                    (units_around(range), range.clone(), part.is_overlaid);
+                let mut found = match verify(units.len(), &checksums, &data) {
+                    Verdict::Zeros => None,
+                    Verdict::Data => Some(data),
                     Verdict::Mismatch => return self.mismatched(now, key, effects),
                 };
+                if is_overlaid {
+                    let Some(kept) = self.overlay(key, units.clone()) else {
+                        return self.send_again(now, key, effects);
+                    };
+                    found = overlaid(&self.pool, found, &units, kept);
+                }
+                let skip = (range.start - units.start) as usize;
+                let found = match found {
+                    None => Piece::Zeros(range.len() as u64),
+                    Some(data) => Piece::Data(data.slice(skip..skip + range.len())),
+                };
                 self.end_part(now, key, Found::Piece(found), effects);
+            }
+            (Work::Compare { data, .. }, Outcome::Read { checksums, data: found, .. }) => {
+                let is_same = match verify(data.len(), &checksums, &found) {
+                    Verdict::Zeros => data.iter().all(|byte| *byte == 0),
+                    Verdict::Data => data[..] == found[..],
+                    Verdict::Mismatch => return self.mismatched(now, key, effects),
+                };
+                if is_same {
+                    self.end_part(now, key, Found::Nothing, effects);
+                } else {
+                    self.found_lost(now, key, effects);
+                }
             }
             (Work::Patch(patch), Outcome::Read { version, checksums, data })
                 if matches!(patch.step, PatchStep::Read) =>
@@ -278,9 +302,16 @@ impl ClientCore {
                 self.acknowledged(key, durable);
                 self.end_part(now, key, Found::Nothing, effects);
             }
-            (Work::Extents { range }, Outcome::Extents { bitmap })
+            (Work::Extents { range }, Outcome::Extents { mut bitmap })
                 if bitmap.len() * 64 >= (range.end as usize).div_ceil(UNIT_SIZE as usize) =>
             {
+                let range = range.clone();
+                if part.is_overlaid {
+                    let Some(kept) = self.overlay(key, units_around(&range)) else {
+                        return self.send_again(now, key, effects);
+                    };
+                    allocate(&mut bitmap, kept);
+                }
                 let extents = extents_of(&bitmap, range.start, range.end);
                 self.end_part(now, key, Found::Extents(extents), effects);
             }
@@ -330,6 +361,7 @@ impl ClientCore {
                 let volume = part.volume;
                 self.end_session(volume, effects);
             }
+            Refusal::Full if part.is_replay => self.compare_instead(now, key, effects),
             Refusal::Full => self.end_failed(now, key, VolumeError::Full, effects),
             Refusal::Damaged { .. } => {
                 self.end_failed(now, key, VolumeError::Damaged, effects);
@@ -341,14 +373,14 @@ impl ClientCore {
     }
 
     /// Sends a part again that was answered, without delay.
-    fn send_again(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+    pub(crate) fn send_again(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         self.detach(key);
         self.parts[key].stage = Stage::Unrouted;
         self.route(now, key, effects);
     }
 
     /// Sends a refused part again after a while, or when its PG has a newer entry.
-    fn delay(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+    pub(crate) fn delay(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let Stage::Sent { pg, epoch, .. } = self.parts[key].stage else {
             unreachable!("only what was sent is refused")
         };
@@ -384,7 +416,10 @@ impl ClientCore {
         let request = self.parts[key].request;
         if self.requests[request].is_own() {
             // What was acknowledged is not given up: it is tried for as long as the session lives.
-            return self.delay(now, key, effects);
+            return match self.parts[key].work {
+                Work::Compare { .. } => self.found_lost(now, key, effects),
+                _ => self.delay(now, key, effects),
+            };
         }
         self.fail(now, request, error, effects);
         self.end_part(now, key, Found::Nothing, effects);
@@ -410,6 +445,46 @@ fn patched(pool: &BufferPool, patch: &Patch, expected: Version, old: Option<Buff
     let data = unit.freeze();
     let checksums = checksums_of(&data);
     PatchStep::Write { expected, data, checksums }
+}
+
+/// What was found in these units, with what is kept laid over it. `None`: zeros.
+fn overlaid(
+    pool: &BufferPool,
+    found: Option<Buffer>,
+    units: &Range<u32>,
+    kept: Vec<(Range<u32>, Content)>,
+) -> Option<Buffer> {
+    if kept.is_empty() {
+        return found;
+    }
+    let mut bytes = match found {
+        None => pool.take_zeroed(units.len()),
+        Some(data) => {
+            let mut bytes = pool.take(units.len());
+            bytes.copy_from_slice(&data);
+            bytes
+        }
+    };
+    for (range, content) in kept {
+        let target = (range.start - units.start) as usize..(range.end - units.start) as usize;
+        match content {
+            Content::Zeros => bytes[target].fill(0),
+            Content::Data { data, .. } => bytes[target].copy_from_slice(&data),
+        }
+    }
+    Some(bytes.freeze())
+}
+
+/// Marks units as written of which data is kept.
+fn allocate(bitmap: &mut [u64], kept: Vec<(Range<u32>, Content)>) {
+    let with_data = kept.into_iter().filter(|(_, content)| *content != Content::Zeros);
+    for (range, _) in with_data {
+        for unit in range.start / UNIT_SIZE as u32..range.end / UNIT_SIZE as u32 {
+            if let Some(word) = bitmap.get_mut(unit as usize / 64) {
+                *word |= 1 << (unit % 64);
+            }
+        }
+    }
 }
 
 enum Verdict {

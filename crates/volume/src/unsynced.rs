@@ -4,7 +4,8 @@
 //! Invariants
 //!   1. Of each unit the newest acknowledged content is kept and nothing older, so that a replay,
 //!      also one that breaks off, takes no unit back in time.
-//!   2. All of it was acknowledged, or replayed to the end, in `epoch`.
+//!   2. All of it was acknowledged, or replayed to the end, in `epoch`; but for discards that came while
+//!      the gate was shut.
 //!   3. What is kept pins no more memory than what was acknowledged since the last sync.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -39,6 +40,8 @@ pub(crate) struct Gate {
     pub(crate) epoch: Epoch,
     /// The request whose parts it is made of.
     pub(crate) request: RequestKey,
+    /// Some of it was lost, and the PG has no room for it: see [`crate::core::ClientCore::relieve`].
+    pub(crate) is_starved: bool,
 }
 
 /// What a range of whole units holds.
@@ -117,6 +120,20 @@ impl Unsynced {
         bytes
     }
 
+    /// A discard is kept that waits for a replay without room, which makes it durable.
+    pub(crate) fn note_zeros(&mut self, stripe: StripeIndex, range: Range<u32>, count: u64) {
+        self.overwrite(stripe, range.clone());
+        self.acknowledged.push_back((count, 0));
+        self.kept
+            .insert((stripe, range.start), Kept { end: range.end, content: Content::Zeros, count });
+    }
+
+    /// All zeros that are kept have become durable.
+    pub(crate) fn forget_zeros(&mut self) {
+        self.kept.retain(|_, kept| kept.content != Content::Zeros);
+        self.acknowledged.retain(|(_, bytes)| *bytes > 0);
+    }
+
     /// The PG holds something newer in this range, which is durable or is kept next.
     pub(crate) fn overwrite(&mut self, stripe: StripeIndex, range: Range<u32>) {
         let before = self.kept.range((stripe, 0)..(stripe, range.end));
@@ -152,12 +169,30 @@ impl Unsynced {
         bytes
     }
 
-    /// What is to be written again.
+    /// What is to be written again; zeros first, for they make room.
     pub(crate) fn pieces(&self) -> VecDeque<(StripeIndex, Range<u32>, Content)> {
+        let is_zeros = |kept: &Kept| kept.content == Content::Zeros;
+        let zeros = self.kept.iter().filter(|(_, kept)| is_zeros(kept));
+        let rest = self.kept.iter().filter(|(_, kept)| !is_zeros(kept));
         let piece = |(&(stripe, start), kept): (&(StripeIndex, u32), &Kept)| {
             (stripe, start..kept.end, kept.content.clone())
         };
-        self.kept.iter().map(piece).collect()
+        zeros.chain(rest).map(piece).collect()
+    }
+
+    /// What is kept of a range of whole units, which may be less than all of it.
+    pub(crate) fn kept_of(
+        &self,
+        stripe: StripeIndex,
+        range: Range<u32>,
+    ) -> impl Iterator<Item = (Range<u32>, Content)> {
+        let before = self.kept.range((stripe, 0)..(stripe, range.end)).rev();
+        let from = range.start;
+        before.take_while(move |(_, kept)| kept.end > from).map(move |(&(_, start), kept)| {
+            let part = start.max(range.start)..kept.end.min(range.end);
+            let of_piece = (part.start - start) as usize..(part.end - start) as usize;
+            (part, kept.content.slice(of_piece))
+        })
     }
 }
 
@@ -205,7 +240,7 @@ mod tests {
         unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 1);
         unsynced.acknowledge(stripe(2), range(0, 4), data(4, 9), 2);
         unsynced.acknowledge(stripe(1), range(1, 2), Content::Zeros, 3);
-        assert_eq!(held(&unsynced), [(1, 0, 1, 1), (1, 1, 1, 0), (1, 2, 2, 1), (2, 0, 4, 9)]);
+        assert_eq!(held(&unsynced), [(1, 1, 1, 0), (1, 0, 1, 1), (1, 2, 2, 1), (2, 0, 4, 9)]);
         unsynced.acknowledge(stripe(1), range(0, 3), data(3, 2), 4);
         assert_eq!(held(&unsynced), [(1, 0, 3, 2), (1, 3, 1, 1), (2, 0, 4, 9)]);
     }
@@ -227,7 +262,7 @@ mod tests {
         assert_eq!(unsynced.acknowledge(stripe(3), range(0, 8), Content::Zeros, 8), UNIT_SIZE);
         assert_eq!(unsynced.sync(2), 0);
         assert_eq!(unsynced.sync(4), 4 * UNIT_SIZE);
-        assert_eq!(held(&unsynced), [(1, 0, 3, 2), (3, 0, 8, 0)]);
+        assert_eq!(held(&unsynced), [(3, 0, 8, 0), (1, 0, 3, 2)]);
         assert_eq!(unsynced.sync(8), 4 * UNIT_SIZE);
         assert!(unsynced.is_over());
     }

@@ -486,30 +486,40 @@ fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
 fn full_osds_refuse_writes_and_recover_by_deletion() {
     let cluster = three("copies-full", "256MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "1GiB"]);
-    qemu_io(&cluster, "v", &["write -P 3 0 64M"]);
-    let mut full = false;
-    for step in 1..12 {
-        let text = qemu_io_text(&cluster, "v", &format!("write -P 4 {}M 32M", 32 + step * 32));
-        if text.contains("No space left") {
-            full = true;
-            break;
-        }
-        assert!(text.contains("wrote 33554432/33554432"), "{text}");
+    qemu_io(&cluster, "v", &["write -P 3 0 64M", "flush"]);
+    let image = patient_image(&cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
+    // The error that a write of these many MiB from there ends in.
+    let refused = |qemu: &mut QemuIo, from: u64, count: u64| {
+        qemu.begin(&format!("write -P 4 {from}M {count}M"));
+        let line = qemu.end();
+        line.contains("failed").then_some(line)
+    };
+    let found = (2..31).find_map(|at| Some((at * 32, refused(&mut qemu, at * 32, 32)?)));
+    let (end, error) = found.expect("768 MiB held 1 GiB twice");
+    assert!(error.contains("No space left"), "{error}");
+    wait_for("the status to name it", || has_check(&cluster, "osd_full"));
+
+    // An OSD dies and is back, twice, under a client that has not flushed. All that was begun fits: every
+    // PG gets its copies again, with nothing deleted.
+    for osd in [1, 2] {
+        kill_osd(&cluster, osd);
+        qemu.ask("read -P 3 0 64M");
+        qemu.ask(&format!("read -P 4 64M {}M", end - 64));
+        cluster.wait_clean();
     }
-    assert!(full, "768 MiB held 416 MiB twice");
-    wait_for("the status to name it", || {
-        let status = cluster.json(&["status"]);
-        let checks = status["checks"].as_array().expect("a list").clone();
-        checks.iter().any(|check| check["code"].as_str().is_some_and(|c| c.contains("full")))
+    wait_for("writes to be refused still", || {
+        let error = refused(&mut qemu, 900, 64);
+        error.is_some_and(|error| error.contains("No space left"))
     });
-    // An OSD dies and is back. Where disks are full to the last block it may have to wait for room.
-    kill_osd(&cluster, 1);
-    cluster.wait_active();
-    qemu_io(&cluster, "v", &["read -P 3 0 64M", "discard 64M 960M"]);
-    wait_for("writes to be accepted again", || {
-        qemu_io_text(&cluster, "v", "write -P 6 64M 32M").contains("wrote 33554432/33554432")
-    });
-    qemu_io(&cluster, "v", &["read -P 6 64M 32M", "read -P 3 0 64M", "read -P 0 96M 64M"]);
+    qemu.ask("discard 64M 960M");
+    wait_for("writes to be accepted again", || refused(&mut qemu, 64, 32).is_none());
+    for command in
+        ["read -P 4 64M 32M", "read -P 3 0 64M", "read -P 0 96M 64M", "read -P 0 900M 64M"]
+    {
+        qemu.ask(command);
+    }
+    qemu.leave();
     assert!(cluster.check_copies() > 0);
 }
 

@@ -5,7 +5,7 @@ use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal, Request};
 
 use super::world::{BLOCK, SESSION, UNIT, VOLUME, World, entry, pg_number};
-use crate::{Answer, Event, Operation, RequestId, VolumeError};
+use crate::{Answer, Event, Extent, Operation, Piece, RequestId, VolumeError};
 
 fn stripe(number: u32) -> StripeIndex {
     StripeIndex::new(number)
@@ -98,11 +98,11 @@ fn a_new_epoch_replays_what_is_not_synced_before_anything_else() {
     world.next_epoch(pg());
     let read = world.read(0, UNIT_SIZE);
     let write = world.write(2 * UNIT_SIZE, &[9; UNIT]);
-    let replay = rows(&[(2, "write 1: 4"), (2, "write 2: 3"), (2, "zero 3")]);
-    assert_eq!(world.waiting(), replay);
+    let replay = rows(&[(2, "zero 3"), (2, "write 1: 4"), (2, "write 2: 3")]);
+    assert_eq!(world.waiting(), replay, "what makes room goes first");
     world.serve_one();
     world.serve_one();
-    assert_eq!(world.waiting(), rows(&[(2, "zero 3")]));
+    assert_eq!(world.waiting(), rows(&[(2, "write 2: 3")]));
     world.serve_one();
     assert_eq!(world.waiting(), rows(&[(2, "read"), (2, "write 2: 9")]));
     assert!(world.finish(read).is_ok());
@@ -346,18 +346,146 @@ fn one_that_closed_patiently_gives_up_when_it_is_told_to_hurry() {
 }
 
 #[test]
-fn a_replay_is_not_given_up_for_want_of_space() {
+fn a_replay_is_not_given_up_whatever_is_answered() {
     let mut world = World::lazy(None);
     world.write_unit(0, 1);
     world.next_epoch(pg());
     let read = world.read(0, 1);
-    for refusal in [Refusal::Full, Refusal::Busy, Refusal::Invalid { why: "so".to_string() }] {
+    for refusal in [Refusal::Busy, Refusal::Invalid { why: "so".to_string() }] {
         world.refuse(refusal);
         assert!(world.asked.is_empty());
         world.wait();
     }
     assert_eq!(world.waiting(), rows(&[(2, "write 0: 1")]));
     assert!(world.finish(read).is_ok());
+}
+
+#[test]
+fn a_replay_of_what_a_full_pg_still_holds_needs_no_room() {
+    let mut world = World::lazy(None);
+    world.write_unit(0, 1);
+    world.write_unit(1, 0);
+    world.is_full = true;
+    world.next_epoch(pg());
+    let read = world.read(0, 1);
+    assert!(world.finish(read).is_ok());
+    assert!(world.core.requests.is_empty(), "the replay is over");
+    let flush = world.ask(Operation::Flush);
+    assert_eq!(world.finish(flush), Ok(Answer::Done));
+    assert_eq!(world.kept(), 0);
+}
+
+/// A world whose PG lost two units that it had acknowledged, and is full.
+fn starved() -> World {
+    let mut world = World::lazy(None);
+    world.write_unit(2, 7);
+    world.flush();
+    world.write_unit(0, 1);
+    world.write_unit(1, 2);
+    world.lose_power(pg(), |_| 0);
+    world.is_full = true;
+    world.next_epoch(pg());
+    world
+}
+
+#[test]
+fn behind_a_replay_without_room_reads_go_on_and_what_needs_room_is_refused() {
+    let mut world = starved();
+    let early = world.read(0, 1);
+    let write = world.write(3 * UNIT_SIZE, &[9; UNIT]);
+    assert!(world.finish(early).is_ok());
+    assert_eq!(world.result(write), Err(VolumeError::Full));
+    for unit in 0..4 {
+        assert_eq!(world.bytes(unit * UNIT_SIZE + 9, 1), [[1, 2, 7, 0][unit as usize]]);
+    }
+    assert_eq!(world.bytes(UNIT_SIZE - 1, 2 + UNIT_SIZE)[..2], [1, 2]);
+    let extents = world.ask(Operation::Extents { offset: 0, length: BLOCK });
+    let all = |length, allocated| Extent { length, allocated };
+    let expected = vec![all(3 * UNIT_SIZE, true), all(BLOCK - 3 * UNIT_SIZE, false)];
+    assert_eq!(world.finish(extents), Ok(Answer::Extents(expected)));
+    for operation in [Operation::Flush, patch(&world)] {
+        let id = world.ask(operation);
+        assert_eq!(world.finish(id), Err(VolumeError::Full));
+    }
+    assert_eq!(world.held(stripe(0), 0), None);
+    world.is_full = false;
+    while !world.core.requests.is_empty() {
+        world.wait();
+        world.serve();
+    }
+    world.flush();
+    assert_eq!(world.held(stripe(0), 0), Some(&vec![1; UNIT]));
+    assert_eq!(world.held(stripe(0), 1), Some(&vec![2; UNIT]));
+    assert_eq!(world.kept(), 0);
+}
+
+fn patch(world: &World) -> Operation {
+    Operation::Write { offset: 5, data: world.pool.copy_of(&[1]), durable: false }
+}
+
+#[test]
+fn discards_pass_a_replay_without_room_and_what_they_take_is_not_replayed() {
+    for durable in [false, true] {
+        let mut world = starved();
+        world.serve();
+        let discard = Operation::Zero { offset: UNIT_SIZE, length: 2 * UNIT_SIZE, durable };
+        let discard = world.ask(discard);
+        assert_eq!(world.finish(discard), Ok(Answer::Done));
+        assert_eq!(world.held(stripe(0), 2), None, "it makes room");
+        assert_eq!(world.bytes(UNIT_SIZE, 1), [0]);
+        assert_eq!(world.bytes(0, 1), [1]);
+        world.is_full = false;
+        world.wait();
+        world.serve();
+        assert_eq!(world.held(stripe(0), 0), Some(&vec![1; UNIT]));
+        assert_eq!(world.held(stripe(0), 1), None);
+        world.flush();
+        assert!(world.core.volumes[&VOLUME].unsynced.is_empty());
+    }
+}
+
+#[test]
+fn a_discard_of_all_that_a_pg_lost_ends_its_replay() {
+    let mut world = starved();
+    world.serve();
+    let discard = Operation::Zero { offset: 0, length: BLOCK, durable: false };
+    let discard = world.ask(discard);
+    assert_eq!(world.finish(discard), Ok(Answer::Done));
+    assert!(world.core.requests.is_empty());
+    world.flush();
+}
+
+#[test]
+fn a_discard_does_not_overtake_a_write_of_a_replay_that_is_not_answered() {
+    let mut world = starved();
+    world.serve();
+    world.wait();
+    let replay = rows(&[(2, "write 1: 2"), (2, "write 0: 1")]);
+    assert_eq!(world.waiting(), replay);
+    let discard = world.ask(Operation::Zero { offset: 0, length: UNIT_SIZE, durable: false });
+    assert_eq!(world.waiting(), replay);
+    world.is_full = false;
+    assert_eq!(world.finish(discard), Ok(Answer::Done));
+    assert_eq!(world.held(stripe(0), 0), None);
+    assert_eq!(world.held(stripe(0), 1), Some(&vec![2; UNIT]));
+}
+
+#[test]
+fn a_read_that_went_past_a_replay_is_asked_again_if_the_replay_ended_meanwhile() {
+    let mut world = starved();
+    world.serve();
+    let read = world.read(0, 1);
+    let early = world.next();
+    let before = world.execute(&early.1.op);
+    world.is_full = false;
+    world.wait();
+    world.serve();
+    world.flush();
+    assert_eq!(world.kept(), 0);
+    world.reply(&early, before);
+    assert!(!world.done.contains_key(&read), "it was lost when this was read");
+    let Ok(Answer::Data(pieces)) = world.finish(read) else { panic!("it is read") };
+    assert!(matches!(&pieces[..], [Piece::Data(data)] if data[..] == [1]));
 }
 
 #[test]

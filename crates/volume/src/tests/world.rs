@@ -56,6 +56,8 @@ pub(super) struct World {
     pub(super) durable: bool,
     /// Sessions are granted with the lock, and lazy.
     pub(super) lazy: bool,
+    /// OSDs refuse whatever brings data.
+    pub(super) is_full: bool,
     /// Of the map, as last told.
     revision: u64,
     /// Epochs that OSDs insist on, by PG; none: they take any.
@@ -161,6 +163,7 @@ impl World {
             done: BTreeMap::new(),
             durable: true,
             lazy: false,
+            is_full: false,
             revision: 1,
             epochs: BTreeMap::new(),
             unstable: BTreeMap::new(),
@@ -457,13 +460,14 @@ impl World {
         }
     }
 
-    /// Refuses what is of another epoch than its PG is in.
+    /// Refuses what is of another epoch than its PG is in, and data that there is no room for.
     fn judge(&self, request: &Request) -> Result<(), Refusal> {
         let number = request.pg.number;
         match self.epochs.get(&number) {
             Some(epoch) if Epoch::new(*epoch) != request.epoch => {
                 Err(Refusal::Stale(Some(entry(number, *epoch, 1 + number % 2))))
             }
+            _ if self.is_full && matches!(request.op, Op::Write { .. }) => Err(Refusal::Full),
             _ => Ok(()),
         }
     }
