@@ -18,6 +18,9 @@ use format::wire::{self, Message};
 use super::Process;
 use crate::random::{Chance, Random};
 
+/// Longest wait for a handshake, in milliseconds: what the reactor waits for an address that is not a name.
+const CONNECT_TIME_MAX: u64 = 2000;
+
 /// Names one end of a connection: its number, and which side.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct EndId {
@@ -237,7 +240,7 @@ impl Net {
         }
         // A handshake goes both ways.
         if self.is_cut(from, to) || self.is_cut(to, from) {
-            let after = Duration::from_millis(self.random.range(300..3000));
+            let after = Duration::from_millis(self.random.range(300..CONNECT_TIME_MAX));
             return vec![self.push(now + after, asker, Parcel::Closed(CloseReason::TimedOut))];
         }
         let Some((of_asker, of_target)) = peers else {
