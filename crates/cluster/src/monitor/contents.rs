@@ -134,8 +134,9 @@ impl Contents {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            // Statistics are worth no outage.
-            Err(_) if matches!(key, Key::Setting(_) | Key::Stats(..)) => {
+            // Statistics are worth no outage. Without its last number the store is older than what
+            // OSDs have seen: they are asked, by `state recover`.
+            Err(_) if matches!(key, Key::Setting(_) | Key::Stats(..) | Key::Change) => {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }

@@ -42,17 +42,49 @@ pub(super) struct Watching {
     ours: VecDeque<StateRevision>,
     /// Everything was read at this revision or later: what is told up to it is known.
     pub(super) read_at: StateRevision,
-    /// Edits that were undone.
-    undone: BTreeMap<Key, Undone>,
+    pub(super) undone: UndoneEdits,
 }
 
 /// A key, and what is under it now.
 pub(super) type Change = (String, Option<KeyValue>);
 
+/// Edits that were undone not long ago, for `status`.
+#[derive(Default)]
+pub(super) struct UndoneEdits(BTreeMap<Key, Undone>);
+
 /// An edit that was undone.
 struct Undone {
     when: Time,
     why: String,
+}
+
+impl UndoneEdits {
+    /// What was written under a key was undone.
+    pub(super) fn note(&mut self, when: Time, key: Key, why: String) {
+        self.0.insert(key, Undone { when, why: clipped(why) });
+        while self.0.len() > UNDONE_COUNT_MAX {
+            let oldest = self.0.iter().min_by_key(|(_, undone)| undone.when);
+            let oldest = oldest.map(|(key, _)| key.clone()).expect("it has more than none");
+            self.0.remove(&oldest);
+        }
+    }
+
+    /// Another hand wrote the leader's key, or removed it.
+    pub(super) fn note_leader(&mut self, when: Time) {
+        let why = protected_because(&Key::Leader).expect("it is protected");
+        self.note(when, Key::Leader, why.to_string());
+    }
+
+    /// What was undone there is of no interest any more.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.0.remove(key);
+    }
+
+    /// Those that are named still, and why they were undone.
+    pub(super) fn recent(&self, now: Time) -> impl Iterator<Item = (&Key, &str)> {
+        let recent = move |(_, undone): &(&Key, &Undone)| now.since(undone.when) < UNDONE_SPAN;
+        self.0.iter().filter(recent).map(|(key, undone)| (key, &undone.why[..]))
+    }
 }
 
 /// Who may change what is under a key, if it is not people.
@@ -242,8 +274,19 @@ impl Monitor {
     /// Another hand wrote a key: if it is one of ours it is judged before anything else is done.
     pub(super) fn take_edit(&mut self, key: String, revision: StateRevision, text: Option<String>) {
         if let Some(key) = self.contents.note_edit(key, revision, text) {
-            self.jobs.push_front(Job::Edit { key });
+            self.queue_edit(key);
         }
+    }
+
+    /// Queues the judging of what another hand left under a key.
+    pub(super) fn queue_edit(&mut self, key: Key) {
+        if key == Key::Change {
+            // Whichever transaction is next writes its number there, and compares what it takes
+            // the place of: the edit may be undone before it is judged.
+            let why = protected_because(&key).expect("it is protected");
+            self.watching.undone.note(self.now, key.clone(), why.to_string());
+        }
+        self.jobs.push_front(Job::Edit { key });
     }
 
     pub(super) fn plan_edit(&self, key: &Key) -> Plan {
@@ -265,6 +308,10 @@ impl Monitor {
                 Err(why) => why,
             },
         };
+        if *key == Key::Change {
+            // The batch has it already: its own number, counted on from what is in force.
+            return Plan::Write { batch, done: Some(Done::Edited(Err(why))) };
+        }
         let before = match contents.record(key) {
             Some(record) => Write::Put(record.clone()),
             None => Write::Delete(key.clone()),
@@ -285,33 +332,8 @@ impl Monitor {
             self.settings_changed(effects);
         }
         match verdict {
-            Ok(()) => {
-                self.watching.undone.remove(&key);
-            }
-            Err(why) => {
-                let undone = Undone { when: now, why: clipped(why) };
-                self.watching.undone.insert(key, undone);
-                let oldest = |undone: &BTreeMap<Key, Undone>| {
-                    let oldest = undone.iter().min_by_key(|(_, undone)| undone.when);
-                    oldest.map(|(key, _)| key.clone())
-                };
-                while self.watching.undone.len() > UNDONE_COUNT_MAX
-                    && let Some(key) = oldest(&self.watching.undone)
-                {
-                    self.watching.undone.remove(&key);
-                }
-            }
+            Ok(()) => self.watching.undone.forget(&key),
+            Err(why) => self.watching.undone.note(now, key, why),
         }
-    }
-
-    /// A key was written well: what was undone there is of no interest any more.
-    pub(super) fn forget_undone(&mut self, key: &Key) {
-        self.watching.undone.remove(key);
-    }
-
-    /// Edits that were undone not long ago, and why.
-    pub(super) fn undone_edits(&self, now: Time) -> impl Iterator<Item = (&Key, &str)> {
-        let recent = move |(_, undone): &(&Key, &Undone)| now.since(undone.when) < UNDONE_SPAN;
-        self.watching.undone.iter().filter(recent).map(|(key, undone)| (key, &undone.why[..]))
     }
 }

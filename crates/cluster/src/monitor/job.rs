@@ -218,7 +218,8 @@ impl Monitor {
     }
 
     fn start(&mut self, job: Job, batch: Batch, done: Option<Done>, effects: &mut Vec<Effect>) {
-        assert!(!batch.is_empty(), "a plan that writes nothing is done");
+        let is_number_alone = matches!(job, Job::Edit { key: Key::Change });
+        assert!(!batch.is_empty() || is_number_alone, "a plan that writes nothing is done");
         let (transaction, writes) = batch.into_parts();
         let request = self.next_request();
         self.in_flight = Some(InFlight { request, job, writes, done });
@@ -248,7 +249,9 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if matches!(job, Job::Command { .. }) {
-            writes.iter().for_each(|write| self.forget_undone(&write.key()));
+            for key in writes.iter().map(Write::key).filter(|key| *key != Key::Change) {
+                self.watching.undone.forget(&key);
+            }
         }
         let changes_map = writes.iter().any(Write::changes_map);
         let changes_settings = writes.iter().any(Write::changes_settings);

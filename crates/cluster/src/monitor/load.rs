@@ -158,6 +158,10 @@ impl Monitor {
             self.stop(StopReason::LostLeadership(reason), effects);
             return;
         }
+        if self.has_led && before.is_none() {
+            // It was there, and ours.
+            self.watching.undone.note_leader(self.now);
+        }
         let record = Record::Leader(LeaderRecord {
             monitor: self.identity.monitor,
             run: before.as_ref().map_or(0, |record| record.run) + 1,
@@ -331,7 +335,7 @@ impl Monitor {
         }
         self.contents = contents;
         let edited: Vec<Key> = self.contents.edited_keys().cloned().collect();
-        self.jobs.extend(edited.into_iter().map(|key| Job::Edit { key }));
+        edited.into_iter().for_each(|key| self.queue_edit(key));
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use format::door::{NetEffect, NetEvent, Role};
 use format::wire::Message;
 use serde_json::Value;
 
+use super::edit::UndoneEdits;
 use super::guests::Guests;
 use super::{Effect, Event, Identity, Monitor, StopReason};
 use crate::message::ToMonitor;
@@ -58,6 +59,10 @@ pub struct Station {
     watch_last: u64,
     /// Why the store cannot be asked, if it cannot; for people.
     trouble: Option<String>,
+    /// What another hand did to leadership, and what the last [`Monitor`] here has undone.
+    undone: UndoneEdits,
+    /// Asks whether the lease lives whose key is gone: then it did not go with its lease.
+    suspicion: Option<StateRequest>,
 }
 
 /// Top to bottom is the order in time.
@@ -120,6 +125,8 @@ impl Station {
             request_last: 0,
             watch_last: 0,
             trouble: None,
+            undone: UndoneEdits::default(),
+            suspicion: None,
         }
     }
 
@@ -320,12 +327,34 @@ impl Station {
         if !matches!(self.stage, Stage::Following { watch, .. } if watch == told) {
             return;
         }
-        match entry.filter(|entry| entry.lease.is_some()) {
-            Some(entry) => self.meet_leader(now, &entry, effects),
-            None => {
-                effects.push(Effect::State(StateEffect::Unwatch { watch: told }));
-                self.seek_lease(now, effects);
+        match entry {
+            Some(entry) if entry.lease.is_some() => {
+                self.meet_leader(now, &entry, effects);
+                return;
             }
+            // No monitor writes it so.
+            Some(_) => self.undone.note_leader(now),
+            None => self.suspect_hand(effects),
+        }
+        effects.push(Effect::State(StateEffect::Unwatch { watch: told }));
+        self.seek_lease(now, effects);
+    }
+
+    /// The key of the monitor that led is gone: with its lease, or by another hand. Nothing hangs
+    /// on that lease any more, so it may be renewed to see whether it lives.
+    fn suspect_hand(&mut self, effects: &mut Vec<Effect>) {
+        let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
+        let lease = leader.lease;
+        let request = self.next_request();
+        self.suspicion = Some(request);
+        effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
+    }
+
+    /// Another hand wrote the leader's key, or removed it.
+    fn note_hand(&mut self, now: Time) {
+        match &mut self.stage {
+            Stage::Leading { monitor, .. } => monitor.watching.undone.note_leader(now),
+            _ => self.undone.note_leader(now),
         }
     }
 
@@ -376,6 +405,13 @@ impl Station {
         answer: Option<LeaseId>,
         effects: &mut Vec<Effect>,
     ) {
+        if self.suspicion == Some(answered) {
+            self.suspicion = None;
+            if answer.is_some() {
+                self.note_hand(now);
+            }
+            return;
+        }
         match &mut self.stage {
             Stage::Granting { request } if *request == answered => match answer {
                 Some(id) => {
@@ -412,6 +448,7 @@ impl Station {
         monitor.may_create = self.may_create;
         monitor.request_last = self.request_last;
         monitor.watching.watch_last = self.watch_last;
+        monitor.watching.undone = std::mem::take(&mut self.undone);
         monitor.state_trouble.clone_from(&self.trouble);
         self.stage = Stage::Leading { monitor, has_guests: false };
     }
@@ -444,11 +481,12 @@ impl Station {
     /// This monitor does not lead any more: whoever is connected comes again, here or elsewhere.
     fn lose(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let rest = Stage::Rest { until: now };
-        let Stage::Leading { monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
+        let Stage::Leading { mut monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
             return;
         };
         self.request_last = monitor.request_last;
         self.watch_last = monitor.watching.watch_last;
+        self.undone = std::mem::take(&mut monitor.watching.undone);
         for connection in monitor.connections.keys().copied() {
             effects.push(Effect::Net(NetEffect::Close { connection }));
         }
@@ -458,6 +496,8 @@ impl Station {
         // Whatever became of the leader's key: with the lease it goes, if it is still ours.
         if let Some(Lease { id: lease, .. }) = self.lease.take() {
             let request = self.next_request();
+            // If it lives its key was taken from it.
+            self.suspicion = monitor.has_led.then_some(request);
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
         }
     }

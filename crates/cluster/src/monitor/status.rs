@@ -505,7 +505,7 @@ impl Monitor {
 
     /// What people wrote into the state store past this monitor.
     fn check_edits(&self, now: Time, checks: &mut Vec<Check>) {
-        for (key, why) in self.undone_edits(now) {
+        for (key, why) in self.watching.undone.recent(now) {
             checks.push(Check {
                 code: "state_edit_undone",
                 severity: Severity::Warn,

@@ -286,6 +286,53 @@ fn what_keeps_data_safe_is_put_back_whoever_changes_it() {
 }
 
 #[test]
+fn another_hand_on_the_number_of_transactions_is_undone_and_named() {
+    for bad in [Some("{}"), Some(r#"{"last":1,"reigns":[]}"#), None] {
+        // Under a transaction on its way, too, whatever became of that.
+        for mishap in [Mishap::None, Mishap::UnknownHappened(1), Mishap::UnknownLost(1)] {
+            let mut rig = Rig::with_pool(2, 8);
+            let before = value(&mut rig, "change")["last"].as_u64().unwrap();
+            (rig.transactions, rig.mishap) = (0, mishap);
+            rig.hand_writes_unseen("image/7", Some("{}"));
+            rig.hand_writes("change", bad);
+            assert_eq!(rig.stopped, None);
+            rig.make_volume("v", GIB).unwrap();
+            let stored = rig.stored("change").unwrap().value;
+            assert_eq!(stored, value(&mut rig, "change").to_string(), "{bad:?} {mishap:?}");
+            let after = value(&mut rig, "change")["last"].as_u64().unwrap();
+            assert!(after >= before + 2, "counted on from {before}: {after}");
+            let named = messages(&mut rig, "state_edit_undone");
+            assert_eq!(named.len(), 2, "{named:?}");
+            assert!(named.iter().any(|text| text.contains("under change was")), "{named:?}");
+            rig.hand_writes("change", bad);
+            assert_eq!(rig.stored("image/7"), None);
+            rig.restart();
+            rig.tick();
+            assert_eq!(rig.stopped, None);
+            let checks = rig.checks();
+            assert!(!checks.contains(&"state_older".to_string()), "{checks:?}");
+        }
+    }
+}
+
+#[test]
+fn a_number_of_transactions_damaged_while_no_monitor_ran_is_as_one_that_is_gone() {
+    for bad in [Some("{}"), None] {
+        let mut rig = Rig::with_pool(2, 8);
+        rig.make_volume("v", GIB).unwrap();
+        rig.hand_writes_unseen("change", bad);
+        rig.restart();
+        rig.tick();
+        for number in [1, 2] {
+            rig.boot(number);
+        }
+        assert_eq!(rig.stopped, None);
+        assert!(rig.checks().contains(&"state_older".to_string()), "{:?}", rig.checks());
+        assert_eq!(messages(&mut rig, "state_edit_undone").len(), usize::from(bad.is_some()));
+    }
+}
+
+#[test]
 fn what_was_put_and_removed_is_no_edit_when_it_is_told_late() {
     for mishap in [Mishap::None].into_iter().chain((1..6).map(Mishap::UnknownHappened)) {
         let mut rig = Rig::with_pool(1, 8);
@@ -312,6 +359,9 @@ fn another_hand_on_the_leaders_key_costs_nothing_but_a_new_reading() {
         rig.hand_writes("leader", bad);
         assert_eq!(rig.stopped, None);
         assert_eq!(value(&mut rig, "leader")["pid"], 100);
+        let named = messages(&mut rig, "state_edit_undone");
+        assert_eq!(named.len(), 1, "{named:?}");
+        assert!(named[0].contains("under leader was"), "{named:?}");
         rig.command(set("nearly_full_percent", Some("50"))).unwrap();
     }
     let mut other = value(&mut rig, "leader");

@@ -414,6 +414,43 @@ impl Town {
         leaders[0]
     }
 
+    /// Another hand than a monitor's writes a key, or removes it.
+    fn hand_writes(&mut self, key: &str, value: Option<&str>) {
+        let entry = self.store.entries().find(|entry| entry.key == key);
+        let revision = entry.map_or(StateRevision::ZERO, |entry| entry.revision);
+        let key = key.to_string();
+        let operation = match value {
+            Some(value) => Operation::Put { key, value: value.to_string(), lease: None },
+            None => Operation::Delete { key },
+        };
+        let mut transaction = Transaction::new();
+        transaction.write(operation, revision);
+        let effect = StateEffect::Transact { request: StateRequest(0), transaction };
+        let mut told = Vec::new();
+        self.store.apply(self.now, effect, &mut told);
+        self.take_state(told);
+        self.settle();
+    }
+
+    /// Checks of a code, by `status`.
+    fn checks(&mut self, station: usize, code: &str) -> Vec<Value> {
+        let status = self.ask(station, Command::Status).expect("answered").expect("a status");
+        let checks = status["checks"].as_array().unwrap().clone();
+        checks.into_iter().filter(|check| check["code"] == code).collect()
+    }
+
+    /// Keys with an edit that was undone, as `status` names them.
+    fn undone(&mut self, station: usize) -> Vec<String> {
+        let key = |check: Value| {
+            let text = check["message"].as_str().unwrap().to_string();
+            text.split("under ").nth(1).unwrap().split(' ').next().unwrap().to_string()
+        };
+        let mut keys: Vec<String> =
+            self.checks(station, "state_edit_undone").into_iter().map(key).collect();
+        keys.sort();
+        keys
+    }
+
     fn stored(&self, key: &str) -> Option<Value> {
         let entry = self.store.entries().find(|entry| entry.key == key)?;
         Some(serde_json::from_str(&entry.value).unwrap())
@@ -599,6 +636,47 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
     town.advance(seconds(5));
     assert_eq!(town.leader(), 0);
     assert_eq!(town.stored("osd/1"), Some(newer), "it was not taken for an edit and undone");
+}
+
+#[test]
+fn another_hand_on_leadership_is_named_with_all_that_was_named_before() {
+    for bad in [Some("{}"), None] {
+        let mut town = Town::new(1);
+        town.ask(0, osd_create(1)).unwrap().unwrap();
+        town.hand_writes("osd/1", Some("{}"));
+        town.hand_writes("change", Some("{}"));
+        assert_eq!(town.undone(0), ["change", "osd/1"]);
+        town.hand_writes("leader", bad);
+        town.advance(seconds(1));
+        assert_eq!(town.leader(), 0);
+        assert_eq!(town.undone(0), ["change", "leader", "osd/1"], "{bad:?}");
+        town.ask(0, osd_create(2)).unwrap().unwrap();
+        // The next time it comes to lead, too.
+        town.cut.insert(0);
+        town.advance(seconds(1));
+        town.mend();
+        town.hand_writes("leader", bad);
+        town.advance(seconds(1));
+        assert_eq!(town.undone(0), ["change", "leader", "osd/1"]);
+    }
+}
+
+#[test]
+fn whoever_leads_next_names_another_hand_on_leadership_and_no_end_of_a_lease() {
+    for bad in [Some("{}"), None] {
+        let mut town = Town::new(3);
+        town.hand_writes("leader", bad);
+        town.advance(seconds(3));
+        let leader = town.leader();
+        assert_eq!(town.undone(leader), ["leader"], "{bad:?} {leader}");
+    }
+    let mut town = Town::new(3);
+    town.retire(0);
+    town.advance(seconds(1));
+    assert_eq!(town.undone(town.leader()), [""; 0], "it was given back");
+    town.kill(town.leader());
+    town.advance(seconds(3));
+    assert_eq!(town.undone(town.leader()), [""; 0], "it ran out");
 }
 
 #[test]
