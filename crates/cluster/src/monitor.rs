@@ -150,6 +150,8 @@ pub struct Monitor {
     stage: Stage,
     /// Whether this process has led before: then another leader ends it.
     has_led: bool,
+    /// Since when; `ZERO` before that.
+    led_since: Time,
     contents: Contents,
     request_last: u64,
     watching: Watching,
@@ -245,6 +247,7 @@ impl Monitor {
             may_create: true,
             stage: Stage::New,
             has_led: false,
+            led_since: Time::ZERO,
             contents: Contents::of_reign(reign),
             request_last: 0,
             watching: Watching::default(),

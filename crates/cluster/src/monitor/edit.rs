@@ -16,6 +16,7 @@ use super::contents::{Batch, Write, check_size};
 use super::job::{Done, Job, Plan};
 use super::pool::{cannot_place, check_name};
 use super::{Effect, Monitor, clipped, failure};
+use crate::map::FailureDomain;
 use crate::message::Failure;
 use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, SettingRecord};
 use crate::settings::Setting;
@@ -183,15 +184,25 @@ impl Monitor {
                 known.pool.replicas, wanted.pool.min_size
             ));
         }
-        let failure_domain = wanted.pool.failure_domain;
-        if failure_domain != known.pool.failure_domain {
-            let candidates = self.candidates(failure_domain);
-            let current = vec![Vec::new(); known.pool.pg_count as usize];
-            placement::plan(&candidates, known.pool.replicas, &current)
-                .map_err(|error| cannot_place(&error, failure_domain, candidates.len()).message)?;
-        }
+        self.check_placeable(known, wanted.pool.failure_domain).map_err(|error| error.message)?;
         let (revision, planned_for) = (known.revision.next(), known.planned_for);
         Ok(Record::Pool(PoolRecord { revision, planned_for, ..wanted }))
+    }
+
+    /// Whether a pool's copies could follow a change of its failure domain.
+    pub(super) fn check_placeable(
+        &self,
+        known: &PoolRecord,
+        failure_domain: FailureDomain,
+    ) -> Result<(), Failure> {
+        if failure_domain == known.pool.failure_domain {
+            return Ok(());
+        }
+        let candidates = self.candidates(failure_domain);
+        let current = vec![Vec::new(); known.pool.pg_count as usize];
+        let planned = placement::plan(&candidates, known.pool.replicas, &current);
+        planned.map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
+        Ok(())
     }
 
     /// Whether the planner gives it PGs may change, and fields that are nobody's.

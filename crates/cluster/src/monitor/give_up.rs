@@ -18,7 +18,7 @@ use super::contents::Batch;
 use super::job::{Done, Plan};
 use super::osd::OsdLive;
 use super::{Effect, Monitor, busy, failure};
-use crate::message::{Failure, FromMonitor};
+use crate::message::{Failure, FromMonitor, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
 /// How long the OSD may take to serve the PG before the operator is told that it is not known.
@@ -59,19 +59,19 @@ impl Monitor {
                  cannot serve the PG again: restore its volumes from a backup into a new pool",
             ));
         };
+        // The primary reports such a PG as incomplete, too, and has nothing to give up.
+        if self.members_left(entry).len() < entry.acting.len() {
+            return Err(failure(
+                "invalid",
+                format!("PG {pg} waits for members that are down or came back damaged"),
+                format!(
+                    "start them. If their copies are lost: `ashlar pg give-up {pg} --they-are-off`"
+                ),
+            ));
+        }
         let report = self.osds.get(&osd).and_then(OsdLive::current_report);
         let why = report.and_then(|r| r.incomplete.iter().find(|(id, _)| *id == pg));
-        let Some((_, why)) = why else {
-            let left = self.members_left(entry);
-            return Err(match left.len() == entry.acting.len() {
-                true => not_incomplete(pg),
-                false => failure(
-                    "invalid",
-                    format!("PG {pg} waits for members that are down or came back damaged"),
-                    "start them. If their copies are lost: `ashlar pg give-up --they-are-off`",
-                ),
-            });
-        };
+        let Some((_, why)) = why else { return Err(not_incomplete(pg)) };
         if !accepted {
             return Err(self.what_would_be_lost(pg, osd, why));
         }
@@ -123,13 +123,21 @@ impl Monitor {
             ));
         }
         if !accepted {
+            // Every write that was acknowledged is with every acting member.
+            let lost = match left.iter().find(|member| self.is_sound(member)) {
+                Some(Member { osd, .. }) => format!(
+                    "Nothing that was acknowledged is lost: {osd} has all of it, and knows of no damage"
+                ),
+                None => format!(
+                    "What of it is damaged there is lost, if they have it alone: {}",
+                    self.concerned(pg)
+                ),
+            };
             let message = format!(
                 "giving {named} up cannot be undone: PG {pg} goes on with what {} has, and what they \
-                 come back with is discarded. What was acknowledged while they were members and the \
-                 others were not is lost: {}. They must be off, and stay so until they have heard of it: \
-                 one that still serves clients would have its writes lost, too",
+                 come back with is discarded. {lost}. They must be off, and stay so until they have heard \
+                 of it: one that still serves clients would have its writes lost",
                 list_of(&left),
-                self.concerned(pg),
             );
             let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
             return Err(failure("not_accepted", message, hint));
@@ -160,6 +168,14 @@ impl Monitor {
             return up().map(|(_, newest)| newest).collect();
         }
         others
+    }
+
+    /// Whether an OSD that is up has said that its store is undamaged.
+    fn is_sound(&self, member: &Member) -> bool {
+        let is_suspect = self.contents.osd(member.osd).is_none_or(|record| record.suspect);
+        let report = self.osds.get(&member.osd).and_then(OsdLive::current_report);
+        let is_damaged = |report: &OsdReport| report.suspect || report.damaged_units > 0;
+        !is_suspect && report.is_some_and(|report| !is_damaged(report))
     }
 
     /// The OSD in its newest run, if that is up.

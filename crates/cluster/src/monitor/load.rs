@@ -341,6 +341,7 @@ impl Monitor {
 
     /// This monitor leads for the first time: everybody is served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.led_since = now;
         self.begin_presences(now);
         self.begin_stats();
         self.entries.mark_all();

@@ -103,7 +103,7 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(json!({ "removed": monitor })))) })
     }
 
-    fn is_monitor_up(&self, monitor: MonitorId) -> bool {
+    pub(super) fn is_monitor_up(&self, monitor: MonitorId) -> bool {
         let here = |state: &super::Connection| state.monitor == Some(monitor);
         monitor == self.identity.monitor || self.connections.values().any(here)
     }

@@ -48,6 +48,7 @@ impl Monitor {
         if wanted.pool == known.pool {
             return Ok(Plan::Done(answer));
         }
+        self.check_placeable(known, wanted.pool.failure_domain)?;
         let record = self.judged_pool(wanted).map_err(|why| {
             failure("invalid", clipped(why), "`ashlar pool ls` shows what the pool is")
         })?;

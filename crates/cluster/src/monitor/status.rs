@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{OsdId, Time};
+use base::{Duration, OsdId, Time};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
 
@@ -15,6 +15,9 @@ use crate::message::OsdReport;
 use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
 use crate::stats::Table;
+
+/// How long after a monitor came to lead the others may take to reach it.
+const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
 
 /// How bad a check is; later is worse.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -62,8 +65,10 @@ struct PgTally {
     incomplete: u32,
     /// One that is degraded, to name.
     degraded_example: Option<String>,
-    /// One that is down or incomplete, to name.
-    waiting_example: Option<String>,
+    /// One that is incomplete, to name.
+    incomplete_example: Option<String>,
+    /// One that is down, to name.
+    down_example: Option<String>,
 }
 
 impl PgTally {
@@ -82,11 +87,11 @@ impl PgTally {
             PgState::Peering => self.peering += 1,
             PgState::Incomplete(why) => {
                 self.incomplete += 1;
-                self.waiting_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
+                self.incomplete_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
             }
             PgState::Down(why) => {
                 self.down += 1;
-                self.waiting_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
+                self.down_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
             }
         }
     }
@@ -103,6 +108,7 @@ impl Monitor {
         self.check_links(now, &mut checks);
         self.check_limits(&mut checks);
         self.check_edits(now, &mut checks);
+        self.check_monitors(now, &mut checks);
         self.check_monitor(&mut checks);
         checks.sort_by_key(|check| std::cmp::Reverse(check.severity));
         let worst = checks.iter().map(|check| check.severity).max();
@@ -242,21 +248,22 @@ impl Monitor {
         let mut add = |code, severity, message, hint| {
             checks.push(Check { code, severity, message, hint });
         };
-        let waiting = tally.waiting_example.as_deref().unwrap_or_default();
         if tally.incomplete > 0 {
+            let example = tally.incomplete_example.as_deref().unwrap_or_default();
             add(
                 "pg_incomplete",
                 Severity::Error,
-                format!("{} PGs cannot serve: their I/O waits ({waiting})", tally.incomplete),
+                format!("{} PGs cannot serve: their I/O waits ({example})", tally.incomplete),
                 "`ashlar pg describe` says for what they wait: start those OSDs. What is lost for good \
                  is accepted by `ashlar pg give-up`",
             );
         }
         if tally.down > 0 {
+            let example = tally.down_example.as_deref().unwrap_or_default();
             add(
                 "pg_down",
                 Severity::Error,
-                format!("{} PGs have no OSD that is up: their I/O waits ({waiting})", tally.down),
+                format!("{} PGs have no OSD that is up: their I/O waits ({example})", tally.down),
                 "start the OSDs that are down: `ashlar osd start ID`; without them their data cannot \
                  be served",
             );
@@ -525,6 +532,27 @@ impl Monitor {
         }
     }
 
+    /// Monitors that are not there: without them fewer failures are survived.
+    fn check_monitors(&self, now: Time, checks: &mut Vec<Check>) {
+        // When another one comes to lead the others are on their way to it.
+        if now.since(self.led_since) < MONITOR_RETURN_SPAN {
+            return;
+        }
+        for record in self.contents.monitors().filter(|record| !self.is_monitor_up(record.id)) {
+            let id = record.id;
+            let (severity, message) = match record.addresses.is_empty() {
+                true => (Severity::Info, format!("{id} has never run")),
+                false => (Severity::Warn, format!("{id} does not run, or does not reach this one")),
+            };
+            checks.push(Check {
+                code: "monitor_down",
+                severity,
+                message,
+                hint: "run it on its host: `ashlar mon run PATH`. If it is gone for good: `ashlar mon rm ID`",
+            });
+        }
+    }
+
     fn check_monitor(&self, checks: &mut Vec<Check>) {
         if let Some(trouble) = &self.state_trouble {
             checks.push(Check {
@@ -564,6 +592,15 @@ impl Monitor {
             "pid": identity.pid,
             "address": identity.addresses.first(),
         })];
+        let others = self.contents.monitors().filter(|record| record.id != identity.monitor);
+        for record in others.filter(|record| self.is_monitor_up(record.id)) {
+            rows.push(json!({
+                "role": "mon",
+                "id": record.id,
+                "pid": record.pid,
+                "address": record.addresses.first(),
+            }));
+        }
         for record in self.contents.osds().filter(|record| record.info.up) {
             rows.push(json!({
                 "role": "osd",

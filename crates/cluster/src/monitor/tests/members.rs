@@ -672,14 +672,27 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     assert_eq!(code(rig.command(give_up(true))), "unavailable");
     rig.boot(1);
     assert_eq!(osds(&rig.entry(0).acting), [1, 3].into());
+    rig.report(1, |report| report.damaged_units = 1);
     let error = rig.command(give_up(false)).unwrap_err();
     assert_eq!(error.code, "not_accepted");
     for part in ["osd.3", "(v)", "cannot be undone"] {
         assert!(error.message.contains(part), "{part}: {}", error.message);
     }
-    let plain = Command::PgGiveUp { pg, accepted: true, they_are_off: false };
-    let error = rig.command(plain).unwrap_err();
-    assert!(error.hint.contains("--they-are-off"), "{error:?}");
+    // Its primary cannot serve it, and says so; what is acknowledged, the one that is left has.
+    rig.report(1, |report| {
+        report.active.clear();
+        report.incomplete = vec![(pg, "it waits for osd.3".into())];
+    });
+    let error = rig.command(give_up(false)).unwrap_err();
+    for part in ["osd.3", "cannot be undone", "Nothing that was acknowledged is lost: osd.1 has"] {
+        assert!(error.message.contains(part), "{part}: {}", error.message);
+    }
+    for accepted in [false, true] {
+        let plain = Command::PgGiveUp { pg, accepted, they_are_off: false };
+        let error = rig.command(plain).unwrap_err();
+        assert_eq!(error.code, "invalid");
+        assert!(error.hint.contains(&format!("give-up {pg} --they-are-off")), "{error:?}");
+    }
     let given_up = rig.command(give_up(true)).unwrap();
     assert_eq!(given_up, json!({ "pg": pg.to_string(), "osd": 1, "given_up": [3] }));
     let entry = rig.entry(0);
@@ -887,7 +900,9 @@ fn a_failure_domain_may_change_where_the_copies_can_follow() {
         min_size: None,
         failure_domain: Some(domain),
     };
-    assert_eq!(code(rig.command(set(crate::map::FailureDomain::Host))), "invalid");
+    let error = rig.command(set(crate::map::FailureDomain::Host)).unwrap_err();
+    assert_eq!(error.code, "cannot_place");
+    assert!(error.hint.contains("--failure-domain osd"), "{}", error.hint);
     for number in 3..=4 {
         rig.osds.get_mut(&osd_id(number)).unwrap().host = "other".into();
         rig.kill_osd(number);

@@ -752,6 +752,44 @@ fn a_monitor_that_is_there_is_not_forgotten_and_one_that_is_not_can_be() {
 }
 
 #[test]
+fn a_monitor_that_is_not_there_is_warned_of_until_it_is_back_or_forgotten() {
+    let mut town = Town::new(3);
+    town.advance(seconds(4));
+    let pids = |town: &mut Town| {
+        let status = town.ask(0, Command::Status).unwrap().unwrap();
+        let rows = status["processes"].as_array().unwrap().clone();
+        let mons = rows.into_iter().filter(|row| row["role"] == "mon");
+        mons.map(|row| row["id"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(town.checks(0, "monitor_down"), [Value::Null; 0]);
+    assert_eq!(pids(&mut town), [1, 2, 3]);
+    town.ask(0, Command::MonitorCreate).unwrap().unwrap();
+    let [made] = &town.checks(0, "monitor_down")[..] else { panic!("one has never run") };
+    assert_eq!(
+        (&made["severity"], &made["message"]),
+        (&"info".into(), &"mon.4 has never run".into())
+    );
+    town.ask(0, Command::MonitorRemove { monitor: monitor_id(3) }).unwrap().unwrap();
+    town.kill(1);
+    town.kill(2);
+    let down = town.checks(0, "monitor_down");
+    assert_eq!(down.len(), 2, "{down:?}");
+    assert!(down.iter().all(|check| check["severity"] == "warn"), "{down:?}");
+    assert!(down[0]["message"].as_str().unwrap().contains("mon.2"), "{down:?}");
+    assert!(down[0]["hint"].as_str().unwrap().contains("ashlar mon rm"), "{down:?}");
+    assert_eq!(pids(&mut town), [1]);
+    town.start(1);
+    town.advance(seconds(1));
+    town.ask(0, Command::MonitorRemove { monitor: monitor_id(2) }).unwrap().unwrap();
+    assert_eq!(town.checks(0, "monitor_down"), [Value::Null; 0]);
+    // When another one comes to lead the rest may take its time to come.
+    town.retire(0);
+    assert_eq!(town.checks(1, "monitor_down"), [Value::Null; 0]);
+    town.advance(seconds(4));
+    assert_eq!(town.checks(1, "monitor_down").len(), 1);
+}
+
+#[test]
 fn monitors_that_believe_of_each_other_that_they_lead_do_not_send_guests_in_circles() {
     let mut town = Town::new(2);
     // The second one knows that the first leads; a monitor's connection to it is no guest.
