@@ -203,6 +203,20 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_undone_and_named() {
     hand_writes(&cluster, "config/osd_report_ms", &record(5));
     wait_for("the bad value to be named", || is_undone("config/osd_report_ms", "from 100 to"));
     assert_eq!(report_ms(), 200, "the last good value stays");
+    // So it is with pools.
+    let pool = cluster.json(&["state", "get", "pool/1"])["value"].clone();
+    let edited = |field: &str, value: Value| {
+        let mut pool = pool.clone();
+        pool[field] = value;
+        hand_writes(&cluster, "pool/1", &pool.to_string());
+    };
+    let shown = |field: &str| cluster.json(&["pool", "ls"])[0][field].clone();
+    edited("name", "main".into());
+    wait_for("the name to be in force", || shown("name") == "main");
+    let replicas = shown("replicas");
+    edited("replicas", 3.into());
+    wait_for("the bad number to be named", || is_undone("pool/1", "cannot change"));
+    assert_eq!((shown("name"), shown("replicas")), ("main".into(), replicas));
     // What keeps data safe is put back.
     for key in ["pg/1/0", "counter/osd", "fence/1", "session/77"] {
         let value = || {

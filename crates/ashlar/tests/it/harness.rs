@@ -539,11 +539,16 @@ impl QemuIo {
 
     /// Waits for the end of the read, write or discard that was begun; the line that tells of it.
     pub fn end(&mut self) -> String {
+        let line = self.ended_within(PATIENCE);
+        line.unwrap_or_else(|| panic!("waited {PATIENCE:?}: {:?}", self.child.try_wait()))
+    }
+
+    /// Likewise, if it ends so soon.
+    pub fn ended_within(&mut self, span: Duration) -> Option<String> {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE);
-            let line = line.unwrap_or_else(|error| panic!("{error}: {:?}", self.child.try_wait()));
+            let line = self.lines.recv_timeout(span).ok()?;
             if is_done_in_full(&line) || line.contains("failed") {
-                return line;
+                return Some(line);
             }
         }
     }

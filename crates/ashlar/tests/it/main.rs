@@ -23,4 +23,5 @@ mod raw_nbd;
 mod recovery;
 mod replication;
 mod round_trip;
+mod servers;
 mod statistics;

@@ -354,12 +354,14 @@ impl Hosts {
         lines.filter(|line| !line.contains(":4130") && !line.contains(":4131")).count()
     }
 
-    /// NBD clients reach volumes by this address, from anywhere.
-    pub fn start_nbd(&mut self, host: usize, volume: &str) -> String {
-        let socket = self.path("nbd.sock");
+    /// Starts an NBD server on a host, with these options. NBD clients reach the volume by this
+    /// address, from anywhere.
+    pub fn start_nbd(&mut self, host: usize, volume: &str, options: &[&str]) -> String {
+        let name = format!("nbd-{volume}-{host}");
+        let socket = self.path(&format!("{name}.sock"));
         let listen = format!("--listen=unix:{}", socket.display());
-        let mut command = self.ashlar(host, &["nbd", &listen]);
-        self.start("nbd", &mut command);
+        let mut command = self.ashlar(host, &["nbd", volume, &listen]);
+        self.start(&name, command.args(options));
         wait_for("NBD to listen", || socket.exists());
         format!("nbd+unix:///{volume}?socket={}", socket.display())
     }

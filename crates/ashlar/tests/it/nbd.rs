@@ -1,14 +1,14 @@
 //! Do the tools that people use on NBD servers work?
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{
-    Cluster, QemuIo, pattern_file, qemu_io, run, same_bytes, succeed, text_of, wait_for,
-};
+use crate::harness::{Cluster, pattern_file, qemu_io, run, same_bytes, succeed, text_of, wait_for};
+use crate::servers::{Detour, NbdServer};
 
 #[test]
 fn exports_are_listed_with_their_sizes() {
@@ -143,31 +143,15 @@ fn read_only_exports_refuse_writes_over_tcp() {
     assert!(server.wait().expect("it ends").success());
 }
 
-/// A server of volume `v` with a session of its own, and how qemu opens it.
-fn second_server(cluster: &Cluster) -> (Child, String) {
-    let socket = cluster.path().join("second.sock");
-    let mut server =
-        cluster.command(&["nbd", "v", "--listen", &format!("unix:{}", socket.display())]);
-    let server = server.stdout(Stdio::null()).spawn().expect("starts");
-    wait_for("the server to listen", || socket.exists());
-    let image = format!(
-        "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export=v,\
-         file.reconnect-delay=60",
-        socket.display()
-    );
-    (server, image)
-}
-
 #[test]
 fn a_client_that_was_silent_for_longer_than_its_time_goes_on() {
     let cluster = Cluster::up("silent", &["--osds", "3", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     cluster.run(&["config", "set", "session_timeout_ms", "1000"]);
-    let (mut server, image) = second_server(&cluster);
-    let mut client = QemuIo::open(&["--image-opts", &image]);
+    let server = NbdServer::start(cluster.path(), "second.sock");
+    let mut client = server.open_patiently("v");
     client.ask("write -P 1 0 4M");
-    let pid = Pid::from_child(&server);
-    kill_process(pid, Signal::STOP).expect("it runs");
+    server.signal(Signal::STOP);
     let monitor = cluster.pid("mon", 1);
     cluster.kill("mon", 1);
     wait_for("a new monitor", || cluster.pid("mon", 1) != monitor);
@@ -175,41 +159,59 @@ fn a_client_that_was_silent_for_longer_than_its_time_goes_on() {
     wait_for("the session to end", || {
         cluster.json(&["volume", "info", "v"])["sessions"].as_array().is_some_and(Vec::is_empty)
     });
-    kill_process(pid, Signal::CONT).expect("it is stopped");
+    server.signal(Signal::CONT);
     client.ask("write -P 2 1M 1M");
     client.ask("read -P 1 0 1M");
     client.close();
     qemu_io(&cluster, "v", &["read -P 1 0 1M", "read -P 2 1M 1M", "read -P 1 2M 2M"]);
-    kill_process(pid, Signal::TERM).expect("it runs");
-    assert!(server.wait().expect("it ends").success());
+    server.end();
     cluster.check_copies();
 }
 
+/// The server that lost its lock hears nothing of it from the monitor: OSDs must refuse it.
 #[test]
 fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
-    let cluster = Cluster::up("unlock", &["--osds", "3", "--osd-size", "256MiB"]);
+    let up = ["--osds", "3", "--osd-size", "256MiB", "--commit", "fsync"];
+    let cluster = Cluster::up("unlock", &up);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
-    let (mut server, image) = second_server(&cluster);
-    let mut hanging = QemuIo::open(&["--image-opts", &image]);
+    let detour = Detour::to(cluster.monitor_address());
+    let files = cluster.copy_of_files("unlock-files", &detour.address.to_string());
+    let server = NbdServer::start(files.path(), "second.sock");
+    let mut hanging = server.open_patiently("v");
     hanging.ask("write -P 1 0 4M");
+    assert_eq!(cluster.json(&["volume", "info", "v"])["lock"]["lazy"], true);
+    // Nobody else has the volume meanwhile, readers neither.
+    for read_only in [&[][..], &["-r"]] {
+        let mut other = Command::new("qemu-io");
+        other.args(read_only).args(["-f", "raw", &cluster.uri("v"), "-c", "read 0 4k"]);
+        let refused = run(&mut other);
+        let text = text_of(&refused);
+        assert!(!refused.status.success() && text.contains("is locked by session"), "{text}");
+    }
     let asked = cluster.refused(&["volume", "unlock", "v"], "not_confirmed");
     assert!(asked["message"].as_str().is_some_and(|text| text.contains("v")), "{asked}");
-    let pid = Pid::from_child(&server);
-    kill_process(pid, Signal::STOP).expect("it runs");
+
+    server.signal(Signal::STOP);
     hanging.begin("write -P 2 0 1M");
+    detour.cut();
     cluster.run(&["volume", "unlock", "v", "--yes"]);
     qemu_io(&cluster, "v", &["write -P 3 0 1M", "flush"]);
-    kill_process(pid, Signal::CONT).expect("it is stopped");
-    let line = hanging.end();
+    // The way that it knows by now leads nowhere, either.
+    let monitor = Pid::from_raw(cluster.pid("mon", 1) as i32).expect("a pid is not 0");
+    kill_process(monitor, Signal::STOP).expect("it runs");
+    server.signal(Signal::CONT);
+    // Its write goes to the OSDs in this time. It may be refused now, or after it heard why.
+    let early = hanging.ended_within(Duration::from_secs(3));
+    kill_process(monitor, Signal::CONT).expect("it is stopped");
+    let line = early.unwrap_or_else(|| hanging.end());
     assert!(line.contains("failed"), "{line}");
     for command in ["write -P 4 0 1M", "read 0 1M"] {
         hanging.begin(command);
         let line = hanging.end();
         assert!(line.contains("failed"), "{command}: {line}");
     }
-    qemu_io(&cluster, "v", &["read -P 3 0 1M"]);
-    kill_process(pid, Signal::TERM).expect("it runs");
-    assert!(server.wait().expect("it ends").success());
+    qemu_io(&cluster, "v", &["read -P 3 0 1M", "read -P 1 1M 3M"]);
+    server.end();
     cluster.check_copies();
 }
 

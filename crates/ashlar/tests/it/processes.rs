@@ -1,16 +1,14 @@
 //! Who lives, who dies, and who is told: processes, supervision, sessions.
 
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::harness::{
     ASHLAR, Cluster, QemuIo, is_running, kill_9, qemu_io, run, text_of, wait_for,
 };
+use crate::servers::{Detour, NbdServer};
 
 #[test]
 fn children_end_when_up_is_killed() {
@@ -112,80 +110,6 @@ fn io_goes_on_while_there_is_no_monitor() {
     let mut reads: Vec<&str> = reads.iter().map(String::as_str).collect();
     reads.extend(["read -P 0 0 8M", "read -P 1 8M 8M"]);
     qemu_io(&cluster, "v", &reads);
-}
-
-/// A way to the monitor that can be cut.
-#[derive(Clone)]
-struct Detour {
-    address: SocketAddr,
-    /// Both ends of each connection, or nothing while it is cut.
-    streams: Arc<Mutex<Option<Vec<TcpStream>>>>,
-}
-
-impl Detour {
-    fn to(monitor: String) -> Detour {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("bound");
-        let detour = Detour { address, streams: Arc::new(Mutex::new(Some(Vec::new()))) };
-        let streams = detour.streams.clone();
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let mut open = streams.lock().expect("nobody panics with it");
-                let Some(open) = open.as_mut() else { continue };
-                let Ok(far) = TcpStream::connect(&monitor) else { continue };
-                for (from, to) in [(&near, &far), (&far, &near)] {
-                    let clone = |stream: &TcpStream| stream.try_clone().expect("a socket");
-                    let (mut from, mut to) = (clone(from), clone(to));
-                    std::thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut to);
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-                open.extend([near, far]);
-            }
-        });
-        detour
-    }
-
-    fn cut(&self) {
-        let streams = self.streams.lock().expect("nobody panics with it").take();
-        for stream in streams.expect("it was not cut") {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-/// An NBD server beside the cluster's own; ends with its owner.
-struct NbdServer {
-    child: Child,
-    socket: String,
-}
-
-impl NbdServer {
-    fn start(cluster_files: &std::path::Path, name: &str) -> NbdServer {
-        let socket = cluster_files.join(name).display().to_string();
-        let mut server = Command::new(ASHLAR);
-        server.args(["nbd", "--listen", &format!("unix:{socket}"), "--cluster"]);
-        let child = server.arg(cluster_files).stderr(Stdio::null()).spawn().expect("starts");
-        wait_for("the server to listen", || UnixStream::connect(&socket).is_ok());
-        NbdServer { child, socket }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
-    }
-
-    fn open(&self, volume: &str) -> QemuIo {
-        let uri = format!("nbd+unix:///{volume}?socket={}", self.socket);
-        QemuIo::open(&["-f", "raw", &uri])
-    }
-}
-
-impl Drop for NbdServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// A session ends 10 s after its connection to the monitor went, whether its client died or lives
