@@ -277,6 +277,19 @@ pub struct OsdRecord {
     /// Who took it out, if it is out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_by: Option<OutBy>,
+    /// Where people say that it is, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tree: Option<Box<TreePlace>>,
+    /// What this program does not know.
+    #[serde(flatten)]
+    pub rest: Rest,
+}
+
+/// Where an OSD is among failure domains, written by people: it counts in place of what the OSD says.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TreePlace {
+    /// Its host.
+    pub host: String,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -736,6 +749,7 @@ impl OsdRecord {
             size_bytes: 0,
             suspect: false,
             out_by: None,
+            tree: None,
             rest: Rest::new(),
         }
     }
@@ -752,6 +766,11 @@ impl PgShardRecord {
 }
 
 impl OsdRecord {
+    /// The host that it counts to, as a failure domain: as people say, else as it says itself.
+    pub fn tree_host(&self) -> &str {
+        self.tree.as_ref().map_or(&self.host, |place| &place.host)
+    }
+
     /// Whether the planner gives it PGs from now on, and if not, by whose will.
     pub fn set_in(&mut self, is_in: bool, by: OutBy) {
         if self.info.in_cluster != is_in {

@@ -205,18 +205,24 @@ impl Monitor {
         Ok(())
     }
 
-    /// Whether the planner gives it PGs may change, and fields that are nobody's.
+    /// Whether the planner gives it PGs may change, where it is, and fields that are nobody's.
     fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
         let known = self.contents.osd(wanted.info.id);
         let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
         let mut changed = known.clone();
         changed.set_in(wanted.info.in_cluster, OutBy::Operator);
         let out_by = changed.out_by;
+        if let Some(place) = &wanted.tree {
+            check_name("host", &place.host)
+                .map_err(|error| format!("tree: {}; it is {}", error.message, error.hint))?;
+        }
+        changed.tree.clone_from(&wanted.tree);
         changed.rest.clone_from(&wanted.rest);
         changed.info.revision = wanted.info.revision;
         changed.out_by = wanted.out_by;
         if changed != wanted {
-            return Err("of an OSD only `in` may be written, and fields of your own".to_string());
+            let why = "of an OSD only `in` and `tree` may be written, and fields of your own";
+            return Err(why.to_string());
         }
         changed.out_by = out_by;
         changed.info.revision = self.contents.osd_revision_max() + 1;

@@ -233,7 +233,7 @@ fn is_usable(record: &OsdRecord) -> bool {
 /// What copies must not share.
 pub(super) fn domain_of(record: &OsdRecord, failure_domain: FailureDomain) -> String {
     match failure_domain {
-        FailureDomain::Host => record.host.clone(),
+        FailureDomain::Host => record.tree_host().to_string(),
         FailureDomain::Osd => record.info.id.to_string(),
     }
 }

@@ -134,7 +134,8 @@ impl Monitor {
             row["depth"] = json!(2);
             row["weight_bytes"] = json!(if record.info.in_cluster { record.size_bytes } else { 0 });
             row["pgs"] = json!(pg_counts.get(&record.info.id).copied().unwrap_or(0));
-            hosts.entry(&record.host).or_default().push(row);
+            row["host"] = json!(record.tree_host());
+            hosts.entry(record.tree_host()).or_default().push(row);
         }
         let all: Vec<&Value> = hosts.values().flatten().collect();
         let mut rows = vec![group_row("root", "default", 0, &all)];

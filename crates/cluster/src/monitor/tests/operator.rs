@@ -257,6 +257,68 @@ fn a_bad_setting_written_while_no_monitor_ran_is_replaced_by_the_default() {
 }
 
 #[test]
+fn the_host_that_people_name_counts_in_place_of_the_one_an_osd_says() {
+    let mut rig = Rig::with_copies(4, 2, 1, 16);
+    let to_hosts = Command::PoolSet {
+        pool: "p".into(),
+        rename: None,
+        min_size: None,
+        failure_domain: Some(FailureDomain::Host),
+    };
+    let refused = rig.command(to_hosts.clone()).unwrap_err();
+    assert_eq!(refused.code, "cannot_place", "all say to be on one host");
+    let mut placed = Vec::new();
+    for number in 3..=4 {
+        let key = format!("osd/{number}");
+        let mut osd = value(&mut rig, &key);
+        osd["tree"] = json!({ "host": "other", "rack": "r1" });
+        // One by command, one by hand.
+        match number {
+            3 => drop(rig.command(put(&key, &osd)).unwrap()),
+            _ => rig.hand_writes(&key, Some(&osd.to_string())),
+        }
+        placed.push(value(&mut rig, &key)["tree"].clone());
+    }
+    assert_eq!(messages(&mut rig, "state_edit_undone"), [""; 0]);
+    rig.command(to_hosts).unwrap();
+    rig.fill();
+    let is_apart =
+        |targets: &Vec<base::OsdId>| targets.iter().filter(|osd| osd.get() > 2).count() == 1;
+    assert!(rig.targets().iter().all(is_apart), "{:?}", rig.targets());
+    let hosts = |rig: &mut Rig| {
+        let rows = rig.command(Command::OsdTree).unwrap();
+        let rows = rows.as_array().unwrap().clone();
+        let hosts = rows.into_iter().filter(|row| row["type"] == "host");
+        hosts.map(|row| (row["name"].as_str().unwrap().to_string(), row["osds"].clone())).collect()
+    };
+    let before: Vec<_> = hosts(&mut rig);
+    assert_eq!(before.len(), 2);
+    assert!(before.contains(&("other".to_string(), json!(2))), "{before:?}");
+    // It stays when the OSD starts again, and when what is written there is no place.
+    rig.kill_osd(4);
+    rig.boot(4);
+    for bad in [json!({ "host": "" }), json!({ "host": 5 }), json!({}), json!("other")] {
+        let mut osd = value(&mut rig, "osd/4");
+        osd["tree"] = bad;
+        assert_eq!(rig.command(put("osd/4", &osd)).unwrap_err().code, "invalid");
+        rig.hand_writes("osd/4", Some(&osd.to_string()));
+        assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1, "{}", osd["tree"]);
+        assert_eq!(value(&mut rig, "osd/4")["tree"], placed[1]);
+    }
+    assert_eq!(hosts(&mut rig), before);
+    // Without it the OSD's own word counts again.
+    for number in 3..=4 {
+        let key = format!("osd/{number}");
+        let mut osd = value(&mut rig, &key);
+        osd.as_object_mut().unwrap().remove("tree");
+        rig.hand_writes(&key, Some(&osd.to_string()));
+    }
+    assert_eq!(messages(&mut rig, "state_edit_undone"), [""; 0], "it was written well");
+    assert_eq!(hosts(&mut rig).len(), 1);
+    assert_eq!(messages(&mut rig, "pool_unplaced").len(), 1);
+}
+
+#[test]
 fn what_keeps_data_safe_is_put_back_whoever_changes_it() {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
