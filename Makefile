@@ -8,7 +8,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 .PHONY: help up down build test check bench soak planted clean
 
 help:
-	@echo "make up       install what is missing, build, run a cluster in $(DIR), link ./ashlar"
+	@echo "make up       build, and run a cluster in $(DIR)"
+	@echo "make build    install what is missing, build, link ./ashlar"
 	@echo "make down     stop it"
 	@echo "make test     everything CI runs (installs what tests need)"
 	@echo "make check    format, lints, unit tests, 50 seeds: before every commit"
@@ -17,7 +18,6 @@ help:
 	@echo "make planted  shows that the simulator finds planted bugs"
 
 up: build
-	ln -sf $(TARGET)/release/ashlar ashlar
 	./ashlar up --dir $(DIR) --detach
 
 down:
@@ -26,6 +26,7 @@ down:
 build:
 	sh scripts/install.sh build
 	$(CARGO) build --release --locked -p ashlar
+	ln -sf $(TARGET)/release/ashlar ashlar
 
 test:
 	bash scripts/test.sh all
