@@ -90,6 +90,7 @@ const OSD: &[Column] = &[
     rate_column("READ", "io.read"),
     rate_column("STORED", "io.stored"),
     rate_column("RECOVERY", "io.recovered"),
+    column("HOST", "host"),
     column("PID", "pid"),
     column("PATH", "path"),
 ];

@@ -80,20 +80,19 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
     let cluster = ClusterId::new(u128::from_le_bytes(io::random_bytes()));
     let mon = dir.join(MonitorId::FIRST.to_string());
     let state = match &args.state {
-        StatePlace::Embedded => {
-            crate::mon::create(&mon)?;
-            None
-        }
-        StatePlace::Etcd(urls) => {
-            crate::etcd::create(&mon)?;
-            create_in_etcd(urls, cluster)?;
-            Some(format!("etcd:{urls}"))
-        }
+        StatePlace::Embedded => None,
+        StatePlace::Etcd(urls) => Some(format!("etcd:{urls}")),
     };
-    MonitorFile { id: MonitorId::FIRST, listen: monitors.clone() }.save(&mon)?;
-    let file = ClusterFile { cluster, monitors, state, networks, osd_networks: args.osd_network };
-    let key = ClusterKey::random();
-    write_cluster(&dir, &key, &file)?;
+    let osd_networks = args.osd_network;
+    let file = ClusterFile { cluster, monitors, state, networks, osd_networks, host: None };
+    let made = [&dir, &mon, &dir.join("key")].map(|path| (path.clone(), path.exists()));
+    if let Err(error) = make_cluster(&dir, &mon, &args.state, &file) {
+        // Nothing is left of what was begun; what was there before stays.
+        for (path, _) in made.iter().filter(|(_, was_there)| !was_there) {
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+        return Err(error);
+    }
     if format == Format::Json {
         print_json(&json!({ "cluster": cluster, "dir": dir, "monitors": file.monitors }));
         return Ok(());
@@ -104,15 +103,32 @@ pub fn init(args: InitArgs, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The settings file comes last: with it the directory is a cluster's.
+fn make_cluster(
+    dir: &Path,
+    mon: &Path,
+    state: &StatePlace,
+    file: &ClusterFile,
+) -> Result<(), Failure> {
+    match state {
+        StatePlace::Embedded => crate::mon::create(mon)?,
+        StatePlace::Etcd(_) => crate::etcd::create(mon)?,
+    }
+    let listen = file.monitors.clone();
+    MonitorFile { id: MonitorId::FIRST, listen }.save(mon)?;
+    if let StatePlace::Etcd(urls) = state {
+        create_in_etcd(urls, file.cluster)?;
+    }
+    write_cluster(dir, &ClusterKey::random(), file)
+}
+
 /// `ashlar token`
 pub fn token(config: &Config, format: Format) -> Result<(), Failure> {
-    let mut file = config.file.clone();
+    // The name of this host is not that of the next one.
+    let mut file = ClusterFile { host: None, ..config.file.clone() };
     // Where monitors are now, if one tells; what this host was told, if none does.
-    if let Ok(rows) = client::call(config, Command::MonitorList, ASK_TIME_MAX) {
-        let rows = rows.as_array().cloned().unwrap_or_default();
-        let told = rows.iter().flat_map(|row| row["addresses"].as_array().into_iter().flatten());
-        let told = told.filter_map(|address| address.as_str().map(str::to_owned));
-        let told: Vec<String> = told.filter(|address| address.starts_with("tcp:")).collect();
+    if let Ok(mut told) = client::monitors(config, ASK_TIME_MAX) {
+        told.retain(|address| address.starts_with("tcp:"));
         if !told.is_empty() {
             file.monitors = told;
         }
@@ -297,9 +313,7 @@ pub fn create_monitor(
     crate::etcd::create(path)?;
     MonitorFile { id, listen: listen.clone() }.save(path)?;
     // Commands on this host ask its own monitor, too.
-    let mut file = config.file.clone();
-    file.monitors.extend(listen.iter().cloned());
-    write_cluster_file(&config.dir, &file)?;
+    client::add_monitor(config, &listen).map_err(|error| cannot_write(&config.dir, &error))?;
     if format == Format::Json {
         print_json(&json!({ "id": id, "path": path, "listen": listen }));
         return Ok(());
@@ -321,6 +335,7 @@ mod tests {
             state: Some("etcd:http://10.0.0.1:2379".into()),
             networks: vec!["10.0.0.0/8".into()],
             osd_networks: Vec::new(),
+            host: None,
         };
         let key = ClusterKey::random();
         let text = Token { key: key.to_text(), file: file.clone() }.to_text();

@@ -115,8 +115,8 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
             parent::follow(parent)?;
             osd::run(&config(cluster)?, &path, listen.as_deref(), memory.0)
         }
-        OsdCommand::Start { osd } => up::start_osd(&config(cluster)?.dir, osd, format),
-        OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?.dir, osd, format),
+        OsdCommand::Start { osd } => up::start_osd(&config(cluster)?, osd, format),
+        OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?, osd, format),
         OsdCommand::Out { osd } => admin::osd_out(&config(cluster)?, osd, format),
         OsdCommand::In { osd } => admin::osd_in(&config(cluster)?, osd, format),
         OsdCommand::Rm { osd } => admin::osd_rm(&config(cluster)?, osd, format),

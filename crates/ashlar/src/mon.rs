@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{Duration, MonitorId, Time};
-use client::Config;
+use client::{Config, Keeper};
 use cluster::message::Failure;
 use cluster::monitor::{Effect, Event, Identity, Station, StopReason};
 use cluster::state::{StateEvent, StateStore};
@@ -21,6 +21,10 @@ const STATE_FILE: &str = "state.redb";
 
 /// How long a monitor that was told to end tries to give its lease back.
 const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How often a monitor asks which others there are, and how long it waits for the answer.
+const LIST_SPAN: std::time::Duration = std::time::Duration::from_secs(10);
+const LIST_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(12);
 
 /// Makes the directory and the empty state store of a new cluster's monitor, unless it is there.
 pub fn create(path: &Path) -> Result<(), Failure> {
@@ -60,12 +64,16 @@ impl MonitorFile {
         })
     }
 
-    /// Reads it. Without one it is the first monitor, which listens where cluster.toml says.
+    /// Reads it. Without one it is the only monitor of `up`, which listens where cluster.toml says.
     fn load(directory: &Path, config: &Config) -> Result<MonitorFile, Failure> {
         let path = MonitorFile::path(directory);
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                if client::is_of_several_hosts(&config.file) {
+                    let message = format!("{} holds no monitor", directory.display());
+                    return Err(failure("not_found", message, "make one: ashlar mon create PATH"));
+                }
                 let listen = config.file.monitors.iter().take(1).cloned().collect();
                 return Ok(MonitorFile { id: MonitorId::FIRST, listen });
             }
@@ -103,6 +111,9 @@ pub fn run(
     reactor.set_trust(Trust { key: config.key.clone(), peer });
     let addresses = listen_at(&mut reactor, &file.listen)?;
     eprintln!("monitor {monitor} listens at {}", addresses.join(", "));
+    if matches!(place, StatePlace::Etcd(_)) {
+        follow_others(config.clone(), addresses.clone());
+    }
     let identity = Identity {
         cluster: config.file.cluster,
         monitor,
@@ -117,6 +128,26 @@ pub fn run(
     let (effects, answers) = (Vec::new(), Vec::new());
     let shell = Shell { reactor, state, monitor, station, leader: None, effects, answers };
     shell.serve()
+}
+
+/// Keeps the list of monitors in the settings of this host, where there may be several and no other
+/// daemon that is told of them; `own`: where this one listens. Ends with the process.
+fn follow_others(config: Config, own: Vec<String>) {
+    std::thread::spawn(move || {
+        let keeper = Keeper::new(&config, |line| eprintln!("{line}"));
+        let mut last = Vec::new();
+        loop {
+            std::thread::sleep(LIST_SPAN);
+            // Whom to ask changes with the file, which may not name this one yet.
+            let Ok(mut config) = Config::load(&config.path) else { continue };
+            config.file.monitors.extend(own.iter().cloned());
+            let Ok(addresses) = client::monitors(&config, LIST_TIME_MAX) else { continue };
+            if addresses != last {
+                last.clone_from(&addresses);
+                keeper.told(addresses);
+            }
+        }
+    });
 }
 
 /// Listens at all of these addresses that this host has; at one at least.

@@ -24,15 +24,13 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
         args.listen
     };
     let settings = ServerSettings {
-        monitors: config.file.monitors.clone(),
         listen,
         volumes: args.volumes,
         read_only: args.read_only,
         shared: args.shared,
         unsynced_size_max: args.unsynced.0,
     };
-    let cluster = config.file.cluster;
-    Server::run(cluster, config.key.clone(), settings)
+    Server::run(config, settings)
         .map_err(|error| failure("nbd", error.to_string(), "see `ashlar nbd --help`"))
 }
 

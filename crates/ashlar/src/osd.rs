@@ -14,7 +14,7 @@ use blockstore::{
     CheckOptions, CommitMode, CreateOptions, Finding, RecoveryReport, Severity, StoppedStore,
     StoreId,
 };
-use client::Config;
+use client::{Config, Keeper};
 use cluster::map::ClusterFile;
 use cluster::message::{Command, Failure};
 use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
@@ -35,6 +35,13 @@ const FAST_WRITE_US_MAX: u64 = 100;
 /// So long the disk of an OSD that was killed may stay locked.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
 const LOCK_DELAY: Duration = Duration::from_millis(10);
+
+/// How long monitors are away before that is said, and how often it is said then.
+const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
+const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
+
+/// Longest name of a host that cluster.toml gives, in bytes.
+const HOST_NAME_MAX: usize = 63;
 
 /// What to make an OSD of.
 pub struct CreateRequest<'a> {
@@ -316,6 +323,7 @@ pub fn no_reactor(error: std::io::Error) -> Failure {
 
 /// `ashlar osd run`
 pub fn run(config: &Config, path: &Path, listen: Option<&str>, memory: u64) -> Result<(), Failure> {
+    let host = host_name(&config.file)?;
     let blocks = blocks_of(path);
     // Locked for good below: this says what is wrong if somebody else has it.
     drop(open_blocks(&blocks, true)?);
@@ -353,13 +361,14 @@ pub fn run(config: &Config, path: &Path, listen: Option<&str>, memory: u64) -> R
         peer_addresses,
         pid: std::process::id(),
         path: path.display().to_string(),
-        host: host_name(),
+        host,
     };
     let mut settings = node::Settings::default();
     settings.store.memory_bytes = memory;
     settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
-    serve(reactor, identity, settings, device_size, &trust)
+    let keeper = Keeper::new(config, |line| eprintln!("{line}"));
+    serve(reactor, identity, settings, device_size, &trust, &keeper)
 }
 
 /// Listens for everybody and, where OSDs have networks of their own, for other OSDs: the addresses.
@@ -407,7 +416,9 @@ fn serve(
     settings: node::Settings,
     device_size: u64,
     trust: &dyn Fn(Incarnation) -> Trust,
+    keeper: &Keeper,
 ) -> Result<(), Failure> {
+    let mut absence = Absence::default();
     let mut effects = Vec::new();
     let mut events = Vec::new();
     let now = reactor.now();
@@ -447,6 +458,42 @@ fn serve(
             node.apply(now, Event::Tick, &mut effects);
         }
         node.finish_turn(now, &mut effects);
+        if let Some(addresses) = node.take_monitors() {
+            keeper.told(addresses);
+        }
+        absence.look(now, node.seeks_monitor());
+    }
+}
+
+/// Says now and then that no monitor answers. I/O goes on meanwhile; an OSD that was just started
+/// serves nothing without one.
+#[derive(Default)]
+struct Absence {
+    since: Option<Time>,
+    /// It was said last then.
+    said: Option<Time>,
+}
+
+impl Absence {
+    /// `sought`: where a monitor is looked for.
+    fn look(&mut self, now: Time, sought: Option<&[String]>) {
+        let Some(addresses) = sought else {
+            if let (Some(since), Some(_)) = (self.since, self.said) {
+                eprintln!("a monitor answers, after {} s", now.since(since).as_millis() / 1000);
+            }
+            *self = Absence::default();
+            return;
+        };
+        let since = *self.since.get_or_insert(now);
+        let quiet = self.said.map_or(ABSENCE_QUIET, |_| ABSENCE_SPAN);
+        if now >= self.said.unwrap_or(since) + quiet {
+            self.said = Some(now);
+            eprintln!(
+                "no monitor answers for {} s at {}: it is tried on",
+                now.since(since).as_millis() / 1000,
+                addresses.join(", ")
+            );
+        }
     }
 }
 
@@ -488,9 +535,18 @@ fn stopped(reason: StopReason) -> Result<(), Failure> {
     }
 }
 
-fn host_name() -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    if name.is_empty() { "localhost".into() } else { name }
+/// What this host is called in the tree.
+fn host_name(file: &ClusterFile) -> Result<String, Failure> {
+    let Some(name) = &file.host else {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        return Ok(if name.is_empty() { "localhost".into() } else { name });
+    };
+    let fits = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    if (1..=HOST_NAME_MAX).contains(&name.len()) && name.chars().all(fits) {
+        return Ok(name.clone());
+    }
+    let hint = "letters, digits, `.`, `_`, `-`; at most 63";
+    Err(failure("invalid", format!("`host` in cluster.toml is no name: {name:?}"), hint))
 }
 
 /// Opens the file or device of a stopped OSD for reading. `lock`: refuse one that is running.
@@ -503,7 +559,8 @@ fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
     let mut file = File::open(blocks).map_err(cannot)?;
     if lock && !can_lock(&file) {
         let message = format!("{} is in use: its OSD is running", blocks.display());
-        return Err(failure("busy", message, "stop it first: ashlar osd stop ID"));
+        let hint = "stop it first: end its process, or under `up`: ashlar osd stop ID";
+        return Err(failure("busy", message, hint));
     }
     let size = file.seek(std::io::SeekFrom::End(0)).map_err(cannot)?;
     Ok((file, size))

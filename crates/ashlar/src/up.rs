@@ -27,13 +27,14 @@ pub use control::{start_osd, stop_osd};
 
 /// Runs `ashlar up`.
 pub fn up(args: UpArgs, format: Format) -> Result<(), Failure> {
+    setup::refuse_several_hosts(&args.dir)?;
     fs::create_dir_all(args.dir.join("log")).map_err(|error| cannot_make(&args.dir, &error))?;
     let dir = fs::canonicalize(&args.dir).map_err(|error| cannot_make(&args.dir, &error))?;
     if args.detach && !supervise::is_background() {
         return control::detach(&dir, &args, format);
     }
     let Some(lock) = control::take_lock(&dir)? else {
-        return control::wait_ready(&dir, format, "is running");
+        return control::join_running(&dir, &args, format);
     };
     supervise::run(&dir, &args, format, lock)
 }

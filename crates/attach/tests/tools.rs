@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use attach::nbd::{Server, ServerSettings};
+use client::Config;
+use cluster::map::ClusterFile;
 use io::ClusterKey;
 use served::{CLUSTER, KEY};
 
@@ -99,14 +101,23 @@ fn the_server_process() {
     let folder = PathBuf::from(folder);
     let address = |file: &str| format!("unix:{}", folder.join(file).display());
     let settings = ServerSettings {
-        monitors: vec![address("monitor")],
         listen: vec![address("nbd")],
         volumes: Vec::new(),
         read_only: false,
         shared: false,
         unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
     };
-    Server::run(CLUSTER, ClusterKey::from_bytes(KEY), settings).expect("it serves");
+    let file = ClusterFile {
+        cluster: CLUSTER,
+        monitors: vec![address("monitor")],
+        state: None,
+        networks: Vec::new(),
+        osd_networks: Vec::new(),
+        host: None,
+    };
+    let path = folder.join("cluster.toml");
+    let config = Config { dir: folder, path, file, key: ClusterKey::from_bytes(KEY) };
+    Server::run(&config, settings).expect("it serves");
 }
 
 #[test]

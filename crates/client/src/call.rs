@@ -7,7 +7,8 @@ use io::{Event, Options, Reactor, Trust};
 use serde_json::Value;
 
 use crate::commands::{CONNECT_SPAN, Commands};
-use crate::config::{Config, failure};
+use crate::config::{Config, failure, nobody_answers};
+use crate::keeper::{addresses_of, is_news, keep};
 
 /// A command needs few operations at a time.
 const RING_ENTRIES: u32 = 16;
@@ -26,8 +27,16 @@ pub(crate) fn no_reactor(error: &std::io::Error) -> Failure {
     failure("io_uring", format!("io_uring does not work: {error}"), hint)
 }
 
+/// Where monitors listen, as whichever answers says.
+///
+/// Errors: as [`call`].
+pub fn monitors(config: &Config, timeout: std::time::Duration) -> Result<Vec<String>, Failure> {
+    call(config, Command::MonitorList, timeout).map(|rows| addresses_of(&rows))
+}
+
 /// Asks one command of whichever monitor answers, and waits up to `timeout` for the answer; up to
-/// a sixth of that for a monitor to come to be.
+/// a sixth of that for a monitor to come to be. What it says on the way of where monitors listen goes
+/// into the file of the configuration, if that may be written.
 ///
 /// Errors: the monitor's; `unreachable` (no monitor), `timed_out` and `unknown` (it may still
 /// have been done), `untrusted`.
@@ -48,13 +57,23 @@ pub fn call(
     let connect_max = connect_max.max(Duration::from_nanos(CONNECT_SPAN.as_nanos() * addresses));
     let connect_end = end.min(start + connect_max);
     let mut was_connected = false;
+    // Asked first, so answered first.
+    let list = commands.ask(Command::MonitorList, &mut effects);
     let ask = commands.ask(command, &mut effects);
     loop {
         commands.tick(reactor.now(), &mut effects);
         for effect in effects.drain(..) {
             reactor.net(effect);
         }
-        if let Some((_, result)) = answers.pop() {
+        let mut done = None;
+        for (asked, result) in answers.drain(..) {
+            if asked == ask {
+                done = Some(result);
+            } else if asked == list {
+                learn(config, result);
+            }
+        }
+        if let Some(result) = done {
             return result;
         }
         was_connected |= commands.is_connected();
@@ -74,13 +93,22 @@ pub fn call(
     }
 }
 
+/// Keeps the list of monitors. A command that did what it was asked does not complain that this
+/// failed: daemons say so in their logs.
+fn learn(config: &Config, list: Result<Value, Failure>) {
+    let Ok(rows) = list else { return };
+    let told = addresses_of(&rows);
+    if is_news(config, &told) {
+        let _ = keep(config, &told);
+    }
+}
+
 fn too_late(config: &Config, was_connected: bool) -> Failure {
     if was_connected {
         let message = "the monitor did not answer in time".to_string();
         return failure("timed_out", message, "it may still be done: look before you ask again");
     }
-    let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
-    failure("unreachable", message, "start the cluster: ashlar up")
+    nobody_answers(config)
 }
 
 #[cfg(test)]

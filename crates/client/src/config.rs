@@ -1,6 +1,7 @@
 //! Where a cluster is: a directory with `cluster.toml` (its id and its monitors' addresses) and
 //! `key` (mode 0600).
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use cluster::map::ClusterFile;
@@ -13,12 +14,17 @@ const ENVIRONMENT: &str = "ASHLAR_CLUSTER";
 const DIRECTORY: &str = ".ashlar";
 const FILE: &str = "cluster.toml";
 const KEY: &str = "key";
+/// What may be in the file.
+const HOLDS: &str = "it holds `cluster` (32 digits) and `monitors` (addresses), and may hold \
+                     `state`, `networks`, `osd_networks`, `host`";
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The directory it was read from.
     pub dir: PathBuf,
+    /// The file itself.
+    pub path: PathBuf,
     /// Which cluster, and where its monitors are.
     pub file: ClusterFile,
     /// Proof that we belong to it.
@@ -54,7 +60,8 @@ impl Config {
             None => Err(failure(
                 "no_cluster",
                 format!("no {DIRECTORY}/{FILE} in {} or above", here.display()),
-                "start a cluster with `ashlar up`, or name one with --cluster or ASHLAR_CLUSTER",
+                "start a cluster with `ashlar up`, take this host into one with `ashlar join`, or name \
+                 one with --cluster or ASHLAR_CLUSTER",
             )),
         }
     }
@@ -67,24 +74,51 @@ impl Config {
             (path.parent().unwrap_or(Path::new("")).to_path_buf(), path.to_path_buf())
         };
         let text = std::fs::read_to_string(&file).map_err(|error| {
-            let hint = "name a cluster's directory, as written by `ashlar up`";
+            let hint = "name a cluster's directory, as written by `ashlar up`, `init` or `join`";
             failure("no_cluster", format!("cannot read {}: {error}", file.display()), hint)
         })?;
         let parsed: ClusterFile = toml::from_str(&text).map_err(|error| {
             let message = format!("{} is not a cluster's file: {error}", file.display());
-            failure("invalid", message, "it holds `cluster` (32 digits) and `monitors` (addresses)")
+            failure("invalid", message, HOLDS)
         })?;
         if parsed.monitors.is_empty() {
             let message = format!("{} names no monitor", file.display());
             return Err(failure("invalid", message, "add an address to `monitors`"));
         }
         let key = ClusterKey::load(&dir.join(KEY)).map_err(|error| {
-            let hint = "put a copy of the cluster's key there, mode 0600; if none is left: `ashlar \
-                        down`, remove the file, and `ashlar up` draws a new one";
+            let hint = match is_of_several_hosts(&parsed) {
+                true => "put a copy of another host's file `key` there, mode 0600",
+                false => {
+                    "put a copy of the cluster's key there, mode 0600; if none is left: `ashlar \
+                     down`, remove the file, and `ashlar up` draws a new one"
+                }
+            };
             failure("key", error.to_string(), hint)
         })?;
-        Ok(Config { dir, file: parsed, key })
+        Ok(Config { dir, path: file, file: parsed, key })
     }
+}
+
+/// Whether daemons run on several hosts, each under what its host has for that, and not below one
+/// `ashlar up`, whose daemons listen on this machine alone.
+pub fn is_of_several_hosts(file: &ClusterFile) -> bool {
+    let is_away = |address: &String| {
+        let place = address.strip_prefix("tcp:").unwrap_or("localhost");
+        let is_here = |place: SocketAddr| place.ip().is_loopback();
+        !place.starts_with("localhost") && !place.parse().is_ok_and(is_here)
+    };
+    let has_networks = !file.networks.is_empty() || !file.osd_networks.is_empty();
+    has_networks || file.monitors.len() > 1 || file.monitors.iter().any(is_away)
+}
+
+/// The failure of a command that no monitor answers.
+pub(crate) fn nobody_answers(config: &Config) -> Failure {
+    let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
+    let hint = match is_of_several_hosts(&config.file) {
+        true => "run one on its host: `ashlar mon run PATH`; does this host reach it?",
+        false => "start the cluster: ashlar up",
+    };
+    failure("unreachable", message, hint)
 }
 
 pub(crate) fn failure(code: &str, message: String, hint: &str) -> Failure {
@@ -101,8 +135,9 @@ impl Config {
             state: None,
             networks: Vec::new(),
             osd_networks: Vec::new(),
+            host: None,
         };
-        Config { dir: "x".into(), file, key: ClusterKey::random() }
+        Config { dir: "x".into(), path: "x/cluster.toml".into(), file, key: ClusterKey::random() }
     }
 }
 
@@ -152,6 +187,23 @@ mod tests {
     }
 
     #[test]
+    fn a_cluster_of_one_machine_is_told_from_one_of_several_hosts() {
+        let of = |monitors: &[&str], networks: &[&str]| {
+            let texts = |list: &[&str]| list.iter().map(ToString::to_string).collect();
+            let (monitors, networks) = (texts(monitors), texts(networks));
+            is_of_several_hosts(&ClusterFile { monitors, networks, ..Config::of_nobody().file })
+        };
+        for here in ["tcp:127.0.0.1:1", "tcp:[::1]:1", "tcp:localhost:1", "unix:/x"] {
+            assert!(!of(&[here], &[]), "{here}");
+            assert!(of(&[here], &["0.0.0.0/0"]), "{here}");
+            assert!(of(&[here, "tcp:127.0.0.1:2"], &[]), "{here}");
+        }
+        for away in ["tcp:10.0.0.1:1", "tcp:[fd00::1]:1", "tcp:mon:1"] {
+            assert!(of(&[away], &[]), "{away}");
+        }
+    }
+
+    #[test]
     fn what_is_missing_or_wrong_is_named() {
         let code = |path: &Path| Config::load(path).expect_err("wrong").code;
         let folder = Folder::new("missing");
@@ -160,6 +212,14 @@ mod tests {
         assert_eq!(code(&folder.0.join(DIRECTORY)), "key");
         let folder = Folder::with_cluster("rubbish", "cluster = 3");
         assert_eq!(code(&folder.0.join(DIRECTORY)), "invalid");
+        // A word that is misspelt must not count as none: it may be one that keeps others out.
+        let wrong = format!("{GOOD}netwerks = [\"10.0.0.0/8\"]\n");
+        let folder = Folder::with_cluster("misspelt", &wrong);
+        let error = Config::load(&folder.0.join(DIRECTORY)).expect_err("wrong");
+        assert_eq!(error.code, "invalid");
+        for part in ["line 3", "`netwerks`"] {
+            assert!(error.message.contains(part), "{}", error.message);
+        }
         let none = GOOD.replace("\"unix:/x\"", "");
         let folder = Folder::with_cluster("nomonitor", &none);
         let error = Config::load(&folder.0.join(DIRECTORY)).expect_err("wrong");

@@ -5,6 +5,7 @@
 //!          ──▶ watch_state   every change of the state store, blocking
 //!          ──▶ Commands      the same as a value, for programs with a reactor of their own
 //!          ──▶ Client        volumes for async programs: a thread with a reactor behind a channel
+//!          ──▶ Keeper        where monitors listen, kept in its file as they tell it
 //!          ──▶ bench         a load on a volume, on the caller's thread
 //! ```
 
@@ -18,12 +19,14 @@ mod block_on;
 mod call;
 mod commands;
 mod config;
+mod keeper;
 mod shell;
 mod watch;
 
 pub use asynchronous::{Client, Volume};
-pub use call::call;
+pub use call::{call, monitors};
 pub use commands::Commands;
-pub use config::Config;
+pub use config::{Config, is_of_several_hosts};
+pub use keeper::{Keeper, add_monitor};
 pub use volume::{Extent, VolumeError};
 pub use watch::{StateChange, watch_state};

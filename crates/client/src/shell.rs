@@ -7,6 +7,7 @@ use volume::{ClientCore, Effect, Event, Settings};
 
 use crate::call::{client_reactor, no_reactor};
 use crate::config::Config;
+use crate::keeper::Keeper;
 
 /// Operations started in one turn without an extra system call.
 const RING_ENTRIES: u32 = 256;
@@ -18,6 +19,7 @@ const PARTING_SPAN: Duration = Duration::from_secs(2);
 pub(crate) struct Shell {
     pub(crate) reactor: Reactor,
     core: ClientCore,
+    keeper: Keeper,
     events: Vec<io::Event>,
     effects: Vec<Effect>,
 }
@@ -35,7 +37,9 @@ impl Shell {
             unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,
         };
         let core = ClientCore::new(settings, reactor.pool().clone());
-        Ok(Shell { reactor, core, events: Vec::new(), effects: Vec::new() })
+        // A library says nothing on its program's standard error.
+        let keeper = Keeper::new(config, |_| {});
+        Ok(Shell { reactor, core, keeper, events: Vec::new(), effects: Vec::new() })
     }
 
     /// Tells the core; what it answers goes to `answers`, which get no net effects.
@@ -62,6 +66,9 @@ impl Shell {
         self.events = events;
         if self.core.deadline().is_some_and(|deadline| deadline <= now) {
             self.apply(now, Event::Tick, answers);
+        }
+        if let Some(addresses) = self.core.take_monitors() {
+            self.keeper.told(addresses);
         }
         Ok(())
     }

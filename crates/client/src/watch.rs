@@ -8,7 +8,7 @@ use io::{Event, Reactor};
 use serde_json::Value;
 
 use crate::call::{client_reactor, no_reactor};
-use crate::config::{Config, failure};
+use crate::config::{Config, failure, nobody_answers};
 
 const RING_ENTRIES: u32 = 16;
 /// How long a monitor may take to come to be.
@@ -103,8 +103,7 @@ fn connect(config: &Config, reactor: &mut Reactor) -> Result<ConnectionId, Failu
             "use the file `key` of this cluster's directory",
         ));
     }
-    let message = format!("no monitor answers at {}", config.file.monitors.join(", "));
-    Err(failure("unreachable", message, "start the cluster: ashlar up"))
+    Err(nobody_answers(config))
 }
 
 /// What became of a connection until `end`; `None`: nothing yet.

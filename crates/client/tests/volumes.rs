@@ -43,9 +43,10 @@ impl Cluster {
             state: None,
             networks: Vec::new(),
             osd_networks: Vec::new(),
+            host: None,
         };
         let key = ClusterKey::from_bytes(served::KEY);
-        let config = Config { dir: folder.clone(), file, key };
+        let config = Config { dir: folder.clone(), path: folder.join("cluster.toml"), file, key };
         Cluster { config, folder }
     }
 

@@ -264,6 +264,7 @@ impl ClusterMap {
 
 /// The cluster's identity and how to reach its monitors: `cluster.toml`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ClusterFile {
     /// Which cluster.
     pub cluster: ClusterId,
@@ -280,6 +281,10 @@ pub struct ClusterFile {
     /// Networks between OSDs, tried before the others. None: the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub osd_networks: Vec<String>,
+    /// What this host is called in the tree, where OSDs of one name share a failure domain. None: as
+    /// the system calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 #[cfg(test)]

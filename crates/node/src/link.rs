@@ -14,6 +14,10 @@ pub struct Link {
     known: Vec<String>,
     /// All of them, in the order in which they are tried.
     addresses: Vec<String>,
+    /// Where monitors listen, as one of them said last.
+    told: Vec<String>,
+    /// They are others than before, and nobody has taken note of that.
+    is_news: bool,
     /// Which address is next.
     next: usize,
     delay_min: Duration,
@@ -44,6 +48,8 @@ impl Link {
         Link {
             known: addresses.clone(),
             addresses,
+            told: Vec::new(),
+            is_news: false,
             next: 0,
             delay_min,
             delay_max,
@@ -53,11 +59,28 @@ impl Link {
     }
 
     /// Where monitors listen, as one of them said: tried before those that it did not name.
-    pub fn learn(&mut self, told: Vec<String>) {
+    pub fn learn(&mut self, mut told: Vec<String>) {
+        told.truncate(ADDRESS_COUNT_MAX);
+        self.is_news |= self.told != told;
+        self.told.clone_from(&told);
         self.addresses = told;
-        self.addresses.truncate(ADDRESS_COUNT_MAX);
         let more = self.known.iter().filter(|address| !self.addresses.contains(address));
         self.addresses.extend(more.cloned().collect::<Vec<_>>());
+    }
+
+    /// What was told, if that is another list than the one taken before.
+    pub fn take_told(&mut self) -> Option<Vec<String>> {
+        std::mem::take(&mut self.is_news).then(|| self.told.clone())
+    }
+
+    /// All addresses, in the order in which they are tried.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Whether a monitor is looked for.
+    pub fn is_seeking(&self) -> bool {
+        !matches!(self.stage, LinkStage::Idle | LinkStage::Joined { .. })
     }
 
     /// The connection, if there is one or one is being made.
@@ -135,6 +158,13 @@ mod tests {
         }
         tried.sort();
         assert_eq!(tried, ["tcp:a:1", "tcp:b:1", "tcp:c:1"]);
+        // Taken once, and again when it changes.
+        assert_eq!(link.take_told().map(|told| told.len()), Some(2));
+        assert_eq!(link.take_told(), None);
+        link.learn(vec!["tcp:b:1".to_string(), "tcp:c:1".to_string()]);
+        assert_eq!(link.take_told(), None);
+        link.learn(vec!["tcp:c:1".to_string()]);
+        assert_eq!(link.take_told(), Some(vec!["tcp:c:1".to_string()]));
     }
 
     #[test]

@@ -230,6 +230,17 @@ impl Node {
         self.settle(now, effects);
     }
 
+    /// Where monitors listen, if one of them said so and it is another list than the one taken before:
+    /// for the next run.
+    pub fn take_monitors(&mut self) -> Option<Vec<String>> {
+        self.link.take_told()
+    }
+
+    /// Where a monitor is looked for, if none knows this run now.
+    pub fn seeks_monitor(&self) -> Option<&[String]> {
+        self.link.is_seeking().then(|| self.link.addresses())
+    }
+
     /// When the node wants an [`Event::Tick`]; may change with every event.
     pub fn deadline(&self) -> Option<Time> {
         if self.phase == Phase::Stopped {

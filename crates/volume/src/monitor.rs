@@ -20,6 +20,8 @@ pub(crate) struct MonitorLink {
     delay: Duration,
     /// Where monitors listen, as one of them said.
     told: Vec<String>,
+    /// They are others than before, and nobody has taken note of that.
+    is_news: bool,
     /// Which address is tried next, modulo their number: first those that were told.
     address: usize,
     /// Handshakes that failed one after another for want of trust.
@@ -47,6 +49,7 @@ impl MonitorLink {
             state: MonitorState::Idle,
             delay: CONNECT_DELAY_MIN,
             told: Vec::new(),
+            is_news: false,
             address: 0,
             untrusted_count: 0,
             resubscribed: false,
@@ -109,6 +112,12 @@ impl ClientCore {
     /// one of their volumes now, from wherever, comes after them.
     pub fn is_parted(&self) -> bool {
         self.farewells.is_empty()
+    }
+
+    /// Where monitors listen, if one of them said so and it is another list than the one taken before:
+    /// for those who start later.
+    pub fn take_monitors(&mut self) -> Option<Vec<String>> {
+        std::mem::take(&mut self.monitor.is_news).then(|| self.monitor.told.clone())
     }
 
     /// The monitor answered an ask: it has heard what it was told before that.
@@ -229,9 +238,10 @@ impl ClientCore {
                 self.end_fenced(effects);
                 self.map_changed(now, effects);
             }
-            FromMonitor::Monitors { addresses } => {
+            FromMonitor::Monitors { mut addresses } => {
+                addresses.truncate(ADDRESS_COUNT_MAX);
+                self.monitor.is_news |= self.monitor.told != addresses;
                 self.monitor.told = addresses;
-                self.monitor.told.truncate(ADDRESS_COUNT_MAX);
             }
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
                 self.drop_farewells(request);

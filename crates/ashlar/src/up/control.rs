@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use base::OsdId;
+use client::Config;
 use cluster::message::Failure;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -125,7 +126,7 @@ pub fn take_lock(dir: &Path) -> Result<Option<File>, Failure> {
 /// Starts `up` in the background and returns when it is ready.
 pub fn detach(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     if take_lock(dir)?.is_none() {
-        return wait_ready(dir, format, "is running");
+        return join_running(dir, args, format);
     }
     let mut child = spawn_background(dir, args)?;
     let mut connection = loop {
@@ -193,9 +194,23 @@ fn died_early(dir: &Path, status: &str) -> Failure {
 }
 
 /// Waits until the running `up` of `dir` is ready and prints what to type next.
-pub fn wait_ready(dir: &Path, format: Format, what: &str) -> Result<(), Failure> {
+///
+/// Errors: it was asked for more OSDs than that one has.
+pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     let next = ask(dir, Request::Wait, format)?;
-    print_ready(dir, format, what, &next);
+    let there = super::setup::existing_osds(dir).len();
+    if let Some(wanted) = args.osds.filter(|wanted| *wanted as usize > there) {
+        let message = format!(
+            "the cluster in {} is running with {there} OSDs, and was made no larger",
+            dir.display()
+        );
+        let hint = format!(
+            "stop it first: ashlar down --dir {0} && ashlar up --dir {0} --osds {wanted} --detach",
+            dir.display()
+        );
+        return Err(failure("running", message, hint));
+    }
+    print_ready(dir, format, "is running", &next);
     Ok(())
 }
 
@@ -238,18 +253,30 @@ pub fn down(dir: &Path, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Stops an OSD of the cluster in `dir` until it is started by hand.
-pub fn stop_osd(dir: &Path, osd: OsdId, format: Format) -> Result<(), Failure> {
-    ask(dir, Request::StopOsd { osd }, format)?;
+/// Stops an OSD of a cluster that `up` runs until it is started by hand.
+pub fn stop_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
+    refuse_elsewhere(config, osd, "end its process, or its service, on its host")?;
+    ask(&config.dir, Request::StopOsd { osd }, format)?;
     print_osd(osd, "stopped", format);
     Ok(())
 }
 
-/// Starts a stopped OSD of the cluster in `dir`.
-pub fn start_osd(dir: &Path, osd: OsdId, format: Format) -> Result<(), Failure> {
-    ask(dir, Request::StartOsd { osd }, format)?;
+/// Starts a stopped OSD of a cluster that `up` runs.
+pub fn start_osd(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
+    refuse_elsewhere(config, osd, "run it on its host: ashlar osd run PATH")?;
+    ask(&config.dir, Request::StartOsd { osd }, format)?;
     print_osd(osd, "started", format);
     Ok(())
+}
+
+/// Daemons of several hosts are nobody's children: what is to be done is done on their hosts.
+fn refuse_elsewhere(config: &Config, osd: OsdId, what: &str) -> Result<(), Failure> {
+    if !client::is_of_several_hosts(&config.file) {
+        return Ok(());
+    }
+    let message = format!("{osd} belongs to a cluster of several hosts: no `ashlar up` runs it");
+    let hint = format!("{what}; `ashlar osd ls` shows its host and path");
+    Err(failure("several_hosts", message, hint))
 }
 
 fn print_osd(osd: OsdId, state: &str, format: Format) {

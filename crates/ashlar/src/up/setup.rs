@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::control::Work;
 use super::supervise::{Event, FailedOsds, Role, is_stopped};
 use crate::cli::{CommitArg, StoreArg, UpArgs};
+use crate::mon::MonitorFile;
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
 
@@ -41,6 +42,25 @@ const ETCD_DIRECTORY: &str = "etcd";
 
 /// OSDs of a new cluster.
 const OSDS_DEFAULT: usize = 3;
+
+/// Refuses the directory of a cluster of several hosts, before anything in it is touched: `up` gives
+/// its monitor an address on this machine, and tells everybody.
+pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
+    // One that cannot be read is none of another kind: it is said below what is wrong with it.
+    let text = fs::read_to_string(dir.join("cluster.toml")).unwrap_or_default();
+    let file = toml::from_str::<ClusterFile>(&text);
+    let has_monitor = MonitorFile::path(&dir.join("mon.1")).exists();
+    if !has_monitor && !file.is_ok_and(|file| client::is_of_several_hosts(&file)) {
+        return Ok(());
+    }
+    let message = format!(
+        "{} belongs to a cluster of several hosts: `up` runs a whole cluster on one machine",
+        dir.display()
+    );
+    let hint = "run this host's part: `ashlar mon run PATH`, `ashlar osd run PATH`, `ashlar nbd`; or \
+                name another directory with --dir";
+    Err(failure("several_hosts", message, hint))
+}
 
 /// Starts the setup; it speaks through `events`.
 pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: FailedOsds) {
@@ -76,6 +96,18 @@ pub fn store_name(store: StoreArg) -> &'static str {
         StoreArg::Embedded => "embedded",
         StoreArg::Etcd => "etcd",
     }
+}
+
+/// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the file
+/// gets this name when it is whole.
+pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut osds: Vec<OsdId> = entries
+        .filter(|entry| entry.path().join("blocks").exists())
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok())
+        .collect();
+    osds.sort();
+    osds
 }
 
 struct Setup {
@@ -179,6 +211,7 @@ impl Setup {
             state,
             networks: Vec::new(),
             osd_networks: Vec::new(),
+            host: None,
         })
     }
 
@@ -325,16 +358,8 @@ impl Setup {
         failed.contains(&osd) || is_stopped(&self.dir, osd)
     }
 
-    /// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the
-    /// file gets this name when it is whole.
     fn existing_osds(&self) -> Vec<OsdId> {
-        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
-        let mut osds: Vec<OsdId> = entries
-            .filter(|entry| entry.path().join("blocks").exists())
-            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok())
-            .collect();
-        osds.sort();
-        osds
+        existing_osds(&self.dir)
     }
 
     fn pools(&self, config: &Config) -> Result<Vec<Value>, Failure> {

@@ -30,6 +30,11 @@ fn everything_is_intact_after_a_restart() {
     let again = run(Command::new(ASHLAR).args(["up", "--detach", "--dir"]).arg(cluster.path()));
     assert!(again.status.success());
     assert!(text_of(&again).contains("is running"), "{}", text_of(&again));
+    // What it cannot do while it runs is no success.
+    let mut larger = Command::new(ASHLAR);
+    larger.args(["up", "--detach", "--json", "--osds", "4", "--dir"]).arg(cluster.path());
+    let error = refused(&mut larger, "running");
+    assert!(error["hint"].as_str().expect("a text").contains("ashlar down"), "{error}");
     cluster.check_osds();
     cluster.start(&[]);
     assert_eq!(lasting(cluster.json(&["volume", "ls"])), volumes);

@@ -15,6 +15,7 @@ mod fio;
 mod harness;
 mod hosts;
 mod life;
+mod monitors;
 mod namespaces;
 mod nbd;
 mod operator;

@@ -222,6 +222,11 @@ impl Hub {
         moments.into_iter().flatten().min()
     }
 
+    /// Where monitors listen, if one of them said so and it is another list than the one taken before.
+    pub fn take_monitors(&mut self) -> Option<Vec<String>> {
+        self.core.take_monitors()
+    }
+
     /// After a shutdown: whether everything has ended.
     pub fn is_finished(&self) -> bool {
         self.is_ending && self.clients.is_empty() && self.volumes.is_empty()

@@ -1,8 +1,9 @@
 //! The program's loop around the hub: one thread, one ring, NBD and cluster sockets in it.
 
-use base::{ClusterId, Duration, Time};
+use base::{Duration, Time};
+use client::{Config, Keeper};
 use format::door::{Peer, Role};
-use io::{ClusterKey, Options, Reactor, Trust};
+use io::{Options, Reactor, Trust};
 use volume::Settings;
 
 use super::hub::{Effect, Event, Exports, Hub};
@@ -18,8 +19,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// What an NBD server is made with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerSettings {
-    /// Addresses of the monitors.
-    pub monitors: Vec<String>,
     /// Where to listen: `unix:PATH` or `tcp:HOST:PORT`; at least one.
     pub listen: Vec<String>,
     /// Only these volumes are served; all if there are none here.
@@ -36,6 +35,7 @@ pub struct ServerSettings {
 pub struct Server {
     reactor: Reactor,
     hub: Hub,
+    keeper: Keeper,
     /// The next sentence on a refused client is logged then.
     log_at: Time,
     effects: Vec<Effect>,
@@ -45,15 +45,11 @@ impl Server {
     /// Serves until the process is told to end (SIGTERM, SIGINT).
     ///
     /// Errors: io_uring does not work, or an address cannot be listened at.
-    pub fn run(
-        cluster: ClusterId,
-        key: ClusterKey,
-        settings: ServerSettings,
-    ) -> Result<(), io::Error> {
+    pub fn run(config: &Config, settings: ServerSettings) -> Result<(), io::Error> {
         let mut reactor = Reactor::new(Options::default())
             .map_err(|error| io::Error::new("io_uring does not work", error))?;
-        let peer = Peer { cluster, role: Role::Client };
-        reactor.set_trust(Trust { key, peer });
+        let peer = Peer { cluster: config.file.cluster, role: Role::Client };
+        reactor.set_trust(Trust { key: config.key.clone(), peer });
         let cannot_watch = |error| io::Error::new("signals cannot be watched", error);
         reactor.watch_signals().map_err(cannot_watch)?;
         let client_count_max = client_count_max(io::raise_descriptor_limit());
@@ -67,7 +63,7 @@ impl Server {
         let ServerSettings { volumes: names, read_only, shared, .. } = settings;
         let exports = Exports { names, read_only, shared };
         let core = Settings {
-            monitors: settings.monitors,
+            monitors: config.file.monitors.clone(),
             client: "nbd".to_string(),
             pid: std::process::id(),
             address,
@@ -75,7 +71,8 @@ impl Server {
             unsynced_size_max: settings.unsynced_size_max,
         };
         let hub = Hub::new(exports, core, reactor.pool().clone());
-        Server { reactor, hub, log_at: Time::ZERO, effects: Vec::new() }.serve()
+        let keeper = Keeper::new(config, |line| eprintln!("{line}"));
+        Server { reactor, hub, keeper, log_at: Time::ZERO, effects: Vec::new() }.serve()
     }
 
     fn serve(mut self) -> Result<(), io::Error> {
@@ -97,6 +94,9 @@ impl Server {
             }
             if self.hub.deadline().is_some_and(|deadline| deadline <= now) {
                 self.tell(now, Event::Tick);
+            }
+            if let Some(addresses) = self.hub.take_monitors() {
+                self.keeper.told(addresses);
             }
             self.log_rejected(now);
         }

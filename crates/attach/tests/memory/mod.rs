@@ -151,6 +151,7 @@ impl MemoryMonitor {
                         let rows = self.volumes.keys().map(|name| json!({ "name": name }));
                         Ok(rows.collect())
                     }
+                    Command::MonitorList => Ok(json!([])),
                     Command::TaskList { .. } => Ok(json!({ "sessions": self.sessions.len() })),
                     Command::VolumeInfo { volume } => match self.volumes.get(&volume) {
                         Some(size) => Ok(json!({ "name": volume, "size_bytes": size })),

@@ -264,8 +264,8 @@ impl Monitor {
                 "pg_down",
                 Severity::Error,
                 format!("{} PGs have no OSD that is up: their I/O waits ({example})", tally.down),
-                "start the OSDs that are down: `ashlar osd start ID`; without them their data cannot \
-                 be served",
+                "start the OSDs that are down (under `up`: `ashlar osd start ID`, else on their hosts: \
+                 `ashlar osd run PATH`); without them their data cannot be served",
             );
         }
         if tally.degraded > 0 {
@@ -364,7 +364,7 @@ impl Monitor {
             (0, 0) => (
                 Severity::Warn,
                 format!("{osd} is down; it has no PGs"),
-                "start it: `ashlar osd start ID`",
+                "start it: under `up` by `ashlar osd start ID`, else on its host by `ashlar osd run PATH`",
             ),
             (0, _) => (
                 Severity::Warn,
@@ -374,14 +374,16 @@ impl Monitor {
                     ),
                     None => format!("{osd} is down: {lacking} PGs have a copy less"),
                 },
-                "`ashlar osd start ID` starts one that was stopped; if it does not start, its log says \
-                 why. A lost disk: make a new OSD, then `ashlar osd out ID` and `ashlar osd rm ID`",
+                "`ashlar osd start ID` starts one that was stopped under `up`, `ashlar osd run PATH` on \
+                 its host any other; if it does not start, its log says why. \
+                 A lost disk: make a new OSD, then `ashlar osd out ID` and `ashlar osd rm ID`",
             ),
             _ => (
                 Severity::Error,
                 format!("{osd} is down: {needed} PGs wait for it"),
-                "`ashlar osd start ID` starts one that was stopped; if it does not start, its log says \
-                 why. It holds what no other OSD that is up has: keep its disk, or a copy of it",
+                "`ashlar osd start ID` starts one that was stopped under `up`, `ashlar osd run PATH` on \
+                 its host any other; if it does not start, its log says why. \
+                 It holds what no other OSD that is up has: keep its disk, or a copy of it",
             ),
         };
         Check { code: "osd_down", severity, message, hint }

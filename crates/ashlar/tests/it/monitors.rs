@@ -1,0 +1,150 @@
+//! Does every host find the monitors that are left, whichever it was told of first?
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::harness::{ASHLAR, Directory, refused, succeed, wait_for};
+use crate::namespaces::{Hosts, Shape, V4};
+
+/// Whether the settings of a host name this monitor.
+fn knows(hosts: &Hosts, host: usize, monitor: &str) -> bool {
+    let text = fs::read_to_string(hosts.home(host).join("cluster.toml")).expect("it is there");
+    text.contains(&format!("\"tcp:{monitor}\""))
+}
+
+/// How often the OSD said that, over all its runs.
+fn said(hosts: &Hosts, what: &str) -> usize {
+    let log = fs::read_to_string(hosts.path("osd.1.log")).unwrap_or_default();
+    log.matches(what).count()
+}
+
+#[test]
+fn a_daemon_that_was_told_of_one_monitor_joins_over_another_when_that_is_lost() {
+    let networks = &["--network", "10.77.1.0/24"];
+    let shape = Shape { hosts: 3, etcds: 1, etcd_in: V4, monitors: 2, osds: 1, networks };
+    let mut hosts = Hosts::new("learn", shape);
+    let mut init = hosts.on(1, ASHLAR);
+    init.args(["init", "--json", "--state", "etcd:http://127.0.0.1:1", "--dir"]);
+    refused(init.arg(hosts.home(1)), "state");
+    assert!(!hosts.home(1).exists(), "nothing is left of a cluster that was not made");
+    hosts.make_cluster();
+    let (first, second, third) = ("10.77.1.1:4130", "10.77.1.2:4130", "10.77.1.2:4131");
+    let socket = hosts.path("nbd.sock");
+    let listen = format!("--listen=unix:{}", socket.display());
+    let mut nbd = hosts.ashlar(3, &["nbd", &listen]);
+    hosts.start("nbd", &mut nbd);
+    wait_for("NBD to listen", || socket.exists());
+    let osd = ["osd.1".to_owned()];
+    hosts.kill(&osd);
+
+    // On two hosts one daemon alone hears of a new monitor: an NBD server, and a monitor.
+    let path = hosts.home(2).join("mon.3");
+    succeed(hosts.ashlar(2, &["mon", "create", "--port", "4131"]).arg(&path));
+    let mut command = hosts.ashlar(2, &["mon", "run"]);
+    hosts.start("mon.3", command.arg(&path));
+    for host in [1, 3] {
+        wait_for("a host to know the new monitor", || knows(&hosts, host, third));
+        assert!(knows(&hosts, host, first) && knows(&hosts, host, second), "the others stay");
+    }
+
+    // An OSD whose host was told of the first monitor only, as its token was made early.
+    let settings = hosts.home(1).join("cluster.toml");
+    let text = fs::read_to_string(&settings).expect("it is there");
+    let rest = text.lines().filter(|line| !line.starts_with("monitors"));
+    let rest = rest.collect::<Vec<_>>().join("\n");
+    let early =
+        format!("# of host 1\nmonitors = [\"tcp:{first}\"] # one\nhost = \"first\"\n{rest}\n");
+    fs::write(&settings, &early).expect("writable");
+    hosts.begin(&osd[0]);
+    wait_for("the OSD's host to know all", || knows(&hosts, 1, second) && knows(&hosts, 1, third));
+    let later = fs::read_to_string(&settings).expect("it is there");
+    assert!(later.starts_with("# of host 1\n") && later.contains("] # one\n"), "{later}");
+    assert!(later.ends_with(&format!("\nhost = \"first\"\n{rest}\n")), "{later}");
+    hosts.await_osds(2);
+    assert_eq!(hosts.json(2, &["osd", "ls"])[0]["host"], "first");
+    let table = succeed(&mut hosts.ashlar(2, &["osd", "ls"]));
+    assert!(table.contains("HOST") && table.contains(" first "), "{table}");
+
+    // That one is lost.
+    hosts.kill(&["mon.1".to_owned(), osd[0].clone()]);
+    let runs = said(&hosts, "joined the cluster");
+    hosts.begin(&osd[0]);
+    wait_for("the OSD to join over another", || said(&hosts, "joined the cluster") > runs);
+    hosts.await_osds(1);
+
+    // Without any it says whom it asked.
+    hosts.kill(&["mon.2".to_owned(), "mon.3".to_owned()]);
+    wait_for("the OSD to say that nobody answers", || said(&hosts, "no monitor answers for") > 0);
+    let log = fs::read_to_string(hosts.path("osd.1.log")).expect("it is there");
+    let line = log.lines().rfind(|line| line.contains("no monitor answers")).expect("just seen");
+    assert!([first, second, third].iter().all(|monitor| line.contains(monitor)), "{line}");
+    let error = refused(hosts.ashlar(1, &["status"]).arg("--json"), "unreachable");
+    assert!(error["hint"].as_str().expect("a text").contains("mon run"), "{error}");
+}
+
+/// Names and texts of all files below a directory.
+fn contents(directory: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory").flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => {
+                found.push((path.display().to_string(), String::new()));
+                found.extend(contents(&path));
+            }
+            false => {
+                let text = fs::read_to_string(&path).expect("a text");
+                found.push((path.display().to_string(), text));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn what_is_for_one_machine_refuses_hosts_of_several_and_touches_nothing() {
+    let directory = Directory::new("several");
+    let dir = directory.path();
+    let mut options = fs::File::options();
+    let key = options.write(true).create_new(true).mode(0o600).open(dir.join("key"));
+    writeln!(key.expect("writable"), "{}", "5a".repeat(32)).expect("writable");
+    let cluster = "cluster = \"00000000000000000000000000000abc\"\n";
+    let here = "monitors = [\"tcp:127.0.0.1:1\"]\n";
+    let several = [
+        format!("{cluster}{here}networks = [\"127.0.0.0/8\"]\n"),
+        format!("{cluster}monitors = [\"tcp:10.9.9.9:4130\"]\n"),
+    ];
+    let up = |more: &[&str]| {
+        let mut up = Command::new(ASHLAR);
+        up.args(["up", "--json", "--dir"]).arg(dir).args(more);
+        let error = refused(&mut up, "several_hosts");
+        assert!(error["hint"].as_str().expect("a text").contains("mon run"), "{error}");
+    };
+    for text in several {
+        fs::write(dir.join("cluster.toml"), text).expect("writable");
+        let before = contents(dir);
+        up(&[]);
+        up(&["--detach"]);
+        let run = |arguments: &[&str], code: &str| {
+            let mut command = Command::new(ASHLAR);
+            refused(command.args(arguments).args(["--json", "--cluster"]).arg(dir), code)
+        };
+        run(&["osd", "stop", "1"], "several_hosts");
+        let error = run(&["osd", "start", "1"], "several_hosts");
+        assert!(error["hint"].as_str().expect("a text").contains("osd run"), "{error}");
+        // Any directory would be that of the first monitor.
+        run(&["mon", "run", &dir.join("mon.1").display().to_string()], "not_found");
+        assert_eq!(contents(dir), before);
+    }
+    // The first host of a cluster whose settings are lost.
+    fs::remove_file(dir.join("cluster.toml")).expect("it is there");
+    fs::create_dir(dir.join("mon.1")).expect("writable");
+    fs::write(dir.join("mon.1/monitor.toml"), "id = 1\nlisten = []\n").expect("writable");
+    let before = contents(dir);
+    up(&["--detach"]);
+    assert_eq!(contents(dir), before);
+}

@@ -1,0 +1,143 @@
+//! Changing a file of settings that people wrote, while other processes may do the same.
+//!
+//! Invariants
+//!   1. Whoever reads the file sees the old one or the new one, whole, also after a crash.
+//!   2. Of several processes that edit files of one folder, one does so at a time.
+//!   3. Mode and owner stay: who could read the file still can.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::Error;
+use crate::prepare::sync_folder_of;
+
+/// How long others may take to edit it.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(1);
+const LOCK_DELAY: Duration = Duration::from_millis(10);
+/// Larger files are none of ours.
+const SIZE_MAX: u64 = 1 << 20;
+
+/// Puts what `edit` makes of the text of the file at `path` in its place; nothing if it makes none of
+/// it. Whether there is something new.
+///
+/// Errors: the file or its folder cannot be read, locked or written, or `edit` refuses.
+pub fn edit_file(
+    path: &Path,
+    edit: impl FnOnce(&str) -> Result<Option<String>, Error>,
+) -> Result<bool, Error> {
+    let failed = |error| Error::new(format!("cannot change {}", path.display()), error);
+    // Behind a link lies the file that is meant.
+    let path = &std::fs::canonicalize(path).map_err(failed)?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let _lock = lock(folder)?;
+    let old = std::fs::metadata(path).map_err(failed)?;
+    if old.len() > SIZE_MAX {
+        return Err(failed(std::io::ErrorKind::FileTooLarge.into()));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let Some(text) = edit(&text)? else { return Ok(false) };
+    let new = path.with_extension("new");
+    if let Err(error) = std::fs::remove_file(&new)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(failed(error));
+    }
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+    let file = file.map_err(failed)?;
+    let replace = || {
+        let made = file.metadata()?;
+        if (made.uid(), made.gid()) != (old.uid(), old.gid()) {
+            fchown(&file, Some(old.uid()), Some(old.gid()))?;
+        }
+        file.set_permissions(std::fs::Permissions::from_mode(old.mode() & 0o7777))?;
+        file.write_all_at(text.as_bytes(), 0)?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)?;
+        sync_folder_of(path)
+    };
+    replace().map_err(|error| {
+        // It may be the new file by now; if it is not, nobody else needs it.
+        let _ = std::fs::remove_file(&new);
+        failed(error)
+    })?;
+    Ok(true)
+}
+
+/// The lock of a folder; ends with the file.
+fn lock(folder: &Path) -> Result<File, Error> {
+    let failed =
+        |why: &dyn std::fmt::Display| Error::new(format!("cannot lock {}", folder.display()), why);
+    let file = File::open(folder).map_err(|error| failed(&error))?;
+    let end = Instant::now() + LOCK_TIME_MAX;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < end => {
+                std::thread::sleep(LOCK_DELAY);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(failed(&"another process holds it")),
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("ashlar-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).expect("the temporary folder is writable");
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn editors_at_the_same_time_lose_nothing_and_the_mode_stays() {
+        let folder = Folder::new("edit");
+        let path = folder.0.join("file");
+        std::fs::write(&path, "").expect("writable");
+        let link = folder.0.join("link");
+        std::os::unix::fs::symlink(&path, &link).expect("writable");
+        let mode = || path.metadata().expect("it is there").permissions().mode() & 0o7777;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("ours");
+        std::thread::scope(|scope| {
+            for name in ["a", "b", "c", "d"] {
+                let link = &link;
+                scope.spawn(move || {
+                    for _ in 0..5 {
+                        let edited = edit_file(link, |text| Ok(Some(format!("{text}{name}"))));
+                        assert_eq!(edited, Ok(true));
+                    }
+                });
+            }
+        });
+        let text = std::fs::read_to_string(&path).expect("readable");
+        assert_eq!(text.len(), 20, "{text}");
+        assert_eq!(mode(), 0o640);
+        assert!(link.is_symlink());
+        // What is refused, or needs no change, changes nothing.
+        assert_eq!(edit_file(&path, |_| Ok(None)), Ok(false));
+        let no = Error("no".to_string());
+        assert_eq!(edit_file(&path, |_| Err(no.clone())), Err(no));
+        assert_eq!(std::fs::read_to_string(&path).expect("readable"), text);
+        let _held = lock(&folder.0).expect("free");
+        let error = edit_file(&path, |_| Ok(Some(String::new()))).expect_err("it is locked");
+        assert!(error.0.contains("another process"), "{error}");
+    }
+}
