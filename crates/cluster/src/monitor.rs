@@ -40,6 +40,7 @@ mod removal;
 mod restarts;
 mod session;
 mod setting;
+mod settling;
 mod station;
 mod stats;
 mod status;
@@ -72,6 +73,7 @@ use presence::Presences;
 use publish::Subscription;
 use recover::Recovery;
 use session::SessionLive;
+use settling::Settling;
 use stats::Stats;
 use task::TaskRun;
 
@@ -181,6 +183,7 @@ pub struct Monitor {
     /// Whether an OSD has seen what the store lacks: the store went back in time.
     has_newer_member: bool,
     recovery: Recovery,
+    settling: Settling,
     /// Why the store cannot be asked, if it cannot; for people.
     state_trouble: Option<String>,
     /// Peers that sent what none of ours sends.
@@ -271,6 +274,7 @@ impl Monitor {
             has_task_news: false,
             has_newer_member: false,
             recovery: Recovery::default(),
+            settling: Settling::default(),
             state_trouble: None,
             protocol_errors: 0,
         }
@@ -292,6 +296,7 @@ impl Monitor {
         self.begin_anew(effects);
         self.compare_watched(effects);
         if self.is_ready() {
+            self.end_settling(now);
             self.end_gone_sessions(now);
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
@@ -322,7 +327,8 @@ impl Monitor {
                 let give_up = self.give_ups.first().map(|waits| waits.ends);
                 let osds = self.presence_deadline();
                 let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
-                let all = [gone, osds, entries, self.task_deadline(), give_up, stats];
+                let settling = self.settling.deadline();
+                let all = [gone, osds, entries, self.task_deadline(), give_up, stats, settling];
                 all.into_iter().flatten().min()
             }
             Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
@@ -385,6 +391,7 @@ impl Monitor {
         let Some(state) = self.connections.remove(&connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
         self.forget_opens(connection);
+        self.forget_held(connection);
         self.witness_gone(connection);
         for session in state.sessions {
             self.lose_session_connection(now, session);
@@ -558,7 +565,7 @@ impl Monitor {
     }
 
     fn try_push_job(&mut self, job: Job) -> bool {
-        if self.jobs.len() >= JOB_COUNT_MAX {
+        if self.jobs.len() + self.settling.held_count() >= JOB_COUNT_MAX {
             return false;
         }
         self.jobs.push_back(job);

@@ -80,6 +80,7 @@ impl Monitor {
             seen,
             given: None,
         };
+        self.settle_by(&boot);
         let ends_a_run =
             boot.run.is_none() && self.admitted(&boot).is_ok() && !self.has_newer_connection(&boot);
         if !ends_a_run {
@@ -179,7 +180,7 @@ impl Monitor {
     }
 
     /// The OSD's record, if it may join.
-    fn admitted(&self, boot: &Boot) -> Result<&OsdRecord, Failure> {
+    pub(super) fn admitted(&self, boot: &Boot) -> Result<&OsdRecord, Failure> {
         let osd = boot.osd;
         let Some(record) = self.contents.osd(osd) else {
             return Err(failure(

@@ -116,6 +116,10 @@ impl Monitor {
     pub(super) fn run_jobs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while self.in_flight.is_none() {
             let Some(job) = self.jobs.pop_front() else { return };
+            if self.waits_for_osds(&job) {
+                self.hold(job);
+                continue;
+            }
             match self.plan(now, &job) {
                 Plan::Done(done) => self.finish(now, job, done, effects),
                 Plan::Write { batch, done } => self.start(job, batch, done, effects),

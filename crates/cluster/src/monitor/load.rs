@@ -343,6 +343,7 @@ impl Monitor {
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.led_since = now;
         self.begin_presences(now);
+        self.begin_settling(now);
         self.begin_stats();
         self.entries.mark_all();
         self.planning.is_due = true;

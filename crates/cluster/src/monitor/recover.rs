@@ -163,6 +163,7 @@ impl Monitor {
             return;
         }
         self.recovery.why = why;
+        self.settle();
         let joined = self.connections.iter().filter(|(_, state)| state.osd.is_some());
         for connection in joined.map(|(connection, _)| *connection).collect::<Vec<_>>() {
             self.close(self.now, connection, effects);
@@ -514,7 +515,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Sessions that are over, that somebody refuses already, or whose id was given twice, go now, with
+    /// Sessions without a volume, that somebody refuses already, or whose id was given twice, go now, with
     /// their locks: after the recovery every id without a record is fenced.
     fn end_sessions(&mut self) {
         let mut fenced: BTreeMap<PoolId, BTreeSet<FenceRange>> = BTreeMap::new();
@@ -538,28 +539,31 @@ impl<'a> Draft<'a> {
             let here = self.contents.session(record.id);
             here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
         };
-        let mut live: BTreeMap<PoolId, Vec<SessionId>> = BTreeMap::new();
+        // Those that are marked as ended come before the others, and all in the order of their ids.
+        let mut stay: BTreeMap<PoolId, BTreeSet<(bool, SessionId)>> = BTreeMap::new();
         let mut over: BTreeSet<SessionId> = BTreeSet::new();
-        let mut twice_count = 0;
+        let mut ended_count = 0;
         for (record, pool) in self.sessions() {
-            let pool = pool.filter(|pool| !record.ended && !is_fenced(*pool, record.id));
-            match pool {
+            match pool.filter(|pool| !is_fenced(*pool, record.id)) {
                 Some(_) if is_given_twice(record) => {
                     over.insert(record.id);
-                    twice_count += 1;
+                    ended_count += 1;
                 }
-                Some(pool) => live.entry(pool).or_default().push(record.id),
+                Some(pool) => {
+                    stay.entry(pool).or_default().insert((!record.ended, record.id));
+                }
                 None => {
                     over.insert(record.id);
                 }
             }
         }
-        self.ended_count += twice_count;
-        for sessions in live.values() {
+        for sessions in stay.values() {
             let surplus = sessions.len().saturating_sub(FENCE_RANGE_COUNT_MAX - 1);
-            over.extend(&sessions[..surplus]);
-            self.ended_count += surplus;
+            let gone = sessions.iter().take(surplus);
+            over.extend(gone.clone().map(|(_, session)| *session));
+            ended_count += gone.filter(|(is_live, _)| *is_live).count();
         }
+        self.ended_count = ended_count;
         self.records.retain(|_, record| match record {
             Record::Session(record) => !over.contains(&record.id),
             Record::Lock(lock) => !over.contains(&lock.session),

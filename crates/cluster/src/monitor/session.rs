@@ -153,7 +153,10 @@ impl Monitor {
         match ours.map(|record| record.ended) {
             Some(false) => self.connect_session(now, session, connection),
             Some(true) => {
-                self.jobs.push_back(Job::ResumeSession { connection, session });
+                // It connects and says it again.
+                if !self.try_push_job(Job::ResumeSession { connection, session }) {
+                    self.close(now, connection, effects);
+                }
             }
             None if self.is_older() => {}
             None => self.send(connection, &FromMonitor::SessionEnded { session }, effects),

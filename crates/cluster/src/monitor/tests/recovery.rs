@@ -436,6 +436,72 @@ fn a_map_that_a_client_has_proves_that_the_store_is_older() {
 }
 
 #[test]
+fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
+    let asks = |rig: &mut Rig| {
+        let client = rig.client();
+        let asked = rig.ask_lock(client, "v", false);
+        let create = Command::VolumeCreate { volume: "w".into(), size: GIB, pool: None };
+        let operator = rig.client();
+        assert_eq!(rig.command_over(operator, create), None);
+        assert!(rig.lock_answer(client, asked).is_none());
+        (client, asked)
+    };
+    let new = || {
+        let mut rig = Rig::with_pool(2, 8);
+        rig.make_volume("v", GIB).unwrap();
+        rig
+    };
+    // The store is a backup: who asks is refused as soon as that is known.
+    let mut rig = new();
+    let backup = rig.store.clone();
+    let client = rig.client();
+    attach(&mut rig, client);
+    stop(&mut rig, &[1, 2]);
+    restore(&mut rig, &backup);
+    let (client, asked) = asks(&mut rig);
+    rig.boot(1);
+    assert_eq!(rig.lock_answer(client, asked).unwrap().unwrap_err().code, "state_older");
+    // It is not: who asks gets it when the first OSD has joined, or had its time.
+    for comes in [true, false] {
+        let mut rig = new();
+        let newest = rig.store.clone();
+        stop(&mut rig, &[1, 2]);
+        restore(&mut rig, &newest);
+        let (client, asked) = asks(&mut rig);
+        let gone = rig.client();
+        rig.ask_lock(gone, "v", false);
+        rig.break_connection(gone);
+        match comes {
+            true => {
+                // One that has seen nothing of the state proves nothing.
+                let copy = std::mem::take(&mut rig.osds.get_mut(&osd_id(1)).unwrap().copy);
+                rig.boot(1);
+                assert!(rig.lock_answer(client, asked).is_none());
+                stop(&mut rig, &[1]);
+                rig.osds.get_mut(&osd_id(1)).unwrap().copy = copy;
+                rig.boot(1);
+            }
+            false => {
+                rig.advance(Duration::from_millis(4_900));
+                assert!(rig.lock_answer(client, asked).is_none());
+                rig.advance(Duration::from_millis(200));
+            }
+        }
+        assert!(rig.lock_answer(client, asked).unwrap().is_ok());
+        assert_eq!(volumes(&mut rig), ["v", "w"]);
+        assert_eq!(rig.monitor.contents.sessions().count(), 1, "who is gone is forgotten");
+    }
+    // No OSD ever ran: nobody is waited for.
+    let mut rig = Rig::new();
+    rig.command(Command::OsdCreate { store: super::rig::store_of(1) }).unwrap();
+    rig.restart();
+    rig.tick();
+    let operator = rig.client();
+    let create = Command::VolumeCreate { volume: "w".into(), size: GIB, pool: None };
+    assert!(rig.command_over(operator, create).is_some());
+}
+
+#[test]
 fn a_session_whose_id_was_given_twice_is_nobody_elses() {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
@@ -444,7 +510,8 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
     let true_one = attach(&mut rig, client);
     stop(&mut rig, &[1, 2]);
     restore(&mut rig, &backup);
-    // The old store goes on before anybody speaks.
+    // Nobody speaks for so long that the old store goes on.
+    rig.advance(Duration::from_secs(6));
     let holder = rig.client();
     let false_one = attach(&mut rig, holder);
     assert!(true_one.0 == false_one.0 && true_one != false_one);
@@ -475,6 +542,7 @@ fn a_session_of_a_way_that_was_left_behind_has_ended_and_proves_nothing() {
     let true_one = attach(&mut rig, client);
     stop(&mut rig, &[1, 2]);
     restore(&mut rig, &backup);
+    rig.advance(Duration::from_secs(6));
     let client = rig.client();
     let false_one = attach(&mut rig, client);
     assert!(true_one.0 == false_one.0 && true_one != false_one);
@@ -571,6 +639,30 @@ fn sessions_that_nobody_remembers_are_fenced_and_their_ids_not_given_again() {
     let mut map = crate::map::ClusterMap::default();
     rig.subscribe(late, &mut map).unwrap();
     assert!(map.pools.values().all(|pool| pool.is_fenced(opened.0) && !pool.is_fenced(session)));
+}
+
+#[test]
+fn a_client_that_is_silent_goes_on_after_a_recovery_unless_another_had_its_image() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let backup = rig.store.clone();
+    let client = rig.client();
+    let opened = attach(&mut rig, client);
+    rig.break_connection(client);
+    rig.advance(Duration::from_secs(20));
+    assert!(rig.monitor.contents.session(opened.0).unwrap().ended);
+    restore(&mut rig, &backup);
+    recover(&mut rig, &[], true).unwrap();
+    come_again(&mut rig, &[1, 2]);
+    assert!(!is_fenced(&rig, opened.0));
+    let back = go_on(&mut rig, opened);
+    assert!(!has_ended(&rig, back, opened.0));
+    assert_eq!(rig.monitor.session_connection(opened.0), Some(back));
+    rig.break_connection(back);
+    rig.advance(Duration::from_secs(20));
+    let next = rig.client();
+    attach(&mut rig, next);
+    assert!(is_fenced(&rig, opened.0));
 }
 
 #[test]

@@ -951,7 +951,7 @@ fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
     // Before the next one leads another client asks, and the holder comes back after it.
     let (other, answer) = town.ask_lock(2);
     assert_eq!(answer, None);
-    town.advance(seconds(3));
+    town.advance(seconds(7));
     assert_eq!(town.lock_answer(other), None, "the holder may come back");
     let back = town.client(1);
     town.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
