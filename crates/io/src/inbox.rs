@@ -22,7 +22,8 @@ const LARGE_PAYLOAD_SIZE: usize = 64 << 10;
 
 pub(crate) struct Inbox {
     pool: BufferPool,
-    /// Size of the next buffer: grows where buffers come back full, and back where they do not.
+    /// Size of the next buffer: grows where buffers come back full of small frames, and back where
+    /// they do not.
     receive_size: usize,
     stage: Stage,
 }
@@ -157,6 +158,8 @@ impl Inbox {
         bytes: &[u8],
         deliver: &mut impl FnMut(Message),
     ) -> Result<(), DecodeError> {
+        // Where large payloads come one after another, little of the next one is to be copied here.
+        self.receive_size = RECEIVE_SIZE_MIN;
         let (body, rest) = bytes.split_at(header.body_length as usize);
         let mut payload = self.pool.take(header.payload_length as usize);
         let (now, later) = rest.split_at(rest.len().min(payload.len()));
