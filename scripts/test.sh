@@ -40,5 +40,5 @@ if [ "$what" = check ]; then
 fi
 part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 5
 part 'planted bugs' cargo_ci run -p sim --features planted -- --planted all --seeds 1..500 \
-    --cpu-minutes-max 8
+    --cpu-minutes-max 10
 part 'real processes' cargo_ci test -p ashlar --test it -- --test-threads=2
