@@ -5,15 +5,15 @@
 //!   2. Of several processes that edit files of one folder, one does so at a time.
 //!   3. Mode and owner stay: who could read the file still can.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
 use crate::Error;
-use crate::prepare::sync_folder_of;
+use crate::prepare::put_in_place;
 
 /// How long others may take to edit it.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(1);
@@ -40,28 +40,16 @@ pub fn edit_file(
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
     let Some(text) = edit(&text)? else { return Ok(false) };
-    let new = path.with_extension("new");
-    if let Err(error) = std::fs::remove_file(&new)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        return Err(failed(error));
-    }
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
-    let file = file.map_err(failed)?;
-    let replace = || {
+    let keep_owner_and_mode = |file: &File| {
         let made = file.metadata()?;
         if (made.uid(), made.gid()) != (old.uid(), old.gid()) {
-            fchown(&file, Some(old.uid()), Some(old.gid()))?;
+            fchown(file, Some(old.uid()), Some(old.gid()))?;
         }
-        file.set_permissions(std::fs::Permissions::from_mode(old.mode() & 0o7777))?;
-        file.write_all_at(text.as_bytes(), 0)?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)?;
-        sync_folder_of(path)
+        file.set_permissions(std::fs::Permissions::from_mode(old.mode() & 0o7777))
     };
-    replace().map_err(|error| {
-        // It may be the new file by now; if it is not, nobody else needs it.
-        let _ = std::fs::remove_file(&new);
+    put_in_place(path, text.as_bytes(), 0o600, keep_owner_and_mode).map_err(|error| {
+        // It may be in place by now; if it is not, nobody else needs it.
+        let _ = std::fs::remove_file(path.with_extension("new"));
         failed(error)
     })?;
     Ok(true)
@@ -87,25 +75,8 @@ fn lock(folder: &Path) -> Result<File, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("ashlar-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).expect("the temporary folder is writable");
-            Folder(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::prepare::tests::Folder;
 
     #[test]
     fn editors_at_the_same_time_lose_nothing_and_the_mode_stays() {

@@ -251,30 +251,40 @@ pub(crate) fn sync_folder_of(path: &Path) -> std::io::Result<()> {
 /// Puts a file of `bytes` and `mode` in place of what is at `path`, if anything. A crash leaves
 /// what was there, or all of the new one. Requires: no other process replaces it too.
 pub fn replace_file(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
-    let failed = |error| Error::new(format!("cannot write {}", path.display()), error);
+    put_in_place(path, bytes, mode, |_| Ok(()))
+        .map_err(|error| Error::new(format!("cannot write {}", path.display()), error))
+}
+
+/// As [`replace_file`]; `prepare` is given the new file while nobody can mistake it for the old one.
+pub(crate) fn put_in_place(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    prepare: impl FnOnce(&File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let new = path.with_extension("new");
     if let Err(error) = std::fs::remove_file(&new)
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        return Err(failed(error));
+        return Err(error);
     }
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).mode(mode).open(&new).map_err(failed)?;
-    file.write_all_at(bytes, 0)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&new, path))
-        .and_then(|()| sync_folder_of(path))
-        .map_err(failed)
+    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+    prepare(&file)?;
+    file.write_all_at(bytes, 0)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    sync_folder_of(path)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    struct Folder(PathBuf);
+    /// A folder that goes with its owner.
+    pub(crate) struct Folder(pub(crate) PathBuf);
 
     impl Folder {
-        fn new(name: &str) -> Folder {
+        pub(crate) fn new(name: &str) -> Folder {
             let path = std::env::temp_dir().join(format!("ashlar-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&path).expect("the temporary folder is writable");
             Folder(path)

@@ -3,7 +3,7 @@
 use format::wire::{Filling, Op, Outcome, PeerBody, Refusal};
 
 use super::history::Kind;
-use super::model::values_of;
+use super::model::{State, values_of};
 use super::world::World;
 use super::{UNIT, UNITS, layer, place_in};
 use crate::Serving;
@@ -267,6 +267,27 @@ fn an_acting_member_that_lost_writes_is_never_followed() {
     world.check_equal();
 }
 
+/// Floors follow the mark, which the next writes tell.
+fn raise_floors(world: &mut World) {
+    for unit in [1, 2] {
+        world.settle();
+        write(world, 2, unit, 1);
+    }
+    world.settle();
+    world.round();
+    world.settle();
+}
+
+/// Both members end and come back; the disk of `victim` has this instead.
+fn restart_both_with(world: &mut World, victim: usize, disk: State) {
+    world.crash(0, 0);
+    world.crash(1, 0);
+    world.osds[victim].store.roll_back(disk);
+    world.start(0);
+    world.start(1);
+    world.settle();
+}
+
 #[test]
 fn a_member_that_lost_a_deletion_below_the_floor_does_not_bring_the_block_back() {
     for victim in [0, 1] {
@@ -280,23 +301,11 @@ fn a_member_that_lost_a_deletion_below_the_floor_does_not_bring_the_block_back()
         for stripe in [1, 3] {
             world.zero(at, stripe, 0, UNITS);
         }
-        // Floors follow the mark, which the next writes tell.
-        for unit in [1, 2] {
-            world.settle();
-            write(&mut world, 2, unit, 1);
-        }
-        world.settle();
-        world.round();
-        world.settle();
+        raise_floors(&mut world);
         let other = &world.osds[1 - victim].store.now;
         assert!(other.blocks.values().all(|block| !block.is_tombstone), "the floor has passed");
         assert!(other.floor > early.last);
-        world.crash(0, 0);
-        world.crash(1, 0);
-        world.osds[victim].store.roll_back(early);
-        world.start(0);
-        world.start(1);
-        world.settle();
+        restart_both_with(&mut world, victim, early);
         assert!(world.is_whole());
         assert_eq!([world.value(1, 0), world.value(3, 0)], [0, 0]);
         assert_ne!(world.value(0, 0), 0);
@@ -315,13 +324,7 @@ fn a_member_that_lost_a_block_below_its_floor_takes_it_from_nobody() {
         world.settle();
         let at = world.server().unwrap();
         world.zero(at, 1, 0, UNITS);
-        for unit in [1, 2] {
-            world.settle();
-            write(&mut world, 2, unit, 1);
-        }
-        world.settle();
-        world.round();
-        world.settle();
+        raise_floors(&mut world);
         let mut lied = world.osds[victim].store.now.clone();
         let key = *lied.blocks.keys().find(|key| key.stripe.get() == 4).unwrap();
         let version = lied.blocks[&key].version;
@@ -331,12 +334,7 @@ fn a_member_that_lost_a_block_below_its_floor_takes_it_from_nobody() {
         lied.hole = Some(version);
         let before = world.value(4, 0);
         assert_ne!(before, 0);
-        world.crash(0, 0);
-        world.crash(1, 0);
-        world.osds[victim].store.roll_back(lied);
-        world.start(0);
-        world.start(1);
-        world.settle();
+        restart_both_with(&mut world, victim, lied);
         assert!(world.is_whole());
         assert_eq!(world.value(4, 0), before, "victim {victim}: the other member had it whole");
     }

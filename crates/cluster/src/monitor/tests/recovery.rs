@@ -501,8 +501,17 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
     assert!(rig.command_over(operator, create).is_some());
 }
 
-#[test]
-fn a_session_whose_id_was_given_twice_is_nobody_elses() {
+/// Two sessions with one id: opened after the backup, and over it when it had been put back.
+struct GivenTwice {
+    rig: Rig,
+    backup: MemoryState,
+    true_one: (SessionId, u64),
+    false_one: (SessionId, u64),
+    /// Has the second.
+    holder: ConnectionId,
+}
+
+fn given_twice() -> GivenTwice {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
     let backup = rig.store.clone();
@@ -515,6 +524,12 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
     let holder = rig.client();
     let false_one = attach(&mut rig, holder);
     assert!(true_one.0 == false_one.0 && true_one != false_one);
+    GivenTwice { rig, backup, true_one, false_one, holder }
+}
+
+#[test]
+fn a_session_whose_id_was_given_twice_is_nobody_elses() {
+    let GivenTwice { mut rig, true_one, false_one, holder, .. } = given_twice();
     let client = go_on(&mut rig, true_one);
     assert!(is_older(&mut rig));
     assert_eq!(rig.monitor.session_connection(true_one.0), Some(holder), "it is not the other's");
@@ -535,17 +550,7 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
 
 #[test]
 fn a_session_of_a_way_that_was_left_behind_has_ended_and_proves_nothing() {
-    let mut rig = Rig::with_pool(2, 8);
-    rig.make_volume("v", GIB).unwrap();
-    let backup = rig.store.clone();
-    let client = rig.client();
-    let true_one = attach(&mut rig, client);
-    stop(&mut rig, &[1, 2]);
-    restore(&mut rig, &backup);
-    rig.advance(Duration::from_secs(6));
-    let client = rig.client();
-    let false_one = attach(&mut rig, client);
-    assert!(true_one.0 == false_one.0 && true_one != false_one);
+    let GivenTwice { mut rig, backup, true_one, false_one, .. } = given_twice();
     // The backup is put back once more: nothing but that client remembers the way in between.
     restore(&mut rig, &backup);
     come_again(&mut rig, &[1, 2]);
