@@ -118,17 +118,23 @@ const fn work_column(title: &'static str, key: &'static str) -> Column {
     Column { title, key, show: Show::Work }
 }
 
-fn call(config: &Config, command: Command) -> Result<Value, Failure> {
-    client::call(config, command, COMMAND_TIME_MAX)
+/// Asks a command of a monitor. People are told at once why they wait for the state store.
+pub fn call(config: &Config, format: Format, command: Command) -> Result<Value, Failure> {
+    client::call_saying(config, command, COMMAND_TIME_MAX, |failure| {
+        if format == Format::Text && failure.code == "state_unavailable" {
+            let seconds = COMMAND_TIME_MAX.as_secs();
+            eprintln!("ashlar: not yet, asked again for up to {seconds} s: {}", failure.message);
+        }
+    })
 }
 
 /// All rows of a table with their statistics, in as many answers as that takes.
-fn table(config: &Config, table: Table) -> Result<Value, Failure> {
+fn table(config: &Config, format: Format, table: Table) -> Result<Value, Failure> {
     let mut rows: Vec<Value> = Vec::new();
     loop {
         let last = rows.last().and_then(|row| row["id"].as_u64()).unwrap_or(0);
         let after = u32::try_from(last).unwrap_or(u32::MAX);
-        let mut answer = call(config, Command::Table { table, after })?;
+        let mut answer = call(config, format, Command::Table { table, after })?;
         let Value::Array(more) = answer["rows"].take() else { break };
         let is_last = answer["more"] != true || more.is_empty();
         rows.extend(more);
@@ -144,29 +150,29 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
     match command {
         VolumeCommand::Create { name, size, pool } => {
             let create = Command::VolumeCreate { volume: name, size: size.0, pool };
-            print_object(format, &call(config, create)?, VOLUME_MADE);
+            print_object(format, &call(config, format, create)?, VOLUME_MADE);
         }
         VolumeCommand::Ls => {
             let empty = "no volumes; make one: ashlar volume create disk1 --size 10GiB";
-            print_rows(format, &table(config, Table::Volume)?, VOLUME, empty);
+            print_rows(format, &table(config, format, Table::Volume)?, VOLUME, empty);
         }
         VolumeCommand::Info { name } => {
-            let info = call(config, Command::VolumeInfo { volume: name })?;
+            let info = call(config, format, Command::VolumeInfo { volume: name })?;
             print_object(format, &info, VOLUME_INFO);
         }
         VolumeCommand::Resize { name, size, shrink } => {
             let resize = Command::VolumeResize { volume: name, size: size.0, shrink };
-            print_object(format, &call(config, resize)?, VOLUME_MADE);
+            print_object(format, &call(config, format, resize)?, VOLUME_MADE);
         }
         VolumeCommand::Unlock { name, yes } => {
             let unlock = Command::VolumeUnlock { volume: name.clone(), accepted: yes };
-            let answer = call(config, unlock)?;
+            let answer = call(config, format, unlock)?;
             let session = &answer["session"];
             let text = format!("{name} is unlocked; session {session} is refused from now on");
             print_done(format, &answer, &text);
         }
         VolumeCommand::Rm { name } => {
-            let answer = call(config, Command::VolumeRemove { volume: name.clone() })?;
+            let answer = call(config, format, Command::VolumeRemove { volume: name.clone() })?;
             print_done(format, &answer, &format!("{name} is removed; its space returns meanwhile"));
         }
     }
@@ -185,19 +191,24 @@ pub fn pool(config: &Config, command: PoolCommand, format: Format) -> Result<(),
                 failure_domain: failure_domain.map(domain_of),
                 block_size,
             };
-            print_object(format, &call(config, create)?, POOL);
+            print_object(format, &call(config, format, create)?, POOL);
         }
         PoolCommand::Ls => {
             let empty = "no pools; make one: ashlar pool create fast --failure-domain osd";
-            print_rows(format, &table(config, Table::Pool)?, &[POOL, POOL_USE].concat(), empty);
+            print_rows(
+                format,
+                &table(config, format, Table::Pool)?,
+                &[POOL, POOL_USE].concat(),
+                empty,
+            );
         }
         PoolCommand::Set { name, rename, min_size, failure_domain } => {
             let failure_domain = failure_domain.map(domain_of);
             let set = Command::PoolSet { pool: name, rename, min_size, failure_domain };
-            print_object(format, &call(config, set)?, POOL);
+            print_object(format, &call(config, format, set)?, POOL);
         }
         PoolCommand::Rm { name } => {
-            let answer = call(config, Command::PoolRemove { pool: name.clone() })?;
+            let answer = call(config, format, Command::PoolRemove { pool: name.clone() })?;
             print_done(
                 format,
                 &answer,
@@ -219,13 +230,19 @@ fn domain_of(domain: DomainArg) -> FailureDomain {
 pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Failure> {
     match command {
         PgCommand::Ls { pool } => {
-            print_rows(format, &call(config, Command::PgList { pool })?, PG, "no pools yet");
+            print_rows(
+                format,
+                &call(config, format, Command::PgList { pool })?,
+                PG,
+                "no pools yet",
+            );
         }
         PgCommand::Describe { pg } => {
-            print_object(format, &call(config, Command::PgDescribe { pg })?, PG);
+            print_object(format, &call(config, format, Command::PgDescribe { pg })?, PG);
         }
         PgCommand::GiveUp { pg, they_are_off, yes } => {
-            let answer = call(config, Command::PgGiveUp { pg, accepted: yes, they_are_off })?;
+            let answer =
+                call(config, format, Command::PgGiveUp { pg, accepted: yes, they_are_off })?;
             print_done(format, &answer, &format!("{pg} serves what is left of it"));
         }
     }
@@ -234,7 +251,7 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
 
 /// `ashlar osd out`
 pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
-    let answer = call(config, Command::OsdOut { osd })?;
+    let answer = call(config, format, Command::OsdOut { osd })?;
     let line = format!("{osd} is out: what it has moves to others, see `ashlar status`");
     print_done(format, &answer, &line);
     Ok(())
@@ -242,27 +259,27 @@ pub fn osd_out(config: &Config, osd: OsdId, format: Format) -> Result<(), Failur
 
 /// `ashlar osd in`
 pub fn osd_in(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
-    let answer = call(config, Command::OsdIn { osd })?;
+    let answer = call(config, format, Command::OsdIn { osd })?;
     print_done(format, &answer, &format!("{osd} is in: it gets its share, see `ashlar status`"));
     Ok(())
 }
 
 /// `ashlar osd rm`
 pub fn osd_rm(config: &Config, osd: OsdId, format: Format) -> Result<(), Failure> {
-    let answer = call(config, Command::OsdRemove { osd })?;
+    let answer = call(config, format, Command::OsdRemove { osd })?;
     print_done(format, &answer, &format!("{osd} is forgotten; its disk may be wiped"));
     Ok(())
 }
 
 /// `ashlar mon ls`
 pub fn monitor_list(config: &Config, format: Format) -> Result<(), Failure> {
-    print_rows(format, &call(config, Command::MonitorList)?, MONITOR, "no monitors");
+    print_rows(format, &call(config, format, Command::MonitorList)?, MONITOR, "no monitors");
     Ok(())
 }
 
 /// `ashlar mon rm`
 pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result<(), Failure> {
-    let answer = call(config, Command::MonitorRemove { monitor })?;
+    let answer = call(config, format, Command::MonitorRemove { monitor })?;
     print_done(format, &answer, &format!("{monitor} is forgotten"));
     Ok(())
 }
@@ -270,13 +287,13 @@ pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result
 /// `ashlar osd ls`
 pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     let empty = "no OSDs; make one: ashlar osd create PATH --size 10GiB";
-    print_rows(format, &table(config, Table::Osd)?, OSD, empty);
+    print_rows(format, &table(config, format, Table::Osd)?, OSD, empty);
     Ok(())
 }
 
 /// `ashlar osd tree`
 pub fn osd_tree(config: &Config, format: Format) -> Result<(), Failure> {
-    let rows = call(config, Command::OsdTree)?;
+    let rows = call(config, format, Command::OsdTree)?;
     match format {
         Format::Json => print_json(&rows),
         Format::Text => {
@@ -320,15 +337,15 @@ pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result
     ];
     match command {
         ConfigCommand::Ls => {
-            print_rows(format, &call(config, Command::ConfigList)?, SETTING, "no settings");
+            print_rows(format, &call(config, format, Command::ConfigList)?, SETTING, "no settings");
         }
         ConfigCommand::Get { name } => {
-            let value = call(config, Command::ConfigGet { setting: name })?;
+            let value = call(config, format, Command::ConfigGet { setting: name })?;
             print_object(format, &value, SETTING);
         }
         ConfigCommand::Set { name, value } => {
             let value = (value != "default").then_some(value);
-            let set = call(config, Command::ConfigSet { setting: name, value })?;
+            let set = call(config, format, Command::ConfigSet { setting: name, value })?;
             print_object(format, &set, SETTING);
         }
     }
@@ -339,7 +356,7 @@ pub fn config(config: &Config, command: ConfigCommand, format: Format) -> Result
 pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(), Failure> {
     match command {
         StateCommand::Ls { prefix } => {
-            let keys = call(config, Command::StateList { prefix })?;
+            let keys = call(config, format, Command::StateList { prefix })?;
             match format {
                 Format::Json => print_json(&keys),
                 Format::Text => {
@@ -349,15 +366,15 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
                 }
             }
         }
-        StateCommand::Get { key } => print_json(&call(config, Command::StateGet { key })?),
+        StateCommand::Get { key } => print_json(&call(config, format, Command::StateGet { key })?),
         StateCommand::Put { key, value } => {
             let value = if value == "-" { standard_input()? } else { value };
-            let answer = call(config, Command::StatePut { key: key.clone(), value })?;
+            let answer = call(config, format, Command::StatePut { key: key.clone(), value })?;
             print_done(format, &answer, &format!("{key} is in force"));
         }
         StateCommand::Recover { they_are_lost, yes } => {
             let recover = Command::StateRecover { they_are_lost, accepted: yes };
-            let answer = call(config, recover)?;
+            let answer = call(config, format, recover)?;
             let line =
                 "the state is what OSDs know; PGs are served again soon, see `ashlar status`";
             print_done(format, &answer, line);

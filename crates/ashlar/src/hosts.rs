@@ -305,7 +305,7 @@ pub fn create_monitor(
         return Err(failure("unsupported", message, hint));
     }
     let listen = listen_places(&config.file.networks, port.unwrap_or(MONITOR_PORT))?;
-    let made = client::call(config, Command::MonitorCreate, crate::admin::COMMAND_TIME_MAX)?;
+    let made = crate::admin::call(config, format, Command::MonitorCreate)?;
     let id = made["id"].as_u64().and_then(|id| u32::try_from(id).ok()).and_then(MonitorId::new);
     let id = id.ok_or_else(|| {
         failure("protocol", "the monitor gave no id", "do all programs have one version?")

@@ -39,8 +39,8 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
 fn look(config: &Config, names: &[String]) -> Result<(), Failure> {
     let volumes = match client::call(config, Command::VolumeList, LOOK_TIME_MAX) {
         Ok(volumes) => volumes,
-        Err(error) if matches!(error.code.as_str(), "unreachable" | "timed_out") => {
-            eprintln!("{}: clients wait until one does", error.message);
+        Err(error) if crate::status::is_passing(&error) => {
+            eprintln!("{}: clients wait until it can be asked", error.message);
             return Ok(());
         }
         Err(error) => return Err(error),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use client::Config;
 use cluster::message::{Command, Failure};
+use cluster::monitor::is_not_done_yet;
 use serde_json::Value;
 
 use crate::admin::COMMAND_TIME_MAX;
@@ -58,8 +59,9 @@ pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
 }
 
 /// Whether asking again may help.
-fn is_passing(failure: &Failure) -> bool {
-    matches!(failure.code.as_str(), "unreachable" | "timed_out" | "busy")
+pub fn is_passing(failure: &Failure) -> bool {
+    let code = failure.code.as_str();
+    matches!(code, "unreachable" | "timed_out" | "busy") || is_not_done_yet(code)
 }
 
 /// `ashlar check`: fails if a check is an error.
@@ -84,6 +86,9 @@ fn render(status: &Value) -> String {
         text.push('\n');
     };
     line(format!("health      {}", health_sentence(status)));
+    if let Some(age) = status["seconds_old"].as_f64() {
+        line(format!("            as things were {age:.0} s ago, when a monitor led last"));
+    }
     for check in render_checks(status).lines() {
         line(format!("            {check}"));
     }

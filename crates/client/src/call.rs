@@ -1,5 +1,7 @@
 //! One command to a monitor, waiting for its answer.
 
+use std::collections::BTreeSet;
+
 use base::{ConnectionId, Duration};
 use cluster::message::{Command, Failure};
 use format::door::{Peer, Role};
@@ -38,13 +40,28 @@ pub fn monitors(config: &Config, timeout: std::time::Duration) -> Result<Vec<Str
 /// a sixth of that for a monitor to come to be. What it says on the way of where monitors listen goes
 /// into the file of the configuration, if that may be written.
 ///
-/// Errors: the monitor's; `unreachable` (no monitor), `timed_out` and `unknown` (it may still
-/// have been done), `untrusted`.
+/// Errors: the monitor's; `unreachable` (no monitor), `no_leader` and `state_unavailable` (all the time
+/// nobody could do it, and nothing was done), `timed_out` and `unknown` (it may still have been done),
+/// `untrusted`.
 pub fn call(
     config: &Config,
     command: Command,
     timeout: std::time::Duration,
 ) -> Result<Value, Failure> {
+    call_saying(config, command, timeout, |_| {})
+}
+
+/// Likewise. Why nothing can be done at the moment is said, once for each reason, while it is asked
+/// again.
+///
+/// Errors: as [`call`].
+pub fn call_saying(
+    config: &Config,
+    command: Command,
+    timeout: std::time::Duration,
+    mut say: impl FnMut(&Failure),
+) -> Result<Value, Failure> {
+    let mut said = BTreeSet::new();
     let mut reactor = client_reactor(config, RING_ENTRIES)?;
     let mut commands = Commands::new(config.file.monitors.clone(), ConnectionId::ZERO);
     let (mut events, mut effects, mut answers) = (Vec::new(), Vec::new(), Vec::new());
@@ -75,6 +92,11 @@ pub fn call(
         }
         if let Some(result) = done {
             return result;
+        }
+        if let Some(refusal) = commands.refusal(ask)
+            && said.insert(refusal.code.clone())
+        {
+            say(refusal);
         }
         was_connected |= commands.is_connected();
         let limit = if was_connected { end } else { connect_end };

@@ -3,13 +3,14 @@
 //! Invariants
 //!   1. Every ask is answered once, if a monitor comes to be.
 //!   2. A command that changes something is sent at most once: when the connection is lost before
-//!      its answer, the answer is that nobody knows.
+//!      its answer, the answer is that nobody knows. One that a monitor refuses for want of a leader, or
+//!      of the state store, was not done: it is asked again, of the next monitor.
 
 use std::collections::BTreeMap;
 
 use base::{ConnectionId, Duration, Time};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
-use cluster::monitor::NO_LEADER;
+use cluster::monitor::is_not_done_yet;
 use format::door::{CloseReason, NetEffect, NetEvent, Role};
 use format::wire::Message;
 use serde_json::Value;
@@ -22,6 +23,8 @@ const CONNECT_DELAY_MAX: Duration = Duration::from_secs(1);
 /// How long an address has to answer before the next one is tried: a monitor has several, and some
 /// may lie in a network that is gone.
 pub(crate) const CONNECT_SPAN: Duration = Duration::from_secs(1);
+/// How long after a refusal that may pass the next monitor is asked.
+const ASK_AGAIN_SPAN: Duration = Duration::from_millis(500);
 
 /// Asks that are not answered, and the connection they go over.
 pub struct Commands {
@@ -39,7 +42,8 @@ pub struct Commands {
 struct Asked {
     command: Command,
     sent: bool,
-    /// A monitor said that nothing was done, for nobody leads: another one is asked.
+    /// A monitor said that nothing was done, for nobody leads or the state store is away: it is
+    /// asked again.
     refused: Option<Failure>,
 }
 
@@ -57,6 +61,8 @@ enum State {
     },
     Open {
         connection: ConnectionId,
+        /// What was refused and may be done later is asked again then.
+        again: Option<Time>,
     },
 }
 
@@ -85,7 +91,9 @@ impl Commands {
     pub fn is(&self, id: ConnectionId) -> bool {
         match self.state {
             State::Idle | State::Waiting { .. } => false,
-            State::Connecting { connection, .. } | State::Open { connection } => connection == id,
+            State::Connecting { connection, .. } | State::Open { connection, .. } => {
+                connection == id
+            }
         }
     }
 
@@ -99,7 +107,8 @@ impl Commands {
         match self.state {
             State::Waiting { until } => Some(until),
             State::Connecting { until, .. } => until,
-            State::Idle | State::Open { .. } => None,
+            State::Open { again, .. } => again,
+            State::Idle => None,
         }
     }
 
@@ -116,6 +125,16 @@ impl Commands {
             State::Connecting { until, .. } => {
                 until.get_or_insert(now + CONNECT_SPAN);
             }
+            State::Open { connection, .. } if is_due => {
+                let connection = *connection;
+                if self.asked.values().any(|asked| asked.sent) {
+                    // An answer is on its way over this connection.
+                    self.send(connection, effects);
+                } else {
+                    effects.push(NetEffect::Close { connection });
+                    self.lost(now, CloseReason::Reset, &mut Vec::new());
+                }
+            }
             _ => {}
         }
     }
@@ -127,7 +146,7 @@ impl Commands {
         match self.state {
             State::Idle => self.connect(effects),
             State::Waiting { .. } | State::Connecting { .. } => {}
-            State::Open { connection } => self.send(connection, effects),
+            State::Open { connection, .. } => self.send(connection, effects),
         }
         self.last_ask
     }
@@ -155,7 +174,6 @@ impl Commands {
             NetEvent::Accepted { .. } => {}
             NetEvent::Connected { connection, peer } => {
                 if matches!(peer.role, Role::Monitor(_)) {
-                    self.state = State::Open { connection };
                     self.untrusted_count = 0;
                     self.send(connection, effects);
                 } else {
@@ -163,7 +181,7 @@ impl Commands {
                     self.lost(now, CloseReason::Reset, answers);
                 }
             }
-            NetEvent::Received { message, .. } => self.received(message, answers),
+            NetEvent::Received { message, .. } => self.received(now, message, answers),
             NetEvent::Closed { reason, .. } => self.lost(now, reason, answers),
         }
     }
@@ -176,7 +194,9 @@ impl Commands {
         effects.push(NetEffect::Connect { connection, address });
     }
 
+    /// Sends what is not sent.
     fn send(&mut self, connection: ConnectionId, effects: &mut Vec<NetEffect>) {
+        self.state = State::Open { connection, again: None };
         for (request, asked) in self.asked.iter_mut().filter(|(_, asked)| !asked.sent) {
             asked.sent = true;
             let message = ToMonitor::Command { request: *request, command: asked.command.clone() };
@@ -185,18 +205,20 @@ impl Commands {
         }
     }
 
-    fn received(&mut self, message: Message, answers: &mut Vec<Answered>) {
+    fn received(&mut self, now: Time, message: Message, answers: &mut Vec<Answered>) {
         self.delay = CONNECT_DELAY_MIN;
         let Message::Control(text) = message else { return };
         let Ok(FromMonitor::Answer { request, result }) = serde_json::from_str(&text) else {
             return;
         };
         if let Err(error) = &result
-            && error.code == NO_LEADER
+            && is_not_done_yet(&error.code)
         {
-            // It closes the connection.
-            if let Some(asked) = self.asked.get_mut(&request) {
+            if let Some(asked) = self.asked.get_mut(&request)
+                && let State::Open { again, .. } = &mut self.state
+            {
                 (asked.sent, asked.refused) = (false, Some(error.clone()));
+                again.get_or_insert(now + ASK_AGAIN_SPAN);
             }
             return;
         }
@@ -365,7 +387,7 @@ mod tests {
         world.effects.truncate(1);
         let connection = world.connect();
         world.effects.clear();
-        let nobody = failure(NO_LEADER, "nobody leads".to_string(), "try again");
+        let nobody = failure("no_leader", "nobody leads".to_string(), "try again");
         let answer = FromMonitor::Answer { request: change, result: Err(nobody.clone()) };
         let text = serde_json::to_string(&answer).expect("JSON");
         world.apply(NetEvent::Received { connection, message: Message::Control(text) });
@@ -376,6 +398,64 @@ mod tests {
         world.connect();
         assert!(matches!(world.effects.pop(), Some(NetEffect::Send { .. })), "asked again");
         assert_eq!(world.commands.refusal(change), None);
+    }
+
+    #[test]
+    fn what_is_refused_without_the_state_store_is_asked_of_the_next_monitor_until_it_is_done() {
+        let mut world = World::new();
+        let list = world.ask(Command::MonitorList);
+        let change = world.ask(Command::VolumeRemove { volume: "disk".to_string() });
+        let status = world.ask(Command::Status);
+        world.effects.truncate(1);
+        let mut connection = world.connect();
+        let answer = |world: &mut World, connection, request, result: Result<Value, &str>| {
+            let refused = |code: &str| failure(code, "the store is away".to_string(), "wait");
+            let answer = FromMonitor::Answer { request, result: result.map_err(refused) };
+            let text = serde_json::to_string(&answer).expect("JSON");
+            world.apply(NetEvent::Received { connection, message: Message::Control(text) });
+        };
+        let sent = |world: &mut World| {
+            let text_of = |effect| match effect {
+                NetEffect::Send { message: Message::Control(text), .. } => Some(text),
+                _ => None,
+            };
+            world.effects.drain(..).filter_map(text_of).collect::<Vec<_>>()
+        };
+        assert_eq!(sent(&mut world).len(), 3);
+        for request in [list, change] {
+            answer(&mut world, connection, request, Err("state_unavailable"));
+        }
+        // While an answer is awaited it is asked over this connection.
+        world.wait();
+        assert_eq!(sent(&mut world).len(), 2);
+        assert!(world.commands.is(connection));
+        for request in [list, change] {
+            answer(&mut world, connection, request, Err("state_unavailable"));
+        }
+        answer(&mut world, connection, status, Ok(serde_json::json!({})));
+        assert_eq!(std::mem::take(&mut world.answers), [(status, Ok(serde_json::json!({})))]);
+        for _ in 0..3 {
+            let refused = world.commands.refusal(change).expect("it was refused");
+            assert_eq!(refused.code, "state_unavailable");
+            let before = world.now;
+            world.wait();
+            assert_eq!(world.now, before + ASK_AGAIN_SPAN);
+            let closed = world.effects.pop();
+            assert!(
+                matches!(closed, Some(NetEffect::Close { connection: id }) if id == connection)
+            );
+            world.wait();
+            connection = world.connect();
+            assert_eq!(sent(&mut world).len(), 2);
+            for request in [list, change] {
+                answer(&mut world, connection, request, Err("state_unavailable"));
+            }
+        }
+        world.wait();
+        world.wait();
+        connection = world.connect();
+        answer(&mut world, connection, change, Ok(Value::Null));
+        assert_eq!(world.answers, [(change, Ok(Value::Null))], "once, and no word of the rest");
     }
 
     #[test]

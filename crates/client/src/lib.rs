@@ -24,7 +24,7 @@ mod shell;
 mod watch;
 
 pub use asynchronous::{Client, Volume};
-pub use call::{call, monitors};
+pub use call::{call, call_saying, monitors};
 pub use commands::Commands;
 pub use config::{Config, is_of_several_hosts};
 pub use keeper::{Keeper, add_monitor};

@@ -65,6 +65,7 @@ use contents::Contents;
 use edit::Watching;
 use entries::Entries;
 use give_up::{GIVE_UP_SPAN, GiveUp};
+use guests::no_state;
 use job::{InFlight, Job};
 use load::Stage;
 use osd::OsdLive;
@@ -77,7 +78,7 @@ use settling::Settling;
 use stats::Stats;
 use task::TaskRun;
 
-pub use guests::NO_LEADER;
+pub use guests::is_not_done_yet;
 pub use station::Station;
 
 /// Jobs that wait for their turn; beyond it who asks is told to come again.
@@ -431,7 +432,12 @@ impl Monitor {
                 Ok(ToMonitor::Command { request, command: Command::Status })
                     if self.state_trouble.is_some() =>
                 {
-                    self.answer(connection, request, Ok(self.status(now)), effects);
+                    self.answer(
+                        connection,
+                        request,
+                        Ok(self.status(now, self.state_trouble.as_deref())),
+                        effects,
+                    );
                 }
                 Ok(_) if !self.has_led && self.early.len() >= EARLY_COUNT_MAX => {
                     self.close(now, connection, effects);
@@ -546,7 +552,11 @@ impl Monitor {
         command: Command,
         effects: &mut Vec<Effect>,
     ) {
-        if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
+        if let Some(result) = self.query(now, &command) {
+            self.answer(connection, request, result, effects);
+        } else if let Some(why) = &self.state_trouble {
+            self.answer(connection, request, Err(no_state(why)), effects);
+        } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {
                 self.answer(connection, request, Err(error), effects);
@@ -555,8 +565,6 @@ impl Monitor {
             if let Err(error) = self.recover(connection, request, &they_are_lost, accepted) {
                 self.answer(connection, request, Err(error), effects);
             }
-        } else if let Some(result) = self.query(now, &command) {
-            self.answer(connection, request, result, effects);
         } else if let Err(error) =
             self.try_push_asked(Job::Command { connection, request, command })
         {

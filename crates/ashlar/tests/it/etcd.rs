@@ -10,7 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::harness::{
-    ASHLAR, Cluster, Directory, QemuIo, is_running, kill_9, qemu_io, refused, report, run, wait_for,
+    ASHLAR, Cluster, Directory, QemuIo, Waiting, is_running, kill_9, qemu_io, refused, report, run,
+    wait_for,
 };
 
 /// The etcd of a cluster's `up`.
@@ -51,6 +52,10 @@ fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
     wait_for("status to tell of it", || has_check(&cluster.json(&["status"]), "state_unavailable"));
     session.ask("write -P 2 4M 4M");
     session.ask("read -P 1 0 4M");
+    // What would change something says why it waits.
+    let create = &mut cluster.command(&["volume", "create", "w", "--size", "16MiB"]);
+    let create = Waiting::start(create);
+    assert!(create.says.contains("etcd cannot be asked at http://"), "{}", create.says);
     // Dead: started again, and everything goes on.
     kill_9(etcd);
     session.ask("write -P 3 8M 4M");
@@ -58,7 +63,7 @@ fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
         status["health"] == "ok" && !has_check(status, "state_unavailable")
     });
     assert_ne!(etcd_pid(&cluster), Some(etcd));
-    cluster.run(&["volume", "create", "w", "--size", "16MiB"]);
+    create.done();
     session.ask("read -P 2 4M 4M");
     session.close();
 

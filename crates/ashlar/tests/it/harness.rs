@@ -433,6 +433,31 @@ pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// A command that cannot be done yet, and the first that it says of that.
+pub struct Waiting {
+    child: Child,
+    /// The first line on its standard error.
+    pub says: String,
+}
+
+impl Waiting {
+    /// Starts it, and waits for its first word.
+    pub fn start(command: &mut Command) -> Waiting {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut says = String::new();
+        let words = child.stderr.as_mut().expect("piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(words), &mut says).expect("text");
+        Waiting { child, says }
+    }
+
+    /// Waits until it was done after all.
+    pub fn done(self) {
+        let output = finish(self.child, PATIENCE);
+        assert!(output.status.success(), "{}{}", self.says, text_of(&output));
+    }
+}
+
 /// Whether two files have the same bytes up to the shorter `length`.
 pub fn same_bytes(a: &Path, b: &Path, length: u64) -> bool {
     use std::io::Read;

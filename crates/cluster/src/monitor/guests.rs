@@ -15,7 +15,8 @@
 //!      another monitor leads, the guest's own is closed: it comes again.
 //!   2. A guest that waits longer than [`WAIT_SPAN`] is sent away, to try another monitor.
 //!   3. A monitor is never taken on: two that believe of each other that they lead would send it
-//!      round in circles.
+//!      round in circles. Commands that it brings are refused at once: if it waited here until it hears
+//!      of the next leader, nobody would know any more whether they were done.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ use format::wire::Message;
 use serde_json::Value;
 
 use super::{CONNECTION_COUNT_MAX, Effect, failure, to_text};
-use crate::message::{Command, FromMonitor, Guest, ToMonitor};
+use crate::message::{Command, Failure, FromMonitor, Guest, ToMonitor};
 
 /// How long a guest waits until it is connected to the leader: as long as a leader's lease lasts,
 /// so that few are sent away when one dies.
@@ -82,13 +83,13 @@ impl Guests {
         }
     }
 
-    /// Takes what the network tells. `status` is the answer to `status` while the state cannot be
-    /// asked: then nobody waits for it.
+    /// Takes what the network tells. `lost` is why the state cannot be asked while nobody leads, and
+    /// the answer to `status` then: commands do not wait for a leader.
     pub(super) fn on_net(
         &mut self,
         now: Time,
         event: NetEvent,
-        status: Option<&dyn Fn() -> Value>,
+        lost: Option<(&str, &dyn Fn() -> Value)>,
         effects: &mut Vec<Effect>,
     ) {
         match event {
@@ -109,7 +110,7 @@ impl Guests {
                 if let Some(guest) = self.ours.get(&connection) {
                     effects.push(send(*guest, message));
                 } else {
-                    self.said(connection, message, status, effects);
+                    self.said(connection, message, lost, effects);
                 }
             }
             NetEvent::Closed { connection, .. } => self.closed(now, connection, effects),
@@ -120,7 +121,7 @@ impl Guests {
         &mut self,
         guest: ConnectionId,
         message: Message,
-        status: Option<&dyn Fn() -> Value>,
+        lost: Option<(&str, &dyn Fn() -> Value)>,
         effects: &mut Vec<Effect>,
     ) {
         let Some(visit) = self.guests.get_mut(&guest) else { return };
@@ -128,12 +129,16 @@ impl Guests {
             effects.push(send(ours, message));
             return;
         }
-        if let Some(status) = status
+        // Another monitor, which sends it here by what it knew, waits for the leader itself.
+        let is_monitor = Guest::of(visit.peer.role).is_none();
+        if (lost.is_some() || is_monitor)
             && let Message::Control(text) = &message
-            && let Some((request, Command::Status)) = command_of(text)
+            && let Some((request, command)) = command_of(text)
         {
-            let answer = FromMonitor::Answer { request, result: Ok(status()) };
-            effects.push(send(guest, Message::Control(to_text(&answer))));
+            effects.push(match lost {
+                Some((why, status)) => answer_without_state(guest, request, &command, why, status),
+                None => answer(guest, request, Err(no_leader())),
+            });
             return;
         }
         // Whoever has not been answered yet has only control messages to send.
@@ -189,14 +194,18 @@ impl Guests {
         }
     }
 
-    /// Whoever waits to hear how things are is told that the state cannot be asked.
-    pub(super) fn answer_status(&mut self, status: &dyn Fn() -> Value, effects: &mut Vec<Effect>) {
+    /// Whoever waits for an answer is told that the state cannot be asked, and how things were.
+    pub(super) fn answer_commands(
+        &mut self,
+        why: &str,
+        status: &dyn Fn() -> Value,
+        effects: &mut Vec<Effect>,
+    ) {
         let Guests { guests, queue_size, .. } = self;
         for (guest, visit) in guests {
             visit.said.retain(|text| {
-                let Some((request, Command::Status)) = command_of(text) else { return true };
-                let answer = FromMonitor::Answer { request, result: Ok(status()) };
-                effects.push(send(*guest, Message::Control(to_text(&answer))));
+                let Some((request, command)) = command_of(text) else { return true };
+                effects.push(answer_without_state(*guest, request, &command, why, status));
                 *queue_size -= text.len();
                 false
             });
@@ -284,14 +293,7 @@ impl Guests {
         let Some(visit) = self.forget(guest) else { return };
         effects.extend(self.leave(visit.stage));
         for (request, _) in visit.said.iter().filter_map(|text| command_of(text)) {
-            let error = failure(
-                NO_LEADER,
-                "no monitor leads the cluster now, or it is not reached",
-                "nothing was done; try again, and look whether most monitors and the state store \
-                 run",
-            );
-            let answer = FromMonitor::Answer { request, result: Err(error) };
-            effects.push(send(guest, Message::Control(to_text(&answer))));
+            effects.push(answer(guest, request, Err(no_leader())));
         }
         effects.push(close(guest));
     }
@@ -341,8 +343,49 @@ impl Visit {
     }
 }
 
-/// The code of a refusal that says that a command was not done, for want of a leader.
-pub const NO_LEADER: &str = "no_leader";
+/// The answer to a command while nobody leads and the store cannot be asked.
+fn answer_without_state(
+    guest: ConnectionId,
+    request: u64,
+    command: &Command,
+    why: &str,
+    status: &dyn Fn() -> Value,
+) -> Effect {
+    let result = match command {
+        Command::Status => Ok(status()),
+        _ => Err(no_state(why)),
+    };
+    answer(guest, request, result)
+}
+
+fn answer(guest: ConnectionId, request: u64, result: Result<Value, Failure>) -> Effect {
+    let answer = FromMonitor::Answer { request, result };
+    send(guest, Message::Control(to_text(&answer)))
+}
+
+fn no_leader() -> Failure {
+    failure(
+        NO_LEADER,
+        "no monitor leads the cluster now, or it is not reached",
+        "nothing was done; try again, and look whether most monitors and the state store run",
+    )
+}
+
+/// The refusal of a command while the state store cannot be asked.
+pub(super) fn no_state(why: &str) -> Failure {
+    let hint = "nothing was done, and what is served goes on; look whether most members of the state \
+                store run";
+    failure(NO_STATE, why, hint)
+}
+
+/// Codes of refusals that say that a command was not done: for want of a leader, or of the state store.
+const NO_LEADER: &str = "no_leader";
+const NO_STATE: &str = "state_unavailable";
+
+/// Whether a refusal with this code says that nothing was done, and that the same may be done later.
+pub fn is_not_done_yet(code: &str) -> bool {
+    [NO_LEADER, NO_STATE].contains(&code)
+}
 
 fn close(connection: ConnectionId) -> Effect {
     Effect::Net(NetEffect::Close { connection })

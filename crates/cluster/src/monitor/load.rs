@@ -93,7 +93,12 @@ impl Monitor {
         for (connection, message) in early {
             match message {
                 ToMonitor::Command { request, command: Command::Status } => {
-                    self.answer(connection, request, Ok(self.status(now)), effects);
+                    self.answer(
+                        connection,
+                        request,
+                        Ok(self.status(now, self.state_trouble.as_deref())),
+                        effects,
+                    );
                 }
                 message => self.early.push_back((connection, message)),
             }

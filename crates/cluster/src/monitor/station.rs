@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariants
-//!   1. Leading is a [`Monitor`] of its own, made when a lease was granted and dropped with
+//!   1. Leading is a [`Monitor`] of its own, made when a lease was granted and put away with
 //!      everything it knows when leadership is lost: what it knew is never compared with what
-//!      another leader has written since.
+//!      another leader has written since. Only `status` is answered from it, while nobody leads.
 //!   2. The leader's key names the lease. Where it is under another's lease nobody takes it, so a
 //!      leader's time runs out before another one begins.
 //!   3. Safety lies in comparing the leader's key in every transaction. Clocks here only tell when
@@ -63,6 +63,15 @@ pub struct Station {
     undone: UndoneEdits,
     /// Asks whether the lease lives whose key is gone: then it did not go with its lease.
     suspicion: Option<StateRequest>,
+    /// What this monitor knew when it led last, as long as no other is known to have led since.
+    picture: Option<Picture>,
+}
+
+/// How things were.
+struct Picture {
+    monitor: Box<Monitor>,
+    /// When it ceased to lead.
+    at: Time,
 }
 
 /// Top to bottom is the order in time.
@@ -127,6 +136,7 @@ impl Station {
             trouble: None,
             undone: UndoneEdits::default(),
             suspicion: None,
+            picture: None,
         }
     }
 
@@ -223,10 +233,11 @@ impl Station {
                 if self.presence.connection == Some(*connection) => {}
             _ => {
                 let is_lost = self.trouble.is_some() && self.leader().is_none();
-                let (identity, trouble) = (&self.identity, self.trouble.as_deref());
-                let status = || status_without_state(now, identity, trouble);
-                let status = is_lost.then_some(&status as &dyn Fn() -> Value);
-                self.guests.on_net(now, event, status, effects);
+                let Station { identity, trouble, picture, guests, .. } = self;
+                let status = || status_without_state(now, identity, trouble, picture);
+                let lost = trouble.as_deref().filter(|_| is_lost);
+                let lost = lost.map(|trouble| (trouble, &status as &dyn Fn() -> Value));
+                guests.on_net(now, event, lost, effects);
             }
         }
     }
@@ -261,12 +272,14 @@ impl Station {
         }
     }
 
+    /// Whoever waits for a leader is told why there is none, as long as the store cannot be asked.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         self.trouble = trouble;
-        if self.trouble.is_some() && self.leader().is_none() {
-            let (identity, trouble) = (&self.identity, self.trouble.as_deref());
-            let status = || status_without_state(now, identity, trouble);
-            self.guests.answer_status(&status, effects);
+        let is_lost = self.leader().is_none();
+        let Station { identity, trouble, picture, guests, .. } = self;
+        if let Some(why) = trouble.as_deref().filter(|_| is_lost) {
+            let status = || status_without_state(now, identity, trouble, picture);
+            guests.answer_commands(why, &status, effects);
         }
     }
 
@@ -378,6 +391,7 @@ impl Station {
         }
         let addresses = parsed.as_ref().map_or(Vec::new(), |leader| leader.addresses.clone());
         *leader = parsed;
+        self.picture = None;
         self.leave_leader(effects);
         self.presence.retry = (!addresses.is_empty()).then_some(now);
         self.guests.set_leader(now, addresses, effects);
@@ -472,6 +486,7 @@ impl Station {
         }
         if monitor.has_led && !*has_guests {
             *has_guests = true;
+            self.picture = None;
             for event in self.guests.hand_over(now, effects) {
                 self.tell_monitor(now, Event::Net(event), effects);
             }
@@ -499,6 +514,9 @@ impl Station {
             // If it lives its key was taken from it.
             self.suspicion = monitor.has_led.then_some(request);
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
+        }
+        if monitor.has_led {
+            self.picture = Some(Picture { monitor, at: now });
         }
     }
 
@@ -579,9 +597,18 @@ fn leader_key() -> String {
     Key::Leader.to_string()
 }
 
-/// The answer to `status` of a monitor that cannot ask the store.
-fn status_without_state(now: Time, identity: &Identity, trouble: Option<&str>) -> Value {
-    let mut monitor = Monitor::new(identity.clone());
-    monitor.state_trouble = trouble.map(str::to_string);
-    monitor.status(now)
+/// The answer to `status` of a monitor that cannot ask the store: how things were when it led, if it
+/// was the last that did.
+fn status_without_state(
+    now: Time,
+    identity: &Identity,
+    trouble: &Option<String>,
+    picture: &Option<Picture>,
+) -> Value {
+    let Some(Picture { monitor, at }) = picture else {
+        return Monitor::new(identity.clone()).status(now, trouble.as_deref());
+    };
+    let mut status = monitor.status(*at, trouble.as_deref());
+    status["seconds_old"] = now.since(*at).as_secs_f64().round().into();
+    status
 }

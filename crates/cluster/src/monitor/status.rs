@@ -98,7 +98,7 @@ impl PgTally {
 }
 
 impl Monitor {
-    pub(super) fn status(&self, now: Time) -> Value {
+    pub(super) fn status(&self, now: Time, trouble: Option<&str>) -> Value {
         let tally = self.tally();
         let mut checks = Vec::new();
         self.check_pools(&mut checks);
@@ -109,7 +109,7 @@ impl Monitor {
         self.check_limits(&mut checks);
         self.check_edits(now, &mut checks);
         self.check_monitors(now, &mut checks);
-        self.check_monitor(&mut checks);
+        self.check_monitor(trouble, &mut checks);
         checks.sort_by_key(|check| std::cmp::Reverse(check.severity));
         let worst = checks.iter().map(|check| check.severity).max();
         let health = match worst {
@@ -555,14 +555,15 @@ impl Monitor {
         }
     }
 
-    fn check_monitor(&self, checks: &mut Vec<Check>) {
-        if let Some(trouble) = &self.state_trouble {
+    fn check_monitor(&self, trouble: Option<&str>, checks: &mut Vec<Check>) {
+        if let Some(trouble) = trouble {
             checks.push(Check {
                 code: "state_unavailable",
                 // Who has led knows what serves; before that nothing can be said of the data.
                 severity: if self.has_led { Severity::Warn } else { Severity::Error },
-                message: trouble.clone(),
-                hint: "what is served goes on; changes, starts and failover wait for it",
+                message: trouble.to_string(),
+                hint: "what is served goes on; changes, starts and failover wait for it: look whether etcd \
+                       runs, and whether this host reaches it",
             });
         }
         if self.is_older() {

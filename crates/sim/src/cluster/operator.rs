@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
-use cluster::monitor::NO_LEADER;
+use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
 use format::door::{NetEffect, NetEvent};
 use format::wire::Message;
@@ -370,7 +370,8 @@ impl World {
 
     /// A command cannot be done now; it is tried again if that may help.
     fn refused(&self, failure: Failure) -> Result<(), String> {
-        if matches!(failure.code.as_str(), "busy" | "cannot_place" | NO_LEADER) {
+        let code = failure.code.as_str();
+        if matches!(code, "busy" | "cannot_place") || is_not_done_yet(code) {
             return Ok(());
         }
         Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))

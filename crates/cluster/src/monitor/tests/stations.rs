@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use base::{ConnectionId, Duration, Incarnation, MonitorId, SessionId, Time};
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::rig::{CLUSTER, osd_id, store_of};
 use crate::copy::Seen;
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
-use crate::monitor::{Effect, Event, Identity, NO_LEADER, Station, StopReason};
+use crate::monitor::{Effect, Event, Identity, Station, StopReason};
 use crate::state::{
     MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
     Transaction, TransactionOutcome, Unavailable, WatchId,
@@ -99,6 +99,13 @@ impl Town {
         };
         self.stations[number] = Some(Station::new(identity, true));
         self.events.push_back((number, Event::Tick));
+        self.settle();
+    }
+
+    /// The store tells that it cannot be asked, or that it can.
+    fn trouble(&mut self, number: usize, why: Option<&str>) {
+        let trouble = why.map(str::to_string);
+        self.events.push_back((number, Event::State(StateEvent::Condition { trouble })));
         self.settle();
     }
 
@@ -601,7 +608,7 @@ fn a_leader_that_is_cut_off_from_the_store_lets_everybody_go() {
     town.say(lost, &ToMonitor::Command { request: 1, command: osd_create(9) });
     town.advance(seconds(4));
     let error = town.answer(lost).unwrap().unwrap_err();
-    assert_eq!(error.code, NO_LEADER);
+    assert_eq!(error.code, "no_leader");
     assert!(town.guests[lost].is_closed);
     town.mend();
     town.advance(seconds(4));
@@ -690,6 +697,97 @@ fn the_only_monitor_serves_on_while_the_store_is_away() {
     assert!(!town.guests[client].is_closed);
     let rows = town.ask(0, Command::OsdList).unwrap().unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 1);
+    // What changes something is refused, and was not done.
+    town.trouble(0, Some("etcd is silent"));
+    let refused = town.ask(0, osd_create(2)).unwrap().unwrap_err();
+    assert_eq!((&*refused.code, &*refused.message), ("state_unavailable", "etcd is silent"));
+    assert_eq!(town.ask(0, Command::OsdList).unwrap().unwrap(), rows);
+    town.trouble(0, None);
+    town.mend();
+    town.advance(seconds(4));
+    assert_eq!(town.ask(0, Command::OsdList).unwrap().unwrap(), rows);
+    town.ask(0, osd_create(2)).unwrap().unwrap();
+}
+
+#[test]
+fn a_monitor_that_leads_no_more_refuses_what_another_one_brings_it() {
+    let mut town = Town::new(2);
+    town.cut.extend([0, 1]);
+    town.advance(seconds(4));
+    assert_eq!(town.leaders(), [0; 0]);
+    // The other one has not heard of it yet.
+    let client = town.client(1);
+    let create = ToMonitor::Command { request: 1, command: osd_create(1) };
+    town.say(client, &create);
+    assert_eq!(town.answer(client).unwrap().unwrap_err().code, "no_leader");
+    town.mend();
+    town.advance(seconds(1));
+    let rows = town.ask(1, Command::OsdList).unwrap().unwrap();
+    assert_eq!(rows, json!([]), "it was not done");
+}
+
+#[test]
+fn a_command_is_not_done_by_a_monitor_that_refused_it_while_it_waited() {
+    let mut town = Town::new(1);
+    town.kill(0);
+    town.cut.insert(0);
+    town.start(0);
+    let early = town.client(0);
+    town.say(early, &ToMonitor::Command { request: 1, command: osd_create(1) });
+    assert!(town.answer(early).is_none(), "a leader is waited for");
+    town.trouble(0, Some("etcd is silent"));
+    assert_eq!(town.answer(early).unwrap().unwrap_err().code, "state_unavailable");
+    let late = town.client(0);
+    town.say(late, &ToMonitor::Command { request: 1, command: osd_create(2) });
+    assert_eq!(town.answer(late).unwrap().unwrap_err().code, "state_unavailable");
+    town.advance(seconds(1));
+    town.trouble(0, None);
+    town.mend();
+    town.advance(seconds(1));
+    assert_eq!(town.leaders(), [0]);
+    let rows = town.ask(0, Command::OsdList).unwrap().unwrap();
+    assert_eq!(rows, json!([]));
+    for guest in [early, late] {
+        assert!(town.answer(guest).is_none() && !town.guests[guest].is_closed);
+    }
+}
+
+#[test]
+fn while_nobody_can_lead_commands_are_refused_at_once_and_status_tells_how_things_were() {
+    let mut town = Town::new(2);
+    town.ask(0, osd_create(1)).unwrap().unwrap();
+    town.advance(seconds(4));
+    let led = town.leader();
+    for number in [0, 1] {
+        town.cut.insert(number);
+        town.trouble(number, Some("etcd has no leader"));
+    }
+    town.advance(seconds(30));
+    assert_eq!(town.leaders(), [0; 0]);
+    for number in [0, 1] {
+        let refused = town.ask(number, Command::OsdList).unwrap().unwrap_err();
+        assert_eq!(
+            (&*refused.code, &*refused.message),
+            ("state_unavailable", "etcd has no leader")
+        );
+        let status = town.ask(number, Command::Status).unwrap().unwrap();
+        assert_eq!(status["osds"].as_array().unwrap().len(), 1, "monitor {number}: {status}");
+        let checks = status["checks"].as_array().unwrap();
+        let lost = checks.iter().find(|check| check["code"] == "state_unavailable").unwrap();
+        assert_eq!(
+            (&lost["severity"], &lost["message"]),
+            (&json!("warn"), &json!("etcd has no leader"))
+        );
+        let age = status["seconds_old"].as_f64().unwrap();
+        assert!((27.0..=30.0).contains(&age), "{age}");
+    }
+    for number in [0, 1] {
+        town.trouble(number, None);
+    }
+    town.mend();
+    town.advance(seconds(4));
+    let status = town.ask(led, Command::Status).unwrap().unwrap();
+    assert_eq!(status["seconds_old"], Value::Null);
 }
 
 #[test]
