@@ -6,7 +6,7 @@ use base::{Duration, MonitorId, Time};
 use client::{Config, Keeper};
 use cluster::message::Failure;
 use cluster::monitor::{Effect, Event, Identity, Station, StopReason};
-use cluster::state::{StateEvent, StateStore};
+use cluster::state::{EndpointDown, EndpointRoom, Endpoints, StateEvent, StateStore};
 use format::door::{Peer, Role};
 use io::embedded::EmbeddedState;
 use io::etcd::{EtcdPlace, EtcdState};
@@ -274,8 +274,24 @@ impl Shell {
                 return Ok(());
             }
             for answer in std::mem::take(&mut self.answers) {
-                if let StateEvent::Condition { trouble } = &answer {
-                    eprintln!("monitor: {}", trouble.as_deref().unwrap_or("etcd can be asked"));
+                match &answer {
+                    StateEvent::Condition { trouble } => {
+                        eprintln!("monitor: {}", trouble.as_deref().unwrap_or("etcd can be asked"));
+                    }
+                    StateEvent::Endpoints(Endpoints { down, nearly_full }) => {
+                        for EndpointDown { endpoint, why } in down {
+                            eprintln!("monitor: etcd does not answer at {endpoint}: {why}");
+                        }
+                        for EndpointRoom { endpoint, used_percent, .. } in nearly_full {
+                            eprintln!(
+                                "monitor: etcd uses {used_percent} % of its room at {endpoint}"
+                            );
+                        }
+                        if down.is_empty() && nearly_full.is_empty() {
+                            eprintln!("monitor: etcd answers everywhere, and has room");
+                        }
+                    }
+                    _ => {}
                 }
                 self.station.apply(now, Event::State(answer), &mut self.effects);
             }

@@ -60,7 +60,7 @@ use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::records::TaskId;
 use crate::settings::Setting;
-use crate::state::{LeaseId, StateEffect, StateEvent, StateRequest};
+use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest};
 use contents::Contents;
 use edit::Watching;
 use entries::Entries;
@@ -187,6 +187,8 @@ pub struct Monitor {
     settling: Settling,
     /// Why the store cannot be asked, if it cannot; for people.
     state_trouble: Option<String>,
+    /// What is wrong at its addresses.
+    endpoints: Endpoints,
     /// Peers that sent what none of ours sends.
     protocol_errors: u64,
 }
@@ -277,6 +279,7 @@ impl Monitor {
             recovery: Recovery::default(),
             settling: Settling::default(),
             state_trouble: None,
+            endpoints: Endpoints::default(),
             protocol_errors: 0,
         }
     }

@@ -331,12 +331,44 @@ pub enum StateEvent {
         /// For people: why it cannot be asked, what to do. `None`: it can be asked (again).
         trouble: Option<String>,
     },
+    /// What is wrong at addresses of the store, while it can be asked at one of them; told whenever
+    /// that changes.
+    Endpoints(Endpoints),
     /// The store is lost to this process (its disk failed, its file is damaged): the process ends
     /// and says why. No event follows.
     Failed {
         /// For people: what happened, where, what to do.
         reason: String,
     },
+}
+
+/// What is wrong at addresses of the store; nothing, if both lists are empty.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Endpoints {
+    /// It does not answer there.
+    pub down: Vec<EndpointDown>,
+    /// There is little room left there.
+    pub nearly_full: Vec<EndpointRoom>,
+}
+
+/// How much of what it may use the store uses at an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndpointRoom {
+    /// Where.
+    pub endpoint: String,
+    /// So many hundredths of it are in use.
+    pub used_percent: u64,
+    /// The most that it may use, in bytes.
+    pub size_max: u64,
+}
+
+/// An address at which the store does not answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndpointDown {
+    /// Where.
+    pub endpoint: String,
+    /// For people.
+    pub why: String,
 }
 
 /// Keys read at one revision.

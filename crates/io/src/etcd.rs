@@ -10,13 +10,15 @@
 //!   1. A transaction is sent at most once. Where its answer is lost, its outcome is `Unknown`.
 //!   2. A watch tells whole revisions, each once: a stream that broke is opened again after the last
 //!      revision that was told.
-//!   3. All endpoints that are used belong to one etcd cluster, and each has a leader.
+//!   3. All endpoints that are used belong to one etcd cluster, and each has a leader. The others are
+//!      looked at now and then, and told of where they do not answer.
 //!
 //! What etcd needs and how keys lie in it: `docs/internals/state.md`.
 
 mod keys;
 mod link;
 mod request;
+mod survey;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,6 +73,9 @@ impl EtcdPlace {
             let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
             if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) || address.contains('/') {
                 return Err(wrong("an endpoint has a host and a port"));
+            }
+            if endpoints.iter().any(|endpoint| endpoint == url) {
+                return Err(wrong("an endpoint is named once"));
             }
             endpoints.push(url.to_string());
         }
@@ -244,7 +249,11 @@ async fn serve(place: EtcdPlace, mut effects: UnboundedReceiver<StateEffect>, to
     let (publish, links) = link::links();
     let mut tasks = JoinSet::new();
     let keys = Keys::new(&place.prefix);
-    tasks.spawn_local(link::keep(place, keys.clone(), publish, told.clone()));
+    let place = Rc::new(place);
+    let cluster = link::FirstCluster::default();
+    let survey = survey::survey(place.clone(), keys.clone(), cluster.clone(), told.clone());
+    tasks.spawn_local(survey);
+    tasks.spawn_local(link::keep(place, keys.clone(), cluster, publish, told.clone()));
     let context = Rc::new(Context { keys, links, told });
     let mut watches: BTreeMap<WatchId, AbortHandle> = BTreeMap::new();
     loop {
@@ -320,6 +329,8 @@ mod tests {
         {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+        let error = parse("http://a:1,http://b:1,http://a:1").unwrap_err();
+        assert!(error.0.contains("once"), "{error}");
         let error = parse("https://a:1").unwrap_err();
         assert!(error.0.contains("TLS"), "{error}");
         let error = parse("http://a:1/b,http://c:1").unwrap_err();

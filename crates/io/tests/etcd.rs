@@ -4,7 +4,8 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -28,6 +29,10 @@ const LEFT_TIME_MAX: Duration = Duration::from_secs(3);
 struct Server {
     directory: PathBuf,
     port: u16,
+    /// Another port on which it listens.
+    more: Option<u16>,
+    /// The most bytes that it may use, if that is not its default.
+    quota: Option<u64>,
     child: Option<Child>,
 }
 
@@ -37,7 +42,7 @@ impl Server {
         let name = format!("ashlar-etcd-{}-{name}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&directory);
-        Server { directory, port: free_port(), child: None }
+        Server { directory, port: free_port(), more: None, quota: None, child: None }
     }
 
     fn running(name: &str) -> Server {
@@ -48,16 +53,19 @@ impl Server {
 
     fn start(&mut self) {
         let url = self.url();
+        let more = self.more.map(|port| format!(",http://127.0.0.1:{port}"));
+        let listen = format!("{url}{}", more.unwrap_or_default());
         let peer = "http://127.0.0.1:0";
         let child = Command::new("etcd")
             .args(["--name", "test", "--logger", "zap", "--log-level", "error"])
             .arg("--data-dir")
             .arg(&self.directory)
-            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+            .args(["--listen-client-urls", &listen, "--advertise-client-urls", &url])
             .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
             .args(["--initial-cluster", &format!("test={peer}")])
             // The identity of its cluster comes from this.
             .args(["--initial-cluster-token", &self.directory.display().to_string()])
+            .args(self.quota.map(|quota| format!("--quota-backend-bytes={quota}")))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
@@ -72,6 +80,17 @@ impl Server {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(self.child.as_ref().expect("it runs"));
         kill_process(pid, signal).unwrap();
+    }
+
+    /// How much it says that it uses.
+    fn used_bytes(&self) -> u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let mut lines = page.lines();
+        let value = lines.find_map(|line| line.strip_prefix("etcd_mvcc_db_total_size_in_bytes "));
+        value.unwrap().parse::<f64>().unwrap() as u64
     }
 
     /// Ends it as `kill -9` does.
@@ -591,6 +610,61 @@ fn dead_and_silent_endpoints_are_left_for_one_that_answers() {
     assert_eq!(driver.get("a").map(|entry| entry.revision), Some(revision));
     assert!(!driver.events.iter().any(|event| matches!(event, StateEvent::Condition { .. })));
     drop(listener);
+}
+
+#[test]
+fn an_endpoint_that_does_not_answer_beside_others_is_told_of_until_it_does() {
+    let mut server = Server::running("survey");
+    let port = free_port();
+    let other = format!("http://127.0.0.1:{port}");
+    let foreign = Server::running("beside");
+    let mut driver = Driver::new(&[&server.url(), &other, &foreign.url()], "x");
+    driver.commit_soon(put("a", "1", StateRevision::ZERO));
+    let down = |driver: &mut Driver| {
+        driver.wait(|event| match event {
+            StateEvent::Endpoints(found) => Some(found.down.clone()),
+            _ => None,
+        })
+    };
+    let [dead, wrong] = &down(&mut driver)[..] else { panic!("two of three") };
+    let (dead, wrong) = match dead.endpoint == other {
+        true => (dead, wrong),
+        false => (wrong, dead),
+    };
+    assert_eq!((&dead.endpoint, &wrong.endpoint), (&other, &foreign.url()));
+    assert!(dead.why.contains("refused"), "{dead:?}");
+    assert!(wrong.why.contains("another etcd"), "{wrong:?}");
+    server.kill();
+    server.more = Some(port);
+    server.start();
+    let left = down(&mut driver);
+    assert_eq!(left.iter().map(|down| &down.endpoint).collect::<Vec<_>>(), [&foreign.url()]);
+}
+
+#[test]
+fn an_etcd_that_is_nearly_full_is_told_of_before_it_takes_no_more() {
+    let mut server = Server::new("room");
+    server.quota = Some(64 << 20);
+    server.start();
+    let mut filler = Driver::new(&[&server.url()], "x");
+    let value = "1".repeat(1 << 20);
+    let mut number = 0;
+    while number == 0 || server.used_bytes() < (64 << 20) * 82 / 100 {
+        filler.commit_soon(put(&number.to_string(), &value, StateRevision::ZERO));
+        number += 1;
+    }
+    drop(filler);
+    let mut driver = Driver::new(&[&server.url()], "x");
+    let found = driver.wait(|event| match event {
+        StateEvent::Endpoints(found) => Some(found.clone()),
+        _ => None,
+    });
+    assert_eq!(found.down, []);
+    let [room] = &found.nearly_full[..] else { panic!("one address: {found:?}") };
+    assert_eq!((&room.endpoint, room.size_max), (&server.url(), 64 << 20));
+    assert!((80..100).contains(&room.used_percent), "{room:?}");
+    // It takes what is little.
+    driver.commit_soon(put("a", "1", StateRevision::ZERO));
 }
 
 #[test]

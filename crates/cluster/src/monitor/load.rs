@@ -64,6 +64,7 @@ impl Monitor {
                 self.on_transacted(now, request, outcome, effects);
             }
             StateEvent::Condition { trouble } => self.on_condition(now, trouble, effects),
+            StateEvent::Endpoints(found) => self.endpoints = found,
             StateEvent::Failed { reason } => self.stop(StopReason::State(reason), effects),
             StateEvent::Watched { watch, revision, changes } => {
                 self.on_watched(watch, revision, changes, effects);

@@ -333,6 +333,7 @@ impl Monitor {
         (anew.request_last, anew.order_last) = (self.request_last, self.order_last);
         anew.watching.watch_last = self.watching.watch_last;
         anew.state_trouble.clone_from(&self.state_trouble);
+        anew.endpoints.clone_from(&self.endpoints);
         if let Some(watch) = self.watching.watch {
             effects.push(Effect::State(StateEffect::Unwatch { watch }));
         }

@@ -28,8 +28,8 @@ use super::{Effect, Event, Identity, Monitor, StopReason};
 use crate::message::ToMonitor;
 use crate::records::{Key, Record};
 use crate::state::{
-    KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest, StateRevision,
-    Unavailable, WatchId,
+    Endpoints, KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest,
+    StateRevision, Unavailable, WatchId,
 };
 
 /// The leader's lease: etcd makes none that is shorter.
@@ -59,6 +59,8 @@ pub struct Station {
     watch_last: u64,
     /// Why the store cannot be asked, if it cannot; for people.
     trouble: Option<String>,
+    /// Where else it does not answer.
+    endpoints: Endpoints,
     /// What another hand did to leadership, and what the last [`Monitor`] here has undone.
     undone: UndoneEdits,
     /// Asks whether the lease lives whose key is gone: then it did not go with its lease.
@@ -134,6 +136,7 @@ impl Station {
             request_last: 0,
             watch_last: 0,
             trouble: None,
+            endpoints: Endpoints::default(),
             undone: UndoneEdits::default(),
             suspicion: None,
             picture: None,
@@ -264,8 +267,12 @@ impl Station {
                 }
             }
             event => {
-                if let StateEvent::Condition { trouble } = &event {
-                    self.on_condition(now, trouble.clone(), effects);
+                match &event {
+                    StateEvent::Condition { trouble } => {
+                        self.on_condition(now, trouble.clone(), effects);
+                    }
+                    StateEvent::Endpoints(found) => self.endpoints.clone_from(found),
+                    _ => {}
                 }
                 self.tell_monitor(now, Event::State(event), effects);
             }
@@ -464,6 +471,7 @@ impl Station {
         monitor.watching.watch_last = self.watch_last;
         monitor.watching.undone = std::mem::take(&mut self.undone);
         monitor.state_trouble.clone_from(&self.trouble);
+        monitor.endpoints.clone_from(&self.endpoints);
         self.stage = Stage::Leading { monitor, has_guests: false };
     }
 

@@ -566,6 +566,34 @@ impl Monitor {
                        runs, and whether this host reaches it",
             });
         }
+        // Where it answers nowhere that says all.
+        for down in self.endpoints.down.iter().filter(|_| trouble.is_none()) {
+            checks.push(Check {
+                code: "state_endpoint_down",
+                severity: Severity::Warn,
+                message: format!(
+                    "the state store does not answer at {}: {}",
+                    down.endpoint, down.why
+                ),
+                hint: "start that member of etcd before another one is lost, or correct `state` in \
+                       cluster.toml where monitors run and start them again",
+            });
+        }
+        for room in self.endpoints.nearly_full.iter().filter(|_| trouble.is_none()) {
+            checks.push(Check {
+                code: "state_store_nearly_full",
+                severity: Severity::Warn,
+                message: format!(
+                    "the state store uses {} % of {} at {}: when it is full it takes no change",
+                    room.used_percent,
+                    base::size::Size(room.size_max),
+                    room.endpoint
+                ),
+                hint: "let etcd compact what it holds (`etcdctl compact REVISION`, by itself with \
+                       `--auto-compaction-mode revision --auto-compaction-retention 10000`), then give space \
+                       back: `etcdctl defrag --cluster`; or raise its `--quota-backend-bytes`",
+            });
+        }
         if self.is_older() {
             checks.push(Check {
                 code: "state_older",

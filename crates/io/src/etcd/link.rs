@@ -10,6 +10,7 @@
 //! as does one that is stopped. HTTP/2 pings would not do: etcd closes connections that ping more
 //! often than every 5 s (`--grpc-keepalive-min-time`).
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -203,9 +204,43 @@ impl Links {
     }
 }
 
+/// The etcd cluster that answered first.
+pub(super) type FirstCluster = Rc<Cell<Option<u64>>>;
+
+/// Connects to an endpoint of our etcd and reads there; or why that cannot be done.
+pub(super) async fn meet(
+    endpoint: &str,
+    keys: &Keys,
+    cluster: &FirstCluster,
+) -> Result<Link, String> {
+    let link = match timeout(PROBE_TIME_MAX, Link::open(endpoint)).await {
+        Ok(Ok(link)) => link,
+        Ok(Err(error)) => return Err(text_of(&error)),
+        Err(_) => return Err("no connection".to_string()),
+    };
+    match link.probe(keys).await {
+        Ok(None) => Err("it is no etcd".to_string()),
+        Ok(Some(found)) => {
+            let first = cluster.get().unwrap_or(found);
+            cluster.set(Some(first));
+            let is_ours = found == first;
+            let foreign = || "it belongs to another etcd cluster than the others".to_string();
+            is_ours.then_some(link).ok_or_else(foreign)
+        }
+        Err(Refusal::Gone) => Err(link.left().await),
+        Err(refusal) => Err(format!("it refuses to be read: {refusal:?}")),
+    }
+}
+
 /// Keeps a link published, for ever.
-pub(super) async fn keep(place: EtcdPlace, keys: Keys, publish: Publish, told: Rc<Told>) {
-    let mut keeper = Keeper { keys, publish, told, cluster: None, failures: BTreeMap::new() };
+pub(super) async fn keep(
+    place: Rc<EtcdPlace>,
+    keys: Keys,
+    cluster: FirstCluster,
+    publish: Publish,
+    told: Rc<Told>,
+) {
+    let mut keeper = Keeper { keys, publish, told, cluster, failures: BTreeMap::new() };
     loop {
         for endpoint in &place.endpoints {
             let why = keeper.use_endpoint(endpoint).await;
@@ -222,8 +257,7 @@ struct Keeper {
     keys: Keys,
     publish: Publish,
     told: Rc<Told>,
-    /// The etcd cluster that answered first.
-    cluster: Option<u64>,
+    cluster: FirstCluster,
     /// What went wrong at endpoints since one was there.
     failures: BTreeMap<String, String>,
 }
@@ -231,20 +265,10 @@ struct Keeper {
 impl Keeper {
     /// Uses an endpoint as long as it answers; why it does not, or not any more.
     async fn use_endpoint(&mut self, endpoint: &str) -> String {
-        let link = match timeout(PROBE_TIME_MAX, Link::open(endpoint)).await {
-            Ok(Ok(link)) => Rc::new(link),
-            Ok(Err(error)) => return text_of(&error),
-            Err(_) => return "no connection".to_string(),
+        let link = match meet(endpoint, &self.keys, &self.cluster).await {
+            Ok(link) => Rc::new(link),
+            Err(why) => return why,
         };
-        match link.probe(&self.keys).await {
-            Ok(None) => return "it is no etcd".to_string(),
-            Ok(Some(cluster)) if *self.cluster.get_or_insert(cluster) != cluster => {
-                return "it belongs to another etcd cluster than the others".to_string();
-            }
-            Ok(Some(_)) => {}
-            Err(Refusal::Gone) => return link.left().await,
-            Err(refusal) => return format!("it refuses to be read: {refusal:?}"),
-        }
         self.failures.clear();
         self.told.condition(None);
         self.publish.send_replace(Some(link.clone()));

@@ -1,5 +1,7 @@
 //! Several monitors over one store: one leads by its lease, the others take their guests to it.
 
+mod endpoints;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{ConnectionId, Duration, Incarnation, MonitorId, SessionId, Time};

@@ -1,0 +1,71 @@
+//! What is wrong at addresses of the state store is told by whoever leads.
+
+use super::*;
+use crate::state::{EndpointDown, EndpointRoom, Endpoints};
+
+fn tell(town: &mut Town, number: usize, found: Endpoints) {
+    town.events.push_back((number, Event::State(StateEvent::Endpoints(found))));
+    town.settle();
+}
+
+fn messages(checks: &[Value]) -> Vec<String> {
+    checks.iter().map(|check| check["message"].as_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn whoever_leads_names_the_addresses_at_which_the_store_does_not_answer() {
+    let code = "state_endpoint_down";
+    let down = |endpoints: &[&str]| {
+        let down = endpoints.iter().map(|endpoint| EndpointDown {
+            endpoint: endpoint.to_string(),
+            why: "refused".to_string(),
+        });
+        Endpoints { down: down.collect(), nearly_full: Vec::new() }
+    };
+    let mut town = Town::new(2);
+    tell(&mut town, 0, down(&["http://a:1"]));
+    tell(&mut town, 1, down(&["http://b:1"]));
+    let named = messages(&town.checks(1, code));
+    assert_eq!(named, ["the state store does not answer at http://a:1: refused"]);
+    assert_eq!(town.ask(1, Command::Status).unwrap().unwrap()["health"], "warn");
+    town.trouble(0, Some("etcd has no leader"));
+    assert_eq!(messages(&town.checks(0, code)), [""; 0], "nowhere");
+    // The next one that leads has looked for itself.
+    town.kill(0);
+    town.advance(seconds(3));
+    assert_eq!(town.leaders(), [1]);
+    let named = messages(&town.checks(1, code));
+    assert_eq!(named, ["the state store does not answer at http://b:1: refused"]);
+    tell(&mut town, 1, down(&[]));
+    assert_eq!(messages(&town.checks(1, code)), [""; 0]);
+}
+
+#[test]
+fn whoever_leads_names_the_addresses_at_which_the_store_is_nearly_full() {
+    let code = "state_store_nearly_full";
+    let full = |used_percent: &[u64]| {
+        let room = used_percent.iter().map(|used_percent| EndpointRoom {
+            endpoint: "http://a:1".to_string(),
+            used_percent: *used_percent,
+            size_max: 2 << 30,
+        });
+        Endpoints { down: Vec::new(), nearly_full: room.collect() }
+    };
+    let mut town = Town::new(1);
+    assert_eq!(town.checks(0, code), [Value::Null; 0]);
+    tell(&mut town, 0, full(&[81]));
+    let checks = town.checks(0, code);
+    assert_eq!(
+        messages(&checks),
+        ["the state store uses 81 % of 2GiB at http://a:1: when it is full it takes no change"]
+    );
+    assert!(checks[0]["hint"].as_str().unwrap().contains("etcdctl defrag"), "{checks:?}");
+    assert_eq!(checks[0]["severity"], "warn");
+    // Where it cannot be asked, that says all.
+    town.trouble(0, Some("etcd has no leader"));
+    assert_eq!(town.checks(0, code), [Value::Null; 0]);
+    town.trouble(0, None);
+    assert_eq!(town.checks(0, code).len(), 1);
+    tell(&mut town, 0, full(&[]));
+    assert_eq!(town.checks(0, code), [Value::Null; 0]);
+}

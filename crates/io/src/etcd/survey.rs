@@ -1,0 +1,143 @@
+//! What is wrong at each endpoint, also at those that the link does not use now: the loss of another one
+//! would be seen only when that of the link is lost too, and a lack of room only when nothing can be
+//! written any more.
+//!
+//! Where there are several, one after the other is connected to and read as the link's is. An endpoint
+//! that does not answer is asked twice before it is told of. How much it uses, and may use, stands on
+//! the page of metrics that each etcd has; where that page does not say it, nothing is told.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use cluster::state::{EndpointDown, EndpointRoom, Endpoints, StateEvent};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::keys::Keys;
+use super::link::{FirstCluster, meet};
+use super::{EtcdPlace, Told};
+
+/// The rest between two rounds, while all endpoints answer.
+const REST_SPAN: Duration = Duration::from_secs(5);
+/// How soon one that did not answer is asked again.
+const AGAIN_SPAN: Duration = Duration::from_secs(1);
+/// How often it is looked how much room there is.
+const ROOM_SPAN: Duration = Duration::from_secs(60);
+/// How long a page of metrics may take.
+const PAGE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Longest page of metrics that is read, in bytes; those of etcd have some 100 KiB.
+const PAGE_SIZE_MAX: u64 = 4 << 20;
+/// From so many hundredths of its room on an endpoint is told of.
+const NEARLY_FULL_PERCENT: u64 = 80;
+
+/// Tells what is wrong at endpoints whenever that changes, for ever.
+pub(super) async fn survey(
+    place: Rc<EtcdPlace>,
+    keys: Keys,
+    cluster: FirstCluster,
+    told: Rc<Told>,
+) {
+    let mut down: BTreeMap<String, String> = BTreeMap::new();
+    let (mut nearly_full, mut told_full) = (Vec::new(), Vec::new());
+    let mut look_at = Instant::now();
+    loop {
+        sleep(if down.is_empty() { REST_SPAN } else { AGAIN_SPAN }).await;
+        let mut found = BTreeMap::new();
+        // One alone is the link's.
+        let several = place.endpoints.iter().filter(|_| place.endpoints.len() > 1);
+        for endpoint in several {
+            let mut answer = meet(endpoint, &keys, &cluster).await;
+            if answer.is_err() && !down.contains_key(endpoint) {
+                sleep(AGAIN_SPAN).await;
+                answer = meet(endpoint, &keys, &cluster).await;
+            }
+            if let Err(why) = answer {
+                found.insert(endpoint.clone(), why);
+            }
+        }
+        // Where none answers it is the link that tells so.
+        if found.len() == place.endpoints.len() {
+            continue;
+        }
+        if look_at <= Instant::now() {
+            nearly_full.clear();
+            for endpoint in place.endpoints.iter().filter(|it| !found.contains_key(*it)) {
+                nearly_full.extend(room_of(endpoint).await.filter(is_nearly_full));
+            }
+            look_at = Instant::now() + ROOM_SPAN;
+        }
+        if !found.keys().eq(down.keys()) || nearly_full != told_full {
+            let list = found.iter().map(|(endpoint, why)| EndpointDown {
+                endpoint: endpoint.clone(),
+                why: why.clone(),
+            });
+            let (down, nearly_full) = (list.collect(), nearly_full.clone());
+            told.tell(StateEvent::Endpoints(Endpoints { down, nearly_full }));
+        }
+        told_full.clone_from(&nearly_full);
+        down = found;
+    }
+}
+
+fn is_nearly_full(room: &EndpointRoom) -> bool {
+    room.used_percent >= NEARLY_FULL_PERCENT
+}
+
+/// How much of its room an endpoint uses, if it says that.
+async fn room_of(endpoint: &str) -> Option<EndpointRoom> {
+    let address = endpoint.strip_prefix("http://")?;
+    let page = timeout(PAGE_TIME_MAX, metrics_of(address)).await.ok()?.ok()?;
+    let (used, size_max) = room_in(&String::from_utf8_lossy(&page))?;
+    let used_percent = used.saturating_mul(100) / size_max;
+    Some(EndpointRoom { endpoint: endpoint.to_string(), used_percent, size_max })
+}
+
+async fn metrics_of(address: &str) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut page = Vec::new();
+    stream.take(PAGE_SIZE_MAX).read_to_end(&mut page).await?;
+    Ok(page)
+}
+
+/// Bytes in use, and the most there may be. `None`: the page does not say so, or there is no limit.
+fn room_in(page: &str) -> Option<(u64, u64)> {
+    let number = |name: &str| {
+        let mut values = page.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        // Prometheus has floating numbers; a whole one in bytes is exact up to 8 PiB.
+        let value: f64 = values.next()?.trim().parse().ok()?;
+        (value >= 0.0).then_some(value as u64)
+    };
+    let used = number("etcd_mvcc_db_total_size_in_bytes")?;
+    let size_max = number("etcd_server_quota_backend_bytes")?;
+    (size_max > 0).then_some((used, size_max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_read_from_a_page_of_metrics() {
+        let page = "HTTP/1.0 200 OK\r\n\r\n# HELP etcd_mvcc_db_total_size_in_bytes Total size.\n\
+                    etcd_mvcc_db_total_size_in_bytes_of_others 7\n\
+                    etcd_mvcc_db_total_size_in_bytes 1.7179869e+09\n\
+                    etcd_server_quota_backend_bytes 2.147483648e+09\n";
+        assert_eq!(room_in(page), Some((1_717_986_900, 2 << 30)));
+        for (old, new) in [
+            ("quota_backend_bytes 2.147483648e+09", "quota_backend_bytes -1"),
+            ("quota_backend_bytes 2.147483648e+09", "quota_backend_bytes 0"),
+            ("quota_backend_bytes 2.147483648e+09", "quota_backend_bytes many"),
+            ("quota_backend_bytes 2.147483648e+09", "quota_backend_bytes NaN"),
+            ("etcd_server", "server"),
+            ("total_size_in_bytes 1", "size 1"),
+        ] {
+            assert!(page.contains(old));
+            assert_eq!(room_in(&page.replace(old, new)), None, "{new}");
+        }
+        assert_eq!(room_in(""), None);
+    }
+}
