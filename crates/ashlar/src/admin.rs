@@ -36,7 +36,8 @@ const VOLUME_INFO: &[Column] = &[
     column("POOL", "pool"),
     size_column("SIZE", "size_bytes"),
     size_column("USED", "used_bytes"),
-    column("ATTACHED", "attached"),
+    column("LOCK", "lock"),
+    column("SESSIONS", "sessions"),
     work_column("READ", "io.read"),
     work_column("WRITE", "io.write"),
     work_column("TRIM", "io.trim"),
@@ -157,7 +158,11 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
             print_rows(format, &table(config, format, Table::Volume)?, VOLUME, empty);
         }
         VolumeCommand::Info { name } => {
-            let info = call(config, format, Command::VolumeInfo { volume: name })?;
+            let mut info = call(config, format, Command::VolumeInfo { volume: name })?;
+            if format == Format::Text {
+                let (lock, sessions) = (lock_text(&info), session_texts(&info));
+                (info["lock"], info["sessions"]) = (json!(lock), json!(sessions));
+            }
             print_object(format, &info, VOLUME_INFO);
         }
         VolumeCommand::Resize { name, size, shrink } => {
@@ -177,6 +182,49 @@ pub fn volume(config: &Config, command: VolumeCommand, format: Format) -> Result
         }
     }
     Ok(())
+}
+
+/// Who has the lock of a volume, and what that means, for people.
+fn lock_text(info: &Value) -> String {
+    let lock = &info["lock"];
+    if lock.is_null() {
+        return "nobody has it".to_string();
+    }
+    let mut sessions = info["sessions"].as_array().into_iter().flatten();
+    let meaning = match sessions.any(|session| session["id"] == lock["session"]) {
+        false => "it has ended, and the next to attach the volume gets it",
+        true if lock["lazy"] == true => {
+            "writes are durable when they are flushed; nobody else can attach the volume"
+        }
+        true => "writes are durable when they are answered; others can attach the volume",
+    };
+    format!("session {}: {meaning}", lock["session"])
+}
+
+/// Who has a volume attached, for people.
+fn session_texts(info: &Value) -> Vec<String> {
+    let text = |session: &Value| {
+        let mut text = session["id"].to_string();
+        let mut add = |name: &str, value: &Value| match value {
+            Value::Null => {}
+            Value::String(word) => text.push_str(&format!(" {name} {word}")),
+            value => text.push_str(&format!(" {name} {value}")),
+        };
+        add("of", &session["client"]);
+        add("process", &session["pid"]);
+        add("at", &session["address"]);
+        if session["pid"].is_null() {
+            text.push_str(" (its client is away)");
+        }
+        if session["read_only"] == true {
+            text.push_str(" (read-only)");
+        }
+        text
+    };
+    match info["sessions"].as_array() {
+        Some(sessions) if !sessions.is_empty() => sessions.iter().map(text).collect(),
+        _ => vec!["none".to_string()],
+    }
 }
 
 /// `ashlar pool`
@@ -422,6 +470,34 @@ fn print_done(format: Format, answer: &Value, line: &str) {
 #[cfg(test)]
 mod tests {
     use cluster::settings::{Definition, Setting};
+
+    use super::*;
+
+    #[test]
+    fn who_has_a_volume_and_its_lock_is_told_to_people() {
+        let nobodys = json!({ "lock": null, "sessions": [] });
+        assert_eq!(lock_text(&nobodys), "nobody has it");
+        assert_eq!(session_texts(&nobodys), ["none"]);
+        let mut info = json!({
+            "lock": { "session": 7, "lazy": true },
+            "sessions": [
+                { "id": 7, "client": "nbd", "read_only": false, "pid": 12, "address": "unix:/a" },
+                { "id": 9, "client": "library", "read_only": true, "pid": null, "address": null },
+            ],
+        });
+        let sessions =
+            ["7 of nbd process 12 at unix:/a", "9 of library (its client is away) (read-only)"];
+        assert_eq!(session_texts(&info), sessions);
+        assert!(
+            lock_text(&info).starts_with("session 7: writes are durable when they are flushed")
+        );
+        info["lock"]["lazy"] = json!(false);
+        assert!(
+            lock_text(&info).starts_with("session 7: writes are durable when they are answered")
+        );
+        info["lock"]["session"] = json!(3);
+        assert!(lock_text(&info).starts_with("session 3: it has ended"), "{}", lock_text(&info));
+    }
 
     #[test]
     fn the_table_of_settings_is_their_definition() {

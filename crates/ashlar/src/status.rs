@@ -122,7 +122,7 @@ fn render(status: &Value) -> String {
         }
     }
     line(format!("pgs         {states}"));
-    line(format!("recovery    {}", recovery_sentence(&status["recovery"])));
+    line(format!("recovery    {}", recovery_sentence(status)));
     for process in status["processes"].as_array().into_iter().flatten() {
         let word = |key: &str| match &process[key] {
             Value::String(text) => text.clone(),
@@ -156,15 +156,29 @@ fn render_checks(status: &Value) -> String {
     text
 }
 
-fn recovery_sentence(recovery: &Value) -> String {
-    match recovery["bytes_left"].as_u64() {
-        None | Some(0) => "nothing to do".into(),
-        Some(left) => {
-            let rate = recovery["bytes_per_second"].as_u64().unwrap_or(0);
-            let eta = recovery["eta_seconds"].as_u64();
-            let eta = eta.map_or_else(|| "unknown".into(), |eta| format!("{eta} s"));
-            format!("{} left at {}/s, done in {eta}", size_text(left), size_text(rate))
-        }
+/// OSDs that a sentence names.
+const NAMED_COUNT_MAX: usize = 5;
+
+fn recovery_sentence(status: &Value) -> String {
+    let (recovery, pgs) = (&status["recovery"], &status["pgs"]);
+    let under_way = recovery["bytes_left"].as_u64().filter(|left| *left > 0).map(|left| {
+        let rate = recovery["bytes_per_second"].as_u64().unwrap_or(0);
+        let eta = recovery["eta_seconds"].as_u64();
+        let eta = eta.map_or_else(|| "unknown".into(), |eta| format!("{eta} s"));
+        format!("{} left at {}/s, done in {eta}", size_text(left), size_text(rate))
+    });
+    let osds = recovery["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut names: Vec<String> =
+        osds.iter().take(NAMED_COUNT_MAX).map(|osd| format!("osd.{osd}")).collect();
+    if osds.len() > names.len() {
+        names.push(format!("{} more", osds.len() - names.len()));
+    }
+    let waits = (!names.is_empty()).then(|| format!("waiting for {}", names.join(", ")));
+    match (under_way, waits) {
+        (Some(under_way), Some(waits)) => format!("{under_way}; {waits}"),
+        (Some(sentence), None) | (None, Some(sentence)) => sentence,
+        (None, None) if pgs["clean"] == pgs["total"] => "nothing to do".into(),
+        (None, None) => "nothing is being filled yet".into(),
     }
 }
 
@@ -200,5 +214,25 @@ mod tests {
         ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
         }
+    }
+
+    #[test]
+    fn recovery_that_waits_says_for_whom() {
+        let sentence = |left: u64, clean: u32, waits_for: &[u32]| {
+            recovery_sentence(&json!({
+                "pgs": {"total": 8, "clean": clean},
+                "recovery": {
+                    "bytes_left": left, "bytes_per_second": 1 << 20, "eta_seconds": left >> 20,
+                    "waits_for": waits_for,
+                },
+            }))
+        };
+        assert_eq!(sentence(0, 8, &[]), "nothing to do");
+        assert_eq!(sentence(0, 7, &[]), "nothing is being filled yet");
+        assert_eq!(sentence(0, 4, &[2]), "waiting for osd.2");
+        assert!(sentence(4 << 20, 4, &[]).ends_with("/s, done in 4 s"));
+        assert!(sentence(4 << 20, 4, &[2, 3]).ends_with("done in 4 s; waiting for osd.2, osd.3"));
+        let many = sentence(0, 4, &[1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(many, "waiting for osd.1, osd.2, osd.3, osd.4, osd.5, 2 more");
     }
 }

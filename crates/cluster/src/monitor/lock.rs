@@ -77,10 +77,7 @@ impl Monitor {
     /// Who has the lock, since when, and what to do.
     fn locked(&self, now: Time, image: &ImageInfo, holder: &SessionRecord) -> Failure {
         let name = &image.name;
-        let connection = self.session_connection(holder.id);
-        let introduced = connection.and_then(|connection| {
-            self.connections.get(&connection).and_then(|state| state.introduced.as_ref())
-        });
+        let introduced = self.process_of_session(holder.id);
         let process = introduced.map_or(String::new(), |who| format!(", process {}", who.pid));
         let since = match self.locked_since.get(&holder.id) {
             Some(since) => format!("for {:.0} seconds", now.since(*since).as_secs_f64()),

@@ -62,6 +62,12 @@ impl Monitor {
         }
     }
 
+    /// The process that has a session, if it is connected and has said who it is.
+    pub(super) fn process_of_session(&self, session: SessionId) -> Option<&super::Introduced> {
+        let connection = self.session_connection(session)?;
+        self.connections.get(&connection)?.introduced.as_ref()
+    }
+
     /// The session goes on over this connection; over none, if that is gone already.
     pub(super) fn connect_session(
         &mut self,

@@ -16,6 +16,10 @@ use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
 use crate::stats::Table;
 
+/// What helps where deleting waits for an OSD.
+const TASK_HINT: &str = "it goes on by itself when the OSD is up again: `ashlar osd ls` shows which are \
+                         down. One that is gone for good: `ashlar osd out ID`, then `ashlar osd rm ID`";
+
 /// How long after a monitor came to lead the others may take to reach it.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
 
@@ -195,7 +199,29 @@ impl Monitor {
         let left: u64 = filling.fold(0, |sum, fill| sum.saturating_add(fill.left_bytes));
         let rate: u64 = reports().fold(0, |sum, (live, _)| sum.saturating_add(live.fill_rate));
         let eta = if left == 0 { Some(0) } else { left.checked_div(rate) };
-        json!({ "bytes_left": left, "bytes_per_second": rate, "eta_seconds": eta })
+        json!({
+            "bytes_left": left,
+            "bytes_per_second": rate,
+            "eta_seconds": eta,
+            "waits_for": self.awaited_osds(),
+        })
+    }
+
+    /// OSDs that are not up, and without which PGs lack a copy: nothing is filled for those meanwhile.
+    fn awaited_osds(&self) -> BTreeSet<OsdId> {
+        let is_away = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|record| !record.info.up);
+        let mut awaited = BTreeSet::new();
+        for record in self.contents.pools() {
+            let replicas = record.pool.replicas as usize;
+            let entries = self.contents.pgs(record.pool.id).zip(self.targets(record.pool.id));
+            for (entry, targets) in entries {
+                awaited.extend(entry.acting.iter().map(|member| member.osd).filter(is_away));
+                if entry.acting.len() < replicas {
+                    awaited.extend(targets.into_iter().filter(is_away));
+                }
+            }
+        }
+        awaited
     }
 
     fn check_pools(&self, checks: &mut Vec<Check>) {
@@ -212,7 +238,8 @@ impl Monitor {
                 code: "pool_unplaced",
                 severity: Severity::Warn,
                 message: format!("pool {} cannot be planned on the OSDs that are in: {error}", pool.name),
-                hint: "its copies stay where they are: add OSDs, or take some in: `ashlar osd in ID`",
+                hint: "its copies stay where they are: add OSDs, take some in with `ashlar osd in ID`, or \
+                       let copies share a host: `ashlar pool set POOL --failure-domain osd`",
             });
         }
         for task in self.contents.tasks() {
@@ -221,7 +248,7 @@ impl Monitor {
                     code: "task_waits",
                     severity: Severity::Info,
                     message: format!("deleting blocks of {} waits for {waits_for}", task.name),
-                    hint: "it goes on by itself; `ashlar osd ls` shows OSDs that are down",
+                    hint: TASK_HINT,
                 });
             }
         }
@@ -238,7 +265,7 @@ impl Monitor {
                         "removing what is left of pool {} waits for {waits_for}",
                         record.name
                     ),
-                    hint: "it goes on by itself; `ashlar osd ls` shows OSDs that are down",
+                    hint: TASK_HINT,
                 });
             }
         }
@@ -274,8 +301,8 @@ impl Monitor {
                 "pg_degraded",
                 Severity::Warn,
                 format!("{} PGs have fewer copies than they should ({example})", tally.degraded),
-                "they serve, and are filled by themselves when their OSDs are back, or elsewhere when \
-                 those were down for osd_out_after_ms",
+                "they serve, and are filled when their OSDs are back, or elsewhere when those were down for \
+                 osd_out_after_ms. Start what is down, or do not wait: `ashlar osd out ID`",
             );
         }
         if tally.peering > 0 {
@@ -420,7 +447,8 @@ impl Monitor {
                 code: "osd_failing",
                 severity: Severity::Warn,
                 message: format!("{osd} cannot take its part in {count} PGs for now: {why}"),
-                hint: "it is tried again by itself; see its log",
+                hint: "it is tried again by itself; its log says what its disk lacks: space, or room for \
+                       notes. `ashlar osd out ID` moves its copies elsewhere",
             });
         }
     }

@@ -267,7 +267,16 @@ impl Monitor {
     /// A volume as commands show it.
     pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
         let sessions = self.contents.sessions_of(info.id).filter(|record| !record.ended);
-        self.volume_row_with(info, sessions.map(session_row).collect())
+        self.volume_row_with(info, sessions.map(|record| self.session_details(record)).collect())
+    }
+
+    /// A session, and the process that has it; nothing of that while it is not connected.
+    fn session_details(&self, record: &SessionRecord) -> Value {
+        let process = self.process_of_session(record.id);
+        let mut row = session_row(record);
+        row["pid"] = json!(process.map(|process| process.pid));
+        row["address"] = json!(process.and_then(|process| process.address.as_ref()));
+        row
     }
 
     /// All volumes as commands show them.

@@ -734,6 +734,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert_eq!(status["health"], "warn");
     assert_eq!((&status["pgs"]["active"], &status["pgs"]["degraded"]), (&json!(64), &json!(32)));
     assert!(has(&mut rig, "pg_degraded") && has(&mut rig, "osd_down"));
+    assert_eq!(status["recovery"]["waits_for"], json!([4]));
 
     rig.boot(4);
     let filling = rig.entries().into_iter().find(|entry| !entry.learners.is_empty()).unwrap();
@@ -750,6 +751,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     rig.report(primary, |report| report.filling = vec![progress(20 << 20, 80 << 20)]);
     let recovery = rig.status()["recovery"].clone();
     assert_eq!((&recovery["bytes_left"], &recovery["eta_seconds"]), (&json!(80 << 20), &json!(4)));
+    assert_eq!(recovery["waits_for"], json!([]));
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
     assert_eq!(
         (&row["state"], &row["learning"][0]["left_bytes"]),
@@ -768,6 +770,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     let row = rig.command(Command::PgDescribe { pg: waiting.pg }).unwrap();
     assert_eq!(row["state"], "down");
     assert_eq!(row["why"], format!("it waits for osd.{second}, which is down"));
+    assert_eq!(rig.status()["recovery"]["waits_for"], json!([second]));
     assert!(has(&mut rig, "pg_down"));
     assert_eq!(rig.status()["health"], "error");
     rig.boot(second);
