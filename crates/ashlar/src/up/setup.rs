@@ -98,6 +98,20 @@ pub fn store_name(store: StoreArg) -> &'static str {
     }
 }
 
+/// Ports that the kernel gives nobody by itself (`ip_local_port_range` begins behind them, unless changed):
+/// until the monitor or etcd listens there, no connection and no other listener takes one by chance.
+const PORTS: std::ops::Range<u16> = 20_000..32_768;
+
+/// Listens at a free port of this machine.
+fn free_listener() -> std::io::Result<TcpListener> {
+    let mut drawn = (0..64).map(|_| {
+        let draw = u16::from_le_bytes(io::random_bytes());
+        PORTS.start + draw % (PORTS.end - PORTS.start)
+    });
+    let free = drawn.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+    free.map_or_else(|| TcpListener::bind("127.0.0.1:0"), Ok)
+}
+
 /// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the file
 /// gets this name when it is whole.
 pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
@@ -174,7 +188,7 @@ impl Setup {
             let kept = old.and_then(|address| TcpListener::bind(address).ok());
             taken.push(match kept {
                 Some(listener) => listener,
-                None => TcpListener::bind("127.0.0.1:0")?,
+                None => free_listener()?,
             });
             Ok(taken.last().expect("just pushed").local_addr()?.to_string())
         };

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -527,5 +528,7 @@ fn start_process(
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
+        // Ctrl-C on a terminal reaches this process alone, which stops them one after the other.
+        .process_group(0)
         .spawn()
 }

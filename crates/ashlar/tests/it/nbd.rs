@@ -215,6 +215,47 @@ fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
     cluster.check_copies();
 }
 
+/// Who attaches its volumes next need not wait for a session that nobody has any more.
+#[test]
+fn a_server_that_is_told_to_end_gives_its_volumes_back_whether_osds_answer_or_not() {
+    let up = ["--osds", "2", "--osd-size", "256MiB", "--commit", "fsync"];
+    let cluster = Cluster::up("nbd-ends", &up);
+    let info = |volume: &str| cluster.json(&["volume", "info", volume]);
+    for volume in ["idle", "busy"] {
+        cluster.run(&["volume", "create", volume, "--size", "16MiB"]);
+    }
+    let server = NbdServer::start(cluster.path(), "idle.sock");
+    let mut idle = server.open("idle");
+    idle.ask("write -P 1 0 4M");
+    let (lock, session) = (info("idle")["lock"].clone(), info("idle")["sessions"][0].clone());
+    assert_eq!((&lock["session"], &lock["lazy"]), (&session["id"], &Value::from(true)));
+    assert_eq!(session["pid"], server.pid());
+    let text = cluster.run(&["volume", "info", "idle"]);
+    let told = format!("{} of nbd process {} at unix:", session["id"], server.pid());
+    assert!(text.contains(&told) && text.contains("nobody else can attach"), "{text}");
+    server.end();
+    let gone = info("idle");
+    assert_eq!((&gone["lock"], gone["sessions"].as_array()), (&Value::Null, Some(&Vec::new())));
+    assert!(cluster.run(&["volume", "info", "idle"]).contains("nobody has it"));
+    idle.leave();
+    qemu_io(&cluster, "idle", &["read -P 1 0 4M"]);
+
+    let server = NbdServer::start(cluster.path(), "busy.sock");
+    let mut busy = server.open("busy");
+    busy.ask("write -f -P 1 0 4M");
+    let osds = [1, 2].map(|osd| Pid::from_raw(cluster.pid("osd", osd) as i32).expect("not 0"));
+    osds.iter().for_each(|osd| kill_process(*osd, Signal::STOP).expect("it runs"));
+    busy.begin("write -P 2 0 1M");
+    assert_eq!(busy.ended_within(Duration::from_secs(1)), None, "nobody answers");
+    server.end();
+    assert_eq!(info("busy")["sessions"].as_array(), Some(&Vec::new()));
+    busy.leave();
+    osds.iter().for_each(|osd| kill_process(*osd, Signal::CONT).expect("it is stopped"));
+    // What may still be on its way is done before anything of the next one, or never.
+    qemu_io(&cluster, "busy", &["read -P 1 1M 3M", "write -P 3 0 1M", "read -P 3 0 1M"]);
+    cluster.check_copies();
+}
+
 #[test]
 fn ext4_lives_on_a_volume() {
     let cluster = Cluster::up("fuse", &["--osds", "2", "--osd-size", "512MiB"]);

@@ -1,12 +1,14 @@
 //! Who lives, who dies, and who is told: processes, supervision, sessions.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::harness::{
-    ASHLAR, Cluster, QemuIo, is_running, kill_9, qemu_io, run, text_of, wait_for,
+    ASHLAR, Cluster, Directory, QemuIo, finish, is_running, kill_9, qemu_io, run, text_of, wait_for,
 };
 use crate::servers::{Detour, NbdServer};
 
@@ -23,6 +25,33 @@ fn children_end_when_up_is_killed() {
     cluster.start(&[]);
     qemu_io(&cluster, "v", &["read -P 0x51 0 16M"]);
     cluster.check_osds();
+}
+
+/// A terminal sends it to all of its programs at once.
+#[test]
+fn ctrl_c_stops_clients_before_what_they_need() {
+    let cluster = Cluster { directory: Directory::new("ctrl-c") };
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--osds", "2", "--osd-size", "256MiB", "--commit", "fsync", "--dir"]);
+    let up = up.arg(cluster.path()).process_group(0).stdin(Stdio::null());
+    let mut up = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("is up")), "{:?}", up.try_wait());
+    cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
+    let mut client = QemuIo::open(&[&cluster.uri("v")]);
+    client.ask("write -P 1 0 4M");
+    let terminal = Pid::from_child(&up);
+    rustix::process::kill_process_group(terminal, Signal::INT).expect("it runs");
+    let output = finish(up, Duration::from_secs(60));
+    assert!(output.status.success(), "{}", text_of(&output));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("ended"), "nobody ended before its turn: {said}");
+    client.leave();
+    cluster.start(&[]);
+    let info = cluster.json(&["volume", "info", "v"]);
+    assert_eq!(info["lock"], serde_json::Value::Null, "{info:#}");
+    qemu_io(&cluster, "v", &["read -P 1 0 4M"]);
+    cluster.check_copies();
 }
 
 #[test]

@@ -72,6 +72,8 @@ pub enum Event {
     Tick,
     /// End: what was begun is finished, clients are let go, volumes detached.
     Shutdown,
+    /// Its time is over: clients are let go without the answers that they wait for. Follows `Shutdown`.
+    Abandon,
 }
 
 /// What the hub asks.
@@ -227,9 +229,20 @@ impl Hub {
         self.core.take_monitors()
     }
 
+    /// Whether it was told to end.
+    pub fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
     /// After a shutdown: whether everything has ended.
     pub fn is_finished(&self) -> bool {
         self.is_ending && self.clients.is_empty() && self.volumes.is_empty()
+    }
+
+    /// Whether a monitor is known to have heard of every volume that was detached: others may have
+    /// their locks.
+    pub fn is_parted(&self) -> bool {
+        self.core.is_parted()
     }
 
     /// Takes one event and appends what follows from it.
@@ -255,6 +268,13 @@ impl Hub {
                 let unused = self.volumes.iter().filter(|(_, volume)| volume.clients.is_empty());
                 for handle in unused.map(|(handle, _)| *handle).collect::<Vec<_>>() {
                     self.detach(now, handle, effects);
+                }
+            }
+            Event::Abandon => {
+                // A client that is cut off asks another server again; an error it would believe.
+                for connection in self.clients.keys().copied().collect::<Vec<_>>() {
+                    effects.push(Effect::Close(connection));
+                    self.forget_client(now, connection, effects);
                 }
             }
         }

@@ -10,6 +10,11 @@ use super::hub::{Effect, Event, Exports, Hub};
 
 /// So long requests that were begun may take to finish after the server was told to end.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(5);
+/// So long it takes at most then to detach volumes whose OSDs do not answer; the client core does not
+/// wait for longer itself.
+const ABANDON_TIME_MAX: Duration = Duration::from_secs(5);
+/// So long a monitor may take to confirm that it has heard of it. All in all `ashlar up` waits longer.
+const PART_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Most clients at a time, where the limit on descriptors leaves so many.
 const CLIENT_COUNT_MAX: u64 = 1024;
@@ -76,21 +81,35 @@ impl Server {
     }
 
     fn serve(mut self) -> Result<(), io::Error> {
-        let mut events = Vec::new();
-        let mut end_at: Option<Time> = None;
         let now = self.reactor.now();
         self.tell(now, Event::Started);
-        while !self.hub.is_finished() && end_at.is_none_or(|end| self.reactor.now() < end) {
-            let deadline = [self.hub.deadline(), end_at].into_iter().flatten().min();
+        self.serve_until(None, Hub::is_ending)?;
+        self.serve_for(SHUTDOWN_TIME_MAX, Hub::is_finished)?;
+        let now = self.reactor.now();
+        self.tell(now, Event::Abandon);
+        self.serve_for(ABANDON_TIME_MAX, Hub::is_finished)?;
+        // Who attaches a volume next does not wait for a session that nobody has any more.
+        self.serve_for(PART_TIME_MAX, Hub::is_parted)
+    }
+
+    fn serve_for(&mut self, span: Duration, is_done: fn(&Hub) -> bool) -> Result<(), io::Error> {
+        let end = self.reactor.now() + span;
+        self.serve_until(Some(end), is_done)
+    }
+
+    /// Serves until that is so, or until `end`.
+    fn serve_until(
+        &mut self,
+        end: Option<Time>,
+        is_done: fn(&Hub) -> bool,
+    ) -> Result<(), io::Error> {
+        let mut events = Vec::new();
+        while !is_done(&self.hub) && end.is_none_or(|end| self.reactor.now() < end) {
+            let deadline = [self.hub.deadline(), end].into_iter().flatten().min();
             self.turn(deadline, &mut events)?;
             let now = self.reactor.now();
-            for event in events.drain(..) {
-                if matches!(event, io::Event::Terminate) {
-                    end_at.get_or_insert(now + SHUTDOWN_TIME_MAX);
-                }
-                if let Some(event) = hub_event(event) {
-                    self.tell(now, event);
-                }
+            for event in events.drain(..).filter_map(hub_event) {
+                self.tell(now, event);
             }
             if self.hub.deadline().is_some_and(|deadline| deadline <= now) {
                 self.tell(now, Event::Tick);
@@ -100,7 +119,6 @@ impl Server {
             }
             self.log_rejected(now);
         }
-        // The last messages leave when the reactor goes.
         Ok(())
     }
 

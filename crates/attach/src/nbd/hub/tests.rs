@@ -651,6 +651,33 @@ fn a_shutdown_finishes_what_was_begun() {
 }
 
 #[test]
+fn a_server_whose_osds_do_not_answer_ends_without_answers_and_gives_its_volumes_back() {
+    for is_lazy in [false, true] {
+        let mut world = World::new();
+        world.cluster.is_lazy = is_lazy;
+        let busy = world.user();
+        world.write(busy, 0, &[1; UNIT]);
+        assert_eq!(world.take(busy), simple(0));
+        world.held = Some(Vec::new());
+        world.write(busy, 0, &[2; UNIT]);
+        world.apply(Event::Shutdown);
+        assert!(!world.closed.contains(&busy), "its answer may come");
+        world.apply(Event::Abandon);
+        assert!(world.closed.contains(&busy));
+        let began = world.now;
+        while !world.hub.is_finished() {
+            world.now = world.hub.deadline().expect("it does not wait for ever");
+            world.apply(Event::Tick);
+        }
+        assert!(world.now.since(began) <= Duration::from_secs(4));
+        assert!(world.take(busy).is_empty(), "no error either: another server may do it");
+        assert!(world.cluster.sessions.is_empty());
+        assert_eq!(world.cluster.unanswered.len(), 1, "the next session fences this one");
+        assert!(world.hub.is_parted());
+    }
+}
+
+#[test]
 fn extents_are_told_for_a_bounded_range() {
     let mut world = World::new();
     world.cluster.volumes.insert("disk".to_string(), 1 << 30);
