@@ -257,6 +257,8 @@ impl ClusterMap {
         map.fences.extend(delta.fences);
         if !delta.fence_ranges.is_empty() {
             map.fence_ranges = delta.fence_ranges;
+            let PoolMap { fences, fence_ranges, .. } = map;
+            fences.retain(|session| !is_in_ranges(fence_ranges, *session));
         }
         Ok(())
     }

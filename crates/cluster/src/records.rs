@@ -346,13 +346,16 @@ pub struct FenceRecord {
     pub pool: PoolId,
     /// Each with the revision that brought it.
     pub fences: Vec<Fence>,
-    /// All sessions from a first to a last one, in order: those that a recovery of the state knew
-    /// nothing of.
+    /// All sessions from a first to a last one, in order: those of before that have no record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<FenceRange>,
     /// The revision that brought the ranges.
     #[serde(default, skip_serializing_if = "is_no_revision")]
     pub ranges_revision: MapRevision,
+    /// The last session that a recovery of the state judged: each up to it was fenced, or goes on. 0:
+    /// there was none.
+    #[serde(default, skip_serializing_if = "is_no_session")]
+    pub recovered: SessionId,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -708,6 +711,10 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 
 fn is_no_revision(revision: &MapRevision) -> bool {
     *revision == MapRevision::ZERO
+}
+
+fn is_no_session(session: &SessionId) -> bool {
+    *session == SessionId::ZERO
 }
 
 fn is_zero(number: &u64) -> bool {

@@ -30,6 +30,7 @@ use super::contents::{Batch, Contents, Write};
 use super::forks::{self, Teller, Way};
 use super::job::{Done, Job, Plan};
 use super::planning::domain_of;
+use super::volume::{FENCE_RANGE_COUNT_MAX, ranges_beside};
 use super::{Connection, Effect, Monitor, failure};
 use crate::copy::{NUMBER_MAX, StateCopy, Testimony, is_copied, kind_of};
 use crate::map::{FenceRange, is_in_ranges};
@@ -48,8 +49,6 @@ const CHANGE_MARGIN: u64 = 1000;
 const ID_MARGIN: u64 = 10_000;
 const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
-/// Ranges of fences in a pool: of its sessions one less goes on.
-const FENCE_RANGE_COUNT_MAX: usize = 8_192;
 /// Parts that one OSD may tell; beyond it, it is none of ours.
 const PART_COUNT_MAX: u32 = 10_000;
 /// Names in a text for people.
@@ -559,6 +558,7 @@ impl<'a> Draft<'a> {
             }
         }
         for sessions in stay.values() {
+            // Each of them parts two ranges.
             let surplus = sessions.len().saturating_sub(FENCE_RANGE_COUNT_MAX - 1);
             let gone = sessions.iter().take(surplus);
             over.extend(gone.clone().map(|(_, session)| *session));
@@ -586,17 +586,9 @@ impl<'a> Draft<'a> {
 
     /// All ids up to the last one that may have been given, but for sessions of this pool.
     fn fence_ranges(&self, pool: PoolId) -> Vec<FenceRange> {
-        let last = self.counter(CounterName::Session);
-        let mut ranges = Vec::new();
-        let mut next = 1;
+        let last = SessionId::new(self.counter(CounterName::Session));
         let sessions = self.sessions().filter(|(_, of)| *of == Some(pool));
-        for session in sessions.map(|(record, _)| record.id.get()).chain([last + 1]) {
-            if next < session {
-                ranges.push((SessionId::new(next), SessionId::new(session - 1)));
-            }
-            next = session + 1;
-        }
-        ranges
+        ranges_beside(sessions.map(|(record, _)| record.id), last)
     }
 
     fn name_images(&mut self) {
@@ -808,6 +800,7 @@ impl<'a> Draft<'a> {
                 fences: Vec::new(),
                 ranges: self.fence_ranges(id),
                 ranges_revision: revision,
+                recovered: SessionId::new(self.counter(CounterName::Session)),
                 rest: Rest::new(),
             }));
             revisions.insert(id, revision);

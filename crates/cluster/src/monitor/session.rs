@@ -174,8 +174,7 @@ impl Monitor {
     fn was_judged(&self, record: &SessionRecord) -> bool {
         let image = self.contents.image(record.image);
         let fenced = image.and_then(|image| self.contents.fences(image.info.pool));
-        let last = fenced.and_then(|fenced| fenced.ranges.last());
-        last.is_some_and(|(_, last)| record.id <= *last)
+        fenced.is_some_and(|fenced| record.id <= fenced.recovered)
     }
 
     /// Whether a client has a session of which this store knows nothing yet: it was opened after a

@@ -1,6 +1,7 @@
 //! What a monitor does, told by claims.
 
 mod faults;
+mod fences;
 mod life;
 mod lock;
 mod members;

@@ -5,7 +5,7 @@
 //! that deletes its blocks. Until that last one nothing has happened to the volume. An attach
 //! fences them, too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, PoolId, SessionId, StripeIndex, TIB, UNIT_SIZE};
@@ -15,7 +15,7 @@ use super::contents::Batch;
 use super::job::{Done, Plan};
 use super::pool::check_name;
 use super::{Monitor, busy, failure};
-use crate::map::ImageInfo;
+use crate::map::{FenceRange, ImageInfo, is_in_ranges};
 use crate::message::Failure;
 use crate::records::{
     CounterName, Fence, FenceRecord, ImageNameRecord, ImageRecord, Key, PoolRecord, Record, Rest,
@@ -28,6 +28,11 @@ const IMAGE_COUNT_MAX: usize = 16_384;
 const VOLUME_SIZE_MAX: u64 = 1024 * TIB;
 /// Fenced sessions of a pool: their record fits a transaction.
 pub(super) const FENCE_COUNT_MAX: usize = 25_000;
+/// Ranges of fenced sessions of a pool.
+pub(super) const FENCE_RANGE_COUNT_MAX: usize = 8_192;
+/// Fences of a pool that are kept one by one, if there are no more ranges of them. Beyond it they become
+/// ranges, all of which everybody is told then.
+const FENCES_APART_MAX: usize = 16;
 /// Sessions fenced by one transaction.
 const FENCES_PER_TRANSACTION: usize = 100;
 /// Recorded tasks at one time.
@@ -202,16 +207,20 @@ impl Monitor {
             fences: Vec::new(),
             ranges: Vec::new(),
             ranges_revision: MapRevision::ZERO,
+            recovered: SessionId::ZERO,
             rest: Rest::new(),
         });
-        if record.count() + sessions.len() > FENCE_COUNT_MAX {
+        record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));
+        if record.fences.len() > FENCES_APART_MAX.max(record.ranges.len()) {
+            self.join_fences(&mut record, &sessions, revision);
+        }
+        if record.count() > FENCE_COUNT_MAX {
             return Err(failure(
                 "too_many_fences",
                 format!("pool {} has {FENCE_COUNT_MAX} fenced sessions", pool.pool.name),
                 "move its volumes to another pool",
             ));
         }
-        record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));
         let mut batch = Batch::new(contents);
         batch.put(contents, Record::Pool(PoolRecord { revision, ..pool.clone() }));
         // Long records: the limit on fences keeps this one below a transaction's.
@@ -220,6 +229,36 @@ impl Monitor {
             batch.add(contents, self.removal_of(session));
         }
         Ok(Plan::Write { batch, done })
+    }
+
+    /// Puts ranges in the place of single fences, so that these do not grow for ever. Ids only grow: of
+    /// those up to the last fence, all that have no record were fenced, or closed by clients that know
+    /// that nothing of them is on its way, or are of other pools. `ends`: their records go with this
+    /// transaction.
+    fn join_fences(&self, record: &mut FenceRecord, ends: &[SessionId], revision: MapRevision) {
+        let contents = &self.contents;
+        let single = record.fences.iter().map(|fence| fence.session);
+        let ranged = record.ranges.iter().flat_map(|(first, last)| [*first, *last]);
+        let fenced: BTreeSet<SessionId> = single.chain(ranged).collect();
+        let Some(last) = fenced.last().copied() else { return };
+        let is_of_other = |image| {
+            let image = contents.image(image);
+            image.is_some_and(|image| image.info.pool != record.pool)
+        };
+        // One that is fenced stays so, whatever stands beside it.
+        let is_fenced =
+            |session: SessionId| fenced.contains(&session) || is_in_ranges(&record.ranges, session);
+        let open = contents.sessions().filter(|session| session.id <= last);
+        let open = open.filter(|session| !is_fenced(session.id));
+        let open =
+            open.filter(|session| !is_of_other(session.image) && !ends.contains(&session.id));
+        let mut ranges = ranges_beside(open.map(|session| session.id), last);
+        ranges.retain(|(first, last)| fenced.range(first..=last).next().is_some());
+        // More are not kept: single fences go on to their own limit.
+        if ranges.len() <= FENCE_RANGE_COUNT_MAX {
+            record.fences.clear();
+            (record.ranges, record.ranges_revision) = (ranges, revision);
+        }
     }
 
     /// Records the task that deletes what lies behind `size`.
@@ -313,6 +352,22 @@ impl Monitor {
 
 fn session_row(record: &SessionRecord) -> Value {
     json!({ "id": record.id, "client": record.client, "read_only": record.read_only })
+}
+
+/// All ids from the first one to `last`, but for these, which are in order.
+pub(super) fn ranges_beside(
+    sessions: impl IntoIterator<Item = SessionId>,
+    last: SessionId,
+) -> Vec<FenceRange> {
+    let mut ranges = Vec::new();
+    let mut next = 1;
+    for session in sessions.into_iter().map(SessionId::get).chain([last.get() + 1]) {
+        if next < session {
+            ranges.push((SessionId::new(next), SessionId::new(session - 1)));
+        }
+        next = session + 1;
+    }
+    ranges
 }
 
 /// The first stripe behind `size`, and the end of the one that it cuts.
