@@ -80,7 +80,6 @@ impl Monitor {
             seen,
             given: None,
         };
-        self.settle_by(&boot);
         let ends_a_run =
             boot.run.is_none() && self.admitted(&boot).is_ok() && !self.has_newer_connection(&boot);
         if !ends_a_run {
@@ -113,6 +112,7 @@ impl Monitor {
 
     fn push_boot(&mut self, now: Time, boot: Boot, effects: &mut Vec<Effect>) {
         let connection = boot.connection;
+        self.settle_by(&boot);
         if !self.try_push_job(Job::Boot(boot)) {
             // It connects and tries again.
             self.close(now, connection, effects);

@@ -444,9 +444,12 @@ impl<'a> Draft<'a> {
     /// The transactions that the store goes on from: those of the newest copy, or its own.
     fn change_kept(&self) -> ChangeRecord {
         match (self.recovery.copy.as_ref(), self.records.get(&Key::Change)) {
-            (Some(copy), Some(Record::Change(record))) => {
-                ChangeRecord { last: copy.change, ..record.clone() }
+            // It came with the whole copy, maybe before the first transaction of who leads since.
+            (Some(copy), Some(Record::Change(record))) if copy.change > record.last => {
+                let next = record.with(record.last + 1, copy.reign);
+                ChangeRecord { last: copy.change, ..next }
             }
+            (Some(_), Some(Record::Change(record))) => record.clone(),
             _ => self.contents.change(),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Ids and locks that such a store gives out it may have given out before. So who asks for them waits
 //! until an OSD comes that has seen the state, and nothing that the store lacks, until the store is proven
-//! older, or for five seconds. Where no OSD ever ran nothing waits.
+//! older, or for five seconds. So do entries of PGs: an epoch that was given before, for other members,
+//! would look like one of another way the PG was served. Where no OSD ever ran nothing waits.
 //!
 //! Invariant: what waits has not begun. So it may be forgotten with the connection of who asked.
 
@@ -49,8 +50,12 @@ impl Monitor {
     /// Whether the job waits for the first OSD.
     pub(super) fn waits_for_osds(&self, job: &Job) -> bool {
         let gives = match job {
-            Job::OpenSession { .. } => true,
+            Job::OpenSession { .. } | Job::Entries | Job::Replan { .. } | Job::OutOsd { .. } => {
+                true
+            }
             Job::Command { command, .. } => gives_out(command),
+            // With a new run entries of its PGs would be written.
+            Job::Boot(boot) => boot.run.is_none() && boot.seen.change == 0,
             _ => false,
         };
         gives && self.settling.until.is_some()
@@ -105,5 +110,6 @@ fn gives_out(command: &Command) -> bool {
             | Command::VolumeResize { .. }
             | Command::VolumeRemove { .. }
             | Command::VolumeUnlock { .. }
+            | Command::PgGiveUp { .. }
     )
 }

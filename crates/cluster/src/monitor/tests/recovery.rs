@@ -501,6 +501,47 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
     assert!(rig.command_over(operator, create).is_some());
 }
 
+#[test]
+fn no_entry_of_a_pg_is_written_before_an_osd_has_spoken() {
+    let mut rig = Rig::with_copies(2, 2, 1, 1);
+    let (entry, shard) = (rig.entry(0), rig.stored("pg/1/0").unwrap().value);
+    rig.kill_osd(2);
+    assert!(rig.entry(0).epoch > entry.epoch);
+    // A backup of the moment between: the OSD is down, and no entry has followed from that.
+    stop(&mut rig, &[1]);
+    rig.hand_writes_unseen("pg/1/0", Some(&shard));
+    let backup = rig.store.clone();
+    restore(&mut rig, &backup);
+    rig.advance(Duration::from_millis(4_900));
+    assert_eq!(rig.entry(0), entry, "its epoch may have been given, for others");
+    rig.boot(1);
+    assert!(rig.entry(0).epoch > entry.epoch, "{:?}", rig.entry(0));
+}
+
+#[test]
+fn who_led_last_is_remembered_by_a_recovery() {
+    let mut rig = Rig::with_pool(2, 8);
+    let backup = rig.store.clone();
+    let before = rig.stored("change").unwrap().value;
+    rig.restart();
+    rig.tick();
+    rig.make_volume("w", GIB).unwrap();
+    // OSDs took the whole copy before who led then had changed anything.
+    for osd in rig.osds.values_mut() {
+        let mut copy = osd.copy.copy().clone();
+        copy.records.insert("change".into(), serde_json::from_str(&before).unwrap());
+        osd.copy = CopyKeeper::new(copy);
+    }
+    let copy = rig.osds[&osd_id(1)].copy.copy();
+    let (change, reign) = (copy.change, copy.reign);
+    restore(&mut rig, &backup);
+    recover(&mut rig, &[], true).unwrap();
+    rig.tick();
+    let known = rig.monitor.contents.change();
+    assert_eq!(known.reign_of(change), Some(reign), "{known:?}");
+    assert!(!known.void.contains(&reign), "{known:?}");
+}
+
 /// Two sessions with one id: opened after the backup, and over it when it had been put back.
 struct GivenTwice {
     rig: Rig,
