@@ -554,7 +554,7 @@ pub enum StateCommand {
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
-    /// Bring a state store that was restored from a backup up to what OSDs know
+    /// Bring a state store that was restored from a backup, or is damaged, up to what OSDs know
     #[command(after_help = STATE_RECOVER_EXAMPLE)]
     Recover {
         /// OSDs that will not answer any more: what they alone know is lost

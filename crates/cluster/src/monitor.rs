@@ -559,6 +559,8 @@ impl Monitor {
             self.answer(connection, request, result, effects);
         } else if let Some(why) = &self.state_trouble {
             self.answer(connection, request, Err(no_state(why)), effects);
+        } else if self.contents.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
+            self.answer(connection, request, Err(self.state_older()), effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {

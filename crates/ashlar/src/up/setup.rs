@@ -484,8 +484,9 @@ impl Setup {
                 return Ok(());
             }
             let mut checks = status["checks"].as_array().into_iter().flatten();
-            let older = checks.find(|check| check["code"] == "state_older");
-            if let Some(check) = older.filter(|_| !std::mem::replace(&mut is_told, true)) {
+            let is_refused = |code: &str| matches!(code, "state_older" | "state_damaged");
+            let refused = checks.find(|check| check["code"].as_str().is_some_and(is_refused));
+            if let Some(check) = refused.filter(|_| !std::mem::replace(&mut is_told, true)) {
                 let text = |key: &str| check[key].as_str().unwrap_or_default().to_owned();
                 self.say(format!("{}: {}", text("message"), text("hint")));
             }

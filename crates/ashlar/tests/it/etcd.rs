@@ -151,21 +151,29 @@ fn ten_thousand_pgs_start_against_etcd() {
     ));
 }
 
-/// Writes a key into the etcd of a cluster's `up`, past its monitor, as `etcdctl put` does: by etcd's
-/// own gateway for HTTP.
-fn hand_writes(cluster: &Cluster, key: &str, value: &str) {
+/// The etcd of a cluster's `up`: where it listens, and how the cluster's keys begin there.
+fn etcd_of(cluster: &Cluster) -> (String, String) {
     let text = fs::read_to_string(cluster.path().join("cluster.toml")).expect("it is there");
     let address = text.split("etcd:http://").nth(1).and_then(|rest| rest.split('"').next());
     let address = address.expect("an address").trim_end_matches('/').to_owned();
     let id = cluster.json(&["state", "get", "cluster"])["value"]["id"].clone();
-    let key = format!("ashlar/{}/{key}", id.as_str().expect("a text"));
+    (address, format!("ashlar/{}/", id.as_str().expect("a text")))
+}
+
+/// Writes a key into it, past the monitor, as `etcdctl put` does: by etcd's own gateway for HTTP.
+fn hand_writes(cluster: &Cluster, key: &str, value: &str) {
+    put(&etcd_of(cluster), key, value);
+}
+
+fn put((address, prefix): &(String, String), key: &str, value: &str) {
+    let key = format!("{prefix}{key}");
     let body = format!(r#"{{"key":"{}","value":"{}"}}"#, base64(&key), base64(value));
     let request = format!(
         "POST /v3/kv/put HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n{body}",
         body.len()
     );
-    let mut stream = TcpStream::connect(&address).expect("etcd listens");
+    let mut stream = TcpStream::connect(address).expect("etcd listens");
     stream.write_all(request.as_bytes()).expect("writable");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("readable");
@@ -234,4 +242,57 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_undone_and_named() {
         assert_eq!(value(), before, "{key}");
     }
     qemu_io(&cluster, "v", &["write -P 1 0 4M", "read -P 1 0 4M"]);
+}
+
+#[test]
+fn keys_that_cannot_be_read_stop_changes_alone_and_come_back_from_osds() {
+    let cluster = Cluster::up("etcddamage", &["--state=etcd", "--osds=2", "--osd-size=256MiB"]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    let mut session = QemuIo::open(&[&cluster.uri("v")]);
+    session.ask("write -P 1 0 4M");
+    cluster.wait_clean();
+    let etcd = etcd_of(&cluster);
+    let is_damaged = || has_check(&cluster.json(&["status"]), "state_damaged");
+    // While no monitor leads, so that nobody undoes it.
+    let damage = |keys: &[&str]| {
+        let up = cluster.up_pid();
+        signal(up, Signal::STOP);
+        kill_9(cluster.pid("mon", 1));
+        keys.iter().for_each(|key| put(&etcd, key, "rubbish"));
+        signal(up, Signal::CONT);
+        wait_for("the next monitor to say so", is_damaged);
+    };
+    let good = cluster.json(&["state", "get", "pg/1/0"])["value"].to_string();
+    damage(&["pg/1/0"]);
+    session.ask("write -P 2 4M 4M");
+    session.ask("read -P 1 0 4M");
+    cluster.refused(&["volume", "create", "w", "--size", "16MiB"], "state_damaged");
+    assert_eq!(cluster.json(&["state", "get", "pg/1/0"])["value"], "rubbish");
+    // Written well it is in force again.
+    put(&etcd, "pg/1/0", &good);
+    wait_for("it to be read", || !is_damaged());
+    cluster.run(&["volume", "create", "w", "--size", "16MiB"]);
+    cluster.wait_clean();
+    damage(&["pg/1/0", "pool/1", "osd/1", "image/1", "counter/image"]);
+    session.ask("write -P 3 8M 4M");
+    wait_for("both OSDs to have told", || {
+        let output = cluster.command(&["state", "recover", "--yes"]).output().expect("it runs");
+        output.status.success()
+    });
+    wait_for("the monitor to lead anew", || !is_damaged());
+    cluster.wait_clean();
+    session.ask("read -P 2 4M 4M");
+    session.ask("read -P 3 8M 4M");
+    session.ask("write -P 4 12M 4M");
+    session.close();
+    cluster.run(&["volume", "create", "x", "--size", "16MiB"]);
+    let volumes = cluster.json(&["volume", "ls"]);
+    let ids: Vec<u64> = volumes.as_array().expect("a list").iter().map(id_of).collect();
+    assert!(ids[..2] == [1, 2] && ids[2] > 2, "{volumes}");
+    qemu_io(&cluster, "v", &["read -P 4 12M 4M"]);
+    cluster.check_osds();
+}
+
+fn id_of(row: &Value) -> u64 {
+    row["id"].as_u64().expect("a number")
 }

@@ -3,7 +3,7 @@
 //! Invariants
 //!   1. A record is here only after its transaction is known committed.
 //!   2. The entries of a pool's PGs lie in shards without gaps; each names a revision that is not
-//!      above the pool's.
+//!      above the pool's. Or the store is damaged, and that is known.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,14 @@ use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
+use super::clipped;
+use super::recover::named;
 use crate::map::{MapDelta, PoolDelta};
 use crate::records::{
     ChangeRecord, ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key,
     LockRecord, MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record,
-    RemovedPoolRecord, Rest, SessionRecord, SettingRecord, StatsRecord, TaskId, TaskRecord,
+    RecoveryRecord, RemovedPoolRecord, Rest, SessionRecord, SettingRecord, StatsRecord, TaskId,
+    TaskRecord,
 };
 use crate::settings::{Changed, Setting};
 use crate::state::{KeyValue, Operation, StateRevision, Transaction};
@@ -35,6 +38,11 @@ pub(super) struct Contents {
     /// What another hand wrote under keys of ours, until it is judged: `records` has what is in
     /// force.
     edits: BTreeMap<Key, Edit>,
+    /// Keys of which nothing can be used, and why: what stands there was read first of all, so no
+    /// better value is known here. `edits` has it.
+    damaged: BTreeMap<Key, String>,
+    /// The rule that the records broke among each other when they were read, if any.
+    broken: Option<String>,
     /// Names this process's leading among all others that wrote to this store.
     pub(super) reign: u64,
 }
@@ -115,8 +123,10 @@ impl Contents {
         contents
     }
 
-    /// Takes a key as read from the store. An error says what is wrong with it; a setting that
+    /// Takes a key as read from the store. What cannot be used makes the store damaged; a setting that
     /// cannot be in force is an edit.
+    ///
+    /// Errors: what is wrong with a key that says whose the store is.
     pub(super) fn load(&mut self, entry: KeyValue) -> Result<(), String> {
         let Some(key) = Key::parse(&entry.key) else {
             self.foreign.insert(entry.key, (entry.revision, entry.value));
@@ -127,7 +137,8 @@ impl Contents {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            return Err(format!("the state store's key {} cannot be used: {error}", entry.key));
+            self.note_damage(key, entry, error);
+            return Ok(());
         }
         let record = match Record::parse(&key, &entry.value) {
             Ok(Record::Setting(record)) if !is_in_range(&record) => {
@@ -140,13 +151,53 @@ impl Contents {
                 self.note_edit(entry.key, entry.revision, Some(entry.value));
                 return Ok(());
             }
-            Err(error) => {
+            Err(error) if matches!(key, Key::Cluster | Key::Leader) => {
                 return Err(format!("the state store's key {} is damaged: {error}", entry.key));
+            }
+            // Whatever it says, a recovery was begun.
+            Err(_) if key == Key::Recovery => {
+                let (monitor, rest) = (MonitorId::FIRST, Rest::new());
+                Record::Recovery(RecoveryRecord { monitor, rest })
+            }
+            Err(error) => {
+                self.note_damage(key, entry, error);
+                return Ok(());
             }
             Ok(record) => record,
         };
         self.insert(key, Stored { revision: entry.revision, record });
         Ok(())
+    }
+
+    fn note_damage(&mut self, key: Key, entry: KeyValue, why: String) {
+        self.note_edit(entry.key, entry.revision, Some(entry.value));
+        self.damaged.insert(key, why);
+    }
+
+    /// Judges all that was loaded by each other.
+    pub(super) fn judge_rules(&mut self) {
+        // Without a damaged key others have nothing to go with; what a recovery has not finished is
+        // written anew by the next one.
+        if self.damaged.is_empty() && !self.is_being_recovered() {
+            self.broken = self.broken_rule();
+        }
+    }
+
+    /// Whether it holds what cannot be used, or does not fit together.
+    pub(super) fn is_damaged(&self) -> bool {
+        !self.damaged.is_empty() || self.broken.is_some()
+    }
+
+    /// Keys of which nothing can be used.
+    pub(super) fn damaged_keys(&self) -> impl Iterator<Item = &Key> {
+        self.damaged.keys()
+    }
+
+    /// What is damaged, for people; `None`: nothing is.
+    pub(super) fn damage(&self) -> Option<String> {
+        let why = |(key, why): (&Key, &String)| format!("{key} ({})", clipped(why.clone()));
+        let keys: Vec<String> = self.damaged.iter().map(why).collect();
+        if keys.is_empty() { self.broken.clone() } else { Some(named(&keys)) }
     }
 
     /// Takes what another hand left under a key; `None`: nothing. Tells the key if it is one of
@@ -175,7 +226,7 @@ impl Contents {
 
     /// Keys with something to be judged.
     pub(super) fn edited_keys(&self) -> impl Iterator<Item = &Key> {
-        self.edits.keys()
+        self.edits.keys().filter(|key| !self.damaged.contains_key(key))
     }
 
     /// What stands in the store under a key needs no other write to be what is in force.
@@ -234,6 +285,34 @@ impl Contents {
     /// The rule that the records break among each other, if any: what a foreign hand, or a damaged
     /// copy, did to them.
     pub(super) fn broken_rule(&self) -> Option<String> {
+        self.broken_reference().or_else(|| self.broken_counter())
+    }
+
+    /// An id that its counter has not given, and would give again.
+    fn broken_counter(&self) -> Option<String> {
+        let sessions = self.sessions().map(|record| record.id);
+        let fences = self.pools().filter_map(|record| self.fences(record.pool.id));
+        let fenced = fences.flat_map(|record| {
+            let single = record.fences.iter().map(|fence| fence.session);
+            single.chain(record.ranges.iter().map(|(_, last)| *last))
+        });
+        let pools = self.pools().map(|record| record.pool.id);
+        let pools = pools.chain(self.removed_pools().map(|record| record.pool));
+        let newest = [
+            (CounterName::Image, self.images().map(|r| u64::from(r.info.id.get())).max()),
+            (CounterName::Session, sessions.chain(fenced).map(SessionId::get).max()),
+            (CounterName::Task, self.tasks().map(|r| r.id.0).max()),
+            (CounterName::Pool, pools.map(|pool| u64::from(pool.get())).max()),
+            (CounterName::Osd, self.osds().map(|r| u64::from(r.info.id.get())).max()),
+            (CounterName::Monitor, self.monitors().map(|r| u64::from(r.id.get())).max()),
+        ];
+        newest.into_iter().find_map(|(name, newest)| {
+            let newest = newest.filter(|id| *id > self.counter(name))?;
+            Some(format!("{} has not given {newest}, which is there", Key::Counter(name)))
+        })
+    }
+
+    fn broken_reference(&self) -> Option<String> {
         let broken = self.pools().find_map(|pool| self.broken_pool(pool));
         let no_pool = |key: Key, pool: PoolId| {
             self.pool(pool).is_none().then(|| format!("{key} names a pool that is not there"))
@@ -249,6 +328,21 @@ impl Contents {
                 let tasks = self.tasks().filter(|r| self.removed_pool(r.pool).is_none());
                 tasks.into_iter().find_map(|r| no_pool(Key::Task(r.id), r.pool))
             })
+            .or_else(|| {
+                let (key, _) =
+                    self.named_images().find(|(_, image)| self.image(*image).is_none())?;
+                Some(format!("{key} names a volume that is not there"))
+            })
+    }
+
+    /// Images that other records name, with the keys of those.
+    pub(super) fn named_images(&self) -> impl Iterator<Item = (&Key, ImageId)> {
+        self.records.iter().filter_map(|(key, stored)| match &stored.record {
+            Record::ImageName(record) => Some((key, record.image)),
+            Record::Session(record) => Some((key, record.image)),
+            Record::Lock(record) => Some((key, record.image)),
+            _ => None,
+        })
     }
 
     fn broken_pool(&self, pool: &PoolRecord) -> Option<String> {
@@ -294,7 +388,8 @@ impl Contents {
 
     /// Whether no key is there but the leader's.
     pub(super) fn is_new(&self) -> bool {
-        self.foreign.is_empty() && self.records.keys().all(|key| *key == Key::Leader)
+        let is_empty = self.foreign.is_empty() && self.damaged.is_empty();
+        is_empty && self.records.keys().all(|key| *key == Key::Leader)
     }
 
     pub(super) fn cluster(&self) -> Option<&ClusterRecord> {
@@ -333,8 +428,14 @@ impl Contents {
         let parsed = |text: &String| {
             serde_json::from_str(text).unwrap_or_else(|_| serde_json::Value::String(text.clone()))
         };
+        let damaged = self.damaged.keys().filter_map(|key| Some((key, self.edits.get(key)?)));
+        let damaged = damaged.filter_map(|(key, edit)| {
+            let text = edit.text.as_ref()?;
+            Some((key.to_string(), (edit.revision, parsed(text))))
+        });
         known
             .map(|(key, stored)| (key, (stored.revision, stored.record.to_json())))
+            .chain(damaged.filter(|(key, _)| key.starts_with(prefix)))
             .chain(foreign.map(|(key, (revision, text))| (key.clone(), (*revision, parsed(text)))))
             .collect()
     }
@@ -344,6 +445,11 @@ impl Contents {
             Some(Record::Counter(record)) => record.last,
             _ => 0,
         }
+    }
+
+    /// Whether an id is none that this store would give next.
+    pub(super) fn may_be_given(&self, name: CounterName, id: u64) -> bool {
+        id <= self.counter(name) || self.damaged.contains_key(&Key::Counter(name))
     }
 
     pub(super) fn fences(&self, pool: PoolId) -> Option<&FenceRecord> {
@@ -427,7 +533,7 @@ impl Contents {
         match self.pool(pool) {
             Some(record) => record.revision < revision,
             // Ids are given once: one that was given and is not there was removed.
-            None => u64::from(pool.get()) > self.counter(CounterName::Pool),
+            None => !self.may_be_given(CounterName::Pool, u64::from(pool.get())),
         }
     }
 
@@ -454,6 +560,7 @@ impl Contents {
     pub(super) fn commit(&mut self, writes: Vec<Write>, revision: StateRevision) {
         for write in writes {
             self.edits.remove(&write.key());
+            self.damaged.remove(&write.key());
             match write {
                 Write::Put(record) => {
                     self.insert(record.key(), Stored { revision, record });

@@ -290,6 +290,10 @@ impl Monitor {
 
     /// Another hand wrote a key: if it is one of ours it is judged before anything else is done.
     pub(super) fn take_edit(&mut self, key: String, revision: StateRevision, text: Option<String>) {
+        if self.contents.is_damaged() && Key::parse(&key).is_some() {
+            // It may be what was lacking.
+            return self.read_all_anew();
+        }
         if let Some(key) = self.contents.note_edit(key, revision, text) {
             self.queue_edit(key);
         }

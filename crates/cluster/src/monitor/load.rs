@@ -339,6 +339,7 @@ impl Monitor {
         if let Some(reason) = self.why_not_ours(&contents) {
             return Err(reason);
         }
+        contents.judge_rules();
         self.contents = contents;
         let edited: Vec<Key> = self.contents.edited_keys().cloned().collect();
         edited.into_iter().for_each(|key| self.queue_edit(key));
@@ -381,12 +382,7 @@ impl Monitor {
                 );
                 Some(StopReason::State(reason))
             }
-            // What a recovery has not finished is written anew by the next one.
-            Some(_) if loaded.is_being_recovered() => None,
-            Some(_) => {
-                let broken = loaded.broken_rule();
-                broken.map(|what| StopReason::State(format!("the state store is damaged: {what}")))
-            }
+            Some(_) => None,
             None if loaded.is_new() && self.may_create => None,
             None if loaded.is_new() => {
                 let reason = "the state store holds no cluster: a new one is made by `ashlar \

@@ -14,9 +14,10 @@ use crate::records::{CounterName, CounterRecord, Key, MonitorRecord, Record, Res
 const MONITOR_COUNT_MAX: usize = 100;
 
 impl Monitor {
-    /// Whether no other monitor belongs to the cluster.
+    /// Whether no other monitor belongs to the cluster, for sure.
     pub(super) fn is_only(&self) -> bool {
-        self.contents.monitors().all(|record| record.id == self.identity.monitor)
+        let is_this = |record: &MonitorRecord| record.id == self.identity.monitor;
+        !self.contents.is_damaged() && self.contents.monitors().all(is_this)
     }
 
     /// A monitor that does not lead speaks for a guest of its own from now on.

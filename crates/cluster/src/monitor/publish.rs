@@ -84,8 +84,9 @@ impl Monitor {
         cache: &mut Texts,
         effects: &mut Vec<Effect>,
     ) {
-        // Between the transactions of a recovery a pool has its new revision, and not yet all its entries.
-        if self.contents.is_being_recovered() {
+        // Between the transactions of a recovery a pool has its new revision, and not yet all its
+        // entries. What cannot be read must not count as removed.
+        if self.contents.is_being_recovered() || self.contents.is_damaged() {
             return;
         }
         let state = self.connections.get_mut(&connection);

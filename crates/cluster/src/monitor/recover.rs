@@ -16,6 +16,8 @@
 //!      of them. While it stands the store counts as older, for every monitor.
 //!   3. What was served by running OSDs goes on meanwhile; nobody joins, and no session begins.
 
+mod mend;
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,6 +64,10 @@ pub(super) struct Recovery {
     witnesses: BTreeMap<OsdId, Witness>,
     /// The newest copy that a witness told and the store lacks.
     copy: Option<StateCopy>,
+    /// The newest copy that a witness told, if the store is damaged.
+    spare: Option<StateCopy>,
+    /// Everything is to be read anew: another hand wrote into a store that is damaged.
+    is_outdated: bool,
     /// What clients have seen: the highest session, and the maps of pools.
     client_session: u64,
     client_maps: BTreeMap<PoolId, MapRevision>,
@@ -93,11 +99,20 @@ pub(super) struct Recover {
 impl Monitor {
     /// Whether the store went back in time, or is not whole again since.
     pub(super) fn is_older(&self) -> bool {
-        self.has_newer_member || self.contents.is_being_recovered()
+        self.has_newer_member || self.contents.is_being_recovered() || self.contents.is_damaged()
     }
 
     pub(super) fn state_older(&self) -> Failure {
-        failure("state_older", self.older_text(), OLDER_HINT)
+        let (code, hint) = self.older_code();
+        failure(code, self.older_text(), hint)
+    }
+
+    /// The code of the check and of refusals, and what to do.
+    pub(super) fn older_code(&self) -> (&'static str, &'static str) {
+        match self.contents.is_damaged() {
+            true => ("state_damaged", mend::DAMAGED_HINT),
+            false => ("state_older", OLDER_HINT),
+        }
     }
 
     /// What is said of it in `status`.
@@ -110,6 +125,12 @@ impl Monitor {
             why => why,
         };
         let told = self.recovery.witnesses.values().filter(|witness| witness.is_whole).count();
+        if let Some(damage) = self.contents.damage() {
+            return format!(
+                "the state store cannot be used as it is: {damage}. Nothing is changed and no OSD joins; \
+                 {told} OSDs have told what they know"
+            );
+        }
         format!(
             "the state store is older than what OSDs know ({why}): a backup of it was put back. \
              Nothing is changed and no OSD joins; {told} OSDs have told what they know"
@@ -132,6 +153,8 @@ impl Monitor {
             | Job::TaskEnd { .. }
             | Job::Stats
             | Job::OutOsd { .. } => Some(Done::Silent),
+            // It would count on from what is missing.
+            Job::MonitorHere { .. } if self.contents.is_damaged() => Some(Done::Silent),
             _ => None,
         }
     }
@@ -141,7 +164,7 @@ impl Monitor {
         let (osd, seen, contents) = (boot.osd, &boot.seen, &self.contents);
         let Some(record) = contents.osd(osd) else {
             // Ids are given once.
-            let is_given = u64::from(osd.get()) <= contents.counter(CounterName::Osd);
+            let is_given = contents.may_be_given(CounterName::Osd, u64::from(osd.get()));
             return (!is_given).then(|| format!("{osd} was made since"));
         };
         let run = boot.run.unwrap_or(Incarnation::ZERO).max(seen.incarnation);
@@ -243,12 +266,14 @@ impl Monitor {
 
     /// Keeps the newest copy of what this store lacks.
     fn take_copy(&mut self, copy: StateCopy) {
-        if self.contents.change().has(copy.change, copy.reign) {
+        let is_known = self.contents.change().has(copy.change, copy.reign);
+        if is_known && !self.contents.is_damaged() {
             return;
         }
+        let kept = if is_known { &mut self.recovery.spare } else { &mut self.recovery.copy };
         let rank = |copy: &StateCopy| (copy.change, std::cmp::Reverse(copy.left_out.len()));
-        if self.recovery.copy.as_ref().is_none_or(|known| rank(known) < rank(&copy)) {
-            self.recovery.copy = Some(copy);
+        if kept.as_ref().is_none_or(|known| rank(known) < rank(&copy)) {
+            *kept = Some(copy);
         }
     }
 
@@ -321,9 +346,13 @@ impl Monitor {
         self.recovery.done = Some(recover.connection);
     }
 
-    /// After a recovery this monitor knows nothing: it reads what it wrote, and everybody comes again.
+    /// After a recovery, and when another hand may have mended the store, this monitor knows nothing: it
+    /// reads what is there, and everybody comes again.
     pub(super) fn begin_anew(&mut self, effects: &mut Vec<Effect>) {
-        let Some(asker) = self.recovery.done.take() else { return };
+        let asker = self.recovery.done.take();
+        if asker.is_none() && !self.recovery.is_outdated {
+            return;
+        }
         let mut anew = Monitor::new(self.identity.clone());
         anew.contents.reign = self.contents.reign.wrapping_add(1 << 32);
         anew.lease = self.lease;
@@ -331,13 +360,14 @@ impl Monitor {
         (anew.now, anew.event_last) = (self.now, self.event_last);
         (anew.request_last, anew.order_last) = (self.request_last, self.order_last);
         anew.watching.watch_last = self.watching.watch_last;
+        anew.watching.undone = std::mem::take(&mut self.watching.undone);
         anew.state_trouble.clone_from(&self.state_trouble);
         anew.endpoints.clone_from(&self.endpoints);
         if let Some(watch) = self.watching.watch {
             effects.push(Effect::State(StateEffect::Unwatch { watch }));
         }
         for (connection, state) in std::mem::take(&mut self.connections) {
-            if connection == asker {
+            if Some(connection) == asker {
                 anew.connections.insert(connection, Connection::new(state.peer, state.order));
             } else {
                 effects.push(Effect::Net(format::door::NetEffect::Close { connection }));
@@ -348,7 +378,7 @@ impl Monitor {
 }
 
 /// What to do about a store that is older.
-pub(super) const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the \
+const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the \
                                      monitor and put a newer copy of its state back";
 
 /// The writes that make a store what it is to be, but for the number of its transactions.
@@ -358,7 +388,10 @@ fn writes_to(contents: &Contents, wanted: &BTreeMap<Key, Record>) -> Vec<Write> 
     let changed = wanted.iter().filter(|(key, record)| contents.record(key) != Some(record));
     let puts = changed.filter(|(key, _)| !is_own(key)).map(|(_, r)| Write::Put(r.clone()));
     let gone = contents.all().filter(|(key, _)| !is_own(key) && !wanted.contains_key(key));
-    puts.chain(gone.map(|(key, _)| Write::Delete(key.clone()))).collect()
+    // Last: while a lock cannot be read no session of its image may go on.
+    let damaged = contents.damaged_keys().filter(|key| !wanted.contains_key(key));
+    let gone = gone.map(|(key, _)| key).chain(damaged);
+    puts.chain(gone.map(|key| Write::Delete(key.clone()))).collect()
 }
 
 /// What the store is to be.
@@ -371,6 +404,11 @@ struct Draft<'a> {
     session_last: u64,
     /// Attachments that end: there are too many, or their ids were given twice.
     ended_count: usize,
+    /// Those that end for a damaged lock.
+    lock_ended_count: usize,
+    /// Damaged keys that come from what OSDs know, and those that go.
+    mended: Vec<String>,
+    dropped: Vec<String>,
     /// PGs whose newest entry the store lacks.
     newer_count: usize,
     pg_count: usize,
@@ -389,10 +427,14 @@ impl<'a> Draft<'a> {
             records: BTreeMap::new(),
             session_last: recovery.client_session,
             ended_count: 0,
+            lock_ended_count: 0,
+            mended: Vec::new(),
+            dropped: Vec::new(),
             newer_count: 0,
             pg_count: 0,
         };
         draft.take_copy()?;
+        draft.mend()?;
         draft.add_pools();
         draft.drop_orphans();
         draft.name_images();
@@ -471,7 +513,9 @@ impl<'a> Draft<'a> {
             let kind = kind_of(&text);
             let is_here = match (key, copy) {
                 // What an older task has not deleted yet may be in use again.
-                (Key::Task(_), _) => false,
+                (Key::Task(_), _) => {
+                    copy.is_none() && self.recovery.why.is_empty() && !contents.is_being_recovered()
+                }
                 // A monitor is the newest that is known of itself.
                 (Key::Monitor(_), _) | (_, None) => true,
                 (_, Some(copy)) => copy.lacks(kind),
@@ -545,7 +589,7 @@ impl<'a> Draft<'a> {
         // Those that are marked as ended come before the others, and all in the order of their ids.
         let mut stay: BTreeMap<PoolId, BTreeSet<(bool, SessionId)>> = BTreeMap::new();
         let mut over: BTreeSet<SessionId> = BTreeSet::new();
-        let mut ended_count = 0;
+        let mut ended_count = self.lock_ended_count;
         for (record, pool) in self.sessions() {
             match pool.filter(|pool| !is_fenced(*pool, record.id)) {
                 Some(_) if is_given_twice(record) => {
@@ -701,12 +745,13 @@ impl<'a> Draft<'a> {
             *run = (*run).max(boot.seen.incarnation).max(boot.run.unwrap_or_default());
         }
         for (osd, run) in runs {
-            let mut record = match self.records.remove(&Key::Osd(osd)) {
-                Some(Record::Osd(record)) => record,
-                _ => OsdRecord::new(osd, String::new(), 0),
+            let (mut record, is_new) = match self.records.remove(&Key::Osd(osd)) {
+                Some(Record::Osd(record)) => (record, false),
+                _ => (OsdRecord::new(osd, String::new(), 0), true),
             };
             record.info.incarnation = record.info.incarnation.max(run);
             if let Some(Witness { boot, .. }) = self.recovery.witnesses.get(&osd) {
+                record.suspect |= is_new && boot.suspect;
                 if !record.store.is_empty() && record.store != boot.store {
                     return Err(failure(
                         "other_store",
@@ -961,6 +1006,8 @@ impl<'a> Draft<'a> {
             "osds_told": self.tellers().count(),
             "osds_lost": self.lost,
             "has_copy": self.recovery.copy.is_some(),
+            "mended": self.mended.iter().take(1000).collect::<Vec<_>>(),
+            "dropped": self.dropped.iter().take(1000).collect::<Vec<_>>(),
             "volumes_back": back.iter().take(1000).collect::<Vec<_>>(),
             "volumes_gone": gone.iter().take(1000).collect::<Vec<_>>(),
         })
@@ -972,9 +1019,18 @@ impl<'a> Draft<'a> {
         let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);
         match &self.recovery.copy {
             Some(copy) => text.push_str(&format!(", and all else as of change {}", copy.change)),
+            None if self.contents.is_damaged() => {
+                text.push_str("; all else as it is, but for what is damaged");
+            }
             None => text.push_str(
                 "; no OSD has a newer copy of all else: volumes and settings are those of the backup",
             ),
+        }
+        if !self.mended.is_empty() {
+            text.push_str(&format!("; as OSDs know it: {}", named(&self.mended)));
+        }
+        if !self.dropped.is_empty() {
+            text.push_str(&format!("; removed: {}", named(&self.dropped)));
         }
         if !back.is_empty() {
             text.push_str(&format!("; volumes that come back: {}", named(&back)));

@@ -194,6 +194,9 @@ impl Monitor {
             return true;
         }
         self.see_session(session);
+        if self.contents.may_be_given(CounterName::Session, session.get()) {
+            return false;
+        }
         self.is_proven_older(format!("a client has session {session}"), effects);
         true
     }

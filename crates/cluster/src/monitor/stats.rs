@@ -379,7 +379,7 @@ impl Monitor {
             |place: &(Table, u32)| contents.record(&Key::Stats(place.0, place.1)).is_some();
         self.stats.shards.retain(|place, shard| !shard.ids.is_empty() || is_stored(place));
         let is_dirty = self.stats.shards.values().any(|shard| shard.is_dirty);
-        if is_dirty && !self.stats.is_queued && !self.has_newer_member {
+        if is_dirty && !self.stats.is_queued && !self.is_older() {
             self.stats.is_queued = self.try_push_job(Job::Stats);
         }
         let is_moving = self.stats.rows.values().any(|row| !row.intervals.is_empty());

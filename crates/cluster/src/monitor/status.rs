@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use super::Monitor;
 use super::query::PgState;
-use super::recover::OLDER_HINT;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
@@ -623,12 +622,9 @@ impl Monitor {
             });
         }
         if self.is_older() {
-            checks.push(Check {
-                code: "state_older",
-                severity: Severity::Error,
-                message: self.older_text(),
-                hint: OLDER_HINT,
-            });
+            let (code, hint) = self.older_code();
+            let message = self.older_text();
+            checks.push(Check { code, severity: Severity::Error, message, hint });
         }
         if self.protocol_errors > 0 {
             checks.push(Check {

@@ -137,6 +137,9 @@ impl Monitor {
     }
 
     pub(super) fn advance_tasks(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.contents.is_damaged() {
+            return;
+        }
         self.ask_to_clear_pools(effects);
         let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
         for id in ids {

@@ -1,5 +1,6 @@
 //! What a monitor does, told by claims.
 
+mod damage;
 mod faults;
 mod fences;
 mod life;

@@ -1,0 +1,274 @@
+//! A state store with keys that cannot be used, written while no monitor led.
+
+use std::collections::BTreeSet;
+
+use base::{Duration, Epoch, ImageId, PgId, SessionId};
+use serde_json::{Value, json};
+
+use super::rig::{Mishap, Rig, osd_id};
+use crate::map::ClusterMap;
+use crate::message::Command;
+
+const GIB: u64 = 1 << 30;
+
+/// What a cluster has under every kind of key that damage can be mended of.
+const KEYS: [&str; 15] = [
+    "osd/1",
+    "pool/1",
+    "pg/1/0",
+    "fence/1",
+    "image/1",
+    "index/image/v",
+    "lock/1",
+    "session/2",
+    "task/1",
+    "monitor/1",
+    "counter/image",
+    "counter/osd",
+    "counter/session",
+    "counter/pool",
+    "counter/monitor",
+];
+
+/// A cluster with something under each of [`KEYS`]: volume `v`, attached with its lock by session 2; and
+/// one that is removed, with a task that waits and session 1, which is fenced.
+fn cluster() -> Rig {
+    let mut rig = Rig::with_copies(3, 2, 2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    rig.make_volume("gone", GIB).unwrap();
+    let client = rig.client();
+    let (first, _) = rig.open_session(client, "gone").unwrap().unwrap();
+    rig.break_connection(client);
+    rig.advance(Duration::from_secs(11));
+    rig.osds.get_mut(&osd_id(2)).unwrap().is_slow_to_see = true;
+    rig.remove_volume("gone").unwrap();
+    let client = rig.client();
+    let asked = rig.ask_lock(client, "v", false);
+    let (session, is_locked, is_lazy) = rig.lock_answer(client, asked).unwrap().unwrap();
+    assert_eq!((first, session), (SessionId::new(1), SessionId::new(2)));
+    assert!(is_locked && is_lazy && rig.tasks().len() == 1);
+    for key in KEYS {
+        assert!(rig.stored(key).is_some(), "{key}");
+    }
+    rig
+}
+
+/// Another hand writes while no monitor leads.
+fn damage(rig: &mut Rig, key: &str, value: Option<&str>) {
+    rig.hand_writes_unseen(key, value);
+    rig.restart();
+    rig.tick();
+}
+
+/// What `status` says of the damage.
+fn damage_told(rig: &mut Rig) -> Option<String> {
+    let status = rig.status();
+    let mut checks = status["checks"].as_array().unwrap().iter();
+    let check = checks.find(|check| check["code"] == "state_damaged")?;
+    assert_eq!((&check["severity"], &status["health"]), (&json!("error"), &json!("error")));
+    Some(check["message"].as_str().unwrap().to_string())
+}
+
+fn recover(rig: &mut Rig) -> Result<Value, String> {
+    let answer = rig.command(Command::StateRecover { they_are_lost: Vec::new(), accepted: true });
+    if answer.is_ok() {
+        come_again(rig);
+    }
+    answer.map_err(|error| error.message)
+}
+
+fn come_again(rig: &mut Rig) {
+    for number in 1..=3 {
+        rig.boot(number);
+        rig.report(number, |_| {});
+    }
+}
+
+/// What lies at OSDs, in all the records that matter to data.
+fn members(rig: &Rig) -> Vec<(PgId, BTreeSet<base::OsdId>)> {
+    let of = |entry: &format::wire::PgEntry| entry.acting.iter().map(|m| m.osd).collect();
+    rig.entries().iter().map(|entry| (entry.pg, of(entry))).collect()
+}
+
+/// The cluster is as it was, and gives out nothing twice.
+fn assert_mended(rig: &mut Rig, before: &[(PgId, BTreeSet<base::OsdId>)], key: &str) {
+    assert_eq!(rig.stopped, None, "{key}");
+    assert_eq!(damage_told(rig), None, "{key}");
+    assert_eq!(members(rig), before, "{key}");
+    assert!(rig.osds.values().all(|osd| osd.refused.is_none()), "{key}");
+    let info = rig.command(Command::VolumeInfo { volume: "v".into() }).unwrap();
+    assert_eq!((&info["id"], &info["size_bytes"]), (&json!(1), &json!(GIB)), "{key}");
+    let maps = || rig.osds.values().flat_map(|osd| osd.map.pools.values());
+    assert_eq!(maps().count(), 3, "{key}");
+    assert!(maps().all(|pool| pool.is_fenced(SessionId::new(1))), "{key}");
+    let made = rig.make_volume("next", GIB).unwrap();
+    assert!(made["id"].as_u64() > Some(2), "{key}: {made}");
+    let client = rig.client();
+    let (session, _) = rig.open_session(client, "next").unwrap().unwrap();
+    assert!(session > SessionId::new(2), "{key}");
+    rig.add_osd(4);
+}
+
+#[test]
+fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
+    for key in KEYS {
+        for value in ["rubbish", "{}"] {
+            let mut rig = cluster();
+            let before = rig.entries();
+            let good = rig.stored(key).unwrap().value;
+            damage(&mut rig, key, Some(value));
+            assert_eq!(rig.stopped, None, "{key}");
+            let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}"));
+            assert!(told.contains(&format!("{key} (")), "{told}");
+            // Nobody is told that something is gone, and nothing is given out.
+            let client = rig.client();
+            let mut map = ClusterMap::default();
+            assert_eq!(rig.subscribe(client, &mut map), Ok(0), "{key}");
+            assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged", "{key}");
+            let refused = rig.open_session(client, "v").unwrap().unwrap_err();
+            assert_eq!(refused.code, "state_damaged", "{key}");
+            let give_up =
+                |they_are_off| Command::PgGiveUp { pg: before[0].pg, accepted: true, they_are_off };
+            for they_are_off in [false, true] {
+                let refused = rig.command(give_up(they_are_off)).unwrap_err();
+                assert_eq!(refused.code, "state_damaged", "{key}");
+            }
+            rig.advance(Duration::from_secs(30));
+            assert!(rig.osds.values().all(|osd| osd.refused.is_none()), "{key}");
+            assert!(rig.osds.values().all(|osd| !osd.map.pools.is_empty()), "{key}");
+            assert_eq!(rig.stored(key).unwrap().value, value, "it is left for people");
+            let shown = rig.command(Command::StateGet { key: key.into() }).unwrap();
+            assert!(shown.to_string().contains(value), "{shown}");
+            // Written well it is as if nothing had been, at once.
+            rig.hand_writes(key, Some(&good));
+            assert_eq!(damage_told(&mut rig), None, "{key}");
+            come_again(&mut rig);
+            assert_eq!(rig.entries().len(), before.len(), "{key}");
+            assert!(rig.entries().iter().zip(&before).all(|(now, then)| now.acting == then.acting));
+            let session = rig.monitor.contents.session(SessionId::new(2));
+            assert!(session.is_some(), "{key}: nobody's attachment ends");
+            rig.make_volume("w", GIB).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_recovery_takes_what_is_damaged_from_osds() {
+    for key in KEYS {
+        let mut rig = cluster();
+        let before = members(&rig);
+        let epochs: Vec<Epoch> = rig.entries().iter().map(|entry| entry.epoch).collect();
+        damage(&mut rig, key, Some("rubbish"));
+        let answer = recover(&mut rig).unwrap();
+        let is_named =
+            |list: &str| answer[list].as_array().unwrap().iter().any(|named| named == key);
+        let is_made = ["pg/", "fence/", "index/"].iter().any(|kind| key.starts_with(kind));
+        let is_dropped = ["lock/", "task/"].iter().any(|kind| key.starts_with(kind));
+        assert_eq!(
+            (is_named("dropped"), is_named("mended")),
+            (is_dropped, !is_made && !is_dropped)
+        );
+        assert!(
+            rig.entries().iter().zip(epochs).all(|(entry, epoch)| entry.epoch > epoch),
+            "{key}"
+        );
+        // Whose lock cannot be read, all who had the volume are refused: one may have been lazy.
+        let session = SessionId::new(2);
+        let is_fenced = rig.osds[&osd_id(1)].map.pools.values().all(|pool| pool.is_fenced(session));
+        let contents = &rig.monitor.contents;
+        assert_eq!(is_fenced, key == "lock/1", "{key}");
+        assert_eq!(contents.session(session).is_none(), key == "lock/1", "{key}");
+        assert_eq!(contents.lock(ImageId::FIRST).is_none(), key == "lock/1", "{key}");
+        assert_eq!(rig.tasks().is_empty(), key == "task/1", "{key}");
+        assert_mended(&mut rig, &before, key);
+        // Another monitor finds nothing strange.
+        rig.restart();
+        rig.tick();
+        assert_eq!(damage_told(&mut rig), None, "{key}");
+    }
+}
+
+#[test]
+fn what_was_removed_though_others_need_it_comes_back_from_osds() {
+    let counters = ["counter/session", "counter/image", "counter/osd"];
+    for key in ["pool/1", "pg/1/0", "osd/1", "image/1"].into_iter().chain(counters) {
+        let mut rig = cluster();
+        let before = members(&rig);
+        damage(&mut rig, key, None);
+        assert_eq!(rig.stopped, None, "{key}");
+        assert!(damage_told(&mut rig).is_some(), "{key}");
+        assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged", "{key}");
+        recover(&mut rig).unwrap();
+        assert_mended(&mut rig, &before, key);
+    }
+}
+
+#[test]
+fn what_no_osd_has_a_copy_of_is_not_left_out() {
+    for key in ["image/1", "counter/image"] {
+        let mut rig = cluster();
+        let good = rig.stored(key).unwrap().value;
+        for osd in rig.osds.values_mut() {
+            let mut copy = osd.copy.copy().clone();
+            copy.records.retain(|copied, _| copied != key);
+            osd.copy = crate::copy::CopyKeeper::new(copy);
+        }
+        damage(&mut rig, key, Some("rubbish"));
+        let error = recover(&mut rig).unwrap_err();
+        assert!(
+            error.contains(&format!("no OSD has told what was in the damaged {key}")),
+            "{error}"
+        );
+        assert_eq!(rig.stored(key).unwrap().value, "rubbish", "nothing was written");
+        rig.hand_writes(key, Some(&good));
+        assert_eq!(damage_told(&mut rig), None, "{key}");
+    }
+}
+
+#[test]
+fn a_recovery_from_damage_is_begun_anew_wherever_the_monitor_ends() {
+    for key in ["lock/1", "pool/1", "session/2"] {
+        for mishap in (1..=5).flat_map(Mishap::all_of) {
+            let mut rig = cluster();
+            // More than one transaction takes.
+            for number in 0..150 {
+                rig.make_volume(&format!("v{number}"), GIB).unwrap();
+            }
+            for number in 0..150 {
+                let client = rig.client();
+                rig.open_session(client, &format!("v{number}")).unwrap().unwrap();
+            }
+            let before = members(&rig);
+            damage(&mut rig, key, Some("rubbish"));
+            rig.transactions = 0;
+            rig.mishap = mishap;
+            let client = rig.client();
+            let they_are_lost = Vec::new();
+            rig.command_over(client, Command::StateRecover { they_are_lost, accepted: true });
+            rig.mishap = Mishap::None;
+            rig.tick();
+            rig.advance(Duration::from_secs(1));
+            assert_eq!(rig.stopped, None, "{key} {mishap:?}");
+            let checks = rig.checks();
+            if checks.iter().any(|check| check.starts_with("state_")) {
+                recover(&mut rig).unwrap();
+            }
+            come_again(&mut rig);
+            assert_eq!(rig.stored("recovery"), None, "{key} {mishap:?}");
+            let is_kept = rig.monitor.contents.session(SessionId::new(2)).is_some();
+            assert_eq!(is_kept, key != "lock/1", "{key} {mishap:?}");
+            assert_eq!(rig.monitor.contents.sessions().count(), 150 + usize::from(is_kept));
+            assert_mended(&mut rig, &before, key);
+        }
+    }
+}
+
+#[test]
+fn a_recovery_that_cannot_be_read_is_one_that_is_not_whole() {
+    let mut rig = cluster();
+    damage(&mut rig, "recovery", Some("rubbish"));
+    assert!(rig.checks().contains(&"state_older".to_string()));
+    recover(&mut rig).unwrap();
+    assert_eq!(rig.stored("recovery"), None);
+    assert!(!rig.checks().contains(&"state_older".to_string()));
+}
