@@ -143,7 +143,7 @@ pub struct Settings {
     pub reconnect_min: Duration,
     /// See `reconnect_min`.
     pub reconnect_max: Duration,
-    /// How long a monitor may take to answer a boot.
+    /// How long a monitor may take to answer a boot; and to be connected, where none was soon.
     pub boot_max: Duration,
     /// How much of everything a PG holds at once.
     pub pg_limits: pg::Limits,

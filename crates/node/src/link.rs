@@ -1,9 +1,12 @@
 //! The connection to a monitor: one at a time, another address after each failure, with a delay
-//! that doubles up to a bound.
+//! that doubles up to a bound. So does the time that a connection may take, after each round of all
+//! addresses: a silent host costs a second, and a slow one is reached nevertheless.
 //!
 //! While the link is down I/O goes on.
 
 use base::{ConnectionId, Duration, Time};
+
+use crate::lane::CONNECT_MAX;
 
 /// Addresses of monitors that are remembered.
 const ADDRESS_COUNT_MAX: usize = 800;
@@ -23,6 +26,8 @@ pub struct Link {
     delay_min: Duration,
     delay_max: Duration,
     delay: Duration,
+    /// Connections in a row that came to nothing.
+    loss_count: usize,
     pub stage: LinkStage,
 }
 
@@ -54,6 +59,7 @@ impl Link {
             delay_min,
             delay_max,
             delay: delay_min,
+            loss_count: 0,
             stage: LinkStage::Idle,
         }
     }
@@ -111,9 +117,12 @@ impl Link {
         }
     }
 
-    /// The address of the next connection.
-    pub fn connect(&mut self, connection: ConnectionId, until: Time) -> String {
+    /// The address of the next connection, which may take `span_max` at most.
+    pub fn connect(&mut self, now: Time, connection: ConnectionId, span_max: Duration) -> String {
         let address = self.addresses[self.next % self.addresses.len()].clone();
+        let rounds = 0..self.loss_count / self.addresses.len();
+        let doubled = |span: Duration, _| span.doubled_up_to(span_max);
+        let until = now + rounds.take(8).fold(CONNECT_MAX.min(span_max), doubled);
         self.stage = LinkStage::Connecting { connection, until };
         address
     }
@@ -126,6 +135,7 @@ impl Link {
     /// The monitor answered the boot.
     pub fn join(&mut self, connection: ConnectionId) {
         self.delay = self.delay_min;
+        self.loss_count = 0;
         self.stage = LinkStage::Joined { connection };
     }
 
@@ -137,6 +147,9 @@ impl Link {
     /// The connection is gone: the next address is tried after a delay.
     pub fn lose(&mut self, now: Time) {
         self.next = (self.next + 1) % self.addresses.len();
+        if !matches!(self.stage, LinkStage::Joined { .. }) {
+            self.loss_count = self.loss_count.saturating_add(1);
+        }
         self.stage = LinkStage::Down { until: now + self.delay };
         self.delay = self.delay.doubled_up_to(self.delay_max);
     }
@@ -153,7 +166,7 @@ mod tests {
         link.learn(vec!["tcp:b:1".to_string(), "tcp:c:1".to_string()]);
         let mut tried = Vec::new();
         for _ in 0..3 {
-            tried.push(link.connect(ConnectionId::new(2), Time::ZERO));
+            tried.push(link.connect(Time::ZERO, ConnectionId::new(2), max));
             link.lose(Time::ZERO);
         }
         tried.sort();
@@ -175,7 +188,7 @@ mod tests {
         let mut now = Time::ZERO;
         let mut seen = Vec::new();
         for _ in 0..4 {
-            let address = link.connect(ConnectionId::new(2), now);
+            let address = link.connect(now, ConnectionId::new(2), max);
             link.lose(now);
             let until = link.deadline().expect("it is down");
             seen.push((address, until.since(now).as_millis()));
@@ -183,5 +196,25 @@ mod tests {
         }
         let wanted = [("tcp:a:1", 50), ("tcp:b:1", 100), ("tcp:a:1", 150), ("tcp:b:1", 150)];
         assert_eq!(seen, wanted.map(|(address, delay)| (address.to_string(), delay)));
+    }
+
+    #[test]
+    fn a_silent_address_costs_a_second_and_a_slow_one_is_waited_for_in_later_rounds() {
+        let addresses = vec!["tcp:a:1".to_string(), "tcp:b:1".to_string()];
+        let (min, max) = (Duration::from_millis(50), Duration::from_millis(150));
+        let mut link = Link::new(addresses, min, max);
+        let spans = |link: &mut Link, count: usize| {
+            let connects = (0..count).map(|_| {
+                link.connect(Time::ZERO, ConnectionId::new(2), Duration::from_secs(5));
+                let until = link.deadline().expect("it connects");
+                link.lose(Time::ZERO);
+                until.since(Time::ZERO).as_millis()
+            });
+            connects.collect::<Vec<_>>()
+        };
+        assert_eq!(spans(&mut link, 8), [1_000, 1_000, 2_000, 2_000, 4_000, 4_000, 5_000, 5_000]);
+        link.join(ConnectionId::new(2));
+        link.lose(Time::ZERO);
+        assert_eq!(spans(&mut link, 3), [1_000, 1_000, 2_000]);
     }
 }

@@ -510,7 +510,7 @@ impl Node {
             LinkStage::Idle | LinkStage::Joined { .. } => {}
             LinkStage::Down { .. } => {
                 let connection = self.connections.next();
-                let address = self.link.connect(connection, now + self.settings.boot_max);
+                let address = self.link.connect(now, connection, self.settings.boot_max);
                 effects.push(Effect::Net(NetEffect::Connect { connection, address }));
             }
             LinkStage::Connecting { connection, .. } | LinkStage::Booting { connection, .. } => {

@@ -528,6 +528,15 @@ fn a_monitor_that_does_not_answer_is_given_up() {
 }
 
 #[test]
+fn the_next_monitor_is_tried_a_second_after_the_first_was_silent() {
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    let (silent, address) = rig.connects.last().unwrap().clone();
+    rig.advance(Duration::from_millis(1_100));
+    assert_eq!(rig.closed, [silent]);
+    assert_ne!(rig.connects.last().unwrap().1, address);
+}
+
+#[test]
 fn a_refused_osd_stops() {
     let mut rig = Rig::over(MemoryDisk::formatted());
     rig.connect();
