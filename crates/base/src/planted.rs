@@ -34,6 +34,8 @@ pub enum Bug {
     OldEpochAccepted,
     /// Node: a request that names a newer revision of the map than this OSD knows is executed.
     RevisionNotCompared,
+    /// Node: older sessions of an image are served though a newer one acts on a map that is not here.
+    OlderSessionServedOn,
     /// Node: a primary serves without its members' leases.
     ReadWithoutLease,
     /// Node: a new primary begins before its own lease to an earlier one has run out.
@@ -90,7 +92,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 37] = [
+    pub const ALL: [(&'static str, Bug); 38] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -105,6 +107,7 @@ impl Bug {
         ("epoch-not-compared", Bug::EpochNotCompared),
         ("old-epoch-accepted", Bug::OldEpochAccepted),
         ("revision-not-compared", Bug::RevisionNotCompared),
+        ("older-session-served-on", Bug::OlderSessionServedOn),
         ("read-without-lease", Bug::ReadWithoutLease),
         ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
         ("stale-revision-accepted", Bug::StaleRevisionAccepted),

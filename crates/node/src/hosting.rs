@@ -26,6 +26,7 @@ impl Node {
         pools.extend(&delta.removed_pools);
         for pool in &delta.removed_pools {
             self.leases.forget_pool(*pool);
+            self.newcomers.forget_pool(*pool);
             self.pools_noted.remove(pool);
         }
         let before = self.entries_replaced(&delta);
@@ -45,6 +46,9 @@ impl Node {
         self.note_is_old = true;
         self.saw_is_due = true;
         for pool in pools {
+            if let Some(known) = self.map.pools.get(&pool) {
+                self.newcomers.map_came(pool, known.revision);
+            }
             self.review_pool(now, pool, effects);
         }
         self.judge_queued(now, effects);

@@ -22,6 +22,7 @@
 //! | `filling.rs` | how fast learners are filled |
 //! | `clearing.rs` | removing what nobody needs |
 //! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
+//! | `newcomers.rs` | sessions that were shown before the map they act on |
 //! | `requests.rs` | a request's way from its arrival to its reply |
 //! | `compare.rs` | comparing the copies of stopped OSDs |
 //! | `notes.rs` | the copy of the cluster's state in the store |
@@ -34,6 +35,7 @@ mod lane;
 mod leases;
 mod link;
 mod mesh;
+mod newcomers;
 mod node;
 mod notes;
 mod peers;

@@ -20,6 +20,7 @@ use crate::filling::Budget;
 use crate::leases::Leases;
 use crate::link::{Link, LinkStage};
 use crate::mesh::Mesh;
+use crate::newcomers::Newcomers;
 use crate::notes::{ClusterNote, PoolNote};
 use crate::peers::Peers;
 use crate::requests::Requests;
@@ -63,6 +64,7 @@ pub struct Node {
     pub(crate) damaged_notes: BTreeMap<PgId, String>,
     pub(crate) clearing: Clearing,
     pub(crate) sessions: Sessions,
+    pub(crate) newcomers: Newcomers,
     pub(crate) requests: Requests,
     /// What the monitor told of the state store.
     pub(crate) state_copy: CopyKeeper,
@@ -181,6 +183,7 @@ impl Node {
             damaged_notes: BTreeMap::new(),
             clearing: Clearing::default(),
             sessions: Sessions::default(),
+            newcomers: Newcomers::default(),
             requests: Requests::default(),
             state_copy: CopyKeeper::default(),
             recorded: Seen::default(),

@@ -14,16 +14,17 @@
 use std::collections::VecDeque;
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Epoch, MapRevision, OsdId, PgId, SessionId, Time};
+use base::{ConnectionId, Epoch, ImageId, MapRevision, OsdId, PgId, SessionId, Time};
 use format::door::{NetEffect, Role};
 use format::wire::{Message, Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Reply, Request};
 use pg::{Serving, Ticket};
 use slab::Slab;
 
 use crate::Effect;
+use crate::newcomers::Newcomer;
 use crate::node::{Node, Phase};
 use crate::room::Room;
-use crate::sessions::Arrival;
+use crate::sessions::{Arrival, Names};
 use crate::stats::Work;
 
 /// Requests that have not been answered.
@@ -65,6 +66,8 @@ struct Started {
 struct Scope {
     session: SessionId,
     pg: PgId,
+    /// The one that its session has, if that ever named it.
+    image: Option<ImageId>,
     epoch: Epoch,
     revision: MapRevision,
     /// It brings data: refused while the store is full.
@@ -108,10 +111,11 @@ impl Requests {
 }
 
 impl Scope {
-    fn of(request: &Request) -> Scope {
+    fn of(request: &Request, image: Option<ImageId>) -> Scope {
         Scope {
             session: request.session,
             pg: request.pg,
+            image,
             epoch: request.epoch,
             revision: request.revision,
             writes_data: matches!(request.op, Op::Write { .. }),
@@ -121,6 +125,18 @@ impl Scope {
             },
         }
     }
+}
+
+/// What a request says of its session.
+fn names_of(request: &Request) -> Names {
+    let image = match &request.op {
+        Op::Read { place, .. }
+        | Op::Write { place, .. }
+        | Op::Zero { place, .. }
+        | Op::Extents { place, .. } => Some(place.image),
+        Op::Sync | Op::DeleteRange { .. } => None,
+    };
+    Names { image, revision: request.revision }
 }
 
 /// What is counted of a request that came at `since`: what the monitor's tasks ask is not.
@@ -181,7 +197,9 @@ impl Node {
         }
         let open_count = link.open_count;
         let sessions_max = self.settings.sessions_max;
-        match self.sessions.arrive(now, connection, session, sequence, sessions_max) {
+        self.session_shown(now, &request, effects);
+        let (id, names) = ((session, sequence), names_of(&request));
+        match self.sessions.arrive(now, connection, id, names, sessions_max) {
             Arrival::New => {}
             Arrival::Moved => self.drop_waiting(|waiting| {
                 waiting.request.session == session && waiting.connection != connection
@@ -208,10 +226,40 @@ impl Node {
         self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
     }
 
+    /// A request shows its session, whatever becomes of it: if that acts on a map which this OSD does
+    /// not have, older sessions of the same image are served no more until it has it.
+    fn session_shown(&mut self, now: Time, request: &Request, effects: &mut Vec<Effect>) {
+        let (session, pool) = (request.session, request.pg.pool);
+        let known = self.map.pools.get(&pool).map(|known| known.revision);
+        let is_newer = |revision| known.is_none_or(|known| revision > known);
+        if session == SessionId::ZERO || !is_newer(request.revision) {
+            return;
+        }
+        let names = names_of(request);
+        let names = self.sessions.names(session).map_or(names, |before| before.and(names));
+        let Some(image) = names.image.filter(|_| is_newer(names.revision)) else { return };
+        let newcomer = Newcomer { session, revision: names.revision };
+        if self.newcomers.show((pool, image), newcomer, known.is_some()) {
+            self.judge_queued(now, effects);
+        }
+    }
+
+    fn scope_of(&self, request: &Request) -> Scope {
+        let image = names_of(request).image;
+        let named = || self.sessions.names(request.session)?.image;
+        Scope::of(request, image.or_else(named))
+    }
+
+    /// Whether a newer session of the same image was shown, and the map that it acts on is not here.
+    fn is_held_back(&self, scope: &Scope) -> bool {
+        self.newcomers.hold_back(scope.pg.pool, scope.image, scope.session)
+            && !planted::on(Bug::OlderSessionServedOn)
+    }
+
     /// Serves, refuses or queues a request, as the map and its PG stand now.
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let Waiting { connection, since, request } = waiting;
-        match self.judge(now, &Scope::of(&request)) {
+        match self.judge(now, &self.scope_of(&request)) {
             Verdict::Serve(slot) => self.start(now, slot, connection, (since, request), effects),
             Verdict::Wait if since + self.settings.wait_max > now => {
                 self.requests.waiting.push_back(Waiting { connection, since, request });
@@ -292,7 +340,8 @@ impl Node {
         }
     }
 
-    /// What the map says against a request: revision, fence, epoch, primary.
+    /// What the map says against a request: revision, fence, epoch, primary; or that another one acts on
+    /// a newer map.
     fn judge_by_map(&self, scope: &Scope) -> Option<Verdict> {
         let Some(known) = self.map.pools.get(&scope.pg.pool) else {
             let may_come = scope.revision > MapRevision::ZERO;
@@ -319,7 +368,7 @@ impl Node {
         if is_stale || entry.primary != Some(self.identity.osd) {
             return Some(Verdict::Refuse(Refusal::Stale(Some(entry.clone()))));
         }
-        None
+        self.is_held_back(scope).then_some(Verdict::Wait)
     }
 
     fn start(
@@ -330,7 +379,7 @@ impl Node {
         (since, request): (Time, Request),
         effects: &mut Vec<Effect>,
     ) {
-        let scope = Scope::of(&request);
+        let scope = self.scope_of(&request);
         let work = work_of(&request, since);
         self.budget.client_came();
         let Request { session, sequence, op, .. } = request;
@@ -423,13 +472,17 @@ impl Node {
         }
     }
 
-    /// Judges what waits inside the PGs again: the map has changed.
+    /// Judges what waits inside the PGs again: the map has changed, or somebody acts on a newer one.
     pub(crate) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut refused = Vec::new();
         for (ticket, started) in &self.requests.started {
-            if let Some(Verdict::Refuse(refusal)) = self.judge_by_map(&started.scope) {
-                refused.push((Ticket(ticket as u32), refusal));
-            }
+            let refusal = match self.judge_by_map(&started.scope) {
+                Some(Verdict::Refuse(refusal)) => refusal,
+                // Its client asks again, and then it waits for the map.
+                _ if self.is_held_back(&started.scope) => Refusal::Busy,
+                _ => continue,
+            };
+            refused.push((Ticket(ticket as u32), refusal));
         }
         if refused.is_empty() {
             return;

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Duration, SessionId, Time};
+use base::{ConnectionId, Duration, ImageId, MapRevision, SessionId, Time};
 use format::door::{Peer, Role};
 
 /// How long a session is remembered after its last request: longer than a connection's handshake
@@ -62,6 +62,25 @@ struct Session {
     started_before: u32,
     /// When its last request came.
     seen_at: Time,
+    /// What its requests name.
+    names: Names,
+}
+
+/// What a session's requests have named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Names {
+    /// The image. Some requests name none.
+    pub image: Option<ImageId>,
+    /// The lowest revision of the map.
+    pub revision: MapRevision,
+}
+
+impl Names {
+    /// Those of before, and those of one more request.
+    pub fn and(self, later: Names) -> Names {
+        let image = later.image.or(self.image);
+        Names { image, revision: self.revision.min(later.revision) }
+    }
 }
 
 /// What a request's session and sequence say about it.
@@ -104,8 +123,8 @@ impl Sessions {
         &mut self,
         now: Time,
         connection: ConnectionId,
-        session: SessionId,
-        sequence: u64,
+        (session, sequence): (SessionId, u64),
+        names: Names,
         sessions_max: usize,
     ) -> Arrival {
         let link = self.connections.get_mut(&connection).expect("requests come on open ones");
@@ -133,10 +152,12 @@ impl Sessions {
                 started: 0,
                 started_before: 0,
                 seen_at: now,
+                names,
             };
             self.sessions.insert(session, new);
             return Arrival::New;
         };
+        known.names = known.names.and(names);
         if sequence <= known.last_sequence {
             let executed = planted::on(Bug::DuplicateExecuted);
             return if executed { Arrival::New } else { Arrival::Repeat };
@@ -151,6 +172,11 @@ impl Sessions {
         known.connection = connection;
         known.binding += 1;
         Arrival::Moved
+    }
+
+    /// What a session that is known has named.
+    pub fn names(&self, session: SessionId) -> Option<Names> {
+        self.sessions.get(&session).map(|known| known.names)
     }
 
     /// Whether started requests of older connections must end before the session is served.

@@ -4,6 +4,7 @@ mod clearing;
 pub mod cluster_rig;
 mod lazy;
 mod members;
+mod newcomers;
 pub mod rig;
 mod stats;
 mod witness;

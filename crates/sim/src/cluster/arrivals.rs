@@ -4,12 +4,14 @@
 //! brings, and what is sent again over the next. A client gives each sending a new sequence, so a
 //! write and its repetition are known by their bytes: no value is written twice.
 //!
-//! Invariant it judges: a request that reaches a run of an OSD after a newer one of its session is
-//! never done.
+//! Invariants it judges
+//!   1. A request that reaches a run of an OSD after a newer one of its session is never done.
+//!   2. Once a run was shown a session that acts on a map which it was not told, it does nothing that an
+//!      older session of the same image asks from then on, until it was told that map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ImageId, SessionId, StripeIndex};
+use base::{ImageId, MapRevision, SessionId, StripeIndex};
 use format::wire::{Op, Reply, Request};
 
 use crate::tally::Counts;
@@ -28,6 +30,13 @@ pub struct Arrivals {
     open: BTreeMap<(OsdRun, SessionId, u64), WriteId>,
     /// Requests that came after a newer one.
     late: BTreeSet<(OsdRun, SessionId, u64)>,
+    /// The lowest revision of the map that each session named.
+    lowest: BTreeMap<(OsdRun, SessionId), MapRevision>,
+    /// The newest session that was shown of each image before the lowest revision that it named was
+    /// told.
+    newcomers: BTreeMap<(OsdRun, ImageId), (SessionId, MapRevision)>,
+    /// Requests of older sessions, and the revision before which they are not done.
+    held: BTreeMap<(OsdRun, SessionId, u64), MapRevision>,
 }
 
 /// Image, stripe, offset, and the first unit's checksum.
@@ -57,9 +66,40 @@ impl Arrivals {
         self.open.insert((run, session, sequence), write);
     }
 
-    /// An OSD answers. What it refuses is to be sent again.
-    pub fn answered(&mut self, run: OsdRun, reply: &Reply) -> Result<(), String> {
+    /// A client's request arrives at a run that was told this revision of the map. Whether it must
+    /// wait for a later one, since a newer session of its image acts on that.
+    pub fn note_session(&mut self, run: OsdRun, request: &Request, told: MapRevision) -> bool {
+        let (session, sequence) = (request.session, request.sequence);
+        let lowest = self.lowest.entry((run, session)).or_insert(request.revision);
+        *lowest = request.revision.min(*lowest);
+        let Some(image) = image_of(&request.op) else { return false };
+        let newcomer = self.newcomers.get(&(run, image)).copied();
+        if *lowest > told && newcomer.is_none_or(|(newest, _)| newest <= session) {
+            self.newcomers.insert((run, image), (session, *lowest));
+        }
+        let held = newcomer.filter(|(newest, revision)| session < *newest && told < *revision);
+        if let Some((_, revision)) = held {
+            self.held.insert((run, session, sequence), revision);
+        }
+        held.is_some()
+    }
+
+    /// A run that was told this revision of the map answers. What it refuses is to be sent again.
+    pub fn answered(
+        &mut self,
+        run: OsdRun,
+        reply: &Reply,
+        told: MapRevision,
+    ) -> Result<(), String> {
         let (session, sequence) = (reply.session, reply.sequence);
+        let awaited = self.held.remove(&(run, session, sequence));
+        if let Some(revision) = awaited.filter(|revision| reply.outcome.is_ok() && told < *revision)
+        {
+            return Err(format!(
+                "request {sequence} of session {session} is done by an OSD that was told revision \
+                 {told}, though a newer session of its image acts on {revision}"
+            ));
+        }
         if reply.outcome.is_ok() && self.late.contains(&(run, session, sequence)) {
             return Err(format!(
                 "request {sequence} of session {session} came after a newer one, and is done"
@@ -70,6 +110,16 @@ impl Arrivals {
             self.writes.remove(&(run, session, write));
         }
         Ok(())
+    }
+}
+
+fn image_of(op: &Op) -> Option<ImageId> {
+    match op {
+        Op::Read { place, .. }
+        | Op::Write { place, .. }
+        | Op::Zero { place, .. }
+        | Op::Extents { place, .. } => Some(place.image),
+        Op::Sync | Op::DeleteRange { .. } => None,
     }
 }
 
@@ -129,7 +179,8 @@ mod tests {
         seen.note(run, &write(1, 1), &mut faults);
         let outcome = Err(format::wire::Refusal::Busy);
         let refused = Reply { session: SessionId::new(7), sequence: 1, outcome };
-        assert_eq!(seen.answered(run, &refused), Ok(()));
+        let told = MapRevision::ZERO;
+        assert_eq!(seen.answered(run, &refused, told), Ok(()));
         seen.note(run, &write(2, 1), &mut faults);
         assert_eq!(faults.sum(), 0);
         let done = |sequence| Reply {
@@ -138,9 +189,38 @@ mod tests {
             outcome: Ok(format::wire::Outcome::Synced),
         };
         seen.note(run, &write(1, 1), &mut Counts::new(&NAMES));
-        assert_eq!(seen.answered(run, &done(2)), Ok(()));
-        assert!(seen.answered(run, &done(1)).is_err());
+        assert_eq!(seen.answered(run, &done(2), told), Ok(()));
+        assert!(seen.answered(run, &done(1), told).is_err());
         // What another run had received is gone with it.
         assert_eq!(counts(&[(run, 2, 1), ((0, 2), 1, 1)]), [0, 0, 0]);
+    }
+
+    #[test]
+    fn an_older_session_that_is_served_beside_a_newer_one_with_a_newer_map_is_found() {
+        let run = (0, 1);
+        let revision = MapRevision::new;
+        let of = |session, sequence, named| Request {
+            session: SessionId::new(session),
+            revision: revision(named),
+            ..write(sequence, 1)
+        };
+        let done = |session, sequence| Reply {
+            session: SessionId::new(session),
+            sequence,
+            outcome: Ok(format::wire::Outcome::Synced),
+        };
+        let mut seen = Arrivals::default();
+        assert!(!seen.note_session(run, &of(7, 1, 3), revision(3)));
+        assert!(!seen.note_session(run, &of(9, 1, 4), revision(3)), "it is the newest");
+        assert!(!seen.note_session((0, 2), &of(7, 1, 3), revision(3)), "another run knows nothing");
+        assert!(seen.note_session(run, &of(7, 2, 3), revision(3)));
+        assert!(seen.note_session(run, &of(7, 3, 3), revision(3)));
+        assert_eq!(seen.answered(run, &done(7, 1), revision(3)), Ok(()), "it came before");
+        assert!(seen.answered(run, &done(7, 2), revision(3)).is_err());
+        assert_eq!(seen.answered(run, &done(7, 3), revision(4)), Ok(()));
+        assert!(!seen.note_session(run, &of(7, 4, 3), revision(4)));
+        // What was fenced before the newest session began is in the first map that it named.
+        assert!(!seen.note_session(run, &of(9, 2, 6), revision(5)));
+        assert!(!seen.note_session(run, &of(7, 5, 3), revision(5)));
     }
 }

@@ -58,6 +58,9 @@ impl World {
             Message::Request(request) if request.session != SessionId::ZERO => {
                 let run = (index, self.life(process));
                 self.arrivals.note(run, request, &mut self.tally.faults);
+                let told = self.told.get(&run).copied().unwrap_or_default();
+                let is_held = self.arrivals.note_session(run, request, told);
+                self.tally.sequels.add("request of an older session waits", u64::from(is_held));
                 let index_of = |id| self.index_of(id);
                 let meets_lease = self.watch.request_arrives(index, request, now, index_of);
                 self.tally.sequels.add("request met no lease", u64::from(!meets_lease));

@@ -25,7 +25,7 @@ use super::grants::Grants;
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 23] = [
+pub const SEQUELS: [&str; 24] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -43,6 +43,7 @@ pub const SEQUELS: [&str; 23] = [
     "lease granted",
     "lease ran out",
     "request met no lease",
+    "request of an older session waits",
     "PG lost by a lease's answer",
     "lock granted to a lazy holder",
     "attach refused for a lock",

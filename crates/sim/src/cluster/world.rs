@@ -628,7 +628,9 @@ impl World {
             NetEffect::Send { connection, message } => {
                 self.check_rules(from, &message)?;
                 if let (Process::Osd(index), Message::Reply(reply)) = (from, &message) {
-                    self.arrivals.answered((index, self.life(from)), reply)?;
+                    let run = (index, self.life(from));
+                    let told = self.told.get(&run).copied().unwrap_or_default();
+                    self.arrivals.answered(run, reply, told)?;
                 }
                 self.watch_sending(from, connection, &message)?;
                 let wake = self.net.send(self.now, from, connection, &message);

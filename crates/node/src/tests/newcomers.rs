@@ -1,0 +1,132 @@
+//! Whoever has been shown the new holder of an image refuses the old one, also before it has the map
+//! that says so.
+
+use base::{ConnectionId, Duration, MapRevision, SessionId};
+use format::wire::{Message, Op, Outcome, Refusal, Request};
+
+use super::rig::*;
+
+/// Connection of the client that takes the image over.
+const NEXT: ConnectionId = ConnectionId::new(3);
+
+/// A later session than the usual one.
+const NEXT_SESSION: SessionId = SessionId::new(SESSION.get() + 1);
+
+/// A node with revision 10 of the map, and two clients.
+fn rig() -> Rig {
+    let mut rig = Rig::serving();
+    rig.accept(NEXT);
+    rig
+}
+
+/// The later session asks, and acts on this revision.
+fn next_asks(rig: &mut Rig, revision: u64, op: Op) -> u64 {
+    let request = rig.request(1, op);
+    let sequence = request.sequence;
+    let revision = MapRevision::new(revision);
+    let request = Request { session: NEXT_SESSION, revision, ..request };
+    rig.receive(NEXT, Message::Request(request));
+    sequence
+}
+
+#[test]
+fn an_older_session_waits_for_the_map_that_a_newer_one_acts_on_and_is_fenced_by_it() {
+    let mut rig = rig();
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    let next = next_asks(&mut rig, 11, read(0, 1));
+    let asked = [write(0, 1, 8), read(0, 1), Op::Sync].map(|op| rig.send(CLIENT, 1, op));
+    assert_eq!(asked.map(|sequence| rig.reply_to(sequence)), [None, None, None]);
+    rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
+    let refused = Some(Err(Refusal::Fenced));
+    assert_eq!(asked.map(|sequence| rig.reply_to(sequence)), [(); 3].map(|()| refused.clone()));
+    assert_eq!(bytes_of(rig.reply_to(next).expect("answered")), [7]);
+}
+
+#[test]
+fn an_older_session_that_is_not_fenced_goes_on_when_the_map_has_come() {
+    let mut rig = rig();
+    next_asks(&mut rig, 11, read(0, 1));
+    let written_by_old = rig.send(CLIENT, 1, write(0, 1, 8));
+    assert_eq!(rig.reply_to(written_by_old), None);
+    rig.monitor_says(map(10, 11, vec![], &[]));
+    assert_eq!(rig.reply_to(written_by_old), Some(written(1, 1)));
+}
+
+#[test]
+fn an_older_session_is_told_to_come_again_where_the_map_does_not_come() {
+    let mut rig = rig();
+    next_asks(&mut rig, 11, read(0, 1));
+    for _ in 0..2 {
+        let asked = rig.send(CLIENT, 1, read(0, 1));
+        rig.advance(Duration::from_millis(5_100));
+        assert_eq!(rig.reply_to(asked), Some(Err(Refusal::Busy)), "long after the newer one asked");
+    }
+}
+
+#[test]
+fn what_an_older_session_has_in_a_queue_does_not_leave_it_once_a_newer_one_is_shown() {
+    let mut rig = rig();
+    rig.holds_disk = true;
+    let started = rig.send(CLIENT, 1, write(0, 1, 7));
+    let (checksums, data) = fill(1, 8);
+    let expected = Some(version(1, 1));
+    let place = place(1, 0);
+    let queued =
+        rig.send(CLIENT, 1, Op::Write { place, offset: 0, checksums, data, expected, lazy: false });
+    let reading = rig.send(CLIENT, 1, read(0, 1));
+    let next = next_asks(&mut rig, 11, read(0, 1));
+    assert_eq!(rig.reply_to(queued), Some(Err(Refusal::Busy)));
+    assert_eq!(rig.reply_to(reading), Some(Err(Refusal::Busy)));
+    rig.release_disk();
+    assert_eq!(rig.reply_to(started), Some(written(1, 1)), "it had its version");
+    rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
+    assert_eq!(bytes_of(rig.reply_to(next).expect("answered")), [7]);
+}
+
+#[test]
+fn sessions_of_other_images_and_newer_ones_do_not_wait() {
+    let mut rig = rig();
+    let (checksums, data) = fill(1, 9);
+    let other = place(2, 0);
+    let op = Op::Write { place: other, offset: 0, checksums, data, expected: None, lazy: false };
+    next_asks(&mut rig, 11, op);
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    let still = next_asks(&mut rig, 10, read(0, 1));
+    assert_eq!(bytes_of(rig.reply_to(still).expect("its map is here")), [7]);
+}
+
+#[test]
+fn a_session_that_was_served_before_holds_nobody_back_by_a_newer_map() {
+    let mut rig = rig();
+    let first = next_asks(&mut rig, 10, read(0, 1));
+    assert!(rig.reply_to(first).is_some());
+    // All that was fenced before it began is known here.
+    let next = next_asks(&mut rig, 11, read(0, 1));
+    assert_eq!(rig.reply_to(next), None);
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+}
+
+#[test]
+fn a_sync_counts_for_the_image_that_its_session_has_named() {
+    let mut rig = rig();
+    let sync = next_asks(&mut rig, 11, Op::Sync);
+    assert_eq!(rig.reply_to(sync), None);
+    // Nobody knows of what image that was, and nothing was answered.
+    assert_eq!(rig.ask(1, read(0, 1)).map(|_| ()), Ok(()));
+    assert_eq!(rig.ask(1, Op::Sync), Ok(Outcome::Synced));
+    next_asks(&mut rig, 11, read(0, 1));
+    let asked = rig.send(CLIENT, 1, Op::Sync);
+    assert_eq!(rig.reply_to(asked), None);
+}
+
+#[test]
+fn a_newer_session_that_is_gone_again_was_shown_all_the_same() {
+    let mut rig = rig();
+    next_asks(&mut rig, 11, read(0, 1));
+    // What waits on its connection is dropped with that.
+    rig.close(NEXT);
+    let asked = rig.send(CLIENT, 1, read(0, 1));
+    assert_eq!(rig.reply_to(asked), None);
+    rig.monitor_says(map(10, 11, vec![], &[]));
+    assert!(rig.reply_to(asked).is_some());
+}
