@@ -70,6 +70,8 @@ pub enum Bug {
     PositionTrusted,
     /// PG: a copy for a learner does not wait for its turn among the writes of its block.
     FillOvertakesWrite,
+    /// PG: an epoch in which learners were filled without all members is activated when these come.
+    FilledEpochActivated,
     /// Cluster: members of a PG that are down are counted among the minimum that must remain.
     RemovedMemberStillCounted,
     /// Cluster: a learner gets into the acting set though nobody reported it complete.
@@ -92,7 +94,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 38] = [
+    pub const ALL: [(&'static str, Bug); 39] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -123,6 +125,7 @@ impl Bug {
         ("divergence-kept", Bug::DivergenceKept),
         ("position-trusted", Bug::PositionTrusted),
         ("fill-overtakes-write", Bug::FillOvertakesWrite),
+        ("filled-epoch-activated", Bug::FilledEpochActivated),
         ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
         ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),

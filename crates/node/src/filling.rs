@@ -2,8 +2,8 @@
 //!
 //! The rule: while requests of clients come, one block of one PG is on its way at a time; after
 //! each tenth of a second without any it is twice as many, up to the limits. Turns go round, so
-//! that a learner that does not get on keeps no other from it; PGs that lack copies have three
-//! turns of four before those that only move.
+//! that a learner that does not get on keeps no other from it; PGs that lack copies, and those that
+//! cannot serve before a learner is complete, have three turns of four before those that only move.
 
 use base::{Duration, Time};
 use pg::Serving;
@@ -36,6 +36,18 @@ struct Candidate {
     slot: usize,
     /// It has fewer copies than its pool wants.
     is_degraded: bool,
+}
+
+impl Candidate {
+    /// `None`: its learners are not being filled. `copies`: of its pool; some of the `acting` members
+    /// are lost where it fills learners without serving.
+    fn of(slot: usize, serving: &Serving, acting: usize, copies: usize) -> Option<Candidate> {
+        match serving {
+            Serving::Active => Some(Candidate { slot, is_degraded: acting < copies }),
+            Serving::Filling => Some(Candidate { slot, is_degraded: true }),
+            _ => None,
+        }
+    }
 }
 
 impl Budget {
@@ -91,9 +103,8 @@ impl Node {
         let slots = self.pgs.iter().enumerate().filter_map(|(slot, pg)| {
             let entry = pg.entry().filter(|entry| !entry.learners.is_empty())?;
             let copies = self.map.pools.get(&entry.pg.pool)?.pool.replicas as usize;
-            let is_degraded = entry.acting.len() < copies;
-            let is_filling = matches!(pg.serving(), Serving::Active);
-            (is_filling && self.leads(entry)).then_some(Candidate { slot, is_degraded })
+            let candidate = Candidate::of(slot, pg.serving(), entry.acting.len(), copies);
+            candidate.filter(|_| self.leads(entry))
         });
         let candidates = slots.collect();
         for (slot, share) in self.budget.share(now, candidates) {
@@ -148,6 +159,17 @@ mod tests {
             assert_eq!(shares.len(), 3, "each is told");
         }
         assert_eq!(sum(&budget.share(at(10), candidates(2, 1))), 12);
+    }
+
+    #[test]
+    fn a_pg_that_waits_for_its_learner_comes_before_those_that_move() {
+        let degraded = |serving: &Serving, acting: usize| {
+            Candidate::of(0, serving, acting, 3).map(|candidate| candidate.is_degraded)
+        };
+        assert_eq!(degraded(&Serving::Active, 3), Some(false));
+        assert_eq!(degraded(&Serving::Active, 2), Some(true));
+        assert_eq!(degraded(&Serving::Filling, 3), Some(true), "lost ones are no copies");
+        assert_eq!(degraded(&Serving::Asking, 2), None);
     }
 
     #[test]

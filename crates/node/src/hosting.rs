@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use base::hash::PG_COUNT_MAX;
 use base::planted::{self, Bug};
 use base::{MapRevision, OsdId, PgId, PoolId, Time};
-use blockstore::NoteKey;
+use blockstore::{CommitMode, NoteKey};
 use cluster::map::{MapDelta, PoolMap};
 use cluster::message::{FillingProgress, OsdReport, ToMonitor};
 use format::wire::{Member, PgEntry};
-use pg::{Pg, Record, Serving, Shape};
+use pg::{Absence, Pg, Record, Serving, Shape};
 
 use crate::Effect;
 use crate::leases::primary_of;
@@ -319,6 +319,7 @@ impl Node {
                 self.pgs[slot].forget_lost();
             }
             self.pgs[slot].raise_floor(&mut self.actions);
+            self.fill_meanwhile(now, slot, effects);
             self.pgs[slot].drop_stuck_learners(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
@@ -334,6 +335,23 @@ impl Node {
                 self.subscribe(effects);
             }
         }
+    }
+
+    /// While members of a PG are lost, and too many for the monitor to make an entry without them:
+    /// learners are filled.
+    fn fill_meanwhile(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
+        let osds = &self.map.osds;
+        let absence = |member: Member| match osds.get(&member.osd) {
+            Some(known) if known.up && known.incarnation == member.incarnation => Absence::Awaited,
+            Some(known) if known.up || known.in_cluster => Absence::Down,
+            Some(_) | None => Absence::Gone,
+        };
+        let is_immediate = self.store.commit_mode() == CommitMode::Immediate;
+        self.pgs[slot].fill_meanwhile(absence, is_immediate, &mut self.actions);
+        if matches!(self.pgs[slot].serving(), Serving::Filling) {
+            self.budget.begin(now);
+        }
+        self.carry_out(now, slot, effects);
     }
 
     fn report(&self) -> OsdReport {
@@ -377,9 +395,10 @@ impl Node {
             Serving::Active => return None,
             Serving::Idle { why } | Serving::Ended { why } => why.clone(),
             Serving::Draining => "what was begun before is ending".into(),
-            Serving::Asking => {
+            Serving::Asking | Serving::Filling => {
                 let names = pg.waits_for().into_iter().map(|osd| self.absence_of(slot, osd));
-                names.collect::<Vec<String>>().join(", ")
+                let learners = pg.filling().map(|(osd, ..)| format!("{osd} is filled meanwhile"));
+                names.chain(learners).collect::<Vec<String>>().join(", ")
             }
             Serving::Comparing => "its members are brought to the same blocks".into(),
             Serving::Journaling => "its members write their records".into(),

@@ -20,10 +20,10 @@ use base::planted::{self, Bug};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
-use super::lead::{Ask, Asked};
+use super::lead::{Ask, Asked, Contact};
 use super::units::{Copied, Held, Units};
 use super::write::{Follower, WriteFor, WriteKind};
-use super::{Action, Call, MemberSet, Need, Pg, Serving};
+use super::{Action, Call, MemberSet, Need, Pg};
 
 /// The copy of one block.
 pub struct Job {
@@ -352,10 +352,11 @@ impl Pg {
     /// Lets a read wait until units that this OSD lost were fetched from other members; false
     /// where there is nobody else.
     pub(crate) fn mend(&mut self, key: BlockKey, read: usize, actions: &mut Vec<Action>) -> bool {
-        let is_active = self.serving == Serving::Active;
-        let Some(lead) = &self.lead else { return false };
-        let sources: Vec<usize> = lead.acting_others().collect();
-        if sources.is_empty() || !is_active {
+        let Some(lead) = self.lead.as_ref().filter(|_| self.is_filling()) else { return false };
+        let others = lead.acting_others();
+        let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
+        let sources: Vec<usize> = others.collect();
+        if sources.is_empty() {
             return false;
         }
         let job = Job::new(key, None, sources, Purpose::Mend);

@@ -214,16 +214,16 @@ fn list_all(filling: &mut Filling) {
 }
 
 impl Pg {
-    /// A learner is known, or the epoch has become active: begins to fill it.
+    /// A learner is known, or learners are filled from now on: begins to fill it.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let floor = self.stand.floor;
-        let is_active = self.serving == Serving::Active;
+        let is_filling = self.is_filling();
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {
             return;
         };
-        if !is_active {
+        if !is_filling {
             return;
         }
         let (mut filling, end) = judge(lead, state, floor);
@@ -459,7 +459,7 @@ impl Pg {
 
     /// Starts fills while there is room, and finishes what is done.
     pub(crate) fn pump(&mut self, actions: &mut Vec<Action>) {
-        if self.serving != Serving::Active {
+        if !self.is_filling() {
             return;
         }
         let lead = self.lead();
@@ -471,13 +471,14 @@ impl Pg {
     }
 
     fn pump_learner(&mut self, index: usize, actions: &mut Vec<Action>) {
-        while self.serving == Serving::Active && self.may_fill() {
+        while self.is_filling() && self.may_fill() {
             let Some(filler) = self.filler(index) else { return };
             if let Some((key, units)) = filler.next() {
                 filler.started.insert(key, false);
-                let me = self.lead().me;
-                let others = self.lead().acting_others();
-                let sources = std::iter::once(me).chain(others).collect();
+                let lead = self.lead();
+                let others = lead.acting_others();
+                let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
+                let sources = std::iter::once(lead.me).chain(others).collect();
                 let job = Job::new(key, units, sources, Purpose::Fill { learner: index });
                 self.queue_job(job, None, actions);
             } else if filler.is_listed || !self.find_more(index, actions) {
@@ -669,7 +670,8 @@ impl Pg {
     /// have ended: those were begun without knowing whether there is room for them.
     pub(crate) fn report_complete(&mut self, actions: &mut Vec<Action>) {
         let Pg { lead, writes, serving, .. } = self;
-        let Some(lead) = lead.as_mut().filter(|_| *serving == Serving::Active) else { return };
+        let is_filling = matches!(serving, Serving::Active | Serving::Filling);
+        let Some(lead) = lead.as_mut().filter(|_| is_filling) else { return };
         for index in lead.unreported.iter() {
             let peer = &lead.peers[index];
             let Some(filler) = &peer.filler else { continue };

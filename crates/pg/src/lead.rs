@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
-//!   (own work)  (states)   (repairs)     (records)
+//!   (own work)  (states)   (repairs)     (records)                   ▲
+//!                  └──▶ Filling ─────────────────────────────────────┘
 //! ```
 //!
 //! Invariants
@@ -11,9 +12,12 @@
 //!   2. From the answer of an acting member on, its connection and the epoch end together. So does
 //!      that of a bound learner.
 //!   3. An epoch that ended serves nothing more; what it started may still end.
+//!   4. An epoch in which learners are filled though acting members are lost is never activated: what
+//!      it tells learners is what this OSD has, not what the PG adopts.
 
 use std::collections::BTreeMap;
 
+use base::planted::{self, Bug};
 use base::{Epoch, OsdId, Version};
 use blockstore::{NoteKey, Request as StoreRequest};
 use format::wire::{Activation, Member, MemberState, PeerBody, PgEntry};
@@ -104,6 +108,17 @@ pub enum Asked {
     Progress,
     /// Everything so far, durably.
     Sync,
+}
+
+/// How an acting member that has not stated itself stands, by the map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Absence {
+    /// It is up, in the run that the entry names.
+    Awaited,
+    /// It is not.
+    Down,
+    /// Nor is it in the cluster any more: nobody waits for what it alone may have.
+    Gone,
 }
 
 impl Lead {
@@ -233,7 +248,7 @@ impl Pg {
         let Some(lead) = &self.lead else { return Vec::new() };
         let others = lead.acting_others().map(|index| &lead.peers[index]);
         match self.serving {
-            Serving::Draining | Serving::Asking => {
+            Serving::Draining | Serving::Asking | Serving::Filling => {
                 let silent = others.filter(|peer| peer.contact != Contact::Known);
                 silent.map(|peer| peer.member.osd).collect()
             }
@@ -308,6 +323,18 @@ impl Pg {
         let lead = self.lead();
         let count = lead.acting.count();
         let is_known = lead.peers[..count].iter().all(|peer| peer.state.is_some());
+        let is_planted = planted::on(Bug::FilledEpochActivated);
+        if is_known && self.serving == Serving::Filling && is_planted {
+            self.serving = Serving::Asking;
+        } else if is_known && self.serving == Serving::Filling && self.has_only_waited() {
+            // Nobody was told anything in this epoch: it goes on.
+            self.lead().history = Vec::new();
+            self.serving = Serving::Asking;
+        } else if is_known && self.serving == Serving::Filling {
+            // Learners were told this OSD's state as that of the epoch: the next one is activated.
+            let why = "its members are back".to_owned();
+            return self.end_epoch(Need::NewEpoch, why, actions);
+        }
         if self.serving != Serving::Asking || !is_known {
             return;
         }
@@ -340,15 +367,72 @@ impl Pg {
         self.compare_on(actions);
     }
 
+    /// Whether nobody was filled while members were lost, and nothing is being read: the members may
+    /// be brought to the same blocks.
+    fn has_only_waited(&self) -> bool {
+        let has_learners =
+            self.lead.as_ref().is_some_and(|lead| lead.peers.len() > lead.acting.count());
+        !has_learners && self.reads.is_empty() && self.writes.is_empty()
+    }
+
+    /// As primary that waits for acting members: if each of those is lost, learners are filled
+    /// meanwhile. What this OSD has is all that was acknowledged, as an acting
+    /// member; so a learner that has the same may take a lost one's place. `absence`: how one that has
+    /// not stated itself stands; `is_immediate`: the store of this OSD answers nothing before it is
+    /// durable. Called now and then.
+    pub fn fill_meanwhile(
+        &mut self,
+        absence: impl Fn(Member) -> Absence,
+        is_immediate: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.serving != Serving::Asking {
+            return;
+        }
+        let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
+        let count = lead.acting.count();
+        let member = lead.peers[lead.me].member;
+        // Since a run before it may have lost what was answered and not durable.
+        let recorded = self.record.as_ref().map(|record| &record.entry);
+        let is_same_run = recorded.is_some_and(|entry| entry.members().any(|it| *it == member));
+        let has_all = is_immediate || is_same_run;
+        let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
+            (Contact::Known, _) | (Contact::Away, Absence::Gone) => true,
+            (Contact::Away, Absence::Down) => has_all,
+            (Contact::Away, Absence::Awaited) | (Contact::Asked | Contact::Out, _) => false,
+        };
+        let state = lead.peers[lead.me].state.as_ref();
+        // Who never activated the PG, or has lost its record, cannot say what was acknowledged.
+        let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
+        let Some(state) = state.filter(|_| lead.peers[..count].iter().all(is_met)) else { return };
+        let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
+        let history_count_max = self.shape.limits.history_count_max;
+        let history = history_of(state, adopted, floor, epoch, history_count_max);
+        if lead.peers.len() > count {
+            // Learners record it from now on.
+            self.begun = epoch;
+        }
+        let lead = self.lead();
+        (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
+        self.newest = adopted;
+        self.window = Window::new(adopted.counter);
+        self.syncs = Syncs::new(adopted.counter);
+        self.serving = Serving::Filling;
+        self.welcome_learners(actions);
+    }
+
     /// The acting members hold the same blocks: makes the epoch durable on all of them.
     pub(crate) fn journal(&mut self, actions: &mut Vec<Action>) {
         let entry = self.entry.clone().expect("an epoch is entered");
         let history_count_max = self.shape.limits.history_count_max;
         let lead = self.lead();
         let floor = lead.acting_states().map(|state| state.floor).max();
-        lead.adopted = lead.highest_complete();
-        lead.floor = floor.expect("there are acting members");
-        lead.history = history_of(lead, entry.epoch, history_count_max);
+        let floor = floor.expect("there are acting members");
+        let adopted = lead.highest_complete();
+        let newest = lead.acting_states().max_by_key(|state| state.record_epoch);
+        let newest = newest.expect("there are acting members");
+        lead.history = history_of(newest, adopted, floor, entry.epoch, history_count_max);
+        (lead.adopted, lead.floor) = (adopted, floor);
         lead.unrecorded = lead.acting;
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
@@ -395,7 +479,6 @@ impl Pg {
     fn begin_serving(&mut self, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let (adopted, acting) = (lead.adopted, lead.acting);
-        let learners = acting.count()..lead.peers.len();
         self.newest = adopted;
         self.window = Window::new(adopted.counter);
         self.syncs = Syncs::new(adopted.counter);
@@ -404,7 +487,12 @@ impl Pg {
         self.serving = Serving::Active;
         self.lost.clear();
         actions.push(Action::Activated);
-        for index in learners {
+        self.welcome_learners(actions);
+    }
+
+    fn welcome_learners(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        for index in lead.acting.count()..lead.peers.len() {
             self.welcome(index, actions);
         }
     }
@@ -433,16 +521,20 @@ impl Pg {
     }
 }
 
-/// The activations that the member with the newest record knows, and this one: as many as learners
-/// above the floor can need.
-fn history_of(lead: &Lead, epoch: Epoch, count_max: usize) -> Vec<Activation> {
-    let newest = lead.acting_states().max_by_key(|state| state.record_epoch);
-    let known = newest.into_iter().flat_map(|state| &state.history);
+/// The activations that a member knows, and this one: as many as learners above the floor can need.
+fn history_of(
+    state: &MemberState,
+    adopted: Version,
+    floor: Version,
+    epoch: Epoch,
+    count_max: usize,
+) -> Vec<Activation> {
+    let known = state.history.iter();
     let mut all: BTreeMap<Epoch, Version> =
         known.map(|activation| (activation.epoch, activation.adopted)).collect();
-    all.insert(epoch, lead.adopted);
+    all.insert(epoch, adopted);
     // A learner above the floor has a record of the floor's epoch or of a later one.
-    let old = all.keys().filter(|epoch| **epoch <= lead.floor.epoch).count().saturating_sub(1);
+    let old = all.keys().filter(|epoch| **epoch <= floor.epoch).count().saturating_sub(1);
     let skipped = old.max(all.len().saturating_sub(count_max));
     let kept = all.into_iter().skip(skipped);
     kept.map(|(epoch, adopted)| Activation { epoch, adopted }).collect()

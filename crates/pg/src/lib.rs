@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!   primary  enter ──▶ Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
+//!                                     └──▶ Filling ────────────────────────────────────▶┘
 //!   other    enter ──▶ Draining ──▶ Following
 //!
 //!   Write  ──────────▶ Queued ───────────────▶ Replicate ──all members──▶ Done ──▶ reply
@@ -61,6 +62,7 @@ use format::wire::{
 use slab::Slab;
 
 pub use delete::DELETE_PORTION_MAX;
+pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
 
@@ -280,6 +282,9 @@ pub enum Serving {
     Journaling,
     /// As primary: serves.
     Active,
+    /// As primary: acting members are lost, and those left are too few to serve. Learners are filled
+    /// meanwhile; the epoch is never activated.
+    Filling,
     /// As primary: the epoch cannot go on, the next one is asked for.
     Ended {
         /// For people.
@@ -687,7 +692,13 @@ impl Pg {
         }
     }
 
-    /// The version up to which all acting members have everything, durably.
+    /// Whether learners are filled now.
+    fn is_filling(&self) -> bool {
+        matches!(self.serving, Serving::Active | Serving::Filling)
+    }
+
+    /// The version up to which all acting members have everything, durably. While learners are filled
+    /// without all of them: up to which this OSD has everything.
     pub fn mark(&self) -> Version {
         let ended = self.window.ended();
         match (&self.lead, &self.follow) {

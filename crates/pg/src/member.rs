@@ -198,12 +198,12 @@ impl Pg {
             return Err("a learner, and only a learner, is filled".into());
         }
         follow.stage = FollowStage::Active;
-        // Whatever was begun before has come to all members.
-        self.lost.clear();
-        let follow = self.follow();
         if !follow.is_learner {
             follow.next = Some(next_version(adopted, entry.epoch));
             follow.mark = adopted;
+            // Whatever was begun before has come to all members. A learner may be filled while some
+            // are lost: it cannot know.
+            self.lost.clear();
             self.take_floor(floor, actions);
         } else {
             follow.next = None;

@@ -162,7 +162,7 @@ impl Pg {
 
     /// Starts the writes of a block that need wait no longer; none in an epoch that ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
-        while self.serving == Serving::Active
+        while self.is_filling()
             && let Some(slot) = self.startable(key)
         {
             self.advance_write(slot, actions);

@@ -156,11 +156,18 @@ impl Given<'_> {
     }
 }
 
+/// Acting members. Lost ones stay where too few others are there, whoever is filled meanwhile; from here on
+/// nobody joins them, so that an entry does not grow for ever.
+const ACTING_COUNT_MAX: usize = 16;
+
 /// The entry that follows; `None`: the present one stays. Its map revision is the caller's.
 pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
     let leader = leader_by_links(entry, &mut given);
     let given = &given;
     let mut acting = remaining(with_complete(entry, given), given);
+    if acting.len() > ACTING_COUNT_MAX {
+        acting = remaining(entry.acting.clone(), given);
+    }
     leave_surplus(&mut acting, leader, given);
     let learners = learners_beside(&acting, leader, entry, given);
     let primary = primary_of(&acting, &learners, leader, given);

@@ -200,7 +200,12 @@ impl Monitor {
         let before = self.entries.renewals.get(&pg);
         match need.what {
             Need::Complete(member) => {
-                asked.complete.insert(member);
+                let is_new = asked.complete.insert(member);
+                let is_up = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|it| it.info.up);
+                if is_new && !others.iter().all(is_up) {
+                    // It may go on with them without those that are lost, once all were heard.
+                    self.ask_soon(others.into_iter().chain([member.osd]));
+                }
             }
             Need::NewEpoch => {
                 let next = || Renewal::after(before, now, RENEW_SPAN_MIN, RENEW_SPAN_MAX);

@@ -106,6 +106,35 @@ fn a_member_that_comes_back_is_filled_and_counts_again() {
 }
 
 #[test]
+fn a_primary_whose_other_members_are_down_fills_a_learner_and_serves_nothing() {
+    let mut cluster = Cluster::new(4, 3);
+    cluster.set_entry(&[0, 1, 2], &[]);
+    cluster.advance(1_000);
+    for stripe in 0..20 {
+        assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1))));
+    }
+    cluster.is_helpful = false;
+    cluster.kill(1);
+    cluster.kill(2);
+    cluster.set_entry(&[0, 1, 2], &[3]);
+    cluster.advance(100);
+    let waiting = cluster.send(0, write(0, 1, 8));
+    cluster.advance(3_000);
+    let complete = Need::Complete(cluster.entry.learners[0]);
+    assert!(cluster.needs_of_epoch().contains(&complete), "{:?}", cluster.report(0));
+    let report = cluster.report(0);
+    assert_eq!(report.active, []);
+    let why = "osd.2 is down, osd.3 is down, osd.4 is filled meanwhile";
+    assert_eq!(report.incomplete, [(PG, why.to_owned())]);
+    assert!(!cluster.replies.contains_key(&waiting), "nothing is written meanwhile");
+    cluster.set_entry(&[0, 3], &[]);
+    cluster.advance(1_000);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 9))));
+    assert_eq!(cluster.blocks(0), cluster.blocks(3));
+    assert_eq!(cluster.blocks(3).len(), 20);
+}
+
+#[test]
 fn a_primary_that_stood_still_answers_nothing_old() {
     let mut cluster = Cluster::serving(2);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));

@@ -140,11 +140,7 @@ impl Run {
                 // There is room again after a while.
                 self.world.osds[at].store.is_full &= self.random.below(4) > 0;
             }
-            _ if self.world.is_up(at) => self.world.with(at, |pg, actions| {
-                pg.fill(2, actions);
-                pg.raise_floor(actions);
-            }),
-            _ => {}
+            _ => self.world.keep_house(at),
         }
     }
 

@@ -1,12 +1,12 @@
 //! What happens in single situations that must not go wrong.
 
-use format::wire::{Filling, Op, Outcome, PeerBody, Refusal};
+use format::wire::{Filling, Member, Op, Outcome, PeerBody, Refusal};
 
 use super::history::Kind;
 use super::model::{State, values_of};
 use super::world::World;
 use super::{UNIT, UNITS, layer, place_in};
-use crate::Serving;
+use crate::{Absence, Serving};
 
 /// A world in which all copies are there.
 fn whole(osds: usize, copies: usize) -> World {
@@ -359,7 +359,7 @@ fn a_second_failure_while_a_learner_is_filled_loses_nothing() {
     }
     world.crash(at, 0);
     world.settle();
-    assert_eq!(world.server(), None, "two of three have to be up");
+    assert_eq!(world.server(), Some(3 - at - away), "the one that is left fills it further");
     world.start(at);
     world.settle();
     assert!(world.is_whole());
@@ -686,4 +686,242 @@ fn a_message_that_no_member_sends_ends_the_connection() {
     assert!(said(1 - at, primary, PeerBody::Activated).is_err());
     let query = PeerBody::Query { revision: base::MapRevision::new(1) };
     assert!(said(1 - at, primary, query).is_err(), "it takes part once");
+}
+
+/// A world in which one of three members is left, and a spare OSD learns. The one that is left, the
+/// two that are gone.
+fn one_left(world: &mut World) -> (usize, [usize; 2]) {
+    let at = world.server().expect("somebody serves");
+    let gone = [(at + 1) % 3, (at + 2) % 3];
+    for index in gone {
+        world.crash(index, 0);
+    }
+    world.plan = vec![at, gone[0], 3];
+    (at, gone)
+}
+
+/// Everything goes on until the spare OSD has got some blocks, and not all.
+fn begin_to_fill_spare(world: &mut World) {
+    let before = repairs_to(world, 3);
+    while repairs_to(world, 3) < before + 5 {
+        world.round();
+    }
+    assert_eq!(world.server(), None);
+}
+
+#[test]
+fn one_member_that_is_left_fills_a_learner_and_they_go_on_without_the_lost() {
+    let mut world = whole(4, 3);
+    let kept: Vec<u32> = (0..12).map(|stripe| write(&mut world, stripe, 0, 2)).collect();
+    let at = world.server().unwrap();
+    world.zero(at, 3, 0, UNITS);
+    world.settle();
+    let (at, gone) = one_left(&mut world);
+    begin_to_fill_spare(&mut world);
+    world.settle();
+    let acting: Vec<Member> = vec![world.member(at), world.member(3)];
+    assert_eq!((&world.entry.acting, world.server()), (&acting, Some(at)));
+    world.check_equal();
+    for (stripe, value) in (0..).zip(kept) {
+        assert_eq!(world.value(stripe, 0), if stripe == 3 { 0 } else { value });
+    }
+    let new = write(&mut world, 1, 0, 1);
+    for index in gone {
+        world.start(index);
+    }
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!(world.value(1, 0), new);
+    world.history.check();
+}
+
+#[test]
+fn what_only_lost_members_held_goes_when_they_return() {
+    let mut world = whole(4, 3);
+    let kept = write(&mut world, 1, 0, 4);
+    let at = world.server().unwrap();
+    let others = [(at + 1) % 3, (at + 2) % 3];
+    // They get a write that the one that stays never had.
+    world.crash(at, 0);
+    world.settle();
+    let next = world.server().unwrap();
+    let away = if next == others[0] { others[1] } else { others[0] };
+    world.start(at);
+    world.settle();
+    assert!(world.is_whole());
+    let next_now = world.server().unwrap();
+    world.write(next_now, 1, 0, 2);
+    world.write(next_now, 2, 0, 1);
+    let (leader, left) = (next_now, if next_now == at { away } else { at });
+    let other = 3 - leader - left;
+    world.deliver(leader, other, true);
+    world.deliver(leader, other, true);
+    world.stores_go_on();
+    world.crash(leader, 9);
+    world.crash(other, 9);
+    world.plan = vec![left, other, 3];
+    world.settle();
+    assert_eq!(world.entry.acting, [world.member(left), world.member(3)]);
+    assert_eq!([world.value(1, 0), world.value(2, 0)], [kept, 0]);
+    let new = write(&mut world, 1, 1, 1);
+    world.start(leader);
+    world.start(other);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!([world.value(1, 0), world.value(1, 1), world.value(2, 0)], [kept, new, 0]);
+    world.history.check();
+}
+
+#[test]
+fn a_lost_member_that_comes_back_while_learners_are_filled_brings_its_news() {
+    let mut world = whole(4, 3);
+    for stripe in 0..12 {
+        write(&mut world, stripe, 0, 2);
+    }
+    let at = world.server().unwrap();
+    let gone = [(at + 1) % 3, (at + 2) % 3];
+    let number = world.write(at, 2, 0, 1);
+    world.deliver(at, gone[0], true);
+    world.stores_go_on();
+    // The primary loses it again.
+    world.crash(at, 0);
+    for index in gone {
+        world.crash(index, 9);
+    }
+    world.start(at);
+    world.plan = vec![at, gone[0], 3];
+    begin_to_fill_spare(&mut world);
+    world.start(gone[0]);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    assert_eq!(world.history.outcome(number), None);
+    world.start(gone[1]);
+    world.settle();
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn another_member_goes_on_filling_when_the_one_that_was_left_goes() {
+    let mut world = whole(4, 3);
+    let kept: Vec<u32> = (0..12).map(|stripe| write(&mut world, stripe, 0, 2)).collect();
+    let (at, gone) = one_left(&mut world);
+    begin_to_fill_spare(&mut world);
+    world.crash(at, 0);
+    world.start(gone[1]);
+    world.plan = vec![gone[1], gone[0], 3];
+    world.settle();
+    assert_eq!(world.entry.acting, [world.member(gone[1]), world.member(3)]);
+    assert!(fillings(&world, 3).last().unwrap().position.is_some(), "it goes on");
+    world.check_equal();
+    for (stripe, value) in (0..).zip(kept) {
+        assert_eq!(world.value(stripe, 0), value);
+    }
+    world.start(at);
+    world.start(gone[0]);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+    world.history.check();
+}
+
+#[test]
+fn an_epoch_in_which_learners_were_filled_without_all_members_is_not_activated() {
+    let mut world = whole(4, 3);
+    for stripe in 0..12 {
+        write(&mut world, stripe, 0, 2);
+    }
+    let at = world.server().unwrap();
+    let others = [(at + 1) % 3, (at + 2) % 3];
+    world.cut = others.iter().flat_map(|other| [(at, *other), (*other, at)]).collect();
+    for other in others {
+        world.disconnect(at, other);
+    }
+    world.plan = vec![at, others[0], others[1], 3];
+    for _ in 0..10 {
+        world.round();
+    }
+    assert_eq!(world.serving(at), &Serving::Asking);
+    assert!(fillings(&world, 3).is_empty(), "they are not lost: only not reached");
+    world.with(at, |pg, actions| pg.fill_meanwhile(|_| Absence::Down, false, actions));
+    assert_eq!(world.serving(at), &Serving::Filling);
+    let epoch = world.entry.epoch;
+    let begun = world.osds[at].pg.as_ref().map(|pg| pg.epoch_floor());
+    assert_eq!(begun, Some(epoch), "nor is it entered again");
+    world.stores_go_on();
+    world.cut.clear();
+    world.connect();
+    let before = world.sent.len();
+    while *world.serving(at) == Serving::Filling {
+        world.stores_go_on();
+        for (primary, member, is_to_member) in world.mail() {
+            world.deliver(primary, member, is_to_member);
+        }
+    }
+    assert!(matches!(world.serving(at), Serving::Ended { .. }), "{:?}", world.serving(at));
+    let is_activation = |body: &PeerBody| matches!(body, PeerBody::Activate { filling: None, .. });
+    assert!(!world.sent[before..].iter().any(|(_, _, body)| is_activation(body)));
+    assert_eq!(world.entry.epoch, epoch);
+    world.copies = 4;
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+}
+
+#[test]
+fn a_member_that_may_have_lost_what_was_not_durable_fills_nobody_while_others_may_come() {
+    let mut world = whole(4, 3);
+    for stripe in 0..12 {
+        write(&mut world, stripe, 0, 2);
+    }
+    let at = world.server().unwrap();
+    world.lazy_percent = 100;
+    let gone = [(at + 1) % 3, (at + 2) % 3];
+    for index in gone {
+        world.kill(index);
+    }
+    world.crash(at, 0);
+    world.start(at);
+    world.plan = vec![at, gone[0], 3];
+    for _ in 0..10 {
+        world.round();
+    }
+    assert_eq!(world.serving(at), &Serving::Asking);
+    for (absence, is_immediate) in [(Absence::Awaited, true), (Absence::Down, false)] {
+        world.with(at, |pg, actions| pg.fill_meanwhile(|_| absence, is_immediate, actions));
+        assert_eq!(world.serving(at), &Serving::Asking);
+    }
+    world.with(at, |pg, actions| pg.fill_meanwhile(|_| Absence::Gone, false, actions));
+    assert_eq!(world.serving(at), &Serving::Filling);
+    world.settle();
+    assert_eq!(world.entry.acting, [world.member(at), world.member(3)]);
+    world.check_equal();
+}
+
+#[test]
+fn what_the_one_that_is_left_cannot_read_comes_back_with_a_lost_member() {
+    let mut world = whole(4, 3);
+    let kept: Vec<u32> = (0..6).map(|stripe| write(&mut world, stripe, 0, 2)).collect();
+    let at = world.server().unwrap();
+    let blocks = &world.osds[at].store.now.blocks;
+    let key = *blocks.keys().find(|key| key.stripe.get() == 4).unwrap();
+    world.osds[at].store.damage(key, 0);
+    let (at, gone) = one_left(&mut world);
+    world.settle();
+    assert_eq!(world.entry.acting, [world.member(at), world.member(3)], "it waits for nobody");
+    let number = world.read(at, 4, 0, 1);
+    world.settle();
+    let outcome = world.history.outcome(number);
+    assert!(matches!(outcome, Some(Err(Refusal::Damaged { .. }))), "{outcome:?}");
+    assert_eq!([world.value(4, 1), world.value(5, 0)], [kept[4] + 1, kept[5]]);
+    for index in gone {
+        world.start(index);
+    }
+    world.settle();
+    assert!(world.is_whole());
+    assert_eq!(world.value(4, 0), kept[4]);
+    world.check_equal();
 }

@@ -11,7 +11,7 @@ use format::wire::{Member, Op, Outcome, PeerBody, PgEntry};
 use super::history::{History, Kind};
 use super::model::{Block, Store, data_of, values_of};
 use super::{UNIT, place_in, shape};
-use crate::{Action, Need, Pg, Record, Serving, Ticket};
+use crate::{Absence, Action, Need, Pg, Record, Serving, Ticket};
 
 /// A small generator; the seed is printed by every failure.
 pub struct Random(u64);
@@ -61,6 +61,8 @@ pub struct World {
     leases: BTreeMap<(usize, usize), Epoch>,
     pub entry: PgEntry,
     pub copies: usize,
+    /// Fewest members that serve.
+    pub minimum: usize,
     /// Where the copies are to be.
     pub plan: Vec<usize>,
     needs: Vec<(Epoch, Need)>,
@@ -103,6 +105,7 @@ impl World {
                 learners: Vec::new(),
             },
             copies,
+            minimum: if copies <= 2 { 1 } else { 2 },
             plan,
             needs: Vec::new(),
             history: History::default(),
@@ -426,7 +429,6 @@ impl World {
             self.needs.drain(..).filter(|(epoch, _)| *epoch == now).map(|(_, need)| need).collect();
         let mut entry = self.entry.clone();
         let mut is_new = needs.contains(&Need::NewEpoch);
-        let minimum = if self.copies <= 2 { 1 } else { 2 };
         // A run that began anew stays in the set.
         for member in entry.acting.iter_mut().chain(&mut entry.learners) {
             let index = index_of(member.osd);
@@ -444,18 +446,7 @@ impl World {
                 .iter()
                 .any(|need| matches!(need, Need::Failed(found, _) if found.osd == member.osd))
         };
-        let is_good = |world: &World, member: &Member| {
-            let osd = &world.osds[index_of(member.osd)];
-            osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
-        };
-        let good: Vec<Member> =
-            entry.acting.iter().filter(|member| is_good(self, member)).copied().collect();
-        if good.len() < entry.acting.len() && good.len() >= minimum {
-            entry.acting = good;
-            is_new = true;
-        } else if entry.acting.iter().any(failed) {
-            is_new = true;
-        }
+        // One that is complete joins, and lost ones leave, in one change.
         for need in &needs {
             if let Need::Complete(member) = need
                 && let Some(at) = entry.learners.iter().position(|learner| learner == member)
@@ -464,6 +455,18 @@ impl World {
                 entry.acting.push(entry.learners.remove(at));
                 is_new = true;
             }
+        }
+        let is_good = |world: &World, member: &Member| {
+            let osd = &world.osds[index_of(member.osd)];
+            osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
+        };
+        let good: Vec<Member> =
+            entry.acting.iter().filter(|member| is_good(self, member)).copied().collect();
+        if good.len() < entry.acting.len() && good.len() >= self.minimum {
+            entry.acting = good;
+            is_new = true;
+        } else if entry.acting.iter().any(failed) {
+            is_new = true;
         }
         let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
         let stay: Vec<Member> =
@@ -609,13 +612,27 @@ impl World {
         }
         self.renew();
         for index in 0..self.osds.len() {
-            if self.is_up(index) {
-                self.with(index, |pg, actions| {
-                    pg.fill(2, actions);
-                    pg.raise_floor(actions);
-                });
-            }
+            self.keep_house(index);
         }
+    }
+
+    /// What a node does now and then.
+    pub fn keep_house(&mut self, index: usize) {
+        if !self.is_up(index) {
+            return;
+        }
+        let lost: Vec<Member> = (self.entry.acting.iter().copied())
+            .filter(|member| !self.is_up(index_of(member.osd)))
+            .collect();
+        // Nobody waits for what only lost ones have, where nothing is answered before it is durable.
+        let how = if self.lazy_percent > 0 { Absence::Down } else { Absence::Gone };
+        let absence = |member| if lost.contains(&member) { how } else { Absence::Awaited };
+        let is_immediate = self.osds[index].store.is_immediate;
+        self.with(index, |pg, actions| {
+            pg.fill_meanwhile(absence, is_immediate, actions);
+            pg.fill(2, actions);
+            pg.raise_floor(actions);
+        });
     }
 
     fn is_quiet(&self) -> bool {

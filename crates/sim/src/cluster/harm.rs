@@ -156,7 +156,15 @@ impl World {
 
     /// Failure domains with an OSD that may get PGs.
     pub(super) fn domain_count_in(&self) -> usize {
-        let is_in = |index: &usize| !self.osds[*index].is_gone && !self.osds[*index].is_out;
+        self.domain_count_without(&[])
+    }
+
+    /// Likewise, if these were out.
+    pub(super) fn domain_count_without(&self, lost: &[usize]) -> usize {
+        let is_in = |index: &usize| {
+            let osd = &self.osds[*index];
+            !osd.is_gone && !osd.is_out && !lost.contains(index)
+        };
         let domains = (0..self.osds.len()).filter(is_in).map(|index| self.domain_of(index));
         domains.collect::<BTreeSet<usize>>().len()
     }

@@ -1,7 +1,11 @@
 //! When what was told done before it was durable may be lost; `chart::lazy` judges by it.
 //!
 //! A PG *went dark* when every member that it has, or gets, lost power since: then it serves without
-//! what none of them had flushed. Members are those of the newest entry that the monitor told.
+//! what none of them had flushed. Members are those of the newest entry that the monitor told. One that
+//! was filled while members were lost, and out of the cluster, has what the one has that filled it.
+
+use base::OsdId;
+use format::wire::PgEntry;
 
 use super::chart::Owner;
 use super::world::World;
@@ -15,11 +19,16 @@ impl World {
 
     /// An OSD lost power, or an entry changed: PGs may have gone dark.
     pub(super) fn judge_dark(&mut self) {
-        let since = |entry: &format::wire::PgEntry| {
-            let dark = entry
-                .acting
-                .iter()
-                .map(|member| self.index_of(member.osd).map_or(0, |index| self.osds[index].dark));
+        let dark_of = |osd: Option<OsdId>| {
+            let index = osd.and_then(|osd| self.index_of(osd));
+            index.map_or(0, |index| self.osds[index].dark)
+        };
+        let since = |entry: &PgEntry| {
+            let dark = entry.acting.iter().map(|member| {
+                let index = self.index_of(member.osd);
+                let source = index.and_then(|index| self.watch.filled_by(entry, index));
+                dark_of(Some(member.osd)).max(dark_of(source))
+            });
             dark.min().filter(|since| *since > 0).map(|since| (entry.pg.number, since))
         };
         let dark: Vec<_> = self.watch.entries().filter_map(since).collect();

@@ -17,6 +17,7 @@ mod drill;
 mod grants;
 mod harm;
 mod lazy;
+mod loss;
 mod members;
 mod monitors;
 mod net;
@@ -66,13 +67,14 @@ pub const OPERATIONS: [&str; 17] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 61] = [
+pub const FAULTS: [&str; 62] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
     "all OSDs killed at once",
     "OSD stopped by its operator",
     "OSD gone in a drill",
+    "OSD lost for long",
     "process stood still",
     "disk lost",
     "rot in the journal's tail",

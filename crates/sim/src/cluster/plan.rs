@@ -66,6 +66,8 @@ pub struct Plan {
     /// At the end a member goes while everything else is well, and how long writes stand still is
     /// measured.
     pub drill: Option<Departure>,
+    /// At the end more members go for long than PGs can spare, and others take their place.
+    pub suffers_loss: bool,
     /// The stores are sparse files.
     pub is_sparse: bool,
     /// Of attaches: the volume's lock is wanted.
@@ -226,6 +228,7 @@ impl Plan {
             faults,
             strikes,
             drill,
+            suffers_loss: false,
             is_sparse: random.chance(Chance::percent(50)),
             locks: Chance::percent(*random.pick(&[0, 0, 10, 50, 90])),
             unsynced_size_max: *random.pick(&[1, 1, 2, 64]) * MIB,
@@ -246,6 +249,10 @@ impl Plan {
         if self.drill.is_some() && self.monitor_count > 1 && random.chance(Chance::percent(50)) {
             self.drill = Some(Departure::SilentWithLeader);
         }
+        // What rotted is found only when it is read: nobody may go for good.
+        let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
+        let may_go = self.min_size > 1 && !rots && !self.may_fill();
+        self.suffers_loss = may_go && random.chance(Chance::percent(60));
         if self.copies > 1 {
             self.faults.seclusion = some(random, 40, 400);
         }

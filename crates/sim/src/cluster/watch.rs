@@ -8,7 +8,9 @@
 //!   4. A member that took part in an epoch states, whatever its disk lost since, that it has everything
 //!      up to the marks of that epoch; unless it is damaged.
 //!   5. Tombstones go only in an epoch with all copies of the pool and without learners.
-//!   6. In an epoch nobody is told how a block was before a write that was sent to members.
+//!   6. An epoch in which learners are filled though acting members are lost is never activated, and
+//!      nothing is written in it.
+//!   7. In an epoch nobody is told how a block was before a write that was sent to members.
 //!
 //! `grants.rs` judges leases.
 
@@ -25,7 +27,7 @@ use super::grants::Grants;
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 24] = [
+pub const SEQUELS: [&str; 26] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -39,6 +41,8 @@ pub const SEQUELS: [&str; 24] = [
     "learner whose filling goes on",
     "learner interrupted",
     "learner complete",
+    "learner to be filled while members are lost",
+    "PG that waited for lost members went on with a learner",
     "message of an old epoch",
     "lease granted",
     "lease ran out",
@@ -72,6 +76,12 @@ pub struct Watch {
     /// What each version is.
     writes: BTreeMap<(PgId, Version), u32>,
     adopted: BTreeMap<(PgId, Epoch), Version>,
+    /// Epochs in which learners are filled though acting members are lost.
+    bereft: BTreeSet<(PgId, Epoch)>,
+    /// Learners that were filled in such an epoch, until the PG is active.
+    filled: BTreeMap<(PgId, usize), Epoch>,
+    /// OSDs that were out of the cluster at some time.
+    were_out: BTreeSet<OsdId>,
     /// The highest mark that each epoch's primary told of that epoch.
     marks: BTreeMap<(PgId, Epoch), Version>,
     /// Learners that are being filled: holder, learner, and the epoch in which that began.
@@ -103,6 +113,8 @@ impl Watch {
             return Ok(false);
         }
         let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return Ok(false) };
+        let out = delta.osds.iter().filter(|osd| !osd.in_cluster);
+        self.were_out.extend(out.map(|osd| osd.id));
         let mut ends_epoch = false;
         for pool in &delta.removed_pools {
             self.entries.retain(|pg, _| pg.pool != *pool);
@@ -165,6 +177,9 @@ impl Watch {
         match body {
             PeerBody::Write { version, mark, key, change, .. } => {
                 self.judge_write(*pg, *epoch, *version, key, change)?;
+                if self.bereft.contains(&(*pg, *epoch)) {
+                    return Err(format!("{version} of {pg} is written while members are lost"));
+                }
                 let newest = self.newest.entry((*pg, *key)).or_default();
                 *newest = (*newest).max(*version);
                 if mark.epoch == *epoch {
@@ -178,8 +193,23 @@ impl Watch {
                     self.floors.insert((*pg, *epoch), *floor);
                 }
                 let known = self.adopted.get(&(*pg, *epoch));
-                if known.is_none() {
+                // The other acting members are told first, if there are any.
+                let entry = self.grants.entry(*pg, *epoch);
+                let has_others = entry.is_some_and(|entry| entry.acting.len() > 1);
+                let is_bereft = self.bereft.contains(&(*pg, *epoch));
+                if known.is_none() && filling.is_some() && has_others {
+                    self.bereft.insert((*pg, *epoch));
+                    sequels.add("learner to be filled while members are lost", 1);
+                } else if is_bereft && filling.is_none() {
+                    return Err(format!(
+                        "epoch {epoch} of {pg} is activated, though learners were filled in it \
+                         while members were lost"
+                    ));
+                } else if known.is_none() {
                     sequels.add("epoch activated", 1);
+                    let went_on = u64::from(self.goes_on_with_learner(*pg, *epoch));
+                    sequels.add("PG that waited for lost members went on with a learner", went_on);
+                    self.filled.retain(|(filled, _), _| filled != pg);
                 }
                 if known.is_some_and(|known| known != adopted) {
                     return Err(format!("epoch {epoch} of {pg} adopts {adopted} and {known:?}"));
@@ -193,6 +223,9 @@ impl Watch {
             PeerBody::Progress { filling: None, .. } => {
                 if self.fillings.remove(&(*pg, to)).is_some() {
                     sequels.add("learner complete", 1);
+                }
+                if self.bereft.contains(&(*pg, *epoch)) {
+                    self.filled.insert((*pg, to), *epoch);
                 }
             }
             PeerBody::List { .. } => sequels.add("members compared", 1),
@@ -221,6 +254,30 @@ impl Watch {
             | PeerBody::Noted { .. } => {}
         }
         Ok(())
+    }
+
+    /// Who filled a member of an entry while members were lost, if the PG was not active since, and
+    /// those that are lost were out: what they alone had was given up.
+    pub fn filled_by(&self, entry: &PgEntry, index: usize) -> Option<OsdId> {
+        let epoch = self.filled.get(&(entry.pg, index))?;
+        let before = self.grants.entry(entry.pg, *epoch)?;
+        let osds = before.acting.iter().map(|member| member.osd);
+        let mut left = osds.filter(|osd| entry.acting.iter().all(|member| member.osd != *osd));
+        before.primary.filter(|_| left.all(|osd| self.were_out.contains(&osd)))
+    }
+
+    /// Whether a learner has got into the acting set while members were lost, since the PG was active.
+    fn goes_on_with_learner(&self, pg: PgId, epoch: Epoch) -> bool {
+        let last = self.bereft.range((pg, Epoch::ZERO)..(pg, epoch)).next_back();
+        let Some((_, last)) = last else { return false };
+        let was_active = self.adopted.range((pg, last.next())..(pg, epoch)).next().is_some();
+        let acting = |epoch: Epoch| {
+            let entry = self.grants.entry(pg, epoch);
+            entry.map_or_else(BTreeSet::new, |entry| {
+                entry.acting.iter().map(|member| member.osd).collect()
+            })
+        };
+        !was_active && !acting(epoch).is_subset(&acting(*last))
     }
 
     /// Whether members lack, or are being filled, in an epoch of the PG that is the newest.
@@ -583,6 +640,33 @@ mod tests {
         }
         assert!(watch.floors.contains_key(&(pg(), Epoch::new(2))));
         assert!(!watch.floors.contains_key(&(pg(), Epoch::new(3))));
+    }
+
+    #[test]
+    fn an_epoch_that_goes_on_though_learners_were_filled_without_its_members_is_found() {
+        let mut sequels = Counts::new(&SEQUELS);
+        let mut watch = Watch::default();
+        let activate = |is_learner: bool| {
+            let zero = Version::ZERO;
+            let (since, whole) = (zero, Vec::new());
+            let filling = Filling { complete: zero, position: None, since, whole, listing: false };
+            let (floor, history, filling) = (zero, Vec::new(), is_learner.then_some(filling));
+            PeerBody::Activate { adopted: zero, floor, history, filling }
+        };
+        let mut says = |watch: &mut Watch, epoch: u32, body: PeerBody| {
+            let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
+            watch.peer_says(1, &message, &mut sequels)
+        };
+        watch.monitor_says(&map(2, 3), Time::ZERO).expect("an entry");
+        assert_eq!(says(&mut watch, 2, activate(true)), Ok(()));
+        assert!(says(&mut watch, 2, activate(false)).is_err());
+        assert!(says(&mut watch, 2, write(2, (2, 9), 0).body).is_err());
+        watch.monitor_says(&map(3, 3), Time::ZERO).expect("an entry");
+        for is_learner in [false, true] {
+            assert_eq!(says(&mut watch, 3, activate(is_learner)), Ok(()));
+        }
+        assert_eq!(says(&mut watch, 3, write(3, (3, 9), 0).body), Ok(()));
+        assert_eq!(sequels.get("learner to be filled while members are lost"), 1);
     }
 
     #[test]

@@ -321,6 +321,7 @@ impl World {
         let lack = self.wait_until_whole()?;
         self.must_be_whole = self.plan.copies > 1 && lack.is_none();
         self.hold_drill()?;
+        self.suffer_loss()?;
         self.read_everything()?;
         for volume in &self.volumes {
             volume.check()?;
@@ -395,14 +396,19 @@ impl World {
         })
     }
 
-    /// The first client reads every byte of every volume.
-    fn read_everything(&mut self) -> Result<(), String> {
+    /// The first client attaches every volume, to read.
+    pub(super) fn attach_all_to_read(&mut self) -> Result<(), String> {
         for volume in 0..self.volumes.len() {
             if self.volumes[volume].life == Life::Live {
                 self.attach_volume(0, volume, true, false)?;
             }
         }
-        self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
+        self.wait("an attach is never done", |world| world.clients[0].is_settled())
+    }
+
+    /// The first client reads every byte of every volume.
+    pub(super) fn read_everything(&mut self) -> Result<(), String> {
+        self.attach_all_to_read()?;
         self.read_all(0)?;
         self.wait("a read is never answered", |world| world.clients[0].open.is_empty())?;
         self.detach_all()

@@ -286,6 +286,25 @@ fn a_complete_learner_joins_and_lost_members_leave_in_one_change() {
 }
 
 #[test]
+fn an_entry_of_lost_members_does_not_grow_for_ever() {
+    // Each that was filled was lost before there were enough.
+    for (count, joins) in [(15, true), (16, false)] {
+        let members: Vec<Member> = (1..=count).map(|number| member(number, 1)).collect();
+        let mut scene = Scene::new(20, &[1, 20, 19], 3).complete(member(20, 1));
+        for number in 2..=count {
+            scene = scene.down(number);
+        }
+        let next = scene.next(&entry(1, &members, &[member(20, 1)]));
+        let acting = next.map(|next| next.acting);
+        assert_eq!(acting.map(|acting| acting.len()), joins.then_some(16));
+        // With enough the lost ones leave, however many they are.
+        let enough = Scene { min_size: 2, ..scene };
+        let next = enough.next(&entry(1, &members, &[member(20, 1)])).expect("it goes on");
+        assert_eq!(next.acting, [member(1, 1), member(20, 1)]);
+    }
+}
+
+#[test]
 fn copies_move_one_by_one_and_their_number_never_falls() {
     let mut now = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     let mut scene = Scene::new(6, &[4, 5, 6], 2);

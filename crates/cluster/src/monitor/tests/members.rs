@@ -134,6 +134,26 @@ fn a_second_failure_keeps_the_last_copy_in_its_place() {
 }
 
 #[test]
+fn a_learner_that_knew_none_of_the_lost_is_heard_before_they_leave_for_it() {
+    let mut rig = Rig::with_copies(4, 3, 2, 1);
+    let before = rig.entry(0);
+    let (left, lost) = (osds(&before.acting[..1]), osds(&before.acting[1..]));
+    let spare = (1..=4).find(|number| !osds(&before.acting).contains(number)).unwrap();
+    lost.iter().for_each(|number| rig.crash_osd(*number));
+    rig.advance(Duration::from_secs(5));
+    let osd = osd_id(*lost.first().unwrap());
+    rig.command(Command::OsdOut { osd }).unwrap();
+    let waiting = rig.entry(0);
+    assert_eq!(
+        (osds(&waiting.acting), osds(&waiting.learners)),
+        (osds(&before.acting), [spare].into())
+    );
+    rig.need(&waiting, Need::Complete(waiting.learners[0]));
+    let goes_on = rig.entry(0);
+    assert_eq!(osds(&goes_on.acting), left.into_iter().chain([spare]).collect());
+}
+
+#[test]
 fn nobody_leaves_before_the_others_were_heard() {
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     rig.osds.get_mut(&osd_id(1)).unwrap().is_silent = true;

@@ -1,0 +1,72 @@
+//! The loss: so many OSDs go for long that PGs are left with fewer members than they need, and spare
+//! ones take their place. Every PG is served
+//! again by the others, and holds all that was acknowledged, before the lost ones come back.
+
+use base::Duration;
+
+use super::Process;
+use super::operator::Job;
+use super::world::{Item, World};
+
+/// For how long the cluster must have been whole before.
+const WHOLE_FOR: Duration = Duration::from_secs(2);
+
+/// How often OSDs are drawn until enough failure domains are left.
+const DRAW_COUNT: usize = 8;
+
+impl World {
+    /// Holds the loss, if there is to be one. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn suffer_loss(&mut self) -> Result<(), String> {
+        if !self.plan.suffers_loss || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        let Some(lost) = self.draw_lost() else { return Ok(()) };
+        for index in &lost {
+            self.fault("OSD lost for long");
+            self.osds[*index].stays_down = true;
+            self.kill(Process::Osd(*index))?;
+        }
+        self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, true)));
+        self.wait("lost members keep a PG from being served", |world| {
+            world.operator.jobs.is_empty()
+                && world.what_is_not_served().is_none()
+                && lost.iter().all(|index| !world.is_acting(*index))
+        })
+        .map_err(|what| format!("{what}: {:?}", self.what_is_not_served()))?;
+        self.read_everything()?;
+        for index in &lost {
+            self.osds[*index].stays_down = false;
+            self.schedule(Duration::ZERO, Item::Start(Process::Osd(*index)));
+        }
+        self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, false)));
+        self.wait("OSDs do not come in again", |world| world.operator.jobs.is_empty())?;
+        self.wait_until_whole().map(drop)
+    }
+
+    /// OSDs that may go: one more than a PG can spare, not all members of one, and such that the
+    /// copies find a place without them.
+    fn draw_lost(&mut self) -> Option<Vec<usize>> {
+        let count = (self.plan.copies - self.plan.min_size + 1) as usize;
+        if count >= self.plan.copies as usize {
+            return None;
+        }
+        (0..DRAW_COUNT).find_map(|_| {
+            let mut lost: Vec<usize> =
+                (0..self.osds.len()).filter(|index| !self.osds[*index].is_gone).collect();
+            self.chaos.shuffle(&mut lost);
+            lost.truncate(count);
+            let left = self.domain_count_without(&lost);
+            (left >= self.plan.copies as usize).then_some(lost)
+        })
+    }
+
+    fn is_acting(&self, index: usize) -> bool {
+        let id = self.osds[index].id;
+        let is_it = |member: &format::wire::Member| Some(member.osd) == id;
+        self.watch.entries().any(|entry| entry.acting.iter().any(is_it))
+    }
+
+    fn what_is_not_served(&self) -> Option<String> {
+        self.watch.what_is_not_served(|osd| self.index_of(osd))
+    }
+}
