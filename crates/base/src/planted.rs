@@ -38,6 +38,10 @@ pub enum Bug {
     OlderSessionServedOn,
     /// Node: a primary serves without its members' leases.
     ReadWithoutLease,
+    /// Node: a primary without enough members lets blocks be read without the monitor's lease.
+    ReadBelowMinimumWithoutLease,
+    /// PG: a primary without enough members lets blocks be read that others may lack.
+    ReadBelowMinimumAboveMark,
     /// Node: a new primary begins before its own lease to an earlier one has run out.
     LeaseNotWaitedOut,
     /// Node: a primary whose map is behind keeps its leases.
@@ -94,7 +98,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 39] = [
+    pub const ALL: [(&'static str, Bug); 40] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -111,6 +115,7 @@ impl Bug {
         ("revision-not-compared", Bug::RevisionNotCompared),
         ("older-session-served-on", Bug::OlderSessionServedOn),
         ("read-without-lease", Bug::ReadWithoutLease),
+        ("read-below-minimum-without-lease", Bug::ReadBelowMinimumWithoutLease),
         ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
         ("stale-revision-accepted", Bug::StaleRevisionAccepted),
         ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),

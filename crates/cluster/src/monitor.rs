@@ -35,6 +35,7 @@ mod pool;
 mod presence;
 mod publish;
 mod query;
+mod reads;
 mod recover;
 mod removal;
 mod restarts;
@@ -57,7 +58,7 @@ use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::{CONTROL_SIZE_MAX, Message};
 
 use crate::map::may_announce;
-use crate::message::{Command, Failure, FromMonitor, ToMonitor};
+use crate::message::{Command, Failure, FromMonitor, READ_LEASE_PG_COUNT_MAX, ToMonitor};
 use crate::records::TaskId;
 use crate::settings::Setting;
 use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest};
@@ -72,6 +73,7 @@ use osd::OsdLive;
 use planning::Planning;
 use presence::Presences;
 use publish::Subscription;
+use reads::ReadLeases;
 use recover::Recovery;
 use session::SessionLive;
 use settling::Settling;
@@ -148,6 +150,8 @@ pub struct Monitor {
     event_last: u64,
     /// What it leads under, where other monitors use the same store.
     lease: Option<LeaseId>,
+    /// Under a lease: until then nobody else leads, whatever the store's clock shows.
+    leads_until: Option<Time>,
     /// Whether an empty store is that of a new cluster.
     may_create: bool,
     stage: Stage,
@@ -166,6 +170,7 @@ pub struct Monitor {
     osds: BTreeMap<OsdId, OsdLive>,
     presences: Presences,
     entries: Entries,
+    reads: ReadLeases,
     planning: Planning,
     sessions: BTreeMap<SessionId, SessionLive>,
     /// When locks were granted, by their holders; only those that this monitor granted.
@@ -250,6 +255,7 @@ impl Monitor {
             now: Time::ZERO,
             event_last: 0,
             lease: None,
+            leads_until: None,
             may_create: true,
             stage: Stage::New,
             has_led: false,
@@ -265,6 +271,7 @@ impl Monitor {
             osds: BTreeMap::new(),
             presences: Presences::default(),
             entries: Entries::default(),
+            reads: ReadLeases::default(),
             planning: Planning::default(),
             sessions: BTreeMap::new(),
             locked_since: BTreeMap::new(),
@@ -493,6 +500,9 @@ impl Monitor {
             ToMonitor::OsdUnreachable { osd, incarnation, how } => {
                 self.on_unreachable(now, connection, osd, incarnation, how, effects);
             }
+            ToMonitor::ReadLease { stamp, pgs } => {
+                self.on_read_lease(now, connection, stamp, &pgs, effects);
+            }
             ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce, effects),
             ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
             ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
@@ -535,6 +545,7 @@ impl Monitor {
             | ToMonitor::OsdTells { .. }
             | ToMonitor::PgNeeds { .. }
             | ToMonitor::OsdUnreachable { .. }
+            | ToMonitor::ReadLease { .. }
             | ToMonitor::Alive { .. }
             | ToMonitor::OsdLeaves
             | ToMonitor::OsdSaw { .. }
@@ -639,12 +650,13 @@ fn to_text(message: &FromMonitor) -> String {
     serde_json::to_string(message).expect("messages have text keys and plain numbers")
 }
 
-/// Whether somebody says to listen where nobody may, or to have seen what there never was.
+/// Whether somebody says to listen where nobody may, to have seen what there never was, or too much.
 fn says_too_much(message: &ToMonitor) -> bool {
     match message {
         ToMonitor::OsdBoot { addresses, peer_addresses, seen, .. } => {
             !may_announce(addresses) || !may_announce(peer_addresses) || !seen.is_sound()
         }
+        ToMonitor::ReadLease { pgs, .. } => pgs.len() > READ_LEASE_PG_COUNT_MAX,
         ToMonitor::OsdTells { part, .. } => !part.is_sound(),
         ToMonitor::MonitorHere { addresses, .. } => !may_announce(addresses),
         _ => false,

@@ -51,6 +51,7 @@ impl Node {
             }
             self.review_pool(now, pool, effects);
         }
+        self.renew_reads(now, effects);
         self.judge_queued(now, effects);
         self.update_mesh(now, effects);
         if before.iter().any(|entry| self.leads(entry)) {
@@ -323,6 +324,7 @@ impl Node {
             self.pgs[slot].drop_stuck_learners(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
+        self.renew_reads(now, effects);
         self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
         self.keep_old_note(now);
@@ -338,7 +340,7 @@ impl Node {
     }
 
     /// While members of a PG are lost, and too many for the monitor to make an entry without them:
-    /// learners are filled.
+    /// learners are filled, and what is certain is read.
     fn fill_meanwhile(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
         let osds = &self.map.osds;
         let absence = |member: Member| match osds.get(&member.osd) {

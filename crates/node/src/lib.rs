@@ -39,6 +39,7 @@ mod newcomers;
 mod node;
 mod notes;
 mod peers;
+mod reads;
 mod requests;
 mod room;
 mod sessions;

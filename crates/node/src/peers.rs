@@ -88,6 +88,7 @@ fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Activate { .. }
         | PeerBody::Write { .. }
         | PeerBody::Sync { .. }
+        | PeerBody::Mark { .. }
         | PeerBody::Progress { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::State(_)

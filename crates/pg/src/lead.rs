@@ -56,6 +56,11 @@ pub struct Lead {
     pub unreported: MemberSet,
     /// Whose leases this primary needs.
     pub lease_givers: Vec<OsdId>,
+    /// The mark that the other acting members were told.
+    pub mark_told: Version,
+    /// While learners are filled without all acting members: this OSD lost nothing that was acknowledged,
+    /// whatever the others have.
+    pub has_all: bool,
 }
 
 /// A member as its primary sees it.
@@ -144,6 +149,8 @@ impl Lead {
             fills_max: 0,
             unreported: MemberSet::default(),
             lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
+            mark_told: Version::ZERO,
+            has_all: false,
             peers,
         }
     }
@@ -328,7 +335,8 @@ impl Pg {
             self.serving = Serving::Asking;
         } else if is_known && self.serving == Serving::Filling && self.has_only_waited() {
             // Nobody was told anything in this epoch: it goes on.
-            self.lead().history = Vec::new();
+            let lead = self.lead();
+            (lead.history, lead.has_all) = (Vec::new(), false);
             self.serving = Serving::Asking;
         } else if is_known && self.serving == Serving::Filling {
             // Learners were told this OSD's state as that of the epoch: the next one is activated.
@@ -376,7 +384,7 @@ impl Pg {
     }
 
     /// As primary that waits for acting members: if each of those is lost, learners are filled
-    /// meanwhile. What this OSD has is all that was acknowledged, as an acting
+    /// meanwhile, and reads may go on. What this OSD has is all that was acknowledged, as an acting
     /// member; so a learner that has the same may take a lost one's place. `absence`: how one that has
     /// not stated itself stands; `is_immediate`: the store of this OSD answers nothing before it is
     /// durable. Called now and then.
@@ -414,11 +422,25 @@ impl Pg {
         }
         let lead = self.lead();
         (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
+        lead.has_all = has_all;
         self.newest = adopted;
         self.window = Window::new(adopted.counter);
         self.syncs = Syncs::new(adopted.counter);
         self.serving = Serving::Filling;
         self.welcome_learners(actions);
+    }
+
+    /// Tells the other acting members the mark, if no write has: who is left of them knows then what all
+    /// have. Called now and then.
+    pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
+        let mark = self.mark();
+        if self.serving != Serving::Active || self.lead().mark_told >= mark {
+            return;
+        }
+        self.lead().mark_told = mark;
+        for index in self.lead().acting_others() {
+            self.send(index, PeerBody::Mark { mark }, actions);
+        }
     }
 
     /// The acting members hold the same blocks: makes the epoch durable on all of them.
@@ -485,6 +507,7 @@ impl Pg {
         self.sent = acting;
         self.required = acting;
         self.serving = Serving::Active;
+        self.lead().mark_told = adopted;
         self.lost.clear();
         actions.push(Action::Activated);
         self.welcome_learners(actions);

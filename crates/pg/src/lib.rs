@@ -283,7 +283,7 @@ pub enum Serving {
     /// As primary: serves.
     Active,
     /// As primary: acting members are lost, and those left are too few to serve. Learners are filled
-    /// meanwhile; the epoch is never activated.
+    /// meanwhile, and what is certain may be read; the epoch is never activated.
     Filling,
     /// As primary: the epoch cannot go on, the next one is asked for.
     Ended {
@@ -362,6 +362,8 @@ pub struct Pg {
     copies: u32,
     /// The highest epoch that other members may have recorded for this OSD.
     begun: Epoch,
+    /// Up to it every acting member had everything, durably, as this OSD has seen in any epoch.
+    certain: Version,
     stand: Stand,
     /// The newest record that is durable here.
     record: Option<Record>,
@@ -413,6 +415,10 @@ impl Pg {
         assert!(shape.pg.number < shape.pg_count);
         let stand = Stand::new(facts);
         let reach = record.as_ref().map_or(stand.held, |record| record.adopted.max(stand.held));
+        // An acting member's record is of an activation. A learner's may be of a filling without some of
+        // the acting members: those need not have what it has.
+        let is_of_acting = |record: &&Record| record.entry.acting.iter().any(|it| it.osd == me);
+        let certain = record.as_ref().filter(is_of_acting).map(|record| record.adopted);
         Pg {
             shape,
             me,
@@ -421,6 +427,7 @@ impl Pg {
             entry: None,
             copies: 1,
             begun: Epoch::ZERO,
+            certain: certain.unwrap_or_default(),
             stand,
             record,
             noting: None,
@@ -574,6 +581,12 @@ impl Pg {
     /// Answers all that is open, and forgets the epoch. What is at the store ends, and is not
     /// answered to anyone.
     fn abandon(&mut self, actions: &mut Vec<Action>) {
+        // Where learners are filled without all acting members the mark says nothing of those: then
+        // nothing is sent to this OSD itself.
+        let was_active = self.lead.as_ref().is_some_and(|lead| self.sent.has(lead.me));
+        if was_active || self.follow.as_ref().is_some_and(Follow::is_acting) {
+            self.certain = self.certain.max(self.mark());
+        }
         let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
         open.extend(self.deletions.iter().map(|(_, deletion)| deletion.ticket));
         open.extend(self.syncs.tickets());
@@ -725,10 +738,11 @@ impl Pg {
     }
 
     /// Begins an operation; ends with exactly one [`Action::Reply`].
-    /// Requires: the PG is active, and the operation was sent for its epoch; this OSD and all of
-    /// [`Pg::lease_givers`] have room for a whole block, if it writes data.
+    /// Requires: the PG is active, or [`Pg::may_read`] allows it; the operation was sent for its epoch;
+    /// this OSD and all of [`Pg::lease_givers`] have room for a whole block, if it writes data.
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
-        assert!(matches!(self.serving, Serving::Active));
+        let is_read = matches!(op, Op::Read { .. } | Op::Extents { .. });
+        assert!(self.serving == Serving::Active || (is_read && self.reads_up_to().is_some()));
         if let Err(refusal) = self.check(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });
             return;
@@ -810,9 +824,10 @@ impl Pg {
     }
 
     /// Lets tombstones up to the mark go, while all copies of the pool are up to it; syncs lazy
-    /// writes that nobody asked to be synced. Called now and then.
+    /// writes that nobody asked to be synced; tells the mark. Called now and then.
     pub fn raise_floor(&mut self, actions: &mut Vec<Action>) {
         self.sync_old(actions);
+        self.tell_mark(actions);
         let Some(entry) = &self.entry else { return };
         let is_full = entry.acting.len() >= self.copies as usize && entry.learners.is_empty();
         let takes_part = self.follow.as_ref().map_or(self.serving == Serving::Active, |follow| {

@@ -135,6 +135,12 @@ impl Pg {
                 }
                 self.take_write((version, mark), key, change, lazy, actions)
             }
+            (PeerBody::Mark { mark }, FollowStage::Active) => {
+                self.check_version(mark)?;
+                let follow = self.follow();
+                follow.mark = follow.mark.max(mark);
+                Ok(())
+            }
             (PeerBody::Sync { call }, FollowStage::Active) => {
                 self.flush(FlushFor::Peer { call }, actions);
                 Ok(())

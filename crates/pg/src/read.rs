@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use base::planted::{self, Bug};
 use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
-use format::wire::{Outcome, Refusal};
+use format::wire::{Op, Outcome, Refusal};
 
 use super::chain::Chain;
 use super::write::Follower;
-use super::{Action, Call, Pg, Ticket, refusal_of, units_of};
+use super::{Action, Call, Pg, Serving, Ticket, refusal_of, units_of};
 
 /// One read.
 pub struct Read {
@@ -56,6 +57,25 @@ pub struct BlockSeen {
 }
 
 impl Pg {
+    /// As primary whose acting members are lost: blocks up to this version are as they will be, whoever
+    /// of them comes back, and may be read; `None`: nothing may.
+    pub fn reads_up_to(&self) -> Option<Version> {
+        let lead = self.lead.as_ref().filter(|_| self.serving == Serving::Filling)?;
+        lead.has_all.then_some(self.certain)
+    }
+
+    /// Whether an operation is a read that [`Pg::reads_up_to`] allows. `version_of`: of this OSD's block.
+    pub fn may_read(&self, op: &Op, version_of: impl Fn(&BlockKey) -> Version) -> bool {
+        let Some(newest) = self.reads_up_to() else { return false };
+        let (Op::Read { place, parents, .. } | Op::Extents { place, parents }) = op else {
+            return false;
+        };
+        let key = self.key(*place);
+        let parents = parents.iter().map(|image| BlockKey { image: *image, ..key });
+        let mut layers = std::iter::once(key).chain(parents);
+        layers.all(|key| version_of(&key) <= newest) || planted::on(Bug::ReadBelowMinimumAboveMark)
+    }
+
     pub(crate) fn read(
         &mut self,
         ticket: Ticket,

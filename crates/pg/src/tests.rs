@@ -4,6 +4,7 @@ mod history;
 mod lazy;
 mod model;
 mod random;
+mod reads;
 mod scenarios;
 mod world;
 mod wrong;

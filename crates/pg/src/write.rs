@@ -247,7 +247,8 @@ impl Pg {
             WriteKind::Hold => unreachable!("a hold changes nothing"),
             WriteKind::HandedOver => unreachable!("a write is handed over once"),
         };
-        let lead = self.lead.as_ref().expect("a primary serves");
+        let lead = self.lead.as_mut().expect("a primary serves");
+        lead.mark_told = mark;
         let (acting_count, peer_count) = (lead.acting.count(), lead.peers.len());
         for (index, peer) in lead.peers.iter().enumerate() {
             if index != lead.me && self.sent.has(index) {

@@ -7,7 +7,7 @@
 //! | an acting member in a new run | the new run, same set |
 //! | more acting members than copies | one that is not in the plan goes |
 //! | an OSD of the plan that is up and not acting | learner |
-//! | all as planned | the plan's first OSD leads, if it reaches them |
+//! | all as planned | the plan's first OSD leads, if it reaches them, as soon as it may |
 //! | an OSD that rests after many starts | it is no learner, and goes in its next run, if minimum size others remain |
 //! | members that the primary cannot reach | they go, as lost ones do; where too few would be left, one leads that reaches enough, and the others go |
 //!
@@ -59,6 +59,8 @@ pub(super) struct Given<'a> {
     pub(super) links: &'a Links,
     /// The primary needs another epoch.
     pub(super) renew: bool,
+    /// Nobody else may lead yet: the primary stays, as long as it is well.
+    pub(super) keeps_primary: bool,
 }
 
 /// Links between OSDs that are all there.
@@ -346,7 +348,7 @@ fn primary_of(
     let reaches_all =
         |from: &OsdId| acting.iter().all(|member| !given.links.is_broken(*from, member.osd));
     let first = given.targets.first().copied();
-    if at_rest && first.is_some_and(|first| reaches_all(&first)) {
+    if at_rest && !given.keeps_primary && first.is_some_and(|first| reaches_all(&first)) {
         return first;
     }
     let present = leader.filter(|osd| state(*osd).is_some());

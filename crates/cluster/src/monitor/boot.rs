@@ -128,7 +128,7 @@ impl Monitor {
             };
         }
         if let Some(incarnation) = boot.given {
-            return match self.entries_batch(true) {
+            return match self.entries_batch(true, &mut Vec::new()) {
                 Some(batch) => Plan::Write { batch, done: None },
                 None => Plan::Done(Done::Booted(incarnation)),
             };

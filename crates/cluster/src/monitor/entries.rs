@@ -17,6 +17,7 @@ use format::wire::{Member, PgEntry};
 use super::acting::{Given, Links, Standing, next_entry};
 use super::contents::{Batch, Write};
 use super::job::{Done, Job, Plan};
+use super::reads::HeldEntry;
 use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
@@ -93,7 +94,7 @@ impl Entries {
         self.dirty.insert((pool, shard));
     }
 
-    fn mark_pg(&mut self, pg: PgId) {
+    pub(super) fn mark_pg(&mut self, pg: PgId) {
         self.mark(pg.pool, pg.number / PG_SHARD_SIZE);
     }
 
@@ -106,7 +107,7 @@ impl Entries {
         self.check
     }
 
-    fn is_dirty(&self, shard: ShardId) -> bool {
+    pub(super) fn is_dirty(&self, shard: ShardId) -> bool {
         self.all_dirty || self.dirty.contains(&shard)
     }
 
@@ -224,7 +225,7 @@ impl Monitor {
     }
 
     /// Whether the entry names the present run of its primary.
-    fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
+    pub(super) fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
         let run = self.contents.osd(osd).map(|record| record.info.incarnation);
         let member = entry.acting.iter().find(|member| member.osd == osd);
         member.map(|member| member.incarnation) == run
@@ -338,14 +339,16 @@ impl Monitor {
     }
 
     pub(super) fn plan_entries(&self) -> Plan {
-        match self.entries_batch(false) {
+        let mut held = Vec::new();
+        match self.entries_batch(false, &mut held) {
             Some(batch) => Plan::Write { batch, done: None },
-            None => Plan::Done(Done::EntriesSettled),
+            None => Plan::Done(Done::EntriesSettled(held)),
         }
     }
 
-    /// No entry needs to be another one now.
-    pub(super) fn entries_settled(&mut self) {
+    /// No entry needs to be another one now, but those that wait.
+    pub(super) fn entries_settled(&mut self, held: &[HeldEntry]) {
+        self.hold_entries(held);
         let now = self.now;
         let entries = &mut self.entries;
         entries.is_job_queued = false;
@@ -364,8 +367,9 @@ impl Monitor {
     }
 
     /// New entries for PGs that need them, as many as fit: of all PGs, or of those that may need
-    /// one. `None`: each is as it should be, or the store went back in time.
-    pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
+    /// one. `None`: each is as it should be, or waits and is named in `held`; or the store went back in
+    /// time.
+    pub(super) fn entries_batch(&self, of_all: bool, held: &mut Vec<HeldEntry>) -> Option<Batch> {
         if self.is_older() {
             return None;
         }
@@ -379,9 +383,8 @@ impl Monitor {
                 if !of_all && !self.entries.is_dirty((shard.pool, shard.shard)) {
                     continue;
                 }
-                let Some(pgs) = self.next_entries(pool, shard, &standings, &links) else {
-                    continue;
-                };
+                let next = self.next_entries(pool, shard, (&standings, &links), held);
+                let Some(pgs) = next else { continue };
                 let mut writes =
                     vec![Write::Put(Record::PgShard(PgShardRecord { pgs, ..shard.clone() }))];
                 if !is_pool_written {
@@ -403,12 +406,18 @@ impl Monitor {
         &self,
         pool: &PoolRecord,
         shard: &PgShardRecord,
-        standings: &BTreeMap<OsdId, Standing>,
-        links: &Links,
+        (standings, links): (&BTreeMap<OsdId, Standing>, &Links),
+        held: &mut Vec<HeldEntry>,
     ) -> Option<Vec<PgEntry>> {
         let next = |(index, entry): (usize, &PgEntry)| {
             let targets = shard.targets_of(index);
-            next_entry(entry, self.given(pool, entry, &targets, standings, links))
+            let given = || self.given(pool, entry, &targets, standings, links);
+            let next = next_entry(entry, given())?;
+            let Some(waits) = self.waits_for_reads(entry, &next) else { return Some(next) };
+            held.push(waits);
+            // What else is to change need not wait.
+            let meanwhile = next_entry(entry, Given { keeps_primary: true, ..given() });
+            meanwhile.filter(|meanwhile| meanwhile.primary == entry.primary)
         };
         let next: Vec<Option<PgEntry>> = shard.pgs.iter().enumerate().map(next).collect();
         next.iter().any(Option::is_some).then(|| {
@@ -442,6 +451,7 @@ impl Monitor {
             barred: self.failed_in(self.now, entry.pg).map(|(osd, b)| (osd, b.since)).collect(),
             links,
             renew: is_time && !self.is_in_doubt(entry),
+            keeps_primary: false,
         }
     }
 

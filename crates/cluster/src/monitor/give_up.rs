@@ -142,15 +142,22 @@ impl Monitor {
             let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
             return Err(failure("not_accepted", message, hint));
         }
-        let entry = PgEntry {
+        // One that may let the PG be read goes on leading it.
+        let present = left.iter().find(|member| entry.primary == Some(member.osd));
+        let next = PgEntry {
             epoch: entry.epoch.next(),
-            primary: left.first().map(|member| member.osd),
+            primary: present.or(left.first()).map(|member| member.osd),
             learners: Vec::new(),
             acting: left,
             ..entry.clone()
         };
-        let answer = json!({ "pg": pg.to_string(), "osd": entry.primary, "given_up": off });
-        let batch = self.batch_of_entry(entry);
+        if self.waits_for_reads(entry, &next).is_some() {
+            let message =
+                format!("PG {pg} may be read for less than a second yet where it was led");
+            return Err(failure("busy", message, "try again"));
+        }
+        let answer = json!({ "pg": pg.to_string(), "osd": next.primary, "given_up": off });
+        let batch = self.batch_of_entry(next);
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 

@@ -196,7 +196,8 @@ impl Monitor {
             // It goes on without them as soon as the others were heard.
             PgState::Peering
         } else {
-            PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up"))
+            let read = if self.is_read(entry) { "; it is read meanwhile, not written" } else { "" };
+            PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up{read}"))
         })
     }
 

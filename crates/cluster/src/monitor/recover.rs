@@ -143,7 +143,7 @@ impl Monitor {
             Job::OpenSession { .. } => Some(Done::SessionRefused(self.state_older())),
             Job::Command { .. } => Some(Done::Answer(Err(self.state_older()))),
             Job::Replan { .. } => Some(Done::Replanned(None)),
-            Job::Entries => Some(Done::EntriesSettled),
+            Job::Entries => Some(Done::EntriesSettled(Vec::new())),
             Job::SyncOsd { .. }
             | Job::CloseSession { .. }
             | Job::EndSession { .. }

@@ -7,6 +7,7 @@ mod life;
 mod lock;
 mod members;
 mod operator;
+mod reads;
 mod recovery;
 mod rig;
 mod stations;

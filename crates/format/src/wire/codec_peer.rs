@@ -34,6 +34,7 @@ const BODY_FAILED: u8 = 15;
 const BODY_STALE: u8 = 16;
 const BODY_SYNC: u8 = 17;
 const BODY_SYNCED: u8 = 18;
+const BODY_MARK: u8 = 19;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -130,6 +131,10 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
         }
         PeerBody::Sync { call } => put_call(bytes, BODY_SYNC, *call),
         PeerBody::Synced { call } => put_call(bytes, BODY_SYNCED, *call),
+        PeerBody::Mark { mark } => {
+            bytes.push(BODY_MARK);
+            put_version(bytes, *mark);
+        }
         PeerBody::Progress { call, filling, complete, floor } => {
             put_call(bytes, BODY_PROGRESS, *call);
             put_version(bytes, *complete);
@@ -198,6 +203,7 @@ fn decode_body(
         BODY_WRITTEN => PeerBody::Written { version: reader.version()?, durable: reader.bool()? },
         BODY_SYNC => PeerBody::Sync { call: reader.u32()? },
         BODY_SYNCED => PeerBody::Synced { call: reader.u32()? },
+        BODY_MARK => PeerBody::Mark { mark: reader.version()? },
         BODY_PROGRESS => {
             let call = reader.u32()?;
             let (complete, floor) = (reader.version()?, reader.version()?);

@@ -120,6 +120,11 @@ pub enum PeerBody {
         /// What to do.
         change: Change,
     },
+    /// Primary, to an acting member: the mark has risen, and no write follows that would tell it.
+    Mark {
+        /// As in [`PeerBody::Write`].
+        mark: Version,
+    },
     /// Member: it has the write with this version.
     Written {
         /// As asked.

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{
-    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId, Time,
-    Version,
+    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId, PgId,
+    Time, Version,
 };
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
 use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta};
@@ -66,6 +66,8 @@ pub struct Cluster {
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
     /// Messages of leases that were sent.
     pub lease_count: usize,
+    /// For how long the monitor lets PGs be read, if it does.
+    pub reads_ms: Option<u32>,
 }
 
 pub fn osd(index: usize) -> OsdId {
@@ -129,6 +131,7 @@ impl Cluster {
             peer_message_count: 0,
             replies: BTreeMap::new(),
             lease_count: 0,
+            reads_ms: None,
         };
         for host in 0..count {
             cluster.start(host);
@@ -408,6 +411,12 @@ impl Cluster {
                 let incarnation = Incarnation::new(known.runs);
                 self.monitor_says(host, &FromMonitor::OsdBooted { incarnation });
             }
+            ToMonitor::ReadLease { stamp, pgs } => {
+                let pgs = pgs.into_iter().map(|(pg, _)| pg).collect();
+                if let Some(valid_ms) = self.reads_ms {
+                    self.monitor_says(host, &FromMonitor::ReadLease { stamp, valid_ms, pgs });
+                }
+            }
             ToMonitor::Subscribe { .. } if !self.hosts[host].is_deaf => self.send_map(host),
             ToMonitor::PgNeeds { needs } if self.is_helpful => {
                 for need in needs {
@@ -581,6 +590,16 @@ impl Cluster {
             _ => None,
         });
         of.flatten().collect()
+    }
+
+    /// What the host wanted to let be read when it asked last.
+    pub fn reads_wanted(&self, host: usize) -> Option<Vec<(PgId, Epoch)>> {
+        let told = self.hosts[host].told.iter().rev();
+        let mut asked = told.filter_map(|told| match told {
+            ToMonitor::ReadLease { pgs, .. } => Some(pgs.clone()),
+            _ => None,
+        });
+        asked.next()
     }
 
     /// What the present epoch's primary said that it needs, and is not done by itself.

@@ -105,6 +105,103 @@ fn a_member_that_comes_back_is_filled_and_counts_again() {
     assert!(cluster.read_bytes(1, op(3)).is_empty(), "what was zeroed stays so");
 }
 
+/// Host 0 has written five blocks with two others, and one of which nobody else heard; then these die.
+fn left_alone() -> Cluster {
+    let mut cluster = Cluster::new(3, 3);
+    cluster.set_entry(&[0, 1, 2], &[]);
+    cluster.advance(1_000);
+    for stripe in 0..5 {
+        assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1 + stripe as u8))));
+    }
+    cluster.is_helpful = false;
+    cluster.part(0, 1);
+    cluster.part(0, 2);
+    let alone = cluster.send(0, write_in(place(1, 9), 0, 1, 9));
+    assert!(!cluster.replies.contains_key(&alone));
+    cluster.kill(1);
+    cluster.kill(2);
+    cluster.mend();
+    cluster.set_entry(&[0, 1, 2], &[]);
+    cluster.advance(2_000);
+    assert_eq!(cluster.blocks(0).len(), 6);
+    cluster
+}
+
+fn read_of(stripe: u32) -> Op {
+    Op::Read { place: place(1, stripe), offset: 0, length: UNIT, parents: Vec::new() }
+}
+
+#[test]
+fn what_all_members_have_is_read_by_the_monitors_lease_while_the_others_are_down() {
+    let mut cluster = left_alone();
+    let epoch = cluster.entry.epoch;
+    assert_eq!(cluster.reads_wanted(0), Some(vec![(PG, epoch)]));
+    let waiting = cluster.send(0, read_of(3));
+    cluster.advance(300);
+    assert!(!cluster.replies.contains_key(&waiting), "the monitor did not allow it");
+    cluster.reads_ms = Some(600);
+    cluster.advance(700);
+    let answered = cluster.replies.remove(&waiting).expect("it waited for the monitor only");
+    assert_eq!(bytes_of(answered), [4]);
+    // As long as the monitor goes on.
+    for _ in 0..20 {
+        cluster.advance(100);
+        assert_eq!(cluster.read_bytes(0, read_of(0)), [1]);
+    }
+    assert!(cluster.read_bytes(0, read_of(77)).is_empty(), "nobody wrote it");
+    let others = [
+        cluster.send(0, read_of(9)),
+        cluster.send(0, write_in(place(1, 0), 0, 1, 7)),
+        cluster.send(0, Op::Sync),
+    ];
+    cluster.advance(1_000);
+    assert!(others.iter().all(|sequence| !cluster.replies.contains_key(sequence)));
+    cluster.reads_ms = None;
+    cluster.advance(610);
+    let waiting = cluster.send(0, read_of(0));
+    cluster.advance(100);
+    assert!(!cluster.replies.contains_key(&waiting), "the lease has run out");
+    cluster.advance(6_000);
+    let left = others.into_iter().chain([waiting]);
+    for sequence in left {
+        assert_eq!(cluster.replies.remove(&sequence), Some(Err(Refusal::Busy)), "it comes again");
+    }
+}
+
+#[test]
+fn the_monitors_lease_is_handed_back_with_the_epoch_and_lost_with_its_connection() {
+    let mut cluster = left_alone();
+    cluster.reads_ms = Some(600);
+    cluster.advance(700);
+    assert_eq!(cluster.read_bytes(0, read_of(0)), [1]);
+    cluster.reads_ms = None;
+    cluster.break_link(0);
+    let waiting = cluster.send(0, read_of(0));
+    cluster.advance(100);
+    assert!(!cluster.replies.contains_key(&waiting), "another monitor knows nothing of it");
+    cluster.reads_ms = Some(600);
+    cluster.advance(700);
+    assert!(cluster.replies.contains_key(&waiting));
+    assert_eq!(cluster.reads_wanted(0), Some(vec![(PG, cluster.entry.epoch)]));
+    cluster.set_entry(&[0, 1, 2], &[]);
+    cluster.pump();
+    assert_eq!(cluster.reads_wanted(0), Some(Vec::new()), "at once");
+    let waiting = cluster.send(0, read_of(0));
+    assert!(!cluster.replies.contains_key(&waiting));
+    // The others come back: all is served again.
+    cluster.is_helpful = true;
+    for host in [1, 2] {
+        cluster.start(host);
+    }
+    cluster.set_entry(&[0, 1, 2], &[]);
+    cluster.advance(2_000);
+    assert!(cluster.is_served(0));
+    assert!(is_written(&cluster.ask(0, write_in(place(1, 0), 0, 1, 7))));
+    assert_eq!(cluster.read_bytes(0, read_of(0)), [7]);
+    assert_eq!(cluster.read_bytes(0, read_of(9)), [9], "the newest wins");
+    assert_eq!(cluster.reads_wanted(0), Some(Vec::new()));
+}
+
 #[test]
 fn a_primary_whose_other_members_are_down_fills_a_learner_and_serves_nothing() {
     let mut cluster = Cluster::new(4, 3);

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
-use base::{ImageId, StripeIndex, UNIT_SIZE};
+use base::{ImageId, PoolId, StripeIndex, UNIT_SIZE};
+use format::disk::BlockKey;
 
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
@@ -121,6 +122,19 @@ impl Volume {
         let stripe = register / PIECE_COUNT / self.shape.block_units;
         let stripe = StripeIndex::new(u32::try_from(stripe).ok()?);
         Some(pg_of_hash(stripe_hash(self.image?, stripe), self.shape.pg_count))
+    }
+
+    /// Its blocks: the units of each, its PG's number, and its key in a pool.
+    pub fn blocks(&self, pool: PoolId) -> impl Iterator<Item = (Range<u64>, u32, BlockKey)> + '_ {
+        let size = self.shape.block_units;
+        let firsts = (0..self.units).step_by(size as usize);
+        firsts.filter_map(move |first| {
+            let image = self.image?;
+            let stripe = StripeIndex::new(u32::try_from(first / size).ok()?);
+            let hash = stripe_hash(image, stripe);
+            let key = BlockKey { pool, hash, image, stripe };
+            Some((first..self.units.min(first + size), pg_of_hash(hash, self.shape.pg_count), key))
+        })
     }
 
     fn place(&self, piece: u64) -> u64 {

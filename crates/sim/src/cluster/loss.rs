@@ -1,8 +1,8 @@
 //! The loss: so many OSDs go for long that PGs are left with fewer members than they need, and spare
-//! ones take their place. Every PG is served
+//! ones take their place. What all members are known to have is read while they wait. Every PG is served
 //! again by the others, and holds all that was acknowledged, before the lost ones come back.
 
-use base::Duration;
+use base::{Duration, PgId, PoolId};
 
 use super::Process;
 use super::operator::Job;
@@ -21,11 +21,13 @@ impl World {
             return Ok(());
         }
         let Some(lost) = self.draw_lost() else { return Ok(()) };
+        self.attach_all_to_read()?;
         for index in &lost {
             self.fault("OSD lost for long");
             self.osds[*index].stays_down = true;
             self.kill(Process::Osd(*index))?;
         }
+        self.read_what_is_certain()?;
         self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, true)));
         self.wait("lost members keep a PG from being served", |world| {
             world.operator.jobs.is_empty()
@@ -41,6 +43,19 @@ impl World {
         self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, false)));
         self.wait("OSDs do not come in again", |world| world.operator.jobs.is_empty())?;
         self.wait_until_whole().map(drop)
+    }
+
+    /// Reads what the members that are left know that all have. Nobody is to be waited for.
+    fn read_what_is_certain(&mut self) -> Result<(), String> {
+        let pg = |number: u32| PgId { pool: PoolId::FIRST, number };
+        let is_certain =
+            |world: &World, number: u32, key: &_| world.watch.is_certain(pg(number), key);
+        let count = self.read_blocks(0, is_certain)?;
+        self.wait("what all members have is not read while some are lost", |world| {
+            world.clients[0].open.is_empty()
+        })?;
+        self.tally.sequels.add("block read while members are lost", count as u64);
+        self.detach_all()
     }
 
     /// OSDs that may go: one more than a PG can spare, not all members of one, and such that the

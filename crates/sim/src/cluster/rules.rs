@@ -28,7 +28,8 @@ impl World {
                 }
             }
             (Process::Osd(index), Message::Control(text)) => {
-                self.watch.osd_reports(index, text, self.now);
+                let local = self.local(from);
+                self.watch.osd_reports(index, text, self.now, local);
             }
             (Process::Osd(from), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
@@ -71,7 +72,10 @@ impl World {
                     self.watch.lease_answered(index, giver, message, now, sequels);
                 }
             }
-            Message::Control(text) => self.note_map(index, text),
+            Message::Control(text) => {
+                self.watch.reads_allowed(index, text);
+                self.note_map(index, text);
+            }
             Message::Request(_) | Message::Reply(_) | Message::Peer(_) => {}
         }
     }
@@ -128,7 +132,9 @@ impl World {
         };
         if let Outcome::Read { .. } = outcome {
             let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
-            self.watch.judge_read(index, pg, epoch, now, index_of)?;
+            let is_allowed = self.watch.judge_read(index, pg, epoch, now, index_of)?;
+            let sequels = &mut self.tally.sequels;
+            sequels.add("read answered while members are lost", is_allowed.into());
         }
         let (session, sequence) = (reply.session, reply.sequence);
         let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });

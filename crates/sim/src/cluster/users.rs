@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use base::{BufferPool, Duration, Time, UNIT_SIZE};
+use base::{BufferPool, Duration, PoolId, Time, UNIT_SIZE};
+use format::disk::BlockKey;
 use volume::{
     Answer, Attached, ClientCore, Effect, Event, Operation, Piece, RequestId, Settings,
     VolumeError, VolumeHandle,
@@ -353,6 +354,29 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Reads those blocks of the attached volumes that are `wanted`; how many.
+    pub(super) fn read_blocks(
+        &mut self,
+        index: usize,
+        wanted: impl Fn(&World, u32, &BlockKey) -> bool,
+    ) -> Result<usize, String> {
+        let mut ranges = Vec::new();
+        for (handle, attachment) in &self.clients[index].attached {
+            let Stage::Open { units, .. } = attachment.stage else { continue };
+            for (block, pg, key) in self.volumes[attachment.volume].blocks(PoolId::FIRST) {
+                if block.end <= units && wanted(self, pg, &key) {
+                    ranges.push((*handle, attachment.volume, block));
+                }
+            }
+        }
+        for (handle, volume, block) in &ranges {
+            let work = Work::Read { pieces: block.start * 8..block.end * 8 };
+            let (offset, length) = (block.start * UNIT_SIZE, (block.end - block.start) * UNIT_SIZE);
+            self.request(index, *handle, *volume, work, Operation::Read { offset, length })?;
+        }
+        Ok(ranges.len())
     }
 
     fn request(

@@ -1,6 +1,7 @@
 //! Several monitors over one store: one leads by its lease, the others take their guests to it.
 
 mod endpoints;
+mod reads;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
