@@ -47,7 +47,7 @@ impl World {
             self.isolate();
         }
         if self.net.is_whole() && self.chaos.chance(faults.seclusion) {
-            self.seclude();
+            self.seclude(None);
         }
         if self.chaos.chance(faults.leader) {
             self.trouble_leader()?;
@@ -111,13 +111,21 @@ impl World {
     }
 
     /// An OSD that is cut off the monitors only: it keeps its map while others get a newer one, and
-    /// asks them for leases. Clients that are cut off, too, go on asking it.
-    fn seclude(&mut self) {
+    /// asks them for leases. Clients that are cut off, too, go on asking it; this one does, if any.
+    pub(super) fn seclude(&mut self, client: Option<usize>) {
         self.fault("OSD cut off the monitors only");
         let index = self.chaos.index(self.osds.len());
         let span = Duration::from_millis(self.chaos.scale(1000..10_000));
         self.cut_off_monitors(Process::Osd(index), span);
-        self.cut_off_some_clients(span);
+        match client {
+            Some(client) => self.cut_off_monitors(Process::Client(client), span),
+            None => self.cut_off_some_clients(span),
+        }
+    }
+
+    /// Whether faults happen, and nobody is cut off anybody.
+    pub(super) fn may_seclude(&self) -> bool {
+        self.truce.is_none() && self.net.is_whole()
     }
 
     fn cut_off_some_clients(&mut self, span: Duration) {

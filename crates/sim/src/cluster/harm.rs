@@ -4,6 +4,9 @@
 //! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of
 //!   any PG; and only while the acting sets of all PGs concerned have another member, whose copy is
 //!   good. Nothing else is taken from disks in such a run: what rotted is found only when it is read.
+//! - A *deep strike* takes the disks of so many members that the minimum does not stay; of each PG one
+//!   stays, which has everything. The operator, who knows that the others never come back, lets the PGs go
+//!   on without them.
 //! - A *strike* takes so much that the member counts as lost: its whole disk, or what its store knows
 //!   of itself. It waits for a truce: faults rest until every PG has all of its copies and no
 //!   transaction is under way that might change this. It leaves each PG its minimum of members. Then
@@ -185,6 +188,9 @@ impl World {
 
     /// Takes so much from members that they count as lost.
     fn strike(&mut self) -> Result<(), String> {
+        if self.plan.strikes_deep {
+            return self.strike_deep();
+        }
         let spare = self.plan.copies - self.plan.min_size.max(1);
         let count = 1 + self.chaos.index(spare as usize);
         let mut hit: Vec<usize> =
@@ -193,7 +199,7 @@ impl World {
         hit.truncate(count);
         for index in hit {
             match self.chaos.below(5) {
-                0 | 1 => self.lose_disk(index)?,
+                0 | 1 => self.lose_disks(&[index])?,
                 2 | 3 => self.rot_knowledge(index, false)?,
                 _ => {
                     // Nobody can tell that the tail of a journal is lost: until the member has all
@@ -206,8 +212,35 @@ impl World {
         Ok(())
     }
 
-    /// An OSD's disk is gone for good. The operator makes another OSD on its host.
-    fn lose_disk(&mut self, index: usize) -> Result<(), String> {
+    /// Takes the disks of more members than may go.
+    fn strike_deep(&mut self) -> Result<(), String> {
+        let is_there = |index: &usize| !self.osds[*index].is_gone;
+        let mut hit: Vec<usize> = (0..self.osds.len()).filter(is_there).collect();
+        self.chaos.shuffle(&mut hit);
+        hit.truncate(self.plan.copies as usize - 1);
+        self.lose_disks(&hit)
+    }
+
+    /// Disks are gone for good. The operator makes other OSDs on their hosts.
+    fn lose_disks(&mut self, hit: &[usize]) -> Result<(), String> {
+        let mut next = Vec::new();
+        for index in hit {
+            next.push(self.lose_disk(*index)?);
+            self.operator.jobs.push_back(Job::SetOut(*index, true));
+        }
+        // Without members that are given up a PG is served at once; else those that take their place are
+        // filled first.
+        if self.chaos.chance(Chance::percent(50)) {
+            self.operator.jobs.push_back(Job::FindLost);
+        }
+        self.operator.jobs.extend(next.into_iter().map(Job::CreateOsd));
+        self.operator.jobs.push_back(Job::FindLost);
+        self.operator.jobs.extend(hit.iter().map(|index| Job::RemoveOsd(*index)));
+        Ok(())
+    }
+
+    /// An OSD's disk is gone. Which one is to take its place.
+    fn lose_disk(&mut self, index: usize) -> Result<usize, String> {
         self.trace.line(format_args!("{:?} osd {index} loses its disk", self.now));
         self.kill(Process::Osd(index))?;
         self.fault("disk lost");
@@ -218,9 +251,7 @@ impl World {
         self.note_dark(index);
         let next = self.osds.len();
         self.add_osd(host);
-        let jobs = [Job::SetOut(index, true), Job::CreateOsd(next), Job::RemoveOsd(index)];
-        self.operator.jobs.extend(jobs);
-        Ok(())
+        Ok(next)
     }
 
     /// An OSD dies, and of what its store knows of itself something rots: old entries of the
@@ -255,6 +286,9 @@ impl World {
         let page = *self.chaos.pick(&pages);
         let (offset, mask) = (page + self.chaos.below(base::UNIT_SIZE), 1 << self.chaos.below(8));
         disk.rot(offset, mask);
+        if tail {
+            self.watch.tail_lost(index);
+        }
         osd.flips.push(Flip { offset, mask, age: disk.written_last(page) });
         self.trace.line(format_args!("{now:?} rot in the {kind} at {page} of osd {index}"));
         self.fault(match (tail, is_journal) {

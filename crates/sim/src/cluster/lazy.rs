@@ -7,6 +7,10 @@
 use base::OsdId;
 use format::wire::PgEntry;
 
+use std::collections::BTreeSet;
+
+use volume::VolumeHandle;
+
 use super::chart::Owner;
 use super::world::World;
 
@@ -53,8 +57,23 @@ impl World {
         self.tally.sequels.add("change that no flush covered may be lost", lost as u64);
     }
 
+    /// The lock of a volume is taken from its holder, or about to be: whoever is attached may be over,
+    /// whether it knows that or not.
+    pub(super) fn note_unlocked(&mut self, volume: usize) {
+        let clients = self.clients.iter_mut().enumerate();
+        let over: BTreeSet<Owner> = clients
+            .flat_map(|(index, client)| {
+                client.overrule(volume).into_iter().map(move |handle| (index, handle.0))
+            })
+            .collect();
+        self.note_left(|owner| over.contains(&owner));
+    }
+
     /// A volume is attached: whoever was lazy there is over, whether it knows that or not.
     pub(super) fn note_opened(&mut self, volume: usize, by: Owner) {
+        for (index, client) in self.clients.iter_mut().enumerate() {
+            client.overrule_lazy(volume, (index == by.0).then_some(VolumeHandle(by.1)));
+        }
         let now = self.two_moments();
         let lost = self.volumes[volume].left_by(|owner| owner != by, now);
         self.tally.sequels.add("change that no flush covered may be lost", lost.into());

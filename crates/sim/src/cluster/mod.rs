@@ -25,6 +25,7 @@ mod operator;
 mod plan;
 mod rules;
 mod state;
+mod syncs;
 mod users;
 mod watch;
 mod world;
@@ -46,7 +47,7 @@ pub enum Process {
 }
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 17] = [
+pub const OPERATIONS: [&str; 18] = [
     "read",
     "write",
     "unaligned write",
@@ -59,6 +60,7 @@ pub const OPERATIONS: [&str; 17] = [
     "volume remove",
     "volume grow",
     "volume shrink",
+    "volume unlock",
     "config set",
     "OSD out",
     "OSD in",
@@ -67,7 +69,7 @@ pub const OPERATIONS: [&str; 17] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 62] = [
+pub const FAULTS: [&str; 63] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -118,6 +120,7 @@ pub const FAULTS: [&str; 62] = [
     "rot in the checkpoint area",
     "rot in a superblock",
     "suspect PG given up",
+    "members lost below the minimum given up",
     "pool full",
     "damaged range met",
     "session ended",

@@ -1,14 +1,14 @@
 //! Who gives commands: builds the cluster, makes, resizes and removes volumes, and at the end
 //! removes all and sees that nothing is left.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
 use format::door::{NetEffect, NetEvent};
-use format::wire::Message;
+use format::wire::{Member, Message, PgEntry};
 use serde_json::Value;
 
 use super::Process;
@@ -30,6 +30,8 @@ pub enum Job {
     Remove(usize),
     /// Changes the size of one, to so many units.
     Resize(usize, u64),
+    /// Takes the lock of one from its holder.
+    Unlock(usize),
     /// Sets how often OSDs report, in milliseconds.
     SetReport(u64),
     /// Removes the pool.
@@ -38,6 +40,10 @@ pub enum Job {
     FindSuspect,
     /// Accepts what such a PG lost.
     GiveUp(u32),
+    /// Looks for PGs that wait for members whose disks are lost.
+    FindLost,
+    /// Lets such a PG go on without them.
+    GiveUpMembers(PgId),
     /// Takes an OSD out of the cluster, or back in.
     SetOut(usize, bool),
     /// Has an OSD forgotten whose disk is lost.
@@ -66,6 +72,8 @@ pub struct Operator {
     pub last: String,
     /// A loss was accepted.
     gave_up: bool,
+    /// Volumes of which a creation was interrupted: it may be done late, even after a removal.
+    unsure: BTreeSet<usize>,
 }
 
 impl World {
@@ -100,6 +108,12 @@ impl World {
             self.operator.tries = 0;
         }
         let job = self.operator.jobs[0].clone();
+        if matches!(job, Job::FindLost) {
+            self.finish_job();
+            let lost = self.pgs_that_wait_for_lost_members();
+            lost.into_iter().for_each(|pg| self.operator.jobs.push_front(Job::GiveUpMembers(pg)));
+            return Ok(());
+        }
         let Some(command) = self.command_of(&job) else {
             self.finish_job();
             return Ok(());
@@ -123,6 +137,14 @@ impl World {
         let want = self.work.below(100);
         if self.chaos.chance(self.faults.out) {
             self.plan_out();
+        } else if self.chaos.chance(self.plan.unlocks)
+            && let Some((client, volume)) = self.locked_by()
+        {
+            // Whoever holds it hangs, mostly, and so does an OSD that goes on serving it.
+            if self.chaos.chance(Chance::percent(60)) && self.may_seclude() {
+                self.seclude(Some(client));
+            }
+            self.operator.jobs.push_back(Job::Unlock(volume));
         } else if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {
             let units = self.work.range(self.plan.volume_units / 2..self.plan.volume_units + 1);
             let number = self.volumes.len() as u64 + 1;
@@ -150,6 +172,31 @@ impl World {
             self.volumes[volume].life = Life::Changing;
             self.operator.jobs.push_back(job);
         }
+    }
+
+    /// A client that believes to have the lock of a live volume, and that volume.
+    fn locked_by(&self) -> Option<(usize, usize)> {
+        let clients = self.clients.iter().enumerate();
+        let mut held = clients
+            .flat_map(|(index, client)| client.locked_volumes().map(move |volume| (index, volume)));
+        held.find(|(_, volume)| self.volumes[*volume].life == Life::Live)
+    }
+
+    /// Whether an unlock of the volume is under way.
+    pub(super) fn is_being_unlocked(&self, volume: usize) -> bool {
+        matches!(self.operator.jobs.front(), Some(Job::Unlock(other)) if *other == volume)
+    }
+
+    /// PGs of whose acting members so many lost their disks that fewer than the minimum are left.
+    fn pgs_that_wait_for_lost_members(&self) -> Vec<PgId> {
+        let is_lost = |member: &&Member| {
+            self.index_of(member.osd).is_none_or(|index| self.osds[index].is_gone)
+        };
+        let waits = |entry: &&PgEntry| {
+            let lost = entry.acting.iter().filter(is_lost).count();
+            lost > 0 && entry.acting.len() - lost < self.plan.min_size as usize
+        };
+        self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
     /// An OSD goes out, or one comes in again. Enough of them stay for all copies.
@@ -223,12 +270,22 @@ impl World {
                 let name = self.volumes[*volume].name.clone();
                 Command::VolumeResize { volume: name, size: *units * UNIT_SIZE, shrink }
             }
+            Job::Unlock(volume) => {
+                self.note_unlocked(*volume);
+                let volume = self.volumes[*volume].name.clone();
+                Command::VolumeUnlock { volume, accepted: true }
+            }
             Job::SetReport(milliseconds) => Command::ConfigSet {
                 setting: Setting::OsdReport.name().to_string(),
                 value: Some(milliseconds.to_string()),
             },
             Job::RemovePool => Command::PoolRemove { pool: "default".to_string() },
             Job::FindSuspect => Command::PgList { pool: None },
+            Job::FindLost => unreachable!("it asks nobody"),
+            Job::GiveUpMembers(pg) => {
+                self.watch.members_given_up(*pg);
+                Command::PgGiveUp { pg: *pg, accepted: true, they_are_off: true }
+            }
             Job::GiveUp(number) => {
                 let now = self.moment();
                 self.moment();
@@ -260,6 +317,9 @@ impl World {
                 self.operator.connection = None;
                 self.operator.is_connected = false;
                 if self.operator.waiting.take().is_some() {
+                    if let Some(Job::Create(volume)) = self.operator.jobs.front() {
+                        self.operator.unsure.insert(*volume);
+                    }
                     self.tally.faults.add("operator's command interrupted", 1);
                 }
                 Ok(())
@@ -322,16 +382,43 @@ impl World {
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
+            (Job::Unlock(volume), Ok(_)) => {
+                self.note_unlocked(volume);
+                self.tally.operations.add("volume unlock", 1);
+            }
+            // It was let go meanwhile, or an earlier try has taken it.
+            (Job::Unlock(volume), Err(failure)) if failure.code == "not_locked" => {
+                self.note_unlocked(volume);
+            }
+            (Job::GiveUpMembers(_), Ok(_)) => {
+                self.tally.faults.add("members lost below the minimum given up", 1);
+            }
+            // An earlier try has done it, or the PG goes on with learners that the one left has filled;
+            // or nobody has noticed yet that they are gone: then it is found again.
+            (Job::GiveUpMembers(_), Err(failure)) if failure.code == "invalid" => {}
+            // The only one that is left starts again.
+            (Job::GiveUpMembers(_), Err(failure)) if failure.code == "unavailable" => return Ok(()),
             (Job::SetOut(index, is_out), Ok(_)) => {
                 self.osds[index].is_out = is_out;
                 self.tally.operations.add(if is_out { "OSD out" } else { "OSD in" }, 1);
             }
             (Job::RemoveOsd(_), Ok(_)) => self.tally.operations.add("OSD removed", 1),
             (Job::RemoveOsd(_), Err(failure)) if failure.code == "not_found" && !first_try => {}
+            (Job::RemoveOsd(_), Err(failure)) if failure.code == "busy" => {
+                self.operator.jobs.push_front(Job::FindLost);
+                self.operator.tries = 0;
+                return Ok(());
+            }
             (Job::SetReport(_), Ok(_)) => self.tally.operations.add("config set", 1),
             (Job::RemovePool, Ok(_)) => self.pool_removed(),
             (Job::RemovePool, Err(failure)) if failure.code == "not_found" && !first_try => {
                 self.pool_removed();
+            }
+            (Job::RemovePool, Err(failure)) if self.came_late(&failure).is_some() => {
+                let volume = self.came_late(&failure).expect("just seen");
+                self.operator.jobs.push_front(Job::Remove(volume));
+                self.operator.tries = 0;
+                return Ok(());
             }
             (Job::FindSuspect, Ok(answer)) => {
                 self.finish_job();
@@ -362,6 +449,7 @@ impl World {
                     return Ok(());
                 }
             }
+            (Job::FindLost, Ok(_)) => unreachable!("it asks nobody"),
             (_, Err(failure)) => return self.refused(failure),
         }
         self.finish_job();
@@ -375,6 +463,18 @@ impl World {
             return Ok(());
         }
         Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))
+    }
+
+    /// A removed volume for which the pool cannot be removed: a creation of it that nobody heard of any
+    /// more was done after that.
+    fn came_late(&self, failure: &Failure) -> Option<usize> {
+        let names = failure.message.split_once("volumes: ")?.1;
+        let is_named = |volume: &Volume| names.split(", ").any(|name| name == volume.name);
+        let mut unsure = self.operator.unsure.iter().copied();
+        unsure.find(|index| {
+            let volume = &self.volumes[*index];
+            volume.life == Life::Gone && is_named(volume)
+        })
     }
 
     fn finish_job(&mut self) {

@@ -63,6 +63,10 @@ pub struct Plan {
     pub faults: Faults,
     /// How often, during a run, members lose data, and when, in milliseconds.
     pub strikes: Vec<u64>,
+    /// These take more members than may go: fewer than the minimum are left.
+    pub strikes_deep: bool,
+    /// Of the operator's jobs: a lock is taken from its holder.
+    pub unlocks: Chance,
     /// At the end a member goes while everything else is well, and how long writes stand still is
     /// measured.
     pub drill: Option<Departure>,
@@ -178,7 +182,15 @@ impl Plan {
         };
         let faults = Faults::draw(random, &shape);
         let can_lose_one = shape.min_size < shape.copies;
-        let strike_count = if can_lose_one { [0, 0, 1, 1, 2][random.index(5)] } else { 0 };
+        let strikes_deep =
+            shape.copies > 1 && shape.min_size > 1 && random.chance(Chance::percent(30));
+        let strike_count = if strikes_deep {
+            1
+        } else if can_lose_one {
+            [0, 0, 1, 1, 2][random.index(5)]
+        } else {
+            0
+        };
         // What rots is on one disk; so nothing else may be taken from it.
         let may_strike = faults.rot == Chance::NEVER && faults.read_error == Chance::NEVER;
         let strikes = (0..if may_strike { strike_count } else { 0 })
@@ -227,6 +239,8 @@ impl Plan {
             },
             faults,
             strikes,
+            strikes_deep,
+            unlocks: Chance::percent(*random.pick(&[0, 4, 12])),
             drill,
             suffers_loss: false,
             is_sparse: random.chance(Chance::percent(50)),
@@ -274,7 +288,7 @@ impl Shape {
     fn draw(random: &mut Random, fill: bool) -> Shape {
         let copies = [1, 1, 2, 2, 2, 3, 3][random.index(7)];
         let least = u64::from(copies);
-        let osd_count = if fill { least } else { random.range(least..7) };
+        let osd_count = random.range(least..if fill { least + 3 } else { 7 });
         let host_count = random.range(least..osd_count + 1);
         let by_osd = host_count < osd_count && random.chance(Chance::percent(50));
         let min_size = match copies {

@@ -33,6 +33,9 @@ impl World {
             }
             (Process::Osd(from), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
+                    if let PeerBody::Sync { .. } = message.body {
+                        self.syncs.asked(message.pg, message.epoch, to);
+                    }
                     self.judge_part(from, message)?;
                     return self.watch.peer_says(to, message, &mut self.tally.sequels);
                 }
@@ -87,6 +90,7 @@ impl World {
             PeerBody::Activated => self.watch.grants.activated(pg, epoch, from),
             PeerBody::State(_) | PeerBody::Query { .. } => {
                 if let (PeerBody::State(state), Some(osd)) = (&message.body, self.osds[from].id) {
+                    self.watch.judge_state(from, pg, state)?;
                     self.watch.judge_floor(osd, pg, state)?;
                 }
                 let holders = (0..self.osds.len()).filter(|index| *index != from);
@@ -139,6 +143,12 @@ impl World {
         let (session, sequence) = (reply.session, reply.sequence);
         let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });
         self.tally.sequels.add("change answered before it was durable", is_lazy.into());
+        if is_lazy {
+            self.syncs.answered_lazily(pg, epoch);
+        }
+        if let (Outcome::Synced, Some(entry)) = (outcome, self.watch.grants.entry(pg, epoch)) {
+            self.syncs.judge(index, entry, |osd| self.index_of(osd))?;
+        }
         // What finds nothing to change answers with an old version.
         if let Outcome::Written { version, .. } = outcome
             && version.epoch > epoch

@@ -37,8 +37,12 @@ pub struct Attachment {
     stage: Stage,
     /// The volume was live, and nobody changed it, when the attach was asked.
     sure: bool,
+    /// It has the lock.
+    locked: bool,
     /// It may be told that changes are done before they are durable.
     lazy: bool,
+    /// Somebody took, or may have taken, its lock: what it still asks lazily may be lost.
+    overruled: bool,
 }
 
 /// How far an attachment is.
@@ -102,6 +106,29 @@ impl Client {
     pub fn attached_volumes(&self) -> impl Iterator<Item = usize> + '_ {
         let open = |attachment: &&Attachment| matches!(attachment.stage, Stage::Open { .. });
         self.attached.values().filter(open).map(|attachment| attachment.volume)
+    }
+
+    /// Volumes of which it believes to have the lock.
+    pub fn locked_volumes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.attached.values().filter(|attachment| attachment.locked).map(|it| it.volume)
+    }
+
+    /// Its attachments of a volume may be over without its knowledge: names them.
+    pub fn overrule(&mut self, volume: usize) -> Vec<VolumeHandle> {
+        let of_it = self.attached.iter_mut().filter(|(_, attachment)| attachment.volume == volume);
+        let overruled = of_it.map(|(handle, attachment)| {
+            attachment.overruled = true;
+            *handle
+        });
+        overruled.collect()
+    }
+
+    /// Those that are lazy are over: another one was opened.
+    pub fn overrule_lazy(&mut self, volume: usize, but: Option<VolumeHandle>) {
+        for (handle, attachment) in &mut self.attached {
+            let is_it = attachment.volume == volume && Some(*handle) != but;
+            attachment.overruled |= is_it && attachment.lazy;
+        }
     }
 
     /// Attachments that nobody has asked to end.
@@ -182,7 +209,8 @@ impl World {
         let handle = VolumeHandle(self.clients[index].next_name());
         let sure = self.volumes[volume].life == Life::Live;
         let stage = Stage::Opening;
-        let attachment = Attachment { volume, read_only, stage, sure, lazy: false };
+        let (locked, lazy, overruled) = (false, false, false);
+        let attachment = Attachment { volume, read_only, stage, sure, locked, lazy, overruled };
         self.clients[index].attached.insert(handle, attachment);
         let name = self.volumes[volume].name.clone();
         self.apply_client(index, Event::Open { volume: handle, name, read_only, lock })
@@ -329,7 +357,11 @@ impl World {
         }
         let durable = self.work.chance(Chance::percent(10));
         if !durable {
-            self.volumes[volume].asked_lazily(id, (index, handle.0));
+            let owner = (index, handle.0);
+            self.volumes[volume].asked_lazily(id, owner);
+            if self.clients[index].attached[&handle].overruled {
+                self.note_left(|other| other == owner);
+            }
         }
         durable
     }
@@ -454,6 +486,7 @@ impl World {
                 });
                 attachment.volume = found.ok_or_else(|| format!("{image:?} is unknown"))?;
                 attachment.lazy = attached.lazy;
+                attachment.locked = attached.locked;
                 self.volumes[attachment.volume].image = image;
                 if attachment.stage == Stage::Opening {
                     let units = attached.image.size / UNIT_SIZE;
@@ -466,6 +499,9 @@ impl World {
                 }
                 let volume = attachment.volume;
                 self.note_opened(volume, (index, handle.0));
+                if self.is_being_unlocked(volume) {
+                    self.note_unlocked(volume);
+                }
                 Ok(())
             }
             Err(failure) => {
@@ -511,7 +547,7 @@ impl World {
                 // A reader's flush is none.
                 let attachment = self.clients[index].attached.get(&open.handle);
                 if attachment.is_some_and(|attachment| !attachment.read_only) {
-                    volume.flushed(open.from);
+                    volume.flushed(open.from, (index, open.handle.0));
                 }
                 Ok(())
             }

@@ -4,9 +4,9 @@
 //! Invariants it judges
 //!   1. A version names one write, in the epoch it is of; every member is told the same.
 //!   2. An epoch of a PG adopts one version.
-//!   3. Members leave the acting set only if the pool's minimum stays.
+//!   3. Members leave the acting set only if the pool's minimum stays, or if the operator gives them up.
 //!   4. A member that took part in an epoch states, whatever its disk lost since, that it has everything
-//!      up to the marks of that epoch; unless it is damaged.
+//!      up to the marks of that epoch; unless it is damaged, or its journal's tail is, which it cannot tell.
 //!   5. Tombstones go only in an epoch with all copies of the pool and without learners.
 //!   6. An epoch in which learners are filled though acting members are lost is never activated, and
 //!      nothing is written in it.
@@ -96,6 +96,10 @@ pub struct Watch {
     marks_alone: BTreeMap<(PgId, Epoch), Version>,
     /// Learners that are being filled: holder, learner, and the epoch in which that began.
     fillings: BTreeMap<(PgId, usize), Epoch>,
+    /// OSDs whose journal lost its tail, and the epoch of each PG then.
+    tails: BTreeMap<(usize, PgId), Epoch>,
+    /// PGs of which the operator gave up members.
+    given_up: BTreeSet<PgId>,
     /// Images of which a learner was given units as damaged.
     damage_given: BTreeSet<ImageId>,
     /// A member had no room for its part in a PG.
@@ -121,6 +125,11 @@ impl Watch {
         self.damage_given.contains(&image)
     }
 
+    /// The operator says that members of a PG are off for good: it may go on with fewer than the minimum.
+    pub fn members_given_up(&mut self, pg: PgId) {
+        self.given_up.insert(pg);
+    }
+
     /// The monitor says something; whether an epoch ends by that.
     pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
@@ -143,7 +152,8 @@ impl Watch {
                     continue;
                 }
                 let before = known.map_or(0, |known| known.acting.len());
-                if entry.acting.len() < before.min(min_size) {
+                let is_given_up = self.given_up.contains(&entry.pg) && !entry.acting.is_empty();
+                if entry.acting.len() < before.min(min_size) && !is_given_up {
                     return Err(format!(
                         "fewer than {min_size} of {before} members stay: {entry:?}"
                     ));
@@ -240,7 +250,6 @@ impl Watch {
                     *known = (*known).max(*mark);
                 }
             }
-            PeerBody::State(state) => self.judge_state(*pg, state)?,
             PeerBody::Mark { mark } => {
                 let known = self.marks_alone.entry((*pg, *epoch)).or_default();
                 *known = (*known).max(*mark);
@@ -300,6 +309,7 @@ impl Watch {
             PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
             PeerBody::Failed { why } => self.has_refused_room |= why.contains("no room"),
             PeerBody::Query { .. }
+            | PeerBody::State(_)
             | PeerBody::Listed { .. }
             | PeerBody::Fetched { .. }
             | PeerBody::Repaired { .. }
@@ -411,7 +421,17 @@ impl Watch {
         }
     }
 
-    fn judge_state(&self, pg: PgId, state: &MemberState) -> Result<(), String> {
+    /// The journal of an OSD lost its tail: it may state less than it had in the epochs up to now.
+    pub fn tail_lost(&mut self, index: usize) {
+        let epochs = self.entries.values().map(|entry| ((index, entry.pg), entry.epoch));
+        self.tails.extend(epochs);
+    }
+
+    /// An OSD states itself: it has what the marks of the epoch of its record promised.
+    pub fn judge_state(&self, from: usize, pg: PgId, state: &MemberState) -> Result<(), String> {
+        if self.tails.get(&(from, pg)).is_some_and(|lost| state.record_epoch <= *lost) {
+            return Ok(());
+        }
         let mark = self.marks.get(&(pg, state.record_epoch)).copied().unwrap_or_default();
         if state.filling.is_some() || state.is_suspect || state.complete >= mark {
             return Ok(());
@@ -550,7 +570,7 @@ mod tests {
             *mark = version(7);
         }
         assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
-        let mut states = |record_epoch, counter, is_suspect| {
+        let states = |watch: &Watch, from, record_epoch, counter, is_suspect| {
             let state = MemberState {
                 record_epoch: Epoch::new(record_epoch),
                 complete: version(counter),
@@ -560,13 +580,23 @@ mod tests {
                 history: Vec::new(),
                 filling: None,
             };
-            let (pg, epoch, body) = (pg(), Epoch::new(4), PeerBody::State(state));
-            watch.peer_says(0, &PeerMessage { pg, epoch, body }, &mut sequels)
+            watch.judge_state(from, pg(), &state)
         };
-        assert_eq!(states(2, 7, false), Ok(()));
-        assert!(states(2, 6, false).is_err());
-        assert_eq!(states(2, 6, true), Ok(()));
-        assert_eq!(states(3, 6, false), Ok(()));
+        assert_eq!(states(&watch, 0, 2, 7, false), Ok(()));
+        assert!(states(&watch, 0, 2, 6, false).is_err());
+        assert_eq!(states(&watch, 0, 2, 6, true), Ok(()));
+        assert_eq!(states(&watch, 0, 3, 6, false), Ok(()));
+        // Only who lost its journal's tail may say less, of the epochs until then.
+        watch.monitor_says(&map(2, 3), Time::ZERO).expect("an entry");
+        watch.tail_lost(0);
+        assert_eq!(states(&watch, 0, 2, 6, false), Ok(()));
+        assert!(states(&watch, 1, 2, 6, false).is_err());
+        let mut told = write(3, (3, 10), 0);
+        if let PeerBody::Write { mark, .. } = &mut told.body {
+            *mark = Version { epoch: Epoch::new(3), counter: 9 };
+        }
+        assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
+        assert!(states(&watch, 0, 3, 6, false).is_err());
     }
 
     fn write(epoch: u32, version: (u32, u64), offset: u32) -> PeerMessage {
@@ -682,6 +712,12 @@ mod tests {
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 1), Time::ZERO), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 1), Time::ZERO), Ok(true));
+        // People may say that they will never come back.
+        let mut watch = Watch::default();
+        assert_eq!(watch.monitor_says(&map(1, 3), Time::ZERO), Ok(true));
+        watch.members_given_up(pg());
+        assert_eq!(watch.monitor_says(&map(2, 1), Time::ZERO), Ok(true));
+        assert!(watch.monitor_says(&map(3, 0), Time::ZERO).is_err());
     }
 
     #[test]

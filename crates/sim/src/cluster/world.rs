@@ -23,6 +23,7 @@ use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
 use super::plan::{Faults, Plan};
 use super::state::{StateDoor, StateStep};
+use super::syncs::Syncs;
 use super::users::Client;
 use super::watch::Watch;
 use crate::outcome::Run;
@@ -37,6 +38,8 @@ pub fn osd_address(index: usize) -> String {
 
 /// Events after which a run without end is given up.
 const STEP_COUNT_MAX: u64 = 3_000_000;
+/// Events after which no more faults begin, where they leave little time for anything else.
+const FAULTY_STEP_COUNT_MAX: u64 = STEP_COUNT_MAX / 2;
 
 /// How long a cluster without faults may take for what was asked.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -100,6 +103,7 @@ pub struct World {
     /// The revision of the pool's map that each run of an OSD was last told.
     pub(super) told: BTreeMap<(usize, u64), MapRevision>,
     pub(super) arrivals: Arrivals,
+    pub(super) syncs: Syncs,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
 }
@@ -241,6 +245,7 @@ impl World {
             named: BTreeMap::new(),
             told: BTreeMap::new(),
             arrivals: Arrivals::default(),
+            syncs: Syncs::default(),
             tally: super::tally(),
             trace: Trace::new(run.verbose),
             plan,
@@ -280,6 +285,9 @@ impl World {
             || self.truce.is_some()
         {
             self.step()?;
+            if self.step_count == FAULTY_STEP_COUNT_MAX {
+                self.faults = Faults::NONE;
+            }
             if self.asked_count >= self.plan.operation_count && self.tally.faults.sum() < 5 {
                 let process = Process::Osd(self.chaos.index(self.osds.len()));
                 if self.is_running(process) {

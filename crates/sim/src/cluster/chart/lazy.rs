@@ -53,9 +53,10 @@ impl Volume {
     }
 
     /// A flush is done that was asked at `from`: it covers what was told done by then, and all of
-    /// those who were gone by then.
-    pub fn flushed(&mut self, from: Moment) {
-        let is_gone = |change: &Unsafe| change.left.is_some_and(|left| left < from);
+    /// those others who were gone by then.
+    pub fn flushed(&mut self, from: Moment, by: Owner) {
+        let is_gone =
+            |change: &Unsafe| change.owner != by && change.left.is_some_and(|left| left < from);
         self.unsynced.changes.retain(|_, change| change.to > from && !is_gone(change));
     }
 
@@ -210,15 +211,28 @@ mod tests {
     #[test]
     fn what_a_flush_covered_stays() {
         let mut volume = written();
-        volume.flushed(5);
+        volume.flushed(5, ME);
         for (value, is_good) in [(5, false), (6, true), (7, true)] {
             let mut volume = written();
-            volume.flushed(5);
+            volume.flushed(5, ME);
             assert_eq!(reads(lose_all(volume), &[value], 30), is_good, "{value}");
         }
-        volume.flushed(8);
+        volume.flushed(8, ME);
         assert!(!volume.left_by(|_| true, 20));
         assert!(!volume.went_dark(0, 15, 22));
+    }
+
+    #[test]
+    fn a_flush_of_who_was_overruled_covers_nothing_that_it_has_under_way() {
+        for (by, may_lose) in [(ME, true), ((1, 1), false)] {
+            let mut volume = written();
+            volume.ask(8, 8, PIECES, 7);
+            volume.asked_lazily(8, ME);
+            volume.left_by(|owner| owner == ME, 8);
+            volume.flushed(9, by);
+            volume.done(8, 10, false);
+            assert_eq!(volume.went_dark(0, 15, 20), may_lose);
+        }
     }
 
     #[test]

@@ -1,0 +1,87 @@
+//! Judges answered syncs by what passes by: where something was answered before it was durable, a sync of
+//! that epoch is answered only after each acting member has been asked to make it durable.
+//!
+//! Whether members did so is judged by what they hold after they lost power; that takes a rare coincidence.
+
+use std::collections::BTreeSet;
+
+use base::{Epoch, OsdId, PgId};
+use format::wire::PgEntry;
+
+/// What was said of the epochs of a run.
+#[derive(Default)]
+pub struct Syncs {
+    /// Something was answered before it was durable.
+    lazy: BTreeSet<(PgId, Epoch)>,
+    /// Processes of OSDs that were asked to make durable what they have.
+    asked: BTreeSet<(PgId, Epoch, usize)>,
+}
+
+impl Syncs {
+    /// A client was answered before its write was durable.
+    pub fn answered_lazily(&mut self, pg: PgId, epoch: Epoch) {
+        self.lazy.insert((pg, epoch));
+    }
+
+    /// A primary asks a member.
+    pub fn asked(&mut self, pg: PgId, epoch: Epoch, member: usize) {
+        self.asked.insert((pg, epoch, member));
+    }
+
+    /// The primary with the process `index` tells a client that everything is durable.
+    pub fn judge(
+        &self,
+        index: usize,
+        entry: &PgEntry,
+        index_of: impl Fn(OsdId) -> Option<usize>,
+    ) -> Result<(), String> {
+        let (pg, epoch) = (entry.pg, entry.epoch);
+        if !self.lazy.contains(&(pg, epoch)) {
+            return Ok(());
+        }
+        let was_asked = |osd| match index_of(osd) {
+            Some(member) => member == index || self.asked.contains(&(pg, epoch, member)),
+            None => false,
+        };
+        match entry.acting.iter().find(|member| !was_asked(member.osd)) {
+            Some(member) => Err(format!(
+                "osd {index} answers a sync of {pg} in epoch {epoch} that {} was not asked for",
+                member.osd
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Incarnation, MapRevision, PoolId};
+    use format::wire::Member;
+
+    use super::*;
+
+    #[test]
+    fn a_sync_that_a_member_was_not_asked_for_is_found() {
+        let member = |number: u32| {
+            let osd = OsdId::new(number).unwrap();
+            Member { osd, incarnation: Incarnation::new(1) }
+        };
+        let entry = PgEntry {
+            pg: PgId { pool: PoolId::FIRST, number: 0 },
+            epoch: Epoch::new(3),
+            revision: MapRevision::new(1),
+            primary: OsdId::new(1),
+            acting: vec![member(1), member(2)],
+            learners: Vec::new(),
+        };
+        let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
+        let mut syncs = Syncs::default();
+        assert!(syncs.judge(0, &entry, index_of).is_ok(), "all was durable when it was answered");
+        syncs.answered_lazily(entry.pg, entry.epoch);
+        assert!(syncs.judge(0, &entry, index_of).is_err());
+        syncs.asked(entry.pg, Epoch::new(2), 1);
+        assert!(syncs.judge(0, &entry, index_of).is_err());
+        syncs.asked(entry.pg, entry.epoch, 1);
+        assert!(syncs.judge(0, &entry, index_of).is_ok());
+    }
+}
