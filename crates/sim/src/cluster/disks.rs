@@ -21,8 +21,12 @@ pub struct Osd {
     pub id: Option<OsdId>,
     /// The host it runs on.
     pub host: usize,
+    /// The host that it counts to.
+    pub tree_host: usize,
     /// Its disk is lost: it never runs again.
     pub is_gone: bool,
+    /// It is another one than that which the cluster knows by its id: it must be refused.
+    pub is_foreign: bool,
     /// Its operator asked it to stop.
     pub is_stopping: bool,
     /// Its operator does not start it again for now.
@@ -100,7 +104,9 @@ impl Osd {
         Osd {
             id: None,
             host,
+            tree_host: host,
             is_gone: false,
+            is_foreign: false,
             is_stopping: false,
             stays_down: false,
             is_out: false,

@@ -152,7 +152,7 @@ impl World {
     /// The failure domain that an OSD lies in.
     fn domain_of(&self, index: usize) -> usize {
         match self.plan.failure_domain {
-            FailureDomain::Host => self.osds[index].host,
+            FailureDomain::Host => self.osds[index].tree_host,
             FailureDomain::Osd => index,
         }
     }

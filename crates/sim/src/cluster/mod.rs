@@ -9,12 +9,15 @@
 //! ```
 
 mod arrivals;
+mod backup;
 mod chaos;
 mod chart;
 mod clock;
 mod disks;
 mod drill;
+mod foreign;
 mod grants;
+mod hands;
 mod harm;
 mod lazy;
 mod loss;
@@ -47,7 +50,7 @@ pub enum Process {
 }
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 18] = [
+pub const OPERATIONS: [&str; 19] = [
     "read",
     "write",
     "unaligned write",
@@ -66,10 +69,11 @@ pub const OPERATIONS: [&str; 18] = [
     "OSD in",
     "OSD removed",
     "pool remove",
+    "state recover",
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 63] = [
+pub const FAULTS: [&str; 67] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -133,6 +137,10 @@ pub const FAULTS: [&str; 63] = [
     "write retried across a failure",
     "removal with a stale session",
     "operator's command interrupted",
+    "state edited by hand",
+    "host of an OSD named by hand",
+    "foreign OSD started",
+    "backup of the state put back",
 ];
 
 /// Runs one seed.

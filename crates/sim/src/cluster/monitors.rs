@@ -48,8 +48,8 @@ impl World {
             monitor: monitor_id(index),
             pid: 1 + index as u32,
             addresses: vec![monitor_address(index)],
-            // No two starts have the same.
-            nonce: self.now.as_nanos() * self.monitors.len() as u64 + index as u64,
+            // No two starts have the same, nor do leads, each of which adds one.
+            nonce: (self.now.as_nanos() * self.monitors.len() as u64 + index as u64) << 16,
         };
         let station = match self.plan.is_embedded {
             true => Station::only(identity),
@@ -123,7 +123,7 @@ impl World {
         Ok(())
     }
 
-    fn schedule_state(&mut self, steps: Vec<Step>) {
+    pub(super) fn schedule_state(&mut self, steps: Vec<Step>) {
         for Step { at, what } in steps {
             // Nobody hears what was asked by a run that is over.
             if let StateStep::Tell((index, life), _) = &what

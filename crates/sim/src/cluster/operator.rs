@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
+use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, Time, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
@@ -48,6 +48,13 @@ pub enum Job {
     SetOut(usize, bool),
     /// Has an OSD forgotten whose disk is lost.
     RemoveOsd(usize),
+    /// Has the state store, of which a backup was put back then, take what OSDs know.
+    Recover {
+        /// When.
+        since: Time,
+        /// OSDs that never come again.
+        lost: Vec<OsdId>,
+    },
     /// Waits until no task is left.
     AwaitTasks,
     /// Waits until no OSD uses space.
@@ -301,6 +308,9 @@ impl World {
                 if *is_out { Command::OsdOut { osd } } else { Command::OsdIn { osd } }
             }
             Job::RemoveOsd(index) => Command::OsdRemove { osd: self.osds[*index].id? },
+            Job::Recover { lost, .. } => {
+                Command::StateRecover { they_are_lost: lost.clone(), accepted: true }
+            }
             Job::AwaitTasks => Command::TaskList { image: None },
             Job::AwaitEmpty => Command::OsdList,
         };
@@ -434,6 +444,19 @@ impl World {
             // It is found again if it still waits.
             (Job::GiveUp(_), Err(failure))
                 if matches!(failure.code.as_str(), "invalid" | "unavailable" | "unconfirmed") => {}
+            (Job::Recover { .. }, Ok(_)) => self.tally.operations.add("state recover", 1),
+            (Job::Recover { since, mut lost }, Err(failure)) => {
+                // It was removed, or is not made yet in this state.
+                if failure.code == "not_found" {
+                    lost.retain(|osd| !failure.message.contains(&osd.to_string()));
+                    self.operator.jobs[0] = Job::Recover { since, lost };
+                    return Ok(());
+                }
+                // An earlier try has done it, or it lacks nothing.
+                if failure.code != "invalid" || !self.is_not_older(since) {
+                    return Ok(());
+                }
+            }
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
                     return Ok(());

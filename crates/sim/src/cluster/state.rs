@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{Duration, PgId, SessionId, Time};
 use cluster::records::{Key, LockRecord, Record, SessionRecord};
 use cluster::state::{
-    KeyValue, LeaseId, MemoryState, Operation, StateEffect, StateEvent, StateStore, Transaction,
-    TransactionOutcome, Unavailable, WatchId,
+    KeyValue, LeaseId, MemoryState, Operation, StateEffect, StateEvent, StateRequest,
+    StateRevision, StateStore, Transaction, TransactionOutcome, Unavailable, WatchId,
 };
 use format::wire::PgEntry;
 
@@ -43,6 +43,7 @@ const SLOW: std::ops::Range<u64> = 1_000_000..1_400_000_000;
 /// The store, which outlives monitors, and its faults.
 pub struct StateDoor {
     store: MemoryState,
+    backup: Option<MemoryState>,
     random: Random,
     /// By their names in the store; each monitor has names of its own.
     watches: BTreeMap<WatchId, Watch>,
@@ -55,6 +56,8 @@ pub struct StateDoor {
     entries: BTreeMap<PgId, PgEntry>,
     /// Sessions that are marked as ended.
     ended: BTreeSet<SessionId>,
+    /// What monitors wrote, by key, once another hand writes past them.
+    written: Option<BTreeMap<String, String>>,
 }
 
 struct Watch {
@@ -99,6 +102,7 @@ impl StateDoor {
     pub fn new(random: Random) -> StateDoor {
         StateDoor {
             store: MemoryState::default(),
+            backup: None,
             random,
             watches: BTreeMap::new(),
             watch_last: 0,
@@ -107,6 +111,77 @@ impl StateDoor {
             cuts: BTreeMap::new(),
             entries: BTreeMap::new(),
             ended: BTreeSet::new(),
+            written: None,
+        }
+    }
+
+    /// Takes a backup.
+    pub fn back_up(&mut self) {
+        self.backup = Some(self.store.clone());
+    }
+
+    /// Whether one was taken.
+    pub fn has_backup(&self) -> bool {
+        self.backup.is_some()
+    }
+
+    /// Puts it back. Requires: no monitor runs.
+    pub fn restore(&mut self) {
+        self.store = self.backup.take().expect("it was taken");
+        // Names of leases are given again.
+        self.leases.clear();
+        self.leader = None;
+        self.written = None;
+    }
+
+    /// From now on another hand may write: what monitors wrote is noted.
+    pub fn expect_edits(&mut self) {
+        let entries = self.store.entries();
+        self.written = Some(entries.map(|it| (it.key.clone(), it.value.clone())).collect());
+    }
+
+    /// Every key and its value.
+    pub fn entries(&self) -> impl Iterator<Item = &KeyValue> {
+        self.store.entries()
+    }
+
+    /// Another hand writes, whoever leads. What follows for the monitors.
+    pub fn edit(&mut self, now: Time, operation: Operation) -> Vec<Step> {
+        let key = operation.key();
+        let revision = self.store.entries().find(|entry| entry.key == key);
+        let revision = revision.map_or(StateRevision::ZERO, |entry| entry.revision);
+        let mut transaction = Transaction::new();
+        transaction.write(operation, revision);
+        let effect = StateEffect::Transact { request: StateRequest(0), transaction };
+        let mut events = Vec::new();
+        self.store.apply(now, effect, &mut events);
+        events.into_iter().filter_map(|event| self.tell_watch(now, event)).collect()
+    }
+
+    /// What monitors wrote under a key, as far as it is noted.
+    pub fn written(&self, key: &str) -> Option<&str> {
+        self.written.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// A key that holds something else than monitors wrote there last. The leader's key is the
+    /// store's own when a lease ends.
+    pub fn edited(&self) -> Option<&str> {
+        let written = self.written.as_ref()?;
+        let present: BTreeMap<&str, &str> =
+            self.store.entries().map(|it| (it.key.as_str(), it.value.as_str())).collect();
+        let is_other = |key: &&str| {
+            *key != LEADER_KEY && present.get(key).copied() != written.get(*key).map(String::as_str)
+        };
+        present.keys().copied().chain(written.keys().map(String::as_str)).find(is_other)
+    }
+
+    fn note_written(&mut self, transaction: &Transaction) {
+        let Some(written) = &mut self.written else { return };
+        for operation in transaction.operations() {
+            match operation.clone() {
+                Operation::Put { key, value, .. } => drop(written.insert(key, value)),
+                Operation::Delete { key } => drop(written.remove(&key)),
+            }
         }
     }
 
@@ -346,12 +421,16 @@ impl StateDoor {
                 transaction.operations()
             ));
         }
+        self.note_written(transaction);
         for operation in transaction.operations() {
             self.judge_write(operation)?;
             let resumed = self.session_goes_on(operation);
             tally.sequels.add("session went on after its time", resumed.into());
         }
-        broken_lock(self.store.entries()).map_or(Ok(()), Err)
+        // What another hand wrote binds nobody.
+        let edited = self.edited().map(str::to_string);
+        let own = self.store.entries().filter(|entry| Some(&entry.key) != edited.as_ref());
+        broken_lock(own).map_or(Ok(()), Err)
     }
 
     /// Whether a session's mark of having ended is taken away.
@@ -416,7 +495,6 @@ fn is_judged(key: &str) -> bool {
 mod tests {
     use base::{ImageId, MonitorId, SessionId};
     use cluster::records::{LeaderRecord, Rest};
-    use cluster::state::{StateRequest, StateRevision};
 
     use super::*;
 
@@ -576,6 +654,23 @@ mod tests {
         let steps = bench.lead(ONE, lease, 50).unwrap();
         let is_other = |step: &Step| matches!(step.what, StateStep::Tell(OTHER, _));
         assert!(!steps.iter().any(is_other));
+    }
+
+    #[test]
+    fn what_another_hand_wrote_is_seen_until_it_is_put_back() {
+        let mut bench = Bench::new();
+        let lease = bench.lease(ONE);
+        bench.lead(ONE, lease, 0).unwrap();
+        bench.write(ONE, "a", "1", None, 0).unwrap();
+        bench.door.expect_edits();
+        assert_eq!(bench.door.edited(), None);
+        let (key, value) = ("a".to_string(), "2".to_string());
+        bench.door.edit(bench.now, Operation::Put { key: key.clone(), value, lease: None });
+        assert_eq!(bench.door.edited(), Some("a"));
+        bench.write(ONE, "a", "1", None, 3).unwrap();
+        assert_eq!(bench.door.edited(), None);
+        bench.door.edit(bench.now, Operation::Delete { key });
+        assert_eq!(bench.door.edited(), Some("a"));
     }
 
     fn lock(lazy: bool) -> Record {

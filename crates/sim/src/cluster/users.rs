@@ -145,6 +145,11 @@ impl Client {
         self.attached.values().all(|attachment| attachment.stage != Stage::Opening)
     }
 
+    /// Whether no detach is under way.
+    pub fn has_let_go(&self) -> bool {
+        self.attached.values().all(|attachment| attachment.stage != Stage::Closing)
+    }
+
     fn next_name(&mut self) -> u64 {
         self.name_last += 1;
         self.name_last

@@ -160,6 +160,8 @@ pub enum Item {
     Divorce,
     /// It may reach its monitor again.
     Remarry,
+    /// The state store is copied.
+    Backup,
 }
 
 impl Item {
@@ -181,7 +183,8 @@ impl Item {
             | Item::Strike
             | Item::Drill
             | Item::Divorce
-            | Item::Remarry => None,
+            | Item::Remarry
+            | Item::Backup => None,
         }
     }
 }
@@ -278,6 +281,7 @@ impl World {
             self.schedule(Duration::from_millis(after), Item::Divorce);
         }
         self.plan_strike();
+        self.plan_backup();
         while self.asked_count < self.plan.operation_count
             || self.tally.faults.sum() < 5
             || self.divorce.is_some()
@@ -330,6 +334,9 @@ impl World {
         self.must_be_whole = self.plan.copies > 1 && lack.is_none();
         self.hold_drill()?;
         self.suffer_loss()?;
+        self.edit_by_hand()?;
+        self.start_foreign_osd()?;
+        self.restore_backup()?;
         self.read_everything()?;
         for volume in &self.volumes {
             volume.check()?;
@@ -621,6 +628,10 @@ impl World {
                 }
                 Ok(())
             }
+            Item::Backup => {
+                self.state.back_up();
+                Ok(())
+            }
             Item::Remarry => {
                 self.divorce = None;
                 Ok(())
@@ -762,11 +773,18 @@ impl World {
                     self.schedule(Duration::from_nanos(after), Item::Disk(index, op, work));
                 }
                 node::Effect::Net(effect) => self.net_effect(process, effect)?,
+                node::Effect::Joined { .. } if self.osds[index].is_foreign => {
+                    return Err(format!("osd {index} is foreign and takes part"));
+                }
                 node::Effect::Joined { incarnation } => {
                     self.osds[index].incarnation = incarnation;
                     self.osds[index].settle_damage();
                 }
                 node::Effect::Stop(node::StopReason::Shutdown) if self.osds[index].is_stopping => {
+                    self.osd_stopped(index);
+                    return Ok(());
+                }
+                node::Effect::Stop(_) if self.osds[index].is_foreign => {
                     self.osd_stopped(index);
                     return Ok(());
                 }

@@ -1,0 +1,60 @@
+//! A backup of the state store, taken at any time, is put back at the end. OSDs know better: the store is
+//! refused until the operator has it recovered, and then nothing is missing that was acknowledged.
+
+use base::{Duration, Time};
+
+use super::Process;
+use super::operator::Job;
+use super::world::{Item, World};
+use crate::random::{Chance, Random};
+
+/// When it is taken, in milliseconds of the work.
+const TAKEN_AFTER: std::ops::Range<u64> = 1..20_000;
+
+/// For how long the cluster must have been whole before it is put back: what lies in copies of the state is
+/// noted by then.
+const WHOLE_FOR: Duration = Duration::from_secs(3);
+
+/// After so long a store that nobody called older is not: OSDs know nothing that it lacks.
+const PROVEN_WITHIN: Duration = Duration::from_secs(15);
+
+impl World {
+    /// Draws when the backup is taken, if there is to be one.
+    pub(super) fn plan_backup(&mut self) {
+        let mut random = Random::new(self.seed, "backup");
+        if random.chance(Chance::percent(30)) {
+            let after = Duration::from_millis(random.scale(TAKEN_AFTER));
+            self.schedule(after, Item::Backup);
+        }
+    }
+
+    /// Puts the backup back, if one was taken. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn restore_backup(&mut self) -> Result<(), String> {
+        if !self.state.has_backup() || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        self.fault("backup of the state put back");
+        for process in self.monitor_processes() {
+            if self.is_running(process) {
+                self.kill(process)?;
+            }
+        }
+        let count = self.osds.len();
+        for process in (0..count).map(Process::Osd) {
+            if self.is_running(process) && self.chaos.chance(Chance::percent(20)) {
+                self.kill(process)?;
+            }
+        }
+        self.state.restore();
+        let gone = self.osds.iter().filter(|osd| osd.is_gone);
+        let lost = gone.filter_map(|osd| osd.id).collect();
+        self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
+        self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
+        self.wait_until_whole()?.map_or(Ok(()), Err)
+    }
+
+    /// Whether a store that nobody calls older is not.
+    pub(super) fn is_not_older(&self, since: Time) -> bool {
+        self.now.since(since) > PROVEN_WITHIN
+    }
+}

@@ -1,0 +1,120 @@
+//! Another hand: at the end somebody edits keys of the state store past the monitors, while one of
+//! them leads and a client attaches volumes. What keeps data safe is put back as it was, so that the
+//! edits change nothing; a host that is named for an OSD counts at once.
+
+use base::Duration;
+use cluster::state::Operation;
+
+use super::chart::Life;
+use super::world::World;
+use crate::random::{Chance, Random};
+
+/// Edits of a run.
+const EDIT_COUNT: usize = 8;
+
+/// For how long the cluster must have been whole before: nobody is about to write.
+const WHOLE_FOR: Duration = Duration::from_secs(1);
+
+/// How long after a client began something the edit comes, in nanoseconds.
+const PAUSE: std::ops::Range<u64> = 1_000..20_000_000;
+
+/// Keys of things that do not exist.
+const STRANGERS: [&str; 5] = ["pg/7/0", "fence/9", "image/4000", "session/77777", "counter/pool"];
+
+impl World {
+    /// Edits keys, if there are to be edits. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn edit_by_hand(&mut self) -> Result<(), String> {
+        let mut random = Random::new(self.seed, "hands");
+        if random.chance(Chance::percent(70)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        self.state.expect_edits();
+        for _ in 0..EDIT_COUNT {
+            self.edit_once(&mut random)?;
+        }
+        self.detach_all()?;
+        self.move_osd(&mut random)
+    }
+
+    /// One key is edited while a client attaches a volume or lets it go.
+    fn edit_once(&mut self, random: &mut Random) -> Result<(), String> {
+        let live = |volume: &usize| self.volumes[*volume].life == Life::Live;
+        let live: Vec<usize> = (0..self.volumes.len()).filter(live).collect();
+        if !self.clients[0].attached.is_empty() {
+            let handles = self.clients[0].to_detach();
+            handles.into_iter().try_for_each(|handle| self.detach(0, handle))?;
+        } else if !live.is_empty() {
+            let volume = *random.pick(&live);
+            self.attach_volume(0, volume, false, random.chance(Chance::percent(50)))?;
+        }
+        let at = self.now + Duration::from_nanos(random.scale(PAUSE));
+        self.wait("time stands still", |world| world.now >= at)?;
+        let operation = self.draw_edit(random);
+        self.trace.line(format_args!("{:?} by hand: {operation:?}", self.now));
+        self.fault("state edited by hand");
+        let ends_leading = operation.key() == "leader";
+        let steps = self.state.edit(self.now, operation);
+        self.schedule_state(steps);
+        // Whoever comes to lead believes what reads well, and has nothing to put in the place of the rest.
+        if ends_leading {
+            self.wait_until_whole_for(WHOLE_FOR)?;
+        }
+        self.wait("an edit by hand is not undone", |world| {
+            let is_done = world.clients[0].is_settled() && world.clients[0].has_let_go();
+            is_done && world.state.edited().is_none() && world.what_lacks().is_none()
+        })
+        .map_err(|error| format!("{error}: {:?}", self.state.edited()))
+    }
+
+    /// Something that must not stay.
+    fn draw_edit(&self, random: &mut Random) -> Operation {
+        let mut kinds: Vec<String> =
+            self.state.entries().map(|entry| kind_of(&entry.key).to_string()).collect();
+        kinds.dedup();
+        let kind = random.pick(&kinds).clone();
+        let of_kind = self.state.entries().filter(|entry| kind_of(&entry.key) == kind);
+        let of_kind: Vec<_> = of_kind.cloned().collect();
+        let (one, other) = (random.pick(&of_kind), random.pick(&of_kind));
+        let put = |key: &str, value: &str| Operation::Put {
+            key: key.to_string(),
+            value: value.to_string(),
+            lease: None,
+        };
+        match random.below(5) {
+            // Without a setting its default is in force: that may be wanted.
+            0 if kind != "config" => Operation::Delete { key: one.key.clone() },
+            1 => put(&one.key, &other.value[..other.value.len() / 2]),
+            2 if one.key != other.key => put(&one.key, &other.value),
+            3 => put(random.pick::<&str>(&STRANGERS), "{}"),
+            _ => put(&one.key, "{}"),
+        }
+    }
+
+    /// An OSD is said to be on another host, where enough hosts remain: its PGs move with it.
+    fn move_osd(&mut self, random: &mut Random) -> Result<(), String> {
+        let index = random.index(self.osds.len());
+        let host = random.index(self.plan.host_count);
+        let before = std::mem::replace(&mut self.osds[index].tree_host, host);
+        if self.osds[index].is_gone || self.domain_count_in() < self.plan.copies as usize {
+            self.osds[index].tree_host = before;
+            return Ok(());
+        }
+        let id = self.osds[index].id.expect("it was made");
+        let key = format!("osd/{}", id.get());
+        let value = self.state.written(&key).ok_or("an OSD without a record")?;
+        let mut value: serde_json::Value =
+            serde_json::from_str(value).map_err(|error| format!("{key}: {error}"))?;
+        value["tree"] = serde_json::json!({ "host": format!("host{host}") });
+        let operation = Operation::Put { key, value: value.to_string(), lease: None };
+        self.trace.line(format_args!("{:?} by hand: {operation:?}", self.now));
+        self.fault("host of an OSD named by hand");
+        let steps = self.state.edit(self.now, operation);
+        self.schedule_state(steps);
+        self.wait_until_whole_for(WHOLE_FOR)?.map_or(Ok(()), Err)
+    }
+}
+
+/// The first word of a key.
+fn kind_of(key: &str) -> &str {
+    key.split('/').next().unwrap_or(key)
+}
