@@ -64,18 +64,22 @@ fn bad_names_and_sizes_are_refused() {
 
 #[test]
 fn a_pool_that_cannot_be_placed_names_the_remedy() {
-    let cluster = Cluster::up("place", &["--osds", "1", "--osd-size", "256MiB"]);
-    // Two hosts are needed for copies on different hosts, and two OSDs for different OSDs.
-    for domain in ["host", "osd"] {
-        let two = ["pool", "create", "p", "--replicas", "2", "--failure-domain", domain];
-        let error = cluster.refused(&two, "cannot_place");
-        assert!(error["message"].as_str().is_some_and(|m| m.contains("there are 1")), "{error}");
-    }
+    let cluster = Cluster::up("place", &["--osds", "2", "--osd-size", "256MiB"]);
+    let pool = |replicas: &str, domain: &str, found: &str, remedy: &str| {
+        let create = ["pool", "create", "p", "--replicas", replicas, "--failure-domain", domain];
+        let error = cluster.refused(&create, "cannot_place");
+        assert!(error["message"].as_str().is_some_and(|text| text.contains(found)), "{error}");
+        assert!(error["hint"].as_str().is_some_and(|text| text.contains(remedy)), "{error}");
+    };
+    // Where there are OSDs enough, they only have to share their host.
+    pool("2", "host", "2 hosts that are up, there are 1", "--failure-domain osd");
+    pool("3", "host", "3 hosts that are up, there are 1", "start more OSDs");
+    pool("3", "osd", "3 OSDs that are up, there are 2", "start more OSDs");
     let three = ["pool", "create", "p", "--pgs", "3", "--failure-domain", "osd"];
     cluster.refused(&three, "invalid");
     cluster.run(&["osd", "stop", "1"]);
     cluster.wait_osd(1, false);
-    cluster.refused(&["pool", "create", "p", "--failure-domain", "osd"], "cannot_place");
+    pool("2", "osd", "2 OSDs that are up, there are 1", "ashlar osd ls");
     assert_eq!(cluster.json(&["pool", "ls"]).as_array().map(Vec::len), Some(1));
 }
 

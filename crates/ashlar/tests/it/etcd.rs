@@ -15,7 +15,7 @@ use crate::harness::{
 };
 
 /// The etcd of a cluster's `up`.
-fn etcd_pid(cluster: &Cluster) -> Option<u32> {
+pub fn etcd_pid(cluster: &Cluster) -> Option<u32> {
     let data = cluster.path().join("etcd").display().to_string();
     let processes = fs::read_dir("/proc").expect("Linux").flatten();
     processes
@@ -134,15 +134,28 @@ fn ten_thousand_pgs_start_against_etcd() {
     cluster.run(&["pool", "create", "more", "--pgs", "2048", "--failure-domain", "osd"]);
     cluster.wait_active();
     let made = started.elapsed();
-    assert!(cluster.json(&["status"])["pgs"]["total"].as_u64().is_some_and(|total| total > 10_000));
+    let total = cluster.json(&["status"])["pgs"]["total"].clone();
+    // Those of the first pool, too.
+    assert!(total.as_u64() > Some(8192 + 2048), "{total}");
+    cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "big"]);
+    // A block of 128 KiB here and there, in one PG after the other.
+    let places = |verb: &str| -> Vec<String> {
+        (0..64).map(|at| format!("{verb} -P {} {at}M 132k", at + 1)).collect()
+    };
+    let io = |commands: Vec<String>| {
+        qemu_io(&cluster, "v", &commands.iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    io(places("write"));
     cluster.kill_everything();
     wait_for("etcd to be gone with `up`", || etcd_pid(&cluster).is_none());
     let started = Instant::now();
     // Returns when every PG is served.
     cluster.start(&[]);
     let restarted = started.elapsed();
-    let status = cluster.json(&["status"]);
-    assert_eq!(status["pgs"]["total"], status["pgs"]["active"], "{status:#}");
+    let pgs = cluster.json(&["status"])["pgs"].clone();
+    assert_eq!((&pgs["total"], &pgs["active"]), (&total, &total), "{pgs:#}");
+    io(places("read"));
+    cluster.wait_clean();
     report(&format!(
         "10,240 PGs over etcd: made and served in {} ms; everything killed, started and served \
          again in {} ms",
@@ -231,7 +244,8 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_undone_and_named() {
     wait_for("the bad number to be named", || is_undone("pool/1", "cannot change"));
     assert_eq!((shown("name"), shown("replicas")), ("main".into(), replicas));
     // What keeps data safe is put back.
-    for key in ["pg/1/0", "counter/osd", "fence/1", "session/77"] {
+    let protected = ["pg/1/0", "counter/osd", "fence/1", "session/77", "image/1"];
+    for key in protected {
         let value = || {
             let keys = cluster.json(&["state", "ls", key]);
             keys.as_array().expect("a list").first().map(|row| row["value"].clone())
@@ -240,6 +254,17 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_undone_and_named() {
         hand_writes(&cluster, key, "{}");
         wait_for("the edit to be named", || is_undone(key, ""));
         assert_eq!(value(), before, "{key}");
+    }
+    // Leadership, and the number of transactions, which each of them compares: both are taken again,
+    // and what was named before still is.
+    for (key, value) in [("change", "300"), ("leader", "400")] {
+        hand_writes(&cluster, key, "{}");
+        wait_for("the edit to be named", || is_undone(key, ""));
+        cluster.run(&["config", "set", "osd_report_ms", value]);
+        assert_eq!(report_ms().to_string(), value);
+    }
+    for key in protected.into_iter().chain(["change", "leader"]) {
+        assert!(is_undone(key, ""), "{key}");
     }
     qemu_io(&cluster, "v", &["write -P 1 0 4M", "read -P 1 0 4M"]);
 }

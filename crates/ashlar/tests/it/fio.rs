@@ -20,19 +20,28 @@ pub struct Fio {
 }
 
 impl Fio {
-    /// Reads at 5 MB/s and writes at 7 MB/s: 384 MiB take 32 seconds and the time of the reading.
+    /// Reads at 5 MB/s and writes at 7 MB/s, with a flush behind each 32nd write: 384 MiB take 32
+    /// seconds and the time of the reading.
     pub fn start(cluster: &Cluster, volume: &str, size: u64, seed: u32) -> Fio {
         Fio::start_at(&cluster.uri(volume), size, seed)
     }
 
     /// The same on any NBD server's volume.
     pub fn start_at(uri: &str, size: u64, seed: u32) -> Fio {
+        Fio::start_at_rate(uri, size, seed, 12_288 << 10)
+    }
+
+    /// Likewise, at so many bytes a second, both kinds together.
+    pub fn start_at_rate(uri: &str, size: u64, seed: u32, rate: u64) -> Fio {
         let mut fio = Command::new("fio");
         fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
         fio.args(["--bssplit=4k/60:16k/20:128k/15:512k/5", "--iodepth=16"]);
         fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
+        fio.arg("--fsync=32");
         fio.args([format!("--size={size}"), format!("--randseed={seed}")]);
-        fio.args(["--rate=4915k,7372k", "--output-format=json", "--status-interval=1"]);
+        // Of ten operations four are reads.
+        fio.arg(format!("--rate={},{}", rate * 4 / 10, rate * 6 / 10));
+        fio.args(["--output-format=json", "--status-interval=1"]);
         fio.arg(format!("--uri={uri}"));
         fio.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = fio.spawn().expect("fio is installed");
@@ -68,9 +77,23 @@ impl Fio {
         }
     }
 
-    /// The longest that a write took so far, in seconds.
-    pub fn longest_write(&self) -> f64 {
-        self.last["write"]["lat_ns"]["max"].as_f64().unwrap_or(0.0) / 1e9
+    /// Waits for its next report; whether it has written since the one before. It has not where it is
+    /// at its end, or reads what it wrote.
+    pub fn writes_on(&mut self) -> bool {
+        self.reports.try_iter().for_each(|report| self.last = report);
+        let before = self.bytes("write");
+        match self.reports.recv() {
+            Ok(report) => self.last = report,
+            Err(_) => return false,
+        }
+        self.bytes("write") > before
+    }
+
+    /// The longest that it waited so far for one read, write or flush, in seconds. Which of them waits is
+    /// chance: a flush goes alone, and nothing else is under way then.
+    pub fn longest_wait(&self) -> f64 {
+        let longest = |kind: &str| self.last[kind]["lat_ns"]["max"].as_f64().unwrap_or(0.0);
+        ["read", "write", "sync"].map(longest).into_iter().fold(0.0, f64::max) / 1e9
     }
 
     /// Waits for its end; the bytes it wrote, all of which it read and verified.

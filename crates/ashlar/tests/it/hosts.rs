@@ -5,7 +5,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::fio::Fio;
-use crate::harness::{ASHLAR, QemuIo, refused, report, run, succeed, wait_for};
+use serde_json::Value;
+
+use crate::harness::{ASHLAR, QemuIo, Waiting, refused, report, run, succeed, wait_for};
 use crate::namespaces::{Hosts, Shape, V4, V6};
 
 /// The host with the client alone, which nothing happens to.
@@ -21,7 +23,7 @@ struct Load {
 }
 
 impl Load {
-    /// The longest that a write had to wait, in seconds.
+    /// The longest that fio had to wait, in seconds.
     fn under(
         &self,
         hosts: &mut Hosts,
@@ -36,7 +38,7 @@ impl Load {
         mend(hosts);
         assert!(fio.verified_bytes() > 30 << 20);
         hosts.await_whole(CLIENT);
-        fio.longest_write()
+        fio.longest_wait()
     }
 
     /// Likewise, while nothing of one host is heard.
@@ -49,11 +51,17 @@ fn other_than(hosts: &[usize]) -> usize {
     (1..=3).find(|host| !hosts.contains(host)).expect("three hosts, of which two are named")
 }
 
-/// Says how long writes waited, and that it was not longer than so many seconds.
+/// Says how long fio waited, and that it was not longer than so many seconds.
 fn judge(what: &str, waited: f64, most: f64) {
-    report(&format!("3 hosts: {what}: writes waited {waited:.1} s"));
-    assert!(waited <= most, "{what}: writes waited {waited:.1} s, and {most} s at most are right");
+    report(&format!("3 hosts: {what}: fio waited {waited:.1} s"));
+    assert!(waited <= most, "{what}: fio waited {waited:.1} s, and {most} s at most are right");
 }
+
+// How long clients wait by design is asserted in simulated time, where no other load is: the drill of the
+// simulator (`sim::cluster::drill`), in three of ten seeds where a member can be spared, asserts 0.5 s after
+// the death of an OSD, 3 s after it fell silent, 6 s where the leading monitor fell silent with it, and 0.2 s
+// after it was stopped. Here real processes share a machine with other tests: what is shown is that clients
+// go on, and that nobody waits for a time-out that is none of these.
 
 /// Where leading goes on: about two seconds (`docs/commands.md`), and what a machine adds that does much
 /// else.
@@ -82,6 +90,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
             monitors: 3,
             osds: 3,
             networks: &["--network", "10.77.1.0/24", "--network", "fd77::/64"],
+            commit: "fsync",
         },
     );
     hosts.make_cluster();
@@ -100,7 +109,10 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     let leader = hosts.leader(CLIENT).expect("one leads");
     let wait = load.under(
         &mut hosts,
-        |hosts| hosts.set_link(leader, V4, false),
+        |hosts| {
+            hosts.assert_commit(CLIENT, "v");
+            hosts.set_link(leader, V4, false);
+        },
         |hosts| hosts.set_link(leader, V4, true),
     );
     judge("one of two networks of the leading monitor's host is gone", wait, WAIT_FOR_LEADER_MAX);
@@ -139,6 +151,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
         },
     );
     judge("two members of etcd are killed, one after the other", wait, WAIT_MAX);
+    without_most_of_etcd(&mut hosts, &load);
 
     let leader = hosts.leader(CLIENT).expect("one leads");
     let wait = load.under(
@@ -178,7 +191,47 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     let leader = hosts.leader(CLIENT).expect("one leads");
     hosts.stop(&format!("mon.{leader}"));
     hosts.await_leader_but(CLIENT, leader);
-    assert!(hosts.check_copies() > 0);
+    // Each round wrote half of the volume at least.
+    hosts.check_copies(CLIENT, LOAD_SIZE / (128 << 10) / 2);
+}
+
+/// Nobody can lead: volumes are used all the same, and what cannot be done is said.
+fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
+    let first = hosts.etcd_leader();
+    let second = other_than(&[first]);
+    let dead = [first, second].map(|host| format!("etcd.{host}"));
+    let asked = Cell::new(None);
+    let names = |status: &Value, host: usize| {
+        let mut checks = status["checks"].as_array().expect("a list").iter();
+        checks.any(|check| {
+            let message = check["message"].as_str().expect("a text");
+            check["code"] == "state_endpoint_down" && message.contains(&format!("10.77.1.{host}:"))
+        })
+    };
+    let wait = load.under(
+        hosts,
+        |hosts| {
+            hosts.kill(&dead);
+            hosts.await_status(CLIENT, "status to tell how things were", |status| {
+                status["seconds_old"].is_number()
+                    && status["osds"].as_array().is_some_and(|osds| osds.len() == 3)
+            });
+            let set = ["config", "set", "nearly_full_percent", "85"];
+            let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
+            assert!(waiting.says.contains("etcd cannot be asked at"), "{}", waiting.says);
+            asked.set(Some(waiting));
+        },
+        |hosts| {
+            hosts.begin(&dead[0]);
+            asked.take().expect("just asked").done();
+            hosts.await_status(CLIENT, "the other member to be named", |status| {
+                status["seconds_old"].is_null() && names(status, second)
+            });
+            hosts.begin(&dead[1]);
+            hosts.await_status(CLIENT, "it to answer", |status| !names(status, second));
+        },
+    );
+    judge("most members of etcd are killed", wait, WAIT_MAX);
 }
 
 #[test]
@@ -192,6 +245,7 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
             monitors: 1,
             osds: 2,
             networks: &["--network", "fd77::/64", "--osd-network", "10.77.1.0/24"],
+            commit: "immediate",
         },
     );
     hosts.make_cluster();
@@ -213,6 +267,7 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
     hosts.await_whole(3);
     let mut session = QemuIo::open(&[&hosts.start_nbd(3, "v", &[])]);
     session.ask("write -P 1 0 8M");
+    hosts.assert_commit(3, "v");
     assert!(hosts.connections_between_osds(V4) > 0, "their own network is tried first");
     assert_eq!(hosts.connections_between_osds(V6), 0);
 
@@ -230,7 +285,7 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
     session.ask("read -P 3 8M 8M");
     session.close();
     hosts.await_whole(3);
-    assert!(hosts.check_copies() >= 16 << 3, "128 blocks of 128 KiB");
+    hosts.check_copies(3, 16 << 3);
 }
 
 /// While others write, a PG's primary stands cut off with a client of its own, and neither knows. There is
@@ -246,6 +301,7 @@ fn a_cut_off_primary_answers_nothing_old() {
             monitors: 1,
             osds: 3,
             networks: &["--network", "10.77.1.0/24"],
+            commit: "fsync",
         },
     );
     hosts.make_cluster();
@@ -274,12 +330,14 @@ fn a_cut_off_primary_answers_nothing_old() {
     far.close();
     near.close();
     hosts.await_whole(1);
-    assert!(hosts.check_copies() > 0);
+    hosts.check_copies(1, 8);
 }
 
 #[test]
 fn what_cannot_be_joined_made_or_run_is_said() {
-    let shape = Shape { hosts: 2, etcds: 1, etcd_in: V4, monitors: 1, osds: 0, networks: &[] };
+    let networks = &[];
+    let (etcd_in, commit) = (V4, "fsync");
+    let shape = Shape { hosts: 2, etcds: 1, etcd_in, monitors: 1, osds: 0, networks, commit };
     let mut hosts = Hosts::new("nohosts", shape);
     hosts.begin("etcd.1");
     let there = hosts.home(1);

@@ -24,7 +24,8 @@ fn said(hosts: &Hosts, what: &str) -> usize {
 #[test]
 fn a_daemon_that_was_told_of_one_monitor_joins_over_another_when_that_is_lost() {
     let networks = &["--network", "10.77.1.0/24"];
-    let shape = Shape { hosts: 3, etcds: 1, etcd_in: V4, monitors: 2, osds: 1, networks };
+    let shape =
+        Shape { hosts: 3, etcds: 1, etcd_in: V4, monitors: 2, osds: 1, networks, commit: "fsync" };
     let mut hosts = Hosts::new("learn", shape);
     let mut init = hosts.on(1, ASHLAR);
     init.args(["init", "--json", "--state", "etcd:http://127.0.0.1:1", "--dir"]);

@@ -40,6 +40,8 @@ pub struct Shape {
     pub osds: usize,
     /// For `ashlar init`.
     pub networks: &'static [&'static str],
+    /// The commit mode of OSDs.
+    pub commit: &'static str,
 }
 
 /// Hosts, and all that runs on them; it ends with its owner.
@@ -286,7 +288,7 @@ impl Hosts {
         for host in 1..=self.shape.osds {
             let name = format!("osd.{host}");
             let mut create = self.ashlar(host, &["osd", "create", "--size", "256MiB"]);
-            succeed(create.arg(self.path(&name)));
+            succeed(create.args(["--commit", self.shape.commit]).arg(self.path(&name)));
             self.begin(&name);
         }
         self.await_osds(1);
@@ -335,6 +337,11 @@ impl Hosts {
     pub fn await_whole(&self, asked: usize) {
         self.await_monitors(asked, self.shape.monitors);
         self.await_osds(asked);
+        self.await_clean(asked);
+    }
+
+    /// Waits until every PG has all its copies.
+    fn await_clean(&self, asked: usize) {
         let is_whole = |status: &Value| {
             let pgs = &status["pgs"];
             pgs["total"] == pgs["clean"] && pgs["total"] == pgs["active"] && pgs["total"] != 0
@@ -342,6 +349,11 @@ impl Hosts {
         wait_for("every PG to be clean", || {
             self.try_json(asked, &["status"]).is_some_and(|status| is_whole(&status))
         });
+    }
+
+    /// Waits until `status`, as one host is told it, is so.
+    pub fn await_status(&self, asked: usize, what: &str, is_so: impl Fn(&Value) -> bool) {
+        wait_for(what, || self.try_json(asked, &["status"]).is_some_and(|status| is_so(&status)));
     }
 
     /// Connections of the second host's OSD with that of the first one in a network, where no etcd is.
@@ -366,9 +378,33 @@ impl Hosts {
         format!("nbd+unix:///{volume}?socket={}", socket.display())
     }
 
-    /// Stops the OSDs: each is sound, and all copies are the same. Tells how many blocks were
-    /// compared.
-    pub fn check_copies(&mut self) -> u64 {
+    /// Asserts that a volume's only client, which has its lock, is answered as the commit mode says:
+    /// before its writes are flushed, or behind.
+    pub fn assert_commit(&self, asked: usize, volume: &str) {
+        let info = self.json(asked, &["volume", "info", volume]);
+        assert_eq!(info["lock"]["lazy"], self.shape.commit == "fsync", "{info:#}");
+    }
+
+    /// Waits until every PG has all its copies, and stops the OSDs: each is sound, and the copies of so
+    /// many blocks at least are the same.
+    pub fn check_copies(&mut self, asked: usize, least: u64) {
+        self.await_clean(asked);
+        // An OSD may have reported what it served before the last entries: what is read now is served as they
+        // say, so that members have noted them.
+        let volumes = self.json(asked, &["volume", "ls"]);
+        for row in volumes.as_array().expect("a list") {
+            let name = row["name"].as_str().expect("a text");
+            let read =
+                ["bench", "volume", name, "--op", "randread", "--depth", "8", "--seconds", "1"];
+            assert!(self.json(asked, &read)["ops_per_second"].as_f64() > Some(0.0), "{name}");
+        }
+        // First of all who would take each OSD that ends out of its PGs: what it has would be compared
+        // with nothing.
+        let is_monitor = |name: &String| name.starts_with("mon.");
+        let monitors = self.daemons.iter().map(|(name, _)| name.clone()).filter(is_monitor);
+        for monitor in monitors.collect::<Vec<_>>() {
+            self.stop(&monitor);
+        }
         let mut compare = Command::new(ASHLAR);
         compare.args(["check", "--json"]);
         for host in 1..=self.shape.osds {
@@ -383,7 +419,14 @@ impl Hosts {
         let found = run(&mut compare);
         let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
         assert_eq!(found["different"], 0, "{found:#}");
-        found["blocks"].as_u64().expect("a number")
+        assert!(found["blocks"].as_u64() >= Some(least), "{least} blocks: {found:#}");
+        // Each with another copy.
+        let bytes = least * (128 << 10);
+        assert!(found["bytes_compared"].as_u64() >= Some(bytes), "{bytes} bytes: {found:#}");
+        // Whatever else is found is what a member drops in the background.
+        let errors = found["findings"].as_array().expect("a list").iter();
+        let errors = errors.filter(|finding| finding["severity"] == "error");
+        assert_eq!(errors.count(), 0, "{found:#}");
     }
 }
 

@@ -1,11 +1,14 @@
 //! Do settings, pools and keys of the state store change as operators ask, while the cluster runs?
 
 use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, misused, qemu_io, succeed, wait_for};
+use crate::harness::{Cluster, finish, misused, qemu_io, succeed, text_of, wait_for};
 
 fn rows(value: &Value) -> &[Value] {
     value.as_array().expect("a list")
@@ -162,7 +165,7 @@ fn tree_and_status(cluster: &Cluster) {
     assert!(text.contains("- osd.1") && text.contains("2/2"), "{text}");
     // `status --watch` tells the next status when something changed.
     let mut command: Command = cluster.command(&["status", "--watch", "--json"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("runs");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let mut next = || -> Value {
         serde_json::from_str(&lines.next().expect("it goes on").expect("readable")).expect("JSON")
@@ -172,6 +175,9 @@ fn tree_and_status(cluster: &Cluster) {
     osd["in"] = json!(true);
     succeed(cluster.command(&["state", "put", "osd/2"]).arg(osd.to_string()));
     while next()["osds"][1]["in"] == false {}
-    child.kill().expect("it runs");
-    child.wait().expect("it ends");
+    // Ctrl-C ends it without a word.
+    kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+    let output = finish(child, Duration::from_secs(20));
+    assert_eq!(output.status.signal(), Some(2), "{}", text_of(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }

@@ -1,0 +1,267 @@
+//! What do clients see when OSDs that hold their data stand still, or die together, under their writes?
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::{Cluster, QemuIo, is_running, kill_9, patient_image, report, wait_for};
+use crate::replication::{
+    ask, has_check, pieces, signal, start_osd, stop_osd, three, three_copies,
+};
+use crate::servers::{Detour, NbdServer};
+
+/// Pieces of 1 MiB that a stream writes, again and again.
+const STREAM_PIECES: u64 = 16;
+
+/// A client that writes without a pause, piece by piece, each time with another pattern, until it is told
+/// to end. So whatever happens, happens under a write.
+struct Stream {
+    /// Where its pieces begin, in MiB.
+    begin: u64,
+    acknowledged: Arc<AtomicU64>,
+    is_to_end: Arc<AtomicBool>,
+    /// Ends with the longest that a write took.
+    thread: JoinHandle<Duration>,
+}
+
+/// What the write of a number, from 0 on, writes where.
+fn stream_write(begin: u64, number: u64) -> (u64, u64) {
+    (begin + number % STREAM_PIECES, 1 + (begin * 13 + number / STREAM_PIECES) % 250)
+}
+
+impl Stream {
+    fn start(cluster: &Cluster, volume: &str, begin: u64) -> Stream {
+        let acknowledged = Arc::new(AtomicU64::new(0));
+        let is_to_end = Arc::new(AtomicBool::new(false));
+        let (count, end) = (acknowledged.clone(), is_to_end.clone());
+        let image = patient_image(cluster, volume);
+        let thread = std::thread::spawn(move || {
+            let mut qemu = QemuIo::open(&["--image-opts", &image]);
+            let mut longest = Duration::ZERO;
+            while !end.load(Ordering::Relaxed) {
+                let number = count.load(Ordering::Relaxed);
+                let (place, pattern) = stream_write(begin, number);
+                let began = Instant::now();
+                qemu.ask(&format!("write -P {pattern} {place}M 1M"));
+                longest = longest.max(began.elapsed());
+                count.store(number + 1, Ordering::Relaxed);
+            }
+            qemu.begin("flush");
+            qemu.close();
+            longest
+        });
+        Stream { begin, acknowledged, is_to_end, thread }
+    }
+
+    /// Writes that were acknowledged.
+    fn count(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Waits for so many more of them.
+    fn wait_for_more(&self, more: u64) {
+        let wanted = self.count() + more;
+        wait_for("a stream of writes to go on", || {
+            assert!(!self.thread.is_finished(), "it ended by itself: its words are above");
+            self.count() >= wanted
+        });
+    }
+
+    /// Ends it: the reads that find what it has written, and the longest that a write took.
+    fn end(self) -> (Vec<String>, Duration) {
+        self.is_to_end.store(true, Ordering::Relaxed);
+        let longest = self.thread.join().expect("each write was done");
+        let count = self.acknowledged.load(Ordering::Relaxed);
+        assert!(count >= STREAM_PIECES);
+        let last = (count - STREAM_PIECES..count).map(|number| stream_write(self.begin, number));
+        (last.map(|(place, pattern)| format!("read -P {pattern} {place}M 1M")).collect(), longest)
+    }
+}
+
+/// The OSD that leads the only PG of a pool, if one does.
+fn leader_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
+    let rows = cluster.json(&["pg", "ls", "--pool", pool]);
+    assert_eq!(rows.as_array().map(Vec::len), Some(1));
+    rows[0]["primary"].as_u64()
+}
+
+#[test]
+fn a_primary_that_stood_still_under_writes_answers_nothing_old_and_loses_nothing() {
+    // Who shares a volume has no lazy writes.
+    let cluster = three("stood-still", "512MiB", &["--commit", "immediate"]);
+    // One PG: whoever leads it is asked for everything.
+    let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
+    cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
+    cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "one"]);
+    cluster.wait_clean();
+    // A client that stands still for so long keeps its session.
+    cluster.run(&["config", "set", "session_timeout_ms", "10min"]);
+    ask(&cluster, "v", &pieces("write", 1, 64));
+    let streams: Vec<Stream> =
+        [0, 16, 32].map(|begin| Stream::start(&cluster, "v", begin)).into_iter().collect();
+    // Another client, which hears of the monitor by a way of its own.
+    let detour = Detour::to(cluster.monitor_address());
+    let files = cluster.copy_of_files("stood-still-files", &detour.address.to_string());
+    let server = NbdServer::start(files.path(), "near.sock");
+    let mut near = server.open("v");
+    near.ask(&pieces("read", 1, 64)[63]);
+    streams.iter().for_each(|stream| stream.wait_for_more(STREAM_PIECES));
+    let former = leader_of_one(&cluster, "one").expect("the pool is served");
+    let (osd, monitor) = (cluster.pid("osd", former), cluster.pid("mon", 1));
+
+    // Both stand still, the primary with writes under way, and neither hears what comes of that.
+    server.signal(Signal::STOP);
+    detour.cut();
+    signal(osd, Signal::STOP);
+    wait_for("another primary", || {
+        leader_of_one(&cluster, "one").is_some_and(|leader| leader != former)
+    });
+    // All is overwritten there, what was under way before, too.
+    streams.iter().for_each(|stream| stream.wait_for_more(2 * STREAM_PIECES));
+    let ended: Vec<(Vec<String>, Duration)> = streams.into_iter().map(Stream::end).collect();
+    let longest = ended.iter().map(|(_, longest)| *longest).max().expect("three");
+    let reads: Vec<String> = ended.into_iter().flat_map(|(reads, _)| reads).collect();
+
+    // The client goes on first: it asks the primary that it knows, for no monitor tells it of another.
+    signal(monitor, Signal::STOP);
+    near.begin(&reads[0]);
+    server.signal(Signal::CONT);
+    let early = near.ended_within(Duration::from_secs(1));
+    assert_eq!(early, None, "it asks nobody but who stands still");
+    signal(osd, Signal::CONT);
+    let early = near.ended_within(Duration::from_secs(2));
+    signal(monitor, Signal::CONT);
+    let line = early.unwrap_or_else(|| near.end());
+    assert!(!line.contains("failed"), "what was overwritten: {line}");
+    report(&format!(
+        "a primary stood still under writes: the longest took {:.2} s",
+        longest.as_secs_f64()
+    ));
+    for read in &reads {
+        near.ask(read);
+    }
+    near.ask("write -P 7 63M 1M");
+    near.ask("read -P 7 63M 1M");
+    near.close();
+    server.end();
+    cluster.wait_clean();
+    ask(&cluster, "v", &reads);
+    ask(&cluster, "v", &pieces("read", 1, 63).split_off(48));
+    assert!(cluster.check_copies() >= 64 * 8);
+}
+
+#[test]
+fn with_two_of_three_holders_dead_writes_wait_until_one_is_back_with_all_that_was_acknowledged() {
+    let cluster = three_copies("two-dead", "512MiB", &["--restart-after", "never"]);
+    cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
+    ask(&cluster, "v", &pieces("write", 1, 64));
+    let stream = Stream::start(&cluster, "v", 0);
+    stream.wait_for_more(2 * STREAM_PIECES);
+    let pids = [cluster.pid("osd", 1), cluster.pid("osd", 2)];
+    pids.iter().for_each(|pid| kill_9(*pid));
+    wait_for("them to be gone", || !pids.iter().any(|pid| is_running(*pid)));
+    for osd in [1, 2] {
+        cluster.wait_osd(osd, false);
+    }
+    let is_waiting = |row: &Value| row["state"] == "incomplete";
+    wait_for("every PG to wait", || {
+        let rows = cluster.json(&["pg", "ls", "--pool", "safe"]);
+        rows.as_array().expect("a list").iter().all(is_waiting)
+    });
+    assert!(has_check(&cluster, "pg_incomplete"));
+    let before = stream.count();
+    // There is no event for something that does not happen.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(stream.count(), before, "the third alone acknowledges nothing");
+    assert!(!cluster.command(&["check"]).output().expect("it runs").status.success());
+
+    start_osd(&cluster, 1);
+    stream.wait_for_more(2 * STREAM_PIECES);
+    let (reads, longest) = stream.end();
+    report(&format!(
+        "two of three holders were dead until one was back: the longest write took {:.2} s",
+        longest.as_secs_f64()
+    ));
+    ask(&cluster, "v", &reads);
+    ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
+    ask(&cluster, "v", &pieces("write", 2, 48).split_off(32));
+    start_osd(&cluster, 2);
+    cluster.wait_clean();
+    ask(&cluster, "v", &reads);
+    ask(&cluster, "v", &pieces("read", 2, 48).split_off(32));
+    cluster.wait_healthy();
+    cluster.run(&["check"]);
+    assert!(cluster.check_copies() >= 64 * 8);
+}
+
+#[test]
+fn the_only_whole_holder_dies_while_another_is_filled_and_all_is_there_when_it_is_back() {
+    let cluster = three("source-dies", "1GiB", &["--restart-after", "never"]);
+    cluster.run(&["volume", "create", "v", "--size", "192MiB"]);
+    ask(&cluster, "v", &pieces("write", 1, 192));
+    let list = |row: &Value, key: &str| row[key].as_array().expect("a list").clone();
+    // Whom one OSD alone fills, if that is seen before it is done.
+    let source_of = |learner: u64| {
+        let mut source = None;
+        wait_for("it to be filled", || {
+            let rows = cluster.json(&["pg", "ls"]);
+            let rows = rows.as_array().expect("a list");
+            let alone = |row: &&Value| {
+                let (acting, learners) = (list(row, "acting"), list(row, "learners"));
+                acting.len() == 1 && learners == [Value::from(learner)]
+            };
+            source = rows.iter().find(alone).and_then(|row| list(row, "acting")[0].as_u64());
+            source.is_some() || rows.iter().all(|row| list(row, "acting").len() == 2)
+        });
+        source
+    };
+    // PGs whose only whole member is this one, which is down.
+    let wait_for_it = |source: u64| {
+        let rows = cluster.json(&["pg", "ls"]);
+        let rows = rows.as_array().expect("a list").clone().into_iter();
+        let alone = rows.filter(|row| list(row, "acting") == [Value::from(source)]);
+        alone.filter(|row| row["state"] == "down").count()
+    };
+    let mut seed = 1;
+    let (source, waiting) = loop {
+        assert!(seed <= 10, "no filling is ever seen under way");
+        seed += 1;
+        stop_osd(&cluster, 1);
+        ask(&cluster, "v", &pieces("write", seed, 192));
+        cluster.run(&["osd", "start", "1"]);
+        let Some(source) = source_of(1) else { continue };
+        kill_9(cluster.pid("osd", source));
+        cluster.wait_osd(source, false);
+        match wait_for_it(source) {
+            // It was too late: who was filled has all.
+            0 => ask(&cluster, "v", &pieces("read", seed, 192)),
+            waiting => break (source, waiting),
+        }
+        start_osd(&cluster, source);
+        cluster.wait_clean();
+    };
+    assert!(has_check(&cluster, "pg_down"));
+    let image = patient_image(&cluster, "v");
+    let mut qemu = QemuIo::open(&["--image-opts", &image]);
+    // 128 blocks: some lie in a PG that waits.
+    qemu.begin("write -P 251 0 16M");
+    assert_eq!(
+        qemu.ended_within(Duration::from_secs(2)),
+        None,
+        "{waiting} PGs wait for osd.{source}"
+    );
+    start_osd(&cluster, source);
+    let line = qemu.end();
+    assert!(line.contains("wrote 16777216/16777216"), "{line}");
+    qemu.ask("read -P 251 0 16M");
+    qemu.close();
+    ask(&cluster, "v", &pieces("read", seed, 192).split_off(16));
+    cluster.wait_clean();
+    ask(&cluster, "v", &pieces("read", seed, 192).split_off(16));
+    cluster.wait_healthy();
+    assert!(cluster.check_copies() >= 192 * 8);
+}

@@ -1,0 +1,83 @@
+//! Do clients only wait while what their cluster depends on is away for a whole minute?
+//!
+//! Leases, sessions, grace times and everybody's patience run out meanwhile. The same on several hosts,
+//! with three monitors and three members of etcd, is in `hosts`.
+
+use std::time::{Duration, Instant};
+
+use crate::etcd::etcd_pid;
+use crate::fio::Fio;
+use crate::harness::{Cluster, is_running, kill_9, report, wait_for};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Who dies, to be started again by `up` a minute later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Away {
+    /// Whatever knows the cluster's state.
+    MonitorAndEtcd,
+    /// And all that holds data: all but the clients.
+    Everything,
+}
+
+fn clients_only_wait(commit: &str, away: Away) {
+    let with_osds = away == Away::Everything;
+    let name = format!("minute-{commit}-{}", if with_osds { "all" } else { "state" });
+    let up = ["--state=etcd", "--osds=3", "--osd-size=256MiB", "--restart-after=60s"];
+    let cluster = Cluster::up(&name, &[&up[..], &["--commit", commit]].concat());
+    cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
+    cluster.wait_clean();
+    // Where it need not wait it works all the time.
+    let rate = if with_osds { 8 << 20 } else { 700 << 10 };
+    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 56 << 20, 41, rate);
+    fio.wait_written(1 << 20);
+    let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
+    assert_eq!(lock["lazy"], commit == "fsync", "{lock}");
+
+    let count = cluster.processes().len();
+    assert_eq!(count, 6, "up, monitor, three OSDs, NBD server");
+    let etcd = etcd_pid(&cluster).expect("`up` runs it");
+    let mut dead = vec![cluster.pid("mon", 1), etcd];
+    if with_osds {
+        dead.extend((1..=3).map(|osd| cluster.pid("osd", osd)));
+    }
+    let began = Instant::now();
+    dead.iter().for_each(|pid| kill_9(*pid));
+    wait_for("them to be gone", || !dead.iter().any(|pid| is_running(*pid)));
+    wait_for("all to be there again", || {
+        cluster.processes().len() == count && etcd_pid(&cluster).is_some()
+    });
+    assert!(began.elapsed() >= MINUTE, "{:?}", began.elapsed());
+    assert!((0..20).any(|_| fio.writes_on()), "it has not ended meanwhile");
+    let verified = fio.verified_bytes();
+    let longest = fio.longest_wait();
+    report(&format!(
+        "{away:?} away for a minute, {commit}: {verified} bytes written and verified, the longest wait \
+         was {longest:.1} s"
+    ));
+    match away {
+        Away::MonitorAndEtcd => assert!(longest < 30.0, "nobody waits for them: {longest:.1} s"),
+        Away::Everything => assert!(longest > 50.0, "nobody was there: {longest:.1} s"),
+    }
+    cluster.wait_clean();
+    cluster.wait_healthy();
+    assert!(cluster.check_copies() > 0);
+}
+
+/// All wait at the same time.
+#[test]
+fn what_is_away_for_a_minute_only_makes_clients_wait() {
+    std::thread::scope(|scope| {
+        let cases = ["fsync", "immediate"]
+            .into_iter()
+            .flat_map(|commit| [Away::MonitorAndEtcd, Away::Everything].map(|away| (commit, away)));
+        let threads: Vec<_> = cases
+            .map(|(commit, away)| {
+                (commit, away, scope.spawn(move || clients_only_wait(commit, away)))
+            })
+            .collect();
+        for (commit, away, thread) in threads {
+            assert!(thread.join().is_ok(), "{commit}, {away:?}: its words are above");
+        }
+    });
+}
