@@ -38,7 +38,7 @@ if [ "$what" = check ]; then
     part 'simulator, 50 seeds' cargo_ci run -p sim -- --seeds 1..50
     exit 0
 fi
-part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 5
+part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 6
 part 'planted bugs' cargo_ci run -p sim --features planted -- --planted all --seeds 1..500 \
-    --cpu-minutes-max 10
+    --cpu-minutes-max 12
 part 'real processes' cargo_ci test -p ashlar --test it -- --test-threads=2
