@@ -8,20 +8,20 @@ use super::plan::Departure;
 use super::users::Handle;
 use super::world::{Item, World};
 
-/// Between two writes of the drill.
-const WRITE_EVERY: Duration = Duration::from_millis(4);
+/// Between two operations of the drill.
+const ASK_EVERY: Duration = Duration::from_millis(4);
 
 /// For how long the cluster must have been whole: whoever waits for a while before he calls somebody
 /// again has called.
 const WHOLE_FOR: Duration = Duration::from_secs(2);
 
-/// How long it writes before answers are judged.
+/// How long they are asked before answers are judged.
 const WARM: Duration = Duration::from_millis(200);
 
-/// How long it writes then before the member goes.
+/// How long they are asked then before the member goes.
 const CALM: Duration = Duration::from_millis(400);
 
-/// How much longer it writes than an operation may take then: what comes late is seen.
+/// How much longer they are asked than one may take then: what comes late is seen.
 const SPAN: Duration = Duration::from_secs(3);
 
 /// How long a connection with a monitor may be silent before it is broken off.
@@ -101,7 +101,7 @@ impl World {
             longest_calm: Duration::ZERO,
             longest: Duration::ZERO,
         });
-        self.schedule(WRITE_EVERY, Item::Drill);
+        self.schedule(ASK_EVERY, Item::Drill);
         self.wait("an operation of the drill is never answered", |world| {
             let is_over = world.drill.as_ref().is_none_or(|drill| world.now > drill.end);
             is_over && world.clients.iter().all(|client| client.open.is_empty())
@@ -133,7 +133,7 @@ impl World {
         self.wait_until_whole().map(drop)
     }
 
-    /// A write of the drill; and at its time the member goes.
+    /// An operation of the drill; and at its time the member goes.
     pub(super) fn drill_turn(&mut self) -> Result<(), String> {
         let Some(drill) = &mut self.drill else { return Ok(()) };
         if self.now > drill.end {
@@ -141,7 +141,7 @@ impl World {
         }
         let (attached, victim, departure) = (drill.attached, drill.victim, drill.departure);
         let leaves = drill.leaves_at.take_if(|at| *at <= self.now).is_some();
-        self.schedule(WRITE_EVERY, Item::Drill);
+        self.schedule(ASK_EVERY, Item::Drill);
         if leaves {
             self.fault("OSD gone in a drill");
             self.osds[victim].stays_down = true;
@@ -160,11 +160,11 @@ impl World {
                 }
             }
         }
-        self.write_for_drill(attached)
+        self.ask_for_drill(attached)
     }
 
     /// Nothing passes between a process and any other one; no connection breaks by that.
-    fn silence(&mut self, process: Process) {
+    pub(super) fn silence(&mut self, process: Process) {
         let osds = (0..self.osds.len()).map(Process::Osd);
         let clients = (0..self.clients.len()).map(Process::Client);
         for other in osds.chain(clients).chain(self.monitor_processes()) {

@@ -1,15 +1,23 @@
 //! The loss: so many OSDs go for long that PGs are left with fewer members than they need, and spare
 //! ones take their place. What all members are known to have is read while they wait. Every PG is served
-//! again by the others, and holds all that was acknowledged, before the lost ones come back.
+//! again by the others, and holds all that was acknowledged, before the lost ones come back. Or they are
+//! silent only, and are heard again when spare ones begin to be filled.
 
 use base::{Duration, PgId, PoolId};
 
 use super::Process;
 use super::operator::Job;
 use super::world::{Item, World};
+use crate::random::Chance;
 
 /// For how long the cluster must have been whole before.
 const WHOLE_FOR: Duration = Duration::from_secs(2);
+
+/// When connections of those that are missed break.
+const TIME_OUT: Duration = Duration::from_secs(4);
+
+/// How long OSDs are missed at most.
+const MISSED_FOR: Duration = Duration::from_secs(20);
 
 /// How often OSDs are drawn until enough failure domains are left.
 const DRAW_COUNT: usize = 8;
@@ -21,6 +29,9 @@ impl World {
             return Ok(());
         }
         let Some(lost) = self.draw_lost() else { return Ok(()) };
+        if self.chaos.chance(Chance::percent(50)) {
+            return self.miss(&lost);
+        }
         self.attach_all_to_read()?;
         for index in &lost {
             self.fault("OSD lost for long");
@@ -43,6 +54,28 @@ impl World {
         self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, false)));
         self.wait("OSDs do not come in again", |world| world.operator.jobs.is_empty())?;
         self.wait_until_whole().map(drop)
+    }
+
+    /// Nothing is heard of these until a learner of a PG that waits for one is being filled.
+    fn miss(&mut self, lost: &[usize]) -> Result<(), String> {
+        const FILLED: &str = "learner to be filled while members are lost";
+        for index in lost {
+            self.fault("OSD missed for long");
+            self.silence(Process::Osd(*index));
+            let wakes = self.net.time_out(self.now, Process::Osd(*index), TIME_OUT);
+            self.wake(wakes);
+        }
+        let (filled, end) = (self.tally.sequels.get(FILLED), self.now + MISSED_FOR);
+        self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, true)));
+        self.wait("time stands still", |world| {
+            world.tally.sequels.get(FILLED) > filled || world.now > end
+        })?;
+        let wakes = self.net.heal_all(self.now);
+        self.wake(wakes);
+        self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, false)));
+        self.wait("OSDs do not come in again", |world| world.operator.jobs.is_empty())?;
+        self.wait_until_whole()?;
+        self.read_everything()
     }
 
     /// Reads what the members that are left know that all have. Nobody is to be waited for.

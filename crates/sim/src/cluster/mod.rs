@@ -73,7 +73,7 @@ pub const OPERATIONS: [&str; 19] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 67] = [
+pub const FAULTS: [&str; 68] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -81,6 +81,7 @@ pub const FAULTS: [&str; 67] = [
     "OSD stopped by its operator",
     "OSD gone in a drill",
     "OSD lost for long",
+    "OSD missed for long",
     "process stood still",
     "disk lost",
     "rot in the journal's tail",

@@ -247,7 +247,8 @@ impl World {
     pub(super) fn attach_for_drill(&mut self) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
-        self.attach_volume(0, volume, false, false)?;
+        let lock = self.work.chance(Chance::percent(50));
+        self.attach_volume(0, volume, false, lock)?;
         self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
         let attached = self.clients[0].attached.iter().find_map(|(handle, it)| match it.stage {
             Stage::Open { units, .. } => {
@@ -258,10 +259,19 @@ impl World {
         Ok(attached)
     }
 
-    /// Writes one unit of it.
-    pub(super) fn write_for_drill(&mut self, to: Handle) -> Result<(), String> {
+    /// Writes or reads one unit of it, or flushes.
+    pub(super) fn ask_for_drill(&mut self, to: Handle) -> Result<(), String> {
         let unit = self.work.below(to.units);
-        self.ask_write(to.client, to.handle, to.volume, unit * 8..unit * 8 + 8)
+        let pieces = unit * 8..unit * 8 + 8;
+        let (work, operation) = match self.work.weighted(&[5, 2, 1]) {
+            0 => return self.ask_write(to.client, to.handle, to.volume, pieces),
+            1 => {
+                let (offset, length) = (unit * UNIT_SIZE, UNIT_SIZE);
+                (Work::Read { pieces }, Operation::Read { offset, length })
+            }
+            _ => (Work::Flush, Operation::Flush),
+        };
+        self.request(to.client, to.handle, to.volume, work, operation)
     }
 
     fn ask(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
