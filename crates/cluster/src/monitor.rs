@@ -61,7 +61,7 @@ use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, READ_LEASE_PG_COUNT_MAX, ToMonitor};
 use crate::records::TaskId;
 use crate::settings::Setting;
-use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest};
+use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};
 use contents::Contents;
 use edit::Watching;
 use entries::Entries;
@@ -157,6 +157,8 @@ pub struct Monitor {
     stage: Stage,
     /// Whether this process has led before: then another leader ends it.
     has_led: bool,
+    /// The store's revision when this process began to lead, once it has.
+    led_from: Option<StateRevision>,
     /// Since when; `ZERO` before that.
     led_since: Time,
     contents: Contents,
@@ -259,6 +261,7 @@ impl Monitor {
             may_create: true,
             stage: Stage::New,
             has_led: false,
+            led_from: None,
             led_since: Time::ZERO,
             contents: Contents::of_reign(reign),
             request_last: 0,

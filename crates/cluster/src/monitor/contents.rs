@@ -169,7 +169,8 @@ impl Contents {
         Ok(())
     }
 
-    fn note_damage(&mut self, key: Key, entry: KeyValue, why: String) {
+    /// Takes a key whose value is not to be used.
+    pub(super) fn note_damage(&mut self, key: Key, entry: KeyValue, why: String) {
         self.note_edit(entry.key, entry.revision, Some(entry.value));
         self.damaged.insert(key, why);
     }

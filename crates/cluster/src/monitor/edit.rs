@@ -109,6 +109,15 @@ fn protected_because(key: &Key) -> Option<&'static str> {
     }
 }
 
+/// Whether what is under a key is believed only if a monitor wrote it: data depends on it, and people
+/// have no reason to write it.
+pub(super) fn is_never_edited(key: &Key) -> bool {
+    // What these say is judged by other means, or nothing depends on it.
+    let is_judged =
+        matches!(key, Key::Cluster | Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
+    protected_because(key).is_some() && !is_judged
+}
+
 impl Watching {
     /// Whether what is told of a revision was written here, or read when everything was.
     fn is_known(&mut self, told: StateRevision) -> bool {

@@ -17,6 +17,7 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, Time};
 
 use super::contents::Contents;
+use super::edit::is_never_edited;
 use super::job::Job;
 use super::{Effect, Monitor, StopReason};
 use crate::message::{Command, ToMonitor};
@@ -284,6 +285,7 @@ impl Monitor {
             self.read_leader(effects);
         } else {
             self.watching.read_at = leader;
+            self.led_from.get_or_insert(leader);
             self.take_loaded(now, loaded, effects);
         }
     }
@@ -333,8 +335,23 @@ impl Monitor {
     /// The state as the last monitor left it.
     fn take_first(&mut self, loaded: BTreeMap<String, KeyValue>) -> Result<(), StopReason> {
         let mut contents = Contents::of_reign(self.contents.reign);
+        let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);
+        let (change, cluster) = (revision(Key::Change), revision(Key::Cluster));
+        let led_from = self.led_from.unwrap_or_default();
+        // Every transaction of a monitor writes its number. (Where all keys were put back one by one, that
+        // one as well, OSDs tell whether they are older.)
+        let is_of_another_hand = |entry: &KeyValue| {
+            let is_past_monitors = change < Some(entry.revision) && entry.revision < led_from;
+            cluster.is_some() && change >= cluster && is_past_monitors
+        };
         for entry in loaded.into_values() {
-            contents.load(entry).map_err(StopReason::State)?;
+            match Key::parse(&entry.key) {
+                Some(key) if is_of_another_hand(&entry) && is_never_edited(&key) => {
+                    let why = "another hand wrote it while no monitor led".to_string();
+                    contents.note_damage(key, entry, why);
+                }
+                _ => contents.load(entry).map_err(StopReason::State)?,
+            }
         }
         if let Some(reason) = self.why_not_ours(&contents) {
             return Err(reason);

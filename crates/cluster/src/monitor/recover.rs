@@ -153,8 +153,11 @@ impl Monitor {
             | Job::TaskEnd { .. }
             | Job::Stats
             | Job::OutOsd { .. } => Some(Done::Silent),
-            // It would count on from what is missing.
-            Job::MonitorHere { .. } if self.contents.is_damaged() => Some(Done::Silent),
+            // It would count on from what is missing; and the number of a transaction says that what was
+            // there before is a monitor's.
+            Job::MonitorHere { .. } | Job::Edit { .. } if self.contents.is_damaged() => {
+                Some(Done::Silent)
+            }
             _ => None,
         }
     }
@@ -356,6 +359,7 @@ impl Monitor {
         let mut anew = Monitor::new(self.identity.clone());
         anew.contents.reign = self.contents.reign.wrapping_add(1 << 32);
         anew.lease = self.lease;
+        anew.led_from = self.led_from;
         anew.may_create = self.may_create;
         (anew.now, anew.event_last) = (self.now, self.event_last);
         (anew.request_last, anew.order_last) = (self.request_last, self.order_last);

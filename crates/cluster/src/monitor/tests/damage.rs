@@ -189,6 +189,43 @@ fn a_recovery_takes_what_is_damaged_from_osds() {
 }
 
 #[test]
+fn what_another_hand_wrote_while_no_monitor_led_is_not_believed() {
+    for key in KEYS.into_iter().filter(|key| !["osd/1", "pool/1"].contains(key)) {
+        let mut rig = cluster();
+        let older = rig.stored(key).unwrap().value;
+        rig.kill_osd(2);
+        rig.advance(Duration::from_secs(5));
+        rig.boot(2);
+        rig.report(2, |_| {});
+        rig.make_volume("later", GIB).unwrap();
+        let before = members(&rig);
+        // A setting that cannot be in force is undone only once nothing is damaged.
+        rig.hand_writes_unseen("config/nothing", Some("{}"));
+        damage(&mut rig, key, Some(&older));
+        for _ in 0..2 {
+            let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}"));
+            assert!(told.contains(&format!("{key} (another hand wrote it")), "{told}");
+            assert!(rig.stored("config/nothing").is_some(), "{key}: nothing is written");
+            rig.restart();
+            rig.tick();
+        }
+        recover(&mut rig).unwrap();
+        assert_mended(&mut rig, &before, key);
+        assert!(rig.stored("config/nothing").is_none(), "{key}");
+    }
+}
+
+#[test]
+fn what_people_may_write_is_believed_whoever_leads() {
+    let mut rig = cluster();
+    let mut pool: Value = serde_json::from_str(&rig.stored("pool/1").unwrap().value).unwrap();
+    pool["name"] = json!("other");
+    damage(&mut rig, "pool/1", Some(&pool.to_string()));
+    assert_eq!(damage_told(&mut rig), None);
+    assert_eq!(rig.command(Command::PoolList).unwrap()[0]["name"], "other");
+}
+
+#[test]
 fn what_was_removed_though_others_need_it_comes_back_from_osds() {
     let counters = ["counter/session", "counter/image", "counter/osd"];
     for key in ["pool/1", "pg/1/0", "osd/1", "image/1"].into_iter().chain(counters) {

@@ -510,6 +510,9 @@ fn no_entry_of_a_pg_is_written_before_an_osd_has_spoken() {
     // A backup of the moment between: the OSD is down, and no entry has followed from that.
     stop(&mut rig, &[1]);
     rig.hand_writes_unseen("pg/1/0", Some(&shard));
+    // In it the number of the last transaction is as new as the entry.
+    let change = rig.stored("change").unwrap().value;
+    rig.hand_writes_unseen("change", Some(&change));
     let backup = rig.store.clone();
     restore(&mut rig, &backup);
     rig.advance(Duration::from_millis(4_900));
