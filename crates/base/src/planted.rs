@@ -48,8 +48,6 @@ pub enum Bug {
     StaleRevisionAccepted,
     /// Node: a member takes part in an epoch before its leases to an earlier primary have run out.
     QueryAnsweredBeforeGrantsEnd,
-    /// Node: a member hears messages of any epoch, from anybody.
-    EpochNotComparedByMember,
     /// Cluster: a whole map, as after a restart, is taken without its fences.
     FencesLostByRestart,
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
@@ -82,8 +80,6 @@ pub enum Bug {
     LearnerAddedWithoutReport,
     /// Cluster: members leave the acting set though fewer than minimum size remain.
     MemberRemovedBelowMinimum,
-    /// Cluster: what a primary needed in an epoch before is done in this one.
-    OldNeedAccepted,
     /// Cluster: a lock is granted while other sessions have the image.
     LazyWithoutLock,
     /// Volume: what was done and is not durable is not written again in a new epoch.

@@ -128,23 +128,20 @@ impl Node {
             let query = Query { connection, leader, epoch, body };
             return if is_query { self.hold_for_map(now, pg, query) } else { Ok(()) };
         };
-        let is_compared = !planted::on(Bug::EpochNotComparedByMember);
-        if is_compared {
-            if epoch < entry.epoch {
-                let body = PeerBody::Stale(entry.clone());
-                send_peer(connection, PeerMessage { pg, epoch, body }, effects);
-                return Ok(());
-            }
-            if epoch > entry.epoch && is_query {
-                let query = Query { connection, leader, epoch, body };
-                return self.hold_for_map(now, pg, query);
-            }
-            if epoch > entry.epoch {
-                return Err("it goes on in an epoch that this OSD has not begun".into());
-            }
-            if primary_of(entry) != Some(leader) {
-                return Err(format!("it does not lead {pg}"));
-            }
+        if epoch < entry.epoch {
+            let body = PeerBody::Stale(entry.clone());
+            send_peer(connection, PeerMessage { pg, epoch, body }, effects);
+            return Ok(());
+        }
+        if epoch > entry.epoch && is_query {
+            let query = Query { connection, leader, epoch, body };
+            return self.hold_for_map(now, pg, query);
+        }
+        if epoch > entry.epoch {
+            return Err("it goes on in an epoch that this OSD has not begun".into());
+        }
+        if primary_of(entry) != Some(leader) {
+            return Err(format!("it does not lead {pg}"));
         }
         let Some(slot) = self.pg_slots.get(&pg).copied() else {
             return Err(format!("this OSD has no part in {pg}"));
@@ -154,7 +151,7 @@ impl Node {
             return if is_query { self.decline(slot, connection, epoch, effects) } else { Ok(()) };
         }
         let is_other = self.peers.heard_over.get(&pg) != Some(&(epoch, connection));
-        if is_compared && is_other && !is_query {
+        if is_other && !is_query {
             return Err("it goes on over another connection than that of its query".into());
         }
         let revoked_until = self.leases.is_revoked_until(now, entry);

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Time};
 use format::wire::{Member, PgEntry};
 
@@ -175,8 +174,10 @@ impl Monitor {
     fn take_need(&mut self, now: Time, from: OsdId, need: PgNeed) {
         let pg = need.pg;
         let Some(entry) = self.contents.pg(pg) else { return };
-        let is_present = entry.epoch == need.epoch || planted::on(Bug::OldNeedAccepted);
-        if !is_present || entry.primary != Some(from) || !self.leads_in_its_run(entry, from) {
+        if entry.epoch != need.epoch
+            || entry.primary != Some(from)
+            || !self.leads_in_its_run(entry, from)
+        {
             return;
         }
         let is_member =
@@ -440,7 +441,7 @@ impl Monitor {
         links: &'a Links,
     ) -> Given<'a> {
         let asked = self.entries.asked.get(&entry.pg);
-        let asked = asked.filter(|a| a.epoch == entry.epoch || planted::on(Bug::OldNeedAccepted));
+        let asked = asked.filter(|asked| asked.epoch == entry.epoch);
         let is_time = asked.and_then(|asked| asked.renew).is_some_and(|renew| renew.at <= self.now);
         Given {
             copies: pool.pool.replicas as usize,
