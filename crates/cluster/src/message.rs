@@ -13,7 +13,7 @@ use base::{
     SessionId,
 };
 use format::door::Role;
-use format::wire::Member;
+use format::wire::{Member, PgEntry};
 use serde::{Deserialize, Serialize};
 
 use crate::copy::{CopyPart, Seen, Testimony};
@@ -329,6 +329,9 @@ pub struct Failure {
 /// State of an OSD as it reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdReport {
+    /// The maps that it tells of.
+    #[serde(with = "by_pool")]
+    pub revisions: BTreeMap<PoolId, MapRevision>,
     /// Size of its data area in bytes.
     pub size_bytes: u64,
     /// Bytes in use.
@@ -352,6 +355,13 @@ pub struct OsdReport {
     pub filling: Vec<FillingProgress>,
 }
 
+impl OsdReport {
+    /// Whether it was made with this entry at hand, or with a newer one.
+    pub fn knows(&self, entry: &PgEntry) -> bool {
+        self.revisions.get(&entry.pg.pool).is_some_and(|told| *told >= entry.revision)
+    }
+}
+
 /// How far a learner's filling is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FillingProgress {
@@ -361,8 +371,10 @@ pub struct FillingProgress {
     pub osd: OsdId,
     /// Bytes copied in this epoch.
     pub done_bytes: u64,
-    /// Bytes that are still to be compared or copied, as far as is known.
-    pub left_bytes: u64,
+    /// Bytes that are still to be compared or copied, about; `None`: nothing is known of that yet, it
+    /// waits for its turn.
+    #[serde(default)]
+    pub left_bytes: Option<u64>,
 }
 
 /// Why a PG's primary asks for another entry. Bound to the epoch it was seen in: one that comes
@@ -655,6 +667,7 @@ mod tests {
         round_trip(ToMonitor::OsdSaw { revisions });
         let pg = PgId { pool: PoolId::FIRST, number: 3 };
         round_trip(ToMonitor::OsdReport(OsdReport {
+            revisions: BTreeMap::from([(PoolId::FIRST, MapRevision::new(9))]),
             active: vec![pg],
             incomplete: vec![(pg, "why".into())],
             ..OsdReport::default()

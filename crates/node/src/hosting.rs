@@ -359,6 +359,7 @@ impl Node {
     fn report(&self) -> OsdReport {
         let space = self.store.space();
         let mut report = OsdReport {
+            revisions: self.map_revisions(),
             size_bytes: space.size_bytes,
             used_bytes: space.used_bytes,
             full: space.full,

@@ -169,19 +169,22 @@ impl Filler {
         self.is_listed && self.todo.is_empty() && self.started.is_empty()
     }
 
-    /// Bytes that are still to be compared or copied, as far as is known.
-    fn left_bytes(&self, block_bytes: u64, hashes: (u32, u32)) -> u64 {
+    /// Bytes that are still to be compared or copied, about; `None`: nothing is known of that yet.
+    fn left_bytes(&self, block_bytes: u64, hashes: (u32, u32)) -> Option<u64> {
         let open = (self.todo.len() + self.open_count()) as u64;
         let known = open * block_bytes;
         let first = u64::from(hashes.0);
         let seen = self.cursor.map_or(0, |cursor| u64::from(cursor.hash).saturating_sub(first));
-        if self.is_listed || seen == 0 {
-            return known;
+        if self.is_listed {
+            return Some(known);
+        }
+        if seen == 0 {
+            return None;
         }
         // Hashes are spread evenly: as much as was copied for those seen follows for the others.
         let unseen = u64::from(hashes.1).saturating_sub(first + seen);
         let more = u128::from(self.done_bytes + known) * u128::from(unseen) / u128::from(seen);
-        known.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+        Some(known.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)))
     }
 }
 
@@ -405,7 +408,7 @@ impl Pg {
 
     /// Learners being filled: bytes copied in this epoch, and bytes still to be compared or copied
     /// as far as is known.
-    pub fn filling(&self) -> impl Iterator<Item = (OsdId, u64, u64)> + '_ {
+    pub fn filling(&self) -> impl Iterator<Item = (OsdId, u64, Option<u64>)> + '_ {
         let hashes = hash_range_of_pg(self.shape.pg.number, self.shape.pg_count);
         let block_bytes = self.shape.block_size.bytes();
         let peers = self.lead.iter().flat_map(|lead| &lead.peers);

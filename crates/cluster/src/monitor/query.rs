@@ -6,12 +6,11 @@ use base::{OsdId, PgId, PoolId, Time};
 use format::wire::{Member, PgEntry};
 use serde_json::{Value, json};
 
-use super::osd::OsdLive;
 use super::pool::pool_row;
 use super::setting::setting_named;
 use super::volume::no_volume;
 use super::{Monitor, failure};
-use crate::message::{Command, Failure, FillingProgress};
+use crate::message::{Command, Failure, FillingProgress, OsdReport};
 use crate::records::OsdRecord;
 use crate::stats::Table;
 
@@ -167,10 +166,7 @@ impl Monitor {
         if let Some(state) = self.waiting_state(entry) {
             return state;
         }
-        let primary = entry.primary.and_then(|osd| self.osds.get(&osd));
-        let Some(report) = primary.and_then(OsdLive::current_report) else {
-            return PgState::Peering;
-        };
+        let Some(report) = self.report_of(entry) else { return PgState::Peering };
         if let Some((_, why)) = report.incomplete.iter().find(|(pg, _)| *pg == entry.pg) {
             return PgState::Incomplete(why.clone());
         }
@@ -178,6 +174,12 @@ impl Monitor {
             return PgState::Peering;
         }
         self.serving_state(entry)
+    }
+
+    /// The last report of its primary; `None`: it has not told how it is in this epoch.
+    pub(super) fn report_of(&self, entry: &PgEntry) -> Option<&OsdReport> {
+        let report = self.osds.get(&entry.primary?)?.current_report()?;
+        report.knows(entry).then_some(report)
     }
 
     /// The state of a PG whose acting members are not all there.
@@ -279,7 +281,7 @@ impl Monitor {
             let mut row = member(learner);
             let progress = self.filling_of(entry, learner.osd);
             row["done_bytes"] = json!(progress.map(|progress| progress.done_bytes));
-            row["left_bytes"] = json!(progress.map(|progress| progress.left_bytes));
+            row["left_bytes"] = json!(progress.and_then(|progress| progress.left_bytes));
             row
         };
         row["members"] = entry.acting.iter().map(member).collect();

@@ -175,7 +175,9 @@ impl Monitor {
             tally.total += 1;
             let is_served = entry.primary.is_some_and(|osd| active.contains(&(osd, entry.pg)));
             let state = match is_served {
-                true if self.is_whole(entry) => self.serving_state(entry),
+                true if self.is_whole(entry) && self.report_of(entry).is_some() => {
+                    self.serving_state(entry)
+                }
                 _ => self.pg_state(entry),
             };
             tally.add(entry, state);
@@ -194,10 +196,11 @@ impl Monitor {
     /// What is being filled: how much is left, how fast it goes, when it is done.
     fn recovery(&self) -> Value {
         let reports = || self.osds.values().filter_map(|live| Some((live, live.current_report()?)));
-        let filling = reports().flat_map(|(_, report)| &report.filling);
-        let left: u64 = filling.fold(0, |sum, fill| sum.saturating_add(fill.left_bytes));
+        let left = reports().flat_map(|(_, report)| &report.filling).map(|fill| fill.left_bytes);
+        let is_known = left.clone().all(|left| left.is_some());
+        let left: u64 = left.flatten().fold(0, u64::saturating_add);
         let rate: u64 = reports().fold(0, |sum, (live, _)| sum.saturating_add(live.fill_rate));
-        let eta = if left == 0 { Some(0) } else { left.checked_div(rate) };
+        let eta = if left == 0 { Some(0) } else { left.checked_div(rate) }.filter(|_| is_known);
         json!({
             "bytes_left": left,
             "bytes_per_second": rate,
@@ -281,7 +284,7 @@ impl Monitor {
                 Severity::Error,
                 format!("{} PGs cannot serve: their I/O waits ({example})", tally.incomplete),
                 "`ashlar pg describe` says for what they wait: start those OSDs. What is lost for good \
-                 is accepted by `ashlar pg give-up`",
+                 is accepted by `ashlar pg give-up`, with `--they-are-off` for OSDs that never come back",
             );
         }
         if tally.down > 0 {

@@ -178,6 +178,29 @@ fn a_learner_that_is_interrupted_keeps_its_position() {
 }
 
 #[test]
+fn how_much_of_a_filling_is_left_is_told_once_it_is_known_and_comes_to_nothing() {
+    let mut world = whole(2, 2);
+    let away = 1 - world.server().unwrap();
+    world.crash(away, 0);
+    world.settle();
+    for stripe in 0..20 {
+        write(&mut world, stripe, 0, 4);
+    }
+    let at = world.server().unwrap();
+    world.start(away);
+    let mut left = Vec::new();
+    while !world.is_whole() {
+        world.round();
+        world.with(at, |pg, _| left.extend(pg.filling().map(|(_, _, left)| left)));
+    }
+    assert_eq!(left.first(), Some(&None), "nothing is listed yet");
+    let known: Vec<u64> = left.iter().copied().flatten().collect();
+    // 20 blocks with 16 KiB each; what is not listed yet is an estimate.
+    assert!((80 << 10..640 << 10).contains(&known[0]), "{left:?}");
+    assert_eq!(known.last(), Some(&0), "{left:?}");
+}
+
+#[test]
 fn a_short_absence_is_filled_by_units() {
     let mut world = whole(2, 2);
     let kept = write(&mut world, 1, 0, 4);

@@ -766,13 +766,17 @@ fn how_pgs_stand_is_told_with_the_remedy() {
         left_bytes: left,
     };
     report_all(&mut rig, |_| {});
-    rig.report(primary, |report| report.filling = vec![progress(0, 100 << 20)]);
+    rig.report(primary, |report| report.filling = vec![progress(0, Some(100 << 20))]);
     rig.advance(Duration::from_secs(1));
-    rig.report(primary, |report| report.filling = vec![progress(20 << 20, 80 << 20)]);
+    rig.report(primary, |report| report.filling = vec![progress(20 << 20, Some(80 << 20))]);
     let recovery = rig.status()["recovery"].clone();
     assert_eq!((&recovery["bytes_left"], &recovery["eta_seconds"]), (&json!(80 << 20), &json!(4)));
     assert_eq!(recovery["waits_for"], json!([]));
+    // One that waits for its turn: when all is done nobody can say.
     let row = rig.command(Command::PgDescribe { pg }).unwrap();
+    let waiting = progress(0, None);
+    rig.report(primary, |report| report.filling = vec![progress(20 << 20, Some(1)), waiting]);
+    assert!(rig.status()["recovery"]["eta_seconds"].is_null());
     assert_eq!(
         (&row["state"], &row["learning"][0]["left_bytes"]),
         (&json!("degraded"), &json!(80 << 20))

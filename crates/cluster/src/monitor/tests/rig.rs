@@ -637,6 +637,7 @@ impl Rig {
         let entries = osd.map.pools.values().flat_map(|pool| &pool.pgs);
         let led = entries.filter(|entry| entry.primary == Some(osd_id(number)));
         let mut report = OsdReport {
+            revisions: osd.map.pools.iter().map(|(pool, map)| (*pool, map.revision)).collect(),
             size_bytes: 10 << 30,
             used_bytes: 1 << 20,
             active: led.map(|entry| entry.pg).collect(),
