@@ -36,6 +36,7 @@ if [ "$want" = test ]; then
     need fsck.ext4 e2fsprogs
     need losetup mount
     need ip iproute2
+    need curl curl
     need debugfs e2fsprogs
     cargo fmt --version >/dev/null 2>&1 || packages="$packages rustfmt-web"
     cargo clippy --version >/dev/null 2>&1 || packages="$packages rust-web-clippy"

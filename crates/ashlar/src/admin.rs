@@ -288,10 +288,12 @@ pub fn pg(config: &Config, command: PgCommand, format: Format) -> Result<(), Fai
         PgCommand::Describe { pg } => {
             print_object(format, &call(config, format, Command::PgDescribe { pg })?, PG);
         }
-        PgCommand::GiveUp { pg, they_are_off, yes } => {
-            let answer =
-                call(config, format, Command::PgGiveUp { pg, accepted: yes, they_are_off })?;
-            print_done(format, &answer, &format!("{pg} serves what is left of it"));
+        PgCommand::GiveUp { pgs, they_are_off, yes } => {
+            for pg in pgs {
+                let command = Command::PgGiveUp { pg, accepted: yes, they_are_off };
+                let answer = call(config, format, command)?;
+                print_done(format, &answer, &format!("{pg} serves what is left of it"));
+            }
         }
     }
     Ok(())

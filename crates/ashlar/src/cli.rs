@@ -493,11 +493,12 @@ pub enum PgCommand {
         /// POOL.HEX
         pg: PgId,
     },
-    /// Accept the loss of what a placement group had, and serve what is left
+    /// Accept the loss of what placement groups had, and serve what is left
     #[command(after_help = PG_GIVE_UP_EXAMPLE)]
     GiveUp {
-        /// POOL.HEX
-        pg: PgId,
+        /// POOL.HEX, one or more: an answer each; the first that is refused ends it
+        #[arg(required = true)]
+        pgs: Vec<PgId>,
         /// The OSDs that it waits for are off and stay off: go on without their copies
         #[arg(long)]
         they_are_off: bool,

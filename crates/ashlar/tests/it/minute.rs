@@ -56,8 +56,13 @@ fn clients_only_wait(commit: &str, away: Away) {
          was {longest:.1} s"
     ));
     match away {
-        Away::MonitorAndEtcd => assert!(longest < 30.0, "nobody waits for them: {longest:.1} s"),
-        Away::Everything => assert!(longest > 50.0, "nobody was there: {longest:.1} s"),
+        Away::MonitorAndEtcd => assert!(longest < 15.0, "nobody waits for them: {longest:.1} s"),
+        Away::Everything => {
+            assert!(
+                (50.0..100.0).contains(&longest),
+                "for a minute nobody was there: {longest:.1} s"
+            );
+        }
     }
     cluster.wait_clean();
     cluster.wait_healthy();

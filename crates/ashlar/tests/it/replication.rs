@@ -3,6 +3,7 @@
 //! A new cluster has a pool `default` with 2 copies on 3 OSDs.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -100,6 +101,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
     if commit == "immediate" {
         beside_a_holder_that_is_not_lazy(&cluster);
     }
+    let mut led = BTreeSet::new();
     for osd in [1, 2, 3, 2, 3, 1, 3, 1, 2] {
         // Each dies while fio writes: another one goes on where it has come to its end.
         while !fio.writes_on() {
@@ -109,10 +111,15 @@ fn fio_survives_kills(name: &str, commit: &str) {
             fio = Fio::start(&cluster, "v", 128 << 20, seed);
             fio.wait_written(1 << 20);
         }
+        let pgs = cluster.json(&["pg", "ls"]);
+        if pgs.as_array().expect("a list").iter().any(|pg| pg["primary"] == osd) {
+            led.insert(osd);
+        }
         kill_osd(&cluster, osd);
         // Two copies: the next may only die when both are whole again.
         cluster.wait_clean();
     }
+    assert_eq!(led.len(), 3, "each dies as a primary");
     verified += fio.verified_bytes();
     longest = longest.max(fio.longest_wait());
     report(&format!(
@@ -562,14 +569,26 @@ fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
     cluster.start(&[]);
     cluster.wait_clean();
     // Whoever leads now, reads never fail, and both copies are read at last.
-    for osd in 1..=3 {
+    let leader = || cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].clone();
+    let mut is_counted = false;
+    for osd in 1..=3u64 {
+        let led_by = leader();
         qemu_io(&cluster, "v", &[&format!("read -P {PATTERN} 0 16M")]);
-        if osd == cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].as_u64().unwrap_or(0) {
+        if led_by == primary && leader() == primary && !is_counted {
+            wait_for("what was found and repaired to be counted", || {
+                let rows = cluster.json(&["osd", "ls"]);
+                let io = &rows[usize::try_from(primary).expect("small") - 1]["io"];
+                ["damaged_units", "repaired_units"].iter().all(|what| io[what].as_u64() > Some(0))
+            });
+            is_counted = true;
+        }
+        if leader() == osd {
             kill_osd(&cluster, osd);
             cluster.wait_clean();
         }
     }
     qemu_io(&cluster, "v", &[&format!("read -P {PATTERN} 0 16M")]);
+    assert!(is_counted, "the damaged copy was read");
     cluster.wait_healthy();
     assert!(cluster.check_copies() >= 128);
 }
@@ -591,6 +610,9 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
     let (end, error) = found.expect("768 MiB held 1 GiB twice");
     assert!(error.contains("No space left"), "{error}");
     wait_for("the status to name it", || has_check(&cluster, "osd_full"));
+    wait_for("it to be counted", || {
+        cluster.json(&["volume", "info", "v"])["io"]["refused_full"].as_u64() > Some(0)
+    });
 
     // An OSD dies and is back, twice, under a client that has not flushed. All that was begun fits: every
     // PG gets its copies again, with nothing deleted.
