@@ -388,7 +388,7 @@ impl Run {
             12 => PeerBody::Activated,
             13 => PeerBody::Sync { call },
             14 => PeerBody::Synced { call },
-            15 => PeerBody::Mark { mark },
+            15 => PeerBody::Mark { mark, fences: MapRevision::new(mark.counter) },
             _ => PeerBody::Stale(self.cluster.entry.clone()),
         }
     }

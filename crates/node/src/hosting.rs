@@ -311,9 +311,14 @@ impl Node {
 
     /// Once in a while: reports, lets floors follow, tries again what could not be journaled.
     pub(crate) fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let are_fences_settled = !self.fenced_session_is_served();
         for slot in 0..self.pgs.len() {
             if self.pgs[slot].entry().is_none() {
                 self.review(now, self.pgs[slot].id(), effects);
+            }
+            let known = self.map.pools.get(&self.pgs[slot].id().pool);
+            if let Some(known) = known.filter(|_| are_fences_settled) {
+                self.pgs[slot].settle_fences(known.fence_revision);
             }
             let has_part = |entry: &PgEntry| self.has_part(entry);
             if !self.map.pg(self.pgs[slot].id()).is_some_and(has_part) {

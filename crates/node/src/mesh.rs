@@ -451,7 +451,9 @@ impl Node {
 
     /// Says of followers that have been silent for too long that they are, and tries to reach them
     /// over another connection: one that lost packets may take long to come back. Where there is
-    /// another address to try, the connection for data goes, too: the network may be gone.
+    /// another address to try, the connection for data goes, too: the network may be gone. So it does
+    /// where the map says that they are down: what stands still keeps its connections, and nobody is to wait
+    /// for it.
     fn find_silent(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let is_silent = |follower: &&Follower| {
             let lanes = [&follower.data, &follower.lease];
@@ -463,7 +465,14 @@ impl Node {
             let beside = lease.up().filter(|_| data.is_beside(lease, *address_count));
             (member.osd, [lease.up(), beside.and(data.up())])
         });
-        for (osd, connections) in silent.collect::<Vec<_>>() {
+        let silent: Vec<_> = silent.collect();
+        let is_gone =
+            |follower: &&Follower| !follower.is_up && now.since(follower.heard_at) >= SILENT_AFTER;
+        let gone = self.mesh.followers.values().filter(is_gone);
+        for connection in gone.filter_map(|follower| follower.data.up()).collect::<Vec<_>>() {
+            self.hang_up(now, connection, effects);
+        }
+        for (osd, connections) in silent {
             self.tell_unreachable(now, osd, Unreachable::Silent, effects);
             for connection in connections.into_iter().flatten() {
                 self.hang_up(now, connection, effects);

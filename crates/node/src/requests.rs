@@ -301,7 +301,11 @@ impl Node {
     /// Whether the PG in `slot`, too few members of which are there, may be read so.
     fn is_readable(&self, now: Time, slot: usize, op: &Op) -> bool {
         let pg = &self.pgs[slot];
-        self.is_leased(now, slot) && pg.may_read(op, |key| self.store.version_of(key))
+        let known = self.map.pools.get(&pg.id().pool);
+        let fences = known.map_or(MapRevision::ZERO, |known| known.fence_revision);
+        self.is_leased(now, slot)
+            && !pg.may_lack_fenced_writes(fences)
+            && pg.may_read(op, |key| self.store.version_of(key))
     }
 
     /// Whether all other members grant, now, that the PG in `slot` is served in its epoch; or the

@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{Epoch, OsdId, Version};
+use base::{Epoch, MapRevision, OsdId, Version};
 use blockstore::{NoteKey, Request as StoreRequest};
 use format::wire::{Activation, Member, MemberState, PeerBody, PgEntry};
 use slab::Slab;
@@ -58,6 +58,8 @@ pub struct Lead {
     pub lease_givers: Vec<OsdId>,
     /// The mark that the other acting members were told.
     pub mark_told: Version,
+    /// And of fences that are in force.
+    pub fences_told: MapRevision,
     /// While learners are filled without all acting members: this OSD lost nothing that was acknowledged,
     /// whatever the others have.
     pub has_all: bool,
@@ -150,6 +152,7 @@ impl Lead {
             unreported: MemberSet::default(),
             lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
             mark_told: Version::ZERO,
+            fences_told: MapRevision::ZERO,
             has_all: false,
             peers,
         }
@@ -400,14 +403,15 @@ impl Pg {
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
         let count = lead.acting.count();
         let member = lead.peers[lead.me].member;
-        // Since a run before it may have lost what was answered and not durable.
-        let recorded = self.record.as_ref().map(|record| &record.entry);
-        let is_same_run = recorded.is_some_and(|entry| entry.members().any(|it| *it == member));
-        let has_all = is_immediate || is_same_run;
+        // Since a run before it may have lost what was answered and not durable. A learner's record may be
+        // of a filling by one that had lost some.
+        let mut recorded = self.record.iter().flat_map(|record| &record.entry.acting);
+        let has_all =
+            recorded.any(|known| known.osd == member.osd && (is_immediate || *known == member));
         let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
-            (Contact::Known, _) | (Contact::Away, Absence::Gone) => true,
-            (Contact::Away, Absence::Down) => has_all,
-            (Contact::Away, Absence::Awaited) | (Contact::Asked | Contact::Out, _) => false,
+            (Contact::Known, _) | (Contact::Away | Contact::Asked, Absence::Gone) => true,
+            (Contact::Away | Contact::Asked, Absence::Down) => has_all,
+            (Contact::Away | Contact::Asked, Absence::Awaited) | (Contact::Out, _) => false,
         };
         let state = lead.peers[lead.me].state.as_ref();
         // Who never activated the PG, or has lost its record, cannot say what was acknowledged.
@@ -430,16 +434,20 @@ impl Pg {
         self.welcome_learners(actions);
     }
 
-    /// Tells the other acting members the mark, if no write has: who is left of them knows then what all
-    /// have. Called now and then.
+    /// Tells the other acting members the mark, if no write has, and the fences that are in force: who is
+    /// left of them knows then what all have, and what may come back. Called now and then.
     pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
-        let mark = self.mark();
-        if self.serving != Serving::Active || self.lead().mark_told >= mark {
+        let (mark, fences) = (self.mark(), self.fences);
+        if self.serving != Serving::Active {
             return;
         }
-        self.lead().mark_told = mark;
+        let lead = self.lead();
+        if lead.mark_told >= mark && lead.fences_told >= fences {
+            return;
+        }
+        (lead.mark_told, lead.fences_told) = (lead.mark_told.max(mark), fences);
         for index in self.lead().acting_others() {
-            self.send(index, PeerBody::Mark { mark }, actions);
+            self.send(index, PeerBody::Mark { mark, fences }, actions);
         }
     }
 

@@ -52,7 +52,8 @@ use std::collections::BTreeMap;
 use base::hash::{hash_range_of_pg, stripe_hash};
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, StripeIndex, UNIT_SIZE, Version, checksum,
+    BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, StripeIndex, UNIT_SIZE,
+    Version, checksum,
 };
 use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
@@ -364,6 +365,11 @@ pub struct Pg {
     begun: Epoch,
     /// Up to it every acting member had everything, durably, as this OSD has seen in any epoch.
     certain: Version,
+    /// As primary: of sessions that were fenced up to this revision of the map nothing is under way here,
+    /// and nothing will be.
+    fences: MapRevision,
+    /// As member: so far had primaries said that of themselves.
+    fences_heard: MapRevision,
     stand: Stand,
     /// The newest record that is durable here.
     record: Option<Record>,
@@ -428,6 +434,8 @@ impl Pg {
             copies: 1,
             begun: Epoch::ZERO,
             certain: certain.unwrap_or_default(),
+            fences: MapRevision::ZERO,
+            fences_heard: MapRevision::ZERO,
             stand,
             record,
             noting: None,
@@ -821,6 +829,11 @@ impl Pg {
         self.refuse_waiting_reads(&mut judge, actions);
         self.refuse_waiting_deletions(&mut judge, actions);
         self.refuse_queued_writes(&mut judge, actions);
+    }
+
+    /// Of sessions that were fenced up to this revision of the map nothing is under way at this OSD.
+    pub fn settle_fences(&mut self, revision: MapRevision) {
+        self.fences = self.fences.max(revision);
     }
 
     /// Lets tombstones up to the mark go, while all copies of the pool are up to it; syncs lazy

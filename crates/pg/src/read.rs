@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
+use base::{Buffer, Checksum, ImageId, MapRevision, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Op, Outcome, Refusal};
 
@@ -62,6 +62,19 @@ impl Pg {
     pub fn reads_up_to(&self) -> Option<Version> {
         let lead = self.lead.as_ref().filter(|_| self.serving == Serving::Filling)?;
         lead.has_all.then_some(self.certain)
+    }
+
+    /// As primary whose acting members are lost: whether one of these may have a write that this OSD never
+    /// heard of, of a session that is fenced since. It would be done when they are back, after what others
+    /// have read meanwhile. `fences`: the revision that brought the newest fence of the pool's map.
+    pub fn may_lack_fenced_writes(&self, fences: MapRevision) -> bool {
+        let (Some(record), Some(lead)) = (&self.record, &self.lead) else { return true };
+        // Who led that epoch, in this run, gave every version of it.
+        let member = lead.peers[lead.me].member;
+        let has_led =
+            record.entry.primary == Some(self.me) && record.entry.acting.contains(&member);
+        // Its primary knew the fences of its entry, and those it has told of.
+        !has_led && fences > record.entry.revision.max(self.fences_heard)
     }
 
     /// Whether an operation is a read that [`Pg::reads_up_to`] allows. `version_of`: of this OSD's block.

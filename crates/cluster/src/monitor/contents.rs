@@ -538,6 +538,15 @@ impl Contents {
         }
     }
 
+    /// The revision that brought the pool's newest fence: whoever saw it knows all of them.
+    pub(super) fn fence_revision(&self, pool: PoolId) -> MapRevision {
+        let fences = self.fences(pool);
+        fences.map_or(MapRevision::ZERO, |record| {
+            let newest = record.fences.last().map_or(MapRevision::ZERO, |fence| fence.revision);
+            newest.max(record.ranges_revision)
+        })
+    }
+
     /// The pool's map after `since`: every entry and fence knows the revision that brought it, so
     /// no history is kept. `None`: there is nothing newer.
     pub(super) fn pool_delta(&self, pool: PoolId, since: MapRevision) -> Option<PoolDelta> {
@@ -554,6 +563,7 @@ impl Contents {
             pgs,
             fences: fences.map(|fence| fence.session).collect(),
             fence_ranges: ranges.map_or_else(Vec::new, |record| record.ranges.clone()),
+            fence_revision: self.fence_revision(pool),
         })
     }
 

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{ImageId, MapRevision, PoolId, SessionId, StripeIndex, TIB, UNIT_SIZE};
+use base::{ImageId, MapRevision, SessionId, StripeIndex, TIB, UNIT_SIZE};
 use serde_json::{Value, json};
 
 use super::contents::Batch;
@@ -286,21 +286,12 @@ impl Monitor {
             block_size: pool.pool.block_size,
             from,
             zero,
-            fence_revision: self.fence_revision(pool.pool.id),
+            fence_revision: contents.fence_revision(pool.pool.id),
             pgs_done: 0,
             rest: Rest::new(),
         };
         batch.put(contents, Record::Task(record));
         Ok(id)
-    }
-
-    /// The revision that brought the pool's newest fence: whoever saw it knows all of them.
-    fn fence_revision(&self, pool: PoolId) -> MapRevision {
-        let fences = self.contents.fences(pool);
-        fences.map_or(MapRevision::ZERO, |record| {
-            let newest = record.fences.last().map_or(MapRevision::ZERO, |fence| fence.revision);
-            newest.max(record.ranges_revision)
-        })
     }
 
     /// A volume as commands show it.

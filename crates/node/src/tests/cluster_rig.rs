@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{
     BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId, PgId,
-    Time, Version,
+    SessionId, Time, Version,
 };
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
 use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta};
@@ -68,6 +68,13 @@ pub struct Cluster {
     pub lease_count: usize,
     /// For how long the monitor lets PGs be read, if it does.
     pub reads_ms: Option<u32>,
+    /// Sessions that are fenced, and the revision that brought the last one.
+    fences: Vec<SessionId>,
+    fence_revision: MapRevision,
+    /// Who asks.
+    pub session: SessionId,
+    /// Hosts that are down by the map, though their processes are there.
+    pub down: BTreeSet<usize>,
 }
 
 pub fn osd(index: usize) -> OsdId {
@@ -132,6 +139,10 @@ impl Cluster {
             replies: BTreeMap::new(),
             lease_count: 0,
             reads_ms: None,
+            fences: Vec::new(),
+            fence_revision: MapRevision::ZERO,
+            session: SESSION,
+            down: BTreeSet::new(),
         };
         for host in 0..count {
             cluster.start(host);
@@ -221,6 +232,26 @@ impl Cluster {
     /// Nothing passes between two hosts until [`Cluster::mend`].
     pub fn part(&mut self, one: usize, other: usize) {
         self.cut.extend([(one, other), (other, one)]);
+    }
+
+    /// The map changes, and no entry.
+    pub fn publish_osds(&mut self) {
+        self.revision += 1;
+        self.publish();
+    }
+
+    /// Who asks is fenced by the next map, and another session asks.
+    pub fn fence(&mut self) {
+        self.fences.push(self.session);
+        self.fence_revision = MapRevision::new(self.revision + 1);
+        self.session = SessionId::new(self.session.get() + 1);
+    }
+
+    /// What is on its way between two hosts is lost.
+    pub fn lose(&mut self, from: usize, to: usize) {
+        self.moving.retain(|(f, t, event)| {
+            !(*f == from && *t == to && matches!(event, Event::Net(NetEvent::Received { .. })))
+        });
     }
 
     pub fn mend(&mut self) {
@@ -491,7 +522,7 @@ impl Cluster {
                 false => Vec::new(),
             },
             incarnation: Incarnation::new(self.hosts[index].runs),
-            up: self.hosts[index].node.is_some(),
+            up: self.hosts[index].node.is_some() && !self.down.contains(&index),
             in_cluster: true,
         };
         let pool = Pool {
@@ -508,8 +539,9 @@ impl Cluster {
             revision: MapRevision::new(self.revision),
             pool,
             pgs: vec![self.entry.clone()],
-            fences: Vec::new(),
+            fences: self.fences.clone(),
             fence_ranges: Vec::new(),
+            fence_revision: self.fence_revision,
         };
         let osds = (0..self.hosts.len()).map(info).collect();
         let delta = MapDelta { osds, pools: vec![delta], ..MapDelta::default() };
@@ -525,7 +557,7 @@ impl Cluster {
     pub fn send_in(&mut self, host: usize, epoch: Epoch, op: Op) -> u64 {
         self.sequence += 1;
         let request = Request {
-            session: SESSION,
+            session: self.session,
             sequence: self.sequence,
             pg: PG,
             epoch,

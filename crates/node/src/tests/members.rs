@@ -696,3 +696,112 @@ fn a_monitor_that_asks_whether_an_osd_is_there_is_answered_at_once() {
     let alive = cluster::message::ToMonitor::Alive { nonce: 77 };
     assert!(cluster.hosts[1].told.contains(&alive));
 }
+
+/// Three members have one block; its session writes it once more, the primary alone has that, and dies
+/// with the second one. Then the session is fenced, and another one asks. `wait` is what passes between the
+/// fence and the end of the two.
+fn with_a_write_that_the_primary_took_along(is_fenced_before: bool) -> Cluster {
+    let mut cluster = Cluster::new(3, 3);
+    cluster.set_entry(&[0, 1, 2], &[]);
+    cluster.advance(1_000);
+    assert!(is_written(&cluster.ask(0, write_in(place(1, 0), 0, 1, 1))));
+    cluster.advance(2_500);
+    cluster.is_helpful = false;
+    if is_fenced_before {
+        cluster.fence();
+        cluster.publish_osds();
+        cluster.advance(2_500);
+    }
+    cluster.part(0, 1);
+    cluster.part(0, 2);
+    let pending = cluster.send(0, write_in(place(1, 0), 0, 1, 9));
+    assert!(!cluster.replies.contains_key(&pending));
+    cluster.lose(0, 1);
+    cluster.lose(0, 2);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.mend();
+    cluster.reads_ms = Some(600);
+    cluster
+}
+
+/// What a read of the block brings, as long as it is served at all.
+fn block_read(cluster: &mut Cluster, host: usize) -> Option<Vec<u8>> {
+    let asked = cluster.send(host, read_of(0));
+    cluster.replies.remove(&asked).map(bytes_of)
+}
+
+#[test]
+fn what_a_fenced_session_may_have_written_elsewhere_is_not_read_without_its_holder() {
+    let mut cluster = with_a_write_that_the_primary_took_along(false);
+    cluster.fence();
+    cluster.set_entry(&[2, 0, 1], &[]);
+    cluster.advance(3_000);
+    assert_eq!(
+        block_read(&mut cluster, 2),
+        None,
+        "the lost primary may have a write of that session"
+    );
+    cluster.is_helpful = true;
+    cluster.start(0);
+    cluster.start(1);
+    cluster.set_entry(&[2, 0, 1], &[]);
+    cluster.advance(3_000);
+    assert_eq!(block_read(&mut cluster, 2), Some(vec![9]), "and it has");
+}
+
+#[test]
+fn what_a_session_wrote_that_was_fenced_before_its_primary_was_lost_is_known_to_all() {
+    // The second session writes, the first one is fenced: the primary has told that it knows.
+    let mut cluster = with_a_write_that_the_primary_took_along(true);
+    cluster.set_entry(&[2, 0, 1], &[]);
+    cluster.advance(3_000);
+    assert_eq!(block_read(&mut cluster, 2), Some(vec![1]), "who asks is the one that wrote");
+}
+
+#[test]
+fn a_member_that_stands_still_keeps_no_learner_from_being_filled() {
+    for is_killed in [true, false] {
+        let mut cluster = Cluster::new(4, 3);
+        cluster.set_entry(&[0, 1], &[]);
+        cluster.advance(1_000);
+        for stripe in 0..20 {
+            assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1))));
+        }
+        cluster.advance(2_000);
+        cluster.is_helpful = false;
+        match is_killed {
+            true => cluster.kill(1),
+            // Its kernel keeps the connections.
+            false => cluster.hosts[1].is_still = true,
+        }
+        cluster.down.insert(1);
+        cluster.reads_ms = Some(600);
+        cluster.set_entry(&[0, 1], &[3]);
+        cluster.advance(10_000);
+        let complete = Need::Complete(cluster.entry.learners[0]);
+        assert!(cluster.needs_of_epoch().contains(&complete), "killed: {is_killed}");
+        assert_eq!(cluster.read_bytes(0, read_of(3)), [1]);
+    }
+}
+
+#[test]
+fn a_member_that_stands_still_keeps_nobody_from_reading() {
+    for is_killed in [true, false] {
+        let mut cluster = Cluster::new(3, 3);
+        cluster.set_entry(&[0, 1], &[]);
+        cluster.advance(1_000);
+        assert!(is_written(&cluster.ask(0, write_in(place(1, 3), 0, 1, 1))));
+        cluster.advance(2_000);
+        match is_killed {
+            true => cluster.kill(1),
+            false => cluster.hosts[1].is_still = true,
+        }
+        // Minimum size is 2: the monitor keeps the entry, and makes the next epoch when it is asked to.
+        cluster.down.insert(1);
+        cluster.reads_ms = Some(600);
+        cluster.publish_osds();
+        cluster.advance(10_000);
+        assert_eq!(cluster.read_bytes(0, read_of(3)), [1], "killed: {is_killed}");
+    }
+}

@@ -194,9 +194,10 @@ pub fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) 
         failure_domain: FailureDomain::Osd,
         block_size: BlockSize::MIN,
     };
-    let fences = fences.iter().map(|session| SessionId::new(*session)).collect();
+    let fences: Vec<SessionId> = fences.iter().map(|session| SessionId::new(*session)).collect();
     let (since, revision) = (MapRevision::new(since), MapRevision::new(revision));
-    PoolDelta { since, revision, pool, pgs, fences, fence_ranges: Vec::new() }
+    let fence_revision = if fences.is_empty() { MapRevision::ZERO } else { revision };
+    PoolDelta { since, revision, pool, pgs, fences, fence_ranges: Vec::new(), fence_revision }
 }
 
 pub fn map(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) -> FromMonitor {

@@ -197,9 +197,8 @@ fn a_learner_that_was_filled_without_the_lost_knows_of_nothing_that_all_have() {
     }
     assert_eq!(world.entry.primary, Some(super::world::osd_id(3)));
     assert_eq!(world.serving(3), &Serving::Filling);
-    assert_eq!(reads_up_to(&world, 3), Some(Version::ZERO));
-    assert_eq!(world.reader(&read_of(0)), None);
-    assert_eq!(world.reader(&read_of(9)), Some(3), "nobody wrote it");
+    assert_eq!(reads_up_to(&world, 3), None);
+    assert_eq!([0, 9].map(|stripe| world.reader(&read_of(stripe))), [None, None]);
 }
 
 #[test]
@@ -277,4 +276,46 @@ fn units_that_the_one_that_is_left_lost_come_from_others_that_are_there() {
     world.settle();
     assert!(world.is_whole());
     assert_eq!(world.value(1, 0), value);
+}
+
+#[test]
+fn a_learner_of_one_that_lost_lazy_writes_reads_nothing_while_others_may_have_them() {
+    let mut world = World::new(7, 4, 3);
+    world.settle();
+    world.minimum = 3;
+    let at = world.server().unwrap();
+    let others: Vec<usize> = (0..3).filter(|other| *other != at).collect();
+    world.lazy_percent = 100;
+    let number = world.write(at, 1, 0, 1);
+    for _ in 0..10 {
+        world.stores_go_on();
+        for (primary, member, is_to_member) in world.mail() {
+            world.deliver(primary, member, is_to_member);
+        }
+    }
+    let outcome = world.history.outcome(number);
+    assert!(matches!(outcome, Some(Ok(Outcome::Written { durable: false, .. }))), "{outcome:?}");
+    let value = world.history.last_value();
+    world.lazy_percent = 0;
+    // Two processes die and keep what is written; the third loses power, and comes back.
+    others.iter().for_each(|other| world.kill(*other));
+    world.crash(at, 0);
+    world.start(at);
+    world.plan = vec![at, others[0], others[1], 3];
+    for _ in 0..20 {
+        world.round();
+    }
+    assert_eq!(world.entry.acting.len(), 4, "{:?}", world.entry);
+    assert_eq!(world.serving(at), &Serving::Filling);
+    assert_eq!(reads_up_to(&world, at), None, "it may lack what the lost ones have");
+    world.kill(at);
+    for _ in 0..20 {
+        world.round();
+    }
+    assert_eq!(world.serving(3), &Serving::Filling);
+    let reader = world.reader(&read_of(1));
+    others.iter().for_each(|other| world.start(*other));
+    world.settle();
+    assert_eq!(world.value(1, 0), value, "nobody lost power but one");
+    assert_eq!(reader, None, "it was read as zeros before");
 }

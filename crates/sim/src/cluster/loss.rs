@@ -33,6 +33,10 @@ impl World {
             return self.miss(&lost);
         }
         self.attach_all_to_read()?;
+        // Members hear which sessions were fenced for that.
+        if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return self.detach_all();
+        }
         for index in &lost {
             self.fault("OSD lost for long");
             self.osds[*index].stays_down = true;

@@ -250,7 +250,7 @@ impl Watch {
                     *known = (*known).max(*mark);
                 }
             }
-            PeerBody::Mark { mark } => {
+            PeerBody::Mark { mark, .. } => {
                 let known = self.marks_alone.entry((*pg, *epoch)).or_default();
                 *known = (*known).max(*mark);
             }
@@ -696,6 +696,7 @@ mod tests {
             pgs: vec![entry],
             fences: Vec::new(),
             fence_ranges: Vec::new(),
+            fence_revision: MapRevision::ZERO,
         };
         let map = FromMonitor::Map(MapDelta { pools: vec![delta], ..MapDelta::default() });
         serde_json::to_string(&map).expect("a map has a text")
