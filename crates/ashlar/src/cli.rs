@@ -126,7 +126,7 @@ pub enum Command {
     /// Is my data safe, what is happening, when is it done
     #[command(after_help = STATUS_EXAMPLE)]
     Status {
-        /// Show it again as it changes, until stopped; with --json one line each time
+        /// Show it again as it changes, until stopped; with --json one line each second
         #[arg(long)]
         watch: bool,
     },
@@ -537,7 +537,7 @@ pub enum StateCommand {
     #[command(after_help = "Example:\n  ashlar state ls image/")]
     Ls {
         /// Only keys that begin so
-        #[arg(default_value = "")]
+        #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
     },
     /// The JSON value of a key
@@ -569,7 +569,7 @@ pub enum StateCommand {
     #[command(after_help = "Example:\n  ashlar state watch pool/")]
     Watch {
         /// Only keys that begin so
-        #[arg(default_value = "")]
+        #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
     },
 }
@@ -884,9 +884,10 @@ mod tests {
             text.push_str(&format!("\n### `{path}{line}`\n\n{about}.\n"));
             for (number, argument) in all.into_iter().enumerate() {
                 let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+                let is_told = !argument.is_hide_default_value_set();
                 let defaults = argument.get_default_values();
                 let default = match defaults.first().map(|value| value.to_string_lossy()) {
-                    Some(default) if argument.get_action().takes_values() => {
+                    Some(default) if is_told && argument.get_action().takes_values() => {
                         format!(" (default `{default}`)")
                     }
                     _ => String::new(),

@@ -39,8 +39,8 @@ pub struct Mesh {
     followers: BTreeMap<OsdId, Follower>,
     outgoing: BTreeMap<ConnectionId, (OsdId, Purpose)>,
     incoming: BTreeMap<ConnectionId, Incoming>,
-    /// Of them those that carry data, by their leader.
-    leaders: BTreeMap<OsdId, ConnectionId>,
+    /// Of them those that carry data, by the primary that opened them.
+    from_primaries: BTreeMap<OsdId, ConnectionId>,
     /// Who leads PGs of which this OSD is a member, and counts as up.
     primaries: BTreeMap<OsdId, Primary>,
     /// When leases are renewed next, while there are followers.
@@ -101,10 +101,10 @@ impl Mesh {
         self.followers.get(&member.osd).filter(|known| known.member == member)?.data.up()
     }
 
-    /// The connection over which this leader is answered.
-    pub fn to_leader(&self, leader: Member) -> Option<ConnectionId> {
-        let connection = *self.leaders.get(&leader.osd)?;
-        (self.incoming[&connection].peer == leader).then_some(connection)
+    /// The connection over which this primary is answered.
+    pub fn to_primary(&self, primary: Member) -> Option<ConnectionId> {
+        let connection = *self.from_primaries.get(&primary.osd)?;
+        (self.incoming[&connection].peer == primary).then_some(connection)
     }
 
     /// Whether the connection is one with an OSD.
@@ -198,10 +198,10 @@ impl Node {
     ) {
         if let Some(incoming) = self.mesh.incoming.remove(&connection) {
             let osd = incoming.peer.osd;
-            if self.mesh.leaders.get(&osd) == Some(&connection) {
-                self.mesh.leaders.remove(&osd);
+            if self.mesh.from_primaries.get(&osd) == Some(&connection) {
+                self.mesh.from_primaries.remove(&osd);
             }
-            self.peers.leader_left(connection);
+            self.peers.primary_left(connection);
             return;
         }
         let Some((osd, purpose)) = self.mesh.outgoing.remove(&connection) else { return };
@@ -237,7 +237,7 @@ impl Node {
             }
             (None, Message::Peer(message)) => {
                 match self.decide(now, connection, Purpose::Data, effects) {
-                    Some(leader) => self.leader_said(now, connection, leader, *message, effects),
+                    Some(primary) => self.primary_said(now, connection, primary, *message, effects),
                     None => Err("it said something else before".into()),
                 }
             }
@@ -276,7 +276,7 @@ impl Node {
             self.hang_up(now, before, effects);
         }
         if purpose == Purpose::Data {
-            self.mesh.leaders.insert(peer.osd, connection);
+            self.mesh.from_primaries.insert(peer.osd, connection);
         }
         Some(peer)
     }
@@ -635,7 +635,7 @@ impl Node {
         let Some(member) = members.find(|member| member.osd == to) else { return };
         let connection = match entry.primary == Some(self.identity.osd) {
             true => self.mesh.to_follower(*member),
-            false => self.mesh.to_leader(*member),
+            false => self.mesh.to_primary(*member),
         };
         let Some(connection) = connection else { return };
         let message = PeerMessage { pg: entry.pg, epoch: entry.epoch, body };

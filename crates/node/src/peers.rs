@@ -54,7 +54,7 @@ pub struct Peers {
 /// A primary's query.
 struct Query {
     connection: ConnectionId,
-    leader: Member,
+    primary: Member,
     epoch: Epoch,
     body: PeerBody,
 }
@@ -67,8 +67,8 @@ impl Peers {
         [held, unanswered, self.release_at].into_iter().flatten().min()
     }
 
-    /// A leader's connection is gone, and what waited of it.
-    pub fn leader_left(&mut self, connection: ConnectionId) {
+    /// A primary's connection is gone, and what waited of it.
+    pub fn primary_left(&mut self, connection: ConnectionId) {
         self.held.retain(|_, query| query.connection != connection);
     }
 
@@ -106,11 +106,11 @@ fn is_from_primary(body: &PeerBody) -> bool {
 impl Node {
     /// A message came over a connection that its sender opened: it leads the PG. The error tells
     /// what no peer of ours does.
-    pub(crate) fn leader_said(
+    pub(crate) fn primary_said(
         &mut self,
         now: Time,
         connection: ConnectionId,
-        leader: Member,
+        primary: Member,
         message: PeerMessage,
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
@@ -125,7 +125,7 @@ impl Node {
         let is_query = matches!(body, PeerBody::Query { .. });
         let Some(entry) = self.map.pg(pg) else {
             // The map with it is on its way, or the pool is gone already.
-            let query = Query { connection, leader, epoch, body };
+            let query = Query { connection, primary, epoch, body };
             return if is_query { self.hold_for_map(now, pg, query) } else { Ok(()) };
         };
         if epoch < entry.epoch {
@@ -134,13 +134,13 @@ impl Node {
             return Ok(());
         }
         if epoch > entry.epoch && is_query {
-            let query = Query { connection, leader, epoch, body };
+            let query = Query { connection, primary, epoch, body };
             return self.hold_for_map(now, pg, query);
         }
         if epoch > entry.epoch {
             return Err("it goes on in an epoch that this OSD has not begun".into());
         }
-        if primary_of(entry) != Some(leader) {
+        if primary_of(entry) != Some(primary) {
             return Err(format!("it does not lead {pg}"));
         }
         let Some(slot) = self.pg_slots.get(&pg).copied() else {
@@ -159,7 +159,7 @@ impl Node {
             && !planted::on(Bug::QueryAnsweredBeforeGrantsEnd)
         {
             self.peers.wait_until(until);
-            self.hold(pg, Query { connection, leader, epoch, body })?;
+            self.hold(pg, Query { connection, primary, epoch, body })?;
             return Ok(());
         }
         if is_query {
@@ -170,7 +170,7 @@ impl Node {
             self.carry_out(now, slot, effects);
             return Ok(());
         }
-        let result = self.pgs[slot].peer_said(leader.osd, body, &mut self.actions);
+        let result = self.pgs[slot].peer_said(primary.osd, body, &mut self.actions);
         self.carry_out(now, slot, effects);
         result
     }
@@ -250,15 +250,15 @@ impl Node {
             self.review(now, pg, effects);
         }
         for (pg, query) in std::mem::take(&mut self.peers.held) {
-            let Query { connection, leader, epoch, body } = query;
+            let Query { connection, primary, epoch, body } = query;
             let is_behind = self.map.pg(pg).is_none_or(|entry| entry.epoch < epoch);
             if is_behind {
                 // Its wait goes on.
-                self.peers.held.insert(pg, Query { connection, leader, epoch, body });
+                self.peers.held.insert(pg, Query { connection, primary, epoch, body });
                 continue;
             }
             let message = PeerMessage { pg, epoch, body };
-            if self.leader_said(now, connection, leader, message, effects).is_err() {
+            if self.primary_said(now, connection, primary, message, effects).is_err() {
                 self.hang_up(now, connection, effects);
             }
         }

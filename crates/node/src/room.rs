@@ -397,10 +397,10 @@ impl Rooms {
     }
 
     /// Every PG with a part here is active, led by one of these.
-    pub fn settled(&mut self, now: Time, leaders: &BTreeSet<OsdId>) {
+    pub fn settled(&mut self, now: Time, primaries: &BTreeSet<OsdId>) {
         self.earlier_bytes = Some(0);
         for (osd, promise) in &mut self.promises {
-            promise.is_void |= promise.until <= now && !leaders.contains(osd);
+            promise.is_void |= promise.until <= now && !primaries.contains(osd);
         }
         self.sum();
     }
@@ -523,7 +523,7 @@ impl Node {
         if self.pools_noted.iter().any(is_old) {
             return;
         }
-        let mut leaders = BTreeSet::new();
+        let mut primaries = BTreeSet::new();
         let entries = self.map.pools.values().flat_map(|known| &known.pgs);
         // A learner's copies were promised to nobody.
         let me = self.identity.osd;
@@ -534,9 +534,9 @@ impl Node {
             if pg.and_then(|pg| pg.entry()).is_none_or(|active| active.epoch != entry.epoch) {
                 return;
             }
-            leaders.extend(entry.primary);
+            primaries.extend(entry.primary);
         }
-        self.rooms.settled(now, &leaders);
+        self.rooms.settled(now, &primaries);
     }
 }
 

@@ -83,7 +83,7 @@ impl Stream {
 }
 
 /// The OSD that leads the only PG of a pool, if one does.
-fn leader_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
+fn primary_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
     let rows = cluster.json(&["pg", "ls", "--pool", pool]);
     assert_eq!(rows.as_array().map(Vec::len), Some(1));
     rows[0]["primary"].as_u64()
@@ -110,7 +110,7 @@ fn a_primary_that_stood_still_under_writes_answers_nothing_old_and_loses_nothing
     let mut near = server.open("v");
     near.ask(&pieces("read", 1, 64)[63]);
     streams.iter().for_each(|stream| stream.wait_for_more(STREAM_PIECES));
-    let former = leader_of_one(&cluster, "one").expect("the pool is served");
+    let former = primary_of_one(&cluster, "one").expect("the pool is served");
     let (osd, monitor) = (cluster.pid("osd", former), cluster.pid("mon", 1));
 
     // Both stand still, the primary with writes under way, and neither hears what comes of that.
@@ -118,7 +118,7 @@ fn a_primary_that_stood_still_under_writes_answers_nothing_old_and_loses_nothing
     detour.cut();
     signal(osd, Signal::STOP);
     wait_for("another primary", || {
-        leader_of_one(&cluster, "one").is_some_and(|leader| leader != former)
+        primary_of_one(&cluster, "one").is_some_and(|primary| primary != former)
     });
     // All is overwritten there, what was under way before, too.
     streams.iter().for_each(|stream| stream.wait_for_more(2 * STREAM_PIECES));

@@ -511,7 +511,7 @@ impl Monitor {
         }
     }
 
-    /// Lists that only grow until volumes are removed.
+    /// Lists that have a limit, and what is refused beyond it.
     fn check_limits(&self, checks: &mut Vec<Check>) {
         let sessions = self.contents.sessions().count();
         if is_near(sessions, SESSION_COUNT_MAX) {
@@ -532,11 +532,13 @@ impl Monitor {
                     code: "fences_near_limit",
                     severity: Severity::Warn,
                     message: format!(
-                        "pool {} refuses {fences} sessions for ever, at most {FENCE_COUNT_MAX}: \
-                         then volumes with ended sessions can be neither removed nor made smaller",
+                        "pool {} has {fences} of at most {FENCE_COUNT_MAX} fences: then volumes with \
+                         ended sessions can be neither attached, removed nor made smaller, and no \
+                         lock can be taken away",
                         pool.pool.name
                     ),
-                    hint: "make new volumes in another pool",
+                    hint: "detach volumes of the pool: its fences are kept as ranges between \
+                           sessions, and there are fewer with the next one",
                 });
             }
         }

@@ -217,8 +217,8 @@ impl Monitor {
         if record.count() > FENCE_COUNT_MAX {
             return Err(failure(
                 "too_many_fences",
-                format!("pool {} has {FENCE_COUNT_MAX} fenced sessions", pool.pool.name),
-                "move its volumes to another pool",
+                format!("pool {} has {FENCE_COUNT_MAX} fences already", pool.pool.name),
+                "detach other volumes of it: its fences take less room then",
             ));
         }
         let mut batch = Batch::new(contents);

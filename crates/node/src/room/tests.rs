@@ -142,8 +142,8 @@ fn a_holder_that_leads_nothing_here_holds_nothing_when_its_lease_ran_out() {
     let (mut giver, mut holder) = (settled(), settled());
     renew(&mut holder, &mut giver, member(1, 1), WRITE, 4 * WRITE);
     let here = |giver: &mut Rooms, now| giver.here(now, space_of(2 * WRITE), WRITE);
-    let leaders = BTreeSet::from([member(1, 1).osd]);
-    giver.settled(at(SPAN_MS), &leaders);
+    let primaries = BTreeSet::from([member(1, 1).osd]);
+    giver.settled(at(SPAN_MS), &primaries);
     assert_eq!(here(&mut giver, at(SPAN_MS)), Room::Unknown, "it may begin again");
     giver.settled(at(SPAN_MS - 1), &BTreeSet::new());
     assert_eq!(here(&mut giver, at(SPAN_MS - 1)), Room::Unknown, "it has a lease");
@@ -226,15 +226,15 @@ impl Run {
     }
 
     fn peer(&mut self, index: usize) {
-        let leaders = BTreeSet::new();
+        let primaries = BTreeSet::new();
         let holder = &mut self.holders[index];
         let bytes = (std::mem::take(&mut holder.lost) + std::mem::take(&mut holder.left)) * WRITE;
         holder.is_active = true;
         self.store(bytes);
         if self.holders.iter().all(|holder| holder.is_active) {
             let active = self.holders.iter().map(|holder| holder.member.osd);
-            let leaders = active.chain(leaders).collect();
-            self.giver.settled(self.now, &leaders);
+            let primaries = active.chain(primaries).collect();
+            self.giver.settled(self.now, &primaries);
         }
     }
 

@@ -657,9 +657,9 @@ impl Cluster {
     }
 
     /// The connection at `host` that `from` opened and that carries data.
-    pub fn leader_connection(&self, host: usize, from: usize) -> ConnectionId {
+    pub fn primary_connection(&self, host: usize, from: usize) -> ConnectionId {
         let incarnation = self.hosts[from].incarnation;
-        let leader = Member { osd: osd(from), incarnation };
-        self.hosts[host].node().mesh.to_leader(leader).expect("it leads")
+        let primary = Member { osd: osd(from), incarnation };
+        self.hosts[host].node().mesh.to_primary(primary).expect("it leads")
     }
 }

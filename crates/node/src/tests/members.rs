@@ -654,7 +654,7 @@ fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
         }
     }
     // The primary itself breaks the rules: its connection goes, and that of no other.
-    let connection = cluster.leader_connection(1, 0);
+    let connection = cluster.primary_connection(1, 0);
     let body = PeerBody::Written { version: Version::ZERO, durable: true };
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body }));
     assert!(!say(&mut cluster, 1, connection, message));
@@ -673,7 +673,7 @@ fn a_member_hears_no_write_of_an_earlier_epoch_or_over_another_connection() {
     assert!(is_written(&cluster.ask(0, write(0, 1, 8))));
     let blocks = cluster.blocks(1);
     let body = || wrong_bodies().swap_remove(0);
-    let connection = cluster.leader_connection(1, 0);
+    let connection = cluster.primary_connection(1, 0);
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch: before, body: body() }));
     cluster.give(1, Event::Net(NetEvent::Received { connection, message }));
     assert!(cluster.hosts[1].node().mesh.has(connection), "it may have been on its way");
