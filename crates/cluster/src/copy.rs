@@ -17,13 +17,11 @@ use serde_json::Value;
 
 use crate::map::{FenceRange, Pool};
 use crate::message::by_pool;
+use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
 
 /// Records of a copy. Beyond it those that come are left out, and that is told.
 const RECORD_COUNT_MAX: usize = 250_000;
-/// Ids, revisions, runs and transactions: none had ever as high a number, and a recovery goes on above
-/// what is told.
-pub const NUMBER_MAX: u64 = 1 << 56;
 /// Text of records in one message, in bytes.
 const PART_SIZE_MAX: usize = 1 << 20;
 
@@ -105,28 +103,33 @@ pub struct Testimony {
 impl Seen {
     /// Whether there may ever have been such numbers.
     pub fn is_sound(&self) -> bool {
-        let mut pools = self.pools.values();
+        let mut pools = self.pools.iter();
         self.change <= NUMBER_MAX
             && self.incarnation.get() <= NUMBER_MAX
-            && pools.all(|revision| revision.get() <= NUMBER_MAX)
+            && pools.all(|(pool, revision)| is_pool_sound(*pool, *revision))
     }
 }
 
 impl Testimony {
     /// Whether there may ever have been such numbers.
     pub fn is_sound(&self) -> bool {
-        let runs = self.entries.iter().flat_map(PgEntry::members);
-        let mut runs = runs.map(|member| member.incarnation.get());
-        let is_pool_sound = |seen: &PoolSeen| {
-            let ends = seen.fence_ranges.iter().flat_map(|(first, last)| [first, last]);
-            let mut sessions = seen.fences.iter().chain(ends);
-            seen.revision.get() <= NUMBER_MAX && sessions.all(|id| id.get() <= NUMBER_MAX)
+        let mut epochs = self.activated.iter().flat_map(|activated| &activated.epochs);
+        let is_seen_sound = |seen: &PoolSeen| {
+            let mut fences = seen.fences.iter();
+            is_pool_sound(seen.pool.id, seen.revision)
+                && fences.all(|session| numbers::check_session(*session).is_ok())
+                && numbers::check_ranges(&seen.fence_ranges).is_ok()
         };
         self.osd_revision <= NUMBER_MAX
             && self.copy.change <= NUMBER_MAX
-            && runs.all(|run| run <= NUMBER_MAX)
-            && self.pools.iter().all(is_pool_sound)
+            && self.entries.iter().all(|entry| numbers::check_entry(entry).is_ok())
+            && epochs.all(|epoch| numbers::check_epoch(*epoch).is_ok())
+            && self.pools.iter().all(is_seen_sound)
     }
+}
+
+fn is_pool_sound(pool: PoolId, revision: MapRevision) -> bool {
+    numbers::check_pool(pool).is_ok() && numbers::check_revision(revision).is_ok()
 }
 
 /// The epochs of a PG that a member's record goes back to.

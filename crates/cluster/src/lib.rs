@@ -11,6 +11,7 @@ pub mod copy;
 pub mod map;
 pub mod message;
 pub mod monitor;
+pub mod numbers;
 pub mod records;
 pub mod settings;
 pub mod state;

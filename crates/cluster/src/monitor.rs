@@ -59,6 +59,7 @@ use format::wire::{CONTROL_SIZE_MAX, Message};
 
 use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, READ_LEASE_PG_COUNT_MAX, ToMonitor};
+use crate::numbers::{self, NUMBER_MAX};
 use crate::records::TaskId;
 use crate::settings::Setting;
 use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};
@@ -656,12 +657,19 @@ fn to_text(message: &FromMonitor) -> String {
 /// Whether somebody says to listen where nobody may, to have seen what there never was, or too much.
 fn says_too_much(message: &ToMonitor) -> bool {
     match message {
-        ToMonitor::OsdBoot { addresses, peer_addresses, seen, .. } => {
-            !may_announce(addresses) || !may_announce(peer_addresses) || !seen.is_sound()
+        ToMonitor::OsdBoot { osd, addresses, peer_addresses, incarnation, seen, .. } => {
+            !may_announce(addresses)
+                || !may_announce(peer_addresses)
+                || !seen.is_sound()
+                || numbers::check_osd(*osd).is_err()
+                || incarnation.is_some_and(|run| run.get() > NUMBER_MAX)
         }
+        ToMonitor::OsdReport(report) => report.size_bytes > NUMBER_MAX,
         ToMonitor::ReadLease { pgs, .. } => pgs.len() > READ_LEASE_PG_COUNT_MAX,
         ToMonitor::OsdTells { part, .. } => !part.is_sound(),
-        ToMonitor::MonitorHere { addresses, .. } => !may_announce(addresses),
+        ToMonitor::MonitorHere { monitor, addresses, .. } => {
+            !may_announce(addresses) || numbers::check_monitor(*monitor).is_err()
+        }
         _ => false,
     }
 }

@@ -4,6 +4,7 @@
 //! Invariants
 //!   1. A record names its own key: the text under a key parses to a record of that key.
 //!   2. Fields that this program does not know are kept when it writes a record again.
+//!   3. A text with a number that was never given is no record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::map::{FenceRange, ImageInfo, OsdInfo, Pool};
+use crate::numbers;
 use crate::stats::{NewestPeriods, Rows, Table};
 
 /// Format of the state store that this program writes and understands.
@@ -701,6 +703,7 @@ impl Record {
         if record.key() != *key {
             return Err(format!("it is the record of {}", record.key()));
         }
+        numbers::check(&record)?;
         Ok(record)
     }
 }

@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use base::{Duration, ImageId, Incarnation, OsdId, PoolId};
 use serde::{Deserialize, Serialize};
 
+use crate::numbers::NUMBER_MAX;
+
 /// Steps of a power of two, as a number of bits.
 const STEP_BITS: u32 = 2;
 /// Latencies are counted in steps of so many nanoseconds, as a number of bits: 4.1 us.
@@ -283,8 +285,7 @@ impl OsdStats {
         let rows = || self.periods.iter().flat_map(|period| &period.rows);
         let all = rows().map(|row| &row.counters).chain(self.periods.iter().map(|p| &p.own));
         let mut ios = all.flat_map(Counters::ios);
-        // They are counted from 1, and each has one after it.
-        let is_counted = |period: &Period| (1..u64::MAX).contains(&period.sequence);
+        let is_counted = |period: &Period| (1..=NUMBER_MAX).contains(&period.sequence);
         self.periods.is_sorted_by(|a, b| a.sequence < b.sequence)
             && self.periods.iter().all(is_counted)
             && self.periods.iter().all(|period| period.rows.len() <= ROW_COUNT_MAX)

@@ -288,7 +288,7 @@ impl Monitor {
             return Err(busy());
         }
         let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Osd);
+        let number = batch.next_id(contents, CounterName::Osd)?;
         let id = u32::try_from(number).ok().and_then(OsdId::new).expect("counted from 1");
         let revision = contents.osd_revision_max() + 1;
         batch.put(contents, Record::Osd(OsdRecord::new(id, store, revision)));

@@ -11,9 +11,11 @@ use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
-use super::clipped;
 use super::recover::named;
+use super::{clipped, failure};
 use crate::map::{MapDelta, PoolDelta};
+use crate::message::Failure;
+use crate::numbers;
 use crate::records::{
     ChangeRecord, ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key,
     LockRecord, MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record,
@@ -448,6 +450,16 @@ impl Contents {
         }
     }
 
+    /// The id that a counter gives next; an error if it has given the last one.
+    pub(super) fn next_id(&self, name: CounterName) -> Result<u64, Failure> {
+        let next = self.counter(name) + 1;
+        if next <= numbers::last_of(name) {
+            return Ok(next);
+        }
+        let message = format!("{} has given its last id", Key::Counter(name));
+        Err(failure("invalid", message, "the ids of this cluster are used up: make a new one"))
+    }
+
     /// Whether an id is none that this store would give next.
     pub(super) fn may_be_given(&self, name: CounterName, id: u64) -> bool {
         id <= self.counter(name) || self.damaged.contains_key(&Key::Counter(name))
@@ -689,10 +701,14 @@ impl Batch {
     }
 
     /// Takes the next id of a counter.
-    pub(super) fn next_id(&mut self, contents: &Contents, name: CounterName) -> u64 {
-        let last = contents.counter(name) + 1;
+    pub(super) fn next_id(
+        &mut self,
+        contents: &Contents,
+        name: CounterName,
+    ) -> Result<u64, Failure> {
+        let last = contents.next_id(name)?;
         self.put(contents, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
-        last
+        Ok(last)
     }
 
     pub(super) fn into_parts(self) -> (Transaction, Vec<Write>) {

@@ -171,7 +171,7 @@ impl Monitor {
         }
         let record = Record::Leader(LeaderRecord {
             monitor: self.identity.monitor,
-            run: before.as_ref().map_or(0, |record| record.run) + 1,
+            run: before.as_ref().map_or(0, |record| record.run).saturating_add(1),
             pid: self.identity.pid,
             addresses: self.identity.addresses.clone(),
             rest: before.map_or_else(Rest::new, |record| record.rest),

@@ -82,7 +82,7 @@ impl Monitor {
             return Err(busy());
         }
         let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Monitor);
+        let number = batch.next_id(contents, CounterName::Monitor)?;
         let id = u32::try_from(number).ok().and_then(MonitorId::new).expect("counted from 1");
         let (addresses, pid, rest) = (Vec::new(), 0, Rest::new());
         batch.put(contents, Record::Monitor(MonitorRecord { id, addresses, pid, rest }));

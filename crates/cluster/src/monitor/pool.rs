@@ -70,7 +70,7 @@ impl Monitor {
         let targets = placement::plan(&candidates, replicas, &current)
             .map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
         self.check_room(&candidates, &targets)?;
-        let number = contents.counter(CounterName::Pool) + 1;
+        let number = contents.next_id(CounterName::Pool)?;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
         let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
         let pool = Pool {

@@ -10,12 +10,10 @@ use base::{ConnectionId, MapRevision, PoolId, Time};
 use super::{Effect, Monitor, to_text};
 use crate::map::MapDelta;
 use crate::message::FromMonitor;
+use crate::numbers::REVISION_SAID_MAX;
 
 /// OSD entries in one message: below 4 MiB, as long as their addresses may be.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
-
-/// Revisions that no map ever had, whoever says so.
-const REVISION_MAX: MapRevision = MapRevision::new(1 << 48);
 
 /// Ids of OSDs that were removed in one message.
 const REMOVED_PER_MESSAGE_MAX: usize = 100_000;
@@ -39,11 +37,14 @@ impl Monitor {
     ) {
         let have: BTreeMap<PoolId, MapRevision> =
             have.into_iter().filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
-        if have.values().any(|revision| *revision > REVISION_MAX) {
+        let is_lacking = |(pool, revision): &(&PoolId, &MapRevision)| {
+            self.contents.lacks_map(**pool, **revision)
+        };
+        let newest = have.iter().filter(is_lacking).map(|(_, revision)| *revision).max();
+        if newest.is_some_and(|revision| revision > REVISION_SAID_MAX) {
             return self.close_for_protocol(now, connection, effects);
         }
-        let mut known = have.iter();
-        if known.any(|(pool, revision)| self.contents.lacks_map(*pool, *revision)) {
+        if newest.is_some() {
             let osd = self.connections[&connection].osd;
             let who = osd.map_or("a client".to_string(), |osd| osd.to_string());
             self.see_maps(&have);

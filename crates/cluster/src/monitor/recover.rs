@@ -34,9 +34,10 @@ use super::job::{Done, Job, Plan};
 use super::planning::domain_of;
 use super::volume::{FENCE_RANGE_COUNT_MAX, ranges_beside};
 use super::{Connection, Effect, Monitor, failure};
-use crate::copy::{NUMBER_MAX, StateCopy, Testimony, is_copied, kind_of};
+use crate::copy::{StateCopy, Testimony, is_copied, kind_of};
 use crate::map::{FenceRange, is_in_ranges};
 use crate::message::{Failure, FromMonitor};
+use crate::numbers::{self, NUMBER_MAX};
 use crate::records::{
     ChangeRecord, CounterName, CounterRecord, FenceRecord, ImageNameRecord, Key, OsdRecord,
     PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest, SessionRecord,
@@ -655,8 +656,12 @@ impl<'a> Draft<'a> {
 
     /// A store that breaks a rule is opened by no monitor: it is not written.
     fn check_rules(&self) -> Result<(), Failure> {
-        let wanted = Contents::of_records(self.records.values().cloned());
-        let Some(what) = wanted.broken_rule() else { return Ok(()) };
+        let number = self.records.iter().find_map(|(key, record)| {
+            let why = numbers::check(record).err()?;
+            Some(format!("{key}: {why}"))
+        });
+        let wanted = || Contents::of_records(self.records.values().cloned());
+        let Some(what) = number.or_else(|| wanted().broken_rule()) else { return Ok(()) };
         Err(failure(
             "invalid",
             format!("what OSDs know does not fit together: {what}"),

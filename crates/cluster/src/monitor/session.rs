@@ -15,13 +15,11 @@ use super::lock::Claim;
 use super::{Effect, Monitor, Setting, failure};
 use crate::map::ImageInfo;
 use crate::message::FromMonitor;
+use crate::numbers::SESSION_SAID_MAX;
 use crate::records::{CounterName, Record, Rest, SessionRecord};
 
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
-
-/// Ids that were never given, whoever says so.
-const SESSION_MAX: u64 = 1 << 48;
 
 /// A session as its client is told of it.
 #[derive(Debug)]
@@ -189,7 +187,7 @@ impl Monitor {
         if session.get() <= self.contents.counter(CounterName::Session) {
             return false;
         }
-        if session.get() > SESSION_MAX {
+        if session > SESSION_SAID_MAX {
             self.close_for_protocol(now, connection, effects);
             return true;
         }
@@ -242,7 +240,10 @@ impl Monitor {
             return Plan::Done(Done::SessionRefused(error));
         }
         let mut batch = Batch::new(contents);
-        let id = SessionId::new(batch.next_id(contents, CounterName::Session));
+        let id = match batch.next_id(contents, CounterName::Session) {
+            Ok(id) => SessionId::new(id),
+            Err(error) => return Plan::Done(Done::SessionRefused(error)),
+        };
         let record = SessionRecord {
             id,
             image: image.info.id,

@@ -67,11 +67,8 @@ impl Monitor {
             return Err(failure("invalid", message, "remove volumes that are not needed"));
         }
         let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Image);
-        let id = u32::try_from(number).ok().and_then(ImageId::new);
-        let Some(id) = id else {
-            return Err(failure("invalid", "all ids of images are used up", "make a new cluster"));
-        };
+        let number = batch.next_id(contents, CounterName::Image)?;
+        let id = u32::try_from(number).ok().and_then(ImageId::new).expect("counted from 1");
         let info = ImageInfo {
             id,
             name: name.to_string(),
@@ -274,7 +271,7 @@ impl Monitor {
             return Err(busy());
         }
         let pool = contents.pool(image.info.pool).expect("pools with images stay");
-        let id = TaskId(batch.next_id(contents, CounterName::Task));
+        let id = TaskId(batch.next_id(contents, CounterName::Task)?);
         let (from, zero) = cut(size, pool.pool.block_size.bytes());
         let record = TaskRecord {
             id,

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::rig::{Mishap, Rig, osd_id};
 use crate::map::ClusterMap;
 use crate::message::Command;
+use crate::numbers::{EPOCH_MAX, NUMBER_MAX, REVISION_MAX, SESSION_MAX};
 
 const GIB: u64 = 1 << 30;
 
@@ -308,4 +309,119 @@ fn a_recovery_that_cannot_be_read_is_one_that_is_not_whole() {
     recover(&mut rig).unwrap();
     assert_eq!(rig.stored("recovery"), None);
     assert!(!rig.checks().contains(&"state_older".to_string()));
+}
+
+/// Another hand writes a number into a record while no monitor leads, in a way that only the number tells.
+fn write_number(rig: &mut Rig, key: &str, path: &str, number: u64) {
+    let mut value: Value = serde_json::from_str(&rig.stored(key).unwrap().value).unwrap();
+    *value.pointer_mut(path).expect("it is there") = json!(number);
+    rig.hand_writes_unseen(key, Some(&value.to_string()));
+    if key != "change" {
+        let change = rig.stored("change").unwrap().value;
+        rig.hand_writes_unseen("change", Some(&change));
+    }
+    rig.restart();
+    rig.tick();
+}
+
+#[test]
+fn numbers_that_were_never_given_are_damage_and_stop_no_monitor() {
+    let epochs = [u64::from(EPOCH_MAX.get()) + 1, u64::from(u32::MAX)];
+    let above = |max: u64| [max + 1, u64::MAX];
+    for (key, path, numbers) in [
+        ("pool/1", "/revision", above(REVISION_MAX.get())),
+        ("osd/1", "/incarnation", above(NUMBER_MAX)),
+        ("osd/1", "/revision", above(NUMBER_MAX)),
+        ("osd/1", "/size_bytes", above(NUMBER_MAX)),
+        ("counter/session", "/last", above(SESSION_MAX.get())),
+        ("counter/image", "/last", above(u64::from(u32::MAX / 2))),
+        ("counter/osd", "/last", above(1 << 20)),
+        ("pg/1/0", "/pgs/0/epoch", epochs),
+        ("pg/1/0", "/pgs/0/revision", above(REVISION_MAX.get())),
+        ("pg/1/0", "/pgs/0/acting/0/incarnation", above(NUMBER_MAX)),
+        ("fence/1", "/fences/0/session", above(SESSION_MAX.get())),
+        ("fence/1", "/fences/0/revision", above(REVISION_MAX.get())),
+        ("lock/1", "/session", above(SESSION_MAX.get())),
+        ("task/1", "/fence_revision", above(REVISION_MAX.get())),
+    ] {
+        for number in numbers {
+            let mut rig = cluster();
+            let before = members(&rig);
+            write_number(&mut rig, key, path, number);
+            come_again(&mut rig);
+            rig.advance(Duration::from_secs(20));
+            assert_eq!(rig.stopped, None, "{key}{path} {number}");
+            let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}{path} {number}"));
+            let is_named = told.contains(&format!("{key} ("));
+            assert!(is_named && told.contains(&format!("never was: {number})")), "{told}");
+            assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged", "{key}{path}");
+            recover(&mut rig).unwrap();
+            assert_mended(&mut rig, &before, key);
+            rig.restart();
+            rig.tick();
+            assert_eq!(damage_told(&mut rig), None, "{key}{path}");
+        }
+    }
+}
+
+#[test]
+fn fences_that_are_not_in_order_are_damage() {
+    for ranges in [json!([[3, 2]]), json!([[1, 4], [4, 6]]), json!([[1, u64::MAX]])] {
+        let mut rig = cluster();
+        let before = members(&rig);
+        let mut fences: Value =
+            serde_json::from_str(&rig.stored("fence/1").unwrap().value).unwrap();
+        fences["ranges"] = ranges;
+        rig.hand_writes_unseen("fence/1", Some(&fences.to_string()));
+        let change = rig.stored("change").unwrap().value;
+        damage(&mut rig, "change", Some(&change));
+        assert!(damage_told(&mut rig).unwrap().contains("fence/1 ("));
+        recover(&mut rig).unwrap();
+        assert_mended(&mut rig, &before, "fence/1");
+    }
+}
+
+#[test]
+fn a_number_of_transactions_that_were_never_made_counts_as_none() {
+    for number in [NUMBER_MAX + 1, u64::MAX] {
+        let mut rig = cluster();
+        let before = members(&rig);
+        let last = rig.monitor.contents.change().last;
+        write_number(&mut rig, "change", "/last", number);
+        assert_eq!(damage_told(&mut rig), None);
+        assert_eq!(rig.stopped, None);
+        come_again(&mut rig);
+        assert!(rig.checks().contains(&"state_older".to_string()));
+        assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_older");
+        recover(&mut rig).unwrap();
+        let now = rig.monitor.contents.change().last;
+        assert!((last..NUMBER_MAX).contains(&now), "{now}");
+        assert_mended(&mut rig, &before, "change");
+    }
+}
+
+#[test]
+fn a_counter_that_has_given_its_last_id_gives_no_more() {
+    for (key, last) in [
+        ("counter/image", u64::from(u32::MAX / 2)),
+        ("counter/pool", u64::from(u32::MAX / 2)),
+        ("counter/monitor", u64::from(u32::MAX / 2)),
+        ("counter/session", SESSION_MAX.get()),
+    ] {
+        let mut rig = cluster();
+        write_number(&mut rig, key, "/last", last);
+        come_again(&mut rig);
+        assert_eq!(damage_told(&mut rig), None, "{key}");
+        // Who has the volume does not come back.
+        rig.advance(Duration::from_secs(11));
+        let client = rig.client();
+        let refused = match key {
+            "counter/image" => rig.make_volume("w", GIB).unwrap_err(),
+            "counter/pool" => rig.make_pool("q", 8).unwrap_err(),
+            "counter/monitor" => rig.command(Command::MonitorCreate).unwrap_err(),
+            _ => rig.open_session(client, "v").unwrap().unwrap_err(),
+        };
+        assert_eq!(refused.message, format!("{key} has given its last id"));
+        assert_eq!(rig.stopped, None, "{key}");
+    }
 }

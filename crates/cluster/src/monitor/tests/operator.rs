@@ -1,6 +1,6 @@
 //! What operators change: settings, pools, and keys of the state store.
 
-use base::{Duration, GIB};
+use base::{Duration, GIB, PoolId};
 use serde_json::json;
 
 use super::rig::{Mishap, Rig, osd_id, store_of};
@@ -172,16 +172,40 @@ fn what_people_must_not_write_is_refused_by_put() {
         ("pool/1", changed(&pool, "min_size", json!(2))),
         ("pool/1", changed(&pool, "name", json!("a/b"))),
         ("pool/1", changed(&pool, "id", json!(2))),
+        ("pool/1", changed(&pool, "revision", json!(u64::MAX))),
         ("pool/2", changed(&pool, "id", json!(2))),
         ("osd/1", changed(&osd, "up", json!(false))),
         ("osd/1", changed(&osd, "incarnation", json!(7))),
         ("osd/1", changed(&osd, "store", json!(store_of(2)))),
+        ("osd/1", changed(&osd, "revision", json!(u64::MAX))),
+        ("osd/1", changed(&osd, "size_bytes", json!(7))),
     ];
     let before = rig.command(Command::StateList { prefix: String::new() }).unwrap();
     for (key, value) in wrong {
         assert_eq!(code(rig.command(put(key, &value))), "invalid", "{key} {value}");
     }
     assert_eq!(rig.command(Command::StateList { prefix: String::new() }).unwrap(), before);
+}
+
+#[test]
+fn revisions_that_people_write_are_not_believed() {
+    for is_put in [true, false] {
+        let mut rig = Rig::with_pool(1, 8);
+        let revision = rig.monitor.contents.pool(PoolId::FIRST).unwrap().revision;
+        let osd_revision = rig.monitor.contents.osd_revision_max();
+        for (key, field, text) in [("pool/1", "name", json!("q")), ("osd/1", "in", json!(false))] {
+            let mut record = value(&mut rig, key);
+            (record["revision"], record[field]) = (json!(1u64 << 40), text.clone());
+            match is_put {
+                true => drop(rig.command(put(key, &record)).unwrap()),
+                false => rig.hand_writes(key, Some(&record.to_string())),
+            }
+            assert_eq!(value(&mut rig, key)[field], text, "{key}");
+        }
+        let now = rig.monitor.contents.pool(PoolId::FIRST).unwrap().revision;
+        assert_eq!(now, revision.next());
+        assert_eq!(value(&mut rig, "osd/1")["revision"], osd_revision + 1);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use base::{ConnectionId, Duration, Epoch, MapRevision, OsdId, PoolId, SessionId}
 use super::rig::{Mishap, Rig, osd_id};
 use crate::copy::{Activated, CopyKeeper};
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
+use crate::numbers::{EPOCH_MAX, REVISION_SAID_MAX, SESSION_SAID_MAX};
 use crate::state::MemoryState;
 
 const GIB: u64 = 1 << 30;
@@ -651,9 +652,58 @@ fn numbers_that_never_were_are_refused_and_stop_no_monitor() {
     // Whoever says so of its own is hung up on, and has told nothing.
     let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
     pool.fence_ranges.push((SessionId::new(1), SessionId::new(u64::MAX)));
-    restore(&mut rig, &backup);
-    let error = recover(&mut rig, &[], true).unwrap_err();
-    assert!(error.message.starts_with("osd.2 has not told"), "{}", error.message);
+    let told = |rig: &mut Rig| {
+        restore(rig, &backup);
+        rig.boot(2);
+        recover(rig, &[], true).unwrap_err().message
+    };
+    let message = told(&mut rig);
+    assert!(message.starts_with("osd.2 has not told"), "{message}");
+    let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
+    pool.fence_ranges.clear();
+    pool.pgs[0].epoch = Epoch::new(EPOCH_MAX.get() + 1);
+    let message = told(&mut rig);
+    assert!(message.starts_with("osd.2 has not told"), "{message}");
+    // The last one there may be: nothing can go on above it.
+    let pool = rig.osds.get_mut(&osd_id(2)).unwrap().map.pools.get_mut(&PoolId::FIRST).unwrap();
+    pool.pgs[0].epoch = EPOCH_MAX;
+    let message = told(&mut rig);
+    assert!(message.contains("pg/1/0: PG 1.0: its epoch is a number that never was"), "{message}");
+    assert_eq!((rig.stored("recovery"), rig.stored("image/2")), (None, None));
+}
+
+#[test]
+fn what_clients_say_leaves_room_for_a_recovery() {
+    let mut rig = Rig::with_pool(2, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let map = |revision| ToMonitor::Subscribe { have: [(PoolId::FIRST, revision)].into() };
+    let resume = |session| ToMonitor::ResumeSession { session, reign: 0 };
+    let (revision, session) = (REVISION_SAID_MAX.next(), SESSION_SAID_MAX.next());
+    for said in [map(revision), resume(session)] {
+        let client = rig.client();
+        rig.say(client, &said);
+        assert!(!is_older(&mut rig) && !rig.open.contains(&client), "{said:?}");
+    }
+    for said in [map(REVISION_SAID_MAX), resume(SESSION_SAID_MAX)] {
+        let client = rig.client();
+        rig.say(client, &said);
+        assert!(is_older(&mut rig), "{said:?}");
+    }
+    come_again(&mut rig, &[1, 2]);
+    recover(&mut rig, &[], true).unwrap();
+    come_again(&mut rig, &[1, 2]);
+    assert!(!is_older(&mut rig));
+    // Who has what was given after it goes on.
+    let client = rig.client();
+    let opened = attach(&mut rig, client);
+    assert!(opened.0 > session);
+    rig.break_connection(client);
+    let client = go_on(&mut rig, opened);
+    assert_eq!(rig.monitor.session_connection(opened.0), Some(client));
+    let have = rig.monitor.contents.pool(PoolId::FIRST).unwrap().revision;
+    assert!(have > revision);
+    rig.say(client, &map(have));
+    assert!(rig.open.contains(&client) && !is_older(&mut rig));
 }
 
 #[test]
