@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 
 use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, ImageId, MapRevision, OsdId, PgId, SessionId, Time};
+use cluster::numbers::REVISION_MAX;
 use format::door::{NetEffect, Role};
 use format::wire::{Message, Op, Outcome, PAYLOAD_SIZE_MAX, Refusal, Reply, Request};
 use pg::{Serving, Ticket};
@@ -194,6 +195,10 @@ impl Node {
             let why = "this peer may not ask this".into();
             let refusal = Err(Refusal::Invalid { why });
             return reply(connection, session, sequence, refusal, effects);
+        }
+        if request.revision > REVISION_MAX {
+            // It would hold back others until that map comes.
+            return self.hang_up(now, connection, effects);
         }
         let open_count = link.open_count;
         let sessions_max = self.settings.sessions_max;

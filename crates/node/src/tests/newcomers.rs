@@ -2,6 +2,7 @@
 //! that says so.
 
 use base::{ConnectionId, Duration, MapRevision, SessionId};
+use cluster::numbers::REVISION_MAX;
 use format::wire::{Message, Op, Outcome, Refusal, Request};
 
 use super::rig::*;
@@ -129,4 +130,15 @@ fn a_newer_session_that_is_gone_again_was_shown_all_the_same() {
     assert_eq!(rig.reply_to(asked), None);
     rig.monitor_says(map(10, 11, vec![], &[]));
     assert!(rig.reply_to(asked).is_some());
+}
+
+#[test]
+fn a_session_that_names_a_revision_which_nobody_gave_is_hung_up_on_and_holds_nobody_back() {
+    let mut rig = rig();
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+    let asked = next_asks(&mut rig, REVISION_MAX.get() + 1, read(0, 1));
+    assert_eq!(rig.reply_to(asked), None);
+    assert_eq!(rig.closed.last(), Some(&NEXT));
+    assert_eq!(bytes_of(rig.ask(1, read(0, 1))), [7]);
+    assert_eq!(rig.ask(1, Op::Sync), Ok(Outcome::Synced));
 }
