@@ -115,10 +115,11 @@ impl Testimony {
     pub fn is_sound(&self) -> bool {
         let mut epochs = self.activated.iter().flat_map(|activated| &activated.epochs);
         let is_seen_sound = |seen: &PoolSeen| {
-            let mut fences = seen.fences.iter();
+            // Ranges of its map and of its note: in no order.
+            let ends = seen.fence_ranges.iter().flat_map(|(first, last)| [first, last]);
+            let mut sessions = seen.fences.iter().chain(ends);
             is_pool_sound(seen.pool.id, seen.revision)
-                && fences.all(|session| numbers::check_session(*session).is_ok())
-                && numbers::check_ranges(&seen.fence_ranges).is_ok()
+                && sessions.all(|session| numbers::check_session(*session).is_ok())
         };
         self.osd_revision <= NUMBER_MAX
             && self.copy.change <= NUMBER_MAX

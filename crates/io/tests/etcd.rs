@@ -662,7 +662,8 @@ fn an_etcd_that_is_nearly_full_is_told_of_before_it_takes_no_more() {
     assert_eq!(found.down, []);
     let [room] = &found.nearly_full[..] else { panic!("one address: {found:?}") };
     assert_eq!((&room.endpoint, room.size_max), (&server.url(), 64 << 20));
-    assert!((80..100).contains(&room.used_percent), "{room:?}");
+    // What was written last may be above what it would still take.
+    assert!((80..120).contains(&room.used_percent), "{room:?}");
     // It takes what is little.
     driver.commit_soon(put("a", "1", StateRevision::ZERO));
 }

@@ -50,7 +50,8 @@ impl World {
         let lost = gone.filter_map(|osd| osd.id).collect();
         self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
-        self.wait_until_whole()?.map_or(Ok(()), Err)
+        // Who was down in the backup may leave its PGs when the first OSD is back.
+        self.wait_until_whole_for(WHOLE_FOR)?.map_or(Ok(()), Err)
     }
 
     /// Whether a store that nobody calls older is not.
