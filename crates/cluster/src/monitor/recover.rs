@@ -441,6 +441,7 @@ impl<'a> Draft<'a> {
         draft.take_copy()?;
         draft.mend()?;
         draft.add_pools();
+        draft.keep_what_pools_never_change();
         draft.drop_orphans();
         draft.name_images();
         let newest = draft.newest_entries()?;

@@ -23,6 +23,7 @@ use base::{ImageId, PoolId};
 
 use super::{Draft, Failure, failure};
 use crate::copy::{is_copied, kind_of};
+use crate::map::Pool;
 use crate::monitor::Monitor;
 use crate::records::{CounterRecord, Key, PoolRecord, Record, Rest};
 
@@ -127,6 +128,23 @@ impl Draft<'_> {
         });
         if let Some(record) = self.spare(&Key::Pool(pool)).or(told) {
             self.put(record);
+        }
+    }
+
+    /// Data lies by it; OSDs have it of a monitor, and a record may have it of another hand.
+    pub(super) fn keep_what_pools_never_change(&mut self) {
+        for mut record in self.pools() {
+            let mut told = self.told().flat_map(|told| &told.pools).map(|seen| &seen.pool);
+            let Some(told) = told.find(|told| told.id == record.pool.id) else { continue };
+            let frozen = |pool: &Pool| (pool.replicas, pool.pg_count, pool.block_size);
+            if frozen(told) == frozen(&record.pool) {
+                continue;
+            }
+            (record.pool.replicas, record.pool.pg_count) = (told.replicas, told.pg_count);
+            record.pool.block_size = told.block_size;
+            record.pool.min_size = record.pool.min_size.min(told.replicas);
+            self.mended.push(Key::Pool(told.id).to_string());
+            self.put(Record::Pool(record));
         }
     }
 

@@ -227,6 +227,21 @@ fn what_people_may_write_is_believed_whoever_leads() {
 }
 
 #[test]
+fn what_a_pool_never_changes_comes_back_from_osds() {
+    let mut rig = cluster();
+    let before = members(&rig);
+    let mut pool: Value = serde_json::from_str(&rig.stored("pool/1").unwrap().value).unwrap();
+    (pool["pg_count"], pool["block_size"]) = (json!(16), json!(65536));
+    damage(&mut rig, "pool/1", Some(&pool.to_string()));
+    assert!(damage_told(&mut rig).unwrap().contains("8 PG entries of 16"));
+    let answer = recover(&mut rig).unwrap();
+    assert_eq!(answer["mended"], json!(["pool/1"]));
+    assert_mended(&mut rig, &before, "pool/1");
+    let pool = &rig.monitor.contents.pools().next().unwrap().pool;
+    assert_eq!((pool.pg_count, pool.block_size.bytes()), (8, 128 << 10));
+}
+
+#[test]
 fn what_was_removed_though_others_need_it_comes_back_from_osds() {
     let counters = ["counter/session", "counter/image", "counter/osd"];
     for key in ["pool/1", "pg/1/0", "osd/1", "image/1"].into_iter().chain(counters) {
