@@ -325,7 +325,7 @@ impl World {
             return;
         }
         let pause = Duration::from_nanos(self.chaos.scale(100_000..3_000_000_000));
-        self.schedule(pause, Item::Start(process));
+        self.schedule_at(self.now.max(self.dark_until) + pause, Item::Start(process));
     }
 
     fn kill_osd(&mut self, index: usize, crash: Option<Crash>) {

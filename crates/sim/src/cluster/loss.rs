@@ -4,6 +4,7 @@
 //! silent only, and are heard again when spare ones begin to be filled.
 
 use base::{Duration, PgId, PoolId};
+use cluster::settings::Setting;
 
 use super::Process;
 use super::operator::Job;
@@ -12,6 +13,9 @@ use crate::random::Chance;
 
 /// For how long the cluster must have been whole before.
 const WHOLE_FOR: Duration = Duration::from_secs(2);
+
+/// How long an OSD is down before it goes out by itself, where the operator does not say it.
+const OUT_AFTER_MS: u64 = 3_000;
 
 /// When connections of those that are missed break.
 const TIME_OUT: Duration = Duration::from_secs(4);
@@ -43,7 +47,12 @@ impl World {
             self.kill(Process::Osd(*index))?;
         }
         self.read_what_is_certain()?;
-        self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, true)));
+        if self.chaos.chance(Chance::percent(50)) {
+            self.fault("OSDs go out by themselves");
+            self.operator.jobs.push_back(Job::Set(Setting::OsdOutAfter, OUT_AFTER_MS));
+        } else {
+            self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, true)));
+        }
         self.wait("lost members keep a PG from being served", |world| {
             world.operator.jobs.is_empty()
                 && world.what_is_not_served().is_none()
@@ -55,6 +64,8 @@ impl World {
             self.osds[*index].stays_down = false;
             self.schedule(Duration::ZERO, Item::Start(Process::Osd(*index)));
         }
+        let default = Setting::OsdOutAfter.definition().default;
+        self.operator.jobs.push_back(Job::Set(Setting::OsdOutAfter, default));
         self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, false)));
         self.wait("OSDs do not come in again", |world| world.operator.jobs.is_empty())?;
         self.wait_until_whole().map(drop)

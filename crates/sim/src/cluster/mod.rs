@@ -10,6 +10,7 @@
 
 mod arrivals;
 mod backup;
+mod blackout;
 mod chaos;
 mod chart;
 mod clock;
@@ -73,7 +74,7 @@ pub const OPERATIONS: [&str; 19] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 68] = [
+pub const FAULTS: [&str; 70] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -82,6 +83,8 @@ pub const FAULTS: [&str; 68] = [
     "OSD gone in a drill",
     "OSD lost for long",
     "OSD missed for long",
+    "OSDs go out by themselves",
+    "everything killed at once",
     "process stood still",
     "disk lost",
     "rot in the journal's tail",

@@ -32,8 +32,8 @@ pub enum Job {
     Resize(usize, u64),
     /// Takes the lock of one from its holder.
     Unlock(usize),
-    /// Sets how often OSDs report, in milliseconds.
-    SetReport(u64),
+    /// Sets a setting to so many milliseconds.
+    Set(Setting, u64),
     /// Removes the pool.
     RemovePool,
     /// Looks for PGs that wait for the operator.
@@ -169,7 +169,7 @@ impl World {
             self.operator.jobs.push_back(Job::Remove(volume));
         } else if want == 14 {
             let milliseconds = self.work.range(100..3_000);
-            self.operator.jobs.push_back(Job::SetReport(milliseconds));
+            self.operator.jobs.push_back(Job::Set(Setting::OsdReport, milliseconds));
         } else if !live.is_empty() && want < 14 {
             let volume = *self.work.pick(&live);
             let job = match self.work.below(3) {
@@ -282,8 +282,8 @@ impl World {
                 let volume = self.volumes[*volume].name.clone();
                 Command::VolumeUnlock { volume, accepted: true }
             }
-            Job::SetReport(milliseconds) => Command::ConfigSet {
-                setting: Setting::OsdReport.name().to_string(),
+            Job::Set(setting, milliseconds) => Command::ConfigSet {
+                setting: setting.name().to_string(),
                 value: Some(milliseconds.to_string()),
             },
             Job::RemovePool => Command::PoolRemove { pool: "default".to_string() },
@@ -419,7 +419,7 @@ impl World {
                 self.operator.tries = 0;
                 return Ok(());
             }
-            (Job::SetReport(_), Ok(_)) => self.tally.operations.add("config set", 1),
+            (Job::Set(..), Ok(_)) => self.tally.operations.add("config set", 1),
             (Job::RemovePool, Ok(_)) => self.pool_removed(),
             (Job::RemovePool, Err(failure)) if failure.code == "not_found" && !first_try => {
                 self.pool_removed();

@@ -266,7 +266,7 @@ impl Plan {
         // What rotted is found only when it is read: nobody may go for good.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
         let may_go = self.min_size > 1 && !rots && !self.may_fill();
-        self.suffers_loss = may_go && random.chance(Chance::percent(60));
+        self.suffers_loss = may_go && random.chance(Chance::percent(90));
         if self.copies > 1 {
             self.faults.seclusion = some(random, 40, 400);
         }

@@ -73,6 +73,8 @@ pub struct World {
     /// Where data may rot, if there is more than one copy.
     pub(super) rot_domain: usize,
     pub(super) drill: Option<Drill>,
+    /// Until then nothing starts.
+    pub(super) dark_until: Time,
     /// All copies are there, and no fault happens: nothing is damaged.
     pub(super) must_be_whole: bool,
     pub(super) monitors: Vec<MonitorProcess>,
@@ -236,6 +238,7 @@ impl World {
             now: Time::from_nanos(1_000_000_000),
             stage: Stage::Build,
             divorce: None,
+            dark_until: Time::ZERO,
             to_close: Vec::new(),
             to_fill: Vec::new(),
             asked_count: 0,
@@ -333,6 +336,7 @@ impl World {
         let lack = self.wait_until_whole()?;
         self.must_be_whole = self.plan.copies > 1 && lack.is_none();
         self.hold_drill()?;
+        self.black_out()?;
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;
