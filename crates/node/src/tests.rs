@@ -129,14 +129,7 @@ fn a_fenced_session_is_refused() {
 #[test]
 fn a_queued_request_of_a_fenced_session_is_not_executed() {
     let mut rig = Rig::serving();
-    rig.holds_disk = true;
-    let started = rig.send(CLIENT, 1, write(0, 1, 7));
-    let (checksums, data) = fill(1, 8);
-    let expected = Some(version(1, 1));
-    let place = place(1, 0);
-    let queued =
-        rig.send(CLIENT, 1, Op::Write { place, offset: 0, checksums, data, expected, lazy: false });
-    let reading = rig.send(CLIENT, 1, read(0, 1));
+    let [started, queued, reading] = rig.fill_queue();
     rig.monitor_says(map(10, 11, vec![], &[SESSION.get()]));
     assert_eq!(rig.reply_to(queued), Some(Err(Refusal::Fenced)));
     assert_eq!(rig.reply_to(reading), Some(Err(Refusal::Fenced)));

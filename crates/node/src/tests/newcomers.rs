@@ -67,14 +67,7 @@ fn an_older_session_is_told_to_come_again_where_the_map_does_not_come() {
 #[test]
 fn what_an_older_session_has_in_a_queue_does_not_leave_it_once_a_newer_one_is_shown() {
     let mut rig = rig();
-    rig.holds_disk = true;
-    let started = rig.send(CLIENT, 1, write(0, 1, 7));
-    let (checksums, data) = fill(1, 8);
-    let expected = Some(version(1, 1));
-    let place = place(1, 0);
-    let queued =
-        rig.send(CLIENT, 1, Op::Write { place, offset: 0, checksums, data, expected, lazy: false });
-    let reading = rig.send(CLIENT, 1, read(0, 1));
+    let [started, queued, reading] = rig.fill_queue();
     let next = next_asks(&mut rig, 11, read(0, 1));
     assert_eq!(rig.reply_to(queued), Some(Err(Refusal::Busy)));
     assert_eq!(rig.reply_to(reading), Some(Err(Refusal::Busy)));

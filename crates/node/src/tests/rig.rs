@@ -351,6 +351,18 @@ impl Rig {
         }
     }
 
+    /// Holds the disk back: a write is started, one that expects it waits for it, and so does a read of
+    /// both. Their sequences.
+    pub fn fill_queue(&mut self) -> [u64; 3] {
+        self.holds_disk = true;
+        let started = self.send(CLIENT, 1, write(0, 1, 7));
+        let (checksums, data) = fill(1, 8);
+        let (place, expected) = (place(1, 0), Some(version(1, 1)));
+        let after = Op::Write { place, offset: 0, checksums, data, expected, lazy: false };
+        let queued = self.send(CLIENT, 1, after);
+        [started, queued, self.send(CLIENT, 1, read(0, 1))]
+    }
+
     /// Lets the disk do what it held back.
     pub fn release_disk(&mut self) {
         self.holds_disk = false;

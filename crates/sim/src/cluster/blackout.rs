@@ -5,11 +5,9 @@
 use base::Duration;
 
 use super::Process;
+use super::drill::WHOLE_FOR;
 use super::world::World;
 use crate::random::{Chance, Random};
-
-/// For how long the cluster must have been whole before.
-const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 /// How long everything is away.
 const AWAY_FOR: Duration = Duration::from_secs(60);

@@ -13,7 +13,7 @@ const ASK_EVERY: Duration = Duration::from_millis(4);
 
 /// For how long the cluster must have been whole: whoever waits for a while before he calls somebody
 /// again has called.
-const WHOLE_FOR: Duration = Duration::from_secs(2);
+pub(super) const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 /// How long they are asked before answers are judged.
 const WARM: Duration = Duration::from_millis(200);

@@ -7,12 +7,10 @@ use base::{Duration, PgId, PoolId};
 use cluster::settings::Setting;
 
 use super::Process;
+use super::drill::WHOLE_FOR;
 use super::operator::Job;
 use super::world::{Item, World};
 use crate::random::Chance;
-
-/// For how long the cluster must have been whole before.
-const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 /// How long an OSD is down before it goes out by itself, where the operator does not say it.
 const OUT_AFTER_MS: u64 = 3_000;
