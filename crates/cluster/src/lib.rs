@@ -12,6 +12,7 @@ pub mod map;
 pub mod message;
 pub mod monitor;
 pub mod numbers;
+pub mod reach;
 pub mod records;
 pub mod settings;
 pub mod state;

@@ -36,6 +36,9 @@ pub enum ToMonitor {
         #[serde(with = "by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
+    /// Say that you are there. Whoever holds the connection to the guest answers, if it has not taken it on
+    /// to the leader.
+    Ping,
     /// Who is at this connection, for `status`. OSDs are known from their boot.
     Introduce {
         /// What runs: `nbd`, `bench`.
@@ -191,6 +194,8 @@ pub enum ToMonitor {
 pub enum FromMonitor {
     /// A change of the map, or a snapshot.
     Map(MapDelta),
+    /// The answer to [`ToMonitor::Ping`].
+    Pong,
     /// Where monitors listen, those that are there first. Told to everybody who gets the map.
     Monitors {
         /// Each may have several.

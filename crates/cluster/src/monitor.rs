@@ -443,6 +443,7 @@ impl Monitor {
     ) {
         match message {
             Message::Control(text) => match serde_json::from_str::<ToMonitor>(&text) {
+                Ok(ToMonitor::Ping) => self.on_control(now, connection, ToMonitor::Ping, effects),
                 Ok(ToMonitor::Command { request, command: Command::Status })
                     if self.state_trouble.is_some() =>
                 {
@@ -483,6 +484,7 @@ impl Monitor {
         }
         match message {
             ToMonitor::Subscribe { have } => self.subscribe(now, connection, have, effects),
+            ToMonitor::Ping => self.send(connection, &FromMonitor::Pong, effects),
             ToMonitor::Introduce { role, pid, address } => {
                 let introduced =
                     Introduced { role: clipped(role), pid, address: address.map(clipped) };

@@ -7,7 +7,7 @@ use base::{ConnectionId, Duration, Time};
 const DELAY_MIN: Duration = Duration::from_millis(20);
 const DELAY_MAX: Duration = Duration::from_secs(1);
 /// How long a connection may take until its handshake has passed: then another address is tried.
-pub const CONNECT_MAX: Duration = Duration::from_secs(1);
+const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// A lane that was up for less is not tried again at once: its peer hangs up on purpose.
 const UP_MIN: Duration = Duration::from_secs(1);
 

@@ -1,34 +1,15 @@
-//! The connection to a monitor: one at a time, another address after each failure, with a delay
-//! that doubles up to a bound. So does the time that a connection may take, after each round of all
-//! addresses: a silent host costs a second, and a slow one is reached nevertheless.
+//! The connection to a monitor: one at a time, and how far it has come.
 //!
 //! While the link is down I/O goes on.
 
 use base::{ConnectionId, Duration, Time};
-
-use crate::lane::CONNECT_MAX;
-
-/// Addresses of monitors that are remembered.
-const ADDRESS_COUNT_MAX: usize = 800;
+use cluster::reach::{Beat, Heartbeat, Reach};
 
 /// The link and how far it has come.
 pub struct Link {
-    /// Those this OSD was started with.
-    known: Vec<String>,
-    /// All of them, in the order in which they are tried.
-    addresses: Vec<String>,
-    /// Where monitors listen, as one of them said last.
-    told: Vec<String>,
-    /// They are others than before, and nobody has taken note of that.
-    is_news: bool,
-    /// Which address is next.
-    next: usize,
-    delay_min: Duration,
-    delay_max: Duration,
-    delay: Duration,
-    /// Connections in a row that came to nothing.
-    loss_count: usize,
+    reach: Reach,
     pub stage: LinkStage,
+    heartbeat: Heartbeat,
 }
 
 /// How far a link has come. Top to bottom is the order in time.
@@ -46,42 +27,40 @@ pub enum LinkStage {
     Joined { connection: ConnectionId },
 }
 
+/// What a link asks for when its time has come.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkStep {
+    /// Connect to this address, by [`Link::connecting`].
+    Connect { address: String, until: Time },
+    /// The monitor is to say whether it is there.
+    Ask,
+    /// Nothing comes of this connection.
+    HangUp { connection: ConnectionId },
+}
+
 impl Link {
     /// Requires: at least one address.
     pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Link {
-        assert!(!addresses.is_empty());
         Link {
-            known: addresses.clone(),
-            addresses,
-            told: Vec::new(),
-            is_news: false,
-            next: 0,
-            delay_min,
-            delay_max,
-            delay: delay_min,
-            loss_count: 0,
+            reach: Reach::new(addresses, delay_min, delay_max),
             stage: LinkStage::Idle,
+            heartbeat: Heartbeat::default(),
         }
     }
 
-    /// Where monitors listen, as one of them said: tried before those that it did not name.
-    pub fn learn(&mut self, mut told: Vec<String>) {
-        told.truncate(ADDRESS_COUNT_MAX);
-        self.is_news |= self.told != told;
-        self.told.clone_from(&told);
-        self.addresses = told;
-        let more = self.known.iter().filter(|address| !self.addresses.contains(address));
-        self.addresses.extend(more.cloned().collect::<Vec<_>>());
+    /// Where monitors listen, as one of them said.
+    pub fn learn(&mut self, told: Vec<String>) {
+        self.reach.learn(told);
     }
 
     /// What was told, if that is another list than the one taken before.
     pub fn take_told(&mut self) -> Option<Vec<String>> {
-        std::mem::take(&mut self.is_news).then(|| self.told.clone())
+        self.reach.take_told()
     }
 
     /// All addresses, in the order in which they are tried.
     pub fn addresses(&self) -> &[String] {
-        &self.addresses
+        self.reach.addresses()
     }
 
     /// Whether a monitor is looked for.
@@ -99,6 +78,16 @@ impl Link {
         }
     }
 
+    /// The connection, if something can be said over it.
+    pub fn open(&self) -> Option<ConnectionId> {
+        match self.stage {
+            LinkStage::Booting { connection, .. } | LinkStage::Joined { connection } => {
+                Some(connection)
+            }
+            _ => None,
+        }
+    }
+
     /// The connection, if the monitor knows this run.
     pub fn joined(&self) -> Option<ConnectionId> {
         match self.stage {
@@ -110,32 +99,59 @@ impl Link {
     /// When something is to be done if nothing happens.
     pub fn deadline(&self) -> Option<Time> {
         match self.stage {
-            LinkStage::Idle | LinkStage::Joined { .. } => None,
-            LinkStage::Down { until }
-            | LinkStage::Connecting { until, .. }
-            | LinkStage::Booting { until, .. } => Some(until),
+            LinkStage::Idle => None,
+            LinkStage::Down { until } | LinkStage::Connecting { until, .. } => Some(until),
+            LinkStage::Booting { until, .. } => Some(until.min(self.heartbeat.due())),
+            LinkStage::Joined { .. } => Some(self.heartbeat.due()),
         }
     }
 
-    /// The address of the next connection, which may take `span_max` at most.
-    pub fn connect(&mut self, now: Time, connection: ConnectionId, span_max: Duration) -> String {
-        let address = self.addresses[self.next % self.addresses.len()].clone();
-        let rounds = 0..self.loss_count / self.addresses.len();
-        let doubled = |span: Duration, _| span.doubled_up_to(span_max);
-        let until = now + rounds.take(8).fold(CONNECT_MAX.min(span_max), doubled);
-        self.stage = LinkStage::Connecting { connection, until };
-        address
+    /// What is to be done now.
+    pub fn step(&mut self, now: Time) -> Option<LinkStep> {
+        match self.stage {
+            LinkStage::Down { until } if until <= now => {
+                let (address, until) = self.reach.connect(now);
+                Some(LinkStep::Connect { address, until })
+            }
+            LinkStage::Connecting { connection, until }
+            | LinkStage::Booting { connection, until }
+                if until <= now =>
+            {
+                Some(LinkStep::HangUp { connection })
+            }
+            LinkStage::Booting { connection, .. } | LinkStage::Joined { connection } => {
+                match self.heartbeat.beat(now)? {
+                    Beat::Ask => Some(LinkStep::Ask),
+                    Beat::Silent => Some(LinkStep::HangUp { connection }),
+                }
+            }
+            _ => None,
+        }
     }
 
-    /// The handshake passed and the boot is sent.
+    /// A connection is being made.
+    pub fn connecting(&mut self, connection: ConnectionId, until: Time) {
+        self.stage = LinkStage::Connecting { connection, until };
+    }
+
+    /// The handshake passed.
+    pub fn connected(&mut self, now: Time) {
+        self.heartbeat.begin(now);
+    }
+
+    /// The boot is sent, or what was asked for besides.
     pub fn booting(&mut self, connection: ConnectionId, until: Time) {
         self.stage = LinkStage::Booting { connection, until };
     }
 
+    /// The monitor said something.
+    pub fn word(&mut self, now: Time) {
+        self.heartbeat.word(now);
+    }
+
     /// The monitor answered the boot.
     pub fn join(&mut self, connection: ConnectionId) {
-        self.delay = self.delay_min;
-        self.loss_count = 0;
+        self.reach.served();
         self.stage = LinkStage::Joined { connection };
     }
 
@@ -146,75 +162,6 @@ impl Link {
 
     /// The connection is gone: the next address is tried after a delay.
     pub fn lose(&mut self, now: Time) {
-        self.next = (self.next + 1) % self.addresses.len();
-        if !matches!(self.stage, LinkStage::Joined { .. }) {
-            self.loss_count = self.loss_count.saturating_add(1);
-        }
-        self.stage = LinkStage::Down { until: now + self.delay };
-        self.delay = self.delay.doubled_up_to(self.delay_max);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn monitors_that_are_told_of_are_tried_and_the_known_ones_stay() {
-        let (min, max) = (Duration::from_millis(50), Duration::from_millis(150));
-        let mut link = Link::new(vec!["tcp:a:1".to_string()], min, max);
-        link.learn(vec!["tcp:b:1".to_string(), "tcp:c:1".to_string()]);
-        let mut tried = Vec::new();
-        for _ in 0..3 {
-            tried.push(link.connect(Time::ZERO, ConnectionId::new(2), max));
-            link.lose(Time::ZERO);
-        }
-        tried.sort();
-        assert_eq!(tried, ["tcp:a:1", "tcp:b:1", "tcp:c:1"]);
-        // Taken once, and again when it changes.
-        assert_eq!(link.take_told().map(|told| told.len()), Some(2));
-        assert_eq!(link.take_told(), None);
-        link.learn(vec!["tcp:b:1".to_string(), "tcp:c:1".to_string()]);
-        assert_eq!(link.take_told(), None);
-        link.learn(vec!["tcp:c:1".to_string()]);
-        assert_eq!(link.take_told(), Some(vec!["tcp:c:1".to_string()]));
-    }
-
-    #[test]
-    fn each_failure_tries_another_address_later() {
-        let addresses = vec!["tcp:a:1".to_string(), "tcp:b:1".to_string()];
-        let (min, max) = (Duration::from_millis(50), Duration::from_millis(150));
-        let mut link = Link::new(addresses, min, max);
-        let mut now = Time::ZERO;
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            let address = link.connect(now, ConnectionId::new(2), max);
-            link.lose(now);
-            let until = link.deadline().expect("it is down");
-            seen.push((address, until.since(now).as_millis()));
-            now = until;
-        }
-        let wanted = [("tcp:a:1", 50), ("tcp:b:1", 100), ("tcp:a:1", 150), ("tcp:b:1", 150)];
-        assert_eq!(seen, wanted.map(|(address, delay)| (address.to_string(), delay)));
-    }
-
-    #[test]
-    fn a_silent_address_costs_a_second_and_a_slow_one_is_waited_for_in_later_rounds() {
-        let addresses = vec!["tcp:a:1".to_string(), "tcp:b:1".to_string()];
-        let (min, max) = (Duration::from_millis(50), Duration::from_millis(150));
-        let mut link = Link::new(addresses, min, max);
-        let spans = |link: &mut Link, count: usize| {
-            let connects = (0..count).map(|_| {
-                link.connect(Time::ZERO, ConnectionId::new(2), Duration::from_secs(5));
-                let until = link.deadline().expect("it connects");
-                link.lose(Time::ZERO);
-                until.since(Time::ZERO).as_millis()
-            });
-            connects.collect::<Vec<_>>()
-        };
-        assert_eq!(spans(&mut link, 8), [1_000, 1_000, 2_000, 2_000, 4_000, 4_000, 5_000, 5_000]);
-        link.join(ConnectionId::new(2));
-        link.lose(Time::ZERO);
-        assert_eq!(spans(&mut link, 3), [1_000, 1_000, 2_000]);
+        self.stage = LinkStage::Down { until: self.reach.lost(now) };
     }
 }

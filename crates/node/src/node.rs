@@ -18,7 +18,7 @@ use pg::{Action, CallId, Listing, Pg};
 use crate::clearing::{CALL_CLEARING, Clearing};
 use crate::filling::Budget;
 use crate::leases::Leases;
-use crate::link::{Link, LinkStage};
+use crate::link::{Link, LinkStage, LinkStep};
 use crate::mesh::Mesh;
 use crate::newcomers::Newcomers;
 use crate::notes::{ClusterNote, PoolNote};
@@ -339,6 +339,7 @@ impl Node {
         if !is_ours || !matches!(peer.role, Role::Monitor(_)) {
             return self.hang_up(now, connection, effects);
         }
+        self.link.connected(now);
         self.link.booting(connection, now + self.settings.boot_max);
         let boot = ToMonitor::OsdBoot {
             osd: self.identity.osd,
@@ -407,6 +408,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) {
         // What a newer monitor says and we do not know is not for us.
+        self.link.word(now);
         let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
         match message {
             FromMonitor::OsdBooted { incarnation } => {
@@ -439,6 +441,8 @@ impl Node {
                 self.stats.at = self.stats.at.min(now + told_every);
             }
             FromMonitor::StatsSaved { sequence } => self.stats.saved(sequence),
+            // It was a word of the monitor, which is all that was asked for.
+            FromMonitor::Pong => {}
             // Answers to questions that an OSD does not ask.
             FromMonitor::SessionOpened { .. }
             | FromMonitor::SessionRefused { .. }
@@ -477,10 +481,7 @@ impl Node {
     /// Says something to the monitor, if there is a connection; what is lost is said again after
     /// the next one.
     pub(crate) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
-        let connection = match self.link.stage {
-            LinkStage::Booting { connection, .. } | LinkStage::Joined { connection } => connection,
-            _ => return,
-        };
+        let Some(connection) = self.link.open() else { return };
         let text = serde_json::to_string(message).expect("plain data with text keys");
         let message = Message::Control(text);
         effects.push(Effect::Net(NetEffect::Send { connection, message }));
@@ -520,16 +521,15 @@ impl Node {
 
     /// The time that the link waited for has come.
     fn move_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        match self.link.stage {
-            LinkStage::Idle | LinkStage::Joined { .. } => {}
-            LinkStage::Down { .. } => {
+        match self.link.step(now) {
+            Some(LinkStep::Connect { address, until }) => {
                 let connection = self.connections.next();
-                let address = self.link.connect(now, connection, self.settings.boot_max);
+                self.link.connecting(connection, until);
                 effects.push(Effect::Net(NetEffect::Connect { connection, address }));
             }
-            LinkStage::Connecting { connection, .. } | LinkStage::Booting { connection, .. } => {
-                self.hang_up(now, connection, effects);
-            }
+            Some(LinkStep::Ask) => self.tell_monitor(&ToMonitor::Ping, effects),
+            Some(LinkStep::HangUp { connection }) => self.hang_up(now, connection, effects),
+            None => {}
         }
     }
 

@@ -531,6 +531,19 @@ fn the_next_monitor_is_tried_a_second_after_the_first_was_silent() {
 }
 
 #[test]
+fn a_monitor_that_falls_silent_is_left_for_another_and_the_run_goes_on() {
+    let mut rig = Rig::serving();
+    let (served_by, address) = rig.connects.last().unwrap().clone();
+    rig.advance(Duration::from_secs(10));
+    assert_eq!(rig.link(), served_by, "who is there stays, however little it has to say");
+    rig.is_silent = true;
+    rig.advance(Duration::from_millis(2_100));
+    assert!(rig.closed.contains(&served_by));
+    assert_ne!(rig.connects.last().unwrap().1, address);
+    assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
+}
+
+#[test]
 fn a_refused_osd_stops() {
     let mut rig = Rig::over(MemoryDisk::formatted());
     rig.connect();

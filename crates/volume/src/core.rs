@@ -146,9 +146,9 @@ impl ClientCore {
     pub fn new(settings: Settings, pool: BufferPool) -> ClientCore {
         assert!(!settings.monitors.is_empty());
         ClientCore {
+            monitor: MonitorLink::new(&settings.monitors),
             settings,
             pool,
-            monitor: MonitorLink::new(),
             routes: Routes::default(),
             links: BTreeMap::new(),
             link_of: BTreeMap::new(),
@@ -175,7 +175,7 @@ impl ClientCore {
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             Event::Net(event) => self.apply_net(now, event, effects),
-            Event::Connect => self.need_monitor(effects),
+            Event::Connect => self.need_monitor(now, effects),
             Event::Open { volume, name, read_only, lock } => {
                 self.open(now, volume, name, (read_only, lock), effects);
             }
@@ -226,7 +226,7 @@ impl ClientCore {
 
     fn ring(&mut self, now: Time, timer: Timer, effects: &mut Vec<Effect>) {
         match timer {
-            Timer::Monitor => self.connect_monitor(effects),
+            Timer::Monitor => self.monitor_alarm(now, effects),
             Timer::Link(osd) => self.connect_link(osd, effects),
             Timer::Part(key) => {
                 assert!(matches!(self.parts[key].stage, Stage::Delayed { .. }));
@@ -300,7 +300,7 @@ impl ClientCore {
         };
         let before = self.volumes.insert(handle, volume);
         assert!(before.is_none());
-        self.ask_open(handle, effects);
+        self.ask_open(now, handle, effects);
     }
 
     /// The attach ended, well or not.

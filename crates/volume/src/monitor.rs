@@ -1,7 +1,8 @@
 //! The connection to a monitor: the map and the sessions come over it. I/O goes on without it.
 
-use base::{ConnectionId, Duration, SessionId, Time};
+use base::{ConnectionId, SessionId, Time};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
+use cluster::reach::{Beat, Heartbeat, Reach};
 use format::door::{CloseReason, NetEffect, Peer, Role};
 use format::wire::Message;
 
@@ -10,20 +11,13 @@ use crate::link::{CONNECT_DELAY_MAX, CONNECT_DELAY_MIN};
 use crate::timers::Timer;
 use crate::{Attached, Effect, VolumeHandle};
 
-/// Addresses of monitors that are remembered besides the configured ones.
-const ADDRESS_COUNT_MAX: usize = 800;
-
 /// Where the connection to the monitors stands.
 pub(crate) struct MonitorLink {
     state: MonitorState,
-    /// The next delay; back to the shortest with each message.
-    delay: Duration,
-    /// Where monitors listen, as one of them said.
-    told: Vec<String>,
-    /// They are others than before, and nobody has taken note of that.
-    is_news: bool,
-    /// Which address is tried next, modulo their number: first those that were told.
-    address: usize,
+    reach: Reach,
+    heartbeat: Heartbeat,
+    /// When `Timer::Monitor` rings. A word of the monitor does not put it off: it rings and is set again.
+    alarm: Option<Time>,
     /// Handshakes that failed one after another for want of trust.
     untrusted_count: usize,
     /// A first map was asked for after a gap and has not come.
@@ -35,22 +29,22 @@ pub(crate) struct MonitorLink {
 enum MonitorState {
     /// Nobody needs it yet.
     Idle,
-    /// Waits for `Timer::Monitor`.
+    /// Waits for its time to try.
     Waiting,
-    /// Waits for the handshake.
+    /// Waits for the handshake, until the alarm.
     Connecting { connection: ConnectionId },
     /// Serves.
     Open { connection: ConnectionId },
 }
 
 impl MonitorLink {
-    pub(crate) fn new() -> MonitorLink {
+    /// Requires: at least one address.
+    pub(crate) fn new(monitors: &[String]) -> MonitorLink {
         MonitorLink {
             state: MonitorState::Idle,
-            delay: CONNECT_DELAY_MIN,
-            told: Vec::new(),
-            is_news: false,
-            address: 0,
+            reach: Reach::new(monitors.to_vec(), CONNECT_DELAY_MIN, CONNECT_DELAY_MAX),
+            heartbeat: Heartbeat::default(),
+            alarm: None,
             untrusted_count: 0,
             resubscribed: false,
         }
@@ -58,10 +52,14 @@ impl MonitorLink {
 
     /// Whether this is the connection to a monitor.
     pub(crate) fn is(&self, id: ConnectionId) -> bool {
+        self.connection() == Some(id)
+    }
+
+    fn connection(&self) -> Option<ConnectionId> {
         match self.state {
-            MonitorState::Idle | MonitorState::Waiting => false,
+            MonitorState::Idle | MonitorState::Waiting => None,
             MonitorState::Connecting { connection } | MonitorState::Open { connection } => {
-                connection == id
+                Some(connection)
             }
         }
     }
@@ -69,7 +67,7 @@ impl MonitorLink {
 
 impl ClientCore {
     /// Asks the monitor to attach the volume, now or when one is connected.
-    pub(crate) fn ask_open(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+    pub(crate) fn ask_open(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = &self.volumes[&handle];
         let Attachment::Opening { ask } = volume.attachment else { return };
         let message = ToMonitor::OpenSession {
@@ -79,18 +77,16 @@ impl ClientCore {
             lock: volume.wants_lock,
             client: self.settings.client.clone(),
         };
-        self.need_monitor(effects);
+        self.need_monitor(now, effects);
         if matches!(self.monitor.state, MonitorState::Open { .. }) {
             self.tell_monitor(&message, effects);
         }
     }
 
     /// Connects to a monitor, unless that is done or under way.
-    pub(crate) fn need_monitor(&mut self, effects: &mut Vec<Effect>) {
-        match self.monitor.state {
-            MonitorState::Idle => self.connect_monitor(effects),
-            MonitorState::Waiting | MonitorState::Connecting { .. } | MonitorState::Open { .. } => {
-            }
+    pub(crate) fn need_monitor(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.monitor.state == MonitorState::Idle {
+            self.connect_monitor(now, effects);
         }
     }
 
@@ -117,7 +113,7 @@ impl ClientCore {
     /// Where monitors listen, if one of them said so and it is another list than the one taken before:
     /// for those who start later.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
-        std::mem::take(&mut self.monitor.is_news).then(|| self.monitor.told.clone())
+        self.monitor.reach.take_told()
     }
 
     /// The monitor answered an ask: it has heard what it was told before that.
@@ -125,13 +121,39 @@ impl ClientCore {
         self.farewells.retain(|farewell| farewell.last_ask >= answered);
     }
 
-    pub(crate) fn connect_monitor(&mut self, effects: &mut Vec<Effect>) {
-        let addresses: Vec<&String> =
-            self.monitor.told.iter().chain(&self.settings.monitors).collect();
-        let address = addresses[self.monitor.address % addresses.len()].clone();
+    fn connect_monitor(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let (address, until) = self.monitor.reach.connect(now);
         let connection = self.next_connection();
         self.monitor.state = MonitorState::Connecting { connection };
+        self.set_alarm(until);
         effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+    }
+
+    /// `Timer::Monitor` rings then, and not before.
+    fn set_alarm(&mut self, at: Time) {
+        if let Some(before) = self.monitor.alarm.replace(at) {
+            self.timers.disarm(before, Timer::Monitor);
+        }
+        self.timers.arm(at, Timer::Monitor);
+    }
+
+    /// `Timer::Monitor` rings.
+    pub(crate) fn monitor_alarm(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.monitor.alarm = None;
+        match self.monitor.state {
+            MonitorState::Idle => unreachable!("nothing is waited for before the first connection"),
+            MonitorState::Waiting => self.connect_monitor(now, effects),
+            MonitorState::Connecting { connection } => self.leave_monitor(now, connection, effects),
+            MonitorState::Open { connection } => match self.monitor.heartbeat.beat(now) {
+                Some(Beat::Silent) => self.leave_monitor(now, connection, effects),
+                beat => {
+                    if beat == Some(Beat::Ask) {
+                        self.tell_monitor(&ToMonitor::Ping, effects);
+                    }
+                    self.set_alarm(self.monitor.heartbeat.due());
+                }
+            },
+        }
     }
 
     pub(crate) fn monitor_connected(
@@ -146,6 +168,8 @@ impl ClientCore {
             return;
         }
         self.monitor.state = MonitorState::Open { connection };
+        self.monitor.heartbeat.begin(now);
+        self.set_alarm(self.monitor.heartbeat.due());
         self.monitor.untrusted_count = 0;
         let have = self.routes.revisions();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
@@ -157,7 +181,7 @@ impl ClientCore {
         }
         for handle in self.volumes.keys().copied().collect::<Vec<_>>() {
             match &self.volumes[&handle].attachment {
-                Attachment::Opening { .. } => self.ask_open(handle, effects),
+                Attachment::Opening { .. } => self.ask_open(now, handle, effects),
                 Attachment::Open(attached) => {
                     let (session, reign) = (attached.session, attached.reign);
                     self.tell_monitor(&ToMonitor::ResumeSession { session, reign }, effects);
@@ -174,10 +198,9 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) {
         self.monitor.resubscribed = false;
-        self.monitor.address = self.monitor.address.wrapping_add(1);
         self.monitor.state = MonitorState::Waiting;
-        self.timers.arm(now + self.monitor.delay, Timer::Monitor);
-        self.monitor.delay = self.monitor.delay.doubled_up_to(CONNECT_DELAY_MAX);
+        let until = self.monitor.reach.lost(now);
+        self.set_alarm(until);
         if let CloseReason::Untrusted(why) = reason {
             self.monitor.untrusted_count += 1;
             if self.monitor.untrusted_count >= self.settings.monitors.len() {
@@ -221,7 +244,10 @@ impl ClientCore {
             self.leave_monitor(now, connection, effects);
             return;
         };
-        self.monitor.delay = CONNECT_DELAY_MIN;
+        self.monitor.heartbeat.word(now);
+        if message != FromMonitor::Pong {
+            self.monitor.reach.served();
+        }
         match message {
             FromMonitor::Map(delta) => {
                 let result = self.routes.apply(delta);
@@ -238,11 +264,7 @@ impl ClientCore {
                 self.end_fenced(effects);
                 self.map_changed(now, effects);
             }
-            FromMonitor::Monitors { mut addresses } => {
-                addresses.truncate(ADDRESS_COUNT_MAX);
-                self.monitor.is_news |= self.monitor.told != addresses;
-                self.monitor.told = addresses;
-            }
+            FromMonitor::Monitors { addresses } => self.monitor.reach.learn(addresses),
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
                 self.drop_farewells(request);
                 match self.opening(request) {

@@ -11,7 +11,7 @@ use crate::request::RequestKey;
 /// What happens when a moment comes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Timer {
-    /// Connect to the next monitor.
+    /// Connect to a monitor, give a connection to one up, or ask it whether it is there.
     Monitor,
     /// Connect to an OSD again.
     Link(OsdId),
@@ -45,6 +45,13 @@ impl Timers {
     /// The next moment at which something happens.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.armed.first().map(|(at, _)| *at)
+    }
+
+    /// The next moment at which more may happen than that a monitor is asked whether it is there.
+    #[cfg(test)]
+    pub(crate) fn deadline_but_of_monitor(&self) -> Option<Time> {
+        let mut armed = self.armed.iter();
+        armed.find(|(_, timer)| *timer != Timer::Monitor).map(|(at, _)| *at)
     }
 
     /// Takes one timer whose moment has come.

@@ -129,6 +129,12 @@ impl Guests {
             effects.push(send(ours, message));
             return;
         }
+        if let Message::Control(text) = &message
+            && matches!(serde_json::from_str(text), Ok(ToMonitor::Ping))
+        {
+            effects.push(send(guest, Message::Control(to_text(&FromMonitor::Pong))));
+            return;
+        }
         // Another monitor, which sends it here by what it knew, waits for the leader itself.
         let is_monitor = Guest::of(visit.peer.role).is_none();
         if (lost.is_some() || is_monitor)

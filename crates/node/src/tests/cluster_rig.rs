@@ -448,6 +448,7 @@ impl Cluster {
                     self.monitor_says(host, &FromMonitor::ReadLease { stamp, valid_ms, pgs });
                 }
             }
+            ToMonitor::Ping => self.monitor_says(host, &FromMonitor::Pong),
             ToMonitor::Subscribe { .. } if !self.hosts[host].is_deaf => self.send_map(host),
             ToMonitor::PgNeeds { needs } if self.is_helpful => {
                 for need in needs {

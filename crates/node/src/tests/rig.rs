@@ -143,6 +143,9 @@ pub struct Rig {
     pub connects: Vec<(ConnectionId, String)>,
     pub closed: Vec<ConnectionId>,
     pub told: Vec<ToMonitor>,
+    /// The monitor says nothing of itself, not even that it is there.
+    pub is_silent: bool,
+    is_pinged: bool,
     pub replies: Vec<(ConnectionId, Reply)>,
     pub joined: Vec<Incarnation>,
     pub stopped: Option<StopReason>,
@@ -266,6 +269,8 @@ impl Rig {
             connects: Vec::new(),
             closed: Vec::new(),
             told: Vec::new(),
+            is_silent: false,
+            is_pinged: false,
             replies: Vec::new(),
             joined: Vec::new(),
             stopped: None,
@@ -330,6 +335,12 @@ impl Rig {
                 self.node.apply(self.now, Event::Disk(event), &mut effects);
             }
             self.node.finish_turn(self.now, &mut effects);
+            if std::mem::take(&mut self.is_pinged) && !self.is_silent {
+                let text = serde_json::to_string(&FromMonitor::Pong).unwrap();
+                let (connection, message) = (self.link(), Message::Control(text));
+                let event = Event::Net(NetEvent::Received { connection, message });
+                self.node.apply(self.now, event, &mut effects);
+            }
             if effects.is_empty() {
                 return;
             }
@@ -345,7 +356,10 @@ impl Rig {
             }
             NetEffect::Send { connection, message: Message::Control(text) } => {
                 assert_eq!(connection, self.link());
-                self.told.push(serde_json::from_str(&text).unwrap());
+                match serde_json::from_str(&text).unwrap() {
+                    ToMonitor::Ping => self.is_pinged = true,
+                    told => self.told.push(told),
+                }
             }
             NetEffect::Send { message, .. } => panic!("an OSD does not send {message:?}"),
         }

@@ -15,6 +15,9 @@ const ASK_EVERY: Duration = Duration::from_millis(4);
 /// again has called.
 pub(super) const WHOLE_FOR: Duration = Duration::from_secs(2);
 
+/// Before the drill for longer: who has left a monitor for its silence gives the next one more time.
+const CALM_FOR: Duration = Duration::from_secs(6);
+
 /// How long they are asked before answers are judged.
 const WARM: Duration = Duration::from_millis(200);
 
@@ -63,7 +66,7 @@ impl Drill {
 fn longest_of(departure: Departure) -> Duration {
     match departure {
         Departure::Killed => Duration::from_millis(500),
-        Departure::Silent => Duration::from_millis(3000),
+        Departure::Silent | Departure::SilentWithFollower => Duration::from_millis(3000),
         Departure::Stopped => Duration::from_millis(200),
         Departure::SilentWithLeader => Duration::from_millis(6000),
     }
@@ -73,7 +76,7 @@ impl World {
     /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
     pub(super) fn hold_drill(&mut self) -> Result<(), String> {
         let Some(departure) = self.plan.drill else { return Ok(()) };
-        if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+        if self.wait_until_whole_for(CALM_FOR)?.is_some() {
             return Ok(());
         }
         let members: Vec<usize> = (0..self.osds.len())
@@ -102,6 +105,8 @@ impl World {
             longest: Duration::ZERO,
         });
         self.schedule(ASK_EVERY, Item::Drill);
+        // What rotted at the others, and nobody has read since, has no other copy meanwhile.
+        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
         self.wait("an operation of the drill is never answered", |world| {
             let is_over = world.drill.as_ref().is_none_or(|drill| world.now > drill.end);
             is_over && world.clients.iter().all(|client| client.open.is_empty())
@@ -130,7 +135,9 @@ impl World {
             ));
         }
         self.detach_all()?;
-        self.wait_until_whole().map(drop)
+        self.wait_until_whole()?;
+        self.must_be_whole = must_be_whole;
+        Ok(())
     }
 
     /// An operation of the drill; and at its time the member goes.
@@ -158,9 +165,24 @@ impl World {
                     self.wake(wakes);
                     self.state.cut_off(leader, self.now + longest_of(departure) + SPAN);
                 }
+                Departure::SilentWithFollower => {
+                    self.fault("following monitor gone in a drill");
+                    self.silence(Process::Osd(victim));
+                    let follower = self.follower_of(Process::Client(attached.client));
+                    self.silence(Process::Monitor(follower));
+                    self.state.cut_off(follower, self.now + longest_of(departure) + SPAN);
+                }
             }
         }
         self.ask_for_drill(attached)
+    }
+
+    /// A monitor that does not lead: this process's own, if it is one of these.
+    fn follower_of(&self, guest: Process) -> usize {
+        let leader = self.agreed_leader().expect("all has been well");
+        let followers = || (0..self.monitors.len()).filter(|index| *index != leader);
+        let is_of = |index: &usize| self.net.has_connection(guest, Process::Monitor(*index));
+        followers().find(is_of).or_else(|| followers().next()).expect("there are several monitors")
     }
 
     /// Nothing passes between a process and any other one; no connection breaks by that.

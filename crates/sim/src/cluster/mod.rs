@@ -74,7 +74,7 @@ pub const OPERATIONS: [&str; 19] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 70] = [
+pub const FAULTS: [&str; 71] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -95,6 +95,7 @@ pub const FAULTS: [&str; 70] = [
     "leading monitor cut off the others",
     "leading monitor cut off the state store",
     "leading monitor gone in a drill",
+    "following monitor gone in a drill",
     "monitor's lease asked for late",
     "client killed",
     "connection broken",

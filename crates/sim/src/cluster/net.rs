@@ -528,6 +528,11 @@ impl Net {
         wakes
     }
 
+    /// Whether a connection between the two stands or is being made.
+    pub fn has_connection(&self, one: Process, other: Process) -> bool {
+        !self.between(one, other).is_empty()
+    }
+
     fn between(&self, one: Process, other: Process) -> Vec<usize> {
         (0..self.ends.len())
             .filter(|index| self.is_live(*index) && self.is_between(*index, one, other))

@@ -95,6 +95,8 @@ pub enum Departure {
     Silent,
     /// Nor from the host of the leading monitor: it was the same one.
     SilentWithLeader,
+    /// Nor from the host of a monitor that does not lead: that of the client, if it has one of these.
+    SilentWithFollower,
     /// It is stopped by its operator.
     Stopped,
 }
@@ -260,8 +262,9 @@ impl Plan {
         if !self.is_embedded {
             self.faults.leader = some(random, 80, 400);
         }
-        if self.drill.is_some() && self.monitor_count > 1 && random.chance(Chance::percent(50)) {
-            self.drill = Some(Departure::SilentWithLeader);
+        if self.drill.is_some() && self.monitor_count > 1 && random.chance(Chance::percent(70)) {
+            let departures = [Departure::SilentWithLeader, Departure::SilentWithFollower];
+            self.drill = Some(*random.pick(&departures));
         }
         // What rotted is found only when it is read: nobody may go for good.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;

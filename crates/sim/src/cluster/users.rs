@@ -68,7 +68,7 @@ pub struct Open {
 /// An attachment that is open: whose, which, of which volume, and its size in units.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
-    client: usize,
+    pub(super) client: usize,
     handle: VolumeHandle,
     volume: usize,
     units: u64,

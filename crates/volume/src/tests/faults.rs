@@ -92,7 +92,7 @@ fn nobody_reconnects_without_need() {
     let osd = world.asked_osd();
     world.finish(id).expect("written");
     world.break_osd(osd);
-    assert_eq!(world.core.deadline(), None);
+    assert_eq!(world.deadline(), None);
     let id = world.write(0, &vec![1; UNIT]);
     assert_eq!(world.finish(id), Ok(Answer::Done));
 }
@@ -207,7 +207,7 @@ fn a_request_ends_when_patience_does_and_its_place_stays_taken_until_it_did() {
     assert_eq!(world.bytes(0, 1), [2]);
     world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
-    assert_eq!(world.core.deadline(), None);
+    assert_eq!(world.deadline(), None);
 }
 
 #[test]
@@ -216,13 +216,13 @@ fn a_timed_out_write_is_not_sent_again() {
     let first = world.write(0, &vec![1; 2 * BLOCK as usize]);
     world.connect();
     let osd = world.asked_osd();
-    while world.core.deadline().is_some() {
+    while world.deadline().is_some() {
         world.wait();
     }
     assert_eq!(world.result(first), Err(VolumeError::TimedOut));
     world.asked.clear();
     world.break_osd(osd);
-    assert_eq!(world.core.deadline(), None);
+    assert_eq!(world.deadline(), None);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn a_closed_volume_sends_nothing_again() {
         world.refuse(refusal);
         assert!(world.asked.is_empty());
         assert_eq!(world.detached, [VOLUME]);
-        assert_eq!(world.core.deadline(), None);
+        assert_eq!(world.deadline(), None);
         assert_eq!(world.told.back(), Some(&closed(false)));
     }
 }
@@ -292,7 +292,7 @@ fn a_closed_volume_whose_write_is_lost_says_that_it_may_still_happen() {
     world.break_osd(osd);
     assert_eq!(world.detached, [VOLUME]);
     assert_eq!(world.told.back(), Some(&closed(true)));
-    assert_eq!(world.core.deadline(), None, "it is not sent again");
+    assert_eq!(world.deadline(), None, "it is not sent again");
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn a_closed_volume_awaits_a_silent_osd_for_two_seconds() {
         assert_eq!(world.told.back(), Some(&closed(unanswered)));
         let outcome = world.execute(&late.1.op);
         world.reply(&late, outcome);
-        assert_eq!(world.core.deadline(), None);
+        assert_eq!(world.deadline(), None);
     }
 }
 

@@ -286,7 +286,7 @@ fn closing_makes_durable_what_was_done() {
     assert!(world.unstable.is_empty());
     let told = world.told.pop_back().expect("told");
     assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: false });
-    assert_eq!(world.core.deadline(), None);
+    assert_eq!(world.deadline(), None);
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn closing_gives_up_on_a_cluster_that_does_not_answer() {
         let told = world.told.pop_back().expect("told");
         assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: true });
         assert!(world.core.parts.is_empty() && world.core.requests.is_empty());
-        assert_eq!(world.core.deadline(), None);
+        assert_eq!(world.deadline(), None);
     }
 }
 
@@ -328,7 +328,7 @@ fn closing_patiently_awaits_what_is_not_durable_while_the_session_lasts() {
             assert_eq!(told, ToMonitor::CloseSession { session: SESSION, unanswered: false });
         }
         assert_eq!(world.detached, [VOLUME]);
-        assert_eq!(world.core.deadline(), None);
+        assert_eq!(world.deadline(), None);
     }
 }
 

@@ -178,7 +178,7 @@ impl Run {
             }
             Action::Connect => world.connect(),
             Action::Wait => {
-                if world.core.deadline().is_some() {
+                if world.deadline().is_some() {
                     world.wait();
                 }
             }

@@ -205,7 +205,7 @@ fn when_a_session_ends_all_its_requests_do() {
     world.reply(&late, outcome);
     let id = world.read(0, 1);
     assert_eq!(world.result(id), Err(VolumeError::Ended));
-    assert_eq!(world.core.deadline(), None);
+    assert_eq!(world.deadline(), None);
     world.told.clear();
     world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME]);
@@ -385,4 +385,31 @@ fn a_monitor_that_talks_nonsense_is_left() {
     let id = world.ask(Operation::Read { offset: 0, length: 1 });
     world.connecting.retain(|(_, address)| !address.starts_with("tcp:mon"));
     assert!(world.finish(id).is_ok());
+}
+
+#[test]
+fn a_monitor_that_falls_silent_is_left_for_another() {
+    let mut world = World::attached();
+    let first = world.monitor.expect("connected");
+    // One that is there stays, however little it has to say.
+    for _ in 0..20 {
+        world.now = world.now + Duration::from_millis(500);
+        world.apply(Event::Tick);
+    }
+    assert!(world.connecting.is_empty());
+    world.is_silent = true;
+    assert_eq!(world.wait(), Duration::from_millis(1_500));
+    assert_eq!(world.closed, [first]);
+    assert_eq!(world.wait(), Duration::from_millis(10));
+    let (_, address) = world.connecting.pop_front().expect("the next is tried");
+    assert_eq!(address, "tcp:mon2:1");
+    // Nor does a connection that never stands take longer than a second.
+    assert_eq!(world.wait(), Duration::from_secs(1));
+    assert_eq!(world.closed.len(), 2);
+    world.wait();
+    world.is_silent = false;
+    world.told.clear();
+    world.connect();
+    let resumed = |told: &ToMonitor| matches!(told, ToMonitor::ResumeSession { .. });
+    assert!(world.told.iter().any(resumed), "{:?}", world.told);
 }

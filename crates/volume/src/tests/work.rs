@@ -257,7 +257,7 @@ fn a_volume_is_detached_after_its_requests_ended() {
     assert_eq!(world.detached, [VOLUME]);
     let last = world.told.pop_back().expect("told");
     assert_eq!(last, ToMonitor::CloseSession { session: SESSION, unanswered: false });
-    assert_eq!(world.core.deadline(), None);
+    assert_eq!(world.deadline(), None);
     world.apply(Event::Close { volume: VOLUME, patient: false });
     assert_eq!(world.detached, [VOLUME, VOLUME]);
 }

@@ -47,6 +47,12 @@ pub(super) struct World {
     pub(super) closed: Vec<ConnectionId>,
     /// What the monitor was told and the test has not looked at.
     pub(super) told: VecDeque<ToMonitor>,
+    /// The monitor says nothing, not even that it is there.
+    pub(super) is_silent: bool,
+    /// The monitor was asked whether it is there, and has not said so.
+    is_pinged: bool,
+    /// What was applied last had more consequences than that.
+    has_moved: bool,
     /// Requests that wait for an answer.
     pub(super) asked: VecDeque<(ConnectionId, Request)>,
     pub(super) opened: Vec<(VolumeHandle, Result<Attached, Failure>)>,
@@ -158,6 +164,9 @@ impl World {
             osds: BTreeMap::new(),
             closed: Vec::new(),
             told: VecDeque::new(),
+            is_silent: false,
+            is_pinged: false,
+            has_moved: false,
             asked: VecDeque::new(),
             opened: Vec::new(),
             detached: Vec::new(),
@@ -246,12 +255,19 @@ impl World {
     pub(super) fn apply(&mut self, event: Event) {
         let mut effects = Vec::new();
         self.core.apply(self.now, event, &mut effects);
+        self.has_moved = false;
         for effect in effects {
             self.take(effect);
+        }
+        if std::mem::take(&mut self.is_pinged) && !self.is_silent {
+            let has_moved = self.has_moved;
+            self.say(FromMonitor::Pong);
+            self.has_moved = has_moved;
         }
     }
 
     fn take(&mut self, effect: Effect) {
+        let moved = std::mem::replace(&mut self.has_moved, true);
         match effect {
             Effect::Net(NetEffect::Connect { connection, address }) => {
                 self.connecting.push_back((connection, address));
@@ -259,7 +275,10 @@ impl World {
             Effect::Net(NetEffect::Send { connection, message }) => match message {
                 Message::Control(text) => {
                     assert_eq!(Some(connection), self.monitor);
-                    self.told.push_back(serde_json::from_str(&text).expect("we wrote it"));
+                    match serde_json::from_str(&text).expect("we wrote it") {
+                        ToMonitor::Ping => (self.is_pinged, self.has_moved) = (true, moved),
+                        told => self.told.push_back(told),
+                    }
                 }
                 Message::Request(request) => self.asked.push_back((connection, request)),
                 Message::Reply(_) | Message::Peer(_) | Message::Lease(_) => {
@@ -327,13 +346,26 @@ impl World {
         self.net(NetEvent::Received { connection, message: Message::Control(text) });
     }
 
-    /// Moves to the next deadline.
+    /// When something is to happen if nothing does, and the monitor is there.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        match self.monitor {
+            Some(_) => self.core.timers.deadline_but_of_monitor(),
+            None => self.core.deadline(),
+        }
+    }
+
+    /// Moves to the next deadline at which more happens than that the monitor says that it is there.
     pub(super) fn wait(&mut self) -> Duration {
-        let deadline = self.core.deadline().expect("something is waited for");
-        let span = deadline - self.now;
-        self.now = self.now.max(deadline);
-        self.apply(Event::Tick);
-        span
+        let began = self.now;
+        loop {
+            let deadline = self.core.deadline().expect("something is waited for");
+            let is_of_others = self.core.timers.deadline_but_of_monitor() == Some(deadline);
+            self.now = self.now.max(deadline);
+            self.apply(Event::Tick);
+            if is_of_others || self.has_moved {
+                return self.now - began;
+            }
+        }
     }
 
     pub(super) fn ask(&mut self, operation: Operation) -> RequestId {

@@ -542,6 +542,16 @@ fn any_monitor_takes_commands_and_osds_to_the_leader() {
 }
 
 #[test]
+fn over_any_monitor_the_leader_says_that_it_is_there() {
+    let mut town = Town::new(2);
+    let guests = [town.client(0), town.client(1)];
+    for guest in guests {
+        town.say(guest, &ToMonitor::Ping);
+        assert_eq!(town.guests[guest].said, [FromMonitor::Pong]);
+    }
+}
+
+#[test]
 fn everybody_who_gets_the_map_is_told_where_monitors_listen() {
     let mut town = Town::new(2);
     let client = town.client(1);
@@ -815,6 +825,10 @@ fn a_guest_that_waits_too_long_is_sent_to_another_monitor() {
     let osd = town.boot(0, 1, None);
     town.advance(seconds(2));
     assert!(!town.guests[osd].is_closed);
+    // It waits for a leader, not for this monitor, which says that it is there.
+    assert!(town.guests[osd].said.is_empty());
+    town.say(osd, &ToMonitor::Ping);
+    assert_eq!(town.guests[osd].said, [FromMonitor::Pong]);
     town.advance(seconds(2));
     assert!(town.guests[osd].is_closed);
 }
