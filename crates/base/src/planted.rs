@@ -42,6 +42,9 @@ pub enum Bug {
     ReadBelowMinimumWithoutLease,
     /// PG: a primary without enough members lets blocks be read that others may lack.
     ReadBelowMinimumAboveMark,
+    /// PG: a primary without enough members lets blocks be read of which others may have writes of
+    /// sessions that were fenced since.
+    ReadBelowMinimumAfterFence,
     /// Node: a new primary begins before its own lease to an earlier one has run out.
     LeaseNotWaitedOut,
     /// Node: a primary whose map is behind keeps its leases.
@@ -94,7 +97,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 40] = [
+    pub const ALL: [(&'static str, Bug); 41] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -112,6 +115,7 @@ impl Bug {
         ("older-session-served-on", Bug::OlderSessionServedOn),
         ("read-without-lease", Bug::ReadWithoutLease),
         ("read-below-minimum-without-lease", Bug::ReadBelowMinimumWithoutLease),
+        ("read-below-minimum-after-fence", Bug::ReadBelowMinimumAfterFence),
         ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
         ("stale-revision-accepted", Bug::StaleRevisionAccepted),
         ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),

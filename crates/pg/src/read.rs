@@ -74,7 +74,8 @@ impl Pg {
         let has_led =
             record.entry.primary == Some(self.me) && record.entry.acting.contains(&member);
         // Its primary knew the fences of its entry, and those it has told of.
-        !has_led && fences > record.entry.revision.max(self.fences_heard)
+        let knows = record.entry.revision.max(self.fences_heard);
+        !has_led && fences > knows && !planted::on(Bug::ReadBelowMinimumAfterFence)
     }
 
     /// Whether an operation is a read that [`Pg::reads_up_to`] allows. `version_of`: of this OSD's block.

@@ -183,6 +183,13 @@ impl History {
         self.writes.push(Write { value, from, to, repeated: true, happened: false });
     }
 
+    /// The write that was asked at `from` and counts as failed is answered as done: it took effect.
+    pub fn confirm(&mut self, from: Moment, repeated: bool) {
+        if let Some(write) = self.writes.iter_mut().find(|write| write.from == from) {
+            (write.happened, write.repeated) = (true, repeated);
+        }
+    }
+
     /// An answered read.
     pub fn read(&mut self, value: Value, from: Moment, to: Moment) {
         assert!(from < to);

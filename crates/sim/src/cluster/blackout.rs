@@ -23,7 +23,7 @@ impl World {
         if random.chance(Chance::percent(80)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
-        let Some(attached) = self.attach_for_drill()? else { return Ok(()) };
+        let Some(attached) = self.attach_one(None)? else { return Ok(()) };
         // Who comes back first may serve alone, and have what is rotten.
         let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
         let dies_at = random.index(OPERATION_COUNT);

@@ -3,17 +3,19 @@
 //! A register is a unit; in the first units of a volume, where unaligned writes go, it is a piece
 //! of 512 bytes, so that a write of a part of a unit is judged by what it changes.
 
+mod fences;
 mod lazy;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use base::hash::{pg_of_hash, stripe_hash};
-use base::{ImageId, PoolId, StripeIndex, UNIT_SIZE};
+use base::{ImageId, PoolId, SessionId, StripeIndex, UNIT_SIZE};
 use format::disk::BlockKey;
 
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
+use fences::Fences;
 pub use lazy::Owner;
 use lazy::Unsynced;
 
@@ -58,6 +60,8 @@ pub struct Volume {
     unsynced: Unsynced,
     /// Registers of which something of that may have been lost, and when last.
     dimmed: BTreeMap<u64, Moment>,
+    /// Sessions that had it, and where those that are fenced are over.
+    fences: Fences,
 }
 
 /// What tells the PG of a place.
@@ -82,6 +86,7 @@ pub enum Life {
 
 #[derive(Clone)]
 struct Change {
+    by: SessionId,
     value: Value,
     from: Moment,
     pieces: Range<u64>,
@@ -114,6 +119,7 @@ impl Volume {
             given_up: BTreeMap::new(),
             unsynced: Unsynced::default(),
             dimmed: BTreeMap::new(),
+            fences: Fences::default(),
         }
     }
 
@@ -162,26 +168,49 @@ impl Volume {
         0..FINE_UNIT_COUNT.min(self.units) * PIECE_COUNT
     }
 
-    /// A write or discard (value 0) is asked.
-    pub fn ask(&mut self, id: ChangeId, value: Value, pieces: Range<u64>, from: Moment) {
-        self.open.insert(id, Change { value, from, pieces });
+    /// A session asks a write or discard (value 0).
+    pub fn ask(
+        &mut self,
+        id: ChangeId,
+        by: SessionId,
+        value: Value,
+        pieces: Range<u64>,
+        from: Moment,
+    ) {
+        self.open.insert(id, Change { by, value, from, pieces });
+    }
+
+    /// What a change without an answer is to change.
+    pub fn pieces_of(&self, id: ChangeId) -> Option<Range<u64>> {
+        self.open.get(&id).map(|change| change.pieces.clone())
     }
 
     /// It is done.
     pub fn done(&mut self, id: ChangeId, to: Moment, repeated: bool) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
-        self.record(&change, |history| {
-            history.write(change.value, change.from, to, repeated);
-        });
+        for register in Volume::registers_in(&change.pieces) {
+            let is_open = self.is_open_at(&change, register);
+            let history = self.registers.entry(register).or_default();
+            if is_open {
+                history.write(change.value, change.from, to, repeated);
+            } else {
+                history.confirm(change.from, repeated);
+            }
+        }
     }
 
     /// It failed: it may have happened in part, and does not later. One that is neither done nor
-    /// failed may still happen at any time, until the volume is fenced.
+    /// failed may still happen at any time, until its session is fenced and its PG serves a later one.
     pub fn failed(&mut self, id: ChangeId, to: Moment) {
         let Some(change) = self.open.remove(&id) else { return };
         self.answered(id, to);
-        self.record(&change, |history| history.failed_write(change.value, change.from, to));
+        let registers = Volume::registers_in(&change.pieces);
+        let open = registers.filter(|register| self.is_open_at(&change, *register));
+        for register in open.collect::<Vec<_>>() {
+            let history = self.registers.entry(register).or_default();
+            history.failed_write(change.value, change.from, to);
+        }
     }
 
     /// The volume ends at `first_unit` from now on: what lies behind counts no more.
@@ -223,14 +252,9 @@ impl Volume {
                 former.entry(*register).or_default().extend(history.values());
             }
         }
-        let open: Vec<Change> = self.open.values().cloned().collect();
         for (register, values) in former {
             let mut history = self.registers.remove(&register).unwrap_or_default();
-            for change in &open {
-                if Volume::registers_in(&change.pieces).any(|other| other == register) {
-                    history.write(change.value, change.from, NEVER, true);
-                }
-            }
+            self.leave_open(register, &mut history);
             self.ended.push((register, history));
             self.registers.insert(register, History::after_loss(values, now));
         }
@@ -250,9 +274,13 @@ impl Volume {
             .any(|seal| opened < seal.opened_before && units > seal.first_unit && from > seal.from)
     }
 
-    fn record(&mut self, change: &Change, mut each: impl FnMut(&mut History)) {
-        for register in Volume::registers_in(&change.pieces) {
-            each(self.registers.entry(register).or_default());
+    /// A register's history ends, and all that is open may still happen.
+    fn leave_open(&self, register: u64, history: &mut History) {
+        for change in self.open.values() {
+            let mut registers = Volume::registers_in(&change.pieces);
+            if registers.any(|other| other == register) && self.is_open_at(change, register) {
+                history.write(change.value, change.from, NEVER, true);
+            }
         }
     }
 
@@ -307,8 +335,10 @@ impl Volume {
         let mut registers = self.registers.clone();
         for change in self.open.values() {
             for register in Volume::registers_in(&change.pieces) {
-                let history = registers.entry(register).or_default();
-                history.write(change.value, change.from, NEVER, true);
+                if self.is_open_at(change, register) {
+                    let history = registers.entry(register).or_default();
+                    history.write(change.value, change.from, NEVER, true);
+                }
             }
         }
         for (register, history) in registers.iter().chain(self.ended.iter().map(|(r, h)| (r, h))) {
@@ -353,9 +383,9 @@ mod tests {
         let mut mixed = bytes(&volume, 0, 8, 5);
         let other = bytes(&volume, 4, 4, 6);
         mixed[4 * PIECE_SIZE as usize..].copy_from_slice(&other);
-        volume.ask(5, 5, 0..8, 1);
+        volume.ask(5, SessionId::ZERO, 5, 0..8, 1);
         volume.done(5, 2, false);
-        volume.ask(6, 6, 4..8, 3);
+        volume.ask(6, SessionId::ZERO, 6, 4..8, 3);
         volume.done(6, 4, false);
         assert_eq!(volume.read(0, &mixed, 5, 6), Ok(()));
         assert_eq!(volume.check(), Ok(()));
@@ -373,7 +403,7 @@ mod tests {
         for (after, is_good) in [(5, true), (6, true), (0, true), (7, false)] {
             let mut volume = volume();
             for value in [5, 6] {
-                volume.ask(value, value, 64..72, value * 2);
+                volume.ask(value, SessionId::ZERO, value, 64..72, value * 2);
                 volume.done(value, value * 2 + 1, false);
             }
             let old = bytes(&volume, 64, 8, 6);
@@ -389,7 +419,7 @@ mod tests {
     fn what_was_cut_off_does_not_come_back() {
         for stale in [false, true] {
             let mut volume = volume();
-            volume.ask(5, 5, 64..72, 1);
+            volume.ask(5, SessionId::ZERO, 5, 64..72, 1);
             if !stale {
                 volume.done(5, 2, false);
             }

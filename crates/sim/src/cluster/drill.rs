@@ -86,7 +86,7 @@ impl World {
                 self.watch.entries().any(|entry| leads(&entry))
             })
             .collect();
-        let Some(attached) = self.attach_for_drill()? else { return Ok(()) };
+        let Some(attached) = self.attach_one(None)? else { return Ok(()) };
         if members.is_empty() {
             return Ok(());
         }
@@ -187,12 +187,17 @@ impl World {
 
     /// Nothing passes between a process and any other one; no connection breaks by that.
     pub(super) fn silence(&mut self, process: Process) {
+        self.silence_servers(process);
+        for client in 0..self.clients.len() {
+            self.net.hold_back(process, Process::Client(client), true);
+        }
+    }
+
+    /// Likewise, but clients hear it, and it hears them.
+    pub(super) fn silence_servers(&mut self, process: Process) {
         let osds = (0..self.osds.len()).map(Process::Osd);
-        let clients = (0..self.clients.len()).map(Process::Client);
-        for other in osds.chain(clients).chain(self.monitor_processes()) {
-            if other != process {
-                self.net.hold_back(process, other, true);
-            }
+        for other in osds.chain(self.monitor_processes()).filter(|other| *other != process) {
+            self.net.hold_back(process, other, true);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::random::Chance;
 const OUT_AFTER_MS: u64 = 3_000;
 
 /// When connections of those that are missed break.
-const TIME_OUT: Duration = Duration::from_secs(4);
+pub(super) const TIME_OUT: Duration = Duration::from_secs(4);
 
 /// How long OSDs are missed at most.
 const MISSED_FOR: Duration = Duration::from_secs(20);
@@ -31,6 +31,12 @@ impl World {
             return Ok(());
         }
         let Some(lost) = self.draw_lost() else { return Ok(()) };
+        if self.chaos.chance(Chance::percent(50)) {
+            self.take_over_from(&lost)?;
+            if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+                return Ok(());
+            }
+        }
         if self.chaos.chance(Chance::percent(50)) {
             return self.miss(&lost);
         }

@@ -30,6 +30,7 @@ mod plan;
 mod rules;
 mod state;
 mod syncs;
+mod takeover;
 mod users;
 mod watch;
 mod world;
@@ -83,6 +84,7 @@ pub const FAULTS: [&str; 71] = [
     "OSD gone in a drill",
     "OSD lost for long",
     "OSD missed for long",
+    "lock taken while members are missed",
     "OSDs go out by themselves",
     "everything killed at once",
     "process stood still",

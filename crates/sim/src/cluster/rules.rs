@@ -1,6 +1,6 @@
 //! Rules for what passes by on the network: what is sent, what arrives, and what an OSD may do.
 
-use base::{ConnectionId, SessionId};
+use base::{ConnectionId, PgId, SessionId};
 use cluster::message::FromMonitor;
 use format::wire::{Member, Message, Outcome, PeerBody, PeerMessage};
 
@@ -134,6 +134,7 @@ impl World {
         let (Some((pg, epoch, revision)), Ok(outcome)) = (named, &reply.outcome) else {
             return Ok(());
         };
+        self.session_served(pg, reply.session);
         if let Outcome::Read { .. } = outcome {
             let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
             let is_allowed = self.watch.judge_read(index, pg, epoch, now, index_of)?;
@@ -166,6 +167,21 @@ impl World {
             ));
         }
         Ok(())
+    }
+
+    /// A volume is attached.
+    pub(super) fn session_opened(&mut self, volume: usize, session: SessionId) {
+        self.sessions.insert(session, volume);
+        let state = &self.state;
+        self.volumes[volume].opened(session, |older| state.is_fenced_for(session, older));
+    }
+
+    /// A PG does what a session asks: it does nothing more of those fenced before.
+    fn session_served(&mut self, pg: PgId, session: SessionId) {
+        let Some(volume) = self.sessions.get(&session).copied() else { return };
+        let now = self.moment();
+        let closed = self.volumes[volume].served(pg.number, session, now);
+        self.tally.sequels.add("fenced change without an answer is over", closed);
     }
 
     /// An OSD is told of the map.

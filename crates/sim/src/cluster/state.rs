@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, PgId, SessionId, Time};
-use cluster::records::{Key, LockRecord, Record, SessionRecord};
+use cluster::records::{FenceRecord, Key, LockRecord, Record, SessionRecord};
 use cluster::state::{
     KeyValue, LeaseId, MemoryState, Operation, StateEffect, StateEvent, StateRequest,
     StateRevision, StateStore, Transaction, TransactionOutcome, Unavailable, WatchId,
@@ -56,6 +56,8 @@ pub struct StateDoor {
     entries: BTreeMap<PgId, PgEntry>,
     /// Sessions that are marked as ended.
     ended: BTreeSet<SessionId>,
+    /// The fences that stood when each session was opened.
+    fences: BTreeMap<SessionId, FenceRecord>,
     /// What monitors wrote, by key, once another hand writes past them.
     written: Option<BTreeMap<String, String>>,
 }
@@ -111,6 +113,7 @@ impl StateDoor {
             cuts: BTreeMap::new(),
             entries: BTreeMap::new(),
             ended: BTreeSet::new(),
+            fences: BTreeMap::new(),
             written: None,
         }
     }
@@ -132,6 +135,32 @@ impl StateDoor {
         self.leases.clear();
         self.leader = None;
         self.written = None;
+        // So are those of sessions that no OSD has heard of.
+        self.fences.clear();
+    }
+
+    /// Whether the older one of two sessions of an image was fenced when the other one was opened.
+    pub fn is_fenced_for(&self, newer: SessionId, older: SessionId) -> bool {
+        self.fences.get(&newer).is_some_and(|record| {
+            let is_within =
+                |(first, last): &(SessionId, SessionId)| (*first..=*last).contains(&older);
+            record.fences.iter().any(|fence| fence.session == older)
+                || record.ranges.iter().any(is_within)
+        })
+    }
+
+    /// A session was written: if it is a new one, the fences are noted that stand.
+    fn note_fences(&mut self, session: SessionId) {
+        if self.fences.contains_key(&session) {
+            return;
+        }
+        // There is one pool.
+        let entry = self.store.entries().find(|entry| entry.key.starts_with("fence/"));
+        let parsed =
+            entry.and_then(|entry| Record::parse(&Key::parse(&entry.key)?, &entry.value).ok());
+        if let Some(Record::Fence(record)) = parsed {
+            self.fences.insert(session, record);
+        }
     }
 
     /// From now on another hand may write: what monitors wrote is noted.
@@ -438,6 +467,7 @@ impl StateDoor {
         let Operation::Put { key, value, .. } = operation else { return false };
         let parsed = Key::parse(key).map(|key| Record::parse(&key, value));
         let Some(Ok(Record::Session(record))) = parsed else { return false };
+        self.note_fences(record.id);
         if record.ended {
             self.ended.insert(record.id);
         }

@@ -1,9 +1,9 @@
 //! Clients and what their users do: attach, read, write, discard, detach.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use base::{BufferPool, Duration, PoolId, Time, UNIT_SIZE};
+use base::{BufferPool, Duration, PoolId, SessionId, Time, UNIT_SIZE};
 use format::disk::BlockKey;
 use volume::{
     Answer, Attached, ClientCore, Effect, Event, Operation, Piece, RequestId, Settings,
@@ -33,6 +33,8 @@ pub struct Client {
 /// One attachment.
 pub struct Attachment {
     volume: usize,
+    /// Once it is open.
+    session: SessionId,
     read_only: bool,
     stage: Stage,
     /// The volume was live, and nobody changed it, when the attach was asked.
@@ -57,7 +59,8 @@ enum Stage {
 pub struct Open {
     handle: VolumeHandle,
     volume: usize,
-    /// Of the attachment: when it was opened, and with how many units.
+    /// Of the attachment: its session, when it was opened, and with how many units.
+    session: SessionId,
     opened: (Moment, u64),
     work: Work,
     from: Moment,
@@ -70,7 +73,7 @@ pub struct Open {
 pub struct Handle {
     pub(super) client: usize,
     handle: VolumeHandle,
-    volume: usize,
+    pub(super) volume: usize,
     units: u64,
 }
 
@@ -79,6 +82,18 @@ enum Work {
     Change { id: ChangeId },
     Flush,
     Extents { units: Range<u64> },
+}
+
+impl Work {
+    /// The range that it asks for.
+    fn pieces(&self, volume: &Volume) -> Option<Range<u64>> {
+        match self {
+            Work::Read { pieces } => Some(pieces.clone()),
+            Work::Change { id } => volume.pieces_of(*id),
+            Work::Flush => None,
+            Work::Extents { units } => Some(units.start * 8..units.end * 8),
+        }
+    }
 }
 
 impl Client {
@@ -214,8 +229,10 @@ impl World {
         let handle = VolumeHandle(self.clients[index].next_name());
         let sure = self.volumes[volume].life == Life::Live;
         let stage = Stage::Opening;
+        let session = SessionId::ZERO;
         let (locked, lazy, overruled) = (false, false, false);
-        let attachment = Attachment { volume, read_only, stage, sure, locked, lazy, overruled };
+        let attachment =
+            Attachment { volume, session, read_only, stage, sure, locked, lazy, overruled };
         self.clients[index].attached.insert(handle, attachment);
         let name = self.volumes[volume].name.clone();
         self.apply_client(index, Event::Open { volume: handle, name, read_only, lock })
@@ -243,11 +260,12 @@ impl World {
         Ok(())
     }
 
-    /// Attaches a volume for the drill, if there is one.
-    pub(super) fn attach_for_drill(&mut self) -> Result<Option<Handle>, String> {
+    /// The first client attaches a volume, if there is one; it is drawn whether with the lock, if
+    /// `lock` does not say it.
+    pub(super) fn attach_one(&mut self, lock: Option<bool>) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
-        let lock = self.work.chance(Chance::percent(50));
+        let lock = lock.unwrap_or_else(|| self.work.chance(Chance::percent(50)));
         self.attach_volume(0, volume, false, lock)?;
         self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
         let attached = self.clients[0].attached.iter().find_map(|(handle, it)| match it.stage {
@@ -272,6 +290,21 @@ impl World {
             _ => (Work::Flush, Operation::Flush),
         };
         self.request(to.client, to.handle, to.volume, work, operation)
+    }
+
+    /// Writes the first units of these blocks of it.
+    pub(super) fn overwrite(
+        &mut self,
+        to: Handle,
+        blocks: &BTreeSet<BlockKey>,
+    ) -> Result<(), String> {
+        let all = self.volumes[to.volume].blocks(PoolId::FIRST);
+        let chosen = all.filter(|(_, _, key)| blocks.contains(key));
+        let firsts: Vec<u64> = chosen.map(|(units, ..)| units.start).collect();
+        for first in firsts.into_iter().filter(|first| *first < to.units) {
+            self.ask_write(to.client, to.handle, to.volume, first * 8..first * 8 + 8)?;
+        }
+        Ok(())
     }
 
     fn ask(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
@@ -300,7 +333,8 @@ impl World {
             3 => {
                 let id = self.next_value();
                 let from = self.moment();
-                self.volumes[volume].ask(id, 0, pieces, from);
+                let session = self.clients[index].attached[&handle].session;
+                self.volumes[volume].ask(id, session, 0, pieces, from);
                 let durable = self.must_be_durable(index, handle, volume, id);
                 let operation = Operation::Zero { offset, length, durable };
                 self.request(index, handle, volume, Work::Change { id }, operation)
@@ -352,7 +386,8 @@ impl World {
         let mut data = self.pool.take(length as usize);
         self.volumes[volume].fill(pieces.start, id, &mut data);
         let (offset, data) = (pieces.start * PIECE_SIZE, data.freeze());
-        self.volumes[volume].ask(id, id, pieces, from);
+        let session = self.clients[index].attached[&handle].session;
+        self.volumes[volume].ask(id, session, id, pieces, from);
         let durable = self.must_be_durable(index, handle, volume, id);
         let operation = Operation::Write { offset, data, durable };
         self.request(index, handle, volume, Work::Change { id }, operation)
@@ -441,12 +476,14 @@ impl World {
             self.now, self.volumes[volume].name
         ));
         let fault_count = self.fault_count;
-        let Stage::Open { units, opened } = self.clients[index].attached[&handle].stage else {
+        let Attachment { session, stage: Stage::Open { units, opened }, .. } =
+            self.clients[index].attached[&handle]
+        else {
             unreachable!("only open attachments are used");
         };
         let opened = (opened, units);
         let asked_at = self.now;
-        let open = Open { handle, volume, opened, work, from, fault_count, asked_at };
+        let open = Open { handle, volume, session, opened, work, from, fault_count, asked_at };
         self.clients[index].open.insert(id, open);
         self.apply_client(index, Event::Request { id, volume: handle, operation })
     }
@@ -502,6 +539,7 @@ impl World {
                 attachment.volume = found.ok_or_else(|| format!("{image:?} is unknown"))?;
                 attachment.lazy = attached.lazy;
                 attachment.locked = attached.locked;
+                attachment.session = attached.session;
                 self.volumes[attachment.volume].image = image;
                 if attachment.stage == Stage::Opening {
                     let units = attached.image.size / UNIT_SIZE;
@@ -513,6 +551,7 @@ impl World {
                     }
                 }
                 let volume = attachment.volume;
+                self.session_opened(volume, attached.session);
                 self.note_opened(volume, (index, handle.0));
                 if self.is_being_unlocked(volume) {
                     self.note_unlocked(volume);
@@ -546,7 +585,12 @@ impl World {
         let volume = &mut self.volumes[open.volume];
         let (opened, units) = open.opened;
         let goes_out = !matches!(open.work, Work::Flush);
-        if result.is_ok() && goes_out && volume.is_fenced(opened, units, open.from) {
+        let is_over = volume.is_fenced(opened, units, open.from)
+            || open
+                .work
+                .pieces(volume)
+                .is_some_and(|pieces| volume.is_over(open.session, &pieces, open.from));
+        if result.is_ok() && goes_out && is_over {
             return Err(format!("client {index}: a fenced session of {} is served", volume.name));
         }
         match (open.work, result) {

@@ -29,7 +29,7 @@ use super::grants::Grants;
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 28] = [
+pub const SEQUELS: [&str; 29] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -56,6 +56,7 @@ pub const SEQUELS: [&str; 28] = [
     "lock granted to a lazy holder",
     "attach refused for a lock",
     "session went on after its time",
+    "fenced change without an answer is over",
     "change answered before it was durable",
     "change that no flush covered may be lost",
 ];

@@ -104,6 +104,8 @@ pub struct World {
     pub(super) named: BTreeMap<(SessionId, u64), (PgId, Epoch, MapRevision)>,
     /// The revision of the pool's map that each run of an OSD was last told.
     pub(super) told: BTreeMap<(usize, u64), MapRevision>,
+    /// The volume that each session was opened for.
+    pub(super) sessions: BTreeMap<SessionId, usize>,
     pub(super) arrivals: Arrivals,
     pub(super) syncs: Syncs,
     pub(super) tally: Tally,
@@ -250,6 +252,7 @@ impl World {
             step_count: 0,
             named: BTreeMap::new(),
             told: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             arrivals: Arrivals::default(),
             syncs: Syncs::default(),
             tally: super::tally(),

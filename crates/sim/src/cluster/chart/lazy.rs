@@ -115,11 +115,7 @@ impl Volume {
         let Some(history) = self.registers.get_mut(&register) else { return false };
         let Some(next) = history.after_dark(&lost, now) else { return false };
         let mut history = std::mem::replace(history, next);
-        for change in self.open.values() {
-            if Volume::registers_in(&change.pieces).any(|other| other == register) {
-                history.write(change.value, change.from, NEVER, true);
-            }
-        }
+        self.leave_open(register, &mut history);
         self.ended.push((register, history));
         self.dimmed.insert(register, now);
         true
@@ -128,7 +124,7 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
-    use base::ImageId;
+    use base::{ImageId, SessionId};
 
     use super::super::{PIECE_SIZE, Shape};
     use super::*;
@@ -145,7 +141,7 @@ mod tests {
     }
 
     fn write(volume: &mut Volume, value: Value, from: Moment, lazily: bool) {
-        volume.ask(value, value, PIECES, from);
+        volume.ask(value, SessionId::ZERO, value, PIECES, from);
         if lazily {
             volume.asked_lazily(value, ME);
         }
@@ -226,7 +222,7 @@ mod tests {
     fn a_flush_of_who_was_overruled_covers_nothing_that_it_has_under_way() {
         for (by, may_lose) in [(ME, true), ((1, 1), false)] {
             let mut volume = written();
-            volume.ask(8, 8, PIECES, 7);
+            volume.ask(8, SessionId::ZERO, 8, PIECES, 7);
             volume.asked_lazily(8, ME);
             volume.left_by(|owner| owner == ME, 8);
             volume.flushed(9, by);
@@ -264,7 +260,7 @@ mod tests {
     fn what_another_wrote_since_is_not_lost_with_it() {
         let mut volume = written();
         volume.left_by(|_| true, 8);
-        volume.ask(8, 8, PIECES, 9);
+        volume.ask(8, SessionId::ZERO, 8, PIECES, 9);
         volume.asked_lazily(8, (1, 1));
         volume.done(8, 10, false);
         assert!(!volume.went_dark(0, 15, 20), "its client lives and writes it again");

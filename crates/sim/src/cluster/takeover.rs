@@ -1,0 +1,83 @@
+//! The takeover: members are missed with writes that nobody else has, and before they are heard again the
+//! lock of the volume is taken from whoever wrote, and another client reads it.
+//!
+//! ```text
+//!   members reach clients only ─▶ holder writes ─▶ members silent
+//!     ─▶ lock taken ─▶ another client reads ─▶ members heard again
+//! ```
+//!
+//! These writes are a fenced session's then: what was read must not change when the members are back.
+
+use std::collections::BTreeSet;
+
+use base::{Duration, OsdId, PoolId};
+use format::disk::BlockKey;
+
+use super::Process;
+use super::drill::WHOLE_FOR;
+use super::loss::TIME_OUT;
+use super::operator::Job;
+use super::users::Handle;
+use super::world::World;
+
+/// Blocks that are written and read.
+const BLOCK_COUNT_MAX: usize = 16;
+
+/// How long members reach clients only: leases are valid for longer.
+const HALF_HEARD_FOR: Duration = Duration::from_millis(50);
+
+/// How long each block may wait to be read: until the members are back, if what they have must be known.
+const READ_FOR: Duration = Duration::from_secs(4);
+
+impl World {
+    /// Holds it; `members` are those that are missed. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn take_over_from(&mut self, members: &[usize]) -> Result<(), String> {
+        let Some(holder) = self.attach_one(Some(true))? else { return Ok(()) };
+        // Members hear which sessions were fenced for that.
+        if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return self.detach_all();
+        }
+        self.fault("lock taken while members are missed");
+        let blocks = self.blocks_led_by(members, holder);
+        for index in members {
+            self.silence_servers(Process::Osd(*index));
+        }
+        self.overwrite(holder, &blocks)?;
+        let end = self.now + HALF_HEARD_FOR;
+        self.wait("time stands still", |world| world.now > end)?;
+        for index in members {
+            self.silence(Process::Osd(*index));
+            let wakes = self.net.time_out(self.now, Process::Osd(*index), TIME_OUT);
+            self.wake(wakes);
+        }
+        self.operator.jobs.push_back(Job::Unlock(holder.volume));
+        self.wait("a lock cannot be taken", |world| world.operator.jobs.is_empty())?;
+        self.attach_volume(1, holder.volume, true, false)?;
+        self.wait("an attach is never done", |world| world.clients[1].is_settled())?;
+        // The first answer ends what the fenced session may do; what is read then stays.
+        for _ in 0..2 {
+            self.read_blocks(1, |_, _, key| blocks.contains(key))?;
+            let end = self.now + READ_FOR;
+            self.wait("time stands still", |world| {
+                world.clients[1].open.is_empty() || world.now > end
+            })?;
+        }
+        let wakes = self.net.heal_all(self.now);
+        self.wake(wakes);
+        self.wait("what was asked while members are missed is never answered", |world| {
+            world.clients.iter().all(|client| client.open.is_empty())
+        })?;
+        self.detach_all()?;
+        self.read_everything()
+    }
+
+    /// Blocks of a volume, of PGs that one of these leads.
+    fn blocks_led_by(&self, members: &[usize], holder: Handle) -> BTreeSet<BlockKey> {
+        let ids: Vec<Option<OsdId>> = members.iter().map(|index| self.osds[*index].id).collect();
+        let led = self.watch.entries().filter(|entry| ids.contains(&entry.primary));
+        let led: BTreeSet<u32> = led.map(|entry| entry.pg.number).collect();
+        let blocks = self.volumes[holder.volume].blocks(PoolId::FIRST);
+        let blocks = blocks.filter(|(_, pg, _)| led.contains(pg)).map(|(_, _, key)| key);
+        blocks.take(BLOCK_COUNT_MAX).collect()
+    }
+}
