@@ -51,7 +51,7 @@ impl World {
         self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
         // Who was down in the backup may leave its PGs when the first OSD is back.
-        self.wait_until_whole_for(WHOLE_FOR)?.map_or(Ok(()), Err)
+        self.get_whole(WHOLE_FOR)
     }
 
     /// Whether a store that nobody calls older is not.

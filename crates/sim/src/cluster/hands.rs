@@ -110,7 +110,7 @@ impl World {
         self.fault("host of an OSD named by hand");
         let steps = self.state.edit(self.now, operation);
         self.schedule_state(steps);
-        self.wait_until_whole_for(WHOLE_FOR)?.map_or(Ok(()), Err)
+        self.get_whole(WHOLE_FOR)
     }
 }
 

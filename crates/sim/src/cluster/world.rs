@@ -359,10 +359,8 @@ impl World {
             return Ok(());
         }
         // What was removed has made room for the copies of what is left.
-        match self.wait_until_whole()? {
-            Some(lack) => Err(format!("the cluster does not get whole: {lack}")),
-            None => self.rest_and_compare(),
-        }
+        self.get_whole(Duration::ZERO)?;
+        self.rest_and_compare()
     }
 
     fn rest_and_compare(&mut self) -> Result<(), String> {
@@ -399,6 +397,14 @@ impl World {
                 None => {}
             }
             self.step()?;
+        }
+    }
+
+    /// Likewise, and nothing may lack.
+    pub(super) fn get_whole(&mut self, span: Duration) -> Result<(), String> {
+        match self.wait_until_whole_for(span)? {
+            Some(lack) => Err(format!("the cluster does not get whole: {lack}")),
+            None => Ok(()),
         }
     }
 
@@ -787,15 +793,13 @@ impl World {
                     self.osds[index].incarnation = incarnation;
                     self.osds[index].settle_damage();
                 }
-                node::Effect::Stop(node::StopReason::Shutdown) if self.osds[index].is_stopping => {
-                    self.osd_stopped(index);
-                    return Ok(());
-                }
-                node::Effect::Stop(_) if self.osds[index].is_foreign => {
-                    self.osd_stopped(index);
-                    return Ok(());
-                }
                 node::Effect::Stop(reason) => {
+                    let osd = &self.osds[index];
+                    let is_asked = reason == node::StopReason::Shutdown && osd.is_stopping;
+                    if is_asked || osd.is_foreign {
+                        self.osd_stopped(index);
+                        return Ok(());
+                    }
                     if self.osds[index].must_stop || self.osds[index].heal() {
                         return self.kill(process);
                     }
