@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use base::size::{BlockSize, Size};
 use base::{MonitorId, OsdId, PgId};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 /// Turns disks into fast, safe volumes.
 #[derive(Parser)]
@@ -643,7 +644,7 @@ pub struct NbdArgs {
 }
 
 /// When a write counts as done.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 pub enum CommitArg {
     /// After a flush of the disk's cache
     Fsync,

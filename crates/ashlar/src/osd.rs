@@ -74,8 +74,6 @@ impl Place<'_> {
 
 /// An OSD that was made.
 pub struct CreatedOsd {
-    /// Its id.
-    pub osd: OsdId,
     /// What was found and chosen, for people.
     pub summary: String,
     /// The same for programs.
@@ -304,7 +302,7 @@ fn write_store(
         "direct": probe.direct, "write_cache": probe.write_cache,
         "durable_write_us": probe.durable_write_us, "commit": commit_name(commit),
     });
-    Ok(CreatedOsd { osd, summary, value })
+    Ok(CreatedOsd { summary, value })
 }
 
 /// The word of a commit mode.

@@ -3,7 +3,7 @@
 //! ```text
 //!   up ──spawns──▶ [etcd], mon.1, osd.1 .. osd.N, nbd          logs in DIR/log/
 //!    ▲
-//!    └── DIR/up.sock: one JSON line a request: wait, down, stop/start an OSD
+//!    └── DIR/up.sock: one JSON line a request: wait, down, add OSDs, stop/start an OSD
 //! ```
 //!
 //! Invariants

@@ -14,6 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::setup::WantedOsds;
 use super::socket_path;
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, Progress, failure, print_json};
@@ -26,6 +27,8 @@ pub enum Request {
     Wait,
     /// Stop all children and end.
     Down,
+    /// Make the OSDs that are missing, and answer when they are up.
+    AddOsds(WantedOsds),
     /// Stop an OSD until it is started by hand.
     StopOsd {
         /// Which.
@@ -193,22 +196,13 @@ fn died_early(dir: &Path, status: &str) -> Failure {
     )
 }
 
-/// Waits until the running `up` of `dir` is ready and prints what to type next.
-///
-/// Errors: it was asked for more OSDs than that one has.
+/// Waits until the running `up` of `dir` is ready, has it make the OSDs that are missing, and prints what
+/// to type next.
 pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
-    let next = ask(dir, Request::Wait, format)?;
-    let there = super::setup::existing_osds(dir).len();
-    if let Some(wanted) = args.osds.filter(|wanted| *wanted as usize > there) {
-        let message = format!(
-            "the cluster in {} is running with {there} OSDs, and was made no larger",
-            dir.display()
-        );
-        let hint = format!(
-            "stop it first: ashlar down --dir {0} && ashlar up --dir {0} --osds {wanted} --detach",
-            dir.display()
-        );
-        return Err(failure("running", message, hint));
+    let mut next = ask(dir, Request::Wait, format)?;
+    let wanted = WantedOsds::of(args);
+    if wanted.are_missing(dir) {
+        next = ask(dir, Request::AddOsds(wanted), format)?;
     }
     print_ready(dir, format, "is running", &next);
     Ok(())

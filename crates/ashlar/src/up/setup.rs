@@ -3,6 +3,7 @@
 //! Runs on a thread of its own beside the main loop and is repeatable: killed at any point, the
 //! next `up` goes on where it stopped.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use base::{ClusterId, OsdId};
 use client::Config;
 use cluster::map::{ClusterFile, FailureDomain};
 use cluster::message::{Command, Failure};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::control::Work;
@@ -62,24 +64,47 @@ pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
     Err(failure("several_hosts", message, hint))
 }
 
+/// The OSDs that there are to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WantedOsds {
+    /// How many; none: those that are there, or as many as a new cluster has.
+    count: Option<u32>,
+    /// Size of one that is made, in bytes.
+    size: u64,
+    /// Commit mode of one that is made.
+    commit: Option<CommitArg>,
+}
+
+impl WantedOsds {
+    /// As the command line says.
+    pub fn of(args: &UpArgs) -> WantedOsds {
+        WantedOsds { count: args.osds, size: args.osd_size.0, commit: args.commit }
+    }
+
+    /// Whether a directory has fewer.
+    pub fn are_missing(&self, dir: &Path) -> bool {
+        self.count.is_some_and(|count| existing_osds(dir).len() < count as usize)
+    }
+}
+
 /// Starts the setup; it speaks through `events`.
 pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: FailedOsds) {
-    let setup = Setup {
-        dir: dir.to_owned(),
-        osds: args.osds,
-        osd_size: args.osd_size.0,
-        commit: args.commit,
-        state: args.state,
-        events,
-        failed_osds,
-    };
-    std::thread::spawn(move || {
-        let event = match setup.run() {
-            Ok(next) => Event::Ready(next),
-            Err(error) => Event::Failed(error),
-        };
-        let _ = setup.events.send(event);
-    });
+    let (dir, wanted, state) = (dir.to_owned(), WantedOsds::of(args), args.state);
+    let setup = Setup { dir, wanted, state, events, failed_osds };
+    setup.begin(Setup::run);
+}
+
+/// Starts making the OSDs that are missing in a running cluster, and running those that are not
+/// `running` yet; it speaks through `events` as the setup does.
+pub fn add_osds(
+    dir: &Path,
+    wanted: WantedOsds,
+    running: BTreeSet<OsdId>,
+    events: Sender<Event>,
+    failed_osds: FailedOsds,
+) {
+    let setup = Setup { dir: dir.to_owned(), wanted, state: None, events, failed_osds };
+    setup.begin(move |setup| setup.add_osds(&running));
 }
 
 /// The command-line word of a commit mode.
@@ -126,23 +151,43 @@ pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
 
 struct Setup {
     dir: PathBuf,
-    osds: Option<u32>,
-    osd_size: u64,
-    commit: Option<CommitArg>,
+    wanted: WantedOsds,
     state: Option<StoreArg>,
     events: Sender<Event>,
     failed_osds: FailedOsds,
 }
 
 impl Setup {
+    /// Does it on a thread, and tells how it ended.
+    fn begin(self, work: impl FnOnce(&Setup) -> Result<Vec<String>, Failure> + Send + 'static) {
+        std::thread::spawn(move || {
+            let event = match work(&self) {
+                Ok(next) => Event::Ready(next),
+                Err(error) => Event::Failed(error),
+            };
+            let _ = self.events.send(event);
+        });
+    }
+
     fn run(&self) -> Result<Vec<String>, Failure> {
         let config = self.cluster_files()?;
         self.start_etcd(&config)?;
         self.start_monitor(&config)?;
-        self.start_osds(&config)?;
+        self.make_osds(&config)?;
+        self.start_osds(&config, &self.existing_osds())?;
         self.make_pool(&config)?;
         self.start_nbd()?;
         self.wait_active(&config)?;
+        Ok(self.next_steps())
+    }
+
+    /// One that was made at an earlier try, which failed at the next, is not running either.
+    fn add_osds(&self, running: &BTreeSet<OsdId>) -> Result<Vec<String>, Failure> {
+        let config = Config::load(&self.dir)?;
+        self.make_osds(&config)?;
+        let mut osds = self.existing_osds();
+        osds.retain(|osd| !running.contains(osd));
+        self.start_osds(&config, &osds)?;
         Ok(self.next_steps())
     }
 
@@ -309,34 +354,38 @@ impl Setup {
         })
     }
 
-    fn start_osds(&self, config: &Config) -> Result<(), Failure> {
-        let mut osds = self.existing_osds();
+    fn make_osds(&self, config: &Config) -> Result<(), Failure> {
+        let there = self.existing_osds().len();
         let is_cut_short = crate::osd::unfinished_osd(config, Place::Within(&self.dir))?.is_some();
-        let wanted = match self.osds {
-            Some(osds) => osds as usize,
+        let wanted = match self.wanted.count {
+            Some(count) => count as usize,
             // Its first start did not get to the end.
             None if self.pools(config)?.is_empty() => OSDS_DEFAULT,
-            None => osds.len(),
+            None => there,
         };
         // One whose making was cut short has an id already: it is there, as the others are.
-        let missing = wanted.saturating_sub(osds.len()).max(usize::from(is_cut_short));
+        let missing = wanted.saturating_sub(there).max(usize::from(is_cut_short));
         for number in 1..=missing {
             let title = format!("making OSD {number} of {missing}");
             self.say(title.clone());
             let request = CreateRequest {
                 place: Place::Within(&self.dir),
-                size: Some(self.osd_size),
-                commit: self.commit,
+                size: Some(self.wanted.size),
+                commit: self.wanted.commit,
             };
             let created = create_osd(config, &request, &mut |done_bytes, total_bytes| {
                 let work = Work { title: title.clone(), done_bytes, total_bytes };
                 let _ = self.events.send(Event::Work(work));
             })?;
             self.say(created.summary);
-            osds.push(created.osd);
         }
+        Ok(())
+    }
+
+    /// Starts OSDs; returns when they are up, or are not waited for.
+    fn start_osds(&self, config: &Config, osds: &[OsdId]) -> Result<(), Failure> {
         self.say(format!("starting {} OSDs", osds.len()));
-        for osd in &osds {
+        for osd in osds {
             if is_stopped(&self.dir, *osd) {
                 self.say(format!("{osd} was stopped and stays so: ashlar osd start {osd}"));
             }

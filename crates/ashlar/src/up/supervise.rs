@@ -16,6 +16,7 @@ use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::control::{Answer, Request, Work, WorkShow, print_ready};
+use super::setup::WantedOsds;
 use super::{setup, socket_path};
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, failure};
@@ -29,8 +30,8 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(15);
 /// A log file larger than this is set aside when its child starts.
 const LOG_SIZE_MAX: u64 = 16 << 20;
 
-/// Before the cluster was ready once, a child that ended so often will not do better: the cluster
-/// goes on without an OSD, and ends without another role.
+/// A child that ended so often while the setup waits for it will not do better: the cluster goes on
+/// without an OSD, and ends without another role.
 const STARTS_BEFORE_READY_MAX: u64 = 3;
 
 /// OSDs that the setup waits for no longer, for they do not start.
@@ -72,9 +73,9 @@ pub enum Event {
     Progress(String),
     /// How far a work of the setup is.
     Work(Work),
-    /// A volume can be written; carries what to type next.
+    /// A volume can be written, or OSDs were added; carries what to type next.
     Ready(Vec<String>),
-    /// The setup failed.
+    /// The setup failed, or the adding of OSDs.
     Failed(Failure),
     /// SIGTERM or SIGINT.
     Terminate,
@@ -85,6 +86,8 @@ struct Child {
     arguments: Vec<String>,
     state: State,
     run: u64,
+    /// The setup waits for it.
+    is_awaited: bool,
     /// Those who wait for it to end.
     waiting: Vec<UnixStream>,
 }
@@ -109,6 +112,7 @@ struct Supervisor<'a> {
     events: Sender<Event>,
     /// `Some` once a volume can be written.
     ready: Option<Vec<String>>,
+    /// Who waits for the setup; then, for OSDs that are being added.
     waiting: Vec<UnixStream>,
     failed_osds: FailedOsds,
     /// What the setup said: who comes later hears it too.
@@ -202,6 +206,11 @@ fn answer(mut connection: &UnixStream, answer: &Answer) {
     let _ = writeln!(connection, "{line}");
 }
 
+fn going_down() -> Answer {
+    let hint = "start it again when it is down: ashlar up --detach";
+    failed("busy", "the cluster is going down", hint)
+}
+
 fn failed(code: &str, message: &str, hint: &str) -> Answer {
     Answer::Failed { error: failure(code, message, hint) }
 }
@@ -215,6 +224,7 @@ impl Supervisor<'_> {
                 Some(Event::Spawn(role, arguments)) => self.add(role, arguments),
                 Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
                 Some(Event::Asked(Request::Down, connection)) => {
+                    self.end_waiting(&going_down());
                     self.waiting.push(connection);
                     return Ok(());
                 }
@@ -223,13 +233,23 @@ impl Supervisor<'_> {
                 Some(Event::Work(work)) => self.on_work(work),
                 Some(Event::Ready(next)) => self.on_ready(next),
                 Some(Event::Failed(error)) => {
-                    for connection in self.waiting.drain(..) {
-                        answer(&connection, &Answer::Failed { error: error.clone() });
+                    self.end_waiting(&Answer::Failed { error: error.clone() });
+                    if self.ready.is_none() {
+                        return Err(error);
                     }
-                    return Err(error);
                 }
-                Some(Event::Terminate) => return Ok(()),
+                Some(Event::Terminate) => {
+                    self.end_waiting(&going_down());
+                    return Ok(());
+                }
             }
+        }
+    }
+
+    /// Answers all who wait.
+    fn end_waiting(&mut self, with: &Answer) {
+        for connection in self.waiting.drain(..) {
+            answer(&connection, with);
         }
     }
 
@@ -248,7 +268,7 @@ impl Supervisor<'_> {
     fn add(&mut self, role: Role, arguments: Vec<String>) {
         let stays = matches!(role, Role::Osd(osd) if is_stopped(self.dir, osd));
         let state = if stays { State::Stopped } else { State::Dead(None) };
-        let child = Child { arguments, state, run: 0, waiting: Vec::new() };
+        let child = Child { arguments, state, run: 0, is_awaited: true, waiting: Vec::new() };
         self.children.insert(role.clone(), child);
         if !stays {
             self.spawn(&role);
@@ -293,7 +313,7 @@ impl Supervisor<'_> {
         for connection in child.waiting.drain(..) {
             answer(&connection, &Answer::Done { next: Vec::new() });
         }
-        if self.ready.is_none() && has_died && is_hopeless {
+        if child.is_awaited && has_died && is_hopeless {
             self.on_hopeless(role, status);
         }
     }
@@ -350,10 +370,29 @@ impl Supervisor<'_> {
                     self.waiting.push(connection);
                 }
             },
+            Request::AddOsds(wanted) => self.add_osds(wanted, connection),
             Request::StopOsd { osd } => self.stop_by_hand(osd, connection),
             Request::StartOsd { osd } => self.start_by_hand(osd, &connection),
             Request::Down => unreachable!("handled by the loop"),
         }
+    }
+
+    /// One whose disk is gone does not count, and is started no more.
+    fn add_osds(&mut self, wanted: WantedOsds, connection: UnixStream) {
+        if self.ready.is_none() || !self.waiting.is_empty() {
+            let hint = "try again when they are up";
+            return answer(&connection, &failed("busy", "OSDs are being added", hint));
+        }
+        self.waiting.push(connection);
+        let there = setup::existing_osds(self.dir);
+        self.children.retain(|role, child| match role {
+            Role::Osd(osd) => !matches!(child.state, State::Dead(_)) || there.contains(osd),
+            Role::Etcd | Role::Monitor | Role::Nbd => true,
+        });
+        let osd_of = |role: &Role| if let Role::Osd(osd) = role { Some(*osd) } else { None };
+        let running = self.children.keys().filter_map(osd_of).collect();
+        let (events, failed_osds) = (self.events.clone(), self.failed_osds.clone());
+        setup::add_osds(self.dir, wanted, running, events, failed_osds);
     }
 
     fn stop_by_hand(&mut self, osd: OsdId, connection: UnixStream) {
@@ -414,10 +453,9 @@ impl Supervisor<'_> {
     }
 
     fn on_ready(&mut self, next: Vec<String>) {
-        for connection in self.waiting.drain(..) {
-            answer(&connection, &Answer::Done { next: next.clone() });
-        }
-        if self.format == Format::Text {
+        self.end_waiting(&Answer::Done { next: next.clone() });
+        self.children.values_mut().for_each(|child| child.is_awaited = false);
+        if self.format == Format::Text && self.ready.is_none() {
             print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &next);
         }
         self.ready = Some(next);
@@ -436,9 +474,7 @@ impl Supervisor<'_> {
         for belongs in order {
             self.stop_some(belongs, inbox);
         }
-        for connection in self.waiting.drain(..) {
-            answer(&connection, &Answer::Done { next: Vec::new() });
-        }
+        self.end_waiting(&Answer::Done { next: Vec::new() });
     }
 
     fn stop_some(&mut self, belongs: fn(&Role) -> bool, inbox: &Receiver<Event>) {
@@ -461,10 +497,7 @@ impl Supervisor<'_> {
                 None => self.on_time(),
                 Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
                 Some(Event::Asked(Request::Down, connection)) => self.waiting.push(connection),
-                Some(Event::Asked(_, connection)) => {
-                    let hint = "start it again when it is down: ashlar up --detach";
-                    answer(&connection, &failed("busy", "the cluster is going down", hint));
-                }
+                Some(Event::Asked(_, connection)) => answer(&connection, &going_down()),
                 Some(_) => {}
             }
         }

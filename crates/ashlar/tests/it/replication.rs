@@ -233,6 +233,45 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
 }
 
 #[test]
+fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
+    let cluster = three("copies-destroyed", "1GiB", &[]);
+    for (volume, size) in [("v", "208MiB"), ("old", "64MiB")] {
+        cluster.run(&["volume", "create", volume, "--size", size]);
+    }
+    ask(&cluster, "old", &pieces("write", 1, 64));
+    cluster.wait_clean();
+    let nbd = cluster.pid("nbd", 1);
+    // About a minute of random reads and writes.
+    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 192 << 20, 31, 3 << 20);
+    fio.wait_written(8 << 20);
+    let pid = cluster.pid("osd", 2);
+    fs::remove_dir_all(directory_of(&cluster, 2)).expect("ours");
+    kill_9(pid);
+    cluster.wait_osd(2, false);
+    assert!(fio.writes_on(), "one copy is enough to go on");
+    // As docs/commands.md says.
+    cluster.run(&["osd", "out", "2"]);
+    cluster.start(&["--osds", "3", "--osd-size", "1GiB"]);
+    cluster.wait_osd(4, true);
+    cluster.wait_clean();
+    cluster.run(&["osd", "rm", "2"]);
+    let holds = used_bytes(&cluster, 4);
+    assert!(holds > 16 << 20, "{holds} bytes: a third of two copies of 64 MiB and more");
+    assert!(fio.writes_on(), "all this was done under its load");
+    let (verified, longest) = (fio.verified_bytes(), fio.longest_wait());
+    report(&format!(
+        "a destroyed disk replaced under load: {verified} bytes written and verified, the longest wait was \
+         {longest:.2} s; the new OSD held {} MiB when all copies were there",
+        holds >> 20
+    ));
+    assert_eq!(cluster.pid("nbd", 1), nbd, "clients had the same server all the time");
+    ask(&cluster, "old", &pieces("read", 1, 64));
+    cluster.wait_healthy();
+    assert!(cluster.check_copies() >= 64 * 8);
+    assert_eq!(cluster.osd_paths().len(), 3);
+}
+
+#[test]
 fn an_osd_that_stays_away_is_taken_out_by_itself_and_in_again_when_it_is_back() {
     let cluster = three("copies-away", "512MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
