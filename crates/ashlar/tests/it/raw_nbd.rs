@@ -12,12 +12,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::{Cluster, qemu_io, wait_for};
 
 const READ: u16 = 0;
-const WRITE: u16 = 1;
+pub const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 const EINVAL: u32 = 22;
 
 /// A connection to an NBD server.
-struct Client {
+pub struct Client {
     stream: UnixStream,
 }
 
@@ -34,7 +34,7 @@ impl Client {
     }
 
     /// Uses a volume. Returns when it is attached.
-    fn user(socket: &Path, volume: &str) -> Client {
+    pub fn user(socket: &Path, volume: &str) -> Client {
         let mut client = Client::connect(socket);
         let mut option = b"IHAVEOPT".to_vec();
         option.extend_from_slice(&1u32.to_be_bytes());
@@ -45,11 +45,11 @@ impl Client {
         client
     }
 
-    fn send(&mut self, bytes: &[u8]) {
+    pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("open");
     }
 
-    fn ask(&mut self, kind: u16, offset: u64, length: u32) {
+    pub fn ask(&mut self, kind: u16, offset: u64, length: u32) {
         let mut request = 0x2560_9513u32.to_be_bytes().to_vec();
         request.extend_from_slice(&0u16.to_be_bytes());
         request.extend_from_slice(&kind.to_be_bytes());
@@ -60,7 +60,7 @@ impl Client {
     }
 
     /// The error of a simple reply.
-    fn reply(&mut self) -> u32 {
+    pub fn reply(&mut self) -> u32 {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).expect("a simple reply");
         assert_eq!(reply[..4], 0x6744_6698u32.to_be_bytes());
@@ -68,7 +68,7 @@ impl Client {
     }
 }
 
-fn socket_of(cluster: &Cluster) -> PathBuf {
+pub fn socket_of(cluster: &Cluster) -> PathBuf {
     cluster.path().join("nbd.sock")
 }
 

@@ -1,15 +1,17 @@
 //! Does `ashlar` tell what clients did, byte by byte, and where it lies?
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
 use std::process::{Child, ChildStderr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::harness::{Cluster, kill_9, qemu_io, report, wait_for};
 use crate::operator::begin_watch;
+use crate::raw_nbd::{Client, WRITE, socket_of};
 
 /// As set in these tests.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -98,78 +100,199 @@ fn every_acknowledged_byte_is_counted_once_over_restarts_of_osds_and_of_the_moni
     cluster.check_copies();
 }
 
-/// Counts the writings of statistics to the state store, told by `state watch`.
-struct Writings {
+/// All changes of keys in the state store, told by `state watch`.
+struct Changes {
     child: Child,
     _errors: BufReader<ChildStderr>,
-    count: Arc<AtomicU64>,
+    /// Key and revision of each.
+    seen: Arc<Mutex<Vec<(String, u64)>>>,
 }
 
-impl Writings {
-    fn begin(cluster: &Cluster) -> Writings {
+/// What was written to the state store in a span of time.
+#[derive(Debug)]
+struct Written {
+    intervals: f64,
+    transactions: usize,
+    /// How many changes each key had.
+    keys: BTreeMap<String, usize>,
+}
+
+impl Written {
+    fn transactions_per_interval(&self) -> f64 {
+        self.transactions as f64 / self.intervals
+    }
+
+    fn keys_per_transaction(&self) -> f64 {
+        self.keys.values().sum::<usize>() as f64 / self.transactions as f64
+    }
+}
+
+impl Changes {
+    fn begin(cluster: &Cluster) -> Changes {
         // Nothing is read of its errors; they stay open while it runs.
-        let (child, lines, errors) = begin_watch(cluster, "stats/osd/");
-        let count = Arc::new(AtomicU64::new(0));
-        let counted = count.clone();
+        let (child, lines, errors) = begin_watch(cluster, "");
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let all = seen.clone();
         std::thread::spawn(move || {
-            for _ in lines.map_while(Result::ok) {
-                counted.fetch_add(1, Ordering::Relaxed);
+            for line in lines.map_while(Result::ok) {
+                let change: Value = serde_json::from_str(&line).expect("JSON");
+                let key = change["key"].as_str().expect("a name").to_owned();
+                let revision = change["revision"].as_u64().expect("a number");
+                all.lock().expect("nobody panics with it").push((key, revision));
             }
         });
-        Writings { child, _errors: errors, count }
+        Changes { child, _errors: errors, seen }
     }
 
-    /// How many there were while `load` was called again and again for ten intervals.
-    fn while_busy(&self, mut load: impl FnMut()) -> (u64, u64) {
-        let (begin, before) = (Instant::now(), self.count.load(Ordering::Relaxed));
-        while begin.elapsed() < INTERVAL * 10 {
-            load();
-        }
-        let intervals = begin.elapsed().as_millis() / INTERVAL.as_millis();
-        (self.count.load(Ordering::Relaxed) - before, intervals as u64)
+    fn seen(&self) -> MutexGuard<'_, Vec<(String, u64)>> {
+        self.seen.lock().expect("nobody panics with it")
+    }
+
+    /// Makes a change, and waits until the watch tells it: all before it was told, too. Its place and
+    /// revision.
+    fn mark(&self, cluster: &Cluster, percent: u64) -> (usize, u64) {
+        let from = self.seen().len();
+        cluster.run(&["config", "set", "nearly_full_percent", &percent.to_string()]);
+        let find = || {
+            let seen = self.seen();
+            let mut later = seen.iter().enumerate().skip(from);
+            let found = later.find(|(_, (key, _))| key == "config/nearly_full_percent");
+            found.map(|(place, (_, revision))| (place, *revision))
+        };
+        wait_for("the change to be told", || find().is_some());
+        find().expect("just seen")
+    }
+
+    /// What is written in the next twenty intervals.
+    fn measure(&self, cluster: &Cluster) -> Written {
+        let (first, first_revision) = self.mark(cluster, 71);
+        let begin = Instant::now();
+        // What happens by itself in a span of time is what is counted.
+        std::thread::sleep(INTERVAL * 20);
+        let intervals = begin.elapsed().as_secs_f64() / INTERVAL.as_secs_f64();
+        let (last, last_revision) = self.mark(cluster, 72);
+        let seen = self.seen();
+        let between = seen[first..last].iter();
+        let changes: Vec<&(String, u64)> =
+            between.filter(|(_, at)| ![first_revision, last_revision].contains(at)).collect();
+        let mut keys = BTreeMap::new();
+        changes.iter().for_each(|(key, _)| *keys.entry(key.clone()).or_default() += 1);
+        let revisions: BTreeSet<u64> = changes.iter().map(|(_, revision)| *revision).collect();
+        Written { intervals, transactions: revisions.len(), keys }
     }
 }
 
-impl Drop for Writings {
+impl Drop for Changes {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
+/// Volumes with a client each, all writing without a pause while `work` goes on. What `work` found, and
+/// how often each of them wrote.
+fn while_busy<T>(clients: &mut [Client], work: impl FnOnce() -> T) -> (T, u64) {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut rounds = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                for client in &mut *clients {
+                    client.ask(WRITE, 0, 4096);
+                    client.send(&[7; 4096]);
+                }
+                for client in &mut *clients {
+                    assert_eq!(client.reply(), 0);
+                }
+                rounds += 1;
+            }
+            rounds
+        });
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        is_over.store(true, Ordering::Relaxed);
+        let rounds = writer.join().expect("all writes are done");
+        (found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)), rounds)
+    })
+}
+
+const FEW: usize = 2;
+/// More than have room in one record of sums.
+const MANY: usize = 300;
+
+/// Asserts that rates and space of each volume, pool and OSD are shown while all volumes are busy.
+fn assert_all_is_shown(cluster: &Cluster) {
+    let is_busy = |row: &Value, kind: &str| {
+        row["io"][kind]["ops_per_second"].as_f64() > Some(0.0)
+            && row["io"][kind]["bytes_per_second"].as_f64() > Some(0.0)
+            && row["used_bytes"].as_u64() > Some(0)
+    };
+    for (list, kind, count) in
+        [("volume", "write", MANY), ("pool", "write", 1), ("osd", "stored", 3)]
+    {
+        let mut seen = Value::Null;
+        wait_for("each row to have rates and space", || {
+            seen = cluster.json(&[list, "ls"]);
+            let rows = seen.as_array().expect("a list");
+            rows.len() == count && rows.iter().all(|row| is_busy(row, kind))
+        });
+    }
+    let info = cluster.json(&["volume", "info", &name(MANY)]);
+    assert!(is_busy(&info, "write"), "{info:#}");
+    assert!(info["io"]["write"]["latency_mean_us"].as_f64() > Some(0.0), "{info:#}");
+    // People see it, too.
+    for (list, titles, count) in [
+        ("volume", ["USED", "WRITE"], MANY),
+        ("osd", ["STORED", "RECOVERY"], 3),
+        ("pool", ["AVAILABLE", "WRITE"], 1),
+    ] {
+        let text = cluster.run(&[list, "ls"]);
+        assert!(titles.iter().all(|title| text.contains(title)), "{text}");
+        assert_eq!(text.lines().filter(|line| line.contains("/s")).count(), count, "{text}");
+    }
+    let status = cluster.run(&["status"]);
+    assert!(status.contains("writes") && status.contains("pool        default:"), "{status}");
+}
+
+/// Name of the volume with this number, from 1.
+fn name(number: usize) -> String {
+    format!("v{number}")
+}
+
 #[test]
-fn the_store_is_written_as_often_for_two_hundred_busy_volumes_as_for_one() {
+fn the_store_is_written_as_often_for_three_hundred_busy_volumes_as_for_two() {
     let cluster = up("statistics-many");
-    let name = |number: u64| format!("v{number}");
-    for number in 1..=200 {
+    for number in 1..=MANY {
         cluster.run(&["volume", "create", &name(number), "--size", "1MiB"]);
     }
     cluster.wait_clean();
-    let writings = Writings::begin(&cluster);
-    let one = writings.while_busy(|| qemu_io(&cluster, "v1", &["write 0 64k"]));
-    let mut next = 0;
-    let many = writings.while_busy(|| {
-        next = next % 200 + 1;
-        qemu_io(&cluster, &name(next), &["write 0 64k"]);
+    let changes = Changes::begin(&cluster);
+    let attach = |number| Client::user(&socket_of(&cluster), &name(number));
+    let mut clients: Vec<Client> = (1..=FEW).map(attach).collect();
+    let (few, _) = while_busy(&mut clients, || changes.measure(&cluster));
+    clients.extend((FEW + 1..=MANY).map(attach));
+    let (many, rounds) = while_busy(&mut clients, || {
+        // What a first write allocates is shown.
+        assert_all_is_shown(&cluster);
+        changes.measure(&cluster)
     });
+    let per_interval = |written: &Written| {
+        format!(
+            "{:.2} transactions of {:.2} keys",
+            written.transactions_per_interval(),
+            written.keys_per_transaction()
+        )
+    };
     report(&format!(
-        "statistics: {} writings in {} intervals with one busy volume, {} in {} with 200 volumes",
-        one.0, one.1, many.0, many.1
+        "written to the state store each interval: {} with {FEW} busy volumes, {} with {MANY}, each of which \
+         wrote {rounds} times",
+        per_interval(&few),
+        per_interval(&many)
     ));
-    for (count, intervals) in [one, many] {
-        // One that ended meanwhile may be told late.
-        assert!((1..=intervals + 2).contains(&count), "{count} in {intervals}");
+    assert!(rounds as f64 >= many.intervals, "each is busy in each interval: {rounds}");
+    for written in [&few, &many] {
+        let count = written.transactions_per_interval();
+        assert!((0.5..1.3).contains(&count), "one each interval: {written:#?}");
     }
-    // People see it, too.
-    for (command, titles) in [
-        (["volume", "ls"], ["USED", "WRITE"]),
-        (["osd", "ls"], ["STORED", "RECOVERY"]),
-        (["pool", "ls"], ["AVAILABLE", "WRITE"]),
-    ] {
-        let text = cluster.run(&command);
-        assert!(titles.iter().all(|title| text.contains(title)), "{text}");
-    }
-    assert_eq!(rows(cluster.json(&["volume", "ls"])).len(), 200);
-    let status = cluster.run(&["status"]);
-    assert!(status.contains("writes") && status.contains("pool        default:"), "{status}");
+    // Their sums lie in two records instead of one; what is written at a time has a bound.
+    assert!(many.keys_per_transaction() < few.keys_per_transaction() + 1.5, "{few:#?} {many:#?}");
 }
