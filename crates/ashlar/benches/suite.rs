@@ -44,6 +44,7 @@ fn main() {
     let cleanup = Cleanup(dir.clone());
     println!("one core, files in {}, medians of {rounds} rounds\n", base.display());
     store_table(&dir, rounds);
+    println!("{RATIO}\n");
     path_table(&Cluster::up(&dir, "1"), "one copy, one OSD", 1, LOADS, rounds);
     let loads: Vec<Load> = LOADS[..4].iter().chain(LINEAR_LOADS).copied().collect();
     for cores in [1, 2] {
@@ -165,15 +166,41 @@ impl Drop for Cluster {
     }
 }
 
-/// The whole path beside the limits. A write with copies makes two hops of the network, others one.
+/// Said before the tables of volumes.
+const RATIO: &str = "\
+Echo over loopback and raw io_uring have the size and depth of their row; in the echo a block goes the
+way it goes in the load, and at most 4 KiB come the other way.
+ratio, depth 1: p50 / (hops x echo's p50 + raw's p50)
+ratio, deeper:  time / (hops x echo's time + copies x raw's time), each 1 / (operations a second)
+A write to two copies makes two hops and writes twice, all others one each: so it is what an operation
+takes beside what its parts take one after the other on one core.";
+
+/// How a load compares with its limits: see `RATIO`.
+fn ratio(load: &Value, limits: &Value, hops: f64, copies: f64, is_alone: bool) -> f64 {
+    let (echo, raw) = (&limits["echo"], &limits["raw"]);
+    if is_alone {
+        return p50(load) / (hops * p50(echo) + p50(raw));
+    }
+    let time = |measured: &Value| 1.0 / number(&measured["ops_per_second"]);
+    time(load) / (hops * time(echo) + copies * time(raw))
+}
+
+fn p50(measured: &Value) -> f64 {
+    number(&measured["latency_us"]["p50"])
+}
+
+/// The whole path beside the limits.
 fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], rounds: usize) {
     println!(
-        "| {title} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op | echo us | raw us | raw ops/s \
-         | p50 / (hops x echo + raw) |"
+        "| {title} | ops/s | MB/s | p50 us | p99 us | OSD CPU us/op | echo us | echo a second \
+         | raw us | raw a second | ratio |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for (name, options) in loads {
-        let hops = if copies > 1 && name.contains("write") { 2.0 } else { 1.0 };
+        // A write goes from one copy to the other.
+        let copies = if name.contains("write") { f64::from(copies) } else { 1.0 };
+        let hops = copies;
+        let is_alone = options.contains(&"1");
         let mut runs = Vec::new();
         for _ in 0..rounds {
             let mut limits = Command::new(ASHLAR);
@@ -185,25 +212,25 @@ fn path_table(cluster: &Cluster, title: &str, copies: u32, loads: &[Load], round
         }
         let median =
             |pick: &dyn Fn(&(Value, Value)) -> f64| median(runs.iter().map(pick).collect());
-        let p50 = |run: &(Value, Value)| number(&run.0["latency_us"]["p50"]);
-        let echo = |run: &(Value, Value)| number(&run.1["echo_us"]);
-        let raw = |run: &(Value, Value)| number(&run.1["raw"]["latency_us"]["p50"]);
+        let rate = |limit: &str| {
+            if name.contains("MiB") {
+                let bytes = median(&|run| number(&run.1[limit]["bytes_per_second"]));
+                return format!("{:.0} MB", bytes / 1e6);
+            }
+            format!("{:.0}", median(&|run| number(&run.1[limit]["ops_per_second"])))
+        };
         println!(
-            "| {name} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} | {:.0} | {} |",
+            "| {name} | {:.0} | {:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {} | {:.1} | {} | {:.2} |",
             median(&|run| number(&run.0["ops_per_second"])),
             median(&|run| number(&run.0["bytes_per_second"]) / 1e6),
-            median(&p50),
+            median(&|run| p50(&run.0)),
             median(&|run| number(&run.0["latency_us"]["p99"])),
             median(&|run| number(&run.0["osd_cpu_us_per_op"])),
-            median(&echo),
-            median(&raw),
-            median(&|run| number(&run.1["raw"]["ops_per_second"])),
-            // Only one operation at a time waits for its own hops alone.
-            if options.contains(&"1") {
-                format!("{:.2}", median(&|run| p50(run) / (hops * echo(run) + raw(run))))
-            } else {
-                String::new()
-            },
+            median(&|run| p50(&run.1["echo"])),
+            rate("echo"),
+            median(&|run| p50(&run.1["raw"])),
+            rate("raw"),
+            median(&|run| ratio(&run.0, &run.1, hops, copies, is_alone)),
         );
     }
     println!();

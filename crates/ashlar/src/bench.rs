@@ -1,4 +1,5 @@
-//! `ashlar bench`: measures a volume's whole path, or the store alone beside raw io_uring.
+//! `ashlar bench`: measures a volume's whole path, or the store alone beside raw io_uring and an
+//! echo over loopback.
 
 mod disk;
 mod volume;
@@ -135,14 +136,25 @@ fn disk_beside_raw(
         .then(|| io::bench::journaled(&raw_load))
         .transpose()
         .map_err(cannot)?;
-    let echo = io::bench::echo(4096, Duration::from_millis(500)).map_err(cannot)?;
+    let echo = io::bench::echo(&echo_of(&load)).map_err(cannot)?;
     drop(scratch);
     value["raw"] = raw;
     if let Some(journaled) = journaled {
         value["raw_journaled"] = limit(journaled, &load);
     }
-    value["echo_us"] = json!(echo.histogram.quantile(0.5).as_nanos() as f64 / 1e3);
+    value["echo"] = limit(echo, &load);
     Ok(value)
+}
+
+/// The network's part of a load: a block goes the way it goes in the load, and what comes the other way
+/// is small.
+fn echo_of(load: &Load) -> io::bench::EchoLoad {
+    let block = load.block_size as usize;
+    let small = block.min(UNIT_SIZE as usize);
+    let (request_size, answer_size) =
+        if load.kind.is_read() { (small, block) } else { (block, small) };
+    let time = Duration::from_millis(500);
+    io::bench::EchoLoad { request_size, answer_size, depth: load.depth, time }
 }
 
 /// A limit of the machine, as it stands in the output.
@@ -173,7 +185,7 @@ fn print(format: Format, value: &Value) {
         if value["raw_journaled"].is_object() {
             println!("raw, with a journal  {}", line_of(&value["raw_journaled"]));
         }
-        println!("4 KiB loopback echo: p50 {:.1} us", value["echo_us"].as_f64().unwrap_or(0.0));
+        println!("loopback echo  {}", line_of(&value["echo"]));
     }
 }
 

@@ -35,6 +35,12 @@ const UP_EXAMPLE: &str = "Examples:
   ashlar up --dir /var/lib/ashlar --osds 3 --osd-size 100GiB --detach
   ashlar up --state etcd";
 
+const BENCH_DISK_EXAMPLE: &str = "\
+In the echo a block goes the way it goes in the load, and at most 4KiB come the other way.
+
+Example:
+  ashlar bench disk /mnt/nvme --op randwrite --depth 1";
+
 const NBD_EXAMPLE: &str = "Example:
   ashlar nbd --listen tcp:127.0.0.1:10809
   nbdinfo --list nbd://127.0.0.1";
@@ -587,8 +593,9 @@ pub enum BenchCommand {
         #[command(flatten)]
         load: LoadArgs,
     },
-    /// The store on a scratch file in a directory, beside raw io_uring on the same file
-    #[command(after_help = "Example:\n  ashlar bench disk /mnt/nvme --op randwrite --depth 1")]
+    /// The store on a scratch file in a directory, beside raw io_uring on the same file and a loopback
+    /// echo, both of the same block size and depth
+    #[command(after_help = BENCH_DISK_EXAMPLE)]
     Disk {
         /// A directory; the scratch file is removed at the end
         path: PathBuf,

@@ -177,13 +177,23 @@ fn measurements_have_all_their_numbers() {
         command.args(["bench", "disk"]).arg(&scratch).args(["--size", "128MiB", "--json"]);
         run(command.args(arguments))
     };
-    for op in ["randwrite", "randread"] {
-        let output = disk(&["--op", op, "--seconds", "1"]);
+    for (op, block_size, depth) in [
+        ("randwrite", "4KiB", "1"),
+        ("randread", "4KiB", "32"),
+        ("write", "4MiB", "4"),
+        ("read", "4MiB", "4"),
+    ] {
+        let output =
+            disk(&["--op", op, "--block-size", block_size, "--depth", depth, "--seconds", "1"]);
         assert!(output.status.success(), "{}", text_of(&output));
         let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         assert_measured(&value);
         assert_measured(&value["raw"]);
-        assert!(value["echo_us"].as_f64() > Some(0.0), "{value:#}");
+        assert_measured(&value["echo"]);
+        let bytes = |of: &str| value["echo"][of].as_f64().expect("a number");
+        let block = if block_size == "4KiB" { 4096.0 } else { f64::from(4 << 20) };
+        let told = bytes("bytes_per_second") / bytes("ops_per_second");
+        assert!((told - block).abs() < 1.0, "{value:#}");
     }
     let mut disk = Command::new(ASHLAR);
     disk.args(["bench", "disk"]).arg(&scratch).args(["--size", "64MiB", "--json"]);

@@ -1,0 +1,187 @@
+//! An echo over loopback TCP in the shape of a load: so many requests of one size in flight over one
+//! connection, each with an answer of a size of its own.
+//!
+//! ```text
+//!   near end: owes `depth` requests ──▶ far end: owes an answer for each request that is whole
+//!        ▲ an answer is whole: owes one more request, until the time is over ──┘
+//! ```
+//!
+//! Both ends are threads that send what they owe as far as it goes and take all that is there with one
+//! call: nobody who moves the same bytes over one connection makes fewer calls.
+
+use std::collections::VecDeque;
+use std::net::{TcpListener, TcpStream};
+
+use base::histogram::Histogram;
+use base::{Duration, Time};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::{Measured, cpu_time};
+use crate::{Error, clock};
+
+/// Of many small messages so much is sent or taken with one call.
+const BATCH_SIZE_MAX: usize = 256 << 10;
+
+/// What goes there and back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EchoLoad {
+    /// Bytes of a request; at least 1.
+    pub request_size: usize,
+    /// Bytes of its answer; at least 1.
+    pub answer_size: usize,
+    /// Requests in flight; at least 1.
+    pub depth: usize,
+    /// How long.
+    pub time: Duration,
+}
+
+/// Measures requests and answers over loopback TCP, between two threads.
+pub fn echo(load: &EchoLoad) -> Result<Measured, Error> {
+    assert!(load.request_size > 0 && load.answer_size > 0 && load.depth > 0);
+    let failed = |error: std::io::Error| Error::new("loopback echo", error);
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let (load, far_load) = (*load, *load);
+    let far = std::thread::spawn(move || -> std::io::Result<()> {
+        let (socket, _) = listener.accept()?;
+        answer_all(End::new(socket, far_load.request_size, far_load.answer_size, load.depth)?)
+    });
+    let result = TcpStream::connect(address).and_then(|socket| {
+        ask_all(End::new(socket, load.answer_size, load.request_size, load.depth)?, &load)
+    });
+    let far = far.join().expect("the echo does not panic");
+    result.and_then(|measured| far.map(|()| measured)).map_err(failed)
+}
+
+fn answer_all(mut end: End) -> std::io::Result<()> {
+    while let Some(count) = end.turn()? {
+        end.owe(count);
+    }
+    Ok(())
+}
+
+fn ask_all(mut end: End, load: &EchoLoad) -> std::io::Result<Measured> {
+    let mut histogram = Histogram::default();
+    let (begin, cpu_begin) = (clock::now(), cpu_time());
+    let mut now = begin;
+    let mut in_flight: VecDeque<Time> = (0..load.depth).map(|_| begin).collect();
+    end.owe(load.depth);
+    while !in_flight.is_empty() {
+        let Some(count) = end.turn()? else {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        };
+        now = clock::now();
+        // Answers come in the order of their requests.
+        for began in in_flight.drain(..count) {
+            histogram.record(now.since(began));
+        }
+        if now.since(begin) < load.time {
+            in_flight.extend((0..count).map(|_| now));
+            end.owe(count);
+        }
+    }
+    Ok(Measured { histogram, elapsed: now.since(begin), cpu: cpu_time().since(cpu_begin) })
+}
+
+/// One end of the connection.
+struct End {
+    socket: TcpStream,
+    incoming: Vec<u8>,
+    incoming_size: usize,
+    /// Bytes of a message that is not whole yet.
+    received: usize,
+    outgoing: Vec<u8>,
+    outgoing_size: usize,
+    /// Bytes that are to be sent.
+    owed: usize,
+}
+
+impl End {
+    fn new(
+        socket: TcpStream,
+        incoming_size: usize,
+        outgoing_size: usize,
+        depth: usize,
+    ) -> std::io::Result<End> {
+        socket.set_nodelay(true)?;
+        // One message, or a batch of them.
+        let buffer = |size: usize| vec![0; size.max(BATCH_SIZE_MAX.min(depth * size))];
+        Ok(End {
+            socket,
+            incoming: buffer(incoming_size),
+            incoming_size,
+            received: 0,
+            outgoing: buffer(outgoing_size),
+            outgoing_size,
+            owed: 0,
+        })
+    }
+
+    fn owe(&mut self, count: usize) {
+        self.owed += count * self.outgoing_size;
+    }
+
+    /// Sends what goes, and waits for bytes, or for room where more is owed. How many messages became
+    /// whole, or `None` when the other end is gone.
+    fn turn(&mut self) -> std::io::Result<Option<usize>> {
+        while self.owed > 0 && self.send()? {}
+        let mut flags = RecvFlags::empty();
+        if self.owed > 0 {
+            // Both ends may owe more than there is room for: neither only sends.
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)], None)?;
+            flags = RecvFlags::DONTWAIT;
+        }
+        assert!(self.received < self.incoming_size);
+        match recv(&self.socket, &mut self.incoming[self.received..], flags) {
+            Ok((_, 0)) => return Ok(None),
+            Ok((_, size)) => self.received += size,
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let count = self.received / self.incoming_size;
+        self.received %= self.incoming_size;
+        Ok(Some(count))
+    }
+
+    /// Sends a part of what is owed; whether there was room.
+    fn send(&mut self) -> std::io::Result<bool> {
+        // From where the message under way goes on.
+        let at = (self.outgoing_size - self.owed % self.outgoing_size) % self.outgoing_size;
+        let end = self.outgoing.len().min(at + self.owed);
+        match send(&self.socket, &self.outgoing[at..end], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        {
+            Ok(size) => {
+                self.owed -= size;
+                Ok(true)
+            }
+            Err(Errno::AGAIN) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_echo_of_any_shape_ends_and_answers_each_request() {
+        let time = Duration::from_millis(20);
+        for (request_size, answer_size, depth) in [
+            (4096, 4096, 1),
+            (4096, 4096, 32),
+            // More than the buffers of the connection hold, there and back.
+            (64 << 10, 64 << 10, 1024),
+            (4 << 20, 4096, 16),
+            (4096, 4 << 20, 16),
+            (1, 3, 5),
+        ] {
+            let load = EchoLoad { request_size, answer_size, depth, time };
+            let measured = echo(&load).expect("loopback works");
+            assert!(measured.histogram.count() >= depth as u64, "{load:?}");
+            assert!(measured.elapsed >= time, "{load:?}");
+        }
+    }
+}
