@@ -32,6 +32,7 @@ use crate::disk::{Disk, Progress};
 use crate::handshake::{Handshake, HandshakeStep, Trust};
 use crate::inbox::Inbox;
 use crate::ring::{Completion, FeatureMask, Op, Ring};
+use crate::send_queue::SendQueue;
 use crate::stream::{RawInbox, Stage, Stream};
 use crate::{Error, clock, socket};
 
@@ -434,9 +435,14 @@ impl Drop for Reactor {
     /// What is queued leaves as far as the sockets take it: a program may end right after its
     /// last message.
     fn drop(&mut self) {
+        let mut unseen = Vec::new();
+        let _ = self.ring.enter(None);
+        while let Some(completion) = self.ring.next() {
+            self.complete(completion, &mut unseen);
+        }
         for (_, stream) in &mut self.streams {
-            if let Some(socket) = &stream.socket {
-                let _ = stream.queue.send(socket.as_fd());
+            if let (Some(socket), Some(mut queue)) = (&stream.socket, stream.queue.lend()) {
+                let _ = queue.send(socket.as_fd());
             }
         }
     }

@@ -4,6 +4,9 @@
 //!   1. Memory the kernel reads or writes belongs to an [`Op`] in the table from the moment it is
 //!      started until its last completion came; also after its connection is gone.
 //!   2. A completion names its operation by index and generation; one that names none is a bug.
+//!   3. A send ends while it is submitted, and has a completion only where it did not take all: one
+//!      that took all is no reason to return from a wait. It is known by having been submitted when
+//!      all completions were taken.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,6 +18,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use slab::Slab;
 
 use crate::disk::DiskJob;
+use crate::send_queue::SendQueue;
 
 /// Features of newer kernels to pretend absent.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -61,6 +65,8 @@ pub(crate) enum Op {
         buffer: BufferMut,
         from: usize,
     },
+    /// Sends what a socket has room for; ends while it is submitted.
+    Send { connection: ConnectionId, index: usize, _socket: Rc<OwnedFd>, queue: Box<SendQueue> },
     /// Waits for another thread's wake-up.
     Wake,
     /// Waits for a signal.
@@ -92,6 +98,12 @@ pub(crate) struct Ring {
     ops: Slab<(u32, Op)>,
     /// Entries that found the submission queue full, in order.
     backlog: VecDeque<squeue::Entry>,
+    /// Sends in the order in which they were started.
+    sends: VecDeque<OpKey>,
+    /// So many of them were submitted, and their completions, if any, are there.
+    sends_ended: usize,
+    /// The last call left some of the sends open.
+    is_behind: bool,
     generation: u32,
     pub(crate) mask: FeatureMask,
     /// Feature names for the log, such as `defer_taskrun`.
@@ -117,8 +129,17 @@ impl Ring {
             match setup(entries, wanted) {
                 Ok(uring) => {
                     let ops = Slab::with_capacity(entries as usize);
-                    let backlog = VecDeque::new();
-                    return Ok(Ring { uring, ops, backlog, generation: 0, mask, features });
+                    return Ok(Ring {
+                        uring,
+                        ops,
+                        backlog: VecDeque::new(),
+                        sends: VecDeque::new(),
+                        sends_ended: 0,
+                        is_behind: false,
+                        generation: 0,
+                        mask,
+                        features,
+                    });
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = Some(error),
                 Err(error) => return Err(error),
@@ -182,6 +203,19 @@ impl Ring {
         )
     }
 
+    /// Sends of `queue` what there is room for in the socket, when it is submitted.
+    pub(crate) fn send(
+        &mut self,
+        socket: Rc<OwnedFd>,
+        (connection, index): (ConnectionId, usize),
+        mut queue: Box<SendQueue>,
+    ) {
+        let entry = queue.entry(socket.as_raw_fd());
+        let entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
+        let key = self.start(entry, Op::Send { connection, index, _socket: socket, queue });
+        self.sends.push_back(key);
+    }
+
     /// Starts, or goes on with, a job of the disk.
     pub(crate) fn disk(&mut self, mut job: Box<DiskJob>) -> OpKey {
         let entry = job.entry();
@@ -221,6 +255,19 @@ impl Ring {
     /// Submits what was started and, if `wait` is some span, waits that long for a completion.
     /// Returns early on a signal.
     pub(crate) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        // How sends ended that the last call left open must be seen before anything is waited for.
+        let wait = if self.is_behind { None } else { wait };
+        let result = self.submit_and_wait(wait);
+        let all_submitted = self.backlog.is_empty() && self.uring.submission().is_empty();
+        // What did not fit into the completion queue comes with the next call.
+        if all_submitted && !self.uring.submission().cq_overflow() {
+            self.sends_ended = self.sends.len();
+        }
+        self.is_behind = self.sends_ended < self.sends.len();
+        result
+    }
+
+    fn submit_and_wait(&mut self, wait: Option<Duration>) -> io::Result<()> {
         self.move_backlog();
         while !self.backlog.is_empty() {
             ignore_passing(self.uring.submit())?;
@@ -239,7 +286,7 @@ impl Ring {
 
     /// The next completion that has come.
     pub(crate) fn next(&mut self) -> Option<Completion> {
-        let entry = self.uring.completion().next()?;
+        let Some(entry) = self.uring.completion().next() else { return self.next_sent() };
         let key = entry.user_data();
         let (index, generation) = (key as u32 as usize, (key >> 32) as u32);
         let more = cqueue::more(entry.flags());
@@ -252,6 +299,30 @@ impl Ring {
         let op = (!more).then(|| self.ops.remove(index).1);
         let socket_nonempty = cqueue::sock_nonempty(entry.flags());
         Some(Completion { op, accepting, result: entry.result(), socket_nonempty })
+    }
+}
+
+impl Ring {
+    /// The next send that took all. Requires: all completions were taken.
+    fn next_sent(&mut self) -> Option<Completion> {
+        while self.sends_ended > 0 {
+            self.sends_ended -= 1;
+            let OpKey(key) = self.sends.pop_front().expect("those that ended are among them");
+            let (index, generation) = (key as u32 as usize, (key >> 32) as u32);
+            if self.ops.get(index).is_none_or(|(known, _)| *known != generation) {
+                continue;
+            }
+            let op = self.ops.remove(index).1;
+            let Op::Send { queue, .. } = &op else { unreachable!("it was started as a send") };
+            let result = queue.offered_size() as i32;
+            return Some(Completion {
+                op: Some(op),
+                accepting: None,
+                result,
+                socket_nonempty: false,
+            });
+        }
+        None
     }
 }
 
@@ -324,4 +395,97 @@ fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
     // Saves a lookup of the ring in each call; older kernels do without.
     let _ = uring.submitter().register_ring_fd();
     Ok(uring)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::send_queue::Outbox;
+    use base::BufferPool;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    struct Pair {
+        ring: Ring,
+        near: Rc<OwnedFd>,
+        far: OwnedFd,
+    }
+
+    impl Pair {
+        fn new(mask: FeatureMask) -> Pair {
+            let flags = SocketFlags::CLOEXEC;
+            let (near, far) =
+                socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+            Pair { ring: Ring::new(8, mask).unwrap(), near: Rc::new(near), far }
+        }
+
+        fn send(&mut self, size: usize) {
+            let mut outbox = Outbox::default();
+            outbox.push_small(|bytes| bytes.push(1));
+            outbox.push_payload(BufferPool::default().copy_of(&vec![2; size - 1]));
+            let queue = outbox.lend().expect("something waits");
+            self.ring.send(self.near.clone(), (ConnectionId::new(2), 0), queue);
+        }
+
+        /// What the sends that ended came to.
+        fn ended(&mut self) -> Vec<i32> {
+            let mut results = Vec::new();
+            while let Some(completion) = self.ring.next() {
+                assert!(matches!(completion.op, Some(Op::Send { .. })));
+                results.push(completion.result);
+            }
+            results
+        }
+    }
+
+    #[test]
+    fn a_send_that_took_all_ends_no_wait_and_is_known() {
+        for mask in [FeatureMask::NONE, FeatureMask::ALL] {
+            let mut pair = Pair::new(mask);
+            // More than the submission queue has entries.
+            (1..=20).for_each(|number| pair.send(100 + number));
+            assert_eq!(pair.ended(), [0; 0], "nothing is submitted yet");
+            let begin = std::time::Instant::now();
+            pair.ring.enter(Some(Duration::from_millis(30))).unwrap();
+            assert!(begin.elapsed().as_millis() >= 30);
+            assert_eq!(pair.ended(), (101..=120).collect::<Vec<i32>>());
+            let mut received = vec![0; 4000];
+            let (count, _) =
+                rustix::net::recv(&pair.far, &mut received, rustix::net::RecvFlags::empty())
+                    .unwrap();
+            assert_eq!(count, (101..=120).sum::<usize>());
+            assert!(pair.ring.ops.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_send_that_did_not_take_all_ends_the_wait() {
+        for mask in [FeatureMask::NONE, FeatureMask::ALL] {
+            let mut pair = Pair::new(mask);
+            pair.send(100);
+            pair.send(16 << 20);
+            pair.send(200);
+            let begin = std::time::Instant::now();
+            pair.ring.enter(Some(LONG)).unwrap();
+            assert!(begin.elapsed().as_secs() < 10);
+            let ended = pair.ended();
+            let [part, full, all] = ended.as_slice() else { panic!("{ended:?}") };
+            assert!((1..16 << 20).contains(part), "{part}");
+            assert_eq!((*full, *all), (-libc::EAGAIN, 100));
+            rustix::net::shutdown(&pair.far, rustix::net::Shutdown::Both).unwrap();
+            pair.send(300);
+            pair.ring.enter(Some(LONG)).unwrap();
+            assert_eq!(pair.ended(), [-libc::EPIPE]);
+        }
+    }
+
+    #[test]
+    fn a_ring_dropped_with_sends_leaves_at_once() {
+        let mut pair = Pair::new(FeatureMask::NONE);
+        (1..=20).for_each(|number| pair.send(100 + number));
+        let begin = std::time::Instant::now();
+        drop(pair.ring);
+        assert!(begin.elapsed().as_secs() < 5);
+    }
 }

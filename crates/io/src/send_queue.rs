@@ -1,14 +1,19 @@
 //! What waits to be sent on one socket: small pieces gathered in one place, payloads as handles.
 //!
-//! Sending is a plain `sendmsg` that does not wait: it nearly always takes all at once, so no
-//! memory has to be lent to the kernel and no completion has to be waited for. What the socket's
-//! buffer does not take stays here until the ring says that there is room.
+//! A queue is lent to the ring, which sends it in the same system call that waits for the next
+//! event: who sends and then waits makes one call, and is not put aside by the receiver between two.
+//! Such a send never waits: it nearly always takes all at once, and then needs no completion. What
+//! the socket's buffer does not take stays here until the ring says that there is room.
+//!
+//! Invariant: bytes leave in the order in which they were queued, also those queued while the queue
+//! is lent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use base::Buffer;
+use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
@@ -16,6 +21,51 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 const PIECES_MAX: usize = 64;
 /// An empty queue keeps at most this much memory for small pieces, in bytes.
 const KEPT_SIZE_MAX: usize = 64 << 10;
+
+/// The queue of one socket, at home or lent.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    /// `None` where nothing is queued behind what is lent.
+    here: Option<Box<SendQueue>>,
+    /// Bytes in the queue that is lent.
+    lent: Option<usize>,
+}
+
+impl Outbox {
+    /// Bytes that wait, here and lent.
+    pub(crate) fn length(&self) -> usize {
+        self.here.as_ref().map_or(0, |queue| queue.length) + self.lent.unwrap_or(0)
+    }
+
+    /// Appends small bytes: `put` writes them to the end of a vector.
+    pub(crate) fn push_small<T>(&mut self, put: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        self.here.get_or_insert_default().push_small(put)
+    }
+
+    /// Appends a payload.
+    pub(crate) fn push_payload(&mut self, payload: Buffer) {
+        self.here.get_or_insert_default().push_payload(payload);
+    }
+
+    /// The queue, to be sent; `None` if it is empty or lent already. It must come back by `put_back`.
+    pub(crate) fn lend(&mut self) -> Option<Box<SendQueue>> {
+        if self.lent.is_some() {
+            return None;
+        }
+        let queue = self.here.take_if(|queue| queue.length > 0)?;
+        self.lent = Some(queue.length);
+        Some(queue)
+    }
+
+    /// Takes the queue back. What was queued meanwhile comes behind it.
+    pub(crate) fn put_back(&mut self, mut queue: Box<SendQueue>) {
+        assert!(self.lent.take().is_some());
+        if let Some(later) = self.here.take() {
+            queue.append(*later);
+        }
+        self.here = Some(queue);
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct SendQueue {
@@ -26,6 +76,9 @@ pub(crate) struct SendQueue {
     /// Bytes of the first piece that are sent already (payloads only).
     front_sent: usize,
     length: usize,
+    /// What the kernel reads addresses from while the queue is lent.
+    slices: Vec<libc::iovec>,
+    header: Option<libc::msghdr>,
 }
 
 enum Piece {
@@ -35,13 +88,8 @@ enum Piece {
 }
 
 impl SendQueue {
-    /// Bytes that wait.
-    pub(crate) fn length(&self) -> usize {
-        self.length
-    }
-
     /// Appends small bytes: `put` writes them to the end of a vector.
-    pub(crate) fn push_small<T>(&mut self, put: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+    fn push_small<T>(&mut self, put: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let before = self.small.len();
         let result = put(&mut self.small);
         let added = self.small.len() - before;
@@ -55,22 +103,82 @@ impl SendQueue {
     }
 
     /// Appends a payload.
-    pub(crate) fn push_payload(&mut self, payload: Buffer) {
+    fn push_payload(&mut self, payload: Buffer) {
         if !payload.is_empty() {
             self.length += payload.len();
             self.pieces.push_back(Piece::Payload(payload));
         }
     }
 
-    /// Sends as much as the socket takes now. Ends with an empty queue, or with `Errno::AGAIN`
-    /// where there is no room, or with the socket's error.
+    /// Appends all of another queue, of which nothing is sent yet.
+    fn append(&mut self, later: SendQueue) {
+        let mut small = later.small.as_slice();
+        for piece in later.pieces {
+            match piece {
+                Piece::Small(length) => {
+                    let (piece, rest) = small.split_at(length);
+                    small = rest;
+                    self.push_small(|bytes| bytes.extend_from_slice(piece));
+                }
+                Piece::Payload(payload) => self.push_payload(payload),
+            }
+        }
+    }
+
+    /// The entry of a send that takes what the socket has room for, and ends while it is submitted.
+    /// Its addresses are those of memory that `self` owns: it must not move or change until then.
+    pub(crate) fn entry(self: &mut Box<Self>, socket: RawFd) -> squeue::Entry {
+        let mut slices = std::mem::take(&mut self.slices);
+        slices.clear();
+        slices.extend(self.front().map(|piece| libc::iovec {
+            iov_base: piece.as_ptr().cast_mut().cast(),
+            iov_len: piece.len(),
+        }));
+        self.slices = slices;
+        // One that takes a part only is to fail, and tells so by its completion.
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let fd = types::Fd(socket);
+        if let [slice] = self.slices.as_slice() {
+            let length = u32::try_from(slice.iov_len).expect("queues are smaller than 4 GiB");
+            return opcode::Send::new(fd, slice.iov_base.cast(), length).flags(flags).build();
+        }
+        // SAFETY: all zero is a message without address, pieces and control data.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_iov = self.slices.as_mut_ptr();
+        header.msg_iovlen = self.slices.len();
+        opcode::SendMsg::new(fd, self.header.insert(header)).flags(flags as u32).build()
+    }
+
+    /// Bytes that the entry offered.
+    pub(crate) fn offered_size(&self) -> usize {
+        self.slices.iter().map(|slice| slice.iov_len).sum()
+    }
+
+    /// Takes note of what a send of ours came to (bytes, or a negative error number). Whether there
+    /// is more room in the socket for all we know; or the socket's error.
+    pub(crate) fn sent(&mut self, result: i32) -> Result<bool, Errno> {
+        const PASSING: i32 = -libc::EINTR;
+        const FULL: i32 = -libc::EAGAIN;
+        match result {
+            PASSING => Ok(true),
+            FULL => Ok(false),
+            0.. => {
+                let (offered, sent) = (self.offered_size(), result as usize);
+                self.consume(sent);
+                Ok(sent == offered)
+            }
+            _ => Err(Errno::from_raw_os_error(-result)),
+        }
+    }
+
+    /// Sends as much as the socket takes now, without a ring. Ends with an empty queue, or with
+    /// `Errno::AGAIN` where there is no room, or with the socket's error.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         while self.length > 0 {
-            let mut slices = [IoSlice::new(&[]); PIECES_MAX];
-            let count = self.gather(&mut slices);
+            let slices: Vec<IoSlice<'_>> = self.front().map(IoSlice::new).collect();
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let nothing = &mut SendAncillaryBuffer::default();
-            match sendmsg(socket, &slices[..count], nothing, flags) {
+            match sendmsg(socket, &slices, nothing, flags) {
                 Ok(sent) => self.consume(sent),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error),
@@ -79,22 +187,18 @@ impl SendQueue {
         Ok(())
     }
 
-    fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
+    /// The pieces that come first, as many as one call takes.
+    fn front(&self) -> impl Iterator<Item = &[u8]> {
         let mut small = &self.small[self.small_sent..];
-        let mut count = 0;
-        for (index, piece) in self.pieces.iter().take(PIECES_MAX).enumerate() {
-            slices[index] = match piece {
-                Piece::Small(length) => {
-                    let (piece, rest) = small.split_at(*length);
-                    small = rest;
-                    IoSlice::new(piece)
-                }
-                Piece::Payload(payload) if index == 0 => IoSlice::new(&payload[self.front_sent..]),
-                Piece::Payload(payload) => IoSlice::new(payload),
-            };
-            count = index + 1;
-        }
-        count
+        self.pieces.iter().take(PIECES_MAX).enumerate().map(move |(index, piece)| match piece {
+            Piece::Small(length) => {
+                let (piece, rest) = small.split_at(*length);
+                small = rest;
+                piece
+            }
+            Piece::Payload(payload) if index == 0 => &payload[self.front_sent..],
+            Piece::Payload(payload) => payload,
+        })
     }
 
     fn consume(&mut self, mut sent: usize) {
@@ -146,10 +250,8 @@ mod tests {
     /// Takes `portion` bytes at a time and returns what a socket would have seen.
     fn drain(queue: &mut SendQueue, portion: usize) -> Vec<u8> {
         let mut seen = Vec::new();
-        while queue.length() > 0 {
-            let mut slices = [IoSlice::new(&[]); PIECES_MAX];
-            let count = queue.gather(&mut slices);
-            let offered: Vec<u8> = slices[..count].iter().flat_map(|s| s.to_vec()).collect();
+        while queue.length > 0 {
+            let offered: Vec<u8> = queue.front().flatten().copied().collect();
             let taken = portion.min(offered.len());
             seen.extend_from_slice(&offered[..taken]);
             queue.consume(taken);
@@ -171,7 +273,7 @@ mod tests {
                 expected.extend_from_slice(&payload);
                 queue.push_payload(payload);
             }
-            assert_eq!(queue.length(), expected.len());
+            assert_eq!(queue.length, expected.len());
             assert_eq!(drain(&mut queue, portion), expected);
             assert!(queue.pieces.is_empty());
             assert!(queue.small.is_empty());
@@ -179,11 +281,54 @@ mod tests {
     }
 
     #[test]
+    fn what_is_queued_while_the_queue_is_lent_comes_behind_it() {
+        let pool = BufferPool::default();
+        let mut outbox = Outbox::default();
+        assert!(outbox.lend().is_none());
+        outbox.push_small(|bytes| bytes.extend_from_slice(b"first "));
+        outbox.push_payload(pool.copy_of(b"payload "));
+        let mut queue = outbox.lend().expect("14 bytes wait");
+        assert_eq!(outbox.length(), 14);
+        outbox.push_small(|bytes| bytes.extend_from_slice(b"second "));
+        outbox.push_payload(pool.copy_of(b"payload "));
+        outbox.push_small(|bytes| bytes.extend_from_slice(b"end"));
+        assert_eq!(outbox.length(), 14 + 18);
+        assert!(outbox.lend().is_none(), "one send at a time");
+        queue.entry(-1);
+        assert_eq!(queue.sent(8), Ok(false), "a part was sent: the socket is full");
+        outbox.put_back(queue);
+        assert_eq!(outbox.length(), 6 + 18);
+        let mut queue = outbox.lend().expect("24 bytes wait");
+        assert_eq!(drain(&mut queue, 5), b"yload second payload end");
+        outbox.put_back(queue);
+        assert_eq!(outbox.length(), 0);
+        assert!(outbox.lend().is_none());
+    }
+
+    #[test]
+    fn what_a_send_came_to_is_told_apart() {
+        let mut queue = Box::new(SendQueue::default());
+        for _ in 0..2 * PIECES_MAX {
+            queue.push_small(|bytes| bytes.push(1));
+            queue.push_payload(BufferPool::default().copy_of(&[2; 10]));
+        }
+        queue.entry(-1);
+        assert_eq!(queue.slices.len(), PIECES_MAX);
+        assert_eq!(queue.sent(-libc::EINTR), Ok(true));
+        assert_eq!(queue.sent(-libc::EAGAIN), Ok(false));
+        assert_eq!(queue.sent(-libc::EPIPE), Err(Errno::PIPE));
+        let all = 11 * PIECES_MAX / 2;
+        assert_eq!(queue.length, 4 * all);
+        assert_eq!(queue.sent(all as i32), Ok(true), "all that one call takes");
+        assert_eq!(queue.length, 3 * all);
+    }
+
+    #[test]
     fn a_queue_that_never_empties_gives_memory_back() {
         let mut queue = SendQueue::default();
         for _ in 0..10_000 {
             queue.push_small(|bytes| bytes.extend_from_slice(&[7; 100]));
-            if queue.length() > 1000 {
+            if queue.length > 1000 {
                 queue.consume(100);
             }
         }

@@ -11,7 +11,7 @@ use crate::address::Address;
 use crate::handshake::Handshake;
 use crate::inbox::Inbox;
 use crate::ring::OpKey;
-use crate::send_queue::SendQueue;
+use crate::send_queue::Outbox;
 
 /// Bytes of a byte stream that are received at once where nothing is expected.
 const RAW_RECEIVE_SIZE: usize = 64 << 10;
@@ -22,7 +22,7 @@ pub(crate) struct Stream {
     /// and its number not used again, while one names it.
     pub(crate) socket: Option<Rc<OwnedFd>>,
     pub(crate) stage: Stage,
-    pub(crate) queue: SendQueue,
+    pub(crate) queue: Outbox,
     /// The receive in flight.
     pub(crate) receiving: Option<OpKey>,
     /// The wait for room to send, or for the connect to end.
@@ -63,7 +63,7 @@ impl Stream {
             id,
             socket: socket.map(Rc::new),
             stage,
-            queue: SendQueue::default(),
+            queue: Outbox::default(),
             receiving: None,
             waiting: None,
             more_expected: false,

@@ -607,6 +607,60 @@ fn a_peer_that_does_not_read_is_closed_before_its_queue_grows_without_end() {
     drop(peer);
 }
 
+#[test]
+fn sockets_that_are_full_hold_nothing_else_up() {
+    for mask in masks() {
+        let mut feed = Feed::new(reactor(mask));
+        let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
+        // More of them than the submission queue has entries; some with more to send than they take.
+        let mut peers = Vec::new();
+        let data = pattern(&feed.reactor, 4 << 20, 0);
+        for _ in 0..70 {
+            let peer = RawPeer::connect(&address);
+            let Event::RawAccepted { connection, .. } = feed.next() else { panic!() };
+            peers.push((peer, connection));
+        }
+        let (mut reader, last) = peers.pop().unwrap();
+        for (number, (_, connection)) in peers.iter().enumerate() {
+            // Two pieces: a vectored send.
+            let length = if number < 4 { data.len() } else { 10 };
+            feed.reactor.raw_send(*connection, vec![data.slice(0..length), data.slice(0..length)]);
+        }
+        let patient = feed.reactor.now() + PATIENCE;
+        for round in 0..3 {
+            feed.reactor.raw_send(last, vec![data.slice(0..100 + round)]);
+            reader.write_all(&[round as u8; 3]).unwrap();
+            assert_eq!(feed.raw(), [round as u8; 3], "while others are full");
+        }
+        assert!(feed.reactor.now() < patient);
+        feed.silent_for(Duration::from_millis(5));
+        let mut received = vec![0; 303];
+        reader.read_exact(&mut received).unwrap();
+        assert_eq!(received[..100], data[..100]);
+        assert_eq!(received[201..], data[..102]);
+        assert!(feed.reactor.raw_queued_bytes(peers[0].1) > 0);
+        // What is read makes room, and all of it comes.
+        for (peer, _) in &mut peers[4..] {
+            let mut received = [0; 20];
+            peer.read_exact(&mut received).unwrap();
+            assert_eq!(received, [&data[..10], &data[..10]].concat()[..]);
+        }
+        let (mut peer, first) = peers.swap_remove(0);
+        let reader = std::thread::spawn(move || {
+            let mut received = vec![0; 8 << 20];
+            peer.read_exact(&mut received).unwrap();
+            peer.write_all(b"done").unwrap();
+            received
+        });
+        assert!(
+            matches!(feed.next(), Event::RawReceived { connection, .. } if connection == first)
+        );
+        let received = reader.join().unwrap();
+        assert!(received[..4 << 20] == data[..] && received[4 << 20..] == data[..]);
+        assert_eq!(feed.reactor.raw_queued_bytes(first), 0);
+    }
+}
+
 trait ReadWrite: std::io::Read + Write + Send {}
 impl<T: std::io::Read + Write + Send> ReadWrite for T {}
 

@@ -120,14 +120,16 @@ impl Reactor {
         self.mark_dirty(index);
     }
 
-    /// Sends what is queued, as far as the socket takes it.
+    /// Begins to send what is queued.
     fn flush(&mut self, index: usize, connection: ConnectionId, events: &mut Vec<Event>) {
         if !self.is_at(index, connection) {
             return;
         }
         let stream = &mut self.streams[index];
-        let lingers = matches!(stream.stage, Stage::Linger);
-        if stream.queue.length() == 0 && !lingers {
+        if stream.queue.length() == 0 {
+            if matches!(stream.stage, Stage::Linger) {
+                self.remove(index);
+            }
             return;
         }
         if stream.waiting.is_some() {
@@ -138,13 +140,8 @@ impl Reactor {
             return;
         }
         let Some(socket) = stream.socket.clone() else { return };
-        match stream.queue.send(socket.as_fd()) {
-            Ok(()) if lingers => self.remove(index),
-            Ok(()) => {}
-            Err(Errno::AGAIN) => {
-                stream.waiting = Some(self.ring.writable(socket, (connection, index)));
-            }
-            Err(error) => self.end(index, socket::close_reason(error), events),
+        if let Some(queue) = stream.queue.lend() {
+            self.ring.send(socket, (connection, index), queue);
         }
     }
 
@@ -177,7 +174,7 @@ impl Reactor {
 
     // ---- completions ------------------------------------------------------------------------
 
-    fn complete(&mut self, completion: Completion, events: &mut Vec<Event>) {
+    pub(super) fn complete(&mut self, completion: Completion, events: &mut Vec<Event>) {
         if let Some(listener) = completion.accepting {
             self.accepted(listener, completion.result, completion.op.is_some(), events);
             return;
@@ -188,6 +185,11 @@ impl Reactor {
             Op::Writable { connection, index, .. } => {
                 if self.is_at(index, connection) {
                     self.became_writable(index, events);
+                }
+            }
+            Op::Send { connection, index, queue, .. } => {
+                if self.is_at(index, connection) {
+                    self.sent(index, queue, completion.result, events);
                 }
             }
             Op::Receive { connection, index, buffer, from, .. } => {
@@ -276,6 +278,31 @@ impl Reactor {
         match rustix::net::sockopt::socket_error(socket) {
             Ok(Ok(())) => self.begin_handshake(index),
             Ok(Err(error)) | Err(error) => self.end(index, socket::close_reason(error), events),
+        }
+    }
+
+    fn sent(
+        &mut self,
+        index: usize,
+        mut queue: Box<SendQueue>,
+        result: i32,
+        events: &mut Vec<Event>,
+    ) {
+        let stream = &mut self.streams[index];
+        let has_room = queue.sent(result);
+        stream.queue.put_back(queue);
+        match has_room {
+            Err(error) => self.end(index, socket::close_reason(error), events),
+            Ok(_) if stream.queue.length() == 0 => {
+                if matches!(stream.stage, Stage::Linger) {
+                    self.remove(index);
+                }
+            }
+            Ok(true) => self.mark_dirty(index),
+            Ok(false) => {
+                let socket = stream.socket.clone().expect("it was sent to");
+                stream.waiting = Some(self.ring.writable(socket, (stream.id, index)));
+            }
         }
     }
 
