@@ -438,7 +438,8 @@ fn serve(
                 Effect::Stop(reason) => return stopped(reason),
             }
         }
-        reactor.turn(node.deadline(), &mut events).map_err(no_reactor)?;
+        let deadline = node.deadline();
+        reactor.turn(deadline, &mut events).map_err(no_reactor)?;
         let now = reactor.now();
         for event in events.drain(..) {
             if let Some(why) = distrust(&event) {
@@ -452,7 +453,8 @@ fn serve(
             }
             tell(&mut node, now, event, &mut effects);
         }
-        if node.deadline().is_some_and(|deadline| deadline <= now) {
+        // One that the events have set since, and that is over already, ends the next turn at once.
+        if deadline.is_some_and(|deadline| deadline <= now) {
             node.apply(now, Event::Tick, &mut effects);
         }
         node.finish_turn(now, &mut effects);

@@ -54,7 +54,8 @@ impl Shell {
         deadline: Option<Time>,
         answers: &mut Vec<Effect>,
     ) -> Result<(), Failure> {
-        let deadline = [self.core.deadline(), deadline].into_iter().flatten().min();
+        let own = self.core.deadline();
+        let deadline = [own, deadline].into_iter().flatten().min();
         self.reactor.turn(deadline, &mut self.events).map_err(|error| no_reactor(&error))?;
         let now = self.reactor.now();
         let mut events = std::mem::take(&mut self.events);
@@ -64,7 +65,7 @@ impl Shell {
             }
         }
         self.events = events;
-        if self.core.deadline().is_some_and(|deadline| deadline <= now) {
+        if own.is_some_and(|deadline| deadline <= now) {
             self.apply(now, Event::Tick, answers);
         }
         if let Some(addresses) = self.core.take_monitors() {
