@@ -118,6 +118,26 @@ impl Overlay {
     }
 }
 
+/// The overlays of one block, found once for all of its units.
+#[derive(Clone, Copy)]
+pub struct Layers<'a> {
+    pub live: Option<&'a Overlay>,
+    pub frozen: Option<&'a Overlay>,
+}
+
+impl Layers<'_> {
+    /// Where the unit's content is; `None`: the leaf says.
+    pub fn get(&self, unit: u32) -> Option<UnitState> {
+        let state = |overlay: Option<&Overlay>| overlay.and_then(|overlay| overlay.get(unit));
+        state(self.live).or_else(|| state(self.frozen))
+    }
+
+    /// How many repairs are in them.
+    pub fn repair_count(&self) -> u32 {
+        [self.live, self.frozen].into_iter().flatten().map(|overlay| overlay.repair_count).sum()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +161,21 @@ mod tests {
         assert_eq!(overlay.get(3), Some(UnitState::Zero));
         assert_eq!(overlay.get(10), Some(UnitState::Zero));
         assert!(!overlay.has_journal_data());
+    }
+
+    #[test]
+    fn what_is_newer_counts() {
+        let [mut live, mut frozen] = [Overlay::default(), Overlay::default()];
+        frozen.set(1, UnitState::Damaged);
+        frozen.set(2, UnitState::Damaged);
+        live.set(2, UnitState::Zero);
+        (live.repair_count, frozen.repair_count) = (1, 2);
+        let layers = Layers { live: Some(&live), frozen: Some(&frozen) };
+        let states = [0, 1, 2].map(|unit| layers.get(unit));
+        assert_eq!(states, [None, Some(UnitState::Damaged), Some(UnitState::Zero)]);
+        assert_eq!(layers.repair_count(), 3);
+        let below = Layers { live: None, frozen: Some(&frozen) };
+        assert_eq!(below.get(2), Some(UnitState::Damaged));
+        assert_eq!(Layers { live: None, frozen: None }.get(2), None);
     }
 }

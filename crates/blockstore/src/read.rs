@@ -20,7 +20,7 @@ use base::{Buffer, Checksum, UNIT_SIZE, Version};
 use format::disk::{LOCATION_NONE, LeafPage, PAGE_SIZE, StoredRecord, StoredUnit, UnitSet};
 use format::wire::Content;
 
-use crate::dirty::UnitState;
+use crate::dirty::{Layers, UnitState};
 use crate::disk::Purpose;
 use crate::index::BlockInfo;
 use crate::pages::LeafWaiter;
@@ -182,13 +182,14 @@ impl Store {
         kind: Kind,
         effects: &mut Vec<Effect>,
     ) {
-        let parts = self.parts.as_mut().expect("requests come after Opened");
+        let parts = self.parts.as_ref().expect("requests come after Opened");
         let first = offset / UNIT as u32;
         let count = length / UNIT as u32;
+        let layers = parts.layers(&key);
         let state = |unit: u32| match kind {
             // Between those that are copied: nothing is fetched for it.
             Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
-            _ => parts.unit_state(&key, unit),
+            _ => layers.get(unit),
         };
         let states: Vec<Option<UnitState>> = (first..first + count).map(state).collect();
         let mut read = Read {
@@ -197,7 +198,7 @@ impl Store {
             length,
             kind,
             attempt,
-            stamp: parts.stamp(&key, info),
+            stamp: parts.stamp(layers, info),
             states,
             leaf: None,
             place_first: 0,
@@ -407,9 +408,8 @@ impl Store {
 
 impl Parts {
     /// What a read of the block is planned on now.
-    fn stamp(&self, key: &BlockKey, info: BlockInfo) -> Stamp {
-        let overlays = [&self.live, &self.frozen].map(|overlays| overlays.get(key));
-        let repair_count = overlays.into_iter().flatten().map(|overlay| overlay.repair_count).sum();
+    fn stamp(&self, layers: Layers<'_>, info: BlockInfo) -> Stamp {
+        let repair_count = layers.repair_count();
         Stamp { info, checkpoint: self.root.sequence, repair_count }
     }
 
@@ -425,7 +425,8 @@ impl Parts {
 
 impl Read {
     fn is_overtaken(&self, parts: &Parts) -> bool {
-        let stamp = parts.index.get(&self.key).map(|info| parts.stamp(&self.key, info));
+        let stamp =
+            parts.index.get(&self.key).map(|info| parts.stamp(parts.layers(&self.key), info));
         stamp != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
     }
 

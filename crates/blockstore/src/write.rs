@@ -12,7 +12,7 @@ use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
 
-use crate::dirty::UnitState;
+use crate::dirty::{Layers, UnitState};
 use crate::disk::Purpose;
 use crate::index::BlockInfo;
 use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX, plain_header};
@@ -633,10 +633,9 @@ impl Parts {
         self.live_bytes = self.live_bytes + overlay.memory_bytes() - before;
     }
 
-    /// Where the unit's content is, as far as overlays say.
-    pub(crate) fn unit_state(&self, key: &BlockKey, unit: u32) -> Option<UnitState> {
-        let live = self.live.get(key).and_then(|overlay| overlay.get(unit));
-        live.or_else(|| self.frozen.get(key).and_then(|overlay| overlay.get(unit)))
+    /// The overlays of one block.
+    pub(crate) fn layers(&self, key: &BlockKey) -> Layers<'_> {
+        Layers { live: self.live.get(key), frozen: self.frozen.get(key) }
     }
 
     /// Whether data read from the disk is what was written.
