@@ -75,7 +75,7 @@ pub const OPERATIONS: [&str; 19] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 71] = [
+pub const FAULTS: [&str; 72] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",

@@ -47,6 +47,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// After so long without faults nothing is left of PGs that an OSD has no part in any more.
 const REST: Duration = Duration::from_secs(20);
 
+/// And an OSD that is no member of a PG any more has cleared its data so soon.
+const CLEARED_WITHIN: Duration = Duration::from_secs(8);
+
 /// Everything of one run.
 pub struct World {
     pub(super) plan: Plan,
@@ -366,6 +369,16 @@ impl World {
     fn rest_and_compare(&mut self) -> Result<(), String> {
         let end = self.now + REST;
         self.wait("time stands still", |world| world.now > end)?;
+        // Where a member is too full, others are tried now and then, and clear away what they got.
+        let (mut epochs, mut since) = (0, self.now);
+        self.wait("PGs change again and again", |world| {
+            let present: u64 =
+                world.watch.entries().map(|entry| u64::from(entry.epoch.get())).sum();
+            if present != epochs {
+                (epochs, since) = (present, world.now);
+            }
+            world.now.since(since) > CLEARED_WITHIN
+        })?;
         self.compare_members()
     }
 
@@ -446,7 +459,7 @@ impl World {
     pub(super) fn wait(
         &mut self,
         what: &str,
-        holds: impl Fn(&World) -> bool,
+        mut holds: impl FnMut(&World) -> bool,
     ) -> Result<(), String> {
         let end = self.now + PATIENCE;
         while !holds(self) {
