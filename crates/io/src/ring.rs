@@ -4,9 +4,10 @@
 //!   1. Memory the kernel reads or writes belongs to an [`Op`] in the table from the moment it is
 //!      started until its last completion came; also after its connection is gone.
 //!   2. A completion names its operation by index and generation; one that names none is a bug.
-//!   3. A send ends while it is submitted, and has a completion only where it did not take all: one
-//!      that took all is no reason to return from a wait. It is known by having been submitted when
-//!      all completions were taken.
+//!   3. A send ends while it is submitted, and has a completion only where something follows from its
+//!      end: it did not take all, more is queued than it could name, or the connection goes with it. Any
+//!      other is no reason to return from a wait. It is known by having been submitted when all
+//!      completions were taken.
 
 use std::collections::VecDeque;
 use std::io;
@@ -203,15 +204,19 @@ impl Ring {
         )
     }
 
-    /// Sends of `queue` what there is room for in the socket, when it is submitted.
+    /// Sends of `queue` what there is room for in the socket, when it is submitted. `is_last`: the end of
+    /// it is awaited, also if it takes all.
     pub(crate) fn send(
         &mut self,
         socket: Rc<OwnedFd>,
         (connection, index): (ConnectionId, usize),
         mut queue: Box<SendQueue>,
+        is_last: bool,
     ) {
-        let entry = queue.entry(socket.as_raw_fd());
-        let entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
+        let mut entry = queue.entry(socket.as_raw_fd());
+        if !is_last && queue.offers_all() {
+            entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
+        }
         let key = self.start(entry, Op::Send { connection, index, _socket: socket, queue });
         self.sends.push_back(key);
     }
@@ -386,7 +391,11 @@ fn setup(entries: u32, wanted: FeatureMask) -> io::Result<IoUring> {
         builder.setup_no_sqarray();
     }
     let uring = builder.build(entries)?;
-    if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
+    let params = uring.params();
+    if !params.is_feature_ext_arg()
+        || !params.is_feature_nodrop()
+        || !params.is_feature_skip_cqe_on_success()
+    {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "the kernel's io_uring is too old: Linux 6.1 or later is needed",
@@ -425,7 +434,7 @@ mod tests {
             outbox.push_small(|bytes| bytes.push(1));
             outbox.push_payload(BufferPool::default().copy_of(&vec![2; size - 1]));
             let queue = outbox.lend().expect("something waits");
-            self.ring.send(self.near.clone(), (ConnectionId::new(2), 0), queue);
+            self.ring.send(self.near.clone(), (ConnectionId::new(2), 0), queue, false);
         }
 
         /// What the sends that ended came to.

@@ -154,6 +154,11 @@ impl SendQueue {
         self.slices.iter().map(|slice| slice.iov_len).sum()
     }
 
+    /// Whether the entry names all that is queued.
+    pub(crate) fn offers_all(&self) -> bool {
+        self.offered_size() == self.length
+    }
+
     /// Takes note of what a send of ours came to (bytes, or a negative error number). Whether there
     /// is more room in the socket for all we know; or the socket's error.
     pub(crate) fn sent(&mut self, result: i32) -> Result<bool, Errno> {

@@ -607,6 +607,56 @@ fn a_peer_that_does_not_read_is_closed_before_its_queue_grows_without_end() {
     drop(peer);
 }
 
+/// Nothing else wakes the loop: what a send had no place for must do so.
+#[test]
+fn all_that_is_queued_leaves_however_many_pieces_it_has() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
+    let mut peer = RawPeer::connect(&address);
+    let Event::RawAccepted { connection, .. } = feed.next() else { panic!() };
+    let data = pattern(&feed.reactor, 4096, 0);
+    feed.reactor.raw_send(connection, vec![data.slice(0..100); 200]);
+    let reader = std::thread::spawn(move || {
+        peer.read_exact(&mut vec![0; 20_000]).unwrap();
+        peer.write_all(b"all").unwrap();
+    });
+    let (begin, mut events) = (feed.reactor.now(), Vec::new());
+    while events.is_empty() {
+        feed.reactor.turn(Some(begin + Duration::from_secs(20)), &mut events).unwrap();
+    }
+    let waited = feed.reactor.now().since(begin);
+    assert!(waited < Duration::from_secs(20), "{waited:?}");
+    reader.join().unwrap();
+}
+
+/// At its limit a server takes the next client as soon as the one before has heard its last words.
+#[test]
+fn a_connection_ends_when_its_last_words_have_left() {
+    let mut feed = Feed::new(reactor(FeatureMask::NONE));
+    feed.reactor.set_raw_max(1);
+    let (_, address) = feed.reactor.listen_raw("tcp:127.0.0.1:0").unwrap();
+    let mut peer = RawPeer::connect(&address);
+    let Event::RawAccepted { connection, .. } = feed.next() else { panic!() };
+    peer.write_all(b"ask").unwrap();
+    assert_eq!(feed.raw(), *b"ask");
+    let data = pattern(&feed.reactor, 4096, 0);
+    feed.reactor.raw_send(connection, vec![data.slice(0..100)]);
+    feed.reactor.raw_close(connection);
+    let next = std::thread::spawn(move || {
+        peer.read_to_end(&mut Vec::new()).unwrap();
+        RawPeer::connect(&address)
+    });
+    let (begin, mut events) = (feed.reactor.now(), Vec::new());
+    while events.is_empty() {
+        feed.reactor.turn(Some(begin + Duration::from_secs(60)), &mut events).unwrap();
+    }
+    assert!(matches!(events[..], [Event::RawAccepted { .. }]));
+    // A connection that lingers is closed after 5 s at the latest.
+    let waited = feed.reactor.now().since(begin);
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
+    next.join().unwrap();
+}
+
 #[test]
 fn sockets_that_are_full_hold_nothing_else_up() {
     for mask in masks() {

@@ -140,8 +140,10 @@ impl Reactor {
             return;
         }
         let Some(socket) = stream.socket.clone() else { return };
+        // One that lingers ends with its last bytes.
+        let is_last = matches!(stream.stage, Stage::Linger);
         if let Some(queue) = stream.queue.lend() {
-            self.ring.send(socket, (connection, index), queue);
+            self.ring.send(socket, (connection, index), queue, is_last);
         }
     }
 
