@@ -173,7 +173,8 @@ way it goes in the load, and at most 4 KiB come the other way.
 ratio, depth 1: p50 / (hops x echo's p50 + raw's p50)
 ratio, deeper:  time / (hops x echo's time + copies x raw's time), each 1 / (operations a second)
 A write to two copies makes two hops and writes twice, all others one each: so it is what an operation
-takes beside what its parts take one after the other on one core.";
+takes beside what its parts take one after the other on one core. At depth 1 a raw write counts once, as the
+aims have it: the copies are written at the same time.";
 
 /// How a load compares with its limits: see `RATIO`.
 fn ratio(load: &Value, limits: &Value, hops: f64, copies: f64, is_alone: bool) -> f64 {

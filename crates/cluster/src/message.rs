@@ -164,6 +164,10 @@ pub enum ToMonitor {
         /// As it was told with it; 0: it was not.
         #[serde(default)]
         reign: u64,
+        /// More than over any connection that its client had before: a monitor that was left may send on
+        /// later what it was told.
+        #[serde(default)]
+        turn: u64,
     },
     /// The image is detached.
     CloseSession {

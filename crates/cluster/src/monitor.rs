@@ -60,6 +60,7 @@ use format::wire::{CONTROL_SIZE_MAX, Message};
 use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, READ_LEASE_PG_COUNT_MAX, ToMonitor};
 use crate::numbers::{self, NUMBER_MAX};
+use crate::reach::LEFT_AFTER;
 use crate::records::TaskId;
 use crate::settings::Setting;
 use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};
@@ -182,6 +183,10 @@ pub struct Monitor {
     waiting_opens: Vec<Job>,
     /// Sessions without a connection, by the time since when.
     sessions_gone: BTreeSet<(Time, SessionId)>,
+    /// The newest turn in which the client of a session resumed it.
+    session_turns: BTreeMap<SessionId, u64>,
+    /// This process stood still, until then: who is connected may have left it for that.
+    back_since: Option<Time>,
     /// Operators that wait for a PG to be served with what is left; the oldest first.
     give_ups: Vec<GiveUp>,
     tasks: BTreeMap<TaskId, TaskRun>,
@@ -281,6 +286,8 @@ impl Monitor {
             locked_since: BTreeMap::new(),
             waiting_opens: Vec::new(),
             sessions_gone: BTreeSet::new(),
+            session_turns: BTreeMap::new(),
+            back_since: None,
             give_ups: Vec::new(),
             tasks: BTreeMap::new(),
             stats: Stats::default(),
@@ -299,6 +306,9 @@ impl Monitor {
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         if matches!(self.stage, Stage::Stopped) {
             return;
+        }
+        if self.event_last > 0 && now.since(self.now) >= LEFT_AFTER {
+            self.back_since = Some(now);
         }
         self.now = now;
         self.event_last += 1;
@@ -523,8 +533,8 @@ impl Monitor {
                     self.send(connection, &refused, effects);
                 }
             }
-            ToMonitor::ResumeSession { session, reign } => {
-                self.resume_session(now, connection, session, reign, effects);
+            ToMonitor::ResumeSession { session, reign, turn } => {
+                self.resume_session(now, connection, session, (reign, turn), effects);
             }
             ToMonitor::CloseSession { session, unanswered } => {
                 if self.is_of_later(now, connection, session, effects) {

@@ -14,8 +14,10 @@ use base::{Duration, Time};
 const ADDRESS_COUNT_MAX: usize = 800;
 /// How long the first connection to an address may take.
 const CONNECT_SPAN_MIN: Duration = Duration::from_secs(1);
-/// And the longest.
-const CONNECT_SPAN_MAX: Duration = Duration::from_secs(5);
+/// And the longest: it may have to look up a name, for which a second server of names is asked after 5 s.
+const CONNECT_SPAN_MAX: Duration = Duration::from_secs(8);
+/// A monitor that stands still for so long may find that it was left.
+pub const LEFT_AFTER: Duration = Duration::from_millis(1500);
 /// A monitor that has said nothing for so long is asked whether it is there.
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// How long it may take to answer that.
@@ -76,7 +78,8 @@ impl Reach {
         let present = std::mem::replace(&mut self.addresses, told).swap_remove(self.place);
         let more = self.known.iter().filter(|address| !self.addresses.contains(address));
         self.addresses.extend(more.cloned().collect::<Vec<_>>());
-        self.place = self.addresses.iter().position(|address| *address == present).unwrap_or(0);
+        let place = self.addresses.iter().position(|address| *address == present);
+        self.place = place.unwrap_or(self.addresses.len() - 1);
     }
 
     /// What was told, if that is another list than the one taken before: for those who start later.
@@ -230,11 +233,13 @@ mod tests {
         reach.learn(list(&["a", "b", "c", "d"]));
         reach.lost(Time::ZERO);
         assert_eq!(tried(&mut reach, 3), ["d", "a", "b"]);
-        // One that nobody knows any more: from the beginning.
-        let mut reach = Reach::new(list(&["x"]), MIN, MAX);
-        reach.learn(list(&["a", "x"]));
-        reach.learn(Vec::new());
-        assert_eq!(tried(&mut reach, 2), ["x", "x"]);
+        // After one that nobody knows any more: from the beginning.
+        let mut reach = Reach::new(list(&["x", "y"]), MIN, MAX);
+        reach.learn(list(&["a", "b"]));
+        assert_eq!(tried(&mut reach, 2), ["x", "y"]);
+        reach.learn(list(&["c", "d"]));
+        reach.lost(Time::ZERO);
+        assert_eq!(tried(&mut reach, 2), ["c", "d"]);
     }
 
     #[test]
@@ -263,7 +268,7 @@ mod tests {
             });
             connects.collect::<Vec<_>>()
         };
-        assert_eq!(spans(&mut reach, 8), [1_000, 1_000, 2_000, 2_000, 4_000, 4_000, 5_000, 5_000]);
+        assert_eq!(spans(&mut reach, 8), [1_000, 1_000, 2_000, 2_000, 4_000, 4_000, 8_000, 8_000]);
         reach.served();
         reach.lost(Time::ZERO);
         assert_eq!(spans(&mut reach, 3), [1_000, 1_000, 2_000]);

@@ -184,7 +184,8 @@ impl ClientCore {
                 Attachment::Opening { .. } => self.ask_open(now, handle, effects),
                 Attachment::Open(attached) => {
                     let (session, reign) = (attached.session, attached.reign);
-                    self.tell_monitor(&ToMonitor::ResumeSession { session, reign }, effects);
+                    let turn = connection.get();
+                    self.tell_monitor(&ToMonitor::ResumeSession { session, reign, turn }, effects);
                 }
                 Attachment::Ended => {}
             }

@@ -200,9 +200,9 @@ fn died_early(dir: &Path, status: &str) -> Failure {
 /// to type next.
 pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Failure> {
     let mut next = ask(dir, Request::Wait, format)?;
-    let wanted = WantedOsds::of(args);
-    if wanted.are_missing(dir) {
-        next = ask(dir, Request::AddOsds(wanted), format)?;
+    // Also where none is missing: one that was made by a try that failed later may not be running.
+    if args.osds.is_some() {
+        next = ask(dir, Request::AddOsds(WantedOsds::of(args)), format)?;
     }
     print_ready(dir, format, "is running", &next);
     Ok(())

@@ -80,11 +80,6 @@ impl WantedOsds {
     pub fn of(args: &UpArgs) -> WantedOsds {
         WantedOsds { count: args.osds, size: args.osd_size.0, commit: args.commit }
     }
-
-    /// Whether a directory has fewer.
-    pub fn are_missing(&self, dir: &Path) -> bool {
-        self.count.is_some_and(|count| existing_osds(dir).len() < count as usize)
-    }
 }
 
 /// Starts the setup; it speaks through `events`.

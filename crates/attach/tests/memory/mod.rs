@@ -128,6 +128,7 @@ impl MemoryMonitor {
     pub fn answer(&mut self, message: ToMonitor) -> Option<FromMonitor> {
         Some(match message {
             ToMonitor::Subscribe { .. } => FromMonitor::Map(self.map()),
+            ToMonitor::Ping => FromMonitor::Pong,
             ToMonitor::OpenSession { request, image, lock, .. } => match self.volumes.get(&image) {
                 None => FromMonitor::SessionRefused { request, error: unknown(&image) },
                 Some(size) => {

@@ -18,7 +18,7 @@
 //!      round in circles. Commands that it brings are refused at once: if it waited here until it hears
 //!      of the next leader, nobody would know any more whether they were done.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ConnectionId, Duration, Time};
 use format::door::{NetEffect, NetEvent, Peer, Role};
@@ -41,6 +41,8 @@ const QUEUE_SIZE_MAX: usize = 64 << 20;
 /// Everybody who is connected to this monitor while it does not lead.
 pub(super) struct Guests {
     guests: BTreeMap<ConnectionId, Visit>,
+    /// Those of them that do not talk to the leader yet: nothing is due for others.
+    unsettled: BTreeSet<ConnectionId>,
     /// Our connections to the leader, and whose words they carry.
     ours: BTreeMap<ConnectionId, ConnectionId>,
     /// The last of our own ids: they are even.
@@ -75,6 +77,7 @@ impl Guests {
     pub(super) fn new() -> Guests {
         Guests {
             guests: BTreeMap::new(),
+            unsettled: BTreeSet::new(),
             ours: BTreeMap::new(),
             connection_last: 0,
             leader: Vec::new(),
@@ -101,6 +104,7 @@ impl Guests {
                 let stage = Stage::Waiting { until: now };
                 let visit = Visit { peer, since: now, stage, said: Vec::new() };
                 self.guests.insert(connection, visit);
+                self.unsettled.insert(connection);
                 self.advance(now, connection, effects);
             }
             NetEvent::Connected { connection, peer } => {
@@ -172,6 +176,7 @@ impl Guests {
         }
         let visit = self.guests.get_mut(&guest).expect("our connections go with their guests");
         visit.stage = Stage::Open { ours };
+        self.unsettled.remove(&guest);
         if let Some(guest) = Guest::of(visit.peer.role) {
             let relay = serde_json::to_string(&ToMonitor::Relay { guest });
             let relay = relay.expect("messages have text keys and plain numbers");
@@ -246,7 +251,7 @@ impl Guests {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
         }
-        for guest in self.guests.keys().copied().collect::<Vec<_>>() {
+        for guest in self.unsettled.iter().copied().collect::<Vec<_>>() {
             let visit = &self.guests[&guest];
             if visit.due().is_some_and(|due| due <= now) {
                 if visit.since + WAIT_SPAN <= now {
@@ -265,7 +270,7 @@ impl Guests {
             Stage::Waiting { .. } if !has_leader => Some(visit.since + WAIT_SPAN),
             _ => visit.due(),
         };
-        self.guests.values().filter_map(due).min()
+        self.unsettled.iter().filter_map(|guest| due(&self.guests[guest])).min()
     }
 
     /// Names a connection that this monitor makes.
@@ -306,6 +311,7 @@ impl Guests {
 
     fn forget(&mut self, guest: ConnectionId) -> Option<Visit> {
         let visit = self.guests.remove(&guest)?;
+        self.unsettled.remove(&guest);
         self.queue_size -= visit.said.iter().map(String::len).sum::<usize>();
         Some(visit)
     }
@@ -326,6 +332,7 @@ impl Guests {
         self.set_leader(now, Vec::new(), effects);
         self.queue_size = 0;
         let mut events = Vec::new();
+        self.unsettled.clear();
         for (connection, visit) in std::mem::take(&mut self.guests) {
             events.push(NetEvent::Accepted { connection, peer: visit.peer });
             let said = visit.said.into_iter();

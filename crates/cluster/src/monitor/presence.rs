@@ -137,11 +137,14 @@ impl Monitor {
 
     /// Its connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
-        let grace = self.span(Setting::OsdGrace);
+        // Who left a monitor that stood still looks for one that does not, and comes back.
+        let all_return = self.back_since.map(|back| back + self.span(Setting::OsdReturn));
+        let grace_ends = now + self.span(Setting::OsdGrace);
+        let grace_ends = all_return.map_or(grace_ends, |all_return| all_return.max(grace_ends));
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let presence = &mut live.presence;
         let is_refused = presence.refused.is_some_and(|when| now.since(when) < REFUSED_SPAN);
-        let ends = if is_refused { now } else { now + grace };
+        let ends = if is_refused { now } else { grace_ends };
         presence.grace_ends = Some(ends);
         (presence.heard, presence.probed) = (0, None);
         self.presences.asked.remove(&osd);

@@ -92,6 +92,7 @@ impl Monitor {
     pub(super) fn forget_session(&mut self, session: SessionId) {
         self.drop_session(session);
         self.locked_since.remove(&session);
+        self.session_turns.remove(&session);
         self.wake_opens();
     }
 
@@ -139,7 +140,7 @@ impl Monitor {
         now: Time,
         connection: ConnectionId,
         session: SessionId,
-        reign: u64,
+        (reign, turn): (u64, u64),
         effects: &mut Vec<Effect>,
     ) {
         if self.is_of_later(now, connection, session, effects) {
@@ -154,7 +155,16 @@ impl Monitor {
             self.is_proven_older(why, effects);
             return;
         }
-        match ours.map(|record| record.ended) {
+        let is_ended = ours.map(|record| record.ended);
+        if is_ended.is_some() {
+            let newest = self.session_turns.entry(session).or_default();
+            if turn < *newest {
+                // Its client has left this connection, which will end, and is there over another one.
+                return;
+            }
+            *newest = turn;
+        }
+        match is_ended {
             Some(false) => self.connect_session(now, session, connection),
             Some(true) => {
                 // It connects and says it again.

@@ -132,7 +132,8 @@ fn sessions_are_resumed_on_a_new_connection_to_a_monitor() {
     world.break_monitor();
     world.wait();
     world.connect();
-    let resumed = ToMonitor::ResumeSession { session: SESSION, reign: REIGN };
+    let turn = world.monitor.expect("connected").get();
+    let resumed = ToMonitor::ResumeSession { session: SESSION, reign: REIGN, turn };
     assert!(world.told.contains(&resumed));
 }
 

@@ -153,7 +153,7 @@ fn a_session_survives_the_restart_of_the_monitor() {
     rig.restart();
     rig.tick();
     let client = rig.client();
-    rig.say(client, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(client, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     rig.advance(Duration::from_secs(60));
     assert_eq!(rig.remove_volume("v").unwrap_err().code, "busy");
     rig.restart();

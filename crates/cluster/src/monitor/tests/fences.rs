@@ -62,7 +62,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
     for session in open {
         let client = rig.client();
         let reign = rig.monitor.contents.session(session).unwrap().reign;
-        rig.say(client, &ToMonitor::ResumeSession { session, reign });
+        rig.say(client, &ToMonitor::ResumeSession { session, reign, turn: 0 });
         let told = rig.inbox.get(&client).into_iter().flatten();
         assert!(!told.into_iter().any(|m| *m == FromMonitor::SessionEnded { session }));
         assert_eq!(rig.monitor.session_connection(session), Some(client));

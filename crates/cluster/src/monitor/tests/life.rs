@@ -369,6 +369,45 @@ fn an_attach_fences_the_ended_sessions_of_its_image_before_it_is_answered() {
 }
 
 #[test]
+fn osds_that_left_a_monitor_that_stood_still_have_time_to_come_back() {
+    let mut rig = Rig::with_copies(3, 2, 1, 8);
+    let before = rig.entries();
+    rig.now = rig.now + Duration::from_secs(3);
+    rig.crash_osd(2);
+    rig.advance(Duration::from_millis(4_900));
+    assert_eq!(rig.entries(), before);
+    rig.advance(Duration::from_millis(200));
+    assert_ne!(rig.entries(), before);
+}
+
+#[test]
+fn a_connection_that_a_client_has_left_takes_no_session_with_it() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let first = rig.client();
+    let (session, _) = rig.open_session(first, "v").unwrap().unwrap();
+    rig.break_connection(first);
+    let resume = |turn| ToMonitor::ResumeSession { session, reign: 0, turn };
+    let present = rig.client();
+    rig.say(present, &resume(3));
+    // A monitor that stood still passes on what it was told before its guest left it.
+    let left = rig.client();
+    rig.say(left, &resume(2));
+    rig.break_connection(left);
+    rig.advance(Duration::from_secs(60));
+    assert_eq!(code(rig.remove_volume("v")), "busy");
+    // And one that comes later takes the session over.
+    let next = rig.client();
+    rig.say(next, &resume(4));
+    rig.break_connection(present);
+    rig.advance(Duration::from_secs(60));
+    assert_eq!(code(rig.remove_volume("v")), "busy");
+    rig.break_connection(next);
+    rig.advance(Duration::from_secs(11));
+    assert!(rig.remove_volume("v").is_ok());
+}
+
+#[test]
 fn a_session_is_in_nobodys_way_ten_seconds_after_its_connection() {
     let mut rig = Rig::with_pool(1, 8);
     rig.make_volume("v", GIB).unwrap();
@@ -377,14 +416,14 @@ fn a_session_is_in_nobodys_way_ten_seconds_after_its_connection() {
     rig.break_connection(client);
     rig.advance(Duration::from_millis(9_900));
     let again = rig.client();
-    rig.say(again, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(again, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     rig.advance(Duration::from_secs(60));
     assert_eq!(code(rig.remove_volume("v")), "busy");
     rig.break_connection(again);
     rig.advance(Duration::from_millis(10_100));
     assert!(rig.remove_volume("v").is_ok());
     let late = rig.client();
-    rig.say(late, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(late, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     let told = rig.inbox.get_mut(&late).unwrap().pop_back();
     assert_eq!(told, Some(FromMonitor::SessionEnded { session }));
 }
@@ -406,7 +445,7 @@ fn a_client_that_was_silent_for_long_goes_on_unless_another_had_its_image() {
             rig.say(other, &ToMonitor::CloseSession { session: second, unanswered: false });
         }
         let back = rig.client();
-        rig.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+        rig.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
         let told = rig.inbox.remove(&back).unwrap_or_default();
         if is_other_there {
             assert_eq!(told, [FromMonitor::SessionEnded { session }]);
@@ -429,7 +468,7 @@ fn a_client_that_is_back_while_its_session_ends_goes_on() {
     let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
     rig.break_connection(client);
     let before = rig.transactions;
-    let resume = ToMonitor::ResumeSession { session, reign: 0 };
+    let resume = ToMonitor::ResumeSession { session, reign: 0, turn: 0 };
     rig.say_behind_tick(Duration::from_secs(10), back, &resume);
     assert_eq!(rig.transactions, before + 2, "ended, and resumed");
     assert_eq!(rig.inbox.remove(&back).unwrap_or_default(), []);
@@ -682,7 +721,7 @@ fn damaged_messages_never_harm_the_monitor() {
     let messages = [
         rig.boot_message(osd_id(1)),
         ToMonitor::Subscribe { have: revisions },
-        ToMonitor::ResumeSession { session: SessionId::new(1), reign: 0 },
+        ToMonitor::ResumeSession { session: SessionId::new(1), reign: 0, turn: 0 },
         ToMonitor::Command { request: 1, command: resize },
         ToMonitor::Command { request: 2, command: pool_create("q") },
     ];

@@ -153,7 +153,7 @@ fn an_attach_that_waits_is_judged_when_the_holder_is_back_or_has_closed() {
     rig.break_connection(holder);
     let asked = rig.ask_lock(next, "v", false);
     let back = rig.client();
-    rig.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(rig.lock_answer(next, asked).unwrap().unwrap_err().code, "locked");
     rig.break_connection(back);
     let asked = rig.ask_lock(next, "v", false);
@@ -212,7 +212,7 @@ fn a_lock_outlives_the_monitor_and_goes_with_its_image() {
     rig.restart();
     rig.tick();
     let client = rig.client();
-    rig.say(client, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(client, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     let refused = rig.lock(client).unwrap().unwrap_err();
     assert!(refused.message.ends_with("since before this monitor led"), "{}", refused.message);
     rig.say(client, &close(session, true));
@@ -228,14 +228,14 @@ fn a_holder_that_was_silent_keeps_its_lock_until_somebody_else_attaches() {
     rig.break_connection(holder);
     rig.advance(Duration::from_secs(60));
     let back = rig.client();
-    rig.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(rig.lock(other).unwrap().unwrap_err().code, "locked");
     rig.break_connection(back);
     rig.advance(Duration::from_secs(60));
     assert!(rig.lock(other).unwrap().unwrap().1);
     assert!(rig.is_fenced(session));
     let late = rig.client();
-    rig.say(late, &ToMonitor::ResumeSession { session, reign: 0 });
+    rig.say(late, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     let told = rig.inbox.get_mut(&late).unwrap().pop_back();
     assert_eq!(told, Some(crate::message::FromMonitor::SessionEnded { session }));
 }

@@ -377,7 +377,7 @@ fn attach(rig: &mut Rig, client: ConnectionId) -> (SessionId, u64) {
 
 fn go_on(rig: &mut Rig, (session, reign): (SessionId, u64)) -> ConnectionId {
     let client = rig.client();
-    rig.say(client, &ToMonitor::ResumeSession { session, reign });
+    rig.say(client, &ToMonitor::ResumeSession { session, reign, turn: 0 });
     client
 }
 
@@ -677,7 +677,7 @@ fn what_clients_say_leaves_room_for_a_recovery() {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
     let map = |revision| ToMonitor::Subscribe { have: [(PoolId::FIRST, revision)].into() };
-    let resume = |session| ToMonitor::ResumeSession { session, reign: 0 };
+    let resume = |session| ToMonitor::ResumeSession { session, reign: 0, turn: 0 };
     let (revision, session) = (REVISION_SAID_MAX.next(), SESSION_SAID_MAX.next());
     for said in [map(revision), resume(session)] {
         let client = rig.client();

@@ -1048,7 +1048,7 @@ fn a_lock_holds_whichever_monitors_the_holder_and_the_others_are_guests_of() {
     let (next, answer) = town.ask_lock(2);
     assert_eq!(answer, None);
     let back = town.client(1);
-    town.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+    town.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(town.lock_answer(next), Some(Err("locked".into())));
     // It gives the lock back there, and is told.
     town.say(back, &ToMonitor::CloseSession { session, unanswered: false });
@@ -1069,7 +1069,7 @@ fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
     town.advance(seconds(7));
     assert_eq!(town.lock_answer(other), None, "the holder may come back");
     let back = town.client(1);
-    town.say(back, &ToMonitor::ResumeSession { session, reign: 0 });
+    town.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
     assert_eq!(town.lock_answer(other), Some(Err("locked".into())));
     // One that does not come back is fenced before the next gets the lock.
     town.leave(back);
