@@ -69,8 +69,8 @@ impl Reach {
         }
     }
 
-    /// Where monitors listen, as one of them said, in an order in which each is followed by another monitor's:
-    /// they are tried before those that it did not name, the one after the present one first.
+    /// Where monitors listen, as one of them said, in an order in which each is followed by another
+    /// monitor's: they are tried before those that it did not name, the one after the present one first.
     pub fn learn(&mut self, mut told: Vec<String>) {
         told.truncate(ADDRESS_COUNT_MAX);
         self.is_news |= self.told != told;
