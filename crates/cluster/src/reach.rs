@@ -16,14 +16,15 @@ const ADDRESS_COUNT_MAX: usize = 800;
 const CONNECT_SPAN_MIN: Duration = Duration::from_secs(1);
 /// And the longest: it may have to look up a name, for which a second server of names is asked after 5 s.
 const CONNECT_SPAN_MAX: Duration = Duration::from_secs(8);
-/// A monitor that stands still for so long may find that it was left.
-pub const LEFT_AFTER: Duration = Duration::from_millis(1500);
 /// A monitor that has said nothing for so long is asked whether it is there.
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// How long it may take to answer that.
 const ANSWER_SPAN_MIN: Duration = Duration::from_secs(1);
-/// And the longest: each monitor that was left for its silence gives the next one twice the time, for it may
-/// be the cluster that is slow, and connections made anew make it no faster.
+/// A monitor that stands still for so long may find that it was left.
+pub const LEFT_AFTER: Duration =
+    Duration::from_millis(ASK_AFTER.as_millis() + ANSWER_SPAN_MIN.as_millis());
+/// The longest that it may take: each monitor that was left for its silence gives the next one twice the
+/// time, for it may be the cluster that is slow, and connections made anew make it no faster.
 const ANSWER_SPAN_MAX: Duration = Duration::from_secs(8);
 /// After so long without a silence the next one is noticed as soon as the first.
 const CALM_SPAN: Duration = Duration::from_secs(5);

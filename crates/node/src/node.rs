@@ -407,8 +407,8 @@ impl Node {
         text: &str,
         effects: &mut Vec<Effect>,
     ) {
-        // What a newer monitor says and we do not know is not for us.
         self.link.word(now);
+        // What a newer monitor says and we do not know is not for us.
         let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
         match message {
             FromMonitor::OsdBooted { incarnation } => {

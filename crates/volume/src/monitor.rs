@@ -52,14 +52,10 @@ impl MonitorLink {
 
     /// Whether this is the connection to a monitor.
     pub(crate) fn is(&self, id: ConnectionId) -> bool {
-        self.connection() == Some(id)
-    }
-
-    fn connection(&self) -> Option<ConnectionId> {
         match self.state {
-            MonitorState::Idle | MonitorState::Waiting => None,
+            MonitorState::Idle | MonitorState::Waiting => false,
             MonitorState::Connecting { connection } | MonitorState::Open { connection } => {
-                Some(connection)
+                connection == id
             }
         }
     }

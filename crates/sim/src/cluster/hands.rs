@@ -47,8 +47,7 @@ impl World {
             let volume = *random.pick(&live);
             self.attach_volume(0, volume, false, random.chance(Chance::percent(50)))?;
         }
-        let at = self.now + Duration::from_nanos(random.scale(PAUSE));
-        self.wait("time stands still", |world| world.now >= at)?;
+        self.pass(Duration::from_nanos(random.scale(PAUSE)))?;
         let operation = self.draw_edit(random);
         self.trace.line(format_args!("{:?} by hand: {operation:?}", self.now));
         self.fault("state edited by hand");

@@ -43,8 +43,7 @@ impl World {
             self.silence_servers(Process::Osd(*index));
         }
         self.overwrite(holder, &blocks)?;
-        let end = self.now + HALF_HEARD_FOR;
-        self.wait("time stands still", |world| world.now > end)?;
+        self.pass(HALF_HEARD_FOR)?;
         for index in members {
             self.silence(Process::Osd(*index));
             let wakes = self.net.time_out(self.now, Process::Osd(*index), TIME_OUT);

@@ -367,8 +367,7 @@ impl World {
     }
 
     fn rest_and_compare(&mut self) -> Result<(), String> {
-        let end = self.now + REST;
-        self.wait("time stands still", |world| world.now > end)?;
+        self.pass(REST)?;
         // Where a member is too full, others are tried now and then, and clear away what they got.
         let (mut epochs, mut since) = (0, self.now);
         self.wait("PGs change again and again", |world| {
@@ -469,6 +468,12 @@ impl World {
             self.step()?;
         }
         Ok(())
+    }
+
+    /// Lets so much time go by.
+    pub(super) fn pass(&mut self, span: Duration) -> Result<(), String> {
+        let end = self.now + span;
+        self.wait("time stands still", |world| world.now >= end)
     }
 
     pub(super) fn stage_is_work(&self) -> bool {
