@@ -4,7 +4,10 @@
 //!   1. Memory the kernel reads or writes belongs to an [`Op`] in the table from the moment it is
 //!      started until its last completion came; also after its connection is gone.
 //!   2. A completion names its operation by index and generation; one that names none is a bug.
-//!   3. A send ends while it is submitted, and has a completion only where something follows from its
+//!   3. A wait ends at the alarm: one timeout in the kernel that stays while later times are asked for.
+//!      A timer for each wait would be set and taken back again and again, which costs more than the rest
+//!      of the call; an alarm that rings too early costs one turn.
+//!   4. A send ends while it is submitted, and has a completion only where something follows from its
 //!      end: it did not take all, more is queued than it could name, or the connection goes with it. Any
 //!      other is no reason to return from a wait. It is known by having been submitted when all
 //!      completions were taken.
@@ -14,10 +17,11 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
-use base::{BufferMut, ConnectionId, Duration};
+use base::{BufferMut, ConnectionId, Duration, Time};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use slab::Slab;
 
+use crate::clock;
 use crate::disk::DiskJob;
 use crate::send_queue::SendQueue;
 
@@ -74,6 +78,8 @@ pub(crate) enum Op {
     Signal,
     /// Waits for the disk.
     Disk(Box<DiskJob>),
+    /// Waits for a time.
+    Alarm { _span: Box<types::Timespec> },
     /// Waits for the answer to a cancellation, which tells nothing.
     Cancel,
 }
@@ -99,6 +105,8 @@ pub(crate) struct Ring {
     ops: Slab<(u32, Op)>,
     /// Entries that found the submission queue full, in order.
     backlog: VecDeque<squeue::Entry>,
+    /// The timeout that ends a wait, and when.
+    alarm: Option<(OpKey, Time)>,
     /// Sends in the order in which they were started.
     sends: VecDeque<OpKey>,
     /// So many of them were submitted, and their completions, if any, are there.
@@ -134,6 +142,7 @@ impl Ring {
                         uring,
                         ops,
                         backlog: VecDeque::new(),
+                        alarm: None,
                         sends: VecDeque::new(),
                         sends_ended: 0,
                         is_behind: false,
@@ -257,12 +266,32 @@ impl Ring {
         }
     }
 
-    /// Submits what was started and, if `wait` is some span, waits that long for a completion.
-    /// Returns early on a signal.
-    pub(crate) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+    /// A wait ends at this time, or earlier.
+    fn set_alarm(&mut self, time: Time) {
+        if let Some((earlier, at)) = self.alarm {
+            if at <= time {
+                return;
+            }
+            self.cancel(earlier);
+        }
+        // A span, for in a namespace of time the kernel takes a time for the machine's own.
+        let span = time.since(clock::now()).as_nanos();
+        let (seconds, rest) = (span / 1_000_000_000, span % 1_000_000_000);
+        let span = Box::new(types::Timespec::new().sec(seconds).nsec(rest as u32));
+        let flags = types::TimeoutFlags::BOOTTIME;
+        let entry = opcode::Timeout::new(&raw const *span).flags(flags).build();
+        self.alarm = Some((self.start(entry, Op::Alarm { _span: span }), time));
+    }
+
+    /// Submits what was started and, if `until` is some time of [`clock::now`], waits for a completion
+    /// until then at most. Returns early on a signal, and sometimes without any reason to see.
+    pub(crate) fn enter(&mut self, until: Option<Time>) -> io::Result<()> {
         // How sends ended that the last call left open must be seen before anything is waited for.
-        let wait = if self.is_behind { None } else { wait };
-        let result = self.submit_and_wait(wait);
+        let until = until.filter(|_| !self.is_behind);
+        if let Some(until) = until {
+            self.set_alarm(until);
+        }
+        let result = self.submit_and_wait(usize::from(until.is_some()));
         let all_submitted = self.backlog.is_empty() && self.uring.submission().is_empty();
         // What did not fit into the completion queue comes with the next call.
         if all_submitted && !self.uring.submission().cq_overflow() {
@@ -272,7 +301,7 @@ impl Ring {
         result
     }
 
-    fn submit_and_wait(&mut self, wait: Option<Duration>) -> io::Result<()> {
+    fn submit_and_wait(&mut self, completions: usize) -> io::Result<()> {
         self.move_backlog();
         while !self.backlog.is_empty() {
             ignore_passing(self.uring.submit())?;
@@ -282,28 +311,30 @@ impl Ring {
             }
             self.move_backlog();
         }
-        let Some(span) = wait else { return ignore_passing(self.uring.submit()) };
-        let (seconds, rest) = (span.as_nanos() / 1_000_000_000, span.as_nanos() % 1_000_000_000);
-        let timeout = types::Timespec::new().sec(seconds).nsec(rest as u32);
-        let arguments = types::SubmitArgs::new().timespec(&timeout);
-        ignore_passing(self.uring.submitter().submit_with_args(1, &arguments))
+        ignore_passing(self.uring.submit_and_wait(completions))
     }
 
-    /// The next completion that has come.
+    /// The next completion that has come; the alarm's is nobody else's concern.
     pub(crate) fn next(&mut self) -> Option<Completion> {
-        let Some(entry) = self.uring.completion().next() else { return self.next_sent() };
-        let key = entry.user_data();
-        let (index, generation) = (key as u32 as usize, (key >> 32) as u32);
-        let more = cqueue::more(entry.flags());
-        let (known, op) = self.ops.get(index).expect("a completion names an operation");
-        assert!(*known == generation);
-        let accepting = match op {
-            Op::Accept { listener } => Some(*listener),
-            _ => None,
-        };
-        let op = (!more).then(|| self.ops.remove(index).1);
-        let socket_nonempty = cqueue::sock_nonempty(entry.flags());
-        Some(Completion { op, accepting, result: entry.result(), socket_nonempty })
+        loop {
+            let Some(entry) = self.uring.completion().next() else { return self.next_sent() };
+            let key = entry.user_data();
+            let (index, generation) = (key as u32 as usize, (key >> 32) as u32);
+            let more = cqueue::more(entry.flags());
+            let (known, op) = self.ops.get(index).expect("a completion names an operation");
+            assert!(*known == generation);
+            let accepting = match op {
+                Op::Accept { listener } => Some(*listener),
+                _ => None,
+            };
+            let op = (!more).then(|| self.ops.remove(index).1);
+            if let Some(Op::Alarm { .. }) = op {
+                self.alarm = self.alarm.filter(|(current, _)| *current != OpKey(key));
+                continue;
+            }
+            let socket_nonempty = cqueue::sock_nonempty(entry.flags());
+            return Some(Completion { op, accepting, result: entry.result(), socket_nonempty });
+        }
     }
 }
 
@@ -336,7 +367,7 @@ fn ignore_passing(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Ok(_) => Ok(()),
         Err(error) => match error.raw_os_error() {
-            Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+            Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
             _ => Err(error),
         },
     }
@@ -354,7 +385,8 @@ impl Drop for Ring {
             self.cancel(key);
         }
         for _ in 0..DROP_ROUNDS_MAX {
-            if self.ops.is_empty() || self.enter(Some(Duration::from_millis(100))).is_err() {
+            let soon = clock::now() + Duration::from_millis(100);
+            if self.ops.is_empty() || self.enter(Some(soon)).is_err() {
                 break;
             }
             while let Some(completion) = self.next() {
@@ -456,7 +488,7 @@ mod tests {
             (1..=20).for_each(|number| pair.send(100 + number));
             assert_eq!(pair.ended(), [0; 0], "nothing is submitted yet");
             let begin = std::time::Instant::now();
-            pair.ring.enter(Some(Duration::from_millis(30))).unwrap();
+            pair.ring.enter(Some(clock::now() + Duration::from_millis(30))).unwrap();
             assert!(begin.elapsed().as_millis() >= 30);
             assert_eq!(pair.ended(), (101..=120).collect::<Vec<i32>>());
             let mut received = vec![0; 4000];
@@ -476,7 +508,7 @@ mod tests {
             pair.send(16 << 20);
             pair.send(200);
             let begin = std::time::Instant::now();
-            pair.ring.enter(Some(LONG)).unwrap();
+            pair.ring.enter(Some(clock::now() + LONG)).unwrap();
             assert!(begin.elapsed().as_secs() < 10);
             let ended = pair.ended();
             let [part, full, all] = ended.as_slice() else { panic!("{ended:?}") };
@@ -484,8 +516,37 @@ mod tests {
             assert_eq!((*full, *all), (-libc::EAGAIN, 100));
             rustix::net::shutdown(&pair.far, rustix::net::Shutdown::Both).unwrap();
             pair.send(300);
-            pair.ring.enter(Some(LONG)).unwrap();
+            pair.ring.enter(Some(clock::now() + LONG)).unwrap();
             assert_eq!(pair.ended(), [-libc::EPIPE]);
+        }
+    }
+
+    #[test]
+    fn waits_end_at_their_times_with_one_alarm_under_way() {
+        for mask in [FeatureMask::NONE, FeatureMask::ALL] {
+            let mut pair = Pair::new(mask);
+            let begin = clock::now();
+            pair.ring.set_alarm(begin + LONG);
+            let mut rounds = 0;
+            // Earlier than the one that is set, later, and over already.
+            for span in [20, 40, 30] {
+                let until = begin + Duration::from_millis(span);
+                loop {
+                    pair.ring.enter(Some(until)).unwrap();
+                    rounds += 1;
+                    while let Some(completion) = pair.ring.next() {
+                        assert!(matches!(completion.op, Some(Op::Cancel)));
+                    }
+                    if clock::now() >= until {
+                        break;
+                    }
+                }
+            }
+            assert!(clock::now().since(begin) < LONG);
+            // The alarm that was taken back ended a wait, or two with its cancellation.
+            assert!(rounds <= 6, "{rounds}");
+            pair.ring.set_alarm(clock::now() + LONG);
+            assert_eq!(pair.ring.ops.len(), 1);
         }
     }
 

@@ -17,8 +17,8 @@ impl Reactor {
         let before = events.len();
         loop {
             self.attend_dirty(events);
-            let wait = if events.len() > before { None } else { Some(self.wait_span(deadline)) };
-            self.ring.enter(wait)?;
+            let is_idle = events.len() == before && self.dirty.is_empty();
+            self.ring.enter(is_idle.then(|| self.wake_at(deadline)))?;
             while let Some(completion) = self.ring.next() {
                 self.complete(completion, events);
             }
@@ -30,15 +30,11 @@ impl Reactor {
         }
     }
 
-    fn wait_span(&self, deadline: Option<Time>) -> Duration {
+    fn wake_at(&self, deadline: Option<Time>) -> Time {
         let own = self.deadlines.first().map(|(time, _)| *time);
         let retry = self.listeners.iter().filter_map(|listener| listener.retry_at).min();
-        match [deadline, own, retry].into_iter().flatten().min() {
-            Some(_) if !self.dirty.is_empty() => Duration::ZERO,
-            Some(first) => first.since(clock::now()),
-            None if !self.dirty.is_empty() => Duration::ZERO,
-            None => WAIT_MAX,
-        }
+        let first = [deadline, own, retry].into_iter().flatten().min();
+        first.unwrap_or_else(|| clock::now() + WAIT_MAX)
     }
 
     /// Ends stages whose time is over, and listens again where that was put off.
@@ -210,6 +206,7 @@ impl Reactor {
                 }
                 Progress::Done(event) => events.push(Event::Disk(event)),
             },
+            Op::Alarm { .. } => unreachable!("the ring keeps it to itself"),
             Op::Cancel => {}
         }
     }
