@@ -234,6 +234,47 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     judge("most members of etcd are killed", wait, WAIT_MAX);
 }
 
+/// Two are left, of which one leads on: OSDs and clients do not notice, nor when the third is back.
+#[test]
+fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
+    let mut hosts = Hosts::new(
+        "lead",
+        Shape {
+            hosts: CLIENT,
+            etcds: 1,
+            etcd_in: V4,
+            monitors: 3,
+            osds: 3,
+            networks: &["--network", "10.77.1.0/24"],
+            commit: "immediate",
+        },
+    );
+    hosts.make_cluster();
+    let pool = ["pool", "create", "p", "--replicas", "2", "--failure-domain", "host"];
+    hosts.json(3, &[&pool[..], &["--pgs", "16"]].concat());
+    hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
+    hosts.await_whole(CLIENT);
+    // Slow enough to go on when the minute is over.
+    let uri = hosts.start_nbd(CLIENT, "v", &[]);
+    let mut fio = Fio::start_at_rate(&uri, 56 << 20, 43, 700 << 10);
+    fio.wait_written(1 << 20);
+    hosts.assert_commit(CLIENT, "v");
+
+    let leader = hosts.leader(CLIENT).expect("one leads");
+    let name = format!("mon.{leader}");
+    hosts.kill(std::slice::from_ref(&name));
+    hosts.await_leader_but(CLIENT, leader);
+    // The time itself is the trial, as where everything is away.
+    std::thread::sleep(A_MINUTE);
+    hosts.begin(&name);
+    hosts.await_monitors(CLIENT, 3);
+    assert!((0..20).any(|_| fio.writes_on()), "it has not ended meanwhile");
+    assert!(fio.verified_bytes() > 20 << 20);
+    judge("the leading monitor is away for a minute", fio.longest_wait(), WAIT_MAX);
+    hosts.await_whole(CLIENT);
+    hosts.check_copies(CLIENT, LOAD_SIZE / (128 << 10) / 2);
+}
+
 #[test]
 fn osds_use_a_network_of_their_own_while_it_is_there() {
     let mut hosts = Hosts::new(

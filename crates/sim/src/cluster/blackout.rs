@@ -1,6 +1,7 @@
-//! The blackout: everything but the clients dies at once while one writes, and starts a minute later. Leases,
-//! sessions and grace times have run out by then. Clients only wait: each operation is answered, and what was
-//! answered before is there.
+//! What is away for a whole minute while a client goes on. Leases, sessions and grace times have run out by then.
+//!   1. The blackout: everything but the clients dies at once. Clients only wait: each operation is answered,
+//!      and what was answered before is there.
+//!   2. All monitors, or their state store: OSDs serve on, and nobody waits.
 
 use base::Duration;
 
@@ -9,12 +10,18 @@ use super::drill::WHOLE_FOR;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// How long everything is away.
+/// How long it is away.
 const AWAY_FOR: Duration = Duration::from_secs(60);
 
 /// Operations of the client, and the time between two of them.
 const OPERATION_COUNT: usize = 40;
 const ASK_EVERY: Duration = Duration::from_millis(2);
+
+/// The time between two operations while monitors or their store are away; each is answered within it.
+const ASK_SLOWLY_EVERY: Duration = Duration::from_millis(500);
+
+/// So long they are asked on when those are back.
+const BACK_FOR: Duration = Duration::from_secs(20);
 
 impl World {
     /// Holds the blackout, if there is to be one. Requires: the cluster is whole, and no fault happens.
@@ -47,6 +54,44 @@ impl World {
         self.detach_all()?;
         self.wait_until_whole_for(WHOLE_FOR)?;
         self.must_be_whole = must_be_whole;
+        self.read_everything()
+    }
+    /// Has monitors or their store away, if they are to be. Requires: the cluster is whole, and no fault
+    /// happens.
+    pub(super) fn go_headless(&mut self) -> Result<(), String> {
+        let mut random = Random::new(self.seed, "headless");
+        if random.chance(Chance::percent(90)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        let Some(attached) = self.attach_one(None)? else { return Ok(()) };
+        let back_at = self.now + AWAY_FOR;
+        if self.plan.is_embedded || random.chance(Chance::percent(50)) {
+            self.fault("all monitors away for a minute");
+            self.dark_until = back_at;
+            for monitor in self.monitor_processes() {
+                if self.is_running(monitor) {
+                    self.kill(monitor)?;
+                }
+            }
+        } else {
+            self.fault("state store away for a minute");
+            for index in 0..self.monitors.len() {
+                self.cut_off_state(index, AWAY_FOR);
+            }
+        }
+        while self.now < back_at + BACK_FOR {
+            let is_away = self.now + ASK_SLOWLY_EVERY < back_at;
+            self.ask_for_drill(attached)?;
+            self.pass(ASK_SLOWLY_EVERY)?;
+            if is_away && !self.clients[0].open.is_empty() {
+                return Err("an operation waits for monitors that are away".into());
+            }
+        }
+        self.wait("an operation is never answered after monitors were away", |world| {
+            world.clients[0].open.is_empty()
+        })?;
+        self.detach_all()?;
+        self.wait_until_whole_for(WHOLE_FOR)?;
         self.read_everything()
     }
 }

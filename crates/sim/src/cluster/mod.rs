@@ -75,7 +75,7 @@ pub const OPERATIONS: [&str; 19] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 72] = [
+pub const FAULTS: [&str; 74] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -87,6 +87,8 @@ pub const FAULTS: [&str; 72] = [
     "lock taken while members are missed",
     "OSDs go out by themselves",
     "everything killed at once",
+    "all monitors away for a minute",
+    "state store away for a minute",
     "process stood still",
     "disk lost",
     "rot in the journal's tail",

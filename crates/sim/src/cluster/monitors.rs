@@ -223,7 +223,7 @@ impl World {
     }
 
     /// A monitor does not reach the state store for a while, and is told so in the end.
-    fn cut_off_state(&mut self, index: usize, span: Duration) {
+    pub(super) fn cut_off_state(&mut self, index: usize, span: Duration) {
         let until = self.now + span;
         self.trace.line(format_args!("{:?} monitor {index} cut off the store", self.now));
         self.state.cut_off(index, until);

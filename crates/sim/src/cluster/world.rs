@@ -343,6 +343,7 @@ impl World {
         self.must_be_whole = self.plan.copies > 1 && lack.is_none();
         self.hold_drill()?;
         self.black_out()?;
+        self.go_headless()?;
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;
