@@ -34,11 +34,7 @@ impl World {
             return Ok(());
         }
         self.fault("backup of the state put back");
-        for process in self.monitor_processes() {
-            if self.is_running(process) {
-                self.kill(process)?;
-            }
-        }
+        self.kill_all(self.monitor_processes())?;
         let count = self.osds.len();
         for process in (0..count).map(Process::Osd) {
             if self.is_running(process) && self.chaos.chance(Chance::percent(20)) {

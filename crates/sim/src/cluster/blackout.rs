@@ -40,11 +40,7 @@ impl World {
                 self.fault("everything killed at once");
                 self.dark_until = self.now + AWAY_FOR;
                 let osds = (0..self.osds.len()).map(Process::Osd);
-                for process in osds.chain(self.monitor_processes()) {
-                    if self.is_running(process) {
-                        self.kill(process)?;
-                    }
-                }
+                self.kill_all(osds.chain(self.monitor_processes()))?;
             }
             self.pass(ASK_EVERY)?;
         }
@@ -56,6 +52,7 @@ impl World {
         self.must_be_whole = must_be_whole;
         self.read_everything()
     }
+
     /// Has monitors or their store away, if they are to be. Requires: the cluster is whole, and no fault
     /// happens.
     pub(super) fn go_headless(&mut self) -> Result<(), String> {
@@ -68,11 +65,7 @@ impl World {
         if self.plan.is_embedded || random.chance(Chance::percent(50)) {
             self.fault("all monitors away for a minute");
             self.dark_until = back_at;
-            for monitor in self.monitor_processes() {
-                if self.is_running(monitor) {
-                    self.kill(monitor)?;
-                }
-            }
+            self.kill_all(self.monitor_processes())?;
         } else {
             self.fault("state store away for a minute");
             for index in 0..self.monitors.len() {

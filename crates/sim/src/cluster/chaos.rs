@@ -289,7 +289,20 @@ impl World {
         self.kill_by(process, None)
     }
 
-    /// Likewise; what an OSD dies of, if it is not to be drawn.
+    /// Those of them that run end so.
+    pub(super) fn kill_all(
+        &mut self,
+        processes: impl IntoIterator<Item = Process>,
+    ) -> Result<(), String> {
+        for process in processes {
+            if self.is_running(process) {
+                self.kill(process)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One ends; what an OSD dies of, if it is not to be drawn.
     fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let life = self.life(process);
