@@ -2,7 +2,6 @@
 
 CARGO ?= cargo
 DIR ?= .ashlar
-SEEDS ?= 1..500
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .PHONY: help up down build test check bench soak planted clean
@@ -14,7 +13,8 @@ help:
 	@echo "make test     everything CI runs (installs what tests need)"
 	@echo "make check    format, lints, unit tests, 50 seeds: before every commit"
 	@echo "make bench    speed beside the machine's limits (docs/performance.md)"
-	@echo "make soak     fresh simulator seeds until stopped"
+	@echo "make soak     fresh seeds for fuzzers, properties and simulators until stopped;"
+	@echo "              make soak SEEDS=A..B runs these once"
 	@echo "make planted  shows that the simulator finds planted bugs"
 
 up: build
@@ -38,11 +38,10 @@ bench: build
 	bash scripts/bench.sh
 
 soak:
-	$(CARGO) build --profile ci --locked -p sim
 	bash scripts/soak.sh
 
 planted:
-	$(CARGO) run --profile ci --locked -p sim --features planted -- --planted all --seeds $(SEEDS)
+	$(CARGO) run --profile ci --locked -p sim --features planted -- --planted all --seeds $(or $(SEEDS),1..500)
 
 clean:
 	$(CARGO) clean

@@ -1,13 +1,56 @@
 #!/usr/bin/env bash
-# Fresh seeds until stopped or until one fails; each round starts at a random number.
+# Fresh seeds for all that draws: fuzzers, properties, both simulators.
+#
+# `make soak` goes on until something fails, or is stopped; each round starts at a random number.
+# `make soak SEEDS=A..B` runs these seeds once, both ends included. What fails is named at the end
+# of its round, with the command that repeats it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-rounds=${ROUNDS:-1000000}
-while [ "$rounds" -gt 0 ]; do
-    seed=$((RANDOM * 32768 + RANDOM))
-    echo "PROPTEST_RNG_SEED=$seed"
-    PROPTEST_RNG_SEED=$seed cargo test -q --profile ci -p format -p volume -p attach
-    first=$((RANDOM * 32768 + RANDOM + 1000))
-    "${CARGO_TARGET_DIR:-target}/ci/sim" --seeds "$first..$((first + 199))"
-    rounds=$((rounds - 1))
-done
+
+fuzzed="blockstore pg node"
+properties="format volume attach"
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+cargo build --profile ci --locked -p sim
+
+cargo_test() { cargo test --profile ci --locked "$@"; }
+
+flags() { printf -- '-p %s ' $1; }
+
+# CRATE PROGRAM of each test program that draws properties.
+programs() {
+    local crate
+    for crate in $properties; do
+        cargo_test -p "$crate" --no-run 2>&1 |
+            sed -n "s|^ *Executable .*(\(.*/deps/[^)]*\))\$|$crate \1|p"
+    done
+}
+
+round() { # FIRST LAST
+    local first=$1 last=$2 failed="" seed crate program log
+    log=$(mktemp)
+    echo "seeds $first..$last"
+    # shellcheck disable=SC2046  # a list of flags
+    SEEDS=$first..$last cargo_test $(flags "$fuzzed") --no-fail-fast -q -- fuzz:: random:: ||
+        failed+="SEEDS=$first..$last cargo test --profile ci $(flags "$fuzzed")-- fuzz:: random::"$'\n'
+    while read -r crate program; do
+        program=$(realpath "$program")
+        echo "properties of $crate: $(basename "$program")"
+        for ((seed = first; seed <= last; seed++)); do
+            (cd "crates/$crate" && PROPTEST_RNG_SEED=$seed "$program" -q >"$log" 2>&1) && continue
+            tail -25 "$log"
+            failed+="PROPTEST_RNG_SEED=$seed cargo test --profile ci -p $crate"$'\n'
+        done
+    done <<<"$(programs)"
+    "$target/ci/sim" --seeds "$first..$last" || failed+="$target/ci/sim --seeds $first..$last"$'\n'
+    rm -f "$log"
+    [ -z "$failed" ] || { printf 'FAILED; repeat by:\n%s' "$failed"; exit 1; }
+}
+
+if [ -n "${SEEDS:-}" ]; then
+    round "${SEEDS%%..*}" "${SEEDS##*..}"
+else
+    while true; do
+        first=$((RANDOM * 32768 + RANDOM + 1000))
+        round "$first" $((first + 199))
+    done
+fi

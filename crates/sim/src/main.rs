@@ -35,9 +35,9 @@ const THREAD_COUNT: usize = 2;
 struct Arguments {
     /// What to simulate; without it, all.
     part: Option<Part>,
-    /// Seeds A..B, both ends included.
-    #[arg(long, conflicts_with = "seed", default_value = "1..100")]
-    seeds: Seeds,
+    /// Seeds A..B, both ends included; without it those of the variable SEEDS, or 1..100.
+    #[arg(long, conflicts_with = "seed")]
+    seeds: Option<Seeds>,
     /// One seed.
     #[arg(long)]
     seed: Option<u64>,
@@ -102,9 +102,28 @@ impl FromStr for Seeds {
     }
 }
 
+/// What the command line says, else the environment's `SEEDS`, which moves all other tests that
+/// draw, too.
+fn chosen_seeds(seed: Option<u64>, seeds: Option<Seeds>) -> Result<RangeInclusive<u64>, String> {
+    if let Some(seed) = seed {
+        return Ok(seed..=seed);
+    }
+    if let Some(seeds) = seeds {
+        return Ok(seeds.0);
+    }
+    let seeds: Seeds = std::env::var("SEEDS").as_deref().unwrap_or("1..100").parse()?;
+    Ok(seeds.0)
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let seeds = arguments.seed.map_or(arguments.seeds.0, |seed| seed..=seed);
+    let seeds = match chosen_seeds(arguments.seed, arguments.seeds) {
+        Ok(seeds) => seeds,
+        Err(usage) => {
+            eprintln!("error: {usage}");
+            return ExitCode::from(2);
+        }
+    };
     let parts = arguments.part.map_or(Part::ALL.to_vec(), |part| vec![part]);
     quiet_panics();
     let mut good = true;
