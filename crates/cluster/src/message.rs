@@ -169,6 +169,14 @@ pub enum ToMonitor {
         #[serde(default)]
         turn: u64,
     },
+    /// So much of what a session was told done, and that is not durable, has to be written again and
+    /// finds no room in the pool. Said again when it is another amount.
+    SessionWaits {
+        /// Which.
+        session: SessionId,
+        /// 0: nothing any more.
+        waiting_bytes: u64,
+    },
     /// The image is detached.
     CloseSession {
         /// Which.

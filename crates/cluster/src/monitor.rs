@@ -217,7 +217,8 @@ struct Connection {
     osd: Option<OsdId>,
     /// The monitor that is there as long as it lasts.
     monitor: Option<MonitorId>,
-    sessions: BTreeSet<SessionId>,
+    /// Bytes that wait for room, of each session that goes on over it.
+    sessions: BTreeMap<SessionId, u64>,
     /// It is told changes of keys that begin so.
     state_watch: Option<String>,
     introduced: Option<Introduced>,
@@ -231,7 +232,7 @@ impl Connection {
             subscription: None,
             osd: None,
             monitor: None,
-            sessions: BTreeSet::new(),
+            sessions: BTreeMap::new(),
             state_watch: None,
             introduced: None,
         }
@@ -418,7 +419,7 @@ impl Monitor {
         self.forget_opens(connection);
         self.forget_held(connection);
         self.witness_gone(connection);
-        for session in state.sessions {
+        for session in state.sessions.into_keys() {
             self.lose_session_connection(now, session);
         }
         if let Some(osd) = state.osd {
@@ -535,6 +536,9 @@ impl Monitor {
             }
             ToMonitor::ResumeSession { session, reign, turn } => {
                 self.resume_session(now, connection, session, (reign, turn), effects);
+            }
+            ToMonitor::SessionWaits { session, waiting_bytes } => {
+                self.on_session_waits(connection, session, waiting_bytes);
             }
             ToMonitor::CloseSession { session, unanswered } => {
                 if self.is_of_later(now, connection, session, effects) {

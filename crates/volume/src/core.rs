@@ -44,8 +44,13 @@ pub struct ClientCore {
     pub(crate) parts: Slab<Part>,
     /// Own writes of a stripe that are not done, in the order they were asked.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
+    /// Parts in the stage `Ready`. What one part's end, a message or a new epoch lets go is put here and
+    /// routed at the end of [`ClientCore::apply`]: nothing is sent or ended while a list is walked.
+    pub(crate) ready: VecDeque<PartKey>,
     /// Parts in the stage `Unrouted`.
     pub(crate) unrouted: Vec<PartKey>,
+    /// Links that nobody may wait for any more.
+    pub(crate) idle_links: Vec<OsdId>,
     pub(crate) timers: Timers,
     /// Volumes that may have room for more parts, or may have become idle.
     pub(crate) touched: Vec<VolumeHandle>,
@@ -81,6 +86,8 @@ pub(crate) struct Volume {
     pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
     /// Bytes of it.
     pub(crate) unsynced_bytes: u64,
+    /// Bytes that wait for room, as the monitor was last told.
+    pub(crate) told_waiting: u64,
     /// Of a lazy volume: reads that wait for changes of which one sending had no answer.
     pub(crate) held_reads: Vec<PartKey>,
     /// A sync for our own sake that is not done.
@@ -129,10 +136,19 @@ impl Volume {
         self.attached().is_some_and(|attached| attached.lazy)
     }
 
-    /// Whether some PG has lost what it acknowledged, and has no room for it.
-    fn is_starved(&self) -> bool {
+    /// Whether a replay waits for room in its PG.
+    fn waits_for_room(&self) -> bool {
         let mut gates = self.unsynced.values().filter_map(|unsynced| unsynced.gate);
-        gates.any(|gate| gate.is_starved)
+        gates.any(|gate| gate.waits_for_room)
+    }
+
+    /// Bytes that replays have to write and find no room for.
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        let of_pg = |unsynced: &Unsynced| {
+            let gate = unsynced.gate.filter(|gate| gate.waits_for_room)?;
+            Some(unsynced.bytes_before(gate.epoch))
+        };
+        self.unsynced.values().filter_map(of_pg).sum()
     }
 
     fn has_room(&self, weight: u64) -> bool {
@@ -156,7 +172,9 @@ impl ClientCore {
             requests: Slab::new(),
             parts: Slab::new(),
             stripes: BTreeMap::new(),
+            ready: VecDeque::new(),
             unrouted: Vec::new(),
+            idle_links: Vec::new(),
             timers: Timers::default(),
             touched: Vec::new(),
             farewells: Vec::new(),
@@ -186,12 +204,26 @@ impl ClientCore {
             Event::Tick => {
                 while let Some(timer) = self.timers.pop_due(now) {
                     self.ring(now, timer, effects);
+                    self.settle(now, effects);
                 }
             }
         }
-        while let Some(volume) = self.touched.pop() {
-            self.admit(now, volume, effects);
-            self.finish_close(volume, effects);
+        self.settle(now, effects);
+    }
+
+    /// Routes what was let go, and cuts more where there is room for it, until nothing is left to do.
+    fn settle(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        loop {
+            if let Some(part) = self.ready.pop_front() {
+                self.route(now, part, effects);
+            } else if let Some(osd) = self.idle_links.pop() {
+                self.rest_link(osd);
+            } else if let Some(volume) = self.touched.pop() {
+                self.admit(now, volume, effects);
+                self.finish_close(volume, effects);
+            } else {
+                return;
+            }
         }
     }
 
@@ -218,7 +250,7 @@ impl ClientCore {
                 if self.monitor.is(connection) {
                     self.monitor_lost(now, reason, effects);
                 } else if let Some(osd) = self.link_of.remove(&connection) {
-                    self.link_lost(now, osd, effects);
+                    self.link_lost(now, osd);
                 }
             }
         }
@@ -230,8 +262,11 @@ impl ClientCore {
             Timer::Link(osd) => self.connect_link(osd, effects),
             Timer::Part(key) => {
                 assert!(matches!(self.parts[key].stage, Stage::Delayed { .. }));
-                self.parts[key].stage = Stage::Unrouted;
-                self.route(now, key, effects);
+                self.make_ready(key);
+            }
+            Timer::Request(key) if self.requests[key].is_own() => {
+                self.requests[key].deadline = None;
+                self.begin_pass(now, key, effects);
             }
             Timer::Request(key) => {
                 self.requests[key].deadline = None;
@@ -291,6 +326,7 @@ impl ClientCore {
             undurable_count: 0,
             unsynced: BTreeMap::new(),
             unsynced_bytes: 0,
+            told_waiting: 0,
             held_reads: Vec::new(),
             own_sync: None,
             has_given_up: false,
@@ -350,18 +386,10 @@ impl ClientCore {
         if volume.close_deadline.is_none() {
             self.arm_close(now, handle);
         }
-        // All are marked first: the end of one's part lets the next of its stripe go.
-        let of_volume = self.requests.iter_mut().filter(|(_, request)| request.volume == handle);
-        let of_volume = of_volume.filter(|(_, request)| !request.is_own());
-        let mut open = Vec::new();
-        for (key, request) in of_volume {
-            request.failure.get_or_insert(VolumeError::Ended);
-            open.push(key);
-        }
-        for key in open {
-            if self.requests.contains(key) {
-                self.fail(now, key, VolumeError::Ended, effects);
-            }
+        let of_volume = self.requests.iter().filter(|(_, request)| request.volume == handle);
+        let open = of_volume.filter(|(_, request)| !request.is_own()).map(|(key, _)| key);
+        for key in open.collect::<Vec<_>>() {
+            self.fail(now, key, VolumeError::Ended, effects);
         }
         self.touched.push(handle);
     }
@@ -563,10 +591,10 @@ impl ClientCore {
             let is_zero = matches!(request.kind, Kind::Zero { .. });
             let mut lazy = volume.is_lazy() && request.may_be_lazy();
             if lazy && !self.has_room_to_keep(handle, weight) {
-                if !self.volumes[&handle].is_starved() {
+                if !self.volumes[&handle].waits_for_room() {
                     return;
                 }
-                // It may be long before less is kept. Discards always work: one that is durable is not kept.
+                // Less is kept only when a PG has room. Discards make it: one that is durable is not kept.
                 if !is_zero {
                     self.fail(now, key, VolumeError::Full, effects);
                     continue;
@@ -582,7 +610,8 @@ impl ClientCore {
             let index = request.part_count;
             let slice = request.cut(block_size);
             if request.is_cut() {
-                volume.pending.pop_front();
+                // A sync that makes room to keep more may stand before it now.
+                volume.pending.retain(|pending| *pending != key);
             }
             let (stripe, target, work) = work_of(slice, seed);
             let part = self.parts.insert(Part {
@@ -600,10 +629,9 @@ impl ClientCore {
                 weight,
                 lazy,
                 is_replay: false,
-                is_overlaid: false,
-                is_noted: false,
+                passes_gate: false,
             });
-            self.enter_stripe(now, part, effects);
+            self.enter_stripe(part);
         }
     }
 
@@ -626,10 +654,7 @@ impl ClientCore {
         let unsent = self
             .parts_where(|part| part.request == key && !matches!(part.stage, Stage::Sent { .. }));
         for part in unsent {
-            // The end of one lets the next of the same stripe go, which ends it too.
-            if self.parts.contains(part) {
-                self.end_part(now, part, Found::Nothing, effects);
-            }
+            self.end_part(now, part, Found::Nothing, effects);
         }
     }
 
@@ -682,7 +707,7 @@ impl ClientCore {
     // ---- parts
 
     /// A new part takes its turn among the own writes of its stripe.
-    fn enter_stripe(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+    fn enter_stripe(&mut self, key: PartKey) {
         let part = &self.parts[key];
         if part.changes_stripe() {
             let queue = self.stripes.entry((part.volume, part.stripe)).or_default();
@@ -693,17 +718,11 @@ impl ClientCore {
                 return;
             }
         }
-        self.route(now, key, effects);
+        self.make_ready(key);
     }
 
     /// A write is done: those that it held go on.
-    fn leave_stripe(
-        &mut self,
-        now: Time,
-        place: (VolumeHandle, StripeIndex),
-        key: PartKey,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn leave_stripe(&mut self, place: (VolumeHandle, StripeIndex), key: PartKey) {
         let queue = self.stripes.get_mut(&place).expect("it entered");
         let turn = queue.iter().position(|other| *other == key).expect("it entered");
         queue.remove(turn);
@@ -719,18 +738,23 @@ impl ClientCore {
         };
         let free: Vec<PartKey> =
             (turn..queue.len()).filter(|turn| is_free(*turn)).map(|turn| queue[turn]).collect();
-        for key in &free {
-            self.parts[*key].stage = Stage::Unrouted;
-        }
         for key in free {
-            self.route(now, key, effects);
+            self.make_ready(key);
         }
+    }
+
+    /// Lets a part go: it is routed before `apply` returns. Requires: it stands in no list of its stage.
+    pub(crate) fn make_ready(&mut self, key: PartKey) {
+        self.parts[key].stage = Stage::Ready;
+        self.ready.push_back(key);
     }
 
     /// Sends a part to where it belongs now, or lets it wait for the way to there.
     /// Requires: it stands in no list of its stage.
-    pub(crate) fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+    fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let part = &mut self.parts[key];
+        part.stage = Stage::Held;
+        let passes_gate = std::mem::take(&mut part.passes_gate);
         if self.requests[part.request].failure.is_some() {
             self.end_part(now, key, Found::Nothing, effects);
             return;
@@ -740,7 +764,8 @@ impl ClientCore {
             self.unrouted.push(key);
             return;
         };
-        if self.is_held_read(key) || self.is_held_back(now, key, route, effects) {
+        let is_held_back = !passes_gate && self.is_held_back(now, key, route, effects);
+        if is_held_back || self.is_held_read(key) {
             return;
         }
         let part = &mut self.parts[key];
@@ -793,8 +818,8 @@ impl ClientCore {
         }
         self.finish_request(part.request, effects);
         if part.changes_stripe() {
-            self.leave_stripe(now, (part.volume, part.stripe), key, effects);
-            self.free_reads(now, part.volume, effects);
+            self.leave_stripe((part.volume, part.stripe), key);
+            self.free_reads(part.volume);
         }
     }
 
@@ -806,6 +831,7 @@ impl ClientCore {
                 let volume = volume.expect("it outlives its parts");
                 volume.held_reads.retain(|other| *other != key);
             }
+            Stage::Ready => self.ready.retain(|other| *other != key),
             Stage::Unrouted => self.unrouted.retain(|other| *other != key),
             Stage::Behind(pg) => {
                 let volume = self.volumes.get_mut(&self.parts[key].volume);

@@ -100,6 +100,20 @@ impl ClientCore {
         }
     }
 
+    /// Tells the monitor how much of what the volume was told done waits for room in its pool, if that is
+    /// new: for `status`.
+    pub(crate) fn tell_waiting(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
+        let MonitorState::Open { .. } = self.monitor.state else { return };
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        let waiting_bytes = volume.waiting_bytes();
+        if std::mem::replace(&mut volume.told_waiting, waiting_bytes) == waiting_bytes {
+            return;
+        }
+        let Some(attached) = volume.attached() else { return };
+        let session = attached.session;
+        self.tell_monitor(&ToMonitor::SessionWaits { session, waiting_bytes }, effects);
+    }
+
     /// Whether a monitor is known to have heard of every session that was given back: who attaches
     /// one of their volumes now, from wherever, comes after them.
     pub fn is_parted(&self) -> bool {
@@ -182,6 +196,8 @@ impl ClientCore {
                     let (session, reign) = (attached.session, attached.reign);
                     let turn = connection.get();
                     self.tell_monitor(&ToMonitor::ResumeSession { session, reign, turn }, effects);
+                    self.volumes.get_mut(&handle).expect("listed just now").told_waiting = 0;
+                    self.tell_waiting(handle, effects);
                 }
                 Attachment::Ended => {}
             }

@@ -50,10 +50,8 @@ pub(crate) struct Part {
     pub(crate) lazy: bool,
     /// It is part of a replay, behind which the others of its PG wait.
     pub(crate) is_replay: bool,
-    /// A read that went past a replay without room: what is kept is laid over its answer.
-    pub(crate) is_overlaid: bool,
-    /// A discard that waits behind such a replay and is kept: the replay does it.
-    pub(crate) is_noted: bool,
+    /// A discard that goes past a replay which waits for room.
+    pub(crate) passes_gate: bool,
 }
 
 /// What a part does. Ranges are bytes within the stripe.
@@ -64,8 +62,6 @@ pub(crate) enum Work {
     Write { range: Range<u32>, data: Buffer, checksums: Vec<Checksum> },
     /// Whole units.
     Zero { range: Range<u32> },
-    /// Whole units: whether the PG holds this, so that it need not be written. Replays alone.
-    Compare { range: Range<u32>, data: Buffer, checksums: Vec<Checksum> },
     /// Bytes within one unit.
     Patch(Patch),
     /// Any range.
@@ -94,11 +90,13 @@ pub(crate) enum PatchStep {
 }
 
 /// Where a part stands. Top to bottom is the order in time; a refusal or a lost connection goes
-/// back to `Unrouted` or `Delayed`.
+/// back to `Ready` or `Delayed`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     /// Waits for earlier own writes of its stripe; of a lazy volume also a read.
     Held,
+    /// Waits for the end of this `apply`.
+    Ready,
     /// Waits for the map to name the PG's primary.
     Unrouted,
     /// Waits until this PG has again what it acknowledged in older epochs.
@@ -147,9 +145,7 @@ impl Part {
         let place = Place { image: image.id, seed: image.seed, stripe: self.stripe };
         let parents = || image.parents.clone();
         match &self.work {
-            Work::Read { range } | Work::Compare { range, .. } => {
-                read_units(place, range, parents())
-            }
+            Work::Read { range } => read_units(place, range, parents()),
             Work::Write { range, data, checksums } => Op::Write {
                 place,
                 offset: range.start,
@@ -193,7 +189,6 @@ impl Work {
             Work::Read { range }
             | Work::Write { range, .. }
             | Work::Zero { range }
-            | Work::Compare { range, .. }
             | Work::Extents { range } => range.clone(),
             Work::Patch(patch) => patch.range.clone(),
             Work::Sync { .. } => 0..0,

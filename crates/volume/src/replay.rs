@@ -1,43 +1,48 @@
 //! The owner's side of lazy acknowledgement: what PGs acknowledged and have not made durable is kept
-//! (see `unsynced`), written again in each new epoch, and synced before it is too much.
+//! (see `unsynced`), written again in each new epoch, and synced before it is too much. The rules, and
+//! what each is there for, are in `docs/internals/replay.md`.
 //!
 //! ```text
-//!   new epoch of a PG ─▶ gate shut ─▶ replay of what is kept ─▶ (sync, if unsure) ─▶ gate open
-//!                         requests of the PG wait in `Stage::Behind` ──────────────▶ route again
+//!   new epoch of a PG ─▶ gate shut ─▶ pass: all pieces that this epoch lacks ─▶ (sync, if unsure) ─▶ gate open
+//!                            ▲          │ some had no room                                            │
+//!                            └─ wait ◀──┴─▶ discards pass, writes are full                            │
+//!                         requests of the PG wait in `Stage::Behind` ─────────────▶ route again ◀─────┘
 //! ```
-//!
-//! A write of a replay may be refused for want of room. If the PG holds what it would write, nothing is to be
-//! written. If it was lost, the replay waits for room, and meanwhile nothing else hangs: what is kept is
-//! laid over what reads find, discards are done by the replay, before its writes, and whatever else
-//! waits is refused as full.
 //!
 //! Invariants
 //!   1. Of a lazy volume nothing but a replay is on its way to a PG whose kept data is not all with
-//!      the newest known epoch, and reads over which it is laid; answers of older epochs count for nothing.
+//!      the newest known epoch, and discards while nothing of the replay is. Answers of older epochs
+//!      count for nothing.
 //!   2. A replay never ends in an error: it is tried until it is done, or its session is over.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{PgId, StripeIndex, Time};
+use base::{Duration, PgId, StripeIndex, Time};
 
 use crate::core::ClientCore;
-use crate::part::{Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage, Work};
+use crate::part::{Part, PartKey, Patch, PatchStep, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Stage, Work};
 use crate::request::{Flush, Found, Kind, Request, RequestKey};
 use crate::routes::{Route, Target};
+use crate::timers::Timer;
 use crate::unsynced::{Content, Gate, Unsynced};
 use crate::{Effect, VolumeError, VolumeHandle};
 
 /// Most parts of one replay under way.
 const REPLAY_PARTS_MAX: u32 = 32;
 
-/// What is left of a replay.
+/// How far a replay is. It goes in passes over what is kept; one is enough, where there is room.
 pub(crate) struct Replay {
     pub(crate) pg: PgId,
-    pub(crate) rest: VecDeque<(StripeIndex, Range<u32>, Content)>,
-    /// The sync after it was sent, or none is needed so far.
-    pub(crate) is_synced: bool,
+    /// Where the pass goes on.
+    place: (StripeIndex, u32),
+    /// Some piece found no room in this pass: of the rest only zeros are sent.
+    is_refused: bool,
+    /// The pause before the next pass.
+    delay: Duration,
+    /// The sync after it was sent.
+    is_synced: bool,
 }
 
 impl ClientCore {
@@ -50,7 +55,6 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let part = &mut self.parts[key];
-        part.is_overlaid = false;
         if part.is_replay {
             return false;
         }
@@ -60,18 +64,10 @@ impl ClientCore {
         if unsynced.is_level(route.epoch) {
             return false;
         }
-        let is_starved = unsynced.gate.is_some_and(|gate| gate.is_starved);
-        if is_starved && part.reads_stripe() {
-            part.is_overlaid = true;
-            return false;
-        }
         part.stage = Stage::Behind(route.pg);
-        part.is_noted = false;
         unsynced.waiting.push(key);
         if unsynced.gate.is_none() {
-            self.begin_replay(now, handle, route, false, effects);
-        } else if is_starved {
-            self.relieve(now, handle, route.pg, effects);
+            self.begin_replay(now, handle, route, effects);
         }
         true
     }
@@ -101,16 +97,10 @@ impl ClientCore {
     }
 
     /// A change ended: reads that waited may go on.
-    pub(crate) fn free_reads(
-        &mut self,
-        now: Time,
-        handle: VolumeHandle,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(crate) fn free_reads(&mut self, handle: VolumeHandle) {
         let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
         for part in std::mem::take(&mut volume.held_reads) {
-            self.parts[part].stage = Stage::Unrouted;
-            self.route(now, part, effects);
+            self.make_ready(part);
         }
     }
 
@@ -120,235 +110,168 @@ impl ClientCore {
         now: Time,
         handle: VolumeHandle,
         route: Route,
-        is_starved: bool,
         effects: &mut Vec<Effect>,
     ) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         let unsynced = volume.unsynced.get_mut(&route.pg).expect("the caller knows it");
         assert!(unsynced.gate.is_none());
-        let is_new_epoch = unsynced.epoch != route.epoch;
-        let skips = planted::on(Bug::ReplaySkipped);
-        let rest = if is_new_epoch && !skips { unsynced.pieces() } else { VecDeque::new() };
-        let replay = Replay { pg: route.pg, rest, is_synced: false };
+        let replay = Replay {
+            pg: route.pg,
+            place: (StripeIndex::ZERO, 0),
+            is_refused: false,
+            delay: RETRY_DELAY_MIN,
+            is_synced: false,
+        };
         let request = self.requests.insert(Request::own(handle, Kind::Replay(replay)));
-        unsynced.gate = Some(Gate { epoch: route.epoch, request, is_starved });
+        unsynced.gate = Some(Gate { epoch: route.epoch, request, waits_for_room: false });
         volume.request_count += 1;
         self.advance_replay(now, request, effects);
+    }
+
+    /// What a replay is about. Requires: it is one.
+    fn replayed_by(&mut self, key: RequestKey) -> (&mut Request, &mut Unsynced) {
+        let request = &mut self.requests[key];
+        let Kind::Replay(replay) = &request.kind else { unreachable!("it is a replay's") };
+        let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
+        let unsynced = volume.unsynced.get_mut(&replay.pg).expect("it has a gate");
+        assert!(unsynced.gate.is_some_and(|gate| gate.request == key));
+        (request, unsynced)
     }
 
     /// Sends more of a replay, or opens the gate when all of it is done.
     pub(crate) fn advance_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
         loop {
-            let request = &mut self.requests[key];
-            let handle = request.volume;
-            let Kind::Replay(replay) = &mut request.kind else {
-                unreachable!("only a replay is advanced")
-            };
-            let pg = replay.pg;
-            let volume = self.volumes.get_mut(&handle).expect("it outlives its requests");
-            let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
-            let gate = unsynced.gate.expect("it is shut while a replay is under way");
-            assert!(gate.request == key);
+            let (request, unsynced) = self.replayed_by(key);
+            let Kind::Replay(replay) = &mut request.kind else { unreachable!("looked at above") };
             if request.parts_open >= REPLAY_PARTS_MAX {
-                break;
+                return;
             }
-            let (stripe, work) = match replay.rest.pop_front() {
-                Some((stripe, range, Content::Zeros)) => (stripe, Work::Zero { range }),
-                Some((stripe, range, Content::Data { data, checksums })) => {
-                    (stripe, Work::Write { range, data, checksums })
+            let epoch = unsynced.gate.expect("looked at above").epoch;
+            let skips = planted::on(Bug::ReplaySkipped);
+            let piece = unsynced.next_piece(replay.place, epoch, replay.is_refused);
+            let (stripe, work) = match piece.filter(|_| !skips) {
+                Some((stripe, range, content)) => {
+                    replay.place = (stripe, range.end);
+                    (stripe, content.work(range))
                 }
-                None if request.parts_open > 0 => break,
+                None if request.parts_open > 0 => return,
+                None if replay.is_refused => return self.pause_replay(now, key, effects),
                 None if unsynced.is_unsure && !replay.is_synced => {
                     replay.is_synced = true;
                     (StripeIndex::ZERO, Work::Sync { covers: 0 })
                 }
-                None => return self.open_gate(now, key, effects),
+                None => return self.open_gate(key, effects),
             };
-            // Discards are answered as soon as they are done here: a durable one may be among them.
-            let lazy = !(gate.is_starved && matches!(work, Work::Zero { .. }));
-            request.parts_open += 1;
-            volume.part_count += 1;
-            let part = self.parts.insert(Part {
-                request: key,
-                volume: handle,
-                index: 0,
-                pool: pg.pool,
-                target: Target::Pg(pg.number),
-                stripe,
-                work,
-                stage: Stage::Held,
-                delay: RETRY_DELAY_MIN,
-                mismatch_count: 0,
-                is_astray: false,
-                weight: 0,
-                lazy,
-                is_replay: true,
-                is_overlaid: false,
-                is_noted: false,
-            });
-            self.route(now, part, effects);
+            self.send_replayed(key, stripe, work);
         }
-        let Request { volume, kind: Kind::Replay(Replay { pg, .. }), .. } = self.requests[key]
-        else {
-            unreachable!("only a replay is advanced")
-        };
-        self.relieve(now, volume, pg, effects);
     }
 
-    /// A write of a replay is refused for want of room: it needs none if the PG holds what it would write.
-    pub(crate) fn compare_instead(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
-        let part = &mut self.parts[key];
-        assert!(part.is_replay);
-        let Work::Write { range, data, checksums } = &part.work else {
-            return self.delay(now, key, effects);
-        };
-        let (range, data, checksums) = (range.clone(), data.clone(), checksums.clone());
-        part.work = Work::Compare { range, data, checksums };
-        self.send_again(now, key, effects);
-    }
-
-    /// The PG does not hold what was to be written again, and has no room for it.
-    pub(crate) fn found_lost(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
-        let part = &mut self.parts[key];
-        let (Stage::Sent { pg, .. }, Work::Compare { range, data, checksums }) =
-            (part.stage, &part.work)
-        else {
-            unreachable!("only a comparison finds that")
-        };
-        let (range, data, checksums) = (range.clone(), data.clone(), checksums.clone());
-        part.work = Work::Write { range, data, checksums };
-        let handle = part.volume;
-        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
-        let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
-        unsynced.gate.as_mut().expect("a replay is under way").is_starved = true;
-        self.delay(now, key, effects);
-        self.relieve(now, handle, pg, effects);
-    }
-
-    /// Lets nothing hang behind a replay that finds no room.
-    fn relieve(&mut self, now: Time, handle: VolumeHandle, pg: PgId, effects: &mut Vec<Effect>) {
-        let of_pg = |core: &ClientCore| {
-            let unsynced = core.volumes.get(&handle)?.unsynced.get(&pg)?;
-            let gate = unsynced.gate.filter(|gate| gate.is_starved)?;
-            Some((gate, unsynced.waiting.clone()))
-        };
-        let Some((_, waiting)) = of_pg(self) else { return };
-        for key in waiting {
-            // The end of one may have ended others.
-            let waits = self.parts.get(key).is_some_and(|part| part.stage == Stage::Behind(pg));
-            if !waits {
-                continue;
-            }
-            let part = &self.parts[key];
-            let request = part.request;
-            if part.reads_stripe() {
-                self.send_again(now, key, effects);
-            } else if !matches!(part.work, Work::Zero { .. }) && !self.requests[request].is_own() {
-                self.fail(now, request, VolumeError::Full, effects);
-            }
-        }
-        let Some((gate, waiting)) = of_pg(self) else { return };
-        let is_zero = |(_, part): (PartKey, &Part)| {
-            part.request == gate.request && matches!(part.work, Work::Zero { .. })
-        };
-        let Kind::Replay(replay) = &self.requests[gate.request].kind else {
+    fn send_replayed(&mut self, key: RequestKey, stripe: StripeIndex, work: Work) {
+        let request = &mut self.requests[key];
+        let Kind::Replay(Replay { pg, .. }) = request.kind else {
             unreachable!("it is a replay's")
         };
-        let zeros_wait =
-            replay.rest.front().is_some_and(|(.., content)| *content == Content::Zeros);
-        if !zeros_wait && !self.parts.iter().any(is_zero) {
-            // What was noted is durable in this epoch.
-            let is_done = |part: &Part| part.stage == Stage::Behind(pg) && part.is_noted;
-            if waiting.iter().any(|key| is_done(&self.parts[*key])) {
-                let volume = self.volumes.get_mut(&handle).expect("it has a gate");
-                volume.unsynced.get_mut(&pg).expect("it has a gate").forget_zeros();
-            }
-            for key in waiting {
-                if self.parts.get(key).is_some_and(is_done) {
-                    self.end_part(now, key, Found::Nothing, effects);
-                }
-            }
-        }
-        self.note_discards(now, handle, pg, effects);
+        request.parts_open += 1;
+        let volume = request.volume;
+        self.volumes.get_mut(&volume).expect("it outlives its requests").part_count += 1;
+        let part = self.parts.insert(Part {
+            request: key,
+            volume,
+            index: 0,
+            pool: pg.pool,
+            target: Target::Pg(pg.number),
+            stripe,
+            work,
+            stage: Stage::Held,
+            delay: RETRY_DELAY_MIN,
+            mismatch_count: 0,
+            is_astray: false,
+            weight: 0,
+            lazy: true,
+            is_replay: true,
+            passes_gate: false,
+        });
+        self.make_ready(part);
     }
 
-    /// Takes discards that wait behind a replay without room into what is kept: it has them done before it
-    /// writes, and writes nothing that they would take.
-    fn note_discards(
-        &mut self,
-        now: Time,
-        handle: VolumeHandle,
-        pg: PgId,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Some(route) = self.routes.find(pg.pool, Target::Pg(pg.number)) else { return };
-        let Some(volume) = self.volumes.get_mut(&handle) else { return };
-        let Some(unsynced) = volume.unsynced.get_mut(&pg) else { return };
-        let Some(gate) = unsynced.gate.filter(|gate| gate.is_starved) else { return };
-        // What was sent may wait for room there, and be done after a discard that overtakes it.
+    /// A write of a replay is refused for want of room: it stays for the next pass.
+    pub(crate) fn found_no_room(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let (request, unsynced) = self.replayed_by(self.parts[key].request);
+        let Kind::Replay(replay) = &mut request.kind else { unreachable!("looked at above") };
+        replay.is_refused = true;
+        unsynced.gate.as_mut().expect("looked at above").waits_for_room = true;
+        self.end_part(now, key, Found::Nothing, effects);
+    }
+
+    /// A pass has ended, and the PG has no room for some of it. Until the next pass nothing of the replay
+    /// is under way: discards go, for they make room, and what needs room is refused.
+    fn pause_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        let (request, unsynced) = self.replayed_by(key);
+        let Kind::Replay(replay) = &mut request.kind else { unreachable!("looked at above") };
+        let until = now + replay.delay;
+        replay.delay = replay.delay.doubled_up_to(RETRY_DELAY_MAX);
+        request.deadline = Some(until);
+        let handle = request.volume;
+        let waiting = unsynced.waiting.clone();
+        self.timers.arm(until, Timer::Request(key));
+        let mut refused = BTreeSet::new();
+        for part in waiting {
+            match self.parts[part].work {
+                Work::Zero { .. } => {
+                    self.detach(part);
+                    self.parts[part].passes_gate = true;
+                    self.make_ready(part);
+                }
+                Work::Write { .. } | Work::Patch(_) => {
+                    refused.insert(self.parts[part].request);
+                }
+                Work::Read { .. } | Work::Extents { .. } | Work::Sync { .. } => {}
+            }
+        }
+        for request in refused {
+            self.fail(now, request, VolumeError::Full, effects);
+        }
+        self.tell_waiting(handle, effects);
+        // What found no room among what is kept is refused, too.
+        self.touched.push(handle);
+    }
+
+    /// The pause of a replay is over: the next pass begins when no discard is under way that went past it,
+    /// for an older write must not overtake it.
+    pub(crate) fn begin_pass(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        let (request, _) = self.replayed_by(key);
+        let handle = request.volume;
+        let Kind::Replay(replay) = &mut request.kind else { unreachable!("looked at above") };
+        let (pg, until) = (replay.pg, now + replay.delay);
+        (replay.place, replay.is_refused) = ((StripeIndex::ZERO, 0), false);
         let is_sent = |(_, part): (PartKey, &Part)| {
-            part.request == gate.request && matches!(part.stage, Stage::Sent { .. })
+            part.volume == handle && matches!(part.stage, Stage::Sent { pg: of, .. } if of == pg)
         };
         if self.parts.iter().any(is_sent) {
-            return;
+            self.requests[key].deadline = Some(until);
+            self.timers.arm(until, Timer::Request(key));
+        } else {
+            self.advance_replay(now, key, effects);
         }
-        let mut is_any_new = false;
-        for key in unsynced.waiting.clone() {
-            let part = &mut self.parts[key];
-            let Work::Zero { range } = &part.work else { continue };
-            if !std::mem::replace(&mut part.is_noted, true) {
-                is_any_new = true;
-                volume.undurable_count += 1;
-                volume.undurable.insert(pg, volume.undurable_count);
-                unsynced.note_zeros(part.stripe, range.clone(), volume.undurable_count);
-            }
-        }
-        if is_any_new {
-            unsynced.gate = None;
-            self.drop_request(gate.request);
-            self.begin_replay(now, handle, route, true, effects);
-        }
-    }
-
-    /// Lays what is kept over what a read found that went past a replay. `None`: the replay is over, and
-    /// may have written after the read.
-    pub(crate) fn overlay(
-        &self,
-        key: PartKey,
-        units: Range<u32>,
-    ) -> Option<Vec<(Range<u32>, Content)>> {
-        let part = &self.parts[key];
-        let Stage::Sent { pg, epoch, .. } = part.stage else {
-            unreachable!("only what was sent is answered")
-        };
-        let unsynced = self.volumes[&part.volume].unsynced.get(&pg)?;
-        let gate = unsynced.gate.filter(|gate| gate.is_starved)?;
-        (gate.epoch == epoch).then(|| unsynced.kept_of(part.stripe, units).collect())
     }
 
     /// The PG has everything in its new epoch: what waited goes on.
-    fn open_gate(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
-        let request = &self.requests[key];
+    fn open_gate(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
+        let (request, unsynced) = self.replayed_by(key);
         let handle = request.volume;
-        let Kind::Replay(Replay { pg, .. }) = request.kind else {
-            unreachable!("only a replay ends at a gate")
-        };
-        self.forget_request(key);
-        let volume = self.volumes.get_mut(&handle).expect("it outlives its requests");
-        let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
-        let gate = unsynced.gate.take().expect("it is shut while a replay is under way");
+        let Kind::Replay(Replay { pg, .. }) = request.kind else { unreachable!("looked at above") };
+        let gate = unsynced.gate.take().expect("looked at above");
         unsynced.epoch = gate.epoch;
         unsynced.is_unsure = false;
         let waiting = std::mem::take(&mut unsynced.waiting);
         if unsynced.is_over() {
-            volume.unsynced.remove(&pg);
+            self.volumes.get_mut(&handle).expect("looked at above").unsynced.remove(&pg);
         }
-        for part in &waiting {
-            self.parts[*part].stage = Stage::Unrouted;
-        }
+        self.forget_request(key);
         for part in waiting {
-            self.route(now, part, effects);
+            self.make_ready(part);
         }
+        self.tell_waiting(handle, effects);
     }
 
     /// Breaks off replays for epochs that are over; what waited for them is routed anew.
@@ -365,8 +288,7 @@ impl ClientCore {
         for (request, waiting) in old {
             self.drop_request(request);
             for part in waiting {
-                self.parts[part].stage = Stage::Unrouted;
-                self.unrouted.push(part);
+                self.make_ready(part);
             }
         }
     }
@@ -384,7 +306,7 @@ impl ClientCore {
             }
         }
         for (handle, route) in due {
-            self.begin_replay(now, handle, route, false, effects);
+            self.begin_replay(now, handle, route, effects);
         }
     }
 
@@ -406,10 +328,12 @@ impl ClientCore {
         let Stage::Sent { pg, epoch, .. } = part.stage else {
             unreachable!("only what was sent is acknowledged")
         };
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
         if part.is_replay {
+            let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
+            unsynced.replayed(part.stripe, &part.work.range(), epoch);
             return;
         }
-        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
         if !durable {
             volume.undurable_count += 1;
             volume.undurable.insert(pg, volume.undurable_count);
@@ -420,15 +344,15 @@ impl ClientCore {
         let (range, content) = part.content();
         if durable {
             if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
-                assert!(unsynced.epoch == epoch, "older answers are left with their connections");
+                assert!(unsynced.is_of(epoch), "older answers are left with their connections");
                 unsynced.overwrite(part.stripe, range);
             }
             return;
         }
         let unsynced = volume.unsynced.entry(pg).or_insert_with(|| Unsynced::new(epoch));
-        assert!(unsynced.epoch == epoch, "older answers are left with their connections");
+        assert!(unsynced.is_of(epoch), "older answers are left with their connections");
         let count = volume.undurable_count;
-        volume.unsynced_bytes += unsynced.acknowledge(part.stripe, range, content, count);
+        volume.unsynced_bytes += unsynced.acknowledge(epoch, part.stripe, range, content, count);
         if volume.unsynced_bytes * 2 >= self.settings.unsynced_size_max {
             self.begin_sync(self.parts[key].volume);
         }
@@ -506,6 +430,16 @@ impl Part {
                 Content::Data { data: data.clone(), checksums: checksums.clone() },
             ),
             _ => unreachable!("only changes are acknowledged"),
+        }
+    }
+}
+
+impl Content {
+    /// What writes it. Requires: whole units, as long as the content.
+    fn work(self, range: Range<u32>) -> Work {
+        match self {
+            Content::Zeros => Work::Zero { range },
+            Content::Data { data, checksums } => Work::Write { range, data, checksums },
         }
     }
 }

@@ -1,7 +1,5 @@
 //! OSDs: connecting to them, sending parts, and what their replies and refusals lead to.
 
-use std::ops::Range;
-
 use base::checksum::first_mismatch;
 use base::{
     Buffer, BufferPool, Checksum, ConnectionId, Incarnation, OsdId, Time, UNIT_SIZE, Version,
@@ -16,7 +14,6 @@ use crate::part::{MISMATCH_COUNT_MAX, PartKey, Patch, PatchStep, Stage, Work, ch
 use crate::request::{Found, push_extent};
 use crate::routes::Route;
 use crate::timers::Timer;
-use crate::unsynced::Content;
 use crate::{Effect, Extent, Piece, VolumeError};
 
 impl ClientCore {
@@ -60,25 +57,24 @@ impl ClientCore {
         let link = self.links.get_mut(&osd).expect("made before it was connected");
         assert!(link.state == LinkState::Connecting { connection });
         link.state = LinkState::Open { connection, incarnation };
-        self.reroute(now, osd, effects);
+        for part in std::mem::take(&mut link.waiting) {
+            self.make_ready(part);
+        }
     }
 
     /// The connection is gone: what was sent on it goes out again on the next one.
-    pub(crate) fn link_lost(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+    pub(crate) fn link_lost(&mut self, now: Time, osd: OsdId) {
         let link = self.links.get_mut(&osd).expect("made before it was connected");
         let until = now + link.next_delay();
         link.state = LinkState::Waiting { until };
         self.timers.arm(until, Timer::Link(osd));
         let sent = std::mem::take(&mut link.in_flight);
-        for in_flight in &sent {
-            let part = &mut self.parts[in_flight.part];
-            part.stage = Stage::Unrouted;
-            part.is_astray |= part.changes_stripe();
-        }
         for in_flight in sent {
-            self.route(now, in_flight.part, effects);
+            let part = &mut self.parts[in_flight.part];
+            part.is_astray |= part.changes_stripe();
+            self.make_ready(in_flight.part);
         }
-        self.rest_link(osd);
+        self.idle_links.push(osd);
     }
 
     fn drop_link(
@@ -90,29 +86,17 @@ impl ClientCore {
     ) {
         self.link_of.remove(&connection);
         effects.push(Effect::Net(NetEffect::Close { connection }));
-        self.link_lost(now, osd, effects);
+        self.link_lost(now, osd);
     }
 
     /// Nobody waits for it: it is not connected again before somebody does.
-    fn rest_link(&mut self, osd: OsdId) {
+    pub(crate) fn rest_link(&mut self, osd: OsdId) {
         let link = self.links.get_mut(&osd).expect("asked for by its owner");
         if let LinkState::Waiting { until } = link.state
             && link.waiting.is_empty()
         {
             self.timers.disarm(until, Timer::Link(osd));
             link.state = LinkState::Idle;
-        }
-    }
-
-    /// Routes again what waits for a connection to this OSD.
-    fn reroute(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
-        let link = self.links.get_mut(&osd).expect("asked for by its owner");
-        let waiting = std::mem::take(&mut link.waiting);
-        for key in &waiting {
-            self.parts[*key].stage = Stage::Unrouted;
-        }
-        for key in waiting {
-            self.route(now, key, effects);
         }
     }
 
@@ -136,20 +120,14 @@ impl ClientCore {
             }
             Stage::Delayed { pg, epoch, .. } => routes.epoch(pg).is_some_and(|known| known > epoch),
             Stage::Unrouted | Stage::Connecting(_) => true,
-            Stage::Held | Stage::Behind(_) => false,
+            Stage::Held | Stage::Ready | Stage::Behind(_) => false,
         });
-        for key in &moved {
-            let part = &mut self.parts[*key];
-            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes_stripe();
-            self.detach(*key);
-            self.parts[*key].stage = Stage::Unrouted;
-        }
         for key in moved {
-            self.route(now, key, effects);
+            let part = &mut self.parts[key];
+            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes_stripe();
+            self.send_again(key);
         }
-        for osd in self.links.keys().copied().collect::<Vec<_>>() {
-            self.rest_link(osd);
-        }
+        self.idle_links.extend(self.links.keys());
         self.replay_new_epochs(now, effects);
         self.touch_all();
     }
@@ -246,37 +224,18 @@ impl ClientCore {
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
         match (&mut part.work, outcome) {
             (Work::Read { range }, Outcome::Read { checksums, data, .. }) => {
-                let (units, range, is_overlaid) =
-                    (units_around(range), range.clone(), part.is_overlaid);
-                let mut found = match verify(units.len(), &checksums, &data) {
+                let (units, range) = (units_around(range), range.clone());
+                let found = match verify(units.len(), &checksums, &data) {
                     Verdict::Zeros => None,
                     Verdict::Data => Some(data),
                     Verdict::Mismatch => return self.mismatched(now, key, effects),
                 };
-                if is_overlaid {
-                    let Some(kept) = self.overlay(key, units.clone()) else {
-                        return self.send_again(now, key, effects);
-                    };
-                    found = overlaid(&self.pool, found, &units, kept);
-                }
                 let skip = (range.start - units.start) as usize;
                 let found = match found {
                     None => Piece::Zeros(range.len() as u64),
                     Some(data) => Piece::Data(data.slice(skip..skip + range.len())),
                 };
                 self.end_part(now, key, Found::Piece(found), effects);
-            }
-            (Work::Compare { data, .. }, Outcome::Read { checksums, data: found, .. }) => {
-                let is_same = match verify(data.len(), &checksums, &found) {
-                    Verdict::Zeros => data.iter().all(|byte| *byte == 0),
-                    Verdict::Data => data[..] == found[..],
-                    Verdict::Mismatch => return self.mismatched(now, key, effects),
-                };
-                if is_same {
-                    self.end_part(now, key, Found::Nothing, effects);
-                } else {
-                    self.found_lost(now, key, effects);
-                }
             }
             (Work::Patch(patch), Outcome::Read { version, checksums, data })
                 if matches!(patch.step, PatchStep::Read) =>
@@ -287,7 +246,7 @@ impl ClientCore {
                     Verdict::Mismatch => return self.mismatched(now, key, effects),
                 };
                 patch.step = patched(&self.pool, patch, version, old);
-                self.send_again(now, key, effects);
+                self.send_again(key);
             }
             (
                 Work::Write { .. }
@@ -302,16 +261,9 @@ impl ClientCore {
                 self.acknowledged(key, durable);
                 self.end_part(now, key, Found::Nothing, effects);
             }
-            (Work::Extents { range }, Outcome::Extents { mut bitmap })
+            (Work::Extents { range }, Outcome::Extents { bitmap })
                 if bitmap.len() * 64 >= (range.end as usize).div_ceil(UNIT_SIZE as usize) =>
             {
-                let range = range.clone();
-                if part.is_overlaid {
-                    let Some(kept) = self.overlay(key, units_around(&range)) else {
-                        return self.send_again(now, key, effects);
-                    };
-                    allocate(&mut bitmap, kept);
-                }
                 let extents = extents_of(&bitmap, range.start, range.end);
                 self.end_part(now, key, Found::Extents(extents), effects);
             }
@@ -336,9 +288,7 @@ impl ClientCore {
             Refusal::Stale(told) => {
                 let told = told.filter(|entry| entry.pg == pg);
                 if told.is_some_and(|entry| self.routes.learn(entry)) {
-                    self.detach(key);
-                    self.parts[key].stage = Stage::Unrouted;
-                    self.unrouted.push(key);
+                    self.send_again(key);
                     self.map_changed(now, effects);
                 } else {
                     self.delay(now, key, effects);
@@ -350,7 +300,7 @@ impl ClientCore {
             Refusal::CompareFailed { .. } => match &mut part.work {
                 Work::Patch(patch) => {
                     patch.step = PatchStep::Read;
-                    self.send_again(now, key, effects);
+                    self.send_again(key);
                 }
                 _ => {
                     let why = "it compared a version that was not given".to_string();
@@ -361,7 +311,7 @@ impl ClientCore {
                 let volume = part.volume;
                 self.end_session(volume, effects);
             }
-            Refusal::Full if part.is_replay => self.compare_instead(now, key, effects),
+            Refusal::Full if part.is_replay => self.found_no_room(now, key, effects),
             Refusal::Full => self.end_failed(now, key, VolumeError::Full, effects),
             Refusal::Damaged { .. } => {
                 self.end_failed(now, key, VolumeError::Damaged, effects);
@@ -373,14 +323,13 @@ impl ClientCore {
     }
 
     /// Sends a part again that was answered, without delay.
-    pub(crate) fn send_again(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+    fn send_again(&mut self, key: PartKey) {
         self.detach(key);
-        self.parts[key].stage = Stage::Unrouted;
-        self.route(now, key, effects);
+        self.make_ready(key);
     }
 
     /// Sends a refused part again after a while, or when its PG has a newer entry.
-    pub(crate) fn delay(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+    fn delay(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
         let Stage::Sent { pg, epoch, .. } = self.parts[key].stage else {
             unreachable!("only what was sent is refused")
         };
@@ -416,10 +365,7 @@ impl ClientCore {
         let request = self.parts[key].request;
         if self.requests[request].is_own() {
             // What was acknowledged is not given up: it is tried for as long as the session lives.
-            return match self.parts[key].work {
-                Work::Compare { .. } => self.found_lost(now, key, effects),
-                _ => self.delay(now, key, effects),
-            };
+            return self.delay(now, key, effects);
         }
         self.fail(now, request, error, effects);
         self.end_part(now, key, Found::Nothing, effects);
@@ -445,46 +391,6 @@ fn patched(pool: &BufferPool, patch: &Patch, expected: Version, old: Option<Buff
     let data = unit.freeze();
     let checksums = checksums_of(&data);
     PatchStep::Write { expected, data, checksums }
-}
-
-/// What was found in these units, with what is kept laid over it. `None`: zeros.
-fn overlaid(
-    pool: &BufferPool,
-    found: Option<Buffer>,
-    units: &Range<u32>,
-    kept: Vec<(Range<u32>, Content)>,
-) -> Option<Buffer> {
-    if kept.is_empty() {
-        return found;
-    }
-    let mut bytes = match found {
-        None => pool.take_zeroed(units.len()),
-        Some(data) => {
-            let mut bytes = pool.take(units.len());
-            bytes.copy_from_slice(&data);
-            bytes
-        }
-    };
-    for (range, content) in kept {
-        let target = (range.start - units.start) as usize..(range.end - units.start) as usize;
-        match content {
-            Content::Zeros => bytes[target].fill(0),
-            Content::Data { data, .. } => bytes[target].copy_from_slice(&data),
-        }
-    }
-    Some(bytes.freeze())
-}
-
-/// Marks units as written of which data is kept.
-fn allocate(bitmap: &mut [u64], kept: Vec<(Range<u32>, Content)>) {
-    let with_data = kept.into_iter().filter(|(_, content)| *content != Content::Zeros);
-    for (range, _) in with_data {
-        for unit in range.start / UNIT_SIZE as u32..range.end / UNIT_SIZE as u32 {
-            if let Some(word) = bitmap.get_mut(unit as usize / 64) {
-                *word |= 1 << (unit % 64);
-            }
-        }
-    }
 }
 
 enum Verdict {

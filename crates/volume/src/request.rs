@@ -113,7 +113,7 @@ impl Request {
             | Kind::Write { rest, .. }
             | Kind::Zero { rest, .. }
             | Kind::Extents { rest, .. } => rest.is_empty(),
-            Kind::Replay(replay) => replay.rest.is_empty(),
+            Kind::Replay(_) => false,
             Kind::Flush(Flush::Undecided) => false,
             Kind::Flush(Flush::Rest { pgs, .. }) => pgs.is_empty(),
         }

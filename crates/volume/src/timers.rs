@@ -17,7 +17,7 @@ pub(crate) enum Timer {
     Link(OsdId),
     /// Send a refused part again.
     Part(PartKey),
-    /// The user's patience with a request ends.
+    /// The user's patience with a request ends; of a replay that found no room: it is tried again.
     Request(RequestKey),
     /// The user's patience with an attach ends.
     Open(VolumeHandle),

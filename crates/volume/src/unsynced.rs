@@ -4,8 +4,7 @@
 //! Invariants
 //!   1. Of each unit the newest acknowledged content is kept and nothing older, so that a replay,
 //!      also one that breaks off, takes no unit back in time.
-//!   2. All of it was acknowledged, or replayed to the end, in `epoch`; but for discards that came while
-//!      the gate was shut.
+//!   2. While the gate is open the PG acknowledged all of it in `epoch`.
 //!   3. What is kept pins no more memory than what was acknowledged since the last sync.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -40,8 +39,8 @@ pub(crate) struct Gate {
     pub(crate) epoch: Epoch,
     /// The request whose parts it is made of.
     pub(crate) request: RequestKey,
-    /// Some of it was lost, and the PG has no room for it: see [`crate::core::ClientCore::relieve`].
-    pub(crate) is_starved: bool,
+    /// The PG had no room for some of it when it was last tried.
+    pub(crate) waits_for_room: bool,
 }
 
 /// What a range of whole units holds.
@@ -56,6 +55,8 @@ struct Kept {
     content: Content,
     /// The volume's count of acknowledgements with this one.
     count: u64,
+    /// In which the PG acknowledged it last.
+    epoch: Epoch,
 }
 
 impl Content {
@@ -100,9 +101,15 @@ impl Unsynced {
         self.is_covered() && !self.is_unsure && is_idle
     }
 
+    /// Whether an answer of this epoch is of the newest one.
+    pub(crate) fn is_of(&self, epoch: Epoch) -> bool {
+        epoch == self.gate.map_or(self.epoch, |gate| gate.epoch)
+    }
+
     /// A change was acknowledged and is not durable. Tells how many bytes it counts for.
     pub(crate) fn acknowledge(
         &mut self,
+        epoch: Epoch,
         stripe: StripeIndex,
         range: Range<u32>,
         content: Content,
@@ -116,22 +123,8 @@ impl Unsynced {
             Content::Data { data, .. } => data.len() as u64,
         };
         self.acknowledged.push_back((count, bytes));
-        self.kept.insert((stripe, range.start), Kept { end: range.end, content, count });
+        self.kept.insert((stripe, range.start), Kept { end: range.end, content, count, epoch });
         bytes
-    }
-
-    /// A discard is kept that waits for a replay without room, which makes it durable.
-    pub(crate) fn note_zeros(&mut self, stripe: StripeIndex, range: Range<u32>, count: u64) {
-        self.overwrite(stripe, range.clone());
-        self.acknowledged.push_back((count, 0));
-        self.kept
-            .insert((stripe, range.start), Kept { end: range.end, content: Content::Zeros, count });
-    }
-
-    /// All zeros that are kept have become durable.
-    pub(crate) fn forget_zeros(&mut self) {
-        self.kept.retain(|_, kept| kept.content != Content::Zeros);
-        self.acknowledged.retain(|(_, bytes)| *bytes > 0);
     }
 
     /// The PG holds something newer in this range, which is durable or is kept next.
@@ -146,6 +139,7 @@ impl Unsynced {
                 end: to,
                 content: old.content.slice((from - start) as usize..(to - start) as usize),
                 count: old.count,
+                epoch: old.epoch,
             };
             if start < range.start {
                 self.kept.insert(place, part(start, range.start));
@@ -169,30 +163,31 @@ impl Unsynced {
         bytes
     }
 
-    /// What is to be written again; zeros first, for they make room.
-    pub(crate) fn pieces(&self) -> VecDeque<(StripeIndex, Range<u32>, Content)> {
-        let is_zeros = |kept: &Kept| kept.content == Content::Zeros;
-        let zeros = self.kept.iter().filter(|(_, kept)| is_zeros(kept));
-        let rest = self.kept.iter().filter(|(_, kept)| !is_zeros(kept));
-        let piece = |(&(stripe, start), kept): (&(StripeIndex, u32), &Kept)| {
-            (stripe, start..kept.end, kept.content.clone())
-        };
-        zeros.chain(rest).map(piece).collect()
+    /// The first piece from `place` on that was not acknowledged in this epoch; zeros alone, if so asked.
+    pub(crate) fn next_piece(
+        &self,
+        place: (StripeIndex, u32),
+        epoch: Epoch,
+        zeros_only: bool,
+    ) -> Option<(StripeIndex, Range<u32>, Content)> {
+        let mut rest = self.kept.range(place..);
+        let is_wanted =
+            |kept: &Kept| kept.epoch != epoch && (!zeros_only || kept.content == Content::Zeros);
+        let (&(stripe, start), kept) = rest.find(|(_, kept)| is_wanted(kept))?;
+        Some((stripe, start..kept.end, kept.content.clone()))
     }
 
-    /// What is kept of a range of whole units, which may be less than all of it.
-    pub(crate) fn kept_of(
-        &self,
-        stripe: StripeIndex,
-        range: Range<u32>,
-    ) -> impl Iterator<Item = (Range<u32>, Content)> {
-        let before = self.kept.range((stripe, 0)..(stripe, range.end)).rev();
-        let from = range.start;
-        before.take_while(move |(_, kept)| kept.end > from).map(move |(&(_, start), kept)| {
-            let part = start.max(range.start)..kept.end.min(range.end);
-            let of_piece = (part.start - start) as usize..(part.end - start) as usize;
-            (part, kept.content.slice(of_piece))
-        })
+    /// The PG acknowledged again what is kept of this range. Requires: it is one piece.
+    pub(crate) fn replayed(&mut self, stripe: StripeIndex, range: &Range<u32>, epoch: Epoch) {
+        let kept = self.kept.get_mut(&(stripe, range.start)).expect("nothing changes it meanwhile");
+        assert!(kept.end == range.end);
+        kept.epoch = epoch;
+    }
+
+    /// Bytes of what was not acknowledged in this epoch.
+    pub(crate) fn bytes_before(&self, epoch: Epoch) -> u64 {
+        let old = self.kept.iter().filter(|(_, kept)| kept.epoch != epoch);
+        old.map(|((_, start), kept)| u64::from(kept.end - start)).sum()
     }
 }
 
@@ -204,6 +199,7 @@ mod tests {
     use crate::part::checksums_of;
 
     const UNIT: u32 = UNIT_SIZE as u32;
+    const FIRST: Epoch = Epoch::new(1);
 
     fn data(units: u32, byte: u8) -> Content {
         let data = BufferPool::default().copy_of(&vec![byte; (units * UNIT) as usize]);
@@ -227,7 +223,13 @@ mod tests {
             };
             (stripe.get(), range.start / UNIT, (range.end - range.start) / UNIT, byte)
         };
-        unsynced.pieces().into_iter().map(row).collect()
+        let mut pieces = Vec::new();
+        let mut place = (StripeIndex::ZERO, 0);
+        while let Some(piece) = unsynced.next_piece(place, Epoch::new(2), false) {
+            place = (piece.0, piece.1.end);
+            pieces.push(row(piece));
+        }
+        pieces
     }
 
     fn stripe(number: u32) -> StripeIndex {
@@ -236,19 +238,19 @@ mod tests {
 
     #[test]
     fn a_unit_has_its_newest_content_alone() {
-        let mut unsynced = Unsynced::new(Epoch::new(1));
-        unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 1);
-        unsynced.acknowledge(stripe(2), range(0, 4), data(4, 9), 2);
-        unsynced.acknowledge(stripe(1), range(1, 2), Content::Zeros, 3);
-        assert_eq!(held(&unsynced), [(1, 1, 1, 0), (1, 0, 1, 1), (1, 2, 2, 1), (2, 0, 4, 9)]);
-        unsynced.acknowledge(stripe(1), range(0, 3), data(3, 2), 4);
+        let mut unsynced = Unsynced::new(FIRST);
+        unsynced.acknowledge(FIRST, stripe(1), range(0, 4), data(4, 1), 1);
+        unsynced.acknowledge(FIRST, stripe(2), range(0, 4), data(4, 9), 2);
+        unsynced.acknowledge(FIRST, stripe(1), range(1, 2), Content::Zeros, 3);
+        assert_eq!(held(&unsynced), [(1, 0, 1, 1), (1, 1, 1, 0), (1, 2, 2, 1), (2, 0, 4, 9)]);
+        unsynced.acknowledge(FIRST, stripe(1), range(0, 3), data(3, 2), 4);
         assert_eq!(held(&unsynced), [(1, 0, 3, 2), (1, 3, 1, 1), (2, 0, 4, 9)]);
     }
 
     #[test]
     fn what_is_durable_is_not_kept_nor_what_it_replaced() {
-        let mut unsynced = Unsynced::new(Epoch::new(1));
-        unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 1);
+        let mut unsynced = Unsynced::new(FIRST);
+        unsynced.acknowledge(FIRST, stripe(1), range(0, 4), data(4, 1), 1);
         unsynced.overwrite(stripe(1), range(2, 8));
         assert_eq!(held(&unsynced), [(1, 0, 2, 1)]);
         assert!(!unsynced.is_covered());
@@ -256,23 +258,56 @@ mod tests {
 
     #[test]
     fn a_sync_lets_go_what_it_covers_and_its_whole_weight() {
-        let mut unsynced = Unsynced::new(Epoch::new(1));
-        assert_eq!(unsynced.acknowledge(stripe(1), range(0, 4), data(4, 1), 3), 4 * UNIT_SIZE);
-        assert_eq!(unsynced.acknowledge(stripe(1), range(0, 3), data(3, 2), 5), 3 * UNIT_SIZE);
-        assert_eq!(unsynced.acknowledge(stripe(3), range(0, 8), Content::Zeros, 8), UNIT_SIZE);
+        let mut unsynced = Unsynced::new(FIRST);
+        assert_eq!(
+            unsynced.acknowledge(FIRST, stripe(1), range(0, 4), data(4, 1), 3),
+            4 * UNIT_SIZE
+        );
+        assert_eq!(
+            unsynced.acknowledge(FIRST, stripe(1), range(0, 3), data(3, 2), 5),
+            3 * UNIT_SIZE
+        );
+        assert_eq!(
+            unsynced.acknowledge(FIRST, stripe(3), range(0, 8), Content::Zeros, 8),
+            UNIT_SIZE
+        );
         assert_eq!(unsynced.sync(2), 0);
         assert_eq!(unsynced.sync(4), 4 * UNIT_SIZE);
-        assert_eq!(held(&unsynced), [(3, 0, 8, 0), (1, 0, 3, 2)]);
+        assert_eq!(held(&unsynced), [(1, 0, 3, 2), (3, 0, 8, 0)]);
         assert_eq!(unsynced.sync(8), 4 * UNIT_SIZE);
         assert!(unsynced.is_over());
     }
 
     #[test]
     fn ranges_that_only_touch_stay_whole() {
-        let mut unsynced = Unsynced::new(Epoch::new(1));
-        unsynced.acknowledge(stripe(1), range(0, 2), data(2, 1), 1);
-        unsynced.acknowledge(stripe(1), range(4, 6), data(2, 2), 2);
-        unsynced.acknowledge(stripe(1), range(2, 4), data(2, 3), 3);
+        let mut unsynced = Unsynced::new(FIRST);
+        unsynced.acknowledge(FIRST, stripe(1), range(0, 2), data(2, 1), 1);
+        unsynced.acknowledge(FIRST, stripe(1), range(4, 6), data(2, 2), 2);
+        unsynced.acknowledge(FIRST, stripe(1), range(2, 4), data(2, 3), 3);
         assert_eq!(held(&unsynced), [(1, 0, 2, 1), (1, 2, 2, 3), (1, 4, 2, 2)]);
+    }
+
+    #[test]
+    fn pieces_that_an_epoch_acknowledged_are_not_written_again_in_it() {
+        let (first, second) = (FIRST, Epoch::new(2));
+        let mut unsynced = Unsynced::new(first);
+        unsynced.acknowledge(first, stripe(1), range(0, 4), data(4, 1), 1);
+        unsynced.acknowledge(first, stripe(2), range(0, 2), Content::Zeros, 2);
+        let start = (StripeIndex::ZERO, 0);
+        let next = |unsynced: &Unsynced, zeros_only| {
+            unsynced.next_piece(start, second, zeros_only).map(|(stripe, ..)| stripe.get())
+        };
+        assert_eq!((next(&unsynced, false), next(&unsynced, true)), (Some(1), Some(2)));
+        unsynced.replayed(stripe(1), &range(0, 4), second);
+        assert_eq!(next(&unsynced, false), Some(2));
+        assert_eq!(unsynced.bytes_before(second), 2 * UNIT_SIZE);
+        unsynced.overwrite(stripe(1), range(1, 2));
+        assert_eq!(next(&unsynced, false), Some(2), "what is left of a piece keeps its epoch");
+        unsynced.replayed(stripe(2), &range(0, 2), second);
+        assert_eq!(next(&unsynced, false), None);
+        assert_eq!(
+            unsynced.next_piece(start, Epoch::new(3), false).map(|it| it.1),
+            Some(range(0, 1))
+        );
     }
 }

@@ -60,6 +60,26 @@ impl Monitor {
         }
     }
 
+    /// What of a session was done and not flushed, and waits for room.
+    pub(super) fn on_session_waits(
+        &mut self,
+        connection: ConnectionId,
+        session: SessionId,
+        waiting_bytes: u64,
+    ) {
+        let state = self.connections.get_mut(&connection);
+        if let Some(known) = state.and_then(|state| state.sessions.get_mut(&session)) {
+            *known = waiting_bytes;
+        }
+    }
+
+    /// Sessions of which something waits for room, with the bytes.
+    pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (&SessionRecord, u64)> {
+        let all = self.connections.values().flat_map(|state| &state.sessions);
+        let waiting = all.filter(|(_, bytes)| **bytes > 0);
+        waiting.filter_map(|(session, bytes)| Some((self.contents.session(*session)?, *bytes)))
+    }
+
     /// The process that has a session, if it is connected and has said who it is.
     pub(super) fn process_of_session(&self, session: SessionId) -> Option<&super::Introduced> {
         let connection = self.session_connection(session)?;
@@ -76,7 +96,7 @@ impl Monitor {
         self.drop_session(session);
         let live = match self.connections.get_mut(&connection) {
             Some(state) => {
-                state.sessions.insert(session);
+                state.sessions.insert(session, 0);
                 SessionLive::Connected { connection }
             }
             None => {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::size::Size;
 use base::{Duration, OsdId, Time};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
@@ -108,6 +109,7 @@ impl Monitor {
         self.check_removed_pools(&mut checks);
         self.check_pgs(&tally, &mut checks);
         self.check_osds(now, &mut checks);
+        self.check_waiting(&mut checks);
         self.check_links(now, &mut checks);
         self.check_limits(&mut checks);
         self.check_edits(now, &mut checks);
@@ -416,6 +418,25 @@ impl Monitor {
             ),
         };
         Check { code: "osd_down", severity, message, hint }
+    }
+
+    /// Volumes whose clients have to write again what a full pool may have lost.
+    fn check_waiting(&self, checks: &mut Vec<Check>) {
+        for (session, waiting_bytes) in self.waiting_sessions() {
+            let Some(image) = self.contents.image(session.image) else { continue };
+            let name = &image.info.name;
+            checks.push(Check {
+                code: "volume_waits_for_room",
+                severity: Severity::Warn,
+                message: format!(
+                    "{} of volume {name} were written, not flushed, and have to be written again: its pool has \
+                     no room, so reads and flushes wait",
+                    Size(waiting_bytes)
+                ),
+                hint: "do not stop its client, it holds them. Discard what is not needed, in this volume or \
+                       others, remove volumes, or add OSDs",
+            });
+        }
     }
 
     /// OSDs that cannot work with each other, though both are there.

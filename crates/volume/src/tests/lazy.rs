@@ -5,7 +5,7 @@ use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal, Request};
 
 use super::world::{BLOCK, SESSION, UNIT, VOLUME, World, entry, pg_number};
-use crate::{Answer, Event, Extent, Operation, Piece, RequestId, VolumeError};
+use crate::{Answer, Event, Operation, Piece, RequestId, VolumeError};
 
 fn stripe(number: u32) -> StripeIndex {
     StripeIndex::new(number)
@@ -98,11 +98,11 @@ fn a_new_epoch_replays_what_is_not_synced_before_anything_else() {
     world.next_epoch(pg());
     let read = world.read(0, UNIT_SIZE);
     let write = world.write(2 * UNIT_SIZE, &[9; UNIT]);
-    let replay = rows(&[(2, "zero 3"), (2, "write 1: 4"), (2, "write 2: 3")]);
-    assert_eq!(world.waiting(), replay, "what makes room goes first");
+    let replay = rows(&[(2, "write 1: 4"), (2, "write 2: 3"), (2, "zero 3")]);
+    assert_eq!(world.waiting(), replay);
     world.serve_one();
     world.serve_one();
-    assert_eq!(world.waiting(), rows(&[(2, "write 2: 3")]));
+    assert_eq!(world.waiting(), replay[2..]);
     world.serve_one();
     assert_eq!(world.waiting(), rows(&[(2, "read"), (2, "write 2: 9")]));
     assert!(world.finish(read).is_ok());
@@ -360,23 +360,8 @@ fn a_replay_is_not_given_up_whatever_is_answered() {
     assert!(world.finish(read).is_ok());
 }
 
-#[test]
-fn a_replay_of_what_a_full_pg_still_holds_needs_no_room() {
-    let mut world = World::lazy(None);
-    world.write_unit(0, 1);
-    world.write_unit(1, 0);
-    world.is_full = true;
-    world.next_epoch(pg());
-    let read = world.read(0, 1);
-    assert!(world.finish(read).is_ok());
-    assert!(world.core.requests.is_empty(), "the replay is over");
-    let flush = world.ask(Operation::Flush);
-    assert_eq!(world.finish(flush), Ok(Answer::Done));
-    assert_eq!(world.kept(), 0);
-}
-
-/// A world whose PG lost two units that it had acknowledged, and is full.
-fn starved() -> World {
+/// A world whose PG is full, and lost two units that it had acknowledged; the first try is over.
+fn full() -> World {
     let mut world = World::lazy(None);
     world.write_unit(2, 7);
     world.flush();
@@ -385,37 +370,46 @@ fn starved() -> World {
     world.lose_power(pg(), |_| 0);
     world.is_full = true;
     world.next_epoch(pg());
+    world.serve();
     world
 }
 
+fn waits(waiting_bytes: u64) -> ToMonitor {
+    ToMonitor::SessionWaits { session: SESSION, waiting_bytes }
+}
+
+impl World {
+    /// Waits for the next pass of a replay, and serves it.
+    fn next_pass(&mut self) {
+        while self.asked.is_empty() {
+            self.wait();
+        }
+        self.serve();
+    }
+}
+
 #[test]
-fn behind_a_replay_without_room_reads_go_on_and_what_needs_room_is_refused() {
-    let mut world = starved();
-    let early = world.read(0, 1);
+fn a_replay_waits_for_room_and_what_is_behind_it_too_but_for_writes() {
+    let mut world = full();
+    let read = world.read(0, 2 * UNIT_SIZE);
+    let flush = world.ask(Operation::Flush);
+    let narrow = world.ask(patch(&world));
     let write = world.write(3 * UNIT_SIZE, &[9; UNIT]);
-    assert!(world.finish(early).is_ok());
-    assert_eq!(world.result(write), Err(VolumeError::Full));
-    for unit in 0..4 {
-        assert_eq!(world.bytes(unit * UNIT_SIZE + 9, 1), [[1, 2, 7, 0][unit as usize]]);
+    for _ in 0..12 {
+        world.next_pass();
     }
-    assert_eq!(world.bytes(UNIT_SIZE - 1, 2 + UNIT_SIZE)[..2], [1, 2]);
-    let extents = world.ask(Operation::Extents { offset: 0, length: BLOCK });
-    let all = |length, allocated| Extent { length, allocated };
-    let expected = vec![all(3 * UNIT_SIZE, true), all(BLOCK - 3 * UNIT_SIZE, false)];
-    assert_eq!(world.finish(extents), Ok(Answer::Extents(expected)));
-    for operation in [Operation::Flush, patch(&world)] {
-        let id = world.ask(operation);
-        assert_eq!(world.finish(id), Err(VolumeError::Full));
+    for id in [write, narrow] {
+        assert_eq!(world.result(id), Err(VolumeError::Full));
     }
-    assert_eq!(world.held(stripe(0), 0), None);
+    assert!(!world.done.contains_key(&read) && !world.done.contains_key(&flush));
+    assert_eq!(world.wait(), base::Duration::from_secs(1));
     world.is_full = false;
-    while !world.core.requests.is_empty() {
-        world.wait();
-        world.serve();
-    }
-    world.flush();
-    assert_eq!(world.held(stripe(0), 0), Some(&vec![1; UNIT]));
-    assert_eq!(world.held(stripe(0), 1), Some(&vec![2; UNIT]));
+    world.serve();
+    let Ok(Answer::Data(pieces)) = world.result(read) else { panic!("it is read") };
+    assert!(
+        matches!(&pieces[..], [Piece::Data(data)] if data[..UNIT] == [1; UNIT] && data[UNIT] == 2)
+    );
+    assert_eq!(world.result(flush), Ok(Answer::Done));
     assert_eq!(world.kept(), 0);
 }
 
@@ -424,19 +418,69 @@ fn patch(world: &World) -> Operation {
 }
 
 #[test]
+fn the_monitor_is_told_what_waits_for_room() {
+    let mut world = full();
+    assert_eq!(world.told.pop_back(), Some(waits(2 * UNIT_SIZE)));
+    let discard = Operation::Zero { offset: 0, length: UNIT_SIZE, durable: true };
+    let discard = world.ask(discard);
+    world.told.clear();
+    world.next_pass();
+    assert_eq!(world.result(discard), Ok(Answer::Done));
+    world.next_pass();
+    assert_eq!(world.told.pop_back(), Some(waits(UNIT_SIZE)));
+    world.next_pass();
+    assert!(world.told.is_empty(), "nothing is new");
+    world.break_monitor();
+    while world.monitor.is_none() {
+        world.wait();
+        world.connect();
+    }
+    assert_eq!(world.told.pop_back(), Some(waits(UNIT_SIZE)));
+    world.is_full = false;
+    world.next_pass();
+    assert_eq!(world.told.pop_back(), Some(waits(0)));
+}
+
+#[test]
+fn of_a_replay_without_room_zeros_still_go_in_the_same_pass() {
+    let mut world = World::lazy(None);
+    let own = (0..64).filter(|it| pg_number(stripe(*it)) == pg());
+    let offsets: Vec<u64> = own
+        .flat_map(|it| (0..4).map(move |unit| (it, unit)))
+        .map(|(it, unit)| u64::from(it) * BLOCK + unit * UNIT_SIZE)
+        .take(37)
+        .collect();
+    let write_all = |world: &mut World, byte: u8, offsets: &[u64]| {
+        for offset in offsets {
+            let id = world.write(*offset, &[byte; UNIT]);
+            world.finish(id).expect("written");
+        }
+    };
+    write_all(&mut world, 1, &offsets);
+    world.flush();
+    let (last, rest) = offsets.split_last().expect("37");
+    write_all(&mut world, 2, rest);
+    let zero = world.ask(Operation::Zero { offset: *last, length: UNIT_SIZE, durable: false });
+    world.finish(zero).expect("zeroed");
+    world.lose_power(pg(), |_| 0);
+    world.is_full = true;
+    world.next_epoch(pg());
+    world.serve();
+    assert_eq!(world.held(stripe((last / BLOCK) as u32), 0), None, "it makes room");
+    assert_eq!(world.held(stripe(0), 0), Some(&vec![1; UNIT]));
+}
+
+#[test]
 fn discards_pass_a_replay_without_room_and_what_they_take_is_not_replayed() {
     for durable in [false, true] {
-        let mut world = starved();
-        world.serve();
+        let mut world = full();
         let discard = Operation::Zero { offset: UNIT_SIZE, length: 2 * UNIT_SIZE, durable };
         let discard = world.ask(discard);
-        assert_eq!(world.finish(discard), Ok(Answer::Done));
+        world.next_pass();
+        assert_eq!(world.result(discard), Ok(Answer::Done));
         assert_eq!(world.held(stripe(0), 2), None, "it makes room");
-        assert_eq!(world.bytes(UNIT_SIZE, 1), [0]);
-        assert_eq!(world.bytes(0, 1), [1]);
         world.is_full = false;
-        world.wait();
-        world.serve();
+        world.next_pass();
         assert_eq!(world.held(stripe(0), 0), Some(&vec![1; UNIT]));
         assert_eq!(world.held(stripe(0), 1), None);
         world.flush();
@@ -446,46 +490,83 @@ fn discards_pass_a_replay_without_room_and_what_they_take_is_not_replayed() {
 
 #[test]
 fn a_discard_of_all_that_a_pg_lost_ends_its_replay() {
-    let mut world = starved();
-    world.serve();
+    let mut world = full();
     let discard = Operation::Zero { offset: 0, length: BLOCK, durable: false };
     let discard = world.ask(discard);
-    assert_eq!(world.finish(discard), Ok(Answer::Done));
+    world.next_pass();
+    assert_eq!(world.result(discard), Ok(Answer::Done));
+    world.wait();
     assert!(world.core.requests.is_empty());
     world.flush();
+    assert_eq!(world.kept(), 0);
 }
 
 #[test]
-fn a_discard_does_not_overtake_a_write_of_a_replay_that_is_not_answered() {
-    let mut world = starved();
-    world.serve();
-    world.wait();
-    let replay = rows(&[(2, "write 1: 2"), (2, "write 0: 1")]);
-    assert_eq!(world.waiting(), replay);
+fn a_discard_and_a_write_of_a_replay_are_never_under_way_together() {
+    let mut world = full();
     let discard = world.ask(Operation::Zero { offset: 0, length: UNIT_SIZE, durable: false });
+    world.wait();
+    let replay = rows(&[(2, "write 0: 1"), (2, "write 1: 2")]);
     assert_eq!(world.waiting(), replay);
+    world.serve_one();
+    assert_eq!(world.waiting(), replay[1..]);
+    world.serve_one();
+    assert_eq!(world.waiting(), rows(&[(2, "zero 0")]));
     world.is_full = false;
-    assert_eq!(world.finish(discard), Ok(Answer::Done));
+    for _ in 0..5 {
+        world.wait();
+        assert_eq!(world.waiting(), rows(&[(2, "zero 0")]), "the next pass waits for it");
+    }
+    world.serve();
+    assert_eq!(world.result(discard), Ok(Answer::Done));
+    world.next_pass();
     assert_eq!(world.held(stripe(0), 0), None);
     assert_eq!(world.held(stripe(0), 1), Some(&vec![2; UNIT]));
 }
 
 #[test]
-fn a_read_that_went_past_a_replay_is_asked_again_if_the_replay_ended_meanwhile() {
-    let mut world = starved();
-    world.serve();
-    let read = world.read(0, 1);
-    let early = world.next();
-    let before = world.execute(&early.1.op);
-    world.is_full = false;
+fn a_discard_that_waits_for_its_answer_goes_again_in_the_next_epoch() {
+    let mut world = full();
+    let discard = world.ask(Operation::Zero { offset: 0, length: UNIT_SIZE, durable: false });
     world.wait();
+    world.serve_one();
+    world.serve_one();
+    assert_eq!(world.waiting(), rows(&[(2, "zero 0")]));
+    world.next_epoch(pg());
+    world.is_full = false;
     world.serve();
+    assert_eq!(world.result(discard), Ok(Answer::Done));
+    assert_eq!(world.held(stripe(0), 0), None);
+    assert_eq!(world.held(stripe(0), 1), Some(&vec![2; UNIT]));
     world.flush();
     assert_eq!(world.kept(), 0);
-    world.reply(&early, before);
-    assert!(!world.done.contains_key(&read), "it was lost when this was read");
-    let Ok(Answer::Data(pieces)) = world.finish(read) else { panic!("it is read") };
-    assert!(matches!(&pieces[..], [Piece::Data(data)] if data[..] == [1]));
+}
+
+#[test]
+fn a_full_buffer_behind_a_replay_without_room_refuses_writes_and_does_discards() {
+    let mut world = full();
+    world.core.settings.unsynced_size_max = 2 * UNIT_SIZE;
+    let elsewhere = (1..64).find(|it| pg_number(stripe(*it)) != pg()).expect("four PGs");
+    let offset = u64::from(elsewhere) * BLOCK;
+    let write = world.write(offset, &[9; UNIT]);
+    let zero = world.ask(Operation::Zero { offset, length: UNIT_SIZE, durable: false });
+    world.next_pass();
+    assert_eq!(world.result(write), Err(VolumeError::Full));
+    assert_eq!(world.result(zero), Ok(Answer::Done));
+}
+
+#[test]
+fn a_discard_that_finds_the_buffer_full_does_not_take_the_turn_of_the_sync() {
+    let mut world = full();
+    world.core.settings.unsynced_size_max = 2 * UNIT_SIZE;
+    let elsewhere = (1..64).find(|it| pg_number(stripe(*it)) != pg()).expect("four PGs");
+    let offset = u64::from(elsewhere) * BLOCK;
+    let zero = world.ask(Operation::Zero { offset, length: UNIT_SIZE, durable: false });
+    assert_eq!(world.finish(zero), Ok(Answer::Done));
+    world.is_full = false;
+    world.next_pass();
+    assert_eq!(world.kept(), 0, "the sync was done");
+    assert!(world.core.requests.is_empty());
 }
 
 #[test]

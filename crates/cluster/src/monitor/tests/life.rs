@@ -659,6 +659,29 @@ fn status_tells_health_with_reasons() {
 }
 
 #[test]
+fn a_volume_that_waits_for_room_is_named_with_its_bytes() {
+    let mut rig = Rig::with_pool(1, 8);
+    rig.make_volume("v", GIB).unwrap();
+    let client = rig.client();
+    let (session, _) = rig.open_session(client, "v").unwrap().unwrap();
+    let waits = |session, waiting_bytes| ToMonitor::SessionWaits { session, waiting_bytes };
+    let check = |rig: &mut Rig| {
+        let status = rig.status();
+        let mut checks = status["checks"].as_array().unwrap().iter();
+        let found = checks.find(|check| check["code"] == "volume_waits_for_room");
+        found.map(|check| check["message"].as_str().unwrap().to_string())
+    };
+    rig.say(client, &waits(session, 12 << 10));
+    let message = check(&mut rig).unwrap();
+    assert!(message.starts_with("12KiB of volume v "), "{message}");
+    let stranger = rig.client();
+    rig.say(stranger, &waits(session, 0));
+    assert!(check(&mut rig).is_some(), "it is not the other's session");
+    rig.say(client, &waits(session, 0));
+    assert_eq!(check(&mut rig), None);
+}
+
+#[test]
 fn processes_that_introduce_themselves_are_listed() {
     let mut rig = Rig::new();
     let client = rig.client();
