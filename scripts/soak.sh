@@ -7,20 +7,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-fuzzed="blockstore pg node"
+fuzzed="blockstore pg node cluster"
+fuzzers="fuzz:: random:: no_schedule whatever_comes"
 properties="format volume attach"
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 cargo build --profile ci --locked -p sim
 
 cargo_test() { cargo test --profile ci --locked "$@"; }
 
+# shellcheck disable=SC2086  # a list
 flags() { printf -- '-p %s ' $1; }
 
 # CRATE PROGRAM of each test program that draws properties.
 programs() {
     local crate
     for crate in $properties; do
-        cargo_test -p "$crate" --no-run 2>&1 |
+        CARGO_TERM_QUIET=false cargo_test -p "$crate" --no-run 2>&1 |
             sed -n "s|^ *Executable .*(\(.*/deps/[^)]*\))\$|$crate \1|p"
     done
 }
@@ -29,9 +31,9 @@ round() { # FIRST LAST
     local first=$1 last=$2 failed="" seed crate program log
     log=$(mktemp)
     echo "seeds $first..$last"
-    # shellcheck disable=SC2046  # a list of flags
-    SEEDS=$first..$last cargo_test $(flags "$fuzzed") --no-fail-fast -q -- fuzz:: random:: ||
-        failed+="SEEDS=$first..$last cargo test --profile ci $(flags "$fuzzed")-- fuzz:: random::"$'\n'
+    # shellcheck disable=SC2046,SC2086  # lists
+    SEEDS=$first..$last cargo_test $(flags "$fuzzed") --no-fail-fast -q -- $fuzzers ||
+        failed+="SEEDS=$first..$last cargo test --profile ci $(flags "$fuzzed")-- $fuzzers"$'\n'
     while read -r crate program; do
         program=$(realpath "$program")
         echo "properties of $crate: $(basename "$program")"

@@ -9,6 +9,7 @@ pub mod hash;
 pub mod histogram;
 pub mod ids;
 pub mod planted;
+pub mod seeds;
 pub mod size;
 pub mod time;
 
@@ -18,5 +19,6 @@ pub use ids::{
     ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
     PoolId, SessionId, StripeIndex, Version,
 };
+pub use seeds::seeds;
 pub use size::{BlockSize, GIB, KIB, MIB, TIB, UNIT_SIZE};
 pub use time::{Duration, Time};

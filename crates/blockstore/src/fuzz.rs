@@ -176,7 +176,7 @@ fn run(seed: u64, crashes: u32) {
 
 #[test]
 fn acknowledged_writes_survive_crashes_at_any_effect() {
-    for seed in 0..12 {
+    for seed in base::seeds(0..=11) {
         run(seed, 6);
     }
 }

@@ -397,7 +397,7 @@ impl Run {
 #[test]
 fn what_is_acknowledged_stays_and_nothing_old_is_read() {
     let (mut acknowledged, mut read) = (0, 0);
-    for seed in 1..=60 {
+    for seed in base::seeds(1..=60) {
         println!("seed {seed}");
         let mut run = Run::new(seed);
         for _ in 0..300 {
@@ -412,7 +412,7 @@ fn what_is_acknowledged_stays_and_nothing_old_is_read() {
 
 #[test]
 fn no_peer_upsets_a_node() {
-    for seed in 1..=60 {
+    for seed in base::seeds(1..=60) {
         println!("seed {seed}");
         let mut run = Run::new(seed);
         for _ in 0..300 {

@@ -161,7 +161,7 @@ impl Run {
 
 #[test]
 fn no_client_and_no_map_upsets_a_node() {
-    for seed in 1..=60 {
+    for seed in base::seeds(1..=60) {
         println!("seed {seed}");
         let mut run = Run::new(seed);
         for _ in 0..400 {

@@ -170,7 +170,7 @@ impl Run {
 
 #[test]
 fn no_schedule_breaks_the_order_of_a_pg() {
-    for seed in 1..=300 {
+    for seed in base::seeds(1..=300) {
         println!("seed {seed}");
         let mut run = Run::new(seed);
         run.run();

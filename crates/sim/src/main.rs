@@ -94,36 +94,15 @@ struct Seeds(RangeInclusive<u64>);
 impl FromStr for Seeds {
     type Err = String;
     fn from_str(text: &str) -> Result<Seeds, String> {
-        let wrong = || format!("{text:?} is no range of seeds: write A..B, as in 1..500");
-        let (first, last) = text.split_once("..").ok_or_else(wrong)?;
-        let first: u64 = first.parse().map_err(|_| wrong())?;
-        let last: u64 = last.parse().map_err(|_| wrong())?;
-        if first > last { Err(wrong()) } else { Ok(Seeds(first..=last)) }
+        base::seeds::parse(text).map(Seeds)
     }
-}
-
-/// What the command line says, else the environment's `SEEDS`, which moves all other tests that
-/// draw, too.
-fn chosen_seeds(seed: Option<u64>, seeds: Option<Seeds>) -> Result<RangeInclusive<u64>, String> {
-    if let Some(seed) = seed {
-        return Ok(seed..=seed);
-    }
-    if let Some(seeds) = seeds {
-        return Ok(seeds.0);
-    }
-    let seeds: Seeds = std::env::var("SEEDS").as_deref().unwrap_or("1..100").parse()?;
-    Ok(seeds.0)
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let seeds = match chosen_seeds(arguments.seed, arguments.seeds) {
-        Ok(seeds) => seeds,
-        Err(usage) => {
-            eprintln!("error: {usage}");
-            return ExitCode::from(2);
-        }
-    };
+    let chosen = arguments.seed.map(|seed| seed..=seed);
+    let chosen = chosen.or(arguments.seeds.map(|seeds| seeds.0));
+    let seeds = chosen.unwrap_or_else(|| base::seeds(1..=100));
     let parts = arguments.part.map_or(Part::ALL.to_vec(), |part| vec![part]);
     quiet_panics();
     let mut good = true;

@@ -314,13 +314,8 @@ impl Run {
 
 #[test]
 fn no_schedule_of_faults_breaks_a_promise() {
-    let seeds = std::env::var("SEEDS").ok();
-    let seeds = seeds.and_then(|seeds| {
-        let (first, last) = seeds.split_once("..")?;
-        Some(first.parse::<u64>().ok()?..=last.parse::<u64>().ok()?)
-    });
     let (mut acknowledged, mut read_meanwhile) = (0, 0);
-    for seed in seeds.unwrap_or(1..=400) {
+    for seed in base::seeds(1..=400) {
         println!("SEEDS={seed}..{seed} cargo test --profile ci -p pg no_schedule_of_faults");
         let mut run = Run::new(seed);
         run.run();

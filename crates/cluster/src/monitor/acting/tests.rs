@@ -477,7 +477,7 @@ impl World {
 
 #[test]
 fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
-    for seed in 1..=3_000u64 {
+    for seed in base::seeds(1..=3_000) {
         let copies = (seed % 4 + 1) as u32;
         let min_size = if copies <= 2 { 1 } else { 2 };
         let targets: Vec<u32> = (1..=copies).collect();

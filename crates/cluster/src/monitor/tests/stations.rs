@@ -979,7 +979,7 @@ fn live_through(seed: u64) {
 
 #[test]
 fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
-    for seed in 1..=300 {
+    for seed in base::seeds(1..=300) {
         live_through(seed);
     }
 }

@@ -1,0 +1,34 @@
+//! Seeds of tests that draw: fixed ones, or fresh ones by one variable for all of them.
+
+use std::ops::RangeInclusive;
+
+/// Seeds that a test runs: those of the environment's `SEEDS=A..B`, both ends included, else its
+/// own. Panics where the variable is no such range: it would hide that nothing fresh was run.
+pub fn seeds(fixed: RangeInclusive<u64>) -> RangeInclusive<u64> {
+    match std::env::var("SEEDS") {
+        Ok(text) => parse(&text).unwrap_or_else(|why| panic!("SEEDS: {why}")),
+        Err(_) => fixed,
+    }
+}
+
+/// Reads `A..B`, both ends included.
+pub fn parse(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let wrong = || format!("{text:?} is no range of seeds: write A..B, as in 1..500");
+    let (first, last) = text.split_once("..").ok_or_else(wrong)?;
+    let first: u64 = first.parse().map_err(|_| wrong())?;
+    let last: u64 = last.parse().map_err(|_| wrong())?;
+    if first > last { Err(wrong()) } else { Ok(first..=last) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_both_ends_and_begins_before_it_ends() {
+        assert_eq!(parse("3..7"), Ok(3..=7));
+        for wrong in ["", "7", "7..", "..7", "8..7", "a..b"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
