@@ -2,7 +2,9 @@
 //! what was acknowledged stay, is nothing old ever read, does no message upset a node?
 //!
 //! Each stripe has one counter; a write puts the next value. A read must not show less than what
-//! was acknowledged, or read, before it was sent. (The simulator does the same with more, and
+//! was acknowledged, or read, before it was sent. That holds for writes that take effect in the order
+//! of their values: so none is sent that could overtake another one of its stripe, as a write in the
+//! epoch that its host still serves overtakes one that names the next epoch and waits for the map. (The simulator does the same with more, and
 //! slower: here every message of every seed is looked at by the same few rules.)
 
 use std::collections::BTreeMap;
@@ -25,7 +27,7 @@ const STRIPES: u32 = 6;
 
 /// What a request that is not answered was.
 enum Open {
-    Write { stripe: u32, value: u8 },
+    Write { stripe: u32, value: u8, host: usize, epoch: Epoch },
     Read { stripe: u32, at_least: u8 },
 }
 
@@ -105,12 +107,19 @@ impl Run {
         }
         let back = u32::from(self.random.below(10) == 0);
         let epoch = Epoch::new(self.cluster.entry.epoch.get().saturating_sub(back));
-        if self.random.below(3) > 0 && self.last[slot] < 250 {
+        let in_order = |open: &Open| match open {
+            Open::Write { stripe: of, host: at, epoch: in_epoch, .. } => {
+                *of != stripe || (*at, *in_epoch) == (host, epoch)
+            }
+            Open::Read { .. } => true,
+        };
+        let may_write = self.last[slot] < 250 && self.open.values().all(in_order);
+        if self.random.below(3) > 0 && may_write {
             self.last[slot] += 1;
             let value = self.last[slot];
             let op = write_in(place(1, stripe), 0, 1, value);
             let sequence = self.cluster.send_in(host, epoch, op);
-            self.open.insert(sequence, Open::Write { stripe, value });
+            self.open.insert(sequence, Open::Write { stripe, value, host, epoch });
         } else {
             let at_least = self.floor[slot];
             let op = format::wire::Op::Read {
@@ -129,7 +138,7 @@ impl Run {
         for (sequence, outcome) in std::mem::take(&mut self.cluster.replies) {
             let Some(open) = self.open.remove(&sequence) else { panic!("answered twice") };
             match (open, outcome) {
-                (Open::Write { stripe, value }, Ok(Outcome::Written { .. })) => {
+                (Open::Write { stripe, value, .. }, Ok(Outcome::Written { .. })) => {
                     let floor = &mut self.floor[stripe as usize];
                     *floor = value.max(*floor);
                     self.acknowledged += 1;
@@ -158,6 +167,9 @@ impl Run {
         match self.random.below(8) {
             0 | 1 if count_alive > 1 && self.cluster.hosts[host].node.is_some() => {
                 self.cluster.kill(host);
+                // What it had not begun it never does; what it had has its version already.
+                self.open
+                    .retain(|_, open| !matches!(open, Open::Write { host: at, .. } if *at == host));
             }
             2 if count_alive > 1 && self.is_alive(host) => self.cluster.hosts[host].is_still = true,
             3 => self.cluster.break_wires(host, other),
@@ -396,7 +408,7 @@ impl Run {
 
 #[test]
 fn what_is_acknowledged_stays_and_nothing_old_is_read() {
-    let (mut acknowledged, mut read) = (0, 0);
+    let (mut acknowledged, mut read, mut runs) = (0, 0, 0);
     for seed in base::seeds(1..=60) {
         println!("seed {seed}");
         let mut run = Run::new(seed);
@@ -406,8 +418,10 @@ fn what_is_acknowledged_stays_and_nothing_old_is_read() {
         run.check();
         acknowledged += run.acknowledged;
         read += run.read;
+        runs += 1;
     }
-    assert!(acknowledged > 2_000 && read > 1_000, "{acknowledged} writes, {read} reads");
+    let is_busy = acknowledged > 30 * runs && read > 15 * runs;
+    assert!(is_busy, "{acknowledged} writes and {read} reads in {runs} runs");
 }
 
 #[test]
