@@ -296,11 +296,15 @@ impl Pg {
         if let Some(filling) = &state.filling {
             self.check_filling(filling)?;
         }
+        let has_ended = matches!(self.serving, Serving::Ended { .. });
         let peer = &mut self.lead().peers[index];
         match peer.contact {
             Contact::Asked => {}
             // The answer to a question over an earlier connection came first: it is as good.
             Contact::Known => return Ok(()),
+            // The epoch ended while the connection of the question was gone: over the next one nothing
+            // is asked, and the answer may still come. To hang up would end other PGs' epochs.
+            Contact::Away if has_ended => return Ok(()),
             Contact::Away | Contact::Out => return Err("a state that was not asked for".into()),
         }
         if !state.history.is_sorted_by(|older, newer| older.epoch < newer.epoch) {

@@ -948,3 +948,37 @@ fn what_the_one_that_is_left_cannot_read_comes_back_with_a_lost_member() {
     assert_eq!(world.value(4, 0), kept[4]);
     world.check_equal();
 }
+
+#[test]
+fn a_statement_that_comes_after_its_epoch_ended_breaks_no_connection() {
+    let mut world = whole(3, 3);
+    let at = world.server().unwrap();
+    let [quick, slow] = [(at + 1) % 3, (at + 2) % 3];
+    // Its store is busy: it states itself later than it is asked.
+    world.write(at, 1, 0, 1);
+    world.deliver(at, slow, true);
+    world.disconnect(at, quick);
+    world.monitor();
+    world.leases_end();
+    for index in 0..3 {
+        world.learn(index);
+    }
+    world.store_goes_on(at);
+    world.store_goes_on(quick);
+    world.connect();
+    world.deliver(at, slow, true);
+    world.deliver(at, quick, true);
+    world.deliver(at, quick, false);
+    // The connection to the slow one breaks before it answers; then the epoch ends, for the other.
+    world.disconnect(at, slow);
+    world.disconnect(at, quick);
+    assert!(matches!(world.serving(at), Serving::Ended { .. }));
+    world.connect();
+    world.stores_go_on();
+    let stated = world.mail().contains(&(at, slow, false));
+    assert!(stated, "it states itself over the new connection");
+    world.deliver(at, slow, false);
+    world.settle();
+    assert!(world.is_whole());
+    world.check_equal();
+}

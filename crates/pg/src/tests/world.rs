@@ -591,18 +591,23 @@ impl World {
     /// Gives all that stores can answer.
     pub fn stores_go_on(&mut self) {
         for index in 0..self.osds.len() {
-            while self.is_up(index) {
-                self.osds[index].store.write(64, 0);
-                for entry in 0..64 {
-                    self.osds[index].store.write(64, entry);
-                    self.osds[index].store.advance(64, entry);
-                }
-                if self.osds[index].store.ready() == 0 {
-                    break;
-                }
-                let (call, result) = self.osds[index].store.take(0);
-                self.with(index, |pg, actions| pg.store_done(call, result, actions));
+            self.store_goes_on(index);
+        }
+    }
+
+    /// Likewise one of them.
+    pub fn store_goes_on(&mut self, index: usize) {
+        while self.is_up(index) {
+            self.osds[index].store.write(64, 0);
+            for entry in 0..64 {
+                self.osds[index].store.write(64, entry);
+                self.osds[index].store.advance(64, entry);
             }
+            if self.osds[index].store.ready() == 0 {
+                break;
+            }
+            let (call, result) = self.osds[index].store.take(0);
+            self.with(index, |pg, actions| pg.store_done(call, result, actions));
         }
     }
 
