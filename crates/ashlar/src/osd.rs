@@ -240,6 +240,15 @@ fn refuse_existing(path: &Path) -> Result<(), Failure> {
             Err(error) => exists(&format!("cannot be read: {error}")),
         };
     }
+    // As written, and where links and `..` lead to, as far as that is there.
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let parent = absolute.parent().and_then(|parent| fs::canonicalize(parent).ok());
+    if absolute.starts_with("/dev") || parent.is_some_and(|parent| parent.starts_with("/dev")) {
+        let message = format!("{} is no block device", path.display());
+        let hint =
+            "`lsblk` lists the devices there are; a directory for an OSD lies outside of /dev";
+        return Err(failure("invalid", message, hint));
+    }
     if path.join("blocks").exists() {
         return exists("holds an OSD already");
     }

@@ -138,7 +138,7 @@ fn render(status: &Value) -> String {
 fn health_sentence(status: &Value) -> &'static str {
     match status["health"].as_str() {
         Some("ok") => "ok: all data can be read and written",
-        Some("warn") => "warn: data is safe, something needs a look",
+        Some("warn") => "warn: all data can be read and written, something needs a look",
         Some("error") => "ERROR: some data cannot be served or is damaged",
         _ => "unknown",
     }

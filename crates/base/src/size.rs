@@ -93,7 +93,8 @@ impl fmt::Debug for BlockSize {
     }
 }
 
-/// A size in bytes with the text form `10GiB`; digits alone are bytes.
+/// A size in bytes with the text form `10GiB`; digits alone are bytes. Decimal units are read, too,
+/// and made whole units of 4 KiB: `10GB` is 10,000,003,072 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub u64);
 
@@ -116,20 +117,28 @@ impl fmt::Display for Size {
 impl FromStr for Size {
     type Err = ParseIdError;
     fn from_str(text: &str) -> Result<Size, ParseIdError> {
-        let wrong =
-            || ParseIdError(format!("{text:?} is no size: write a number and a unit, as in 10GiB"));
+        let wrong = || {
+            ParseIdError(format!(
+                "{text:?} is no size: write a number and a unit, as in 10GiB or 10GB"
+            ))
+        };
         let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(digits_end);
         let number: u64 = digits.parse().map_err(|_| wrong())?;
-        let unit = match unit.trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 1,
-            "k" | "kib" => KIB,
-            "m" | "mib" => MIB,
-            "g" | "gib" => GIB,
-            "t" | "tib" => TIB,
+        let (unit, whole) = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => (1, 1),
+            "k" | "kib" => (KIB, 1),
+            "m" | "mib" => (MIB, 1),
+            "g" | "gib" => (GIB, 1),
+            "t" | "tib" => (TIB, 1),
+            "kb" => (1_000, UNIT_SIZE),
+            "mb" => (1_000_000, UNIT_SIZE),
+            "gb" => (1_000_000_000, UNIT_SIZE),
+            "tb" => (1_000_000_000_000, UNIT_SIZE),
             _ => return Err(wrong()),
         };
-        number.checked_mul(unit).map(Size).ok_or_else(wrong)
+        let size = number.checked_mul(unit).and_then(|size| size.checked_next_multiple_of(whole));
+        size.map(Size).ok_or_else(wrong)
     }
 }
 
@@ -142,6 +151,8 @@ mod tests {
         assert_eq!("10GiB".parse(), Ok(Size(10 * GIB)));
         assert_eq!("4k".parse(), Ok(Size(4096)));
         assert_eq!("512".parse(), Ok(Size(512)));
+        assert_eq!("10GB".parse(), Ok(Size(10_000_003_072)));
+        assert_eq!("2TB".parse::<Size>().map(|size| size.0 % UNIT_SIZE), Ok(0));
         assert_eq!(Size(10 * GIB).to_string(), "10GiB");
         assert_eq!(Size(1536).to_string(), "1.5KiB");
         assert!("GiB".parse::<Size>().is_err());

@@ -194,12 +194,19 @@ impl Setting {
         let scale = match (unit, suffix) {
             (_, "") | (Unit::Milliseconds, "ms") | (Unit::Percent, "%") => Some(1),
             (Unit::Milliseconds, "s") => Some(1_000),
-            (Unit::Milliseconds, "min") => Some(60_000),
+            (Unit::Milliseconds, "m" | "min") => Some(60_000),
+            (Unit::Milliseconds, "h") => Some(3_600_000),
             _ => None,
         };
         let number = digits.parse::<u64>().ok();
         let value = number.zip(scale).and_then(|(number, scale)| number.checked_mul(scale));
-        let value = value.ok_or_else(|| format!("{text:?} is no value of {name}"))?;
+        let value = value.ok_or_else(|| {
+            let example = match unit {
+                Unit::Milliseconds => "a span, as in 500ms, 30s, 20m or 1h",
+                Unit::Percent => "a part, as in 85%",
+            };
+            format!("{text:?} is no value of {name}: write {example}")
+        })?;
         self.check(value)
     }
 
@@ -207,7 +214,9 @@ impl Setting {
     pub fn range_text(self) -> String {
         let Definition { unit, min, max, .. } = self.definition();
         match unit {
-            Unit::Milliseconds => format!("from {min} to {max} milliseconds (`10s` is 10000)"),
+            Unit::Milliseconds => {
+                format!("from {min} to {max} milliseconds (10000, `10s`, `20m`, `1h`)")
+            }
             Unit::Percent => format!("from {min} to {max} percent"),
         }
     }
@@ -250,10 +259,17 @@ mod tests {
         assert_eq!(Setting::SessionTimeout.parse("2s"), Ok(2000));
         assert_eq!(Setting::SessionTimeout.parse("1500ms"), Ok(1500));
         assert_eq!(Setting::SessionTimeout.parse("1min"), Ok(60_000));
+        assert_eq!(Setting::OsdOutAfter.parse("20m"), Ok(1_200_000));
+        assert_eq!(Setting::OsdOutAfter.parse("600s"), Ok(600_000));
+        assert_eq!(Setting::OsdOutAfter.parse("2h"), Ok(7_200_000));
         assert_eq!(Setting::NearlyFull.parse("70%"), Ok(70));
-        for wrong in ["", "s", "-1", "1h", "2%", "99999999999999999999", "999", "100000000000s"] {
+        for wrong in
+            ["", "s", "-1", "1d", "25h", "2%", "99999999999999999999", "999", "100000000000s"]
+        {
             assert!(Setting::SessionTimeout.parse(wrong).is_err(), "{wrong}");
         }
+        let error = Setting::OsdOutAfter.parse("soon").unwrap_err();
+        assert!(error.ends_with("write a span, as in 500ms, 30s, 20m or 1h"), "{error}");
         let error = Setting::NearlyFull.parse("100").unwrap_err();
         assert_eq!(error, "nearly_full_percent is from 1 to 99 percent, not 100");
     }

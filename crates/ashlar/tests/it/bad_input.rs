@@ -19,6 +19,13 @@ fn bad_names_and_sizes_are_refused() {
     for size in ["0", "1000", "4097", "16777215TiB"] {
         cluster.refused(&["volume", "create", "v", "--size", size], "invalid");
     }
+    let error = cluster.refused(&["volume", "create", "v", "--size", "10"], "invalid");
+    assert_eq!(error["message"], "10 bytes is too small; did you mean 10GiB?");
+    // A device's name that was misspelt is no directory, which would be one in memory there.
+    for wrong in ["/dev/ashlar-typo", "/dev/../dev/ashlar-typo", "/dev/null"] {
+        cluster.refused(&["osd", "create", wrong, "--size", "1GiB"], "invalid");
+    }
+    assert!(!std::path::Path::new("/dev/ashlar-typo").exists());
     for usage in [
         &["volume", "create", "v", "--size", "many"][..],
         &["volume", "create", "v", "--size", "99999999TiB"],

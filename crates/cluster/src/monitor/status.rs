@@ -63,6 +63,8 @@ struct PgTally {
     /// They serve with all copies and nothing to fill.
     clean: u32,
     degraded: u32,
+    /// Of those that are degraded: one copy is left of several.
+    last_copy: u32,
     filling: u32,
     peering: u32,
     down: u32,
@@ -83,6 +85,7 @@ impl PgTally {
             PgState::Filling => self.filling += 1,
             PgState::Degraded => {
                 self.degraded += 1;
+                self.last_copy += u32::from(entry.acting.len() == 1);
                 self.filling += u32::from(!entry.learners.is_empty());
                 let osds: Vec<String> = entry.acting.iter().map(|m| m.osd.to_string()).collect();
                 let example = || format!("{} is on {} alone", entry.pg, osds.join(", "));
@@ -299,6 +302,18 @@ impl Monitor {
                  `ashlar osd run PATH`); without them their data cannot be served",
             );
         }
+        if tally.last_copy > 0 {
+            add(
+                "pg_last_copy",
+                Severity::Warn,
+                format!(
+                    "{} PGs have one copy left: what its disk loses now is lost",
+                    tally.last_copy
+                ),
+                "bring the other OSDs back first: `ashlar osd ls` shows which are down. Their PGs are \
+                 filled elsewhere when they were down for osd_out_after_ms, or at once: `ashlar osd out ID`",
+            );
+        }
         if tally.degraded > 0 {
             let example = tally.degraded_example.as_deref().unwrap_or_default();
             add(
@@ -429,8 +444,8 @@ impl Monitor {
                 code: "volume_waits_for_room",
                 severity: Severity::Warn,
                 message: format!(
-                    "{} of volume {name} were written, not flushed, and have to be written again: its pool has \
-                     no room, so reads and flushes wait",
+                    "{} of volume {name} must be written again and find no room: they were not flushed \
+                     when OSDs lost power. Reads and flushes of it wait",
                     Size(waiting_bytes)
                 ),
                 hint: "do not stop its client, it holds them. Discard what is not needed, in this volume or \

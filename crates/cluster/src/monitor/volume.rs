@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{ImageId, MapRevision, SessionId, StripeIndex, TIB, UNIT_SIZE};
+use base::{ImageId, MIB, MapRevision, SessionId, StripeIndex, TIB, UNIT_SIZE};
 use serde_json::{Value, json};
 
 use super::contents::Batch;
@@ -378,9 +378,13 @@ fn check_size(size: u64, pool: &PoolRecord) -> Result<(), Failure> {
     if size > 0 && size.is_multiple_of(UNIT_SIZE) && size <= max {
         return Ok(());
     }
+    let message = match size {
+        1..MIB => format!("{size} bytes is too small; did you mean {size}GiB?"),
+        _ => format!("{size} bytes are no size of a volume"),
+    };
     Err(failure(
         "invalid",
-        format!("{size} bytes are no size of a volume"),
+        message,
         format!("a multiple of 4 KiB, from 4 KiB to {}", base::size::Size(max)),
     ))
 }

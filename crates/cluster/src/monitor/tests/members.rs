@@ -754,6 +754,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert_eq!(status["health"], "warn");
     assert_eq!((&status["pgs"]["active"], &status["pgs"]["degraded"]), (&json!(64), &json!(32)));
     assert!(has(&mut rig, "pg_degraded") && has(&mut rig, "osd_down"));
+    assert!(has(&mut rig, "pg_last_copy"), "two copies, and one of them is away");
     assert_eq!(status["recovery"]["waits_for"], json!([4]));
 
     rig.boot(4);
