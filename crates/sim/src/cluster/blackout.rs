@@ -61,6 +61,8 @@ impl World {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
+        // The map with which the session acts has reached every OSD: one that lacks it waits for a monitor.
+        self.pass(WHOLE_FOR)?;
         let back_at = self.now + AWAY_FOR;
         if self.plan.is_embedded || random.chance(Chance::percent(50)) {
             self.fault("all monitors away for a minute");

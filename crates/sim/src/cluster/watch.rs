@@ -29,7 +29,9 @@ use super::grants::Grants;
 use crate::tally::Counts;
 
 /// What is counted.
-pub const SEQUELS: [&str; 29] = [
+pub const SEQUELS: [&str; 31] = [
+    "drill judged",
+    "drill on nearly full disks",
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -103,6 +105,8 @@ pub struct Watch {
     given_up: BTreeSet<PgId>,
     /// Images of which a learner was given units as damaged.
     damage_given: BTreeSet<ImageId>,
+    /// A giver of leases had little room for new data: writes wait for their turn.
+    pub has_been_short: bool,
     /// A member had no room for its part in a PG.
     pub has_refused_room: bool,
     /// When the holder asked, on its clock.
@@ -478,7 +482,8 @@ impl Watch {
         now: Time,
         sequels: &mut Counts,
     ) {
-        let LeaseMessage::Granted { stamp, valid_ms, lost, .. } = message else { return };
+        let LeaseMessage::Granted { stamp, valid_ms, lost, is_short, .. } = message else { return };
+        self.has_been_short |= *is_short;
         let Some(asked) = self.renewals.remove(&(holder, giver, *stamp)) else { return };
         sequels.add("lease granted", 1);
         sequels.add("PG lost by a lease's answer", lost.len() as u64);
