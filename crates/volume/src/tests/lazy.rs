@@ -601,6 +601,26 @@ fn what_ended_without_an_answer_is_settled_by_a_sync_before_it_can_be_seen() {
 }
 
 #[test]
+fn a_change_without_an_answer_is_not_read_before_it_is_kept() {
+    let mut world = World::lazy(None);
+    let write = world.write(0, &[5; UNIT]);
+    let lost = world.next();
+    world.execute(&lost.1.op).expect("written");
+    world.break_osd(world.osds[&lost.0]);
+    let over_it = world.read(UNIT_SIZE - 1, 2);
+    let beside = world.read(UNIT_SIZE, 1);
+    world.wait();
+    world.connect();
+    let why = "if it is seen, and power takes it, nobody writes it again before it is read again";
+    assert_eq!(world.waiting(), rows(&[(1, "write 0: 5"), (1, "read")]), "{why}");
+    world.serve();
+    assert_eq!(world.result(write), Ok(Answer::Done));
+    for id in [over_it, beside] {
+        assert!(world.result(id).is_ok());
+    }
+}
+
+#[test]
 fn a_session_that_ends_forgets_what_it_kept() {
     let mut world = World::lazy(None);
     world.write_unit(0, 1);

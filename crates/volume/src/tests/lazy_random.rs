@@ -41,6 +41,10 @@ enum Action {
     BreakMonitor,
     /// OSDs have no room for data from now on, or have it again.
     Fill(bool),
+    /// A waiting request is executed; its answer comes later.
+    Execute(usize),
+    /// One of those answers comes.
+    Answer(usize),
 }
 
 fn some_range() -> impl Strategy<Value = (usize, usize)> {
@@ -72,6 +76,14 @@ fn some_action() -> impl Strategy<Value = Action> {
         2 => epoch,
         1 => Just(Action::BreakMonitor),
         1 => any::<bool>().prop_map(Action::Fill),
+    ]
+}
+
+fn some_action_or_late_answer() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        4 => some_action(),
+        1 => any::<usize>().prop_map(Action::Execute),
+        1 => any::<usize>().prop_map(Action::Answer),
     ]
 }
 
@@ -107,6 +119,8 @@ struct Run {
     known: Vec<usize>,
     /// Of each byte, the newest change that is to be durable.
     safe: Vec<usize>,
+    /// Executed, with answers that have not come.
+    late: Vec<(Asked, Told)>,
     /// PGs have lost something that may not be replayed yet.
     has_lost: bool,
 }
@@ -124,6 +138,7 @@ impl Run {
             flushings: Vec::new(),
             known: vec![0; RANGE],
             safe: vec![0; RANGE],
+            late: Vec::new(),
             has_lost: false,
         }
     }
@@ -191,8 +206,24 @@ impl Run {
                 }
             }
             Action::Fill(is_full) => world.is_full = is_full,
+            Action::Execute(at) => {
+                if world.bring_forward(at) {
+                    let asked = world.next();
+                    let told = world.do_as_asked(&asked.1);
+                    self.late.push((asked, told));
+                }
+            }
+            Action::Answer(at) => self.answer_late(at),
         }
         self.judge();
+    }
+
+    /// What was executed over a connection that has ended meanwhile has no answer.
+    fn answer_late(&mut self, at: usize) {
+        if let Some(place) = at.checked_rem(self.late.len()) {
+            let (asked, told) = self.late.swap_remove(place);
+            self.world.reply(&asked, told);
+        }
     }
 
     fn new_epoch(&mut self, number: u32, executed: usize, lost: Option<u64>, answers: bool) {
@@ -321,6 +352,10 @@ impl Run {
     }
 
     fn end_all(&mut self) {
+        while !self.late.is_empty() {
+            self.answer_late(0);
+            self.judge();
+        }
         loop {
             self.world.serve();
             self.judge();
@@ -407,7 +442,7 @@ proptest! {
 
     #[test]
     fn what_ran_out_of_patience_is_not_taken_back_once_it_was_seen(
-        actions in prop::collection::vec(some_action(), 1..120),
+        actions in prop::collection::vec(some_action_or_late_answer(), 1..120),
         unsynced_units_max in prop_oneof![Just(2u64), 4..20u64, Just(10_000)],
         patience_ms in prop_oneof![1..30u64, 30..3000u64],
     ) {

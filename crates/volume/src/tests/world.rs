@@ -404,11 +404,17 @@ impl World {
     /// Does what the longest waiting request asks.
     pub(super) fn serve_one(&mut self) {
         let asked = self.next();
-        let outcome = self.judge(&asked.1).and_then(|()| self.execute(&asked.1.op));
-        if outcome == Ok(Outcome::Synced) {
-            self.sync(asked.1.pg.number);
-        }
+        let outcome = self.do_as_asked(&asked.1);
         self.reply(&asked, outcome);
+    }
+
+    /// Executes a request, or refuses it.
+    pub(super) fn do_as_asked(&mut self, request: &Request) -> Result<Outcome, Refusal> {
+        let outcome = self.judge(request).and_then(|()| self.execute(&request.op));
+        if outcome == Ok(Outcome::Synced) {
+            self.sync(request.pg.number);
+        }
+        outcome
     }
 
     /// Does everything that is asked, until nothing is.
