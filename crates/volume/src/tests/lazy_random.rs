@@ -2,7 +2,7 @@
 //! covered is durable, and the volume ends with what writing in the order asked would have left.
 
 use base::{Duration, StripeIndex, UNIT_SIZE};
-use format::wire::Refusal;
+use format::wire::{Op, Refusal};
 use proptest::prelude::*;
 
 use super::world::{BLOCK, UNIT, VOLUME, World, pg_number};
@@ -171,7 +171,8 @@ impl Run {
             }
             Action::Serve(at) => {
                 if world.bring_forward(at) {
-                    world.serve_one();
+                    self.answer_before_reading();
+                    self.world.serve_one();
                 }
             }
             Action::Refuse(at, kind) => {
@@ -208,14 +209,33 @@ impl Run {
             Action::Fill(is_full) => world.is_full = is_full,
             Action::Execute(at) => {
                 if world.bring_forward(at) {
-                    let asked = world.next();
-                    let told = world.do_as_asked(&asked.1);
+                    self.answer_before_reading();
+                    let asked = self.world.next();
+                    let told = self.world.do_as_asked(&asked.1);
                     self.late.push((asked, told));
                 }
             }
             Action::Answer(at) => self.answer_late(at),
         }
         self.judge();
+    }
+
+    /// An OSD reads what a change has made only when it has answered the change: both answers come over one
+    /// connection, in that order.
+    fn answer_before_reading(&mut self) {
+        let (connection, request) = &self.world.asked[0];
+        if !matches!(request.op, Op::Read { .. } | Op::Extents { .. }) {
+            return;
+        }
+        let connection = *connection;
+        let (now, later) = std::mem::take(&mut self.late)
+            .into_iter()
+            .partition(|((on, request), _)| *on == connection && request.op != Op::Sync);
+        self.late = later;
+        let now: Vec<(Asked, Told)> = now;
+        for (asked, told) in now {
+            self.world.reply(&asked, told);
+        }
     }
 
     /// What was executed over a connection that has ended meanwhile has no answer.
@@ -239,7 +259,7 @@ impl Run {
             self.has_lost = true;
         }
         world.next_epoch(number);
-        if answers && lost.is_none() {
+        if answers && lost.is_none() && self.late.is_empty() {
             // They were on their way when the epoch ended.
             for (asked, outcome) in late {
                 if world.osds.contains_key(&asked.0) && !world.closed.contains(&asked.0) {
