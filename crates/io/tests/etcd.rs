@@ -643,22 +643,21 @@ fn an_endpoint_that_does_not_answer_beside_others_is_told_of_until_it_does() {
 
 #[test]
 fn an_etcd_that_is_nearly_full_is_told_of_before_it_takes_no_more() {
-    let mut server = Server::new("room");
-    server.quota = Some(64 << 20);
-    server.start();
+    let mut server = Server::running("room");
     let mut filler = Driver::new(&[&server.url()], "x");
     let value = "1".repeat(1 << 20);
-    let mut number = 0;
-    while number == 0 || server.used_bytes() < (64 << 20) * 82 / 100 {
+    for number in 0..20 {
         filler.commit_soon(put(&number.to_string(), &value, StateRevision::ZERO));
-        number += 1;
-        // It counts what it was told some time later.
-        let deadline = Instant::now() + PATIENCE;
-        while server.used_bytes() < number << 20 {
-            assert!(Instant::now() < deadline, "{number} MiB");
-        }
     }
     drop(filler);
+    // Its file grows by 16 MiB or more at a time, when it likes: the limit follows what it came to.
+    server.kill();
+    server.start();
+    Driver::new(&[&server.url()], "x").get("0").unwrap();
+    let size_max = server.used_bytes() * 100 / 85;
+    server.kill();
+    server.quota = Some(size_max);
+    server.start();
     let mut driver = Driver::new(&[&server.url()], "x");
     let found = driver.wait(|event| match event {
         StateEvent::Endpoints(found) => Some(found.clone()),
@@ -666,8 +665,8 @@ fn an_etcd_that_is_nearly_full_is_told_of_before_it_takes_no_more() {
     });
     assert_eq!(found.down, []);
     let [room] = &found.nearly_full[..] else { panic!("one address: {found:?}") };
-    assert_eq!((&room.endpoint, room.size_max), (&server.url(), 64 << 20));
-    assert!((80..100).contains(&room.used_percent), "{room:?}");
+    assert_eq!((&room.endpoint, room.size_max), (&server.url(), size_max));
+    assert!((84..=85).contains(&room.used_percent), "{room:?}");
     // It takes what is little.
     driver.commit_soon(put("a", "1", StateRevision::ZERO));
 }
