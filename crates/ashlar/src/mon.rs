@@ -185,7 +185,9 @@ fn open(
     waker: Waker,
 ) -> Result<Box<dyn StateStore>, io::Error> {
     match place {
-        StatePlace::Embedded => Ok(Box::new(EmbeddedState::open(&path.join(STATE_FILE))?)),
+        StatePlace::Embedded => {
+            Ok(Box::new(EmbeddedState::open(&path.join(STATE_FILE), move || waker.wake())?))
+        }
         StatePlace::Etcd(urls) => {
             let place = EtcdPlace::parse(urls, &format!("ashlar/{}", config.file.cluster))?;
             eprintln!(

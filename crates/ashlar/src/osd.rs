@@ -20,7 +20,7 @@ use cluster::message::{Command, Failure};
 use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
 use format::door::{CloseReason, NetEvent, Peer, Role};
 use io::{Disk, Event as IoEvent, Reactor, Trust};
-use node::{Effect, Event, Identity, Node, StopReason};
+use node::{Effect, Event, Identity, Node, Stalls, StopReason};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
@@ -331,6 +331,23 @@ pub fn no_reactor(error: std::io::Error) -> Failure {
 /// `ashlar osd run`
 pub fn run(config: &Config, path: &Path, listen: Option<&str>, memory: u64) -> Result<(), Failure> {
     let host = host_name(&config.file)?;
+    let mut settings = node::Settings::default();
+    settings.store.memory_bytes = memory;
+    while let Some(stalls) = run_once(config, path, listen, host.clone(), &settings)? {
+        eprintln!("the disk hung, PGs went on without it, and it answers again: it begins anew");
+        settings.stalls = stalls;
+    }
+    Ok(())
+}
+
+/// One run; what the next one is to know, if one is to follow.
+fn run_once(
+    config: &Config,
+    path: &Path,
+    listen: Option<&str>,
+    host: String,
+    settings: &node::Settings,
+) -> Result<Option<Stalls>, Failure> {
     let blocks = blocks_of(path);
     // Locked for good below: this says what is wrong if somebody else has it.
     drop(open_blocks(&blocks, true)?);
@@ -370,8 +387,7 @@ pub fn run(config: &Config, path: &Path, listen: Option<&str>, memory: u64) -> R
         path: path.display().to_string(),
         host,
     };
-    let mut settings = node::Settings::default();
-    settings.store.memory_bytes = memory;
+    let mut settings = settings.clone();
     settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
     let keeper = Keeper::new(config, |line| eprintln!("{line}"));
@@ -424,7 +440,7 @@ fn serve(
     device_size: u64,
     trust: &dyn Fn(Incarnation) -> Trust,
     keeper: &Keeper,
-) -> Result<(), Failure> {
+) -> Result<Option<Stalls>, Failure> {
     let mut absence = Absence::default();
     let mut effects = Vec::new();
     let mut events = Vec::new();
@@ -444,7 +460,8 @@ fn serve(
                     eprintln!("joined the cluster, run {incarnation}");
                     reactor.set_trust(trust(incarnation));
                 }
-                Effect::Stop(reason) => return stopped(reason),
+                Effect::Stop(StopReason::Stalled) => return Ok(Some(node.stalls())),
+                Effect::Stop(reason) => return stopped(reason).map(|()| None),
             }
         }
         let deadline = node.deadline();
@@ -536,7 +553,7 @@ fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
 
 fn stopped(reason: StopReason) -> Result<(), Failure> {
     match reason {
-        StopReason::Shutdown => Ok(()),
+        StopReason::Shutdown | StopReason::Stalled => Ok(()),
         StopReason::Store(text) => {
             Err(failure("store", text, "look at the disk: ashlar osd check PATH"))
         }

@@ -49,6 +49,10 @@ pub enum Bug {
     LeaseNotWaitedOut,
     /// Node: a primary whose map is behind keeps its leases.
     StaleRevisionAccepted,
+    /// Node: a store is opened again while operations of the one before are under way.
+    StoreReopenedEarly,
+    /// Node: the disk counts as one that answers though a probe of it has not ended.
+    ProbeNotAwaited,
     /// Node: a member takes part in an epoch before its leases to an earlier primary have run out.
     QueryAnsweredBeforeGrantsEnd,
     /// Cluster: a whole map, as after a restart, is taken without its fences.
@@ -83,6 +87,10 @@ pub enum Bug {
     LearnerAddedWithoutReport,
     /// Cluster: members leave the acting set though fewer than minimum size remain.
     MemberRemovedBelowMinimum,
+    /// Cluster: a member whose disk hangs counts among the minimum that must remain.
+    StalledMemberCounted,
+    /// Cluster: members whose disks hang leave at once, without waiting for reports of others.
+    StallsJudgedOneByOne,
     /// Cluster: a lock is granted while other sessions have the image.
     LazyWithoutLock,
     /// Volume: what was done and is not durable is not written again in a new epoch.
@@ -91,13 +99,15 @@ pub enum Bug {
     LeadershipNotCompared,
     /// Cluster: a monitor takes leadership though another one's lease stands.
     LeadershipTakenOver,
+    /// Store: a pause of its whole host counts as time for which the disk did not answer.
+    PauseCountedAsAge,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
 }
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 41] = [
+    pub const ALL: [(&'static str, Bug); 46] = [
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -112,6 +122,11 @@ impl Bug {
         ("epoch-not-compared", Bug::EpochNotCompared),
         ("old-epoch-accepted", Bug::OldEpochAccepted),
         ("revision-not-compared", Bug::RevisionNotCompared),
+        ("pause-counted-as-age", Bug::PauseCountedAsAge),
+        ("store-reopened-early", Bug::StoreReopenedEarly),
+        ("probe-not-awaited", Bug::ProbeNotAwaited),
+        ("stalled-member-counted", Bug::StalledMemberCounted),
+        ("stalls-judged-one-by-one", Bug::StallsJudgedOneByOne),
         ("older-session-served-on", Bug::OlderSessionServedOn),
         ("read-without-lease", Bug::ReadWithoutLease),
         ("read-below-minimum-without-lease", Bug::ReadBelowMinimumWithoutLease),

@@ -4,11 +4,15 @@
 //! A read that fails is done again piece by piece: what passes by costs nothing, and what stays
 //! unreadable costs no more than itself.
 //!
+//! It knows the age of its oldest read, write or flush, by the time for which the owner's loop ran: a
+//! host that paused is no disk that hangs.
+//!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
 //! it is asked again.
 
 use std::ops::Range;
 
+use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
 use format::door::{DiskEffect, DiskOp};
 use slab::Slab;
@@ -22,6 +26,8 @@ const READ_ATTEMPTS_MAX: u32 = 4;
 const LONG_PIECE_SIZE: usize = 64 << 10;
 /// How long a write or reservation without space waits before it is tried again.
 pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
+/// Between two turns of the owner's loop at most so much counts as time for which it ran.
+const GAP_MAX: Duration = Duration::from_millis(250);
 
 /// What an operation is for.
 #[derive(Debug)]
@@ -132,6 +138,8 @@ struct InFlight {
     again: Option<Again>,
     /// It was refused for want of space before.
     is_retry: bool,
+    /// When it began, as the loop has run.
+    begun: Time,
 }
 
 /// Operations of one store on its disk.
@@ -144,16 +152,54 @@ pub struct Disk {
     retry_at: Option<Time>,
     /// Writes in flight that were refused before: there is no space until one of them is done.
     retries: usize,
+    /// For how long the owner's loop ran, and its last turn.
+    ran: Time,
+    turn: Option<Time>,
 }
 
 impl Disk {
     pub fn new() -> Disk {
-        Disk { count: 0, in_flight: Slab::new(), refused: Vec::new(), retry_at: None, retries: 0 }
+        Disk {
+            count: 0,
+            in_flight: Slab::new(),
+            refused: Vec::new(),
+            retry_at: None,
+            retries: 0,
+            ran: Time::ZERO,
+            turn: None,
+        }
+    }
+
+    /// The owner's loop runs.
+    pub fn runs(&mut self, now: Time) {
+        let gap = self.turn.map_or(Duration::ZERO, |turn| now.since(turn));
+        let counts = if planted::on(Bug::PauseCountedAsAge) { gap } else { gap.min(GAP_MAX) };
+        self.ran = self.ran + counts;
+        self.turn = Some(now);
+    }
+
+    /// For how long the oldest read, write or flush has been under way.
+    pub fn oldest(&self) -> Duration {
+        let is_of_space =
+            |purpose: &Purpose| matches!(purpose, Purpose::Reserve(_) | Purpose::Discard(_));
+        let in_flight = self.in_flight.iter().map(|(_, (_, in_flight))| in_flight);
+        let begun = in_flight.filter(|it| !is_of_space(&it.purpose)).map(|it| it.begun).min();
+        begun.map_or(Duration::ZERO, |begun| self.ran.since(begun))
+    }
+
+    /// For how long the owner's loop ran.
+    pub fn ran(&self) -> Time {
+        self.ran
+    }
+
+    /// Whether every operation that was asked has ended.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
     }
 
     fn begin(&mut self, purpose: Purpose, again: Option<Again>) -> DiskOp {
         self.count = self.count.wrapping_add(1);
-        let in_flight = InFlight { purpose, again, is_retry: false };
+        let in_flight = InFlight { purpose, again, is_retry: false, begun: self.ran };
         let index = self.in_flight.insert((self.count, in_flight));
         DiskOp(u64::from(self.count) << 32 | index as u64)
     }

@@ -150,6 +150,7 @@ impl Store {
             return;
         }
         self.now = now;
+        self.disk.runs(now);
         match event {
             Event::Request { id, request } => {
                 assert!(matches!(self.phase, Phase::Open), "requests come after Opened");
@@ -166,6 +167,27 @@ impl Store {
                 effects.iter().position(|effect| matches!(effect, Effect::Stopped { .. }));
             effects.truncate(stopped.expect("it stopped in this event") + 1);
         }
+    }
+
+    /// The owner's loop runs, and has nothing to tell. Called with each turn, several times a second.
+    pub fn runs(&mut self, now: Time) {
+        self.disk.runs(now);
+    }
+
+    /// For how long the oldest read, write or flush of the disk has been under way, as long as the
+    /// owner's loop ran: of a gap between two of its turns 250 ms count at most.
+    pub fn oldest_operation(&self) -> Duration {
+        self.disk.oldest()
+    }
+
+    /// For how long the owner's loop ran, counted likewise.
+    pub fn ran(&self) -> Time {
+        self.disk.ran()
+    }
+
+    /// Whether every operation that was asked of the disk has ended.
+    pub fn is_idle(&self) -> bool {
+        self.disk.is_idle()
     }
 
     /// Writes the entries collected since the last call, as one device write. The owner calls it

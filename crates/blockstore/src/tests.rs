@@ -649,3 +649,27 @@ fn what_is_no_store_says_so() {
     let bench = Bench::on(created(&large), settings(), 1);
     assert!(bench.stopped.is_some_and(|reason| reason.contains("truncated")));
 }
+
+#[test]
+fn the_oldest_operation_has_an_age_while_the_loop_runs() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    bench.run();
+    assert_eq!(bench.store.oldest_operation(), Duration::ZERO);
+    assert!(bench.store.is_idle());
+    bench.write(1, 0, 1, 7);
+    bench.submit();
+    assert!(!bench.disk.ops.is_empty());
+    let mut runs = |bench: &mut Bench, span| {
+        bench.now = bench.now + span;
+        bench.store.runs(bench.now);
+        bench.store.oldest_operation().as_millis()
+    };
+    for turn in 1..=50 {
+        assert_eq!(runs(&mut bench, Duration::from_millis(200)), turn * 200);
+    }
+    // The whole host stood still: little of that counts.
+    assert_eq!(runs(&mut bench, Duration::from_secs(20)), 10_250);
+    bench.run();
+    assert_eq!(bench.store.oldest_operation(), Duration::ZERO);
+    assert!(bench.store.is_idle());
+}

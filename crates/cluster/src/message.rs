@@ -72,6 +72,9 @@ pub enum ToMonitor {
         /// filled again since, it counts as absent.
         #[serde(default)]
         suspect: bool,
+        /// As in its reports.
+        #[serde(default)]
+        stalled: bool,
         /// What it has seen of the cluster: a state store that lacks it went back in time.
         #[serde(default)]
         seen: Seen,
@@ -367,6 +370,12 @@ pub struct OsdReport {
     pub incomplete: Vec<(PgId, String)>,
     /// Units found damaged and not rewritten since.
     pub damaged_units: u64,
+    /// For how long the oldest read, write or flush of its disk has been under way, in milliseconds.
+    #[serde(default)]
+    pub oldest_operation_ms: u64,
+    /// Its disk hangs, or hung and has not shown yet that it answers.
+    #[serde(default)]
+    pub stalled: bool,
     /// Learners of PGs it leads, being filled.
     #[serde(default)]
     pub filling: Vec<FillingProgress>,

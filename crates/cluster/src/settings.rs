@@ -29,6 +29,8 @@ pub enum Setting {
     OsdSilent,
     /// How long an OSD may be down before its PGs are planned elsewhere.
     OsdOutAfter,
+    /// How long an operation of a disk may take before that is said.
+    DiskSlow,
     /// How much of an OSD may be in use before that is said.
     NearlyFull,
     /// How often statistics are told and kept.
@@ -68,7 +70,7 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 9] = [
+    pub const ALL: [Setting; 10] = [
         Setting::SessionTimeout,
         Setting::OsdReport,
         Setting::OsdReturn,
@@ -76,6 +78,7 @@ impl Setting {
         Setting::OsdGrace,
         Setting::OsdSilent,
         Setting::OsdOutAfter,
+        Setting::DiskSlow,
         Setting::NearlyFull,
         Setting::StatsInterval,
     ];
@@ -145,6 +148,15 @@ impl Setting {
                 max: SPAN_MS_MAX,
                 help: "the PGs of an OSD that is down for so long are planned elsewhere",
                 is_for_osds: false,
+            },
+            Setting::DiskSlow => Definition {
+                name: "disk_slow_ms",
+                unit: Unit::Milliseconds,
+                default: 1_000,
+                min: 100,
+                max: 60_000,
+                help: "an OSD is named while a read, write or flush of its disk takes longer than this",
+                is_for_osds: true,
             },
             Setting::NearlyFull => Definition {
                 name: "nearly_full_percent",

@@ -2,23 +2,29 @@
 //! `redb` file.
 //!
 //! ```text
-//!   effect ─▶ MemoryState ─▶ changes ─▶ one redb transaction, durable ─▶ events
+//!   effect ─▶ MemoryState ─▶ changes ─▶ thread: one redb transaction, durable ─▶ events
 //! ```
 //!
+//! The thread keeps a disk that hangs from stopping its owner's loop: the owner hears of it
+//! (`Condition`), and what was asked is answered when the disk answers.
+//!
 //! Invariants
-//!   1. No event is told before the changes it speaks of are durable.
+//!   1. No event is told before the changes it speaks of, and all before them, are durable.
 //!   2. After a failed write nothing is known: the store tells `Failed`, and nothing after it.
 //!   3. One process has the file open.
 //!
 //! The file's tables are told in `docs/internals/state.md`.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
 
 use base::{Duration, Time};
 use cluster::state::{
     KeyValue, LeaseId, MemoryState, StateChange, StateEffect, StateEvent, StateImage,
-    StateRevision, StateStore,
+    StateRevision, StateStore, WatchId,
 };
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 
@@ -36,12 +42,38 @@ const KEYS: TableDefinition<&str, (u64, u64, &str)> = TableDefinition::new("keys
 /// Lease: its time to live in nanoseconds.
 const LEASES: TableDefinition<u64, u64> = TableDefinition::new("leases");
 
+/// A write that takes longer is told of, and again each time it took so much longer.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
+/// How often what is under way is looked at. A gap between two looks counts as this at most: a process
+/// that stood still has no slow disk.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
 /// A state store in a file.
 pub struct EmbeddedState {
     path: PathBuf,
-    database: Database,
     core: MemoryState,
     has_failed: bool,
+    /// What the thread is to write; it ends with this.
+    writes: Option<Sender<Vec<StateChange>>>,
+    /// One for each of those, in their order.
+    written: Receiver<Result<(), redb::Error>>,
+    thread: Option<JoinHandle<()>>,
+    /// What was asked and is not told yet, in its order.
+    pending: VecDeque<Pending>,
+    /// For how long its owner's loop ran, and when that was counted.
+    ran: Time,
+    looked_at: Time,
+    /// For how many seconds the oldest of them has been under way, as it was told.
+    trouble: Option<u64>,
+}
+
+/// Events that wait.
+struct Pending {
+    told: Vec<StateEvent>,
+    /// When it was asked, as the loop ran.
+    since: Time,
+    /// For a write of their own, not only for those before.
+    is_write: bool,
 }
 
 impl EmbeddedState {
@@ -72,11 +104,17 @@ impl EmbeddedState {
     ///
     /// A store that is not there is never made here: an empty one in place of a lost one would give
     /// ids out again whose data still lies on the OSDs.
-    pub fn open(path: &Path) -> Result<EmbeddedState, Error> {
-        EmbeddedState::open_at(path, crate::now())
+    ///
+    /// `wake` is called, by another thread, when there is something to poll.
+    pub fn open(path: &Path, wake: impl Fn() + Send + 'static) -> Result<EmbeddedState, Error> {
+        EmbeddedState::open_at(path, crate::now(), wake)
     }
 
-    fn open_at(path: &Path, now: Time) -> Result<EmbeddedState, Error> {
+    fn open_at(
+        path: &Path,
+        now: Time,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<EmbeddedState, Error> {
         if !path.exists() {
             let why = "there is no state store; a new cluster's is made with its cluster.toml, a \
                        lost one comes back from a copy";
@@ -84,22 +122,77 @@ impl EmbeddedState {
         }
         let opened = Database::builder().set_cache_size(CACHE_SIZE).open(path);
         let database = opened.map_err(|error| open_error(path, error))?;
-        let image = read_image(&database).map_err(|why| Error::new(path.display(), why))?;
-        let core = MemoryState::from_image(now, image);
-        Ok(EmbeddedState { path: path.to_path_buf(), database, core, has_failed: false })
+        EmbeddedState::over(database, path, now, wake)
     }
 
-    /// Makes `changes` durable and then tells `told`; or that the store has failed.
+    fn over(
+        database: Database,
+        path: &Path,
+        now: Time,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<EmbeddedState, Error> {
+        let image = read_image(&database).map_err(|why| Error::new(path.display(), why))?;
+        let core = MemoryState::from_image(now, image);
+        let (writes, to_write) = channel();
+        let (tell, written) = channel();
+        let thread = std::thread::Builder::new().name("state".to_string());
+        let thread = thread.spawn(move || write_all(&database, &to_write, &tell, &wake));
+        let thread = thread.map_err(|error| Error::new(path.display(), error))?;
+        Ok(EmbeddedState {
+            path: path.to_path_buf(),
+            core,
+            has_failed: false,
+            writes: Some(writes),
+            written,
+            thread: Some(thread),
+            pending: VecDeque::new(),
+            ran: Time::ZERO,
+            looked_at: now,
+            trouble: None,
+        })
+    }
+
+    /// Has `changes` made durable, and tells `told` when they and all before them are.
     fn persist_and_tell(
         &mut self,
-        changes: &[StateChange],
+        changes: Vec<StateChange>,
         told: Vec<StateEvent>,
         events: &mut Vec<StateEvent>,
     ) {
-        if !changes.is_empty()
-            && let Err(error) = persist(&self.database, changes)
-        {
+        if changes.is_empty() && self.pending.is_empty() {
+            events.extend(told);
+            return;
+        }
+        let is_write = !changes.is_empty();
+        if is_write {
+            let writes = self.writes.as_ref().expect("the thread is told to end by drop alone");
+            // A thread that has ended is noticed by `poll`.
+            let _ = writes.send(changes);
+        }
+        self.pending.push_back(Pending { told, since: self.ran, is_write });
+    }
+
+    /// Tells what has become durable.
+    fn take_written(&mut self, events: &mut Vec<StateEvent>) {
+        loop {
+            let error = match self.written.try_recv() {
+                Ok(Ok(())) => {
+                    let write = self.pending.pop_front().expect("it was asked for");
+                    events.extend(write.told);
+                    while let Some(behind) = self.pending.pop_front_if(|next| !next.is_write) {
+                        events.extend(behind.told);
+                    }
+                    continue;
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    "the thread that writes it has ended, which is a bug; its last words are in the log"
+                        .to_string()
+                }
+            };
             self.has_failed = true;
+            self.pending.clear();
             let reason = format!(
                 "the state store {} cannot be written: {error}; make room or replace the disk, \
                  then start the monitor again",
@@ -108,7 +201,35 @@ impl EmbeddedState {
             events.push(StateEvent::Failed { reason });
             return;
         }
-        events.extend(told);
+    }
+
+    /// Tells of a write that takes long, and that it is over.
+    fn look(&mut self, now: Time, events: &mut Vec<StateEvent>) {
+        self.ran = self.ran + now.since(self.looked_at).min(LOOK_EVERY);
+        self.looked_at = now;
+        let age =
+            self.pending.front().map_or(Duration::ZERO, |oldest| self.ran.since(oldest.since));
+        let seconds = (age >= SLOW_AFTER).then(|| age.as_millis() / SLOW_AFTER.as_millis());
+        if seconds != self.trouble {
+            self.trouble = seconds;
+            let trouble = seconds.map(|seconds| {
+                format!("the disk under {} has not answered for {seconds} s", self.path.display())
+            });
+            events.push(StateEvent::Condition { trouble });
+        }
+    }
+
+    /// A watch is over: what was seen and not told yet is not told any more.
+    fn forget(&mut self, watch: WatchId) {
+        let is_of_it = |event: &StateEvent| match event {
+            StateEvent::Watched { watch: of, .. } | StateEvent::WatchLost { watch: of, .. } => {
+                *of == watch
+            }
+            _ => false,
+        };
+        for pending in &mut self.pending {
+            pending.told.retain(|event| !is_of_it(event));
+        }
     }
 }
 
@@ -117,22 +238,82 @@ impl StateStore for EmbeddedState {
         if self.has_failed {
             return;
         }
+        if let StateEffect::Unwatch { watch } = &effect {
+            self.forget(*watch);
+        }
         let (mut told, mut changes) = (Vec::new(), Vec::new());
         self.core.apply_recorded(now, effect, &mut told, &mut changes);
-        self.persist_and_tell(&changes, told, events);
+        self.persist_and_tell(changes, told, events);
     }
 
     fn poll(&mut self, now: Time, events: &mut Vec<StateEvent>) {
         if self.has_failed {
             return;
         }
+        self.take_written(events);
+        if self.has_failed {
+            return;
+        }
         let (mut told, mut changes) = (Vec::new(), Vec::new());
         self.core.poll_recorded(now, &mut told, &mut changes);
-        self.persist_and_tell(&changes, told, events);
+        self.persist_and_tell(changes, told, events);
+        self.look(now, events);
     }
 
     fn deadline(&self) -> Option<Time> {
-        if self.has_failed { None } else { self.core.deadline() }
+        if self.has_failed {
+            return None;
+        }
+        let look = (!self.pending.is_empty()).then(|| self.looked_at + LOOK_EVERY);
+        self.core.deadline().into_iter().chain(look).min()
+    }
+}
+
+impl Drop for EmbeddedState {
+    /// What was asked is written first.
+    fn drop(&mut self) {
+        self.writes = None;
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Wakes the owner also where a panic ends the thread.
+struct WakeAtEnd<'a>(&'a dyn Fn());
+
+impl Drop for WakeAtEnd<'_> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Writes until there is nobody who asks: all that waits as one transaction.
+fn write_all(
+    database: &Database,
+    writes: &Receiver<Vec<StateChange>>,
+    tell: &Sender<Result<(), redb::Error>>,
+    wake: &dyn Fn(),
+) {
+    let _ends = WakeAtEnd(wake);
+    while let Ok(mut changes) = writes.recv() {
+        let mut count = 1;
+        while let Ok(more) = writes.try_recv() {
+            changes.extend(more);
+            count += 1;
+        }
+        let failed = persist(database, &changes).err();
+        let is_over = failed.is_some();
+        // The store's owner may be gone: this ends soon.
+        match failed {
+            Some(error) => drop(tell.send(Err(error))),
+            None => (0..count).for_each(|_| drop(tell.send(Ok(())))),
+        }
+        wake();
+        if is_over {
+            return;
+        }
     }
 }
 
@@ -245,10 +426,10 @@ fn sync_parent(path: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
-    use cluster::state::{
-        Operation, StateRequest, Transaction, TransactionOutcome, WatchId, conformance,
-    };
+    use cluster::state::{Operation, StateRequest, Transaction, TransactionOutcome, conformance};
 
     /// A directory that goes with the test.
     struct Directory(PathBuf);
@@ -272,20 +453,52 @@ mod tests {
         }
     }
 
+    fn open(path: &Path) -> Result<EmbeddedState, Error> {
+        EmbeddedState::open_at(path, Time::ZERO, || ())
+    }
+
+    /// One that waits for the disk when it is polled.
+    struct Patient(EmbeddedState);
+
+    impl StateStore for Patient {
+        fn apply(&mut self, now: Time, effect: StateEffect, events: &mut Vec<StateEvent>) {
+            self.0.apply(now, effect, events);
+        }
+
+        fn poll(&mut self, now: Time, events: &mut Vec<StateEvent>) {
+            self.0.poll(now, events);
+            while !self.0.pending.is_empty() {
+                self.0.poll(now, events);
+            }
+        }
+
+        fn deadline(&self) -> Option<Time> {
+            self.0.deadline()
+        }
+    }
+
+    /// What is told of this effect.
+    fn answer(state: &mut EmbeddedState, effect: StateEffect) -> Vec<StateEvent> {
+        let mut events = Vec::new();
+        state.apply(Time::ZERO, effect, &mut events);
+        while events.is_empty() {
+            state.poll(Time::ZERO, &mut events);
+        }
+        events
+    }
+
     fn put(state: &mut EmbeddedState, key: &str, revision: u64, lease: Option<LeaseId>) -> u64 {
         let mut transaction = Transaction::new();
         let operation = Operation::Put { key: key.into(), value: "1".into(), lease };
         transaction.write(operation, StateRevision::new(revision));
-        let mut events = Vec::new();
         let request = StateRequest(1);
-        state.apply(Time::ZERO, StateEffect::Transact { request, transaction }, &mut events);
-        match events[..] {
+        match answer(state, StateEffect::Transact { request, transaction })[..] {
             [
                 StateEvent::Transacted {
                     outcome: TransactionOutcome::Committed { revision }, ..
                 },
             ] => revision.get(),
-            _ => panic!("{events:?}"),
+            ref events => panic!("{events:?}"),
         }
     }
 
@@ -297,8 +510,107 @@ mod tests {
             count += 1;
             let path = directory.file(&format!("{count}.redb"));
             EmbeddedState::create(&path).unwrap();
-            Box::new(EmbeddedState::open_at(&path, Time::ZERO).unwrap())
+            Box::new(Patient(open(&path).unwrap()))
         });
+    }
+
+    /// A disk whose flushes wait while its gate is held.
+    #[derive(Debug)]
+    struct Gated(redb::backends::InMemoryBackend, Arc<Mutex<()>>);
+
+    impl redb::StorageBackend for Gated {
+        fn len(&self) -> std::io::Result<u64> {
+            self.0.len()
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+            self.0.read(offset, out)
+        }
+
+        fn set_len(&self, len: u64) -> std::io::Result<()> {
+            self.0.set_len(len)
+        }
+
+        fn sync_data(&self) -> std::io::Result<()> {
+            drop(self.1.lock().unwrap());
+            self.0.sync_data()
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+            self.0.write(offset, data)
+        }
+    }
+
+    #[test]
+    fn a_disk_that_hangs_is_told_of_and_what_was_asked_is_answered_later_in_its_order() {
+        let gate = Arc::new(Mutex::new(()));
+        let disk = Gated(redb::backends::InMemoryBackend::new(), gate.clone());
+        let database = Database::builder().create_with_backend(disk).unwrap();
+        persist(&database, &[]).unwrap();
+        let (bell, woken) = channel();
+        let wake = move || {
+            let _ = bell.send(());
+        };
+        let path = Path::new("/mon/state.redb");
+        let mut state = EmbeddedState::over(database, path, Time::ZERO, wake).unwrap();
+        let mut events = Vec::new();
+        let watch = |number| {
+            let (watch, prefix) = (WatchId(number), String::new());
+            StateEffect::Watch { watch, prefix, from: StateRevision::new(1) }
+        };
+        state.apply(Time::ZERO, watch(1), &mut events);
+        state.apply(Time::ZERO, watch(2), &mut events);
+        events.clear();
+
+        let hangs = gate.lock().unwrap();
+        let mut transaction = Transaction::new();
+        let operation = Operation::Put { key: "a".into(), value: "1".into(), lease: None };
+        transaction.write(operation, StateRevision::ZERO);
+        let request = StateRequest(1);
+        state.apply(Time::ZERO, StateEffect::Transact { request, transaction }, &mut events);
+        let (request, prefix) = (StateRequest(2), "a".to_string());
+        let read = StateEffect::Range { request, prefix, after: None, limit: 1 };
+        state.apply(Time::ZERO, read, &mut events);
+        state.apply(Time::ZERO, StateEffect::Unwatch { watch: WatchId(2) }, &mut events);
+        let mut now = Time::ZERO;
+        let mut pass = |state: &mut EmbeddedState, events: &mut Vec<StateEvent>, millis| {
+            now = now + Duration::from_millis(millis);
+            state.poll(now, events);
+        };
+        // The process stood still: little of that counts.
+        pass(&mut state, &mut events, 60_000);
+        (0..3).for_each(|_| pass(&mut state, &mut events, 249));
+        assert_eq!(events, []);
+        (0..5).for_each(|_| pass(&mut state, &mut events, 250));
+        let troubles: Vec<&str> = events
+            .iter()
+            .map(|event| match event {
+                StateEvent::Condition { trouble: Some(text) } => text.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(
+            troubles,
+            [1, 2]
+                .map(|age| format!("the disk under /mon/state.redb has not answered for {age} s"))
+        );
+        assert!(state.deadline().is_some());
+
+        events.clear();
+        drop(hangs);
+        woken.recv().unwrap();
+        pass(&mut state, &mut events, 1);
+        let [
+            StateEvent::Transacted { outcome: TransactionOutcome::Committed { revision }, .. },
+            StateEvent::Watched { watch: WatchId(1), .. },
+            StateEvent::Range { result: Ok(found), .. },
+            StateEvent::Condition { trouble: None },
+        ] = &events[..]
+        else {
+            panic!("{events:?}")
+        };
+        assert_eq!(found.entries[0].revision, *revision);
+        assert_eq!(state.deadline(), None);
     }
 
     #[test]
@@ -306,11 +618,10 @@ mod tests {
         let directory = Directory::new("reopen");
         let path = directory.file("state.redb");
         EmbeddedState::create(&path).unwrap();
-        let mut state = EmbeddedState::open_at(&path, Time::ZERO).unwrap();
-        let mut events = Vec::new();
+        let mut state = open(&path).unwrap();
         let request = StateRequest(9);
         let time_to_live = Duration::from_secs(3);
-        state.apply(Time::ZERO, StateEffect::LeaseGrant { request, time_to_live }, &mut events);
+        let events = answer(&mut state, StateEffect::LeaseGrant { request, time_to_live });
         let [StateEvent::Lease { lease, .. }] = events[..] else { panic!("{events:?}") };
         let first = put(&mut state, "a", 0, None);
         put(&mut state, "b", 0, lease);
@@ -320,7 +631,7 @@ mod tests {
         drop(state);
 
         let later = Time::from_nanos(50);
-        let mut state = EmbeddedState::open_at(&path, later).unwrap();
+        let mut state = EmbeddedState::open_at(&path, later, || ()).unwrap();
         assert_eq!(state.core.entries().cloned().collect::<Vec<_>>(), entries);
         assert_eq!(state.core.revision(), revision);
         assert_eq!(state.deadline(), Some(later + time_to_live));
@@ -332,7 +643,7 @@ mod tests {
         assert!(matches!(events[..], [StateEvent::WatchLost { .. }]), "{events:?}");
         state.poll(later + time_to_live, &mut events);
         drop(state);
-        let state = EmbeddedState::open_at(&path, later).unwrap();
+        let state = EmbeddedState::open_at(&path, later, || ()).unwrap();
         assert_eq!(state.core.entries().count(), 1);
         assert_eq!(state.deadline(), None);
     }
@@ -342,8 +653,8 @@ mod tests {
         let directory = Directory::new("second");
         let path = directory.file("state.redb");
         EmbeddedState::create(&path).unwrap();
-        let _first = EmbeddedState::open_at(&path, Time::ZERO).unwrap();
-        let error = EmbeddedState::open_at(&path, Time::ZERO).err().unwrap();
+        let _first = open(&path).unwrap();
+        let error = open(&path).err().unwrap();
         assert!(error.0.contains("a monitor runs already"), "{error}");
     }
 
@@ -357,7 +668,7 @@ mod tests {
         transaction.open_table(META).unwrap().insert("format", FORMAT + 1).unwrap();
         transaction.commit().unwrap();
         drop(database);
-        let error = EmbeddedState::open_at(&path, Time::ZERO).err().unwrap();
+        let error = open(&path).err().unwrap();
         assert!(error.0.contains("run a newer program"), "{error}");
     }
 
@@ -365,16 +676,16 @@ mod tests {
     fn what_is_no_store_is_refused_and_left_alone() {
         let directory = Directory::new("foreign");
         let path = directory.file("state.redb");
-        let error = EmbeddedState::open_at(&path, Time::ZERO).err().unwrap();
+        let error = open(&path).err().unwrap();
         assert!(error.0.contains("state.redb"), "{error}");
         assert!(!path.exists(), "opening makes nothing");
         fs::write(&path, b"not a store at all").unwrap();
-        assert!(EmbeddedState::open_at(&path, Time::ZERO).is_err());
+        assert!(open(&path).is_err());
         assert!(EmbeddedState::create(&path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"not a store at all");
         let other = directory.file("other.redb");
         drop(Database::create(&other).unwrap());
-        let error = EmbeddedState::open_at(&other, Time::ZERO).err().unwrap();
+        let error = open(&other).err().unwrap();
         assert!(error.0.contains("no state store of ours"), "{error}");
     }
 
@@ -385,6 +696,6 @@ mod tests {
         fs::write(path.with_extension("new"), b"half").unwrap();
         EmbeddedState::create(&path).unwrap();
         assert!(!path.with_extension("new").exists());
-        assert!(EmbeddedState::open_at(&path, Time::ZERO).is_ok());
+        assert!(open(&path).is_ok());
     }
 }

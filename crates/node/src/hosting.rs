@@ -31,6 +31,7 @@ impl Node {
         }
         let before = self.entries_replaced(&delta);
         let applied = self.map.apply(delta);
+        self.see_what_left(&before, effects);
         for entry in &before {
             let newest = self.map.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
             if let Some(newest) = newest.filter(|_| entry.primary != Some(self.identity.osd)) {
@@ -371,6 +372,8 @@ impl Node {
             commit: self.store.commit_mode().to_string(),
             buffered: self.settings.buffered,
             damaged_units: self.store.damaged_units_count(),
+            stalled: self.disk_watch.is_stalled(),
+            oldest_operation_ms: self.store.oldest_operation().as_millis(),
             ..OsdReport::default()
         };
         for (slot, pg) in self.pgs.iter().enumerate() {

@@ -21,6 +21,7 @@
 //! | `peers.rs` | what members of PGs say to each other: who may, and when |
 //! | `filling.rs` | how fast learners are filled |
 //! | `clearing.rs` | removing what nobody needs |
+//! | `disk_watch.rs` | a disk that is slow or hangs |
 //! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
 //! | `newcomers.rs` | sessions that were shown before the map they act on |
 //! | `requests.rs` | a request's way from its arrival to its reply |
@@ -29,6 +30,7 @@
 
 mod clearing;
 mod compare;
+mod disk_watch;
 mod filling;
 mod hosting;
 mod lane;
@@ -59,6 +61,7 @@ use base::{ClusterId, Duration, Incarnation, MIB, OsdId};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
 
 pub use compare::{Comparison, compare};
+pub use disk_watch::Stalls;
 pub use node::Node;
 
 /// What a node is told.
@@ -96,6 +99,9 @@ pub enum Effect {
 pub enum StopReason {
     /// It was asked to.
     Shutdown,
+    /// Its disk hung, PGs went on without it, and now it answers: the process is to begin anew, with
+    /// [`Node::stalls`]. Every operation that was asked of the disk has ended.
+    Stalled,
     /// Its store is poisoned or not ours; for people: what happened, where, what to do.
     Store(String),
     /// The monitor refuses it for good.
@@ -150,6 +156,8 @@ pub struct Settings {
     pub boot_max: Duration,
     /// How much of everything a PG holds at once.
     pub pg_limits: pg::Limits,
+    /// What the run before in this process knew of its disk.
+    pub stalls: Stalls,
 }
 
 impl Default for Settings {
@@ -166,6 +174,7 @@ impl Default for Settings {
             reconnect_max: Duration::from_secs(2),
             boot_max: Duration::from_secs(5),
             pg_limits: pg::Limits::default(),
+            stalls: Stalls::default(),
         }
     }
 }

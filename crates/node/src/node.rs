@@ -16,6 +16,7 @@ use format::wire::{ListedBlock, Member, Message, PeerBody};
 use pg::{Action, CallId, Listing, Pg};
 
 use crate::clearing::{CALL_CLEARING, Clearing};
+use crate::disk_watch::{CALL_PROBE, DiskWatch};
 use crate::filling::Budget;
 use crate::leases::Leases;
 use crate::link::{Link, LinkStage, LinkStep};
@@ -77,7 +78,8 @@ pub struct Node {
     pub(crate) pg_slots: BTreeMap<PgId, usize>,
     pub(crate) actions: Vec<Action>,
     actions_spare: Vec<Action>,
-    report_at: Time,
+    pub(crate) report_at: Time,
+    pub(crate) disk_watch: DiskWatch,
     pub(crate) stats: Stats,
     /// Once the process is asked to end: how long what was started is waited for.
     drain_until: Time,
@@ -119,6 +121,8 @@ pub enum Phase {
     Draining,
     /// Waits for the store's last flush.
     Syncing,
+    /// Waits until every operation that was asked of the disk has ended.
+    Closing,
     /// Takes no event any more.
     Stopped,
 }
@@ -159,6 +163,7 @@ impl Node {
             Store::open(settings.store.clone(), pool.clone(), device_size, &mut store_effects);
         let link =
             Link::new(identity.monitors.clone(), settings.reconnect_min, settings.reconnect_max);
+        let stalls = settings.stalls.clone();
         let mut node = Node {
             identity,
             settings,
@@ -195,6 +200,7 @@ impl Node {
             actions: Vec::new(),
             actions_spare: Vec::new(),
             report_at: now,
+            disk_watch: DiskWatch::new(now, stalls),
             stats: Stats::new(now),
             drain_until: now,
             recheck: false,
@@ -214,6 +220,7 @@ impl Node {
         if self.phase == Phase::Stopped {
             return;
         }
+        self.store.runs(now);
         match event {
             Event::Disk(event) => {
                 let event = blockstore::Event::Disk(event);
@@ -253,7 +260,7 @@ impl Node {
             return None;
         }
         let is_running = self.phase == Phase::Running;
-        let report = is_running.then(|| self.report_at.min(self.stats.at));
+        let report = is_running.then(|| self.report_at.min(self.stats.at).min(self.disk_watch.at));
         let waiting = self.requests.deadline(self.settings.wait_max);
         let draining = (self.phase == Phase::Draining).then_some(self.drain_until);
         let own = [self.store.deadline(), report, waiting, draining];
@@ -351,6 +358,7 @@ impl Node {
             host: self.identity.host.clone(),
             incarnation: self.incarnation,
             suspect: self.store.has_unsettled_damage(),
+            stalled: self.disk_watch.is_stalled(),
             seen: self.seen(),
         };
         self.tell_monitor(&boot, effects);
@@ -510,6 +518,9 @@ impl Node {
         if oldest.is_some_and(|deadline| deadline <= now) {
             self.recheck = true;
         }
+        if self.phase == Phase::Running && self.disk_watch.at <= now {
+            self.watch_disk(now, effects);
+        }
         if self.phase == Phase::Running && self.report_at <= now {
             self.report_at = now + self.report_every();
             self.housekeep(now, effects);
@@ -536,13 +547,18 @@ impl Node {
     fn shut_down(&mut self, now: Time, effects: &mut Vec<Effect>) {
         match self.phase {
             Phase::Opening => self.stop(StopReason::Shutdown, effects),
-            Phase::Running => {
-                self.phase = Phase::Draining;
-                self.drain_until = now + self.settings.wait_max;
-                self.refuse_all_waiting(effects);
+            Phase::Running => self.begin_end(now, effects),
+            Phase::Draining | Phase::Syncing | Phase::Closing | Phase::Stopped => {
+                self.disk_watch.stay_away();
             }
-            Phase::Draining | Phase::Syncing | Phase::Stopped => {}
         }
+    }
+
+    /// Ends what was started, then the store's work.
+    pub(crate) fn begin_end(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        self.phase = Phase::Draining;
+        self.drain_until = now + self.settings.wait_max;
+        self.refuse_all_waiting(effects);
     }
 
     pub(crate) fn stop(&mut self, reason: StopReason, effects: &mut Vec<Effect>) {
@@ -556,6 +572,13 @@ impl Node {
             self.take_store_effects(now, effects);
             if self.phase == Phase::Stopped {
                 return;
+            }
+            if self.phase == Phase::Closing {
+                match self.disk_watch.is_leaving() {
+                    true if !self.store.is_idle() => {}
+                    true => return self.stop(StopReason::Stalled, effects),
+                    false => return self.stop(StopReason::Shutdown, effects),
+                }
             }
             if self.waits_for_store && !self.store.is_congested() {
                 self.waits_for_store = false;
@@ -617,7 +640,8 @@ impl Node {
                     self.ask_store(now, CALL_LAST_RECORD, StoreRequest::Record);
                 }
                 None if id == CALL_CLEARING => self.cleared(now, result, effects),
-                None if id == CALL_LAST_RECORD => self.stop(StopReason::Shutdown, effects),
+                None if id == CALL_LAST_RECORD => self.phase = Phase::Closing,
+                None if id == CALL_PROBE => self.probed(result.is_ok()),
                 None => {
                     assert!(id == CALL_CLUSTER_NOTE);
                     let span = self.note_is_open.take().expect("one note at a time");

@@ -2,6 +2,7 @@
 
 mod clearing;
 pub mod cluster_rig;
+mod hung_disk;
 mod lazy;
 mod members;
 mod newcomers;
@@ -21,7 +22,7 @@ use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Reques
 
 use crate::node::LEASE_DEFAULT;
 use crate::notes::ClusterNote;
-use crate::{Event, Settings, StopReason};
+use crate::{Event, Settings, Stalls, StopReason};
 use rig::*;
 
 const OTHER: ConnectionId = ConnectionId::new(3);

@@ -517,7 +517,12 @@ impl LoopDevice {
     pub fn new(directory: &Path, name: &str, size: u64) -> LoopDevice {
         let file = directory.join(name);
         fs::File::create(&file).and_then(|file| file.set_len(size)).expect("writable");
-        let losetup = run(Command::new("losetup").args(["--find", "--show"]).arg(&file));
+        LoopDevice::over(&file)
+    }
+
+    /// A device over this file.
+    pub fn over(file: &Path) -> LoopDevice {
+        let losetup = run(Command::new("losetup").args(["--find", "--show"]).arg(file));
         assert!(losetup.status.success(), "loop devices are needed: {}", text_of(&losetup));
         LoopDevice { path: String::from_utf8_lossy(&losetup.stdout).trim().to_owned() }
     }

@@ -19,7 +19,7 @@ const STREAM_PIECES: u64 = 16;
 
 /// A client that writes without a pause, piece by piece, each time with another pattern, until it is told
 /// to end. So whatever happens, happens under a write.
-struct Stream {
+pub struct Stream {
     /// Where its pieces begin, in MiB.
     begin: u64,
     acknowledged: Arc<AtomicU64>,
@@ -34,7 +34,7 @@ fn stream_write(begin: u64, number: u64) -> (u64, u64) {
 }
 
 impl Stream {
-    fn start(cluster: &Cluster, volume: &str, begin: u64) -> Stream {
+    pub fn start(cluster: &Cluster, volume: &str, begin: u64) -> Stream {
         let acknowledged = Arc::new(AtomicU64::new(0));
         let is_to_end = Arc::new(AtomicBool::new(false));
         let (count, end) = (acknowledged.clone(), is_to_end.clone());
@@ -63,7 +63,7 @@ impl Stream {
     }
 
     /// Waits for so many more of them.
-    fn wait_for_more(&self, more: u64) {
+    pub fn wait_for_more(&self, more: u64) {
         let wanted = self.count() + more;
         wait_for("a stream of writes to go on", || {
             assert!(!self.thread.is_finished(), "it ended by itself: its words are above");
@@ -72,7 +72,7 @@ impl Stream {
     }
 
     /// Ends it: the reads that find what it has written, and the longest that a write took.
-    fn end(self) -> (Vec<String>, Duration) {
+    pub fn end(self) -> (Vec<String>, Duration) {
         self.is_to_end.store(true, Ordering::Relaxed);
         let longest = self.thread.join().expect("each write was done");
         let count = self.acknowledged.load(Ordering::Relaxed);

@@ -15,6 +15,7 @@ mod fio;
 mod harness;
 mod holders;
 mod hosts;
+mod hung_disk;
 mod life;
 mod minute;
 mod monitors;

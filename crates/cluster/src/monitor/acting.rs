@@ -9,6 +9,7 @@
 //! | an OSD of the plan that is up and not acting | learner |
 //! | all as planned | the plan's first OSD leads, if it reaches them, as soon as it may |
 //! | an OSD that rests after many starts | it is no learner, and goes in its next run, if minimum size others remain |
+//! | an acting member or learner whose disk hangs | it goes if minimum size others have disks that answer and were heard from since; else the entry stays |
 //! | members that the primary cannot reach | they go, as lost ones do; where too few would be left, one leads that reaches enough, and the others go |
 //!
 //! Invariants
@@ -21,7 +22,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{Incarnation, OsdId};
+use base::{Incarnation, OsdId, Time};
 use format::wire::{Member, PgEntry};
 
 /// How an OSD stands. Moments are numbers of events: they order what comes at one time, too.
@@ -39,6 +40,21 @@ pub(super) struct Standing {
     pub(super) noticed: u64,
     /// It started again and again, and rests: this run is taken in only where it is needed.
     pub(super) rests: bool,
+    /// What it says of its disk.
+    pub(super) disk: DiskStanding,
+}
+
+/// How the disk of an OSD does.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct DiskStanding {
+    /// It hangs, or has not shown since that it answers.
+    pub(super) stalled: bool,
+    /// When that changed last.
+    pub(super) since: Time,
+    /// That was a moment ago: more of the kind may be on its way.
+    pub(super) is_new: bool,
+    /// When its oldest operation began, if that takes long.
+    pub(super) oldest: Option<Time>,
 }
 
 /// What decides about one PG besides its entry.
@@ -104,6 +120,8 @@ enum State {
     Sound,
     /// It is up, and whoever leads cannot work with it; or it rests.
     Barred,
+    /// It is up, and its disk hangs: it counts towards no minimum.
+    Stalled,
     /// It is up in a new run that may have lost what it held.
     Suspect,
     /// It is not up.
@@ -119,6 +137,8 @@ impl Given<'_> {
             State::Suspect
         } else if self.barred.contains_key(&member.osd) || self.is_to_rest(member) {
             State::Barred
+        } else if standing.disk.stalled {
+            State::Stalled
         } else {
             State::Sound
         }
@@ -135,6 +155,29 @@ impl Given<'_> {
         let standing = self.standings.get(&osd)?;
         let is_fit = standing.up && !self.barred.contains_key(&osd);
         is_fit.then_some(Member { osd, incarnation: standing.incarnation })
+    }
+
+    fn is_stalled(&self, osd: OsdId) -> bool {
+        self.standings.get(&osd).is_some_and(|standing| standing.disk.stalled)
+    }
+
+    /// Whether those whose disks hang go: minimum size others have disks that answer. One that has not
+    /// ended yet what it began before the first hung may be about to hang as well.
+    fn stalled_go(&self, entry: &PgEntry) -> bool {
+        let disk = |member: &Member| self.standings.get(&member.osd).map(|standing| standing.disk);
+        if planted::on(Bug::StallsJudgedOneByOne) {
+            return true;
+        }
+        if entry.members().filter_map(disk).any(|disk| disk.is_new) {
+            return false;
+        }
+        let stalled = entry.members().filter_map(disk).filter(|disk| disk.stalled);
+        let since = stalled.map(|disk| disk.since).min().unwrap_or_default();
+        let answers = |member: &&Member| {
+            let oldest = disk(member).and_then(|disk| disk.oldest);
+            self.state_of(**member) == State::Sound && oldest.is_none_or(|began| began >= since)
+        };
+        entry.acting.iter().filter(answers).count() >= self.min_size
     }
 
     fn heard(&self, osd: OsdId) -> u64 {
@@ -166,12 +209,13 @@ const ACTING_COUNT_MAX: usize = 16;
 pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
     let leader = leader_by_links(entry, &mut given);
     let given = &given;
-    let mut acting = remaining(with_complete(entry, given), given);
+    let stalled_go = given.stalled_go(entry);
+    let mut acting = remaining(with_complete(entry, given), stalled_go, given);
     if acting.len() > ACTING_COUNT_MAX {
-        acting = remaining(entry.acting.clone(), given);
+        acting = remaining(entry.acting.clone(), stalled_go, given);
     }
     leave_surplus(&mut acting, leader, given);
-    let learners = learners_beside(&acting, leader, entry, given);
+    let learners = learners_beside(&acting, leader, entry, stalled_go, given);
     let primary = primary_of(&acting, &learners, leader, given);
     let is_same = acting == entry.acting && learners == entry.learners && primary == entry.primary;
     if is_same && !given.renew {
@@ -255,27 +299,39 @@ fn with_complete(entry: &PgEntry, given: &Given<'_>) -> Vec<Member> {
     let is_complete = |member: &Member| {
         given.complete.contains(member) || planted::on(Bug::LearnerAddedWithoutReport)
     };
-    let joins = |member: &&Member| is_complete(member) && given.fit(member.osd) == Some(**member);
+    let is_fit = |member: &Member| given.fit(member.osd) == Some(*member);
+    let joins =
+        |member: &&Member| is_complete(member) && is_fit(member) && !given.is_stalled(member.osd);
     entry.acting.iter().chain(entry.learners.iter().filter(joins)).copied().collect()
 }
 
 /// Those without the lost ones, if that may be; all of them otherwise. In their newest runs.
-fn remaining(mut acting: Vec<Member>, given: &Given<'_>) -> Vec<Member> {
+fn remaining(mut acting: Vec<Member>, stalled_go: bool, given: &Given<'_>) -> Vec<Member> {
     let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
+    let goes = |member: &Member| match given.state_of(*member) {
+        State::Sound => false,
+        State::Stalled => stalled_go,
+        State::Barred | State::Suspect | State::Down => true,
+    };
     let sound: Vec<Member> = acting.iter().copied().filter(is_sound).collect();
-    let lost = acting.iter().filter(|member| !is_sound(member));
+    let lost = acting.iter().filter(|member| goes(member));
     let since = lost.map(|member| given.lost_since(*member)).max();
-    let counted =
-        if planted::on(Bug::RemovedMemberStillCounted) { acting.len() } else { sound.len() };
+    let counted = if planted::on(Bug::RemovedMemberStillCounted) {
+        acting.len()
+    } else if planted::on(Bug::StalledMemberCounted) {
+        acting.iter().filter(|member| !goes(member)).count()
+    } else {
+        sound.len()
+    };
     if since.is_some_and(|since| given.may_go_on_with(&sound, counted, since)) {
-        acting = sound;
+        acting.retain(|member| !goes(member));
     }
     // A run that may have lost data is taken into an entry only where every other one may have, too:
     // once it is there it counts as sound, and a whole copy might leave for it.
     let all_suspect = acting.iter().all(|member| given.state_of(*member) == State::Suspect);
     for member in &mut acting {
         let is_taken = match given.state_of(*member) {
-            State::Sound | State::Barred => true,
+            State::Sound | State::Barred | State::Stalled => true,
             State::Suspect => all_suspect,
             State::Down => false,
         };
@@ -310,6 +366,7 @@ fn learners_beside(
     acting: &[Member],
     leader: Option<OsdId>,
     entry: &PgEntry,
+    stalled_go: bool,
     given: &Given<'_>,
 ) -> Vec<Member> {
     let is_acting = |osd: &OsdId| acting.iter().any(|member| member.osd == *osd);
@@ -319,8 +376,10 @@ fn learners_beside(
     let is_enough = acting.len() >= given.min_size;
     let rests = |osd: &OsdId| given.standings.get(osd).is_some_and(|s| s.rests);
     let may_rest = |osd: &OsdId| is_enough && rests(osd) && !is_learner_now(*osd);
+    let hangs = |osd: &OsdId| given.is_stalled(*osd) && (stalled_go || !is_learner_now(*osd));
+    let is_kept_away = |osd: &OsdId| may_rest(osd) || hangs(osd);
     let may_learn =
-        |osd: &&OsdId| !is_acting(osd) && !may_rest(osd) && (is_learner(osd) || reaches(osd));
+        |osd: &&OsdId| !is_acting(osd) && !is_kept_away(osd) && (is_learner(osd) || reaches(osd));
     let wanted = given.targets.iter().filter(may_learn);
     let mut fit: Vec<Member> = wanted.filter_map(|osd| given.fit(*osd)).collect();
     fit.sort_by_key(|member| !is_learner(&member.osd));
@@ -351,11 +410,13 @@ fn primary_of(
     if at_rest && !given.keeps_primary && first.is_some_and(|first| reaches_all(&first)) {
         return first;
     }
+    // One whose disk hangs and that cannot go leads on: no epoch begins for it.
+    let may_stay = |osd: &OsdId| is_sound(osd) || state(*osd) == Some(State::Stalled);
     let present = leader.filter(|osd| state(*osd).is_some());
     let members = || acting.iter().map(|member| member.osd);
     let is_up = |osd: &OsdId| state(*osd).is_some_and(|state| state != State::Down);
     present
-        .filter(is_sound)
+        .filter(may_stay)
         .or_else(|| planned.chain(members()).find(is_sound))
         .or_else(|| present.into_iter().chain(members()).find(is_up))
         .or(present)

@@ -37,6 +37,8 @@ pub(super) struct Boot {
     pub(super) path: String,
     pub(super) host: String,
     pub(super) suspect: bool,
+    /// Its disk hangs, or hung not long ago.
+    pub(super) stalled: bool,
     /// What it has seen of the cluster.
     pub(super) seen: Seen,
     /// What its record says since this job wrote it.
@@ -61,6 +63,7 @@ impl Monitor {
             host,
             incarnation,
             suspect,
+            stalled,
             seen,
         } = message
         else {
@@ -77,6 +80,7 @@ impl Monitor {
             path: clipped(path),
             host: clipped(host),
             suspect,
+            stalled,
             seen,
             given: None,
         };
@@ -230,6 +234,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) -> Boot {
         if boot.given.is_none() {
+            self.note_stall(now, boot.osd, boot.stalled, None);
             let record = self.contents.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
             if record.suspect && boot.run.is_none() {
@@ -262,6 +267,7 @@ impl Monitor {
             self.push_sync_osd(boot.osd);
             return;
         }
+        self.note_stall(now, boot.osd, boot.stalled, None);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
         // Its record may have been brought in line with an absence on the way.
         self.push_sync_osd(boot.osd);

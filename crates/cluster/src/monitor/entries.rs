@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Time};
 use format::wire::{Member, PgEntry};
 
-use super::acting::{Given, Links, Standing, next_entry};
+use super::acting::{DiskStanding, Given, Links, Standing, next_entry};
 use super::contents::{Batch, Write};
 use super::job::{Done, Job, Plan};
+use super::osd::{OsdLive, STALL_GATHER};
 use super::reads::HeldEntry;
 use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
@@ -362,7 +363,8 @@ impl Monitor {
             entries.look_at(end);
         }
         let doubts_end = self.doubts_end(now).filter(|_| !self.entries.links.is_empty());
-        for end in doubts_end.into_iter().chain(self.rests_end(now)) {
+        for end in doubts_end.into_iter().chain(self.rests_end(now)).chain(self.stalls_settle(now))
+        {
             self.entries.look_at(end);
         }
     }
@@ -478,10 +480,21 @@ impl Monitor {
                 heard: presence.map_or(0, |presence| presence.heard),
                 noticed: presence.map_or(0, |presence| presence.noticed),
                 rests: live.is_some_and(|live| live.starts.rest(self.now).is_some()),
+                disk: live.map(|live| self.disk_of(live)).unwrap_or_default(),
             };
             (osd, standing)
         };
         self.contents.osds().map(standing).collect()
+    }
+
+    fn disk_of(&self, live: &OsdLive) -> DiskStanding {
+        let stall = &live.stall;
+        DiskStanding {
+            stalled: stall.stalled,
+            since: stall.since.unwrap_or_default(),
+            is_new: stall.since.is_some_and(|since| self.now < since + STALL_GATHER),
+            oldest: stall.oldest,
+        }
     }
 
     /// Entries were written: what was asked in epochs before is done with.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, MapRevision, OsdId, PoolId, Time};
+use base::{ConnectionId, Duration, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
 
 use super::boot::Boot;
@@ -14,6 +14,22 @@ use super::restarts::Starts;
 use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport};
 use crate::records::Record;
+
+/// Reports of disks that hang, or do no longer, are judged together when they come within so long.
+pub(super) const STALL_GATHER: Duration = Duration::from_millis(500);
+/// A disk of which an operation takes longer may be about to hang with another one.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What an OSD says of its disk.
+#[derive(Default)]
+pub(super) struct Stall {
+    /// It hangs, or has not shown since that it answers.
+    pub(super) stalled: bool,
+    /// When that changed last.
+    pub(super) since: Option<Time>,
+    /// When its oldest operation began, if that takes long.
+    pub(super) oldest: Option<Time>,
+}
 
 /// What is known of an OSD besides its record; lost with this process.
 #[derive(Default)]
@@ -32,6 +48,8 @@ pub(super) struct OsdLive {
     pub(super) boots: BTreeMap<ConnectionId, (u64, Boot)>,
     /// When it started, and whether it rests.
     pub(super) starts: Starts,
+    /// What it says of its disk.
+    pub(super) stall: Stall,
     /// How it is known to run.
     pub(super) presence: Presence,
     /// Map revisions it has applied: it refuses requests that name older ones.
@@ -146,12 +164,45 @@ impl Monitor {
         let Some(osd) = self.connections[&connection].osd else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let size = report.size_bytes;
+        let age = Duration::from_millis(report.oldest_operation_ms);
+        let began = Time::from_nanos(now.as_nanos().saturating_sub(age.as_nanos()));
+        let (stalled, oldest) = (report.stalled, (age > LATE).then_some(began));
         live.fill_rate = fill_rate(live.report.as_ref(), now, &report);
         live.report = Some((now, report));
+        self.note_stall(now, osd, stalled, oldest);
         if self.contents.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);
         }
         self.confirm_give_ups(osd, effects);
+    }
+
+    /// What an OSD says of its disk came.
+    pub(super) fn note_stall(
+        &mut self,
+        now: Time,
+        osd: OsdId,
+        stalled: bool,
+        oldest: Option<Time>,
+    ) {
+        let live = self.osds.entry(osd).or_default();
+        let has_changed = live.stall.stalled != stalled;
+        let is_other = std::mem::replace(&mut live.stall.oldest, oldest) != oldest;
+        if has_changed {
+            live.stall.stalled = stalled;
+            live.stall.since = Some(now);
+        }
+        if has_changed && stalled {
+            self.notice(osd);
+        }
+        if has_changed || is_other && self.osds.values().any(|live| live.stall.stalled) {
+            self.entries.mark_all();
+        }
+    }
+
+    /// When what OSDs said of their disks may be judged.
+    pub(super) fn stalls_settle(&self, now: Time) -> Option<Time> {
+        let settles = |live: &OsdLive| Some(live.stall.since? + STALL_GATHER);
+        self.osds.values().filter_map(settles).filter(|at| *at > now).min()
     }
 
     pub(super) fn on_saw(

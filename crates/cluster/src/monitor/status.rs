@@ -362,6 +362,7 @@ impl Monitor {
             }
             if let Some(report) = live.current_report() {
                 self.check_report(osd, report, checks);
+                self.check_disk(osd, report, now.since(heard), checks);
             }
         }
     }
@@ -547,6 +548,42 @@ impl Monitor {
         }
     }
 
+    /// A disk that is slow, or hangs, as it was so long ago.
+    fn check_disk(&self, osd: OsdId, report: &OsdReport, ago: Duration, checks: &mut Vec<Check>) {
+        let is_slow = report.oldest_operation_ms > self.setting(Setting::DiskSlow);
+        let age_ms = report.oldest_operation_ms + ago.as_millis();
+        let entries = self.contents.pools().flat_map(|pool| self.contents.pgs(pool.pool.id));
+        let is_acting = |entry: &&PgEntry| entry.acting.iter().any(|member| member.osd == osd);
+        let needed = if report.stalled { entries.filter(is_acting).count() } else { 0 };
+        let age = format!("for {:.1} s", age_ms as f64 / 1000.0);
+        let (code, severity, message) = match (report.stalled, is_slow) {
+            (false, false) => return,
+            (false, true) => {
+                let message = format!("an operation of the disk of {osd} has been under way {age}");
+                ("disk_slow", Severity::Warn, message)
+            }
+            (true, true) if needed > 0 => {
+                let message =
+                    format!("the disk of {osd} has not answered {age}: {needed} PGs wait for it");
+                ("osd_stalled", Severity::Error, message)
+            }
+            (true, true) => {
+                let message =
+                    format!("the disk of {osd} has not answered {age}: PGs do without it");
+                ("osd_stalled", Severity::Warn, message)
+            }
+            (true, false) => {
+                let message = format!(
+                    "the disk of {osd} hung, and answers again: it gets copies when it has for a while"
+                );
+                ("osd_stalled", Severity::Warn, message)
+            }
+        };
+        let hint = "look at the disk's health and its host's kernel log. `ashlar osd out ID` moves its \
+                    copies elsewhere";
+        checks.push(Check { code, severity, message, hint });
+    }
+
     /// Lists that have a limit, and what is refused beyond it.
     fn check_limits(&self, checks: &mut Vec<Check>) {
         let sessions = self.contents.sessions().count();
@@ -631,7 +668,7 @@ impl Monitor {
                 severity: if self.has_led { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint: "what is served goes on; changes, starts and failover wait for it: look whether etcd \
-                       runs, and whether this host reaches it",
+                       runs and this host reaches it, or at the disk under the monitor's directory",
             });
         }
         // Where it answers nowhere that says all.

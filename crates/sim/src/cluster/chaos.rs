@@ -26,6 +26,9 @@ impl World {
             return self.keep_truce(truce);
         }
         let faults = self.faults;
+        if self.stage_is_work() {
+            self.hang_some();
+        }
         if self.chaos.chance(faults.connection_breaks)
             && let Some((one, other, wakes)) = self.net.break_any(self.now)
         {

@@ -9,6 +9,7 @@ use format::door::{DiskEffect, DiskOp};
 use node::Node;
 use pg::Limits;
 
+use super::hung::Hang;
 use super::monitors::monitor_addresses;
 use super::plan::Plan;
 use crate::disk::SimDisk;
@@ -55,6 +56,10 @@ pub struct Osd {
     pub idle_since: Option<Time>,
     /// Operations in flight.
     pub in_flight: u64,
+    /// How its disk hangs.
+    pub(super) hang: Hang,
+    /// What its last run knew of its disk, if that ended to begin anew.
+    pub stalls: Option<node::Stalls>,
     /// The end of a turn is due.
     pub turn_due: bool,
     /// A write or flush failed: the node must stop.
@@ -121,6 +126,8 @@ impl Osd {
             unreadable: BTreeSet::new(),
             idle_since: None,
             in_flight: 0,
+            hang: Hang::default(),
+            stalls: None,
             turn_due: false,
             must_stop: false,
             dark: 0,
@@ -177,7 +184,11 @@ impl Osd {
         };
         let pg_limits = if plan.has_small_limits { Limits::SMALL } else { Limits::default() };
         let store = Osd::store_settings(plan);
-        let settings = node::Settings { store, pg_limits, ..node::Settings::default() };
+        let stalls = self.stalls.take();
+        self.hang.is_tried = stalls.is_some();
+        self.hang.said_since = self.hang.said_since.filter(|_| stalls.is_some());
+        let stalls = stalls.unwrap_or_default();
+        let settings = node::Settings { store, pg_limits, stalls, ..node::Settings::default() };
         let size = self.disk.as_ref().expect("created before it starts").size();
         self.incarnation = Incarnation::ZERO;
         self.turn_due = false;

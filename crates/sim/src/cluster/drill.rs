@@ -27,6 +27,9 @@ const CALM: Duration = Duration::from_millis(400);
 /// How much longer they are asked than one may take then: what comes late is seen.
 const SPAN: Duration = Duration::from_secs(3);
 
+/// How long a disk hangs: to the end of the drill.
+const HANGS_FOR: Duration = Duration::from_secs(12);
+
 /// How long a connection with a monitor may be silent before it is broken off.
 const TIME_OUT: Duration = Duration::from_secs(2);
 
@@ -69,13 +72,17 @@ fn longest_of(departure: Departure) -> Duration {
         Departure::Silent | Departure::SilentWithFollower => Duration::from_millis(3000),
         Departure::Stopped => Duration::from_millis(200),
         Departure::SilentWithLeader => Duration::from_millis(6000),
+        Departure::DiskHangs => Duration::from_millis(7000),
     }
 }
 
 impl World {
     /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
     pub(super) fn hold_drill(&mut self) -> Result<(), String> {
-        let Some(departure) = self.plan.drill else { return Ok(()) };
+        let Some(mut departure) = self.plan.drill else { return Ok(()) };
+        if self.hangs.takes_drill() {
+            departure = Departure::DiskHangs;
+        }
         if self.wait_until_whole_for(CALM_FOR)?.is_some() {
             return Ok(());
         }
@@ -116,6 +123,7 @@ impl World {
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);
         self.state.heal();
+        self.end_hangs();
         self.osds[drill.victim].stays_down = false;
         if !self.is_running(Process::Osd(drill.victim)) {
             self.schedule(Duration::ZERO, Item::Start(Process::Osd(drill.victim)));
@@ -156,8 +164,9 @@ impl World {
         self.schedule(ASK_EVERY, Item::Drill);
         if leaves {
             self.fault("OSD gone in a drill");
-            self.osds[victim].stays_down = true;
+            self.osds[victim].stays_down = departure != Departure::DiskHangs;
             match departure {
+                Departure::DiskHangs => self.hang(victim, HANGS_FOR),
                 Departure::Killed => self.kill(Process::Osd(victim))?,
                 Departure::Stopped => self.stop_osd(victim)?,
                 Departure::Silent => self.silence(Process::Osd(victim)),

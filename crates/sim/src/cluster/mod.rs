@@ -20,6 +20,7 @@ mod foreign;
 mod grants;
 mod hands;
 mod harm;
+mod hung;
 mod lazy;
 mod loss;
 mod members;
@@ -75,7 +76,7 @@ pub const OPERATIONS: [&str; 19] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 74] = [
+pub const FAULTS: [&str; 78] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -125,6 +126,10 @@ pub const FAULTS: [&str; 74] = [
     "unflushed write torn",
     "unflushed writes reordered",
     "slow disk operation",
+    "disk took seconds",
+    "disk hung",
+    "all disks hung",
+    "OSD began anew after its disk hung",
     "disk write error",
     "disk read error",
     "unreadable sector",

@@ -99,6 +99,8 @@ pub enum Departure {
     SilentWithFollower,
     /// It is stopped by its operator.
     Stopped,
+    /// Its disk hangs.
+    DiskHangs,
 }
 
 /// How often faults happen.

@@ -28,6 +28,7 @@ impl World {
                 }
             }
             (Process::Osd(index), Message::Control(text)) => {
+                self.judge_stall(index, text)?;
                 let local = self.local(from);
                 self.watch.osd_reports(index, text, self.now, local);
             }

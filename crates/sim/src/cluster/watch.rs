@@ -28,6 +28,9 @@ use format::wire::{
 use super::grants::Grants;
 use crate::tally::Counts;
 
+/// What an OSD says of its disk has reached whoever leads, and every entry of before is told, after so long.
+const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
+
 /// What is counted.
 pub const SEQUELS: [&str; 31] = [
     "drill judged",
@@ -71,6 +74,8 @@ type Epochs = Vec<(PgId, Epoch)>;
 pub struct Watch {
     /// The newest entry of each PG that anybody was told.
     entries: BTreeMap<PgId, PgEntry>,
+    /// OSDs that say that their disks hang, and since when.
+    stalled: BTreeMap<OsdId, Time>,
     /// When one of them was told first.
     changed_at: Time,
     /// Of the pool.
@@ -135,6 +140,14 @@ impl Watch {
         self.given_up.insert(pg);
     }
 
+    /// An OSD says since when its disk hangs, or that it does not.
+    pub fn says_it_is_stalled(&mut self, osd: OsdId, since: Option<Time>) {
+        match since {
+            Some(since) => self.stalled.insert(osd, since),
+            None => self.stalled.remove(&osd),
+        };
+    }
+
     /// The monitor says something; whether an epoch ends by that.
     pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
@@ -155,6 +168,21 @@ impl Watch {
                 let epoch = known.map_or(Epoch::ZERO, |known| known.epoch);
                 if entry.epoch < epoch {
                     continue;
+                }
+                if let Some(known) = known.filter(|known| known.epoch < entry.epoch) {
+                    let hangs = |osd: &OsdId| {
+                        let since = self.stalled.get(osd);
+                        since.is_some_and(|since| now.since(*since) > STALL_IS_KNOWN)
+                    };
+                    let is_in = |entry: &PgEntry, osd| entry.acting.iter().any(|m| m.osd == osd);
+                    let left = known.acting.iter().any(|member| !is_in(&entry, member.osd));
+                    let answering =
+                        entry.acting.iter().filter(|member| !hangs(&member.osd)).count();
+                    if left && answering < min_size && !self.given_up.contains(&entry.pg) {
+                        return Err(format!(
+                            "{answering} members whose disks answer stay: {known:?} {entry:?}"
+                        ));
+                    }
                 }
                 let before = known.map_or(0, |known| known.acting.len());
                 let is_given_up = self.given_up.contains(&entry.pg) && !entry.acting.is_empty();

@@ -18,6 +18,7 @@ use super::clock::Clock;
 use super::disks::{DiskWork, Osd};
 use super::drill::Drill;
 use super::harm::Truce;
+use super::hung::Hangs;
 use super::monitors::{MonitorProcess, monitor_address, monitor_id};
 use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
@@ -76,6 +77,7 @@ pub struct World {
     /// Where data may rot, if there is more than one copy.
     pub(super) rot_domain: usize,
     pub(super) drill: Option<Drill>,
+    pub(super) hangs: Hangs,
     /// Until then nothing starts.
     pub(super) dark_until: Time,
     /// All copies are there, and no fault happens: nothing is damaged.
@@ -169,6 +171,8 @@ pub enum Item {
     Remarry,
     /// The state store is copied.
     Backup,
+    /// The disk of an OSD ends nothing for so long.
+    Hang(usize, Duration),
 }
 
 impl Item {
@@ -191,6 +195,7 @@ impl Item {
             | Item::Drill
             | Item::Divorce
             | Item::Remarry
+            | Item::Hang(..)
             | Item::Backup => None,
         }
     }
@@ -224,6 +229,7 @@ impl World {
             truce: None,
             strikes_open: 0,
             drill: None,
+            hangs: Hangs::draw(run.seed),
             must_be_whole: false,
             medium: Random::new(run.seed, "cluster medium"),
             timing: Random::new(run.seed, "cluster timing"),
@@ -328,6 +334,7 @@ impl World {
         self.stage = Stage::End;
         self.faults = Faults::NONE;
         self.divorce = None;
+        self.end_hangs();
         self.plan.slow_disk = Chance::NEVER;
         self.net.set_weather(self.plan.weather.calm());
         let wakes = self.net.heal_all(self.now);
@@ -344,6 +351,7 @@ impl World {
         self.hold_drill()?;
         self.black_out()?;
         self.go_headless()?;
+        self.hang_together()?;
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;
@@ -664,6 +672,10 @@ impl World {
                 self.state.back_up();
                 Ok(())
             }
+            Item::Hang(index, span) => {
+                self.hang(index, span);
+                Ok(())
+            }
             Item::Remarry => {
                 self.divorce = None;
                 Ok(())
@@ -812,6 +824,7 @@ impl World {
                     self.osds[index].incarnation = incarnation;
                     self.osds[index].settle_damage();
                 }
+                node::Effect::Stop(node::StopReason::Stalled) => return self.begins_anew(index),
                 node::Effect::Stop(reason) => {
                     let osd = &self.osds[index];
                     let is_asked = reason == node::StopReason::Shutdown && osd.is_stopping;
@@ -831,6 +844,10 @@ impl World {
 
     fn disk_done(&mut self, index: usize, op: DiskOp, work: DiskWork) -> Result<(), String> {
         let now = self.now;
+        if let Some(again) = self.osds[index].hang.again_at(now) {
+            self.schedule_at(again, Item::Disk(index, op, work));
+            return Ok(());
+        }
         let fails = work == DiskWork::Change && self.chaos.chance(self.faults.disk_error);
         let read_fails = self.read_fails(index, work);
         let osd = &mut self.osds[index];

@@ -46,6 +46,7 @@ impl Scene {
             heard: 10,
             noticed: 0,
             rests: false,
+            disk: DiskStanding::default(),
         };
         Scene {
             copies: targets.len(),
@@ -69,6 +70,15 @@ impl Scene {
     fn down(self, number: u32) -> Scene {
         self.with(number, |standing| {
             (standing.up, standing.heard, standing.noticed) = (false, 0, 9)
+        })
+    }
+
+    /// Its disk hangs, since before the others were heard.
+    fn stalled(self, number: u32) -> Scene {
+        self.with(number, |standing| {
+            standing.noticed = 9;
+            standing.disk.stalled = true;
+            standing.disk.since = Time::from_nanos(100);
         })
     }
 
@@ -328,6 +338,52 @@ fn copies_move_one_by_one_and_their_number_never_falls() {
     assert_eq!((acting, now.primary), ([4, 5, 6].into(), Some(osd(4))));
 }
 
+#[test]
+fn a_member_whose_disk_hangs_goes_where_others_are_enough() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let scene = Scene::new(3, &[1, 2, 3], 2);
+    for (hangs, primary) in [(1, 2), (3, 1)] {
+        let next = scene.clone().stalled(hangs).next(&entry(1, &all, &[])).unwrap();
+        let rest: Vec<Member> = all.iter().copied().filter(|m| m.osd != osd(hangs)).collect();
+        assert_eq!((next.primary, next.acting, next.learners), (Some(osd(primary)), rest, vec![]));
+    }
+    // It is no learner as long as it does.
+    assert_eq!(scene.clone().stalled(3).next(&entry(1, &all[..2], &[])), None);
+    let back = scene.next(&entry(1, &all[..2], &[])).unwrap();
+    assert_eq!(back.learners, [member(3, 1)]);
+    // A learner goes as well, and one that was reported complete does not join.
+    let next = scene.clone().stalled(3).next(&entry(1, &all[..2], &all[2..])).unwrap();
+    assert_eq!((&next.acting[..], &next.learners[..]), (&all[..2], &[][..]));
+    let mut complete = Scene::new(3, &[1, 3], 2).stalled(3);
+    complete.complete.insert(member(3, 1));
+    let one_is_filled = entry(1, &all[..1], &all[2..]);
+    assert_eq!(complete.next(&one_is_filled), None, "too few others: the entry stays");
+}
+
+#[test]
+fn where_too_few_disks_answer_no_epoch_begins() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let now = entry(1, &all, &[]);
+    let scene = Scene::new(3, &[1, 2, 3], 2);
+    assert_eq!(scene.clone().stalled(1).stalled(2).next(&now), None);
+    assert_eq!(scene.clone().stalled(1).stalled(2).stalled(3).next(&now), None);
+    // One that is down does not leave either: the one that hangs counts for nothing.
+    let one_left = scene.clone().stalled(1).down(3);
+    assert_eq!(one_left.next(&now), None);
+    // Others are to be heard from since.
+    let unheard = scene.clone().stalled(1).with(2, |standing| standing.heard = 5);
+    assert_eq!(unheard.next(&now), None);
+    // Reports that come together are judged together, also those of one that answers again.
+    let new = scene.clone().stalled(1).with(2, |standing| standing.disk.is_new = true);
+    assert_eq!(new.next(&now), None);
+    // Who has not ended what he began before may hang, too.
+    let began = |at| Some(Time::from_nanos(at));
+    let late = scene.clone().stalled(1).with(2, |standing| standing.disk.oldest = began(99));
+    assert_eq!(late.next(&now), None);
+    let busy = scene.stalled(1).with(2, |standing| standing.disk.oldest = began(100));
+    assert_eq!(busy.next(&now).unwrap().acting, all[1..]);
+}
+
 /// A world in which what a member holds is known: whether it has every acknowledged write.
 struct World {
     scene: Scene,
@@ -358,7 +414,7 @@ impl World {
         self.event += 1;
         let count = self.scene.standings.len() as u64;
         let id = osd(self.draw(count) as u32 + 1);
-        let (kind, event) = (self.draw(15), self.event);
+        let (kind, event) = (self.draw(18), self.event);
         let is_damaged = self.draw(8) == 0 || self.damaged.contains(&id);
         let standing = self.scene.standings.get_mut(&id).unwrap();
         match kind {
@@ -390,6 +446,17 @@ impl World {
                 if other != id {
                     self.scene.links.broken.insert((id, other), event);
                 }
+            }
+            15 if !standing.disk.stalled => {
+                standing.noticed = event;
+                standing.disk.stalled = true;
+                standing.disk.since = Time::from_nanos(event);
+                standing.disk.is_new = event % 2 == 0;
+            }
+            16 => (standing.disk.stalled, standing.disk.is_new) = (false, event % 4 == 0),
+            17 => {
+                standing.disk.oldest = (event % 2 == 0).then(|| Time::from_nanos(event - 5));
+                standing.disk.is_new = false;
             }
             13 => self.scene.links.broken.retain(|(from, to), _| *from != id && *to != id),
             _ => self.serve(),
@@ -448,7 +515,13 @@ impl World {
         if was.difference(&is).next().is_some() {
             assert!(is.len() >= self.scene.min_size, "{before:?} {next:?}");
             assert!(next.acting.iter().all(|member| self.is_there(member)));
-            let heard = |member: &Member| self.scene.standings[&member.osd].heard > 0;
+            let hangs = |member: &&Member| self.scene.standings[&member.osd].disk.stalled;
+            let answering = next.acting.len() - next.acting.iter().filter(hangs).count();
+            assert!(answering >= self.scene.min_size, "{before:?} {next:?}");
+            let heard = |member: &Member| {
+                let standing = self.scene.standings[&member.osd];
+                standing.heard > 0 || standing.disk.stalled
+            };
             assert!(next.acting.iter().all(heard));
         }
         assert!(next.learners.iter().all(|member| self.is_there(member)));
@@ -506,6 +579,7 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
         for standing in world.scene.standings.values_mut() {
             (standing.up, standing.suspect, standing.heard) = (true, false, world.event);
             standing.rests = false;
+            standing.disk = DiskStanding::default();
         }
         for _ in 0..30 {
             world.step();

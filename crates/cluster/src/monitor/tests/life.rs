@@ -594,9 +594,14 @@ fn status_tells_health_with_reasons() {
     assert_eq!(status["processes"][1]["address"], "unix:osd1");
     let pg = base::PgId { pool: base::PoolId::FIRST, number: 0 };
     type Edit = fn(&mut OsdReport);
-    let edits: [(&str, &str, Edit); 6] = [
+    let edits: [(&str, &str, Edit); 9] = [
         ("ok", "osd_buffered", |report| report.buffered = true),
         ("warn", "osd_nearly_full", |report| report.used_bytes = 9 << 30),
+        ("warn", "disk_slow", |report| report.oldest_operation_ms = 1_001),
+        ("error", "osd_stalled", |report| {
+            (report.oldest_operation_ms, report.stalled) = (5_001, true);
+        }),
+        ("warn", "osd_stalled", |report| report.stalled = true),
         ("error", "osd_full", |report| report.full = true),
         ("error", "osd_suspect", |report| report.suspect = true),
         ("error", "damaged_units", |report| report.damaged_units = 1),

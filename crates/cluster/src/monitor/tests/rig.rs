@@ -591,6 +591,7 @@ impl Rig {
             host: osd.host.clone(),
             incarnation: osd.incarnation,
             suspect: osd.suspect,
+            stalled: false,
             seen: osd.seen(),
         }
     }

@@ -398,6 +398,7 @@ impl Town {
             host: "h".into(),
             incarnation,
             suspect: false,
+            stalled: false,
             seen: Seen::default(),
         };
         self.say(guest, &boot);

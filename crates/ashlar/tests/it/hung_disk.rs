@@ -1,0 +1,106 @@
+//! A device that ends nothing and reports no error: a loop device over a file that a user-space server serves, which
+//! is stopped.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::harness::{Cluster, LoopDevice, report, succeed, wait_for};
+use crate::holders::Stream;
+use crate::replication::{ask, has_check, pieces, signal};
+
+/// The server, the file that it serves, and the device over it.
+struct HungDevice {
+    server: Child,
+    file: PathBuf,
+    device: Option<LoopDevice>,
+    /// The OSD on it.
+    osd: Option<Child>,
+}
+
+impl HungDevice {
+    fn new(cluster: &Cluster, size: u64) -> HungDevice {
+        let backing = cluster.path().join("backing");
+        fs::File::create(&backing).and_then(|file| file.set_len(size)).expect("writable");
+        let file = cluster.path().join("served");
+        fs::write(&file, b"").expect("writable");
+        let mut server = Command::new("nbdfuse");
+        server.arg(&file).args(["[", "qemu-nbd", "-t", "-f", "raw"]).arg(&backing).arg("]");
+        let server = server.stderr(Stdio::null()).spawn().expect("nbdfuse is installed");
+        let mut hung = HungDevice { server, file, device: None, osd: None };
+        wait_for("the file to be served", || {
+            fs::metadata(&hung.file).is_ok_and(|metadata| metadata.len() == size)
+        });
+        hung.device = Some(LoopDevice::over(&hung.file));
+        hung
+    }
+
+    fn signal(&self, signal_: Signal) {
+        signal(self.server.id(), signal_);
+    }
+}
+
+impl Drop for HungDevice {
+    /// Nothing that hangs is left behind, whatever happened.
+    fn drop(&mut self) {
+        self.signal(Signal::CONT);
+        if let Some(mut osd) = self.osd.take() {
+            let _ = osd.kill();
+            let _ = osd.wait();
+        }
+        drop(self.device.take());
+        let _ = Command::new("fusermount3").arg("-u").arg(&self.file).output();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_stops_nobody_is_named_and_comes_back() {
+    let cluster = Cluster::up("hung", &["--osds", "2", "--osd-size", "512MiB"]);
+    let mut hung = HungDevice::new(&cluster, 512 << 20);
+    let path = hung.device.as_ref().expect("just made").path.clone();
+    let created = cluster.json(&["osd", "create", &path]);
+    let id = created["id"].as_u64().expect("a number");
+    let mut daemon = cluster.command(&["osd", "run", &path]);
+    hung.osd = Some(daemon.stderr(Stdio::null()).spawn().expect("starts"));
+    cluster.wait_osd(id, true);
+    // It leads some of the PGs, and is another member of the rest.
+    let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
+    cluster.run(&[&create[..], &["--pgs", "16"]].concat());
+    cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
+    cluster.wait_clean();
+    let leads = || {
+        let rows = cluster.json(&["pg", "ls", "--pool", "safe"]);
+        let rows = rows.as_array().expect("a list");
+        rows.iter().filter(|row| row["primary"].as_u64() == Some(id)).count()
+    };
+    assert!((1..16).contains(&leads()), "{}", leads());
+    ask(&cluster, "v", &pieces("write", 1, 64));
+    let stream = Stream::start(&cluster, "v", 0);
+    stream.wait_for_more(16);
+
+    hung.signal(Signal::STOP);
+    wait_for("the disk to be named", || has_check(&cluster, "disk_slow"));
+    wait_for("the disk to count as hung", || has_check(&cluster, "osd_stalled"));
+    stream.wait_for_more(64);
+    assert_eq!(leads(), 0);
+    let text = cluster.run(&["status"]);
+    assert!(text.contains(&format!("osd.{id}")) && text.contains("has not answered"), "{text}");
+    ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
+    // It has no part while it hangs.
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(has_check(&cluster, "osd_stalled"));
+
+    hung.signal(Signal::CONT);
+    wait_for("it to be well", || !has_check(&cluster, "osd_stalled"));
+    cluster.wait_clean();
+    wait_for("it to lead again", || leads() > 0);
+    let (reads, longest) = stream.end();
+    report(&format!("a disk hung under writes: the longest took {:.2} s", longest.as_secs_f64()));
+    ask(&cluster, "v", &reads);
+    ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
+    succeed(&mut cluster.command(&["osd", "ls"]));
+}
