@@ -659,7 +659,7 @@ fn the_oldest_operation_has_an_age_while_the_loop_runs() {
     bench.write(1, 0, 1, 7);
     bench.submit();
     assert!(!bench.disk.ops.is_empty());
-    let mut runs = |bench: &mut Bench, span| {
+    let runs = |bench: &mut Bench, span| {
         bench.now = bench.now + span;
         bench.store.runs(bench.now);
         bench.store.oldest_operation().as_millis()
