@@ -113,7 +113,8 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         }
         OsdCommand::Run { path, listen, memory, parent } => {
             parent::follow(parent)?;
-            osd::run(&config(cluster)?, &path, listen.as_deref(), memory.0)
+            let supervised = parent.is_some();
+            osd::run(&config(cluster)?, &path, listen.as_deref(), memory.0, supervised)
         }
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?, osd, format),
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?, osd, format),

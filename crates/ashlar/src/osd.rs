@@ -329,11 +329,20 @@ pub fn no_reactor(error: std::io::Error) -> Failure {
 }
 
 /// `ashlar osd run`
-pub fn run(config: &Config, path: &Path, listen: Option<&str>, memory: u64) -> Result<(), Failure> {
+pub fn run(
+    config: &Config,
+    path: &Path,
+    listen: Option<&str>,
+    memory: u64,
+    supervised: bool,
+) -> Result<(), Failure> {
     let host = host_name(&config.file)?;
     let mut settings = node::Settings::default();
     settings.store.memory_bytes = memory;
-    while let Some(stalls) = run_once(config, path, listen, host.clone(), &settings)? {
+    // As `osd ls` shows it, wherever that is typed.
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let place = (host, supervised);
+    while let Some(stalls) = run_once(config, path, listen, &place, &settings)? {
         eprintln!("the disk hung, PGs went on without it, and it answers again: it begins anew");
         settings.stalls = stalls;
     }
@@ -345,7 +354,7 @@ fn run_once(
     config: &Config,
     path: &Path,
     listen: Option<&str>,
-    host: String,
+    (host, supervised): &(String, bool),
     settings: &node::Settings,
 ) -> Result<Option<Stalls>, Failure> {
     let blocks = blocks_of(path);
@@ -385,7 +394,8 @@ fn run_once(
         peer_addresses,
         pid: std::process::id(),
         path: path.display().to_string(),
-        host,
+        host: host.clone(),
+        supervised: *supervised,
     };
     let mut settings = settings.clone();
     settings.store.is_sparse = is_sparse;

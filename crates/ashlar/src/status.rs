@@ -97,18 +97,25 @@ fn render(status: &Value) -> String {
     let size: u64 = osds.iter().filter_map(|osd| osd["size_bytes"].as_u64()).sum();
     let used: u64 = osds.iter().filter_map(|osd| osd["used_bytes"].as_u64()).sum();
     line(format!("osds        {up} of {} up", osds.len()));
-    line(format!("space       {} used of {}", size_text(used), size_text(size)));
+    line(format!(
+        "space       {} used of {}{}",
+        size_text(used),
+        size_text(size),
+        percent_text(used, size)
+    ));
     for (name, kind) in [("reads", "read"), ("writes", "write")] {
         line(format!("{name:<11} {}", work_text(&status["io"][kind])));
     }
     for pool in status["pools"].as_array().into_iter().flatten() {
-        let size = |key: &str| size_text(pool[key].as_u64().unwrap_or(0));
+        let bytes = |key: &str| pool[key].as_u64().unwrap_or(0);
         let rate = |kind: &str| rate_text(&pool["io"][kind]);
         let name = pool["name"].as_str().unwrap_or_default();
+        let (used, available) = (bytes("used_bytes"), bytes("available_bytes"));
         line(format!(
-            "pool        {name}: {} used, {} available, reads {}, writes {}",
-            size("used_bytes"),
-            size("available_bytes"),
+            "pool        {name}: {} used{}, {} available, reads {}, writes {}",
+            size_text(used),
+            percent_text(used, used.saturating_add(available)),
+            size_text(available),
             rate("read"),
             rate("write")
         ));
@@ -123,6 +130,9 @@ fn render(status: &Value) -> String {
     }
     line(format!("pgs         {states}"));
     line(format!("recovery    {}", recovery_sentence(status)));
+    for task in status["tasks"].as_array().into_iter().flatten() {
+        line(format!("task        {}", task_sentence(task)));
+    }
     for process in status["processes"].as_array().into_iter().flatten() {
         let word = |key: &str| match &process[key] {
             Value::String(text) => text.clone(),
@@ -130,14 +140,20 @@ fn render(status: &Value) -> String {
             value => value.to_string(),
         };
         let name = format!("{}.{}", word("role"), word("id"));
-        line(format!("{name:<11} pid {:<8} {}", word("pid"), word("address")));
+        let host = process["host"].as_str().filter(|host| !host.is_empty());
+        let host = host.map_or_else(String::new, |host| format!(" on {host}"));
+        line(format!("{name:<11} pid {:<8} {}{host}", word("pid"), word("address")));
     }
     text
 }
 
 fn health_sentence(status: &Value) -> &'static str {
+    let pgs = &status["pgs"];
     match status["health"].as_str() {
         Some("ok") => "ok: all data can be read and written",
+        Some("warn") if pgs["active"] != pgs["total"] => {
+            "warn: some data waits for a moment, see below"
+        }
         Some("warn") => "warn: all data can be read and written, something needs a look",
         Some("error") => "ERROR: some data cannot be served or is damaged",
         _ => "unknown",
@@ -156,6 +172,42 @@ fn render_checks(status: &Value) -> String {
     text
 }
 
+/// ` (17 %)`: a part of something, or nothing where there is nothing.
+fn percent_text(part: u64, whole: u64) -> String {
+    match (u128::from(part) * 100).checked_div(u128::from(whole)) {
+        Some(percent) => format!(" ({percent} %)"),
+        None => String::new(),
+    }
+}
+
+/// A span for people.
+fn span_text(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds.div_ceil(60)),
+        _ => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+    }
+}
+
+/// Work in the background: what, of what, how far, and what it waits for.
+pub fn task_sentence(task: &Value) -> String {
+    let word = |key: &str| task[key].as_str().unwrap_or_default();
+    let mut text = format!("{} {}: {}", word("kind"), word("name"), word("state"));
+    if let Some(percent) = task_percent(task) {
+        text.push_str(&format!(", {percent} %"));
+    }
+    if let Some(waits_for) = task["waits_for"].as_str() {
+        text.push_str(&format!(", waits for {waits_for}"));
+    }
+    text
+}
+
+/// How much of a task is done.
+pub fn task_percent(task: &Value) -> Option<u64> {
+    let (done, total) = (task["pgs_done"].as_u64()?, task["pgs_total"].as_u64()?);
+    done.saturating_mul(100).checked_div(total)
+}
+
 /// OSDs that a sentence names.
 const NAMED_COUNT_MAX: usize = 5;
 
@@ -164,8 +216,8 @@ fn recovery_sentence(status: &Value) -> String {
     let under_way = recovery["bytes_left"].as_u64().filter(|left| *left > 0).map(|left| {
         let rate = recovery["bytes_per_second"].as_u64().unwrap_or(0);
         let eta = recovery["eta_seconds"].as_u64();
-        let eta = eta.map_or_else(|| "unknown".into(), |eta| format!("{eta} s"));
-        format!("{} left at {}/s, done in {eta}", size_text(left), size_text(rate))
+        let eta = eta.map_or_else(|| "unknown".into(), span_text);
+        format!("{} left at {}/s, time left: {eta}", size_text(left), size_text(rate))
     });
     let osds = recovery["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
     let mut names: Vec<String> =
@@ -198,7 +250,10 @@ mod tests {
             "io": {"read": {"ops_per_second": 7, "bytes_per_second": 0}, "write": {}},
             "pools": [{"name": "fast", "used_bytes": 0, "io": {}}],
             "recovery": {"bytes_left": 1 << 20, "bytes_per_second": 1 << 18, "eta_seconds": 4},
-            "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:127.0.0.1:1"}],
+            "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:a:1", "host": "h"}],
+            "tasks": [
+                {"kind": "remove", "name": "old", "state": "deleting", "pgs_done": 3, "pgs_total": 8},
+            ],
         });
         let screen = render(&status);
         for wanted in [
@@ -206,11 +261,14 @@ mod tests {
             "osd_down",
             "-> ashlar osd start 2",
             "0 of 1 up",
-            "done in 4 s",
+            "time left: 4 s",
             "4 clean, 2 degraded, 2 down",
             "reads       7/s",
             "writes      -",
             "pool        fast: 0",
+            "used of 1GiB (0 %)",
+            "tcp:a:1 on h",
+            "task        remove old: deleting, 37 %",
         ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
         }
@@ -230,8 +288,12 @@ mod tests {
         assert_eq!(sentence(0, 8, &[]), "nothing to do");
         assert_eq!(sentence(0, 7, &[]), "nothing is being filled yet");
         assert_eq!(sentence(0, 4, &[2]), "waiting for osd.2");
-        assert!(sentence(4 << 20, 4, &[]).ends_with("/s, done in 4 s"));
-        assert!(sentence(4 << 20, 4, &[2, 3]).ends_with("done in 4 s; waiting for osd.2, osd.3"));
+        assert!(sentence(4 << 20, 4, &[]).ends_with("/s, time left: 4 s"));
+        assert!(
+            sentence(4 << 20, 4, &[2, 3]).ends_with("time left: 4 s; waiting for osd.2, osd.3")
+        );
+        assert_eq!((span_text(119), span_text(121)), ("119 s".into(), "3 min".into()));
+        assert_eq!(span_text(2 * 3_600 + 90), "2 h 1 min");
         let many = sentence(0, 4, &[1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(many, "waiting for osd.1, osd.2, osd.3, osd.4, osd.5, 2 more");
     }

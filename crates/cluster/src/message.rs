@@ -65,6 +65,9 @@ pub enum ToMonitor {
         path: String,
         /// Name of its host, for placement.
         host: String,
+        /// `ashlar up` started it, and starts it again.
+        #[serde(default)]
+        supervised: bool,
         /// `Some`: the same run goes on over a new connection, no epoch ends. `None`: a new run.
         #[serde(default)]
         incarnation: Option<Incarnation>,
@@ -368,6 +371,9 @@ pub struct OsdReport {
     pub active: Vec<PgId>,
     /// PGs it leads and cannot serve, with the reason.
     pub incomplete: Vec<(PgId, String)>,
+    /// PGs it leads whose members are agreeing on an epoch, with what it waits for.
+    #[serde(default)]
+    pub peering: Vec<(PgId, String)>,
     /// Units found damaged and not rewritten since.
     pub damaged_units: u64,
     /// For how long the oldest read, write or flush of its disk has been under way, in milliseconds.

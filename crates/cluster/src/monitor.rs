@@ -37,6 +37,7 @@ mod publish;
 mod query;
 mod reads;
 mod recover;
+mod remedy;
 mod removal;
 mod restarts;
 mod session;
@@ -48,6 +49,7 @@ mod status;
 mod task;
 #[cfg(test)]
 mod tests;
+mod unserved;
 mod volume;
 mod watch;
 
@@ -81,6 +83,7 @@ use session::SessionLive;
 use settling::Settling;
 use stats::Stats;
 use task::TaskRun;
+use unserved::Unserved;
 
 pub use guests::is_not_done_yet;
 pub use station::Station;
@@ -197,6 +200,7 @@ pub struct Monitor {
     /// Whether an OSD has seen what the store lacks: the store went back in time.
     has_newer_member: bool,
     recovery: Recovery,
+    unserved: Unserved,
     settling: Settling,
     /// Why the store cannot be asked, if it cannot; for people.
     state_trouble: Option<String>,
@@ -296,6 +300,7 @@ impl Monitor {
             has_task_news: false,
             has_newer_member: false,
             recovery: Recovery::default(),
+            unserved: Unserved::default(),
             settling: Settling::default(),
             state_trouble: None,
             endpoints: Endpoints::default(),
@@ -339,6 +344,7 @@ impl Monitor {
                 self.run_jobs(now, effects);
             }
             self.begin_anew(effects);
+            self.look_at_unserved(now);
         }
     }
 

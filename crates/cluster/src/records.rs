@@ -269,6 +269,9 @@ pub struct OsdRecord {
     pub host: String,
     /// Its directory or device, for people.
     pub path: String,
+    /// `ashlar up` started it, and starts it again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub supervised: bool,
     /// Its process.
     pub pid: u32,
     /// Size of its data area as it last reported; 0: not yet.
@@ -755,6 +758,7 @@ impl OsdRecord {
             store,
             host: String::new(),
             path: String::new(),
+            supervised: false,
             pid: 0,
             size_bytes: 0,
             suspect: false,

@@ -386,7 +386,8 @@ impl Node {
             }
             match self.waits_for(slot) {
                 None => report.active.push(id),
-                Some(why) => report.incomplete.push((id, why)),
+                Some(why) if is_stuck(pg.serving()) => report.incomplete.push((id, why)),
+                Some(why) => report.peering.push((id, why)),
             }
             let filling = pg.filling().map(|(osd, done_bytes, left_bytes)| FillingProgress {
                 pg: id,
@@ -430,6 +431,11 @@ impl Node {
             _ => format!("{osd} is down"),
         }
     }
+}
+
+/// Whether a PG that is not served stays so until something else happens than its members' agreeing.
+fn is_stuck(serving: &Serving) -> bool {
+    matches!(serving, Serving::Idle { .. } | Serving::Filling)
 }
 
 /// Whether an entry names a PG that its pool can have: the map is text from another process.

@@ -129,6 +129,8 @@ pub struct Identity {
     pub path: String,
     /// Name of its host.
     pub host: String,
+    /// `ashlar up` started it.
+    pub supervised: bool,
 }
 
 /// Settings of a node. The defaults are safe.

@@ -356,6 +356,7 @@ impl Node {
             pid: self.identity.pid,
             path: self.identity.path.clone(),
             host: self.identity.host.clone(),
+            supervised: self.identity.supervised,
             incarnation: self.incarnation,
             suspect: self.store.has_unsettled_damage(),
             stalled: self.disk_watch.is_stalled(),

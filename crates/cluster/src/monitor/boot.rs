@@ -36,6 +36,7 @@ pub(super) struct Boot {
     pub(super) pid: u32,
     pub(super) path: String,
     pub(super) host: String,
+    pub(super) supervised: bool,
     pub(super) suspect: bool,
     /// Its disk hangs, or hung not long ago.
     pub(super) stalled: bool,
@@ -61,6 +62,7 @@ impl Monitor {
             pid,
             path,
             host,
+            supervised,
             incarnation,
             suspect,
             stalled,
@@ -79,6 +81,7 @@ impl Monitor {
             pid,
             path: clipped(path),
             host: clipped(host),
+            supervised,
             suspect,
             stalled,
             seen,
@@ -164,6 +167,7 @@ impl Monitor {
         changed.pid = boot.pid;
         changed.path = boot.path.clone();
         changed.host = boot.host.clone();
+        changed.supervised = boot.supervised;
         if changed == *record {
             return Plan::Done(Done::Booted(incarnation));
         }

@@ -26,8 +26,8 @@ pub(super) enum PgState {
     Filling,
     /// It serves, with fewer copies than it should have.
     Degraded,
-    /// Its primary is up and has not said yet that it serves it.
-    Peering,
+    /// Its members are agreeing: its primary has not said yet that it serves it; why, if it said so.
+    Peering(Option<String>),
     /// Its primary is up and cannot serve it.
     Incomplete(String),
     /// No member is up.
@@ -40,7 +40,7 @@ impl PgState {
             PgState::Active => "active",
             PgState::Filling => "filling",
             PgState::Degraded => "degraded",
-            PgState::Peering => "peering",
+            PgState::Peering(_) => "peering",
             PgState::Incomplete(_) => "incomplete",
             PgState::Down(_) => "down",
         }
@@ -48,7 +48,8 @@ impl PgState {
 
     fn why(&self) -> Option<&str> {
         match self {
-            PgState::Active | PgState::Filling | PgState::Degraded | PgState::Peering => None,
+            PgState::Active | PgState::Filling | PgState::Degraded => None,
+            PgState::Peering(why) => why.as_deref(),
             PgState::Incomplete(why) | PgState::Down(why) => Some(why),
         }
     }
@@ -110,7 +111,7 @@ impl Monitor {
         })
     }
 
-    fn task_rows(&self, image: Option<base::ImageId>) -> Value {
+    pub(super) fn task_rows(&self, image: Option<base::ImageId>) -> Value {
         let of_image = |task: &&crate::records::TaskRecord| image.is_none_or(|id| task.image == id);
         let of_images = self.contents.tasks().filter(of_image).map(|task| self.task_row(task));
         let pools = self.contents.removed_pools().filter(|_| image.is_none());
@@ -166,12 +167,13 @@ impl Monitor {
         if let Some(state) = self.waiting_state(entry) {
             return state;
         }
-        let Some(report) = self.report_of(entry) else { return PgState::Peering };
+        let Some(report) = self.report_of(entry) else { return PgState::Peering(None) };
         if let Some((_, why)) = report.incomplete.iter().find(|(pg, _)| *pg == entry.pg) {
             return PgState::Incomplete(why.clone());
         }
         if !report.active.contains(&entry.pg) {
-            return PgState::Peering;
+            let why = report.peering.iter().find(|(pg, _)| *pg == entry.pg);
+            return PgState::Peering(why.map(|(_, why)| why.clone()));
         }
         self.serving_state(entry)
     }
@@ -196,7 +198,7 @@ impl Monitor {
             PgState::Down(waits_for)
         } else if there >= min_size as usize {
             // It goes on without them as soon as the others were heard.
-            PgState::Peering
+            PgState::Peering(Some(waits_for))
         } else {
             let read = if self.is_read(entry) { "; it is read meanwhile, not written" } else { "" };
             PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up{read}"))

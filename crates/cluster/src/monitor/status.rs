@@ -1,14 +1,16 @@
 //! `status`: is my data safe, what is happening, when is it done.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::size::Size;
-use base::{Duration, OsdId, Time};
+use base::{Duration, OsdId, PgId, Time};
 use format::wire::PgEntry;
 use serde_json::{Value, json};
 
 use super::Monitor;
 use super::query::PgState;
+use super::remedy::start_hint;
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
@@ -46,7 +48,7 @@ struct Check {
     code: &'static str,
     severity: Severity,
     message: String,
-    hint: &'static str,
+    hint: Cow<'static, str>,
 }
 
 /// Whether a list has used four fifths of its room: time to do something about it.
@@ -69,16 +71,20 @@ struct PgTally {
     peering: u32,
     down: u32,
     incomplete: u32,
+    /// Of those that are peering: they have been for so long that it does not pass by itself.
+    stuck: u32,
     /// One that is degraded, to name.
     degraded_example: Option<String>,
-    /// One that is incomplete, to name.
-    incomplete_example: Option<String>,
-    /// One that is down, to name.
-    down_example: Option<String>,
+    /// One that is incomplete, and why.
+    incomplete_example: Option<(PgId, String)>,
+    /// One that is down, and why.
+    down_example: Option<(PgId, String)>,
+    /// One that has been peering for long, and why.
+    stuck_example: Option<(PgId, String)>,
 }
 
 impl PgTally {
-    fn add(&mut self, entry: &PgEntry, state: PgState) {
+    fn add(&mut self, entry: &PgEntry, state: PgState, is_lasting: bool) {
         self.active += u32::from(state.serves());
         match state {
             PgState::Active => self.clean += 1,
@@ -91,14 +97,21 @@ impl PgTally {
                 let example = || format!("{} is on {} alone", entry.pg, osds.join(", "));
                 self.degraded_example.get_or_insert_with(example);
             }
-            PgState::Peering => self.peering += 1,
+            PgState::Peering(why) => {
+                self.peering += 1;
+                if is_lasting {
+                    self.stuck += 1;
+                    let why = why.unwrap_or_else(|| "its primary does not say why".to_owned());
+                    self.stuck_example.get_or_insert((entry.pg, why));
+                }
+            }
             PgState::Incomplete(why) => {
                 self.incomplete += 1;
-                self.incomplete_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
+                self.incomplete_example.get_or_insert((entry.pg, why));
             }
             PgState::Down(why) => {
                 self.down += 1;
-                self.down_example.get_or_insert_with(|| format!("{}: {why}", entry.pg));
+                self.down_example.get_or_insert((entry.pg, why));
             }
         }
     }
@@ -106,7 +119,7 @@ impl PgTally {
 
 impl Monitor {
     pub(super) fn status(&self, now: Time, trouble: Option<&str>) -> Value {
-        let tally = self.tally();
+        let tally = self.tally(now);
         let mut checks = Vec::new();
         self.check_pools(&mut checks);
         self.check_removed_pools(&mut checks);
@@ -148,6 +161,7 @@ impl Monitor {
                 "down": tally.down,
             },
             "recovery": self.recovery(),
+            "tasks": self.task_rows(None),
             "io": self.cluster_rates(),
             "pools": self.contents.pools().map(|record| self.pool_summary(record)).collect::<Vec<Value>>(),
             "processes": self.processes(),
@@ -166,32 +180,23 @@ impl Monitor {
         })
     }
 
-    fn tally(&self) -> PgTally {
+    fn tally(&self, now: Time) -> PgTally {
         let mut tally = PgTally::default();
         let contents = &self.contents;
-        // One pass with sets: a report's list is long.
-        let active: BTreeSet<_> = self
-            .osds
-            .iter()
-            .filter_map(|(osd, live)| Some((osd, live.current_report()?)))
-            .flat_map(|(osd, report)| report.active.iter().map(|pg| (*osd, *pg)))
-            .collect();
+        let served = self.served();
         for entry in contents.pools().flat_map(|pool| contents.pgs(pool.pool.id)) {
             tally.total += 1;
-            let is_served = entry.primary.is_some_and(|osd| active.contains(&(osd, entry.pg)));
-            let state = match is_served {
-                true if self.is_whole(entry) && self.report_of(entry).is_some() => {
-                    self.serving_state(entry)
-                }
-                _ => self.pg_state(entry),
+            let state = match served(entry) {
+                true => self.serving_state(entry),
+                false => self.pg_state(entry),
             };
-            tally.add(entry, state);
+            tally.add(entry, state, self.waits_for_long(now, entry.pg));
         }
         tally
     }
 
     /// Whether all acting members are up in the runs of the entry.
-    fn is_whole(&self, entry: &PgEntry) -> bool {
+    pub(super) fn is_whole(&self, entry: &PgEntry) -> bool {
         entry.acting.iter().all(|member| {
             let info = self.contents.osd(member.osd).map(|record| &record.info);
             info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
@@ -237,7 +242,8 @@ impl Monitor {
                 code: "single_copy",
                 severity: Severity::Info,
                 message: format!("pool {} keeps 1 copy: what a disk loses is lost", pool.pool.name),
-                hint: "keep backups, or make a pool with copies: `ashlar pool create --replicas 2`",
+                hint: "keep backups, or make a pool with copies: `ashlar pool create --replicas 2`"
+                    .into(),
             });
         }
         for (pool, error) in self.unplaced_pools() {
@@ -246,7 +252,7 @@ impl Monitor {
                 severity: Severity::Warn,
                 message: format!("pool {} cannot be planned on the OSDs that are in: {error}", pool.name),
                 hint: "its copies stay where they are: add OSDs, take some in with `ashlar osd in ID`, or \
-                       let copies share a host: `ashlar pool set POOL --failure-domain osd`",
+                       let copies share a host: `ashlar pool set POOL --failure-domain osd`".into(),
             });
         }
         for task in self.contents.tasks() {
@@ -255,7 +261,7 @@ impl Monitor {
                     code: "task_waits",
                     severity: Severity::Info,
                     message: format!("deleting blocks of {} waits for {waits_for}", task.name),
-                    hint: TASK_HINT,
+                    hint: TASK_HINT.into(),
                 });
             }
         }
@@ -272,34 +278,49 @@ impl Monitor {
                         "removing what is left of pool {} waits for {waits_for}",
                         record.name
                     ),
-                    hint: TASK_HINT,
+                    hint: TASK_HINT.into(),
                 });
             }
         }
     }
 
     fn check_pgs(&self, tally: &PgTally, checks: &mut Vec<Check>) {
-        let mut add = |code, severity, message, hint| {
+        let mut add = |code, severity, message, hint: Cow<'static, str>| {
             checks.push(Check { code, severity, message, hint });
         };
-        if tally.incomplete > 0 {
-            let example = tally.incomplete_example.as_deref().unwrap_or_default();
+        if let Some((pg, why)) = &tally.incomplete_example {
             add(
                 "pg_incomplete",
                 Severity::Error,
-                format!("{} PGs cannot serve: their I/O waits ({example})", tally.incomplete),
-                "`ashlar pg describe` says for what they wait: start those OSDs. What is lost for good \
-                 is accepted by `ashlar pg give-up`, with `--they-are-off` for OSDs that never come back",
+                format!("{} PGs cannot serve: their I/O waits ({pg}: {why})", tally.incomplete),
+                self.what_helps(*pg).into(),
             );
         }
-        if tally.down > 0 {
-            let example = tally.down_example.as_deref().unwrap_or_default();
+        if let Some((pg, why)) = &tally.down_example {
             add(
                 "pg_down",
                 Severity::Error,
-                format!("{} PGs have no OSD that is up: their I/O waits ({example})", tally.down),
-                "start the OSDs that are down (under `up`: `ashlar osd start ID`, else on their hosts: \
-                 `ashlar osd run PATH`); without them their data cannot be served",
+                format!("{} PGs have no OSD that is up: their I/O waits ({pg}: {why})", tally.down),
+                self.what_helps(*pg).into(),
+            );
+        }
+        if let Some((pg, why)) = &tally.stuck_example {
+            add(
+                "pg_peering",
+                Severity::Error,
+                format!("{} PGs have not become active for long ({pg}: {why})", tally.stuck),
+                format!(
+                    "`ashlar pg describe {pg}` names its OSDs: their logs say what they wait for"
+                )
+                .into(),
+            );
+        }
+        if tally.peering > tally.stuck {
+            add(
+                "pg_peering",
+                Severity::Warn,
+                format!("{} PGs are not active yet", tally.peering - tally.stuck),
+                "their OSDs are agreeing on what each has: this takes a second or two".into(),
             );
         }
         if tally.last_copy > 0 {
@@ -310,8 +331,7 @@ impl Monitor {
                     "{} PGs have one copy left: what its disk loses now is lost",
                     tally.last_copy
                 ),
-                "bring the other OSDs back first: `ashlar osd ls` shows which are down. Their PGs are \
-                 filled elsewhere when they were down for osd_out_after_ms, or at once: `ashlar osd out ID`",
+                self.bring_back().into(),
             );
         }
         if tally.degraded > 0 {
@@ -320,16 +340,7 @@ impl Monitor {
                 "pg_degraded",
                 Severity::Warn,
                 format!("{} PGs have fewer copies than they should ({example})", tally.degraded),
-                "they serve, and are filled when their OSDs are back, or elsewhere when those were down for \
-                 osd_out_after_ms. Start what is down, or do not wait: `ashlar osd out ID`",
-            );
-        }
-        if tally.peering > 0 {
-            add(
-                "pg_peering",
-                Severity::Warn,
-                format!("{} PGs are not active yet", tally.peering),
-                "they follow when their OSDs have started and agreed; if not, see the OSDs' logs",
+                self.bring_back().into(),
             );
         }
     }
@@ -342,7 +353,7 @@ impl Monitor {
                 checks.push(self.out_check(record));
             }
             if !record.info.up {
-                checks.push(self.down_check(osd));
+                checks.push(self.down_check(now, record));
                 continue;
             }
             let Some(live) = self.osds.get(&osd).filter(|live| live.connection.is_some()) else {
@@ -357,7 +368,7 @@ impl Monitor {
                         "{osd} has not reported for {:.0} seconds",
                         now.since(heard).as_secs_f64()
                     ),
-                    hint: "its disk may hang: look at the host's kernel log",
+                    hint: "its disk may hang: look at the host's kernel log".into(),
                 });
             }
             if let Some(report) = live.current_report() {
@@ -383,36 +394,45 @@ impl Monitor {
             code: "osd_out",
             severity,
             message,
-            hint: "`ashlar osd in ID` brings it back; one that is down and has no PGs can be forgotten: \
-                   `ashlar osd rm ID`",
+            hint: match record.info.up {
+                true => format!("`ashlar osd in {0}` brings it back", osd.get()),
+                false => format!(
+                    "`ashlar osd in {0}` brings it back; when it has no PGs it can be forgotten: \
+                     `ashlar osd rm {0}`",
+                    osd.get()
+                ),
+            }
+            .into(),
         }
     }
 
-    fn down_check(&self, osd: OsdId) -> Check {
+    fn down_check(&self, now: Time, record: &OsdRecord) -> Check {
+        let osd = record.info.id;
         let entries = || {
             let pools = self.contents.pools();
             pools.flat_map(|pool| self.contents.pgs(pool.pool.id))
         };
-        let needed =
-            entries().filter(|entry| entry.acting.iter().any(|member| member.osd == osd)).count();
+        let needs = |entry: &&PgEntry| entry.acting.iter().any(|member| member.osd == osd);
+        let needed = entries().filter(needs).count();
+        let waits = |entry: &PgEntry| {
+            let state = self.pg_state(entry);
+            let is_passing = matches!(state, PgState::Peering(_)) || state.serves();
+            !is_passing || self.waits_for_long(now, entry.pg)
+        };
+        let is_waited_for = entries().filter(needs).any(waits);
         let planned = self.contents.pools().flat_map(|pool| self.targets(pool.pool.id));
         let lacking = planned.filter(|targets| targets.contains(&osd)).count();
-        let never_ran = self
-            .contents
-            .osd(osd)
-            .is_some_and(|record| record.info.incarnation == base::Incarnation::ZERO);
+        let never_ran = record.info.incarnation == base::Incarnation::ZERO;
+        let start = start_hint(record);
         let (severity, message, hint) = match (needed, lacking) {
             (0, _) if never_ran => (
                 Severity::Info,
                 format!("{osd} has never run"),
-                "start it: `ashlar osd run PATH`; if its making was cut short it holds nothing and \
-                 does no harm",
+                "start it: `ashlar osd run` with the path it was made at; if its making was cut short \
+                 it holds nothing and does no harm"
+                    .to_owned(),
             ),
-            (0, 0) => (
-                Severity::Warn,
-                format!("{osd} is down; it has no PGs"),
-                "start it: under `up` by `ashlar osd start ID`, else on its host by `ashlar osd run PATH`",
-            ),
+            (0, 0) => (Severity::Warn, format!("{osd} is down; it has no PGs"), start),
             (0, _) => (
                 Severity::Warn,
                 match self.why_it_stays_in(osd) {
@@ -421,19 +441,22 @@ impl Monitor {
                     ),
                     None => format!("{osd} is down: {lacking} PGs have a copy less"),
                 },
-                "`ashlar osd start ID` starts one that was stopped under `up`, `ashlar osd run PATH` on \
-                 its host any other; if it does not start, its log says why. \
-                 A lost disk: make a new OSD, then `ashlar osd out ID` and `ashlar osd rm ID`",
+                format!("{start}. {}", self.replace_hint(record)),
+            ),
+            _ if !is_waited_for => (
+                Severity::Warn,
+                format!("{osd} is down: {needed} PGs have not gone on without it yet"),
+                start,
             ),
             _ => (
                 Severity::Error,
                 format!("{osd} is down: {needed} PGs wait for it"),
-                "`ashlar osd start ID` starts one that was stopped under `up`, `ashlar osd run PATH` on \
-                 its host any other; if it does not start, its log says why. \
-                 It holds what no other OSD that is up has: keep its disk, or a copy of it",
+                format!(
+                    "{start}. It holds what no other OSD that is up has: keep its disk, or a copy of it"
+                ),
             ),
         };
-        Check { code: "osd_down", severity, message, hint }
+        Check { code: "osd_down", severity, message, hint: hint.into() }
     }
 
     /// Volumes whose clients have to write again what a full pool may have lost.
@@ -450,7 +473,7 @@ impl Monitor {
                     Size(waiting_bytes)
                 ),
                 hint: "do not stop its client, it holds them. Discard what is not needed, in this volume or \
-                       others, remove volumes, or add OSDs",
+                       others, remove volumes, or add OSDs".into(),
             });
         }
     }
@@ -462,7 +485,7 @@ impl Monitor {
                 code: "link_broken",
                 severity: Severity::Warn,
                 message: format!("{from} cannot reach {to}, though both reach the monitor"),
-                hint: "look at the network between their hosts, and at firewalls",
+                hint: "look at the network between their hosts, and at firewalls".into(),
             });
         }
         for (osd, count, left) in self.resting_osds(now) {
@@ -474,7 +497,7 @@ impl Monitor {
                      without it do, for {:.0} s more",
                     left.as_secs_f64()
                 ),
-                hint: "its log says why it ends; when that is mended it takes its part by itself",
+                hint: "its log says why it ends; when that is mended it takes its part by itself".into(),
             });
         }
         let mut failing: BTreeMap<OsdId, (u32, &str)> = BTreeMap::new();
@@ -486,15 +509,19 @@ impl Monitor {
                 code: "osd_failing",
                 severity: Severity::Warn,
                 message: format!("{osd} cannot take its part in {count} PGs for now: {why}"),
-                hint: "it is tried again by itself; its log says what its disk lacks: space, or room for \
-                       notes. `ashlar osd out ID` moves its copies elsewhere",
+                hint: format!(
+                    "it is tried again by itself; its log says what its disk lacks: space, or room for \
+                     notes. `ashlar osd out {}` moves its copies elsewhere",
+                    osd.get()
+                )
+                .into(),
             });
         }
     }
 
     fn check_report(&self, osd: OsdId, report: &OsdReport, checks: &mut Vec<Check>) {
-        let mut add = |code, severity, message, hint| {
-            checks.push(Check { code, severity, message, hint });
+        let mut add = |code, severity, message, hint: &'static str| {
+            checks.push(Check { code, severity, message, hint: hint.into() });
         };
         if report.suspect {
             add(
@@ -579,9 +606,12 @@ impl Monitor {
                 ("osd_stalled", Severity::Warn, message)
             }
         };
-        let hint = "look at the disk's health and its host's kernel log. `ashlar osd out ID` moves its \
-                    copies elsewhere";
-        checks.push(Check { code, severity, message, hint });
+        let hint = format!(
+            "look at the disk's health and its host's kernel log. `ashlar osd out {osd}` moves its \
+             copies elsewhere",
+            osd = osd.get()
+        );
+        checks.push(Check { code, severity, message, hint: hint.into() });
     }
 
     /// Lists that have a limit, and what is refused beyond it.
@@ -595,7 +625,8 @@ impl Monitor {
                     "{sessions} of {SESSION_COUNT_MAX} sessions are in use, with those whose \
                      clients ended without a word: then no volume can be attached"
                 ),
-                hint: "detach volumes; removing a volume, or making it smaller, ends its sessions",
+                hint: "detach volumes; removing a volume, or making it smaller, ends its sessions"
+                    .into(),
             });
         }
         for pool in self.contents.pools() {
@@ -611,7 +642,7 @@ impl Monitor {
                         pool.pool.name
                     ),
                     hint: "detach volumes of the pool: its fences are kept as ranges between \
-                           sessions, and there are fewer with the next one",
+                           sessions, and there are fewer with the next one".into(),
                 });
             }
         }
@@ -624,7 +655,10 @@ impl Monitor {
                 code: "state_edit_undone",
                 severity: Severity::Warn,
                 message: format!("what was written under {key} was undone: {why}"),
-                hint: "write a good value with `ashlar state put`, or nothing: the one before is in force",
+                hint:
+                    "write a good value with `ashlar state put`, or nothing: the one before is in \
+                       force"
+                        .into(),
             });
         }
         for name in self.contents.changed_settings().keys() {
@@ -633,7 +667,9 @@ impl Monitor {
                     code: "setting_unknown",
                     severity: Severity::Info,
                     message: format!("config/{name} is no setting that this monitor knows"),
-                    hint: "it is of another version, or misspelt: `ashlar config ls` lists settings",
+                    hint:
+                        "it is of another version, or misspelt: `ashlar config ls` lists settings"
+                            .into(),
                 });
             }
         }
@@ -655,7 +691,11 @@ impl Monitor {
                 code: "monitor_down",
                 severity,
                 message,
-                hint: "run it on its host: `ashlar mon run PATH`. If it is gone for good: `ashlar mon rm ID`",
+                hint: format!(
+                    "run it on its host: `ashlar mon run PATH`. If it is gone for good: `ashlar mon rm {}`",
+                    record.id.get()
+                )
+                .into(),
             });
         }
     }
@@ -668,7 +708,7 @@ impl Monitor {
                 severity: if self.has_led { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint: "what is served goes on; changes, starts and failover wait for it: look whether etcd \
-                       runs and this host reaches it, or at the disk under the monitor's directory",
+                       runs and this host reaches it, or at the disk under the monitor's directory".into(),
             });
         }
         // Where it answers nowhere that says all.
@@ -680,8 +720,10 @@ impl Monitor {
                     "the state store does not answer at {}: {}",
                     down.endpoint, down.why
                 ),
-                hint: "start that member of etcd before another one is lost, or correct `state` in \
-                       cluster.toml where monitors run and start them again",
+                hint:
+                    "start that member of etcd before another one is lost, or correct `state` in \
+                       cluster.toml where monitors run and start them again"
+                        .into(),
             });
         }
         for room in self.endpoints.nearly_full.iter().filter(|_| trouble.is_none()) {
@@ -696,13 +738,13 @@ impl Monitor {
                 ),
                 hint: "let etcd compact what it holds (`etcdctl compact REVISION`, by itself with \
                        `--auto-compaction-mode revision --auto-compaction-retention 10000`), then give space \
-                       back: `etcdctl defrag --cluster`; or raise its `--quota-backend-bytes`",
+                       back: `etcdctl defrag --cluster`; or raise its `--quota-backend-bytes`".into(),
             });
         }
         if self.is_older() {
             let (code, hint) = self.older_code();
             let message = self.older_text();
-            checks.push(Check { code, severity: Severity::Error, message, hint });
+            checks.push(Check { code, severity: Severity::Error, message, hint: hint.into() });
         }
         if self.protocol_errors > 0 {
             checks.push(Check {
@@ -712,7 +754,7 @@ impl Monitor {
                     "{} connections were closed for messages nobody of this cluster sends",
                     self.protocol_errors
                 ),
-                hint: "look for programs of another version",
+                hint: "look for programs of another version".into(),
             });
         }
     }
@@ -740,6 +782,7 @@ impl Monitor {
                 "id": record.info.id,
                 "pid": record.pid,
                 "address": record.info.addresses.first(),
+                "host": record.tree_host(),
             }));
         }
         let introduced = self.connections.values().filter_map(|state| state.introduced.as_ref());

@@ -173,6 +173,7 @@ impl Cluster {
             pid: 9,
             path: "/osd".into(),
             host: "here".into(),
+            supervised: false,
         };
         let mut effects = Vec::new();
         let (settings, pool) = (Settings::default(), BufferPool::default());

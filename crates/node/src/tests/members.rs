@@ -455,7 +455,7 @@ fn a_member_that_does_not_get_the_map_does_not_hold_the_pg_up_in_silence() {
     let needs = cluster.needs(0);
     let is_told = |need: &Need| matches!(need, Need::Failed(member, _) if member.osd == osd(1));
     assert!(needs.iter().all(is_told) && !needs.is_empty(), "{needs:?}");
-    let why = &cluster.report(0).incomplete[0].1;
+    let why = &cluster.report(0).peering[0].1;
     assert!(why.contains("osd.2"), "{why}");
 }
 
@@ -469,7 +469,7 @@ fn of_a_member_that_is_away_it_is_not_said_that_it_does_not_follow() {
     cluster.advance(10_000);
     assert_eq!(cluster.needs(0), []);
     assert!(cluster.unreachable(0).len() >= 9);
-    let why = &cluster.report(0).incomplete[0].1;
+    let why = &cluster.report(0).peering[0].1;
     assert!(why.contains("osd.2"), "{why}");
 }
 

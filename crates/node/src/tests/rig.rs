@@ -163,6 +163,7 @@ pub fn identity() -> Identity {
         pid: 9,
         path: "/osd".into(),
         host: "here".into(),
+        supervised: false,
     }
 }
 

@@ -181,6 +181,7 @@ impl Osd {
             pid: 100 + index as u32,
             path: format!("/sim/osd{index}"),
             host: format!("host{}", self.host),
+            supervised: false,
         };
         let pg_limits = if plan.has_small_limits { Limits::SMALL } else { Limits::default() };
         let store = Osd::store_settings(plan);

@@ -748,7 +748,21 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert_eq!(states(&mut rig), ["\"active\"".to_string()].into());
 
     rig.kill_osd(4);
-    assert!(has(&mut rig, "pg_peering"), "new epochs are not served yet");
+    assert_eq!(rig.check("pg_peering").0, "warn", "new epochs are not served yet");
+    assert_eq!(rig.status()["health"], "warn");
+    // As its primary tells it meanwhile.
+    report_all(&mut rig, |report| {
+        report.peering = report.active.drain(..).map(|pg| (pg, "asks".into())).collect();
+    });
+    assert_eq!(rig.status()["health"], "warn");
+    assert!(!rig.status().to_string().contains("give-up"));
+    for _ in 0..11 {
+        rig.advance(Duration::from_secs(1));
+        report_all(&mut rig, |report| {
+            report.peering = report.active.drain(..).map(|pg| (pg, "asks".into())).collect();
+        });
+    }
+    assert_eq!(rig.check("pg_peering").0, "error", "it does not pass by itself");
     report_all(&mut rig, |_| {});
     let status = rig.status();
     assert_eq!(status["health"], "warn");
@@ -796,8 +810,17 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     assert_eq!(row["state"], "down");
     assert_eq!(row["why"], format!("it waits for osd.{second}, which is down"));
     assert_eq!(rig.status()["recovery"]["waits_for"], json!([second]));
-    assert!(has(&mut rig, "pg_down"));
     assert_eq!(rig.status()["health"], "error");
+    let (severity, hint) = rig.check("pg_down");
+    assert_eq!(severity, "error");
+    // On the host and at the path of the one that was there last; giving up would not help it.
+    assert!(hint.contains(&format!("`ashlar osd run /osd{second}`")), "{hint}");
+    assert!(!hint.contains("give-up"), "{hint}");
+    rig.command(Command::OsdOut { osd: osd_id(second) }).unwrap();
+    let (_, hint) = rig.check("pg_down");
+    let give_up = format!("`ashlar pg give-up {} --they-are-off`", waiting.pg);
+    assert!(hint.contains(&give_up), "{hint}");
+    rig.command(Command::OsdIn { osd: osd_id(second) }).unwrap();
     rig.boot(second);
     rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
     assert!(has(&mut rig, "osd_out"));

@@ -589,6 +589,7 @@ impl Rig {
             pid: 1000 + id.get(),
             path: osd.path.clone(),
             host: osd.host.clone(),
+            supervised: false,
             incarnation: osd.incarnation,
             suspect: osd.suspect,
             stalled: false,
@@ -879,5 +880,15 @@ impl Rig {
         let status = self.status();
         let checks = status["checks"].as_array().unwrap();
         checks.iter().map(|check| check["code"].as_str().unwrap().to_string()).collect()
+    }
+
+    /// What status says of a check, and what it says to do.
+    pub fn check(&mut self, code: &str) -> (String, String) {
+        let status = self.status();
+        let checks = status["checks"].as_array().unwrap();
+        let check = checks.iter().find(|check| check["code"] == code);
+        let check = check.unwrap_or_else(|| panic!("no {code} in {checks:?}"));
+        let text = |key: &str| check[key].as_str().unwrap().to_string();
+        (text("severity"), text("hint"))
     }
 }

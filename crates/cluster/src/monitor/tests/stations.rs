@@ -396,6 +396,7 @@ impl Town {
             pid: 1000,
             path: "/osd".into(),
             host: "h".into(),
+            supervised: false,
             incarnation,
             suspect: false,
             stalled: false,
