@@ -429,6 +429,10 @@ pub fn state(config: &Config, command: StateCommand, format: Format) -> Result<(
                 "the state is what OSDs know; PGs are served again soon, see `ashlar status`";
             print_done(format, &answer, line);
         }
+        StateCommand::Undo { yes } => {
+            let answer = call(config, format, Command::StateUndo { accepted: yes })?;
+            print_done(format, &answer, "the last good values stand there again");
+        }
         StateCommand::Watch { prefix } => watch_state(config, &prefix, format)?,
     }
     Ok(())

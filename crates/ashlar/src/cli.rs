@@ -562,6 +562,13 @@ pub enum StateCommand {
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
+    /// Write back what was changed past the monitors under keys that they alone write
+    #[command(after_help = "Example:\n  ashlar state undo --yes")]
+    Undo {
+        /// Do it. Without this: show the last good values, exit code 1
+        #[arg(long)]
+        yes: bool,
+    },
     /// Bring a state store that was restored from a backup, or is damaged, up to what OSDs know
     #[command(after_help = STATE_RECOVER_EXAMPLE)]
     Recover {

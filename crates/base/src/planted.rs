@@ -91,6 +91,12 @@ pub enum Bug {
     StalledMemberCounted,
     /// Cluster: members whose disks hang leave at once, without waiting for reports of others.
     StallsJudgedOneByOne,
+    /// Node: a difference in the copy of the state is taken and not noted.
+    StateDifferenceLost,
+    /// Cluster: a restored state gives ids out again.
+    RestoredCounterNotRaised,
+    /// Cluster: a restored state takes PG entries of the store though OSDs have newer ones.
+    NewestEntryNotTaken,
     /// Cluster: a lock is granted while other sessions have the image.
     LazyWithoutLock,
     /// Volume: what was done and is not durable is not written again in a new epoch.
@@ -107,7 +113,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those that seeds must find, with the names `sim` takes.
-    pub const ALL: [(&'static str, Bug); 46] = [
+    pub const ALL: &[(&'static str, Bug)] = &[
         ("ack-before-flush", Bug::AckBeforeFlush),
         ("tail-replayed-twice", Bug::TailReplayedTwice),
         ("checksum-not-compared", Bug::ChecksumNotCompared),
@@ -149,6 +155,9 @@ impl Bug {
         ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
         ("learner-added-without-report", Bug::LearnerAddedWithoutReport),
         ("member-removed-below-minimum", Bug::MemberRemovedBelowMinimum),
+        ("state-difference-lost", Bug::StateDifferenceLost),
+        ("restored-counter-not-raised", Bug::RestoredCounterNotRaised),
+        ("newest-entry-not-taken", Bug::NewestEntryNotTaken),
         ("lazy-without-lock", Bug::LazyWithoutLock),
         ("replay-skipped", Bug::ReplaySkipped),
         ("leadership-not-compared", Bug::LeadershipNotCompared),

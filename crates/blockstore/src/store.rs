@@ -474,10 +474,7 @@ impl Store {
     /// knows nothing of stays suspect here: what was known may be what is lost.
     pub fn has_unsettled_damage(&self) -> bool {
         let Some(parts) = &self.parts else { return false };
-        let noted = parts.notes.keys().filter_map(|key| match key {
-            NoteKey::Pg(pg) => Some(*pg),
-            NoteKey::Cluster => None,
-        });
+        let noted = parts.notes.keys().filter_map(|key| key.pg());
         let mut known = parts.pgs.keys().copied().chain(noted).peekable();
         let knows_none = known.peek().is_none();
         parts.superblock.suspect.is_some() && (knows_none || known.any(|pg| self.is_suspect(pg)))

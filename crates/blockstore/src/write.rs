@@ -353,13 +353,11 @@ impl Store {
 
     fn accept_note(&mut self, id: RequestId, key: NoteKey, bytes: &[u8]) {
         assert!(bytes.len() <= NOTE_SIZE_MAX);
-        let pg = match key {
-            NoteKey::Pg(pg) => Some(pg),
-            NoteKey::Cluster => None,
-        };
+        let (pg, number) = key.parts();
         let (data, checksums) = self.padded(bytes);
         let length = bytes.len() as u32;
-        let header = EntryHeader { pg, length, checksums, ..plain_header(EntryKind::Note) };
+        let header =
+            EntryHeader { pg, offset: number, length, checksums, ..plain_header(EntryKind::Note) };
         self.accept_entry(Asker::plain(id), header, Some(data), None);
     }
 
@@ -496,7 +494,7 @@ impl Parts {
     }
 
     fn change_note(&mut self, header: &EntryHeader, bytes: &[u8]) {
-        let key = header.pg.map_or(NoteKey::Cluster, NoteKey::Pg);
+        let key = NoteKey::of_parts(header.pg, header.offset);
         let bytes = &bytes[..header.length as usize];
         let old = match bytes.is_empty() {
             true => self.notes.remove(&key),

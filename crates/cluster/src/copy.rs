@@ -1,8 +1,8 @@
 //! What OSDs keep of the state store, so that one restored from a backup is recognised, and brought
-//! up to what was known before: see `monitor/recover.rs`.
+//! up to what was known before: see `monitor/restore.rs`.
 //!
 //! PG entries are not part of the copy: each OSD has those of its own PGs in their records, durable
-//! before they are served. Fences are in the map.
+//! before they are served. Fences are not: whoever has no session record is fenced by a restore.
 //!
 //! Invariants
 //!   1. A copy is that of its `change`: the number of the transaction that it includes as the last.
@@ -20,10 +20,9 @@ use crate::message::by_pool;
 use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
 
-/// Records of a copy. Beyond it those that come are left out, and that is told.
-const RECORD_COUNT_MAX: usize = 250_000;
-/// Text of records in one message, in bytes.
-const PART_SIZE_MAX: usize = 1 << 20;
+/// Text of records in one message or note, in bytes: with one more record that is still below the limit of
+/// either.
+const PART_SIZE_MAX: usize = 256 << 10;
 
 /// Records of the state store by their keys, as of one transaction.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -35,9 +34,6 @@ pub struct StateCopy {
     /// Their JSON values.
     #[serde(default)]
     pub records: BTreeMap<String, Value>,
-    /// How the keys begin that were left out for their number.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left_out: Vec<String>,
 }
 
 /// A part of a copy, or a change of it.
@@ -56,11 +52,11 @@ pub struct CopyPart {
     pub gone: Vec<String>,
 }
 
-/// A receiver's copy, and the one that is on its way.
+/// A receiver's copy, and parts of a change of it that is not here whole.
 #[derive(Default)]
 pub struct CopyKeeper {
     copy: StateCopy,
-    coming: Option<StateCopy>,
+    coming: Vec<CopyPart>,
 }
 
 /// What an OSD has seen: none of it may be new to a monitor.
@@ -82,7 +78,7 @@ pub struct Seen {
 
 /// What an OSD knows of the cluster, or a part of that.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Testimony {
+pub struct KnownState {
     /// Entries of its PGs: those in their records, and those of the map. One PG may have several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<PgEntry>,
@@ -110,7 +106,17 @@ impl Seen {
     }
 }
 
-impl Testimony {
+impl KnownState {
+    /// Adds the next part.
+    pub fn add(&mut self, part: KnownState) {
+        self.entries.extend(part.entries);
+        self.activated.extend(part.activated);
+        self.pools.extend(part.pools);
+        self.osd_revision = self.osd_revision.max(part.osd_revision);
+        (self.copy.change, self.copy.reign) = (part.copy.change, part.copy.reign);
+        self.copy.records.extend(part.copy.records);
+    }
+
     /// Whether there may ever have been such numbers.
     pub fn is_sound(&self) -> bool {
         let mut epochs = self.activated.iter().flat_map(|activated| &activated.epochs);
@@ -168,11 +174,6 @@ pub fn is_copied(key: &Key) -> bool {
     }
 }
 
-/// How the keys of a kind begin: `session/`; a key that is the only one of its kind whole.
-pub fn kind_of(key: &str) -> &str {
-    key.split_inclusive('/').next().unwrap_or_default()
-}
-
 /// Records in parts, each short enough for a message; at least one.
 pub fn in_parts(
     records: impl IntoIterator<Item = (String, Value)>,
@@ -192,46 +193,11 @@ pub fn in_parts(
     parts
 }
 
-impl StateCopy {
-    /// Leaves records out whose keys begin so, and says it. Sessions and locks name each other: they
-    /// go together.
-    pub fn leave_out(&mut self, prefix: &str) {
-        let kinds = match prefix {
-            "session/" | "lock/" => vec!["session/", "lock/"],
-            other => vec![other],
-        };
-        for kind in kinds {
-            self.records.retain(|key, _| !key.starts_with(kind));
-            if !self.left_out.iter().any(|left_out| left_out == kind) {
-                self.left_out.push(kind.to_string());
-            }
-        }
-    }
-
-    /// Whether records whose keys begin so may lack.
-    pub fn lacks(&self, prefix: &str) -> bool {
-        let is_of = |left_out: &String| prefix.starts_with(&left_out[..]);
-        self.left_out.iter().any(is_of)
-    }
-
-    fn take(&mut self, part: CopyPart) {
-        for key in part.gone {
-            self.records.remove(&key);
-        }
-        for (key, value) in part.put {
-            if self.records.len() >= RECORD_COUNT_MAX && !self.records.contains_key(&key) {
-                self.leave_out(kind_of(&key));
-            } else {
-                self.records.insert(key, value);
-            }
-        }
-    }
-}
-
 impl CopyKeeper {
-    /// The copy that an OSD has kept.
+    /// One that has this copy.
+    #[cfg(test)]
     pub fn new(copy: StateCopy) -> CopyKeeper {
-        CopyKeeper { copy, coming: None }
+        CopyKeeper { copy, coming: Vec::new() }
     }
 
     /// The newest whole copy.
@@ -239,30 +205,38 @@ impl CopyKeeper {
         &self.copy
     }
 
-    /// Takes what a monitor tells; tells whether the copy is another one now.
-    pub fn take(&mut self, part: CopyPart) -> bool {
+    /// Whether parts wait for others that belong to them.
+    pub fn is_taking(&self) -> bool {
+        !self.coming.is_empty()
+    }
+
+    /// Takes what a monitor tells; gives the difference that it makes, once that is here whole.
+    pub fn take(&mut self, part: CopyPart) -> Option<CopyPart> {
         if part.begins {
-            self.coming = Some(StateCopy::default());
+            self.coming.clear();
         }
-        let change = part.change;
-        if let Some(coming) = &mut self.coming {
-            coming.take(part);
-            let Some((change, reign)) = change else { return false };
-            let whole = self.coming.take().unwrap_or_default();
-            if change < self.copy.change {
-                return false;
-            }
-            self.copy = StateCopy { change, reign, ..whole };
-            return true;
+        let end = part.change;
+        self.coming.push(part);
+        let (change, reign) = end?;
+        let parts = std::mem::take(&mut self.coming);
+        let is_whole = parts[0].begins;
+        if change < self.copy.change || (self.copy.change == 0 && !is_whole) {
+            return None;
         }
-        match change {
-            Some((change, reign)) if change >= self.copy.change => {
-                self.copy.take(part);
-                (self.copy.change, self.copy.reign) = (change, reign);
-                true
-            }
-            _ => false,
+        let (mut put, mut gone) = (BTreeMap::new(), Vec::new());
+        for part in parts {
+            put.extend(part.put);
+            gone.extend(part.gone);
         }
+        let records = &mut self.copy.records;
+        if is_whole {
+            gone = records.keys().filter(|key| !put.contains_key(*key)).cloned().collect();
+            put.retain(|key, value| records.get(key) != Some(value));
+        }
+        gone.iter().for_each(|key| drop(records.remove(key)));
+        records.extend(put.clone());
+        (self.copy.change, self.copy.reign) = (change, reign);
+        Some(CopyPart { begins: false, change: end, put, gone })
     }
 }
 
@@ -287,12 +261,15 @@ mod tests {
     #[test]
     fn a_copy_is_replaced_when_the_new_one_is_whole_and_then_follows_changes() {
         let mut keeper = CopyKeeper::default();
-        assert!(keeper.take(part(true, Some(4), &["a", "b"], &[])));
-        assert!(!keeper.take(part(true, None, &["c"], &[])));
+        assert!(keeper.take(part(false, Some(3), &["z"], &[])).is_none(), "of nothing");
+        assert!(keeper.take(part(true, Some(4), &["a", "b"], &[])).is_some());
+        assert!(keeper.take(part(true, None, &["b", "c"], &[])).is_none());
         assert_eq!((keys(&keeper), keeper.copy().change), (vec!["a", "b"], 4));
-        assert!(keeper.take(part(false, Some(6), &["d"], &[])));
-        assert_eq!(keys(&keeper), ["c", "d"]);
-        assert!(keeper.take(part(false, Some(7), &["e"], &["c"])));
+        let difference = keeper.take(part(false, Some(6), &["d"], &[])).unwrap();
+        assert_eq!(difference.put.keys().collect::<Vec<_>>(), ["c", "d"]);
+        assert_eq!(difference.gone, ["a"]);
+        assert_eq!(keys(&keeper), ["b", "c", "d"]);
+        keeper.take(part(false, Some(7), &["e"], &["b", "c"]));
         assert_eq!((keys(&keeper), keeper.copy().change), (vec!["d", "e"], 7));
     }
 
@@ -300,30 +277,8 @@ mod tests {
     fn an_older_copy_replaces_none() {
         let mut keeper = CopyKeeper::default();
         keeper.take(part(true, Some(9), &["a"], &[]));
-        assert!(!keeper.take(part(true, Some(8), &["b"], &[])));
-        assert!(!keeper.take(part(false, Some(8), &["c"], &[])));
+        assert!(keeper.take(part(true, Some(8), &["b"], &[])).is_none());
+        assert!(keeper.take(part(false, Some(8), &["c"], &[])).is_none());
         assert_eq!((keys(&keeper), keeper.copy().change), (vec!["a"], 9));
-    }
-
-    #[test]
-    fn what_is_left_out_is_told() {
-        let mut copy = StateCopy::default();
-        copy.take(part(true, None, &["image/1", "pool/1"], &[]));
-        copy.leave_out("image/");
-        assert!(copy.lacks("image/") && !copy.lacks("pool/"));
-        assert_eq!(copy.records.len(), 1);
-        copy.leave_out("");
-        assert!(copy.lacks("pool/"));
-    }
-
-    #[test]
-    fn a_lock_is_not_kept_without_its_session() {
-        for kind in ["session/", "lock/"] {
-            let mut copy = StateCopy::default();
-            copy.take(part(true, None, &["lock/1", "pool/1", "session/1"], &[]));
-            copy.leave_out(kind);
-            assert!(copy.lacks("session/") && copy.lacks("lock/") && !copy.lacks("pool/"));
-            assert_eq!(copy.records.keys().collect::<Vec<_>>(), ["pool/1"]);
-        }
     }
 }

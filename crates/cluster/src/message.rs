@@ -16,7 +16,7 @@ use format::door::Role;
 use format::wire::{Member, PgEntry};
 use serde::{Deserialize, Serialize};
 
-use crate::copy::{CopyPart, Seen, Testimony};
+use crate::copy::{CopyPart, KnownState, Seen};
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
 use crate::settings::Changed;
 use crate::stats::{OsdStats, Table};
@@ -85,7 +85,7 @@ pub enum ToMonitor {
     /// A part of what the OSD knows of the cluster, as it was asked to tell.
     OsdTells {
         /// The part; lists of several parts belong together.
-        part: Testimony,
+        part: KnownState,
         /// Whether others follow.
         more: bool,
     },
@@ -632,6 +632,12 @@ pub enum Command {
         key: String,
         /// JSON text.
         value: String,
+    },
+    /// Write back what another hand changed of keys that monitors alone write.
+    StateUndo {
+        /// Whether to do it; without it the error says what would be written.
+        #[serde(default)]
+        accepted: bool,
     },
     /// Take what OSDs know into a state store that is older.
     StateRecover {

@@ -36,10 +36,10 @@ mod presence;
 mod publish;
 mod query;
 mod reads;
-mod recover;
 mod remedy;
 mod removal;
 mod restarts;
+mod restore;
 mod session;
 mod setting;
 mod settling;
@@ -78,7 +78,7 @@ use planning::Planning;
 use presence::Presences;
 use publish::Subscription;
 use reads::ReadLeases;
-use recover::Recovery;
+use restore::Restore;
 use session::SessionLive;
 use settling::Settling;
 use stats::Stats;
@@ -164,6 +164,8 @@ pub struct Monitor {
     has_led: bool,
     /// The store's revision when this process began to lead, once it has.
     led_from: Option<StateRevision>,
+    /// What another hand wrote from then on, while a monitor said that the store is damaged, is believed.
+    believes_from: Option<StateRevision>,
     /// Since when; `ZERO` before that.
     led_since: Time,
     contents: Contents,
@@ -197,9 +199,7 @@ pub struct Monitor {
     task_sequence_last: u64,
     /// Whether something happened that a task may wait for.
     has_task_news: bool,
-    /// Whether an OSD has seen what the store lacks: the store went back in time.
-    has_newer_member: bool,
-    recovery: Recovery,
+    restore: Restore,
     unserved: Unserved,
     settling: Settling,
     /// Why the store cannot be asked, if it cannot; for people.
@@ -273,6 +273,7 @@ impl Monitor {
             stage: Stage::New,
             has_led: false,
             led_from: None,
+            believes_from: None,
             led_since: Time::ZERO,
             contents: Contents::of_reign(reign),
             request_last: 0,
@@ -298,8 +299,7 @@ impl Monitor {
             stats: Stats::default(),
             task_sequence_last: 0,
             has_task_news: false,
-            has_newer_member: false,
-            recovery: Recovery::default(),
+            restore: Restore::default(),
             unserved: Unserved::default(),
             settling: Settling::default(),
             state_trouble: None,
@@ -424,7 +424,7 @@ impl Monitor {
         self.give_ups.retain(|waits| waits.connection != connection);
         self.forget_opens(connection);
         self.forget_held(connection);
-        self.witness_gone(connection);
+        self.teller_gone(connection);
         for session in state.sessions.into_keys() {
             self.lose_session_connection(now, session);
         }
@@ -500,7 +500,7 @@ impl Monitor {
             return;
         }
         match message {
-            ToMonitor::Subscribe { have } => self.subscribe(now, connection, have, effects),
+            ToMonitor::Subscribe { have } => self.subscribe(connection, have, effects),
             ToMonitor::Ping => self.send(connection, &FromMonitor::Pong, effects),
             ToMonitor::Introduce { role, pid, address } => {
                 let introduced =
@@ -547,9 +547,6 @@ impl Monitor {
                 self.on_session_waits(connection, session, waiting_bytes);
             }
             ToMonitor::CloseSession { session, unanswered } => {
-                if self.is_of_later(now, connection, session, effects) {
-                    return;
-                }
                 if self.may_close_session(connection, session) {
                     self.try_push_job(Job::CloseSession { connection, session, unanswered });
                 }
@@ -596,6 +593,10 @@ impl Monitor {
             self.answer(connection, request, result, effects);
         } else if let Some(why) = &self.state_trouble {
             self.answer(connection, request, Err(no_state(why)), effects);
+        } else if let Command::StateUndo { .. } = command
+            && self.jobs.len() < JOB_COUNT_MAX
+        {
+            self.push_urgent(Job::Command { connection, request, command });
         } else if self.contents.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
             self.answer(connection, request, Err(self.state_older()), effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
@@ -604,7 +605,7 @@ impl Monitor {
                 self.answer(connection, request, Err(error), effects);
             }
         } else if let Command::StateRecover { they_are_lost, accepted } = command {
-            if let Err(error) = self.recover(connection, request, &they_are_lost, accepted) {
+            if let Err(error) = self.restore(connection, request, &they_are_lost, accepted) {
                 self.answer(connection, request, Err(error), effects);
             }
         } else if let Err(error) =

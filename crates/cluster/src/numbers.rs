@@ -1,6 +1,6 @@
 //! How high numbers may be: ids, epochs, revisions, runs, transactions. They are counted up one by one, and a
 //! recovery passes over some of each; no cluster lives to see these limits. A number beyond one was
-//! never given, whoever says so, and is believed of nobody: what follows from it would run over.
+//! never issued; rejected from any source: what follows from it would overflow.
 
 use base::{Epoch, ImageId, MapRevision, MonitorId, OsdId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
@@ -20,11 +20,6 @@ pub const EPOCH_MAX: Epoch = Epoch::new(u32::MAX / 2);
 const OSD_MAX: u32 = 1 << 20;
 /// Images, pools and monitors.
 const ID_MAX: u32 = u32::MAX / 2;
-
-/// What clients may say of maps and sessions that the store lacks: a recovery goes on above it, and below
-/// the limit.
-pub(crate) const REVISION_SAID_MAX: MapRevision = MapRevision::new(REVISION_MAX.get() / 2);
-pub(crate) const SESSION_SAID_MAX: SessionId = SessionId::new(SESSION_MAX.get() / 2);
 
 /// The last id that a counter may give.
 pub(crate) fn last_of(counter: CounterName) -> u64 {
@@ -68,6 +63,7 @@ pub(crate) fn check(record: &Record) -> Result<(), String> {
         }),
         Record::Change(record) => {
             number("last", record.last, NUMBER_MAX)?;
+            number("recovered", record.recovered, NUMBER_MAX)?;
             let mut firsts = record.reigns.iter().map(|(first, _)| *first);
             firsts.try_for_each(|first| number("first of a reign", first, NUMBER_MAX))
         }
@@ -108,8 +104,7 @@ fn check_fences(record: &FenceRecord) -> Result<(), String> {
         check_revision(fence.revision)?;
     }
     check_ranges(&record.ranges)?;
-    check_revision(record.ranges_revision)?;
-    check_session(record.recovered)
+    check_revision(record.ranges_revision)
 }
 
 pub(crate) fn check_epoch(epoch: Epoch) -> Result<(), String> {

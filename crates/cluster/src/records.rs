@@ -357,10 +357,6 @@ pub struct FenceRecord {
     /// The revision that brought the ranges.
     #[serde(default, skip_serializing_if = "is_no_revision")]
     pub ranges_revision: MapRevision,
-    /// The last session that a recovery of the state judged: each up to it was fenced, or goes on. 0:
-    /// there was none.
-    #[serde(default, skip_serializing_if = "is_no_session")]
-    pub recovered: SessionId,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -509,9 +505,9 @@ pub struct ChangeRecord {
     /// The last ones, oldest first: the first transaction of each reign, and its name.
     #[serde(default)]
     pub reigns: Vec<(u64, u64)>,
-    /// Reigns that a recovery has left behind: what they did is not part of this store.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub void: Vec<u64>,
+    /// The number that the last restore went on from: whatever OSDs saw up to it, it has judged.
+    #[serde(default)]
+    pub recovered: u64,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
@@ -538,35 +534,32 @@ impl ChangeRecord {
         newest_first.find(|(first, _)| *first <= change).map(|(_, reign)| *reign)
     }
 
-    /// Leaves reigns behind that are none of this store's.
-    pub fn leave_behind(&mut self, reigns: impl IntoIterator<Item = u64>) {
-        for reign in reigns {
-            let is_ours = self.reigns.iter().any(|(_, ours)| *ours == reign);
-            if !is_ours && !self.void.contains(&reign) {
-                self.void.push(reign);
-            }
-        }
-        let surplus = self.void.len().saturating_sub(4 * REIGN_COUNT_MAX);
-        self.void.drain(..surplus);
-    }
-
     /// Whether this store has the transaction that somebody has seen, and everything before it.
     pub fn has(&self, change: u64, reign: u64) -> bool {
-        if change == 0 || self.void.contains(&reign) {
-            return true;
-        }
-        change <= self.last && self.reign_of(change).is_none_or(|ours| ours == reign)
+        let is_ours = || self.reign_of(change).is_none_or(|ours| ours == reign);
+        change <= self.recovered || (change <= self.last && is_ours())
     }
 }
 
-/// `recovery`: what OSDs know is being written here, and is not here whole.
+/// `recovery`: the store is not to be used as it is. What OSDs know is being written here, and is not here
+/// whole; or another hand changed what monitors alone write.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RecoveryRecord {
     /// The monitor that began it.
     pub monitor: MonitorId,
+    /// Keys that another hand changed while that monitor led: what is there is not to be believed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub edited: Vec<String>,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
+}
+
+impl RecoveryRecord {
+    /// As this monitor writes it.
+    pub fn of(monitor: MonitorId) -> RecoveryRecord {
+        RecoveryRecord { monitor, edited: Vec::new(), rest: Rest::new() }
+    }
 }
 
 /// Why blocks of an image are deleted.
@@ -719,10 +712,6 @@ fn is_no_revision(revision: &MapRevision) -> bool {
     *revision == MapRevision::ZERO
 }
 
-fn is_no_session(session: &SessionId) -> bool {
-    *session == SessionId::ZERO
-}
-
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
@@ -850,10 +839,11 @@ mod tests {
         assert!(!store.has(4, 80), "it has not done that yet");
         assert!(!backup.has(2, 70) && !backup.has(3, 80));
         // Two ways from one state: the same numbers, and not the same transactions.
-        let mut other = backup.with(2, 90).with(3, 90);
+        let other = backup.with(2, 90).with(3, 90);
         assert!(!other.has(2, 70) && !other.has(3, 80));
-        other.leave_behind([80, 70]);
-        assert!(other.has(3, 80) && !other.has(2, 70), "70 is its own");
+        let restored =
+            ChangeRecord { last: 3, recovered: 3, ..ChangeRecord::default() }.with(4, 90);
+        assert!(restored.has(2, 70) && restored.has(3, 80) && !restored.has(4, 80));
         let many = (0..100).fold(ChangeRecord::default(), |r, n| r.with(n + 1, n));
         assert!(many.reigns.len() == 16 && many.has(3, 1), "nobody knows that any more");
     }

@@ -52,8 +52,35 @@ pub struct BlockKey {
 pub enum NoteKey {
     /// The newest entry of a PG and its activation record.
     Pg(PgId),
-    /// A copy of the cluster's state.
+    /// What an OSD keeps of the map.
     Cluster,
+    /// A difference in its copy of the cluster's state, by number: from 1 on.
+    State(u32),
+}
+
+impl NoteKey {
+    /// As it stands in a journal entry and in a checkpoint: a PG, and a number where there is none.
+    pub fn parts(self) -> (Option<PgId>, u32) {
+        match self {
+            NoteKey::Pg(pg) => (Some(pg), 0),
+            NoteKey::Cluster => (None, 0),
+            NoteKey::State(number) => (None, number),
+        }
+    }
+
+    /// The key with these [`NoteKey::parts`].
+    pub fn of_parts(pg: Option<PgId>, number: u32) -> NoteKey {
+        match (pg, number) {
+            (Some(pg), _) => NoteKey::Pg(pg),
+            (None, 0) => NoteKey::Cluster,
+            (None, number) => NoteKey::State(number),
+        }
+    }
+
+    /// The PG that the note belongs to.
+    pub fn pg(self) -> Option<PgId> {
+        self.parts().0
+    }
 }
 
 /// One store, drawn at random when it is made; printed as 32 hexadecimal digits.

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
 use base::{Duration, Epoch, MapRevision, PgId, PoolId, Time};
-use blockstore::{Answer, NoteKey, Request as StoreRequest, RequestId, StoreError};
+use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
 use cluster::map::MapDelta;
 use cluster::message::ToMonitor;
 use format::wire::{Content, PgEntry};
@@ -28,6 +28,7 @@ use pg::{Pg, Record};
 
 use crate::Effect;
 use crate::hosting::is_sound;
+use crate::node::CALL_CLEARING;
 use crate::node::Node;
 
 /// Blocks removed at a time: clients come first.
@@ -318,6 +319,3 @@ impl Node {
         }
     }
 }
-
-/// The store's requests of a clearing; all alike, for only their number counts.
-pub(crate) const CALL_CLEARING: RequestId = RequestId(4);

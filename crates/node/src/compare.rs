@@ -97,6 +97,7 @@ impl Known {
                     NoteKey::Pg(pg) => Record::decode(bytes).map(|record| {
                         records.insert(pg, record);
                     }),
+                    NoteKey::State(_) => Ok(()),
                     NoteKey::Cluster => ClusterNote::decode(bytes).map(|note| {
                         for pool in note.pools {
                             let id = pool.pool.id;

@@ -99,21 +99,8 @@ impl Osd {
 
     fn note_cluster(&mut self, pools: Vec<Pool>) {
         let revision = MapRevision::new(1);
-        let note = |pool| PoolNote {
-            pool,
-            revision,
-            fences: Default::default(),
-            fence_ranges: Vec::new(),
-        };
-        let pools = pools.into_iter().map(note).collect();
-        let state = Default::default();
-        let note = ClusterNote {
-            cluster: ClusterId::new(7),
-            pools,
-            osds: Vec::new(),
-            lease_ms: None,
-            state,
-        };
+        let pools = pools.into_iter().map(|pool| PoolNote { pool, revision }).collect();
+        let note = ClusterNote { cluster: ClusterId::new(7), pools, lease_ms: None };
         self.ask(Request::Note { key: NoteKey::Cluster, bytes: note.encode() });
     }
 

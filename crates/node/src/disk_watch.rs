@@ -13,11 +13,11 @@
 
 use base::planted::{self, Bug};
 use base::{Duration, Time};
-use blockstore::{NoteKey, Request as StoreRequest, RequestId};
+use blockstore::{NoteKey, Request as StoreRequest};
 use cluster::settings::Setting;
 use format::wire::PgEntry;
 
-use crate::node::Phase;
+use crate::node::{CALL_PROBE, Phase};
 use crate::{Effect, Node, StopReason};
 
 /// How often it is looked at: of a longer gap between two turns the store counts a part only.
@@ -35,9 +35,6 @@ const PAUSE_MIN: Duration = Duration::from_secs(10);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 /// A stall so soon after the one before doubles the pause.
 const PAUSE_DOUBLES_WITHIN: Duration = Duration::from_secs(3600);
-
-/// A probe: a durable write, of what is there already.
-pub(crate) const CALL_PROBE: RequestId = RequestId(5);
 
 /// What is remembered of stalls from one run of a process to its next one.
 #[derive(Clone, Default, Debug)]

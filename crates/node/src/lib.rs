@@ -26,7 +26,9 @@
 //! | `newcomers.rs` | sessions that were shown before the map they act on |
 //! | `requests.rs` | a request's way from its arrival to its reply |
 //! | `compare.rs` | comparing the copies of stopped OSDs |
-//! | `notes.rs` | the copy of the cluster's state in the store |
+//! | `notes.rs` | what is noted of the map |
+//! | `state_log.rs` | the copy of the state store, as a log of differences |
+//! | `state_rollback.rs` | what a state store that went back in time is recognised by |
 
 mod clearing;
 mod compare;
@@ -45,8 +47,9 @@ mod reads;
 mod requests;
 mod room;
 mod sessions;
+mod state_log;
+mod state_rollback;
 mod stats;
-mod witness;
 
 #[cfg(test)]
 mod cluster_fuzz;

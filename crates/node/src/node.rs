@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{BufferPool, ConnectionId, Duration, Incarnation, OsdId, PgId, PoolId, Time, Version};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
-use cluster::copy::{CopyKeeper, Seen};
+use cluster::copy::Seen;
 use cluster::map::ClusterMap;
 use cluster::message::{FromMonitor, Need, ToMonitor};
 use cluster::settings::{Changed, Setting};
@@ -15,8 +15,8 @@ use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{ListedBlock, Member, Message, PeerBody};
 use pg::{Action, CallId, Listing, Pg};
 
-use crate::clearing::{CALL_CLEARING, Clearing};
-use crate::disk_watch::{CALL_PROBE, DiskWatch};
+use crate::clearing::Clearing;
+use crate::disk_watch::DiskWatch;
 use crate::filling::Budget;
 use crate::leases::Leases;
 use crate::link::{Link, LinkStage, LinkStep};
@@ -28,6 +28,7 @@ use crate::reads::Reads;
 use crate::requests::Requests;
 use crate::room::Rooms;
 use crate::sessions::Sessions;
+use crate::state_log::StateLog;
 use crate::stats::Stats;
 use crate::{Effect, Event, Identity, Settings, StopReason};
 
@@ -70,7 +71,7 @@ pub struct Node {
     pub(crate) newcomers: Newcomers,
     pub(crate) requests: Requests,
     /// What the monitor told of the state store.
-    pub(crate) state_copy: CopyKeeper,
+    pub(crate) state: StateLog,
     /// The newest run of this OSD, and the revisions of maps, that its records of PGs name.
     pub(crate) recorded: Seen,
     /// PGs this OSD has or had a part in, in this run.
@@ -135,6 +136,12 @@ pub(crate) const LEASE_DEFAULT: Duration =
 const CALL_CLUSTER_NOTE: RequestId = RequestId(1);
 const CALL_LAST_SYNC: RequestId = RequestId(2);
 const CALL_LAST_RECORD: RequestId = RequestId(3);
+/// All of a clearing are alike, for only their number counts.
+pub(crate) const CALL_CLEARING: RequestId = RequestId(4);
+/// A durable write that shows that the disk answers, of what is there already.
+pub(crate) const CALL_PROBE: RequestId = RequestId(5);
+/// All of the state's log are alike, too.
+const CALL_STATE_NOTE: RequestId = RequestId(6);
 
 /// A PG's request to the store: which PG and which call.
 fn request_id(slot: usize, call: CallId) -> RequestId {
@@ -193,7 +200,7 @@ impl Node {
             sessions: Sessions::default(),
             newcomers: Newcomers::default(),
             requests: Requests::default(),
-            state_copy: CopyKeeper::default(),
+            state: StateLog::default(),
             recorded: Seen::default(),
             pgs: Vec::new(),
             pg_slots: BTreeMap::new(),
@@ -440,7 +447,10 @@ impl Node {
             }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::ClearPool { pool, .. } => self.clear_pool(now, pool, effects),
-            FromMonitor::StateCopy(part) => self.note_is_old |= self.state_copy.take(part),
+            FromMonitor::StateCopy(part) => {
+                let notes = self.state.take(part);
+                self.note_state(now, notes);
+            }
             FromMonitor::TellAll => self.tell_all(now, connection, effects),
             FromMonitor::Settings { changed } => {
                 self.cluster_settings = changed;
@@ -640,6 +650,13 @@ impl Node {
                 None if id == CALL_LAST_SYNC => {
                     self.ask_store(now, CALL_LAST_RECORD, StoreRequest::Record);
                 }
+                None if id == CALL_STATE_NOTE => {
+                    self.state.noted(result.is_ok());
+                    if result.is_ok() {
+                        let notes = self.state.tidy();
+                        self.note_state(now, notes);
+                    }
+                }
                 None if id == CALL_CLEARING => self.cleared(now, result, effects),
                 None if id == CALL_LAST_RECORD => self.phase = Phase::Closing,
                 None if id == CALL_PROBE => self.probed(result.is_ok()),
@@ -684,19 +701,27 @@ impl Node {
             return Err(format!("{path} is store {id} of {other}, not store {store} of {osd}"));
         }
         self.recorded = self.seen_in_records();
+        self.state = StateLog::read(self.store.notes());
         let Some(note) = self.store.note(NoteKey::Cluster) else { return Ok(()) };
         let note = ClusterNote::decode(note)
             .map_err(|why| format!("the note on the cluster in {path} cannot be read: {why}"))?;
         self.lease_noted = self.lease_noted.max(note.lease());
-        self.state_copy = CopyKeeper::new(note.state.clone());
         self.pools_noted = note.pools_by_id();
         Ok(())
     }
 
     /// Notes what changed since the last note, unless one is on its way.
     pub(crate) fn keep_old_note(&mut self, now: Time) {
+        let notes = self.state.tidy();
+        self.note_state(now, notes);
         if self.note_is_old && self.note_is_open.is_none() && self.incarnation.is_some() {
             self.keep_cluster_note(now);
+        }
+    }
+
+    fn note_state(&mut self, now: Time, notes: Vec<StoreRequest>) {
+        for note in notes {
+            self.ask_store(now, CALL_STATE_NOTE, note);
         }
     }
 
@@ -704,7 +729,6 @@ impl Node {
         let span = self.lease_noted.max(self.lease_wanted());
         let mut note = ClusterNote::of(self.identity.cluster, &self.map, span);
         note.keep_newer(&self.pools_noted);
-        note.state = self.state_copy.copy().clone();
         self.note_is_old = false;
         self.note_is_open = Some(span);
         let request = StoreRequest::Note { key: NoteKey::Cluster, bytes: note.encode() };

@@ -314,7 +314,7 @@ fn look_for_planted(
 ) -> Result<bool, String> {
     use base::planted::{Bug, plant};
     let chosen: Vec<(&str, Bug)> =
-        Bug::ALL.into_iter().filter(|(known, _)| name == "all" || name == *known).collect();
+        Bug::ALL.iter().copied().filter(|(known, _)| name == "all" || name == *known).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = Bug::ALL.iter().map(|(name, _)| *name).collect();
         return Err(format!("no bug is called {name:?}: all, {}", names.join(", ")));

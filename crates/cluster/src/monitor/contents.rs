@@ -11,7 +11,7 @@ use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
-use super::recover::named;
+use super::restore::named;
 use super::{clipped, failure};
 use crate::map::{MapDelta, PoolDelta};
 use crate::message::Failure;
@@ -43,6 +43,8 @@ pub(super) struct Contents {
     /// Keys of which nothing can be used, and why: what stands there was read first of all, so no
     /// better value is known here. `edits` has it.
     damaged: BTreeMap<Key, String>,
+    /// What is damaged was changed by another hand while this monitor led: `records` has the good values.
+    is_edited: bool,
     /// The rule that the records broke among each other when they were read, if any.
     broken: Option<String>,
     /// Names this process's leading among all others that wrote to this store.
@@ -158,8 +160,7 @@ impl Contents {
             }
             // Whatever it says, a recovery was begun.
             Err(_) if key == Key::Recovery => {
-                let (monitor, rest) = (MonitorId::FIRST, Rest::new());
-                Record::Recovery(RecoveryRecord { monitor, rest })
+                Record::Recovery(RecoveryRecord::of(MonitorId::FIRST))
             }
             Err(error) => {
                 self.note_damage(key, entry, error);
@@ -177,8 +178,48 @@ impl Contents {
         self.damaged.insert(key, why);
     }
 
+    /// Another hand changed a key that monitors alone write, while this one led: what stands there is not
+    /// used, and what is in force is known. Unless the same stands there.
+    pub(super) fn note_guarded_edit(&mut self, key: Key) {
+        let Some(edit) = self.edits.get(&key) else { return };
+        let text = edit.text.as_ref();
+        let found = text.and_then(|text| Record::parse(&key, text).ok());
+        let is_same = found.is_some() == text.is_some() && found.as_ref() == self.record(&key);
+        if !is_same {
+            self.is_edited = true;
+            self.damaged.insert(key, "another hand changed it".to_string());
+            return;
+        }
+        if let Some(stored) = self.records.get_mut(&key) {
+            stored.revision = edit.revision;
+        }
+        self.edits.remove(&key);
+        self.damaged.remove(&key);
+    }
+
+    /// Whether what is damaged was so changed while this monitor led: it knows the last good values.
+    pub(super) fn is_edited(&self) -> bool {
+        self.is_edited && self.is_damaged()
+    }
+
+    /// Keys that were changed while another monitor led: what stands there is not to be believed.
+    fn note_keys_edited_before(&mut self) {
+        let Some(Record::Recovery(record)) = self.record(&Key::Recovery) else { return };
+        // `cluster` was read before: it is this one, or the monitor ends.
+        let keys = record.edited.clone().into_iter().filter_map(|text| Key::parse(&text));
+        for key in keys.filter(|key| *key != Key::Cluster) {
+            let (revision, text) = match self.records.remove(&key) {
+                Some(stored) => (stored.revision, Some(stored.record.to_json().to_string())),
+                None => (StateRevision::ZERO, None),
+            };
+            self.edits.entry(key.clone()).or_insert(Edit { revision, text });
+            self.damaged.insert(key, "another hand changed it".to_string());
+        }
+    }
+
     /// Judges all that was loaded by each other.
     pub(super) fn judge_rules(&mut self) {
+        self.note_keys_edited_before();
         // Without a damaged key others have nothing to go with; what a recovery has not finished is
         // written anew by the next one.
         if self.damaged.is_empty() && !self.is_being_recovered() {

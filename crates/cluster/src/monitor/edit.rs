@@ -1,11 +1,16 @@
-//! Keys that people may write, and what becomes of keys that another hand than this monitor's wrote:
-//! each edit is judged by the rules of `state put`, and is either in force, or undone and named in
-//! `status`. So what the store holds is what is in force, also for the next monitor.
+//! Keys that another hand than this monitor's wrote.
 //!
 //! ```text
-//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ Contents::edits ──▶ Job::Edit ──▶ judged
-//!         ──read anew, compared with contents ──────────────▶                      (first of all jobs)
+//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ Contents::edits ─┬▶ Job::Edit: judged
+//!         ──read anew, compared with contents ──────────────▶                  └▶ guarded: damaged
 //! ```
+//!
+//! Of a key that people may write the edit is judged by the rules of `state put`: it is in force at once, or
+//! put back and named in `status`. A key that monitors alone write is *guarded*: the store counts as damaged,
+//! nothing is changed any more, and the operator has the last good value written back by `state undo`.
+//!
+//! Invariant: while a guarded key is changed nothing is written but the list of such keys (`recovery`) and what
+//! people may write. So the next monitor knows, too, what it must not believe.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +23,7 @@ use super::pool::{cannot_place, check_name};
 use super::{Effect, Monitor, clipped, failure};
 use crate::map::FailureDomain;
 use crate::message::Failure;
-use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, SettingRecord};
+use crate::records::{Key, OsdRecord, OutBy, PoolRecord, Record, RecoveryRecord, SettingRecord};
 use crate::settings::Setting;
 use crate::state::{KeyValue, StateRevision, WatchId};
 
@@ -108,6 +113,17 @@ fn protected_because(key: &Key) -> Option<&'static str> {
         Key::Task(_) | Key::RemovedPool(_) => Some("tasks delete data: commands alone begin them"),
     }
 }
+
+/// Whether a change of the key by another hand makes the store damaged.
+fn is_guarded(key: &Key) -> bool {
+    // The next transaction puts `change` back, losing `leader` ends leading, and nothing depends on sums.
+    let is_judged = matches!(key, Key::Leader | Key::Change | Key::Stats(..));
+    protected_because(key).is_some() && !is_judged
+}
+
+/// What to do about guarded keys that another hand changed.
+pub(super) const EDITED_HINT: &str =
+    "`ashlar state undo` writes the last good values back; until then failover waits";
 
 /// Whether what is under a key is believed only if a monitor wrote it: data depends on it, and people
 /// have no reason to write it.
@@ -299,13 +315,104 @@ impl Monitor {
 
     /// Another hand wrote a key: if it is one of ours it is judged before anything else is done.
     pub(super) fn take_edit(&mut self, key: String, revision: StateRevision, text: Option<String>) {
-        if self.contents.is_damaged() && Key::parse(&key).is_some() {
+        if self.contents.is_damaged() && !self.contents.is_edited() && Key::parse(&key).is_some() {
             // It may be what was lacking.
-            return self.read_all_anew();
+            return self.mended_by_hand();
         }
-        if let Some(key) = self.contents.note_edit(key, revision, text) {
-            self.queue_edit(key);
+        match self.contents.note_edit(key, revision, text) {
+            Some(key) if is_guarded(&key) => {
+                self.contents.note_guarded_edit(key);
+                self.jobs.push_front(Job::MarkEdited);
+            }
+            Some(key) => self.queue_edit(key),
+            None => {}
         }
+    }
+
+    /// Writes which guarded keys are changed, for the monitor that leads next.
+    pub(super) fn plan_mark_edited(&self) -> Plan {
+        let contents = &self.contents;
+        let marked = match contents.record(&Key::Recovery) {
+            Some(Record::Recovery(record)) => Some(record),
+            _ => None,
+        };
+        let is_changed = contents.edit(&Key::Recovery).is_some();
+        let edited: Vec<String> = self.edited_keys().map(Key::to_string).collect();
+        let mut batch = Batch::new(contents);
+        match marked {
+            Some(record) if record.edited.is_empty() => {
+                // A restore is being written: nobody believes what is here.
+                if !is_changed {
+                    return Plan::Done(Done::Silent);
+                }
+                batch.put(contents, Record::Recovery(record.clone()));
+            }
+            Some(_) if edited.is_empty() => {
+                batch.delete(contents, Key::Recovery);
+                return Plan::Write { batch, done: Some(Done::PutBack) };
+            }
+            None if edited.is_empty() => {
+                if !is_changed {
+                    return Plan::Done(Done::Silent);
+                }
+                batch.delete(contents, Key::Recovery);
+            }
+            Some(record) if record.edited == edited && !is_changed => {
+                return Plan::Done(Done::Silent);
+            }
+            _ => {
+                let record = RecoveryRecord { edited, ..RecoveryRecord::of(self.identity.monitor) };
+                batch.put(contents, Record::Recovery(record));
+            }
+        }
+        Plan::Write { batch, done: Some(Done::Silent) }
+    }
+
+    /// Guarded keys that another hand changed while this monitor led, but for the one that says so.
+    fn edited_keys(&self) -> impl Iterator<Item = &Key> {
+        self.contents.damaged_keys().filter(|key| **key != Key::Recovery)
+    }
+
+    /// Writes the last good values of guarded keys.
+    pub(super) fn plan_state_undo(&self, accepted: bool) -> Result<Plan, Failure> {
+        let contents = &self.contents;
+        if !contents.is_edited() || self.edited_keys().next().is_none() {
+            let message = "this monitor knows of no key that another hand changed while it led";
+            return Err(failure("invalid", message, "`ashlar status` names what is damaged"));
+        }
+        let good = |key: &Key| match contents.record(key) {
+            Some(record) => record.to_json(),
+            None => serde_json::Value::Null,
+        };
+        let keys: BTreeMap<String, serde_json::Value> =
+            self.edited_keys().map(|key| (key.to_string(), good(key))).collect();
+        if !accepted {
+            let named =
+                keys.iter().map(|(key, value)| format!("{key}: {}", clipped(value.to_string())));
+            let message =
+                format!("the last good values are {}", named.collect::<Vec<_>>().join(", "));
+            return Err(failure("not_accepted", clipped(message), "ashlar state undo --yes"));
+        }
+        let mut batch = Batch::new(contents);
+        for key in self.edited_keys() {
+            let write = match contents.record(key) {
+                Some(record) => Write::Put(record.clone()),
+                None => Write::Delete(key.clone()),
+            };
+            if !batch.try_add(contents, vec![write]) {
+                return Ok(Plan::Write { batch, done: None });
+            }
+        }
+        // A restore that was cut short stays so.
+        let is_mark =
+            |record: &Record| matches!(record, Record::Recovery(it) if !it.edited.is_empty());
+        let mark = contents.record(&Key::Recovery).filter(|record| is_mark(record));
+        let mark = mark.map(|_| Write::Delete(Key::Recovery)).into_iter().collect();
+        if !batch.try_add(contents, mark) {
+            return Ok(Plan::Write { batch, done: None });
+        }
+        let answer = json!({ "written": keys.keys().collect::<Vec<_>>() });
+        Ok(Plan::Write { batch, done: Some(Done::Restored(answer)) })
     }
 
     /// Queues the judging of what another hand left under a key.

@@ -325,6 +325,8 @@ impl Monitor {
     /// Queues the job that writes entries, if there may be any; tells whether it did.
     pub(super) fn queue_entries(&mut self, now: Time) -> bool {
         if self.is_older() {
+            // All are looked at when this monitor begins anew.
+            self.entries.check = None;
             return false;
         }
         if self.entries.check.is_some_and(|check| check <= now) {

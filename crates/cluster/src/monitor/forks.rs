@@ -16,34 +16,24 @@ use base::{Epoch, OsdId, PgId};
 use format::wire::PgEntry;
 
 use super::failure;
-use super::recover::named;
-use crate::copy::Testimony;
+use super::restore::named;
+use crate::copy::KnownState;
 use crate::message::Failure;
 
 /// What to do about PGs that went two ways.
 const FORKED_HINT: &str = "put the backup back once more, start all OSDs but those whose writes may \
                            go, and declare these lost: --they-are-lost ID";
 
-/// Which way of the state an OSD has seen.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Way {
-    /// The one that the recovery goes on with; also who has seen nothing since the ways parted.
-    Kept,
-    /// That of the store as it is.
-    Here,
-    /// Neither.
-    Other,
-}
-
 /// An OSD that has told all it knows.
 pub(super) struct Teller<'a> {
-    pub(super) way: Way,
-    pub(super) told: &'a Testimony,
+    /// It has seen the way of the state that the restore goes on with, or nothing since the ways parted.
+    pub(super) is_kept: bool,
+    pub(super) known: &'a KnownState,
 }
 
 /// A member of a PG, by its record. It has all that was acknowledged in that epoch.
 struct Whole<'a> {
-    way: Way,
+    is_kept: bool,
     /// The epochs that the record goes back to, and its own as the last.
     epochs: &'a [Epoch],
     last: Epoch,
@@ -65,13 +55,13 @@ pub(super) fn check(
     newest: &BTreeMap<PgId, PgEntry>,
 ) -> Result<(), Failure> {
     let mut pgs: BTreeMap<PgId, Members<'_>> = BTreeMap::new();
-    for (osd, Teller { way, told }) in tellers {
+    for (osd, Teller { is_kept, known }) in tellers {
         let mut entries: BTreeMap<(PgId, Epoch), &PgEntry> = BTreeMap::new();
-        entries.extend(told.entries.iter().map(|entry| ((entry.pg, entry.epoch), entry)));
-        for of_pg in &told.activated {
+        entries.extend(known.entries.iter().map(|entry| ((entry.pg, entry.epoch), entry)));
+        for of_pg in &known.activated {
             let Some(last) = of_pg.epochs.last().copied() else { continue };
             let Some(entry) = entries.get(&(of_pg.pg, last)).copied() else { continue };
-            let whole = Whole { way: *way, epochs: &of_pg.epochs, last, entry };
+            let whole = Whole { is_kept: *is_kept, epochs: &of_pg.epochs, last, entry };
             pgs.entry(of_pg.pg).or_default().insert(*osd, whole);
         }
     }
@@ -122,17 +112,16 @@ fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole
 /// Members of two ways of the state, if each way served the PG without any of the other. Before the ways
 /// parted one handed over to the other, in an epoch with acting members of both.
 fn served_apart(members: &Members<'_>) -> Vec<OsdId> {
-    let ways: BTreeSet<Way> = members.values().map(|whole| whole.way).collect();
-    let mut apart: Vec<Vec<OsdId>> = Vec::new();
-    for way in ways {
-        let of_way = members.values().filter(|whole| whole.way == way);
-        let Some(newest) = of_way.max_by_key(|whole| whole.last) else { continue };
-        let served = served(members, newest);
-        if !served.is_empty() && served.iter().all(|(_, whole)| whole.way == way) {
-            apart.push(served.into_iter().map(|(osd, _)| osd).collect());
-        }
+    let served_by = |is_kept: bool| {
+        let of_way = members.values().filter(|whole| whole.is_kept == is_kept);
+        let all = of_way.max_by_key(|whole| whole.last).map(|newest| served(members, newest));
+        all.filter(|all| all.iter().all(|(_, whole)| whole.is_kept == is_kept)).unwrap_or_default()
+    };
+    let (kept, other) = (served_by(true), served_by(false));
+    if kept.is_empty() || other.is_empty() {
+        return Vec::new();
     }
-    if apart.len() > 1 { apart.concat() } else { Vec::new() }
+    kept.into_iter().chain(other).map(|(osd, _)| osd).collect()
 }
 
 /// Members of the newest entry, and of those that it does not go on from, if there are such. It is enough
@@ -197,32 +186,32 @@ mod tests {
         }
     }
 
-    /// An OSD, the entry of its record, what that goes back to, and the way of the state that it has seen.
-    type Spoken<'a> = (u32, PgEntry, &'a [u32], Way);
+    /// An OSD, the entry of its record, what that goes back to, and whether it has seen the way that is kept.
+    type Spoken<'a> = (u32, PgEntry, &'a [u32], bool);
 
     fn judged(members: &[Spoken<'_>], newest: PgEntry) -> Result<(), Failure> {
-        let told = |(number, entry, epochs, way): &Spoken<'_>| {
+        let told = |(number, entry, epochs, is_kept): &Spoken<'_>| {
             let epochs = epochs.iter().map(|epoch| Epoch::new(*epoch)).collect();
             let (entries, activated) = (vec![entry.clone()], vec![Activated { pg: PG, epochs }]);
-            (osd(*number), *way, Testimony { entries, activated, ..Testimony::default() })
+            (osd(*number), *is_kept, KnownState { entries, activated, ..KnownState::default() })
         };
-        let told: Vec<(OsdId, Way, Testimony)> = members.iter().map(told).collect();
+        let told: Vec<(OsdId, bool, KnownState)> = members.iter().map(told).collect();
         let mut tellers = BTreeMap::new();
-        for (osd, way, told) in &told {
-            tellers.insert(*osd, Teller { way: *way, told });
+        for (osd, is_kept, known) in &told {
+            tellers.insert(*osd, Teller { is_kept: *is_kept, known });
         }
         check(&tellers, &[(PG, newest)].into_iter().collect())
     }
 
     #[test]
     fn one_that_went_on_alone_is_not_dropped_for_another_that_did() {
-        let alone = (1, entry(5, &[1]), &[3, 4, 5][..], Way::Kept);
-        let other = (3, entry(6, &[3]), &[3, 4, 6][..], Way::Kept);
+        let alone = (1, entry(5, &[1]), &[3, 4, 5][..], true);
+        let other = (3, entry(6, &[3]), &[3, 4, 6][..], true);
         let error = judged(&[alone.clone(), other], entry(6, &[3])).unwrap_err();
         assert_eq!(error.code, "forked");
         assert!(error.message.contains("by osd.1, osd.3"), "{}", error.message);
         // Nobody has activated the newest entry yet.
-        let waits = (3, entry(4, &[1, 3]), &[3, 4][..], Way::Kept);
+        let waits = (3, entry(4, &[1, 3]), &[3, 4][..], true);
         judged(&[alone.clone(), waits.clone()], entry(6, &[3])).unwrap_err();
         judged(&[alone, waits], entry(6, &[1, 3])).unwrap();
     }
@@ -232,7 +221,7 @@ mod tests {
         // The other one's epoch 5 is not the epoch 5 that osd.1 goes back to, or went back to once.
         for epochs in [&[3, 4, 5, 6][..], &[6], &[8, 9]] {
             let end = epochs[epochs.len() - 1];
-            for (one, other) in [(Way::Kept, Way::Here), (Way::Here, Way::Kept)] {
+            for (one, other) in [(true, false), (false, true)] {
                 let alone = (1, entry(end, &[1]), epochs, one);
                 let apart = (3, entry(5, &[3]), &[3, 4, 5][..], other);
                 let error = judged(&[alone, apart], entry(end, &[1])).unwrap_err();
@@ -243,27 +232,27 @@ mod tests {
 
     #[test]
     fn members_of_two_ways_that_one_of_them_served_are_no_fork() {
-        let alone = (1, entry(6, &[1]), &[4, 5, 6][..], Way::Kept);
+        let alone = (1, entry(6, &[1]), &[4, 5, 6][..], true);
         // The other way has not served it: its record is of before.
-        let waits = (3, entry(4, &[1, 3]), &[3, 4][..], Way::Here);
+        let waits = (3, entry(4, &[1, 3]), &[3, 4][..], false);
         judged(&[alone.clone(), waits], entry(6, &[1])).unwrap();
         // It began to, and was cut short.
-        let apart = (3, entry(5, &[2, 3]), &[3, 4, 5][..], Way::Here);
-        let waits = (2, entry(4, &[2, 3]), &[3, 4][..], Way::Here);
+        let apart = (3, entry(5, &[2, 3]), &[3, 4, 5][..], false);
+        let waits = (2, entry(4, &[2, 3]), &[3, 4][..], false);
         judged(&[alone, apart, waits], entry(6, &[1])).unwrap();
     }
 
     #[test]
     fn what_was_cut_short_or_is_long_ago_is_no_fork() {
         // osd.3 had activated epoch 5 when it died, and osd.1 had not.
-        let died = (3, entry(5, &[1, 3]), &[4, 5][..], Way::Kept);
-        let went_on = (1, entry(6, &[1]), &[3, 4, 6][..], Way::Kept);
+        let died = (3, entry(5, &[1, 3]), &[4, 5][..], true);
+        let went_on = (1, entry(6, &[1]), &[3, 4, 6][..], true);
         judged(&[died, went_on.clone()], entry(6, &[1])).unwrap();
         // osd.2 left before the history of osd.1 begins.
-        let left = (2, entry(2, &[2]), &[1, 2][..], Way::Kept);
+        let left = (2, entry(2, &[2]), &[1, 2][..], true);
         judged(&[left, went_on.clone()], entry(6, &[1])).unwrap();
         // A member that has not come as far.
-        let behind = (2, entry(4, &[1, 2]), &[3, 4][..], Way::Kept);
+        let behind = (2, entry(4, &[1, 2]), &[3, 4][..], true);
         judged(&[behind, went_on], entry(7, &[1, 2])).unwrap();
     }
 }

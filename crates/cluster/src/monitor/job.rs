@@ -12,7 +12,7 @@ use super::boot::Boot;
 use super::contents::{Batch, Write};
 use super::planning::Planned;
 use super::reads::HeldEntry;
-use super::recover::Recover;
+use super::restore::Written;
 use super::session::Opened;
 use super::{Effect, Monitor};
 use crate::message::{Command, Failure, FromMonitor};
@@ -64,7 +64,9 @@ pub(super) enum Job {
     /// Writes sums of statistics.
     Stats,
     /// What OSDs know comes into a store that is older.
-    Recover(Recover),
+    Restore(Written),
+    /// Writes which keys another hand changed.
+    MarkEdited,
 }
 
 /// What a job needs next.
@@ -99,8 +101,10 @@ pub(super) enum Done {
     /// Another monitor is there, or one is elsewhere.
     MonitorsChanged,
     Unlocked(SessionId, Value),
-    /// The store has what OSDs know: this is told to who asked for it.
-    Recovered(Value),
+    /// The store has what OSDs know, or the last good values: this is told to who asked for it.
+    Restored(Value),
+    /// Another hand has put back what it changed.
+    PutBack,
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),
 }
@@ -145,7 +149,8 @@ impl Monitor {
             return Plan::Done(done);
         }
         match job {
-            Job::Recover(recover) => self.plan_recover(recover),
+            Job::Restore(written) => self.plan_restore(written),
+            Job::MarkEdited => self.plan_mark_edited(),
             Job::CreateCluster => self.plan_create_cluster(),
             Job::Boot(boot) => self.plan_boot(boot),
             Job::SyncOsd { osd } => self.plan_sync_osd(*osd),
@@ -205,6 +210,7 @@ impl Monitor {
             }
             Command::PoolRemove { pool } => self.plan_pool_remove(pool),
             Command::StateRecover { .. } => unreachable!("it has a job of its own"),
+            Command::StateUndo { accepted } => self.plan_state_undo(*accepted),
             Command::StatePut { key, value } => self.plan_state_put(key, value),
             // What damage lost is the primary's matter, and no job: see `Monitor::give_up`.
             Command::PgGiveUp { pg, accepted, .. } => self.plan_give_up_members(*pg, *accepted),
@@ -387,10 +393,14 @@ impl Monitor {
                 self.close(now, boot.connection, effects);
                 self.push_sync_known_osd(boot.osd);
             }
-            (Job::Boot(boot), Done::BootFromFuture) => self.begin_witness(boot, effects),
-            (Job::Recover(recover), Done::Recovered(answer)) => {
-                self.finish_recover(&recover, answer, effects);
+            (Job::Boot(boot), Done::BootFromFuture) => self.ask_all(boot, effects),
+            (Job::Restore(written), Done::Restored(answer)) => {
+                self.finish_restore(&written, answer, effects);
             }
+            (Job::Command { connection, request, .. }, Done::Restored(answer)) => {
+                self.restored(connection, request, answer, effects);
+            }
+            (Job::MarkEdited, Done::PutBack) => self.put_back(),
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
             (Job::OpenSession { connection, request, .. }, Done::SessionOpened(opened)) => {
                 let Opened { session, image, locked, lazy } = opened;

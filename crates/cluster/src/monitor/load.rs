@@ -337,11 +337,12 @@ impl Monitor {
         let mut contents = Contents::of_reign(self.contents.reign);
         let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);
         let (change, cluster) = (revision(Key::Change), revision(Key::Cluster));
-        let led_from = self.led_from.unwrap_or_default();
+        let believes_from = self.believes_from;
         // Every transaction of a monitor writes its number. (Where all keys were put back one by one, that
         // one as well, OSDs tell whether they are older.)
         let is_of_another_hand = |entry: &KeyValue| {
-            let is_past_monitors = change < Some(entry.revision) && entry.revision < led_from;
+            let is_past_monitors = change < Some(entry.revision)
+                && believes_from.is_none_or(|from| entry.revision < from);
             cluster.is_some() && change >= cluster && is_past_monitors
         };
         for entry in loaded.into_values() {

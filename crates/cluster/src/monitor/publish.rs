@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, MapRevision, PoolId, Time};
+use base::{ConnectionId, MapRevision, PoolId};
 
 use super::{Effect, Monitor, to_text};
 use crate::map::MapDelta;
 use crate::message::FromMonitor;
-use crate::numbers::REVISION_SAID_MAX;
+use crate::records::CounterName;
 
 /// OSD entries in one message: below 4 MiB, as long as their addresses may be.
 const OSDS_PER_MESSAGE_MAX: usize = 1000;
@@ -30,27 +30,23 @@ pub(super) struct Subscription {
 impl Monitor {
     pub(super) fn subscribe(
         &mut self,
-        now: Time,
         connection: ConnectionId,
         have: BTreeMap<PoolId, MapRevision>,
         effects: &mut Vec<Effect>,
     ) {
-        let have: BTreeMap<PoolId, MapRevision> =
-            have.into_iter().filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
-        let is_lacking = |(pool, revision): &(&PoolId, &MapRevision)| {
-            self.contents.lacks_map(**pool, **revision)
+        let lacks =
+            |(pool, revision): (&PoolId, &MapRevision)| self.contents.lacks_map(*pool, *revision);
+        if let Some(osd) = self.connections[&connection].osd.filter(|_| have.iter().any(lacks)) {
+            return self.is_proven_older(format!("{osd} has a newer map"), effects);
+        }
+        // Of a pool that an older store lacks nothing is told: it was not removed.
+        let is_known = |pool: PoolId| {
+            let id = u64::from(pool.get());
+            self.contents.pool(pool).is_some() || self.contents.may_be_given(CounterName::Pool, id)
         };
-        let newest = have.iter().filter(is_lacking).map(|(_, revision)| *revision).max();
-        if newest.is_some_and(|revision| revision > REVISION_SAID_MAX) {
-            return self.close_for_protocol(now, connection, effects);
-        }
-        if newest.is_some() {
-            let osd = self.connections[&connection].osd;
-            let who = osd.map_or("a client".to_string(), |osd| osd.to_string());
-            self.see_maps(&have);
-            self.is_proven_older(format!("{who} has a newer map"), effects);
-            return;
-        }
+        let have = have.into_iter().filter(|(pool, _)| is_known(*pool));
+        let have: BTreeMap<PoolId, MapRevision> =
+            have.filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.subscription = Some(Subscription { pools: have, osds: 0 });
         let live = state.osd.and_then(|osd| Some((osd, self.osds.get_mut(&osd)?)));

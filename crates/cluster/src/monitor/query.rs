@@ -106,6 +106,7 @@ impl Monitor {
             | Command::PoolSet { .. }
             | Command::PoolRemove { .. }
             | Command::StateRecover { .. }
+            | Command::StateUndo { .. }
             | Command::StatePut { .. }
             | Command::PgGiveUp { .. } => return None,
         })

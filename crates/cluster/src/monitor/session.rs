@@ -15,7 +15,6 @@ use super::lock::Claim;
 use super::{Effect, Monitor, Setting, failure};
 use crate::map::ImageInfo;
 use crate::message::FromMonitor;
-use crate::numbers::SESSION_SAID_MAX;
 use crate::records::{CounterName, Record, Rest, SessionRecord};
 
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
@@ -163,18 +162,7 @@ impl Monitor {
         (reign, turn): (u64, u64),
         effects: &mut Vec<Effect>,
     ) {
-        if self.is_of_later(now, connection, session, effects) {
-            return;
-        }
-        let record = self.contents.session(session);
-        let ours = record.filter(|record| record.is_of(reign));
-        if let Some(record) = record.filter(|_| ours.is_none())
-            && !self.was_judged(record)
-        {
-            let why = format!("session {session} was given to {} and to another", record.client);
-            self.is_proven_older(why, effects);
-            return;
-        }
+        let ours = self.contents.session(session).filter(|record| record.is_of(reign));
         let is_ended = ours.map(|record| record.ended);
         if is_ended.is_some() {
             let newest = self.session_turns.entry(session).or_default();
@@ -192,41 +180,11 @@ impl Monitor {
                     self.close(now, connection, effects);
                 }
             }
+            // One that an older store does not know is judged when it is restored and its client comes again.
             None if self.is_older() => {}
+            None if self.is_settling() => self.close(now, connection, effects),
             None => self.send(connection, &FromMonitor::SessionEnded { session }, effects),
         }
-        // One that an older store does not know is judged after the recovery, when its client comes again.
-    }
-
-    /// Whether the session began before a recovery, which chose it among those with its id.
-    fn was_judged(&self, record: &SessionRecord) -> bool {
-        let image = self.contents.image(record.image);
-        let fenced = image.and_then(|image| self.contents.fences(image.info.pool));
-        fenced.is_some_and(|fenced| record.id <= fenced.recovered)
-    }
-
-    /// Whether a client has a session of which this store knows nothing yet: it was opened after a
-    /// backup that was put back. Nothing is said of it before the recovery.
-    pub(super) fn is_of_later(
-        &mut self,
-        now: Time,
-        connection: ConnectionId,
-        session: SessionId,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
-        if session.get() <= self.contents.counter(CounterName::Session) {
-            return false;
-        }
-        if session > SESSION_SAID_MAX {
-            self.close_for_protocol(now, connection, effects);
-            return true;
-        }
-        self.see_session(session);
-        if self.contents.may_be_given(CounterName::Session, session.get()) {
-            return false;
-        }
-        self.is_proven_older(format!("a client has session {session}"), effects);
-        true
     }
 
     /// Its own client may, and anyone with the cluster's key if that is not there.

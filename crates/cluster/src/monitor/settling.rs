@@ -47,6 +47,11 @@ impl Monitor {
         }
     }
 
+    /// Whether no OSD has said yet what it has seen.
+    pub(super) fn is_settling(&self) -> bool {
+        self.settling.until.is_some()
+    }
+
     /// Whether the job waits for the first OSD.
     pub(super) fn waits_for_osds(&self, job: &Job) -> bool {
         let gives = match job {

@@ -8,7 +8,7 @@ mod lock;
 mod members;
 mod operator;
 mod reads;
-mod recovery;
+mod restore;
 mod rig;
 mod stations;
 mod stats;

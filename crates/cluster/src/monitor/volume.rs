@@ -204,7 +204,6 @@ impl Monitor {
             fences: Vec::new(),
             ranges: Vec::new(),
             ranges_revision: MapRevision::ZERO,
-            recovered: SessionId::ZERO,
             rest: Rest::new(),
         });
         record.fences.extend(sessions.iter().map(|session| Fence { session: *session, revision }));

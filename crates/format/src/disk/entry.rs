@@ -115,7 +115,7 @@ pub struct EntryHeader {
     pub pg: Option<PgId>,
     /// The version of the change.
     pub version: Version,
-    /// From, in bytes in the block.
+    /// From, in bytes in the block; of a note that belongs to no PG, its number.
     pub offset: u32,
     /// How much, in bytes; of a note, its size.
     pub length: u32,

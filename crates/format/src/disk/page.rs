@@ -289,10 +289,9 @@ pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeErro
 pub fn encode_notes<'a>(notes: impl Iterator<Item = (&'a NoteKey, &'a [u8])>) -> Vec<u8> {
     let mut to = Writer::default();
     for (key, note) in notes {
-        to.pg(match key {
-            NoteKey::Pg(pg) => Some(*pg),
-            NoteKey::Cluster => None,
-        });
+        let (pg, number) = key.parts();
+        to.pg(pg);
+        to.u32(number);
         to.u32(note.len() as u32);
         to.bytes.extend_from_slice(note);
     }
@@ -305,7 +304,7 @@ pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecode
     let mut notes = Vec::new();
     while !from.is_at_end() {
         let mut note = || {
-            let key = from.pg()?.map_or(NoteKey::Cluster, NoteKey::Pg);
+            let key = NoteKey::of_parts(from.pg()?, from.u32()?);
             let size = from.u32()?;
             Some((key, from.take(size as usize)?.to_vec()))
         };
@@ -383,7 +382,11 @@ mod tests {
         super::super::golden("pgs.2", &bytes);
         assert_eq!(decode_pgs(&bytes), Ok(vec![(pg, record), (other, fresh)]));
 
-        let notes = vec![(NoteKey::Pg(pg), b"entry".to_vec()), (NoteKey::Cluster, b"map".to_vec())];
+        let notes = vec![
+            (NoteKey::Pg(pg), b"entry".to_vec()),
+            (NoteKey::Cluster, b"map".to_vec()),
+            (NoteKey::State(7), b"difference".to_vec()),
+        ];
         let bytes = encode_notes(notes.iter().map(|(key, note)| (key, &note[..])));
         assert_eq!(decode_notes(&bytes), Ok(notes));
         assert!(decode_notes(&bytes[..5]).is_err());

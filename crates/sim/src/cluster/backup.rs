@@ -36,8 +36,10 @@ impl World {
         self.fault("backup of the state put back");
         self.kill_all(self.monitor_processes())?;
         let count = self.osds.len();
+        // What no OSD remembers by heart it has noted.
+        let all = self.chaos.chance(Chance::percent(30));
         for process in (0..count).map(Process::Osd) {
-            if self.is_running(process) && self.chaos.chance(Chance::percent(20)) {
+            if self.is_running(process) && (all || self.chaos.chance(Chance::percent(20))) {
                 self.kill(process)?;
             }
         }

@@ -153,6 +153,9 @@ impl World {
         self.trace.line(format_args!("{:?} {process:?} stands still for {span:?}", self.now));
         self.fault("process stood still");
         self.frozen.insert(process, self.now + span);
+        if let Process::Monitor(_) = process {
+            self.watch.monitor_stands_still(self.now + span);
+        }
     }
 
     /// Several OSDs die at once, or all.

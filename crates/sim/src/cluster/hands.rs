@@ -1,11 +1,12 @@
 //! Another hand: at the end somebody edits keys of the state store past the monitors, while one of
-//! them leads and a client attaches volumes. What keeps data safe is put back as it was, so that the
-//! edits change nothing; a host that is named for an OSD counts at once.
+//! them leads and a client attaches volumes. What keeps data safe the operator has written back as it was, so
+//! that the edits change nothing; a host that is named for an OSD counts at once.
 
 use base::Duration;
 use cluster::state::Operation;
 
 use super::chart::Life;
+use super::operator::Job;
 use super::world::World;
 use crate::random::{Chance, Random};
 
@@ -30,6 +31,8 @@ impl World {
         }
         self.state.expect_edits();
         for _ in 0..EDIT_COUNT {
+            // What is changed while a monitor reads the store for the first time it cannot undo.
+            self.wait_until_whole_for(WHOLE_FOR)?;
             self.edit_once(&mut random)?;
         }
         self.detach_all()?;
@@ -58,8 +61,11 @@ impl World {
         if ends_leading {
             self.wait_until_whole_for(WHOLE_FOR)?;
         }
+        self.operator.jobs.push_back(Job::Undo);
         self.wait("an edit by hand is not undone", |world| {
-            let is_done = world.clients[0].is_settled() && world.clients[0].has_let_go();
+            let client = &world.clients[0];
+            let is_done =
+                client.is_settled() && client.has_let_go() && world.operator.jobs.is_empty();
             is_done && world.state.edited().is_none() && world.what_lacks().is_none()
         })
         .map_err(|error| format!("{error}: {:?}", self.state.edited()))

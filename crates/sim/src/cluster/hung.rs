@@ -81,15 +81,15 @@ impl World {
         }
     }
 
-    /// The disk of an OSD ends nothing for so long.
+    /// The disk of an OSD ends nothing for so long, and if it hangs already, until then at least.
     pub(super) fn hang(&mut self, index: usize, span: Duration) {
         let now = self.now;
         let hang = &mut self.osds[index].hang;
-        if now < hang.until {
-            return;
+        if hang.until <= now {
+            hang.had_answered = now.since(hang.until) >= ANSWERED_MIN;
+            hang.since = now;
         }
-        hang.had_answered = now.since(hang.until) >= ANSWERED_MIN;
-        (hang.since, hang.until) = (now, now + span);
+        hang.until = hang.until.max(now + span);
         self.trace.line(format_args!("{now:?} the disk of osd {index} hangs for {span:?}"));
         self.hangs.long_count += u32::from(span > SLOW_MAX);
         self.fault(if span > SLOW_MAX { "disk hung" } else { "disk took seconds" });
@@ -158,19 +158,20 @@ impl World {
     }
 
     /// All disks hang together, or one takes three seconds: no epoch begins. Or a host stands still for long:
-    /// nobody says that its disk hangs. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn hang_together(&mut self) -> Result<(), String> {
+    /// nobody says that its disk hangs. What lacks afterwards, if disks are too full: a member may have left
+    /// its PGs for a moment, and they got others. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn hang_together(&mut self) -> Result<Option<String>, String> {
         if self.hangs.random.chance(Chance::percent(75))
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()
         {
-            return Ok(());
+            return Ok(None);
         }
-        let Some(attached) = self.attach_one(None)? else { return Ok(()) };
+        let Some(attached) = self.attach_one(None)? else { return Ok(None) };
         self.net.calm_down(50_000);
         let kind = self.hangs.random.index(3);
         let victim = self.hangs.random.index(self.osds.len());
         if self.osds[victim].is_gone {
-            return self.detach_all();
+            return self.detach_all().map(|()| None);
         }
         for _ in 0..20 {
             self.ask_for_drill(attached)?;
@@ -204,8 +205,9 @@ impl World {
             return Err("an epoch began while all disks hung, or one took three seconds".into());
         }
         self.detach_all()?;
-        self.wait_until_whole_for(WHOLE_FOR)?;
-        Ok(())
+        let lack = self.wait_until_whole_for(WHOLE_FOR)?;
+        self.must_be_whole &= lack.is_none();
+        Ok(lack)
     }
 
     fn epochs(&self) -> u64 {

@@ -53,7 +53,7 @@ pub enum Process {
 }
 
 /// What users and the operator do.
-pub const OPERATIONS: [&str; 19] = [
+pub const OPERATIONS: [&str; 20] = [
     "read",
     "write",
     "unaligned write",
@@ -73,6 +73,7 @@ pub const OPERATIONS: [&str; 19] = [
     "OSD removed",
     "pool remove",
     "state recover",
+    "state undo",
 ];
 
 /// What happens to them.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use base::{ConnectionId, ImageId, OsdId, PgId, PoolId, Time, UNIT_SIZE};
+use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, Time, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
@@ -55,11 +55,16 @@ pub enum Job {
         /// OSDs that never come again.
         lost: Vec<OsdId>,
     },
+    /// Has keys written back that another hand changed.
+    Undo,
     /// Waits until no task is left.
     AwaitTasks,
     /// Waits until no OSD uses space.
     AwaitEmpty,
 }
+
+/// What was cut off by a partition is done by then, or never.
+const LATE_MAX: Duration = Duration::from_secs(15);
 
 /// The operator's process.
 #[derive(Default)]
@@ -73,6 +78,8 @@ pub struct Operator {
     /// The command of the first job that is under way.
     waiting: Option<u64>,
     tries: u64,
+    /// A try of it was cut off then, and may still be done.
+    cut_off: Option<Time>,
     /// It is the end: everything goes.
     removes_all: bool,
     /// What was last answered, for people.
@@ -311,6 +318,7 @@ impl World {
             Job::Recover { lost, .. } => {
                 Command::StateRecover { they_are_lost: lost.clone(), accepted: true }
             }
+            Job::Undo => Command::StateUndo { accepted: true },
             Job::AwaitTasks => Command::TaskList { image: None },
             Job::AwaitEmpty => Command::OsdList,
         };
@@ -327,6 +335,7 @@ impl World {
                 self.operator.connection = None;
                 self.operator.is_connected = false;
                 if self.operator.waiting.take().is_some() {
+                    self.operator.cut_off = Some(self.now);
                     if let Some(Job::Create(volume)) = self.operator.jobs.front() {
                         self.operator.unsure.insert(*volume);
                     }
@@ -380,7 +389,8 @@ impl World {
                 Err(failure)
                     if failure.code == "busy"
                         && !self.operator.removes_all
-                        && self.stale_volume().is_none() =>
+                        && self.stale_volume().is_none()
+                        && self.operator.cut_off.is_none_or(|at| self.now > at + LATE_MAX) =>
                 {
                     self.give_up_job(volume);
                 }
@@ -457,6 +467,13 @@ impl World {
                     return Ok(());
                 }
             }
+            (Job::Undo, Ok(_)) => self.tally.operations.add("state undo", 1),
+            // The monitor has not seen it yet, or it was undone by itself.
+            (Job::Undo, Err(failure)) if failure.code == "invalid" => {
+                if self.state.edited().is_some() {
+                    return Ok(());
+                }
+            }
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
                     return Ok(());
@@ -503,6 +520,7 @@ impl World {
     fn finish_job(&mut self) {
         self.operator.jobs.pop_front();
         self.operator.tries = 0;
+        self.operator.cut_off = None;
     }
 
     /// The volume stays as it is.

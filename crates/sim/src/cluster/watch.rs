@@ -76,6 +76,8 @@ pub struct Watch {
     entries: BTreeMap<PgId, PgEntry>,
     /// OSDs that say that their disks hang, and since when.
     stalled: BTreeMap<OsdId, Time>,
+    /// Before that a monitor stood still: what was said to it may have waited.
+    monitors_run_from: Time,
     /// When one of them was told first.
     changed_at: Time,
     /// Of the pool.
@@ -148,6 +150,11 @@ impl Watch {
         };
     }
 
+    /// A monitor stands still until then.
+    pub fn monitor_stands_still(&mut self, until: Time) {
+        self.monitors_run_from = self.monitors_run_from.max(until);
+    }
+
     /// The monitor says something; whether an epoch ends by that.
     pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
@@ -172,7 +179,8 @@ impl Watch {
                 if let Some(known) = known.filter(|known| known.epoch < entry.epoch) {
                     let hangs = |osd: &OsdId| {
                         let since = self.stalled.get(osd);
-                        since.is_some_and(|since| now.since(*since) > STALL_IS_KNOWN)
+                        let heard = since.map(|since| self.monitors_run_from.max(*since));
+                        heard.is_some_and(|heard| now.since(heard) > STALL_IS_KNOWN)
                     };
                     let is_in = |entry: &PgEntry, osd| entry.acting.iter().any(|m| m.osd == osd);
                     let left = known.acting.iter().any(|member| !is_in(&entry, member.osd));

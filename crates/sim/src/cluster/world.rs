@@ -351,7 +351,7 @@ impl World {
         self.hold_drill()?;
         self.black_out()?;
         self.go_headless()?;
-        self.hang_together()?;
+        let lack = lack.or(self.hang_together()?);
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;

@@ -370,8 +370,11 @@ impl World {
     }
 
     fn ask_note(&mut self, pg: PgId) -> Result<(), String> {
-        let cluster = self.work.chance(Chance::percent(20));
-        let key = if cluster { NoteKey::Cluster } else { NoteKey::Pg(pg) };
+        let key = match self.work.below(10) {
+            0 => NoteKey::Cluster,
+            1 => NoteKey::State(1 + self.work.below(3) as u32),
+            _ => NoteKey::Pg(pg),
+        };
         let remove = self.work.chance(Chance::percent(15));
         let (order, content) = self.model.ask_note(key, remove);
         let length = if remove { 0 } else { self.work.scale(16..20_000) as usize };

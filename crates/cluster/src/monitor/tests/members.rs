@@ -849,10 +849,6 @@ fn what_people_write_of_pools_and_osds_is_followed() {
     rig.fill();
     assert_at_rest(&rig);
     assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3 && !acting.contains(&4)));
-    // Where a pool was planned is nobody's to write.
-    let before = rig.stored("pg/1/0").unwrap().value;
-    rig.hand_writes("pg/1/0", Some("{}"));
-    assert_eq!(rig.stored("pg/1/0").unwrap().value, before);
 }
 
 /// An OSD dies, comes back, another is taken out, and one is added.

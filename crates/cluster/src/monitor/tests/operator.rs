@@ -342,33 +342,184 @@ fn the_host_that_people_name_counts_in_place_of_the_one_an_osd_says() {
     assert_eq!(messages(&mut rig, "pool_unplaced").len(), 1);
 }
 
-#[test]
-fn what_keeps_data_safe_is_put_back_whoever_changes_it() {
+/// What `state undo` writes back.
+fn undo(rig: &mut Rig) -> Vec<String> {
+    let refused = rig.command(Command::StateUndo { accepted: false }).unwrap_err();
+    assert_eq!(refused.code, "not_accepted", "{refused:?}");
+    let answer = rig.command(Command::StateUndo { accepted: true }).unwrap();
+    rig.tick();
+    let keys = answer["written"].as_array().unwrap().iter();
+    keys.map(|key| key.as_str().unwrap().to_string()).collect()
+}
+
+/// Everybody comes again, as after each restart of a monitor.
+fn come_again(rig: &mut Rig) {
+    for number in rig.osds.keys().map(|osd| osd.get()).collect::<Vec<_>>() {
+        rig.boot(number);
+        rig.report(number, |_| {});
+    }
+}
+
+const GUARDED: [&str; 7] =
+    ["cluster", "pg/1/0", "image/1", "index/image/v", "lock/1", "session/1", "counter/image"];
+
+fn with_lock() -> Rig {
     let mut rig = Rig::with_pool(2, 8);
     rig.make_volume("v", GIB).unwrap();
     let client = rig.client();
     rig.ask_lock(client, "v", false);
-    let before: Vec<_> =
-        ["cluster", "pg/1/0", "image/1", "index/image/v", "lock/1", "session/1", "counter/image"]
-            .map(|key| (key, rig.stored(key).unwrap().value))
-            .into();
-    for (key, value) in &before {
-        for bad in [Some(r#"{"name":"image","last":0}"#), None] {
+    rig
+}
+
+#[test]
+fn a_guarded_key_changed_by_another_hand_stops_changes_until_it_is_undone() {
+    for key in GUARDED.into_iter().chain(["image/4000"]) {
+        for bad in [Some(r#"{"name":"image","last":0}"#), Some("rubbish"), None] {
+            let mut rig = with_lock();
+            let good = rig.stored(key).map(|entry| entry.value);
+            if good.is_none() && bad.is_none() {
+                continue;
+            }
             rig.hand_writes(key, bad);
-            assert_eq!(rig.stored(key).unwrap().value, *value, "{key} {bad:?}");
+            assert_eq!(rig.stored(key).map(|entry| entry.value).as_deref(), bad, "{key}");
+            let named = messages(&mut rig, "state_damaged");
+            assert!(named[0].contains(&format!("{key} (another hand")), "{named:?}");
+            assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged");
+            let recover = Command::StateRecover { they_are_lost: Vec::new(), accepted: true };
+            assert_eq!(rig.command(recover).unwrap_err().code, "invalid");
+            // I/O goes on; no entry changes, nobody's attachment ends.
+            let before = rig.entries();
+            rig.kill_osd(2);
+            rig.advance(Duration::from_secs(30));
+            assert_eq!(rig.entries(), before, "{key}");
+            assert_eq!(rig.monitor.contents.sessions().count(), 1);
+            let map = || rig.osds[&super::rig::osd_id(1)].map.pools.values();
+            assert!(map().all(|pool| pool.fences.is_empty()));
+            assert_eq!(undo(&mut rig), [key]);
+            assert_eq!(rig.stored(key).map(|entry| entry.value), good, "{key} {bad:?}");
+            assert_eq!(rig.stored("recovery"), None);
+            come_again(&mut rig);
+            assert_eq!(messages(&mut rig, "state_damaged"), [""; 0]);
+            assert_eq!(rig.make_volume("w", GIB).unwrap()["id"], 2, "{key}");
         }
     }
-    let task = r#"{"id":9,"kind":"remove","image":1,"name":"v","seed":1,"pool":1,
-        "block_size":131072,"from":0,"zero":null,"fence_revision":0,"pgs_done":0}"#;
-    rig.hand_writes("task/9", Some(task));
-    assert_eq!(rig.stored("task/9"), None);
-    assert!(rig.osds.values().all(|osd| osd.deleted.is_empty()), "nothing was deleted");
-    let named = messages(&mut rig, "state_edit_undone");
-    assert_eq!(named.len(), before.len() + 1);
+    let mut rig = with_lock();
+    let refused = rig.command(Command::StateUndo { accepted: true }).unwrap_err();
+    assert_eq!(refused.code, "invalid", "nothing was changed");
+}
+
+#[test]
+fn a_guarded_key_that_its_editor_puts_back_is_as_if_nothing_had_been() {
+    for key in GUARDED {
+        let mut rig = with_lock();
+        let good = rig.stored(key).unwrap().value;
+        rig.hand_writes(key, Some(&good));
+        assert_eq!(messages(&mut rig, "state_damaged"), [""; 0], "{key}: the same value");
+        rig.hand_writes("counter/session", None);
+        rig.hand_writes(key, None);
+        // A setting counts at once all the same, and a bad one is put back.
+        rig.hand_writes("config/osd_grace_ms", Some(r#"{"name":"osd_grace_ms","value":500}"#));
+        rig.hand_writes("config/lease_ms", Some("rubbish"));
+        assert_eq!(rig.stored("config/lease_ms"), None);
+        rig.hand_writes(key, Some(&good));
+        assert_eq!(messages(&mut rig, "state_damaged").len(), 1, "{key}: the other one");
+        rig.hand_writes("counter/session", Some(r#"{"name":"session","last":1}"#));
+        rig.tick();
+        come_again(&mut rig);
+        assert_eq!(messages(&mut rig, "state_damaged"), [""; 0], "{key}");
+        assert_eq!(rig.stored("recovery"), None);
+        assert_eq!(rig.make_volume("w", GIB).unwrap()["id"], 2, "{key}");
+        let get = Command::ConfigGet { setting: "osd_grace_ms".into() };
+        assert_eq!(rig.command(get).unwrap()["value"], 500);
+    }
+}
+
+#[test]
+fn the_next_monitor_does_not_believe_what_another_hand_changed() {
+    for key in GUARDED.into_iter().filter(|key| *key != "cluster") {
+        // Before and after the leading one has written that; under a transaction of its own that comes later.
+        for mishap in [Mishap::None, Mishap::KillBefore(1), Mishap::KillAfter(1)] {
+            let mut rig = with_lock();
+            let older = rig.stored(key).unwrap().value;
+            if key != "cluster" {
+                rig.make_volume("w", GIB).unwrap();
+            }
+            (rig.transactions, rig.mishap) = (0, mishap);
+            rig.hand_writes(key, Some(&older.replace('1', "2")));
+            rig.mishap = Mishap::None;
+            rig.restart();
+            rig.tick();
+            let named = messages(&mut rig, "state_damaged");
+            assert!(named[0].contains(&format!("{key} (")), "{key} {mishap:?}: {named:?}");
+            let refused = rig.command(Command::StateUndo { accepted: true }).unwrap_err();
+            assert_eq!(refused.code, "invalid", "it does not know what was there");
+            come_again(&mut rig);
+            let recover = Command::StateRecover { they_are_lost: Vec::new(), accepted: true };
+            rig.command(recover).unwrap();
+            come_again(&mut rig);
+            assert_eq!(rig.stored("recovery"), None);
+            assert_eq!(messages(&mut rig, "state_damaged"), [""; 0], "{key} {mishap:?}");
+            assert_eq!(rig.monitor.contents.sessions().count(), 1, "{key} {mishap:?}");
+        }
+    }
+}
+
+#[test]
+fn another_hand_on_the_mark_of_a_restore_changes_nothing() {
+    // Where there is none it goes; the mark of changed keys comes back.
+    let mut rig = with_lock();
+    rig.hand_writes("recovery", Some(r#"{"monitor":1}"#));
+    assert_eq!(rig.stored("recovery"), None);
+    assert_eq!(messages(&mut rig, "state_damaged"), [""; 0]);
+    rig.hand_writes("image/1", None);
+    for bad in [None, Some("rubbish"), Some(r#"{"monitor":1}"#)] {
+        rig.hand_writes("recovery", bad);
+        assert!(rig.stored("recovery").unwrap().value.contains("image/1"), "{bad:?}");
+        assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged");
+    }
+    assert_eq!(undo(&mut rig), ["image/1"]);
+    assert_eq!(rig.stored("recovery"), None);
+    // Of a restore that was cut short it stays, whatever is undone.
+    let text = r#"{"monitor":1}"#;
+    rig.hand_writes_unseen("recovery", Some(text));
     rig.restart();
     rig.tick();
-    assert_eq!(rig.stopped, None);
-    assert_eq!(rig.make_volume("w", GIB).unwrap()["id"], 2);
+    for key in ["image/1", "recovery"] {
+        rig.hand_writes(key, None);
+        assert_eq!(rig.stored("recovery").unwrap().value, text);
+    }
+    assert_eq!(undo(&mut rig), ["image/1"]);
+    assert_eq!(rig.stored("recovery").unwrap().value, text);
+    assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_older");
+}
+
+#[test]
+fn an_undo_is_whole_wherever_the_monitor_ends() {
+    for mishap in (1..=3).flat_map(Mishap::all_of) {
+        let mut rig = with_lock();
+        let good = rig.stored("pg/1/0").unwrap().value;
+        rig.hand_writes("pg/1/0", None);
+        (rig.transactions, rig.mishap) = (0, mishap);
+        let client = rig.client();
+        rig.command_over(client, Command::StateUndo { accepted: true });
+        rig.mishap = Mishap::None;
+        rig.tick();
+        rig.advance(Duration::from_secs(1));
+        come_again(&mut rig);
+        if !messages(&mut rig, "state_damaged").is_empty() {
+            let undo = rig.command(Command::StateUndo { accepted: true });
+            if undo.is_err() {
+                let recover = Command::StateRecover { they_are_lost: Vec::new(), accepted: true };
+                rig.command(recover).unwrap();
+            }
+            rig.tick();
+            come_again(&mut rig);
+        }
+        assert_eq!(messages(&mut rig, "state_damaged"), [""; 0], "{mishap:?}");
+        assert_eq!(rig.stored("recovery"), None);
+        assert!(rig.stored("pg/1/0").unwrap().value.len() > good.len() / 2);
+        rig.make_volume("w", GIB).unwrap();
+    }
 }
 
 #[test]
@@ -379,7 +530,7 @@ fn another_hand_on_the_number_of_transactions_is_undone_and_named() {
             let mut rig = Rig::with_pool(2, 8);
             let before = value(&mut rig, "change")["last"].as_u64().unwrap();
             (rig.transactions, rig.mishap) = (0, mishap);
-            rig.hand_writes_unseen("image/7", Some("{}"));
+            rig.hand_writes_unseen("config/lease_ms", Some("{}"));
             rig.hand_writes("change", bad);
             assert_eq!(rig.stopped, None);
             rig.make_volume("v", GIB).unwrap();
@@ -391,7 +542,7 @@ fn another_hand_on_the_number_of_transactions_is_undone_and_named() {
             assert_eq!(named.len(), 2, "{named:?}");
             assert!(named.iter().any(|text| text.contains("under change was")), "{named:?}");
             rig.hand_writes("change", bad);
-            assert_eq!(rig.stored("image/7"), None);
+            assert_eq!(rig.stored("config/lease_ms"), None);
             rig.restart();
             rig.tick();
             assert_eq!(rig.stopped, None);
@@ -468,6 +619,9 @@ fn an_edit_under_a_transaction_on_its_way_is_judged_all_the_same() {
             // The hand is quicker than the command; the monitor does not know of it yet.
             rig.hand_writes_unseen("config/nearly_full_percent", bad);
             rig.hand_writes_unseen("counter/image", Some("7"));
+            assert_eq!(rig.make_volume("v", GIB).unwrap_err().code, "state_damaged");
+            assert_eq!(undo(&mut rig), ["counter/image"]);
+            come_again(&mut rig);
             rig.make_volume("v", GIB).unwrap();
             let get = Command::ConfigGet { setting: "nearly_full_percent".into() };
             assert_eq!(rig.command(get).unwrap()["value"], wanted, "{mishap:?} {bad:?}");
@@ -490,10 +644,9 @@ fn an_edit_in_a_compacted_past_is_found_by_reading_anew() {
     };
     rig.forget_told();
     rig.event(Event::State(lost));
-    assert_ne!(rig.stored("pg/1/0").unwrap().value, "rubbish");
-    assert_eq!(messages(&mut rig, "state_edit_undone").len(), 1);
+    assert_eq!(undo(&mut rig), ["pg/1/0"]);
     rig.hand_writes("pg/1/0", Some("again"));
-    assert_ne!(rig.stored("pg/1/0").unwrap().value, "again", "it watches anew");
+    assert_eq!(undo(&mut rig), ["pg/1/0"], "it watches anew");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
 use serde_json::Value;
 
-use crate::copy::{Activated, CopyKeeper, PoolSeen, Seen, Testimony};
+use crate::copy::{Activated, CopyKeeper, KnownState, PoolSeen, Seen};
 use crate::map::{ClusterMap, FailureDomain, ImageInfo};
 use crate::message::{
     Command, Failure, FromMonitor, Need, OsdReport, PgNeed, ToMonitor, Unreachable,
@@ -122,10 +122,10 @@ impl FakeOsd {
         });
         let osd_revision = self.map.osds.values().map(|osd| osd.revision).max().unwrap_or(0);
         let (entries, activated) = (entries.cloned().collect(), self.activated.clone());
-        let first = Testimony { entries, activated, ..Testimony::default() };
+        let first = KnownState { entries, activated, ..KnownState::default() };
         let copy = self.copy.copy().clone();
         let pools = pools.collect();
-        let last = Testimony { pools, osd_revision, copy, ..Testimony::default() };
+        let last = KnownState { pools, osd_revision, copy, ..KnownState::default() };
         [
             ToMonitor::OsdTells { part: first, more: true },
             ToMonitor::OsdTells { part: last, more: false },

@@ -1,13 +1,14 @@
-//! A state store that is older than what OSDs know: a backup of it was put back.
+//! A state store that is older than what OSDs know (a backup of it was put back), or damaged: it is refused,
+//! and `state recover` makes a new state of what OSDs know.
 //!
 //! ```text
 //!   OsdBoot (seen) ──▶ the store lacks it ──▶ older: nothing is changed, nobody joins
-//!                                              │ TellAll ──▶ OsdTells: each OSD is a witness
+//!                                              │ TellAll ──▶ OsdTells: what each OSD knows
 //!   `state recover` ──▶ Draft: what the store is to be ──▶ transactions ──▶ this monitor begins anew
 //! ```
 //!
-//! The draft takes the newest copy of the state that an OSD has, and of each PG the entry with the
-//! highest epoch that anybody knows; it raises epochs, revisions, runs and ids above all that was seen.
+//! The draft takes all records as of one transaction, the newest that is known whole; and of each PG the entry
+//! with the highest epoch that anybody knows. It raises epochs, revisions, runs and ids above all that was seen.
 //!
 //! Invariants
 //!   1. It is made only when every OSD that ever ran has told all it knows, or is declared lost. So no
@@ -16,11 +17,10 @@
 //!      of them. While it stands the store counts as older, for every monitor.
 //!   3. What was served by running OSDs goes on meanwhile; nobody joins, and no session begins.
 
-mod mend;
-
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{self, Bug};
 use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, Time};
 use format::door::Role;
 use format::wire::{Member, PgEntry};
@@ -29,18 +29,19 @@ use serde_json::{Value, json};
 
 use super::boot::Boot;
 use super::contents::{Batch, Contents, Write};
-use super::forks::{self, Teller, Way};
+use super::forks::{self, Teller};
 use super::job::{Done, Job, Plan};
 use super::planning::domain_of;
 use super::volume::{FENCE_RANGE_COUNT_MAX, ranges_beside};
 use super::{Connection, Effect, Monitor, failure};
-use crate::copy::{StateCopy, Testimony, is_copied, kind_of};
-use crate::map::{FenceRange, is_in_ranges};
-use crate::message::{Failure, FromMonitor};
+use crate::copy::{KnownState, StateCopy, is_copied};
+use crate::map::{FenceRange, Pool, is_in_ranges};
+use crate::message::{Command, Failure, FromMonitor};
 use crate::numbers::{self, NUMBER_MAX};
 use crate::records::{
-    ChangeRecord, CounterName, CounterRecord, FenceRecord, ImageNameRecord, Key, OsdRecord,
-    PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest, SessionRecord,
+    ChangeRecord, CounterName, CounterRecord, FenceRecord, ImageNameRecord, ImageRecord, Key,
+    OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest,
+    SessionRecord,
 };
 use crate::state::StateEffect;
 
@@ -57,31 +58,36 @@ const PART_COUNT_MAX: u32 = 10_000;
 /// Names in a text for people.
 const NAMED_COUNT_MAX: usize = 8;
 
+/// What to do about a store that is older.
+const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the monitor and put a newer \
+                          copy of its state back";
+/// What to do about a store that is damaged.
+const DAMAGED_HINT: &str =
+    "start all OSDs, then `ashlar state recover` takes the state from what they know";
+
 /// What is known of a store that is older, and of what it lacks.
 #[derive(Default)]
-pub(super) struct Recovery {
+pub(super) struct Restore {
     /// Why it counts as older, for people.
     why: String,
-    witnesses: BTreeMap<OsdId, Witness>,
-    /// The newest copy that a witness told and the store lacks.
+    known: BTreeMap<OsdId, KnownBy>,
+    /// The newest copy that an OSD told: first those of what the store lacks.
     copy: Option<StateCopy>,
-    /// The newest copy that a witness told, if the store is damaged.
-    spare: Option<StateCopy>,
-    /// Everything is to be read anew: another hand wrote into a store that is damaged.
-    is_outdated: bool,
-    /// What clients have seen: the highest session, and the maps of pools.
-    client_session: u64,
-    client_maps: BTreeMap<PoolId, MapRevision>,
-    /// It is done: the connection of who asked for it.
-    done: Option<ConnectionId>,
+    /// Everything is to be read anew: another hand wrote what may mend a store that was damaged when this
+    /// monitor first read it.
+    is_mended_by_hand: bool,
+    /// Everything is to be read anew: the store is restored, or has the last good values again.
+    is_done: bool,
+    /// The connection of who asked for that.
+    asker: Option<ConnectionId>,
     /// Records that are still to be written, and those of the whole draft.
     left: Cell<Option<(usize, usize)>>,
 }
 
-/// An OSD that waits for the recovery.
-struct Witness {
+/// An OSD that waits for the restore.
+struct KnownBy {
     boot: Boot,
-    told: Testimony,
+    state: KnownState,
     part_count: u32,
     is_whole: bool,
     /// It is still connected.
@@ -90,7 +96,7 @@ struct Witness {
 
 /// A draft that is being written.
 #[derive(Debug)]
-pub(super) struct Recover {
+pub(super) struct Written {
     connection: ConnectionId,
     request: u64,
     records: BTreeMap<Key, Record>,
@@ -100,7 +106,9 @@ pub(super) struct Recover {
 impl Monitor {
     /// Whether the store went back in time, or is not whole again since.
     pub(super) fn is_older(&self) -> bool {
-        self.has_newer_member || self.contents.is_being_recovered() || self.contents.is_damaged()
+        !self.restore.why.is_empty()
+            || self.contents.is_being_recovered()
+            || self.contents.is_damaged()
     }
 
     pub(super) fn state_older(&self) -> Failure {
@@ -111,55 +119,38 @@ impl Monitor {
     /// The code of the check and of refusals, and what to do.
     pub(super) fn older_code(&self) -> (&'static str, &'static str) {
         match self.contents.is_damaged() {
-            true => ("state_damaged", mend::DAMAGED_HINT),
+            true if self.contents.is_edited() => ("state_damaged", super::edit::EDITED_HINT),
+            true => ("state_damaged", DAMAGED_HINT),
             false => ("state_older", OLDER_HINT),
         }
     }
 
     /// What is said of it in `status`.
     pub(super) fn older_text(&self) -> String {
-        if let Some((left, all)) = self.recovery.left.get() {
+        if let Some((left, all)) = self.restore.left.get() {
             return format!("the state is being recovered: {} of {all} records", all - left);
         }
-        let why = match &self.recovery.why[..] {
-            "" => "its recovery was cut short",
-            why => why,
+        let told = self.restore.known.values().filter(|known| known.is_whole).count();
+        let what = match (self.contents.damage(), &self.restore.why[..]) {
+            (Some(damage), _) => format!("the state store cannot be used as it is: {damage}"),
+            (None, "") => "the recovery of the state store was cut short".to_string(),
+            (None, why) => format!(
+                "the state store is older than what OSDs know ({why}): a backup of it was put back"
+            ),
         };
-        let told = self.recovery.witnesses.values().filter(|witness| witness.is_whole).count();
-        if let Some(damage) = self.contents.damage() {
-            return format!(
-                "the state store cannot be used as it is: {damage}. Nothing is changed and no OSD joins; \
-                 {told} OSDs have told what they know"
-            );
-        }
-        format!(
-            "the state store is older than what OSDs know ({why}): a backup of it was put back. \
-             Nothing is changed and no OSD joins; {told} OSDs have told what they know"
-        )
+        format!("{what}. Nothing is changed and no OSD joins; {told} OSDs have told what they know")
     }
 
-    /// What becomes of a job that may not be done while the store is older; `None`: it may.
+    /// What becomes of a job that may not be done while the store is older; `None`: it may. Whatever is left
+    /// undone is found to be due when the monitor begins anew.
     pub(super) fn left_undone(&self, job: &Job) -> Option<Done> {
         match job {
+            Job::Restore(_) | Job::Boot(_) | Job::MarkEdited => None,
+            Job::Edit { .. } if self.contents.is_edited() => None,
+            Job::Command { command: Command::StateUndo { .. }, .. } => None,
             Job::OpenSession { .. } => Some(Done::SessionRefused(self.state_older())),
             Job::Command { .. } => Some(Done::Answer(Err(self.state_older()))),
-            Job::Replan { .. } => Some(Done::Replanned(None)),
-            Job::Entries => Some(Done::EntriesSettled(Vec::new())),
-            Job::SyncOsd { .. }
-            | Job::CloseSession { .. }
-            | Job::EndSession { .. }
-            | Job::ResumeSession { .. }
-            | Job::PoolCleared { .. }
-            | Job::TaskProgress { .. }
-            | Job::TaskEnd { .. }
-            | Job::Stats
-            | Job::OutOsd { .. } => Some(Done::Silent),
-            // It would count on from what is missing; and the number of a transaction says that what was
-            // there before is a monitor's.
-            Job::MonitorHere { .. } | Job::Edit { .. } if self.contents.is_damaged() => {
-                Some(Done::Silent)
-            }
-            _ => None,
+            _ => Some(Done::Silent),
         }
     }
 
@@ -185,10 +176,10 @@ impl Monitor {
 
     /// The store is older: OSDs that have joined tell what they know, too, over other connections.
     pub(super) fn is_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
-        if std::mem::replace(&mut self.has_newer_member, true) {
+        if !self.restore.why.is_empty() {
             return;
         }
-        self.recovery.why = why;
+        self.restore.why = why;
         self.settle();
         let joined = self.connections.iter().filter(|(_, state)| state.osd.is_some());
         for connection in joined.map(|(connection, _)| *connection).collect::<Vec<_>>() {
@@ -196,24 +187,8 @@ impl Monitor {
         }
     }
 
-    /// A client has a session that the store lacks.
-    pub(super) fn see_session(&mut self, session: SessionId) {
-        let known = &mut self.recovery.client_session;
-        *known = session.get().max(*known);
-    }
-
-    /// A client has maps of which one is newer than the store. Others of a pool that the store lacks are
-    /// not kept: nothing says how many there may be.
-    pub(super) fn see_maps(&mut self, have: &BTreeMap<PoolId, MapRevision>) {
-        for (pool, revision) in have.iter().filter(|(pool, _)| self.contents.pool(**pool).is_some())
-        {
-            let known = self.recovery.client_maps.entry(*pool).or_default();
-            *known = (*known).max(*revision);
-        }
-    }
-
     /// An OSD cannot join: it is asked for what it knows.
-    pub(super) fn begin_witness(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
+    pub(super) fn ask_all(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
         if let Some(why) = self.why_older_than(&boot) {
             self.is_proven_older(why, effects);
         }
@@ -221,68 +196,54 @@ impl Monitor {
             return;
         }
         let (connection, osd) = (boot.connection, boot.osd);
-        let told = Testimony::default();
-        let witness = Witness { boot, told, part_count: 0, is_whole: false, is_here: true };
-        self.recovery.witnesses.insert(osd, witness);
+        let state = KnownState::default();
+        let known = KnownBy { boot, state, part_count: 0, is_whole: false, is_here: true };
+        self.restore.known.insert(osd, known);
         self.send(connection, &FromMonitor::TellAll, effects);
     }
 
     /// What it has told holds, unless it is declared lost from now on.
-    pub(super) fn witness_gone(&mut self, gone: ConnectionId) {
-        let mut witnesses = self.recovery.witnesses.values_mut();
-        if let Some(witness) = witnesses.find(|witness| witness.boot.connection == gone) {
-            witness.is_here = false;
+    pub(super) fn teller_gone(&mut self, gone: ConnectionId) {
+        let mut known = self.restore.known.values_mut();
+        if let Some(known) = known.find(|known| known.boot.connection == gone) {
+            known.is_here = false;
         }
     }
 
-    /// A part of what a witness knows.
+    /// A part of what an OSD knows.
     pub(super) fn on_tells(
         &mut self,
         now: Time,
         connection: ConnectionId,
-        part: Testimony,
+        part: KnownState,
         more: bool,
         effects: &mut Vec<Effect>,
     ) {
         let Role::Osd(osd, _) = self.connections[&connection].peer.role else { return };
-        let Some(witness) = self.recovery.witnesses.get_mut(&osd) else { return };
-        if witness.boot.connection != connection || witness.is_whole {
+        let Some(known) = self.restore.known.get_mut(&osd) else { return };
+        if known.boot.connection != connection || known.is_whole {
             return;
         }
-        witness.part_count += 1;
-        if witness.part_count > PART_COUNT_MAX {
+        known.part_count += 1;
+        if known.part_count > PART_COUNT_MAX {
             return self.close_for_protocol(now, connection, effects);
         }
-        let told = &mut witness.told;
-        told.entries.extend(part.entries);
-        told.activated.extend(part.activated);
-        told.pools.extend(part.pools);
-        told.osd_revision = told.osd_revision.max(part.osd_revision);
-        (told.copy.change, told.copy.reign) = (part.copy.change, part.copy.reign);
-        told.copy.records.extend(part.copy.records);
-        told.copy.left_out = part.copy.left_out;
-        witness.is_whole = !more;
-        if witness.is_whole {
-            let copy = std::mem::take(&mut witness.told.copy);
-            self.take_copy(copy);
-        }
-    }
-
-    /// Keeps the newest copy of what this store lacks.
-    fn take_copy(&mut self, copy: StateCopy) {
-        let is_known = self.contents.change().has(copy.change, copy.reign);
-        if is_known && !self.contents.is_damaged() {
-            return;
-        }
-        let kept = if is_known { &mut self.recovery.spare } else { &mut self.recovery.copy };
-        let rank = |copy: &StateCopy| (copy.change, std::cmp::Reverse(copy.left_out.len()));
-        if kept.as_ref().is_none_or(|known| rank(known) < rank(&copy)) {
-            *kept = Some(copy);
+        known.state.add(part);
+        known.is_whole = !more;
+        if known.is_whole {
+            let copy = std::mem::take(&mut known.state.copy);
+            let rank = |copy: &StateCopy| {
+                (!self.contents.change().has(copy.change, copy.reign), copy.change)
+            };
+            let is_newer = self.restore.copy.as_ref().is_none_or(|kept| rank(kept) < rank(&copy));
+            if copy.change > 0 && is_newer {
+                self.restore.copy = Some(copy);
+            }
         }
     }
 
     /// `state recover`: begins it, or says why not.
-    pub(super) fn recover(
+    pub(super) fn restore(
         &mut self,
         connection: ConnectionId,
         request: u64,
@@ -293,11 +254,15 @@ impl Monitor {
             let hint = "there is nothing to do";
             return Err(failure("invalid", "no OSD knows more than the state store", hint));
         }
-        if self.recovery.left.get().is_some() {
+        if self.contents.is_edited() {
+            let message = "this monitor has the last good values of what was edited";
+            return Err(failure("invalid", message, super::edit::EDITED_HINT));
+        }
+        if self.restore.left.get().is_some() {
             return Err(failure("busy", self.older_text(), "wait until it is done"));
         }
         let lost = they_are_lost.iter().copied().collect();
-        let draft = Draft::of(&self.contents, &self.recovery, lost)?;
+        let draft = Draft::of(&self.contents, &self.restore, lost)?;
         if !accepted {
             return Err(failure(
                 "not_accepted",
@@ -307,60 +272,81 @@ impl Monitor {
         }
         let answer = draft.answer();
         let records = draft.records;
-        self.recovery.left.set(Some((records.len(), records.len())));
-        self.push_urgent(Job::Recover(Recover { connection, request, records, answer }));
+        self.restore.left.set(Some((records.len(), records.len())));
+        self.push_urgent(Job::Restore(Written { connection, request, records, answer }));
         Ok(())
     }
 
     /// The next transaction of a recovery; the last one ends it.
-    pub(super) fn plan_recover(&self, recover: &Recover) -> Plan {
+    pub(super) fn plan_restore(&self, written: &Written) -> Plan {
         let contents = &self.contents;
-        let Some(Record::Change(change)) = recover.records.get(&Key::Change) else {
+        let Some(Record::Change(change)) = written.records.get(&Key::Change) else {
             unreachable!("each draft has it")
         };
-        let writes = writes_to(contents, &recover.records);
-        self.recovery.left.set(Some((writes.len(), recover.records.len().max(writes.len()))));
+        let writes = writes_to(contents, &written.records);
+        self.restore.left.set(Some((writes.len(), written.records.len().max(writes.len()))));
         let has_begun = contents.is_being_recovered();
         let end = has_begun.then_some(Write::Delete(Key::Recovery));
         // The last one makes the store that of the copy: until then the copy is newer.
         let mut batch = Batch::replacing_change(contents, change.clone());
         let mut all = writes.iter().cloned().chain(end);
         if all.all(|write| batch.try_add(contents, vec![write])) {
-            let answer = recover.answer.clone();
-            return Plan::Write { batch, done: Some(Done::Recovered(answer)) };
+            let answer = written.answer.clone();
+            return Plan::Write { batch, done: Some(Done::Restored(answer)) };
         }
         let mut batch = Batch::new(contents);
         if has_begun {
             let _ = writes.into_iter().all(|write| batch.try_add(contents, vec![write]));
         } else {
-            let (monitor, rest) = (self.identity.monitor, Rest::new());
-            batch.put(contents, Record::Recovery(RecoveryRecord { monitor, rest }));
+            batch.put(contents, Record::Recovery(RecoveryRecord::of(self.identity.monitor)));
         }
         Plan::Write { batch, done: None }
     }
 
-    /// The store is what the cluster is.
-    pub(super) fn finish_recover(
+    /// The store is what it is to be: whoever asked for that is answered, and this monitor begins anew.
+    pub(super) fn restored(
         &mut self,
-        recover: &Recover,
+        connection: ConnectionId,
+        request: u64,
         answer: Value,
         effects: &mut Vec<Effect>,
     ) {
-        self.answer(recover.connection, recover.request, Ok(answer), effects);
-        self.recovery.done = Some(recover.connection);
+        self.answer(connection, request, Ok(answer), effects);
+        self.restore.asker = Some(connection);
+        self.restore.is_done = true;
+    }
+
+    pub(super) fn finish_restore(
+        &mut self,
+        written: &Written,
+        answer: Value,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.restored(written.connection, written.request, answer, effects);
+    }
+
+    /// Another hand has written what may mend the store.
+    pub(super) fn mended_by_hand(&mut self) {
+        self.restore.is_mended_by_hand = true;
+    }
+
+    /// Another hand has put back what it changed.
+    pub(super) fn put_back(&mut self) {
+        self.restore.is_done = true;
     }
 
     /// After a recovery, and when another hand may have mended the store, this monitor knows nothing: it
     /// reads what is there, and everybody comes again.
     pub(super) fn begin_anew(&mut self, effects: &mut Vec<Effect>) {
-        let asker = self.recovery.done.take();
-        if asker.is_none() && !self.recovery.is_outdated {
+        let asker = self.restore.asker.take();
+        if !self.restore.is_done && !self.restore.is_mended_by_hand {
             return;
         }
         let mut anew = Monitor::new(self.identity.clone());
         anew.contents.reign = self.contents.reign.wrapping_add(1 << 32);
         anew.lease = self.lease;
-        anew.led_from = self.led_from;
+        let believes_from = self.believes_from.or(self.led_from);
+        anew.believes_from = believes_from.filter(|_| !self.restore.is_done);
         anew.may_create = self.may_create;
         (anew.now, anew.event_last) = (self.now, self.event_last);
         (anew.request_last, anew.order_last) = (self.request_last, self.order_last);
@@ -382,10 +368,6 @@ impl Monitor {
     }
 }
 
-/// What to do about a store that is older.
-const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the \
-                                     monitor and put a newer copy of its state back";
-
 /// The writes that make a store what it is to be, but for the number of its transactions.
 fn writes_to(contents: &Contents, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
     let is_own =
@@ -402,18 +384,11 @@ fn writes_to(contents: &Contents, wanted: &BTreeMap<Key, Record>) -> Vec<Write> 
 /// What the store is to be.
 struct Draft<'a> {
     contents: &'a Contents,
-    recovery: &'a Recovery,
+    restore: &'a Restore,
     lost: BTreeSet<OsdId>,
     records: BTreeMap<Key, Record>,
-    /// The highest id of a session that somebody knows of.
-    session_last: u64,
     /// Attachments that end: there are too many, or their ids were given twice.
     ended_count: usize,
-    /// Those that end for a damaged lock.
-    lock_ended_count: usize,
-    /// Damaged keys that come from what OSDs know, and those that go.
-    mended: Vec<String>,
-    dropped: Vec<String>,
     /// PGs whose newest entry the store lacks.
     newer_count: usize,
     pg_count: usize,
@@ -422,31 +397,19 @@ struct Draft<'a> {
 impl<'a> Draft<'a> {
     fn of(
         contents: &'a Contents,
-        recovery: &'a Recovery,
+        restore: &'a Restore,
         lost: BTreeSet<OsdId>,
     ) -> Result<Draft<'a>, Failure> {
-        let mut draft = Draft {
-            contents,
-            recovery,
-            lost,
-            records: BTreeMap::new(),
-            session_last: recovery.client_session,
-            ended_count: 0,
-            lock_ended_count: 0,
-            mended: Vec::new(),
-            dropped: Vec::new(),
-            newer_count: 0,
-            pg_count: 0,
-        };
-        draft.take_copy()?;
-        draft.mend()?;
+        let (ended_count, newer_count, pg_count) = (0, 0, 0);
+        let records = BTreeMap::new();
+        let mut draft =
+            Draft { contents, restore, lost, records, ended_count, newer_count, pg_count };
+        draft.take_base()?;
         draft.add_pools();
-        draft.keep_what_pools_never_change();
-        draft.drop_orphans();
         draft.name_images();
         let newest = draft.newest_entries()?;
         draft.add_osds(&newest)?;
-        draft.check_witnesses()?;
+        draft.check_all_told()?;
         forks::check(&draft.tellers_by_way(), &newest)?;
         draft.raise_runs()?;
         draft.raise_counters()?;
@@ -462,36 +425,42 @@ impl<'a> Draft<'a> {
         self.records.insert(record.key(), record);
     }
 
-    fn told(&self) -> impl Iterator<Item = &'a Testimony> + use<'a> {
-        self.tellers().map(|(_, told)| told)
+    fn told(&self) -> impl Iterator<Item = &'a KnownState> + use<'a> {
+        self.tellers().map(|(_, state)| state)
     }
 
     /// What those know that have told all, and are not lost.
-    fn tellers(&self) -> impl Iterator<Item = (OsdId, &'a Testimony)> + use<'a> {
+    fn tellers(&self) -> impl Iterator<Item = (OsdId, &'a KnownState)> + use<'a> {
         let lost = self.lost.clone();
-        let whole = self.recovery.witnesses.iter().filter(|(_, witness)| witness.is_whole);
+        let whole = self.restore.known.iter().filter(|(_, known)| known.is_whole);
         let whole = whole.filter(move |(osd, _)| !lost.contains(osd));
-        whole.map(|(osd, witness)| (*osd, &witness.told))
+        whole.map(|(osd, known)| (*osd, &known.state))
+    }
+
+    fn boots(&self) -> impl Iterator<Item = &'a Boot> + use<'a> {
+        self.restore.known.values().map(|known| &known.boot)
     }
 
     /// With the way of the state that each has seen.
     fn tellers_by_way(&self) -> BTreeMap<OsdId, Teller<'a>> {
-        let (kept, here) = (self.change_kept(), self.contents.change());
-        let teller = |(osd, told)| {
-            let seen = &self.recovery.witnesses[&osd].boot.seen;
-            let way = match (kept.has(seen.change, seen.reign), here.has(seen.change, seen.reign)) {
-                (true, _) => Way::Kept,
-                (false, true) => Way::Here,
-                (false, false) => Way::Other,
-            };
-            (osd, Teller { way, told })
+        let change = self.change_kept();
+        let teller = |(osd, known)| {
+            let seen = &self.restore.known[&osd].boot.seen;
+            (osd, Teller { is_kept: change.has(seen.change, seen.reign), known })
         };
         self.tellers().map(teller).collect()
     }
 
-    /// The transactions that the store goes on from: those of the newest copy, or its own.
+    /// The copy that the store is made from; `None`: what is here.
+    fn copy(&self) -> Option<&'a StateCopy> {
+        let (contents, copy) = (self.contents, self.restore.copy.as_ref());
+        let is_usable = !contents.is_damaged() && !contents.is_being_recovered();
+        copy.filter(|copy| !is_usable || !contents.change().has(copy.change, copy.reign))
+    }
+
+    /// The transactions that the store goes on from.
     fn change_kept(&self) -> ChangeRecord {
-        match (self.recovery.copy.as_ref(), self.records.get(&Key::Change)) {
+        match (self.copy(), self.records.get(&Key::Change)) {
             // It came with the whole copy, maybe before the first transaction of who leads since.
             (Some(copy), Some(Record::Change(record))) if copy.change > record.last => {
                 let next = record.with(record.last + 1, copy.reign);
@@ -502,10 +471,13 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The newest copy, or what is here. What nobody copies is made from it, or stays.
-    fn take_copy(&mut self) -> Result<(), Failure> {
-        let contents = self.contents;
-        let copy = self.recovery.copy.as_ref();
+    /// All records as of one transaction: the newest copy, or what is here.
+    fn take_base(&mut self) -> Result<(), Failure> {
+        let (contents, copy) = (self.contents, self.copy());
+        if copy.is_none() && contents.is_damaged() {
+            let message = "no OSD has told a copy of the state";
+            return Err(failure("unavailable", message, DAMAGED_HINT));
+        }
         for (text, value) in copy.map(|copy| &copy.records).into_iter().flatten() {
             let Some(key) = Key::parse(text) else { continue };
             let record = Record::parse(&key, &value.to_string()).map_err(|why| {
@@ -514,78 +486,39 @@ impl<'a> Draft<'a> {
             })?;
             self.put(record);
         }
-        for (key, record) in contents.all().filter(|(key, _)| is_copied(key)) {
-            let text = key.to_string();
-            let kind = kind_of(&text);
-            let is_here = match (key, copy) {
+        for (key, record) in contents.all() {
+            let is_here = match key {
                 // What an older task has not deleted yet may be in use again.
-                (Key::Task(_), _) => {
-                    copy.is_none() && self.recovery.why.is_empty() && !contents.is_being_recovered()
-                }
+                Key::Task(_) => false,
+                Key::Cluster => true,
                 // A monitor is the newest that is known of itself.
-                (Key::Monitor(_), _) | (_, None) => true,
-                (_, Some(copy)) => copy.lacks(kind),
+                Key::Monitor(_) => !contents.is_damaged(),
+                key => copy.is_none() && is_copied(key),
             };
             if is_here {
                 self.put(record.clone());
             }
         }
-        if let Some(record) = contents.cluster() {
-            self.put(Record::Cluster(record.clone()));
-        }
         Ok(())
     }
 
-    /// What names something that is gone: a copy that is not whole was filled up from the backup.
-    fn drop_orphans(&mut self) {
-        let has = |draft: &Draft, key: Key| draft.records.contains_key(&key);
-        if self.recovery.copy.as_ref().is_some_and(|copy| copy.lacks("image/")) {
-            // A pool goes only without volumes: they were removed since.
-            let pools: BTreeSet<PoolId> = self.pools().iter().map(|r| r.pool.id).collect();
-            self.records.retain(|_, record| match record {
-                Record::Image(record) => pools.contains(&record.info.pool),
-                _ => true,
-            });
-        }
-        let sessions = self.records.values().filter_map(|record| match record {
-            Record::Session(record) => Some((record.id, record.image)),
-            _ => None,
-        });
-        for (session, image) in sessions.collect::<Vec<_>>() {
-            if !has(self, Key::Image(image)) {
-                self.records.remove(&Key::Session(session));
-            }
-        }
-        let locks = self.records.values().filter_map(|record| match record {
-            Record::Lock(record) => Some(record.clone()),
-            _ => None,
-        });
-        for lock in locks.collect::<Vec<_>>() {
-            self.session_last = self.session_last.max(lock.session.get());
-            if !has(self, Key::Session(lock.session)) || !has(self, Key::Image(lock.image)) {
-                self.records.remove(&Key::Lock(lock.image));
-            }
-        }
-    }
-
-    /// Sessions without a volume, that somebody refuses already, or whose id was given twice, go now, with
-    /// their locks: after the recovery every id without a record is fenced.
+    /// Sessions that somebody refuses already, or whose id was given twice, go now, with their locks: after
+    /// the restore every id without a record is fenced.
     fn end_sessions(&mut self) {
-        let mut fenced: BTreeMap<PoolId, BTreeSet<FenceRange>> = BTreeMap::new();
+        let mut fences: BTreeSet<(PoolId, SessionId)> = BTreeSet::new();
+        let mut ranges: BTreeSet<(PoolId, Vec<FenceRange>)> = BTreeSet::new();
         for record in self.contents.pools().filter_map(|r| self.contents.fences(r.pool.id)) {
-            let ranges = fenced.entry(record.pool).or_default();
-            ranges.extend(record.fences.iter().map(|fence| (fence.session, fence.session)));
-            ranges.extend(&record.ranges);
+            fences.extend(record.fences.iter().map(|fence| (record.pool, fence.session)));
+            ranges.insert((record.pool, record.ranges.clone()));
         }
         for seen in self.told().flat_map(|told| &told.pools) {
-            let ranges = fenced.entry(seen.pool.id).or_default();
-            ranges.extend(seen.fences.iter().map(|session| (*session, *session)));
-            ranges.extend(&seen.fence_ranges);
+            fences.extend(seen.fences.iter().map(|session| (seen.pool.id, *session)));
+            ranges.insert((seen.pool.id, seen.fence_ranges.clone()));
         }
-        let fenced: BTreeMap<PoolId, Vec<FenceRange>> =
-            fenced.into_iter().map(|(pool, ranges)| (pool, merged(ranges))).collect();
         let is_fenced = |pool: PoolId, session: SessionId| {
-            fenced.get(&pool).is_some_and(|ranges| is_in_ranges(ranges, session))
+            let mut of_pool = ranges.iter().filter(|(of, _)| *of == pool);
+            fences.contains(&(pool, session))
+                || of_pool.any(|(_, ranges)| is_in_ranges(ranges, session))
         };
         // OSDs cannot tell the two clients apart, so neither of them may go on.
         let is_given_twice = |record: &SessionRecord| {
@@ -595,17 +528,14 @@ impl<'a> Draft<'a> {
         // Those that are marked as ended come before the others, and all in the order of their ids.
         let mut stay: BTreeMap<PoolId, BTreeSet<(bool, SessionId)>> = BTreeMap::new();
         let mut over: BTreeSet<SessionId> = BTreeSet::new();
-        let mut ended_count = self.lock_ended_count;
+        let mut ended_count = 0;
         for (record, pool) in self.sessions() {
             match pool.filter(|pool| !is_fenced(*pool, record.id)) {
-                Some(_) if is_given_twice(record) => {
-                    over.insert(record.id);
-                    ended_count += 1;
-                }
-                Some(pool) => {
+                Some(pool) if !is_given_twice(record) => {
                     stay.entry(pool).or_default().insert((!record.ended, record.id));
                 }
-                None => {
+                live => {
+                    ended_count += usize::from(live.is_some());
                     over.insert(record.id);
                 }
             }
@@ -645,14 +575,21 @@ impl<'a> Draft<'a> {
     }
 
     fn name_images(&mut self) {
-        let images = self.records.values().filter_map(|record| match record {
-            Record::Image(record) => Some((record.info.name.clone(), record.info.id)),
-            _ => None,
+        let names = self.images().map(|record| ImageNameRecord {
+            name: record.info.name.clone(),
+            image: record.info.id,
+            rest: Rest::new(),
         });
-        let names: Vec<_> = images.collect();
-        for (name, image) in names {
-            self.put(Record::ImageName(ImageNameRecord { name, image, rest: Rest::new() }));
+        for record in names.collect::<Vec<_>>() {
+            self.put(Record::ImageName(record));
         }
+    }
+
+    fn images(&self) -> impl Iterator<Item = &ImageRecord> {
+        self.records.values().filter_map(|record| match record {
+            Record::Image(record) => Some(record),
+            _ => None,
+        })
     }
 
     /// A store that breaks a rule is opened by no monitor: it is not written.
@@ -718,7 +655,8 @@ impl<'a> Draft<'a> {
                 newest.insert(entry.pg, entry.clone());
             }
         }
-        for entry in self.told().flat_map(|told| &told.entries).filter(|e| is_kept(e.pg)) {
+        let told = self.told().flat_map(|told| &told.entries).filter(|entry| is_kept(entry.pg));
+        for entry in told.filter(|_| !planted::on(Bug::NewestEntryNotTaken)) {
             match newest.get(&entry.pg) {
                 Some(known) if known.epoch == entry.epoch => {
                     if !known.has_same_members(entry) {
@@ -749,9 +687,8 @@ impl<'a> Draft<'a> {
             let run = runs.entry(member.osd).or_default();
             *run = (*run).max(member.incarnation);
         }
-        for (osd, witness) in &self.recovery.witnesses {
-            let boot = &witness.boot;
-            let run = runs.entry(*osd).or_default();
+        for boot in self.boots() {
+            let run = runs.entry(boot.osd).or_default();
             *run = (*run).max(boot.seen.incarnation).max(boot.run.unwrap_or_default());
         }
         for (osd, run) in runs {
@@ -760,7 +697,7 @@ impl<'a> Draft<'a> {
                 _ => (OsdRecord::new(osd, String::new(), 0), true),
             };
             record.info.incarnation = record.info.incarnation.max(run);
-            if let Some(Witness { boot, .. }) = self.recovery.witnesses.get(&osd) {
+            if let Some(KnownBy { boot, .. }) = self.restore.known.get(&osd) {
                 record.suspect |= is_new && boot.suspect;
                 if !record.store.is_empty() && record.store != boot.store {
                     return Err(failure(
@@ -782,13 +719,13 @@ impl<'a> Draft<'a> {
     }
 
     fn has_told(&self, osd: OsdId) -> bool {
-        let witness = self.recovery.witnesses.get(&osd).filter(|_| !self.lost.contains(&osd));
-        witness.is_some_and(|witness| witness.is_whole)
+        let known = self.restore.known.get(&osd).filter(|_| !self.lost.contains(&osd));
+        known.is_some_and(|known| known.is_whole)
     }
 
     /// Everybody has told what it knows, or is lost.
-    fn check_witnesses(&self) -> Result<(), Failure> {
-        let is_here = |o: &&OsdId| self.recovery.witnesses.get(o).is_some_and(|it| it.is_here);
+    fn check_all_told(&self) -> Result<(), Failure> {
+        let is_here = |o: &&OsdId| self.restore.known.get(o).is_some_and(|it| it.is_here);
         if let Some(osd) = self.lost.iter().find(is_here) {
             let hint = "leave it out of --they-are-lost";
             return Err(failure("invalid", format!("{osd} is not lost: it is here"), hint));
@@ -839,16 +776,11 @@ impl<'a> Draft<'a> {
         let mut revisions = BTreeMap::new();
         for mut record in self.pools() {
             let id = record.pool.id;
-            let boots = self.recovery.witnesses.values().map(|witness| &witness.boot);
-            let seen = boots.filter_map(|boot| boot.seen.pools.get(&id).copied()).max();
+            let seen = self.boots().filter_map(|boot| boot.seen.pools.get(&id).copied()).max();
             let pools = self.told().flat_map(|told| &told.pools).filter(|p| p.pool.id == id);
             let told = pools.map(|pool| pool.revision).max();
             let here = self.contents.pool(id).map(|record| record.revision);
-            let by_clients = self.recovery.client_maps.get(&id).copied();
-            let highest = [seen, told, here, by_clients]
-                .into_iter()
-                .flatten()
-                .fold(record.revision, Ord::max);
+            let highest = [seen, told, here].into_iter().flatten().fold(record.revision, Ord::max);
             let revision = MapRevision::new(above(highest.get(), REVISION_MARGIN)?);
             (record.revision, record.planned_for) = (revision, 0);
             self.put(Record::Pool(record));
@@ -858,7 +790,6 @@ impl<'a> Draft<'a> {
                 fences: Vec::new(),
                 ranges: self.fence_ranges(id),
                 ranges_revision: revision,
-                recovered: SessionId::new(self.counter(CounterName::Session)),
                 rest: Rest::new(),
             }));
             revisions.insert(id, revision);
@@ -898,7 +829,7 @@ impl<'a> Draft<'a> {
 
     fn new_entries(
         &self,
-        pool: &crate::map::Pool,
+        pool: &Pool,
         ids: &[PgId],
         newest: &BTreeMap<PgId, PgEntry>,
     ) -> Result<Vec<(PgId, PgEntry)>, Failure> {
@@ -955,7 +886,6 @@ impl<'a> Draft<'a> {
             *known = (*known).max(id);
         }
         let session_last = last.entry(CounterName::Session).or_default();
-        *session_last = self.session_last.max(*session_last);
         for pool in self.told().flat_map(|told| &told.pools) {
             let ranges = pool.fence_ranges.iter().map(|(_, last)| last);
             for session in pool.fences.iter().chain(ranges) {
@@ -973,39 +903,33 @@ impl<'a> Draft<'a> {
         ];
         for (name, margin) in margins {
             let seen = last.get(&name).copied().unwrap_or(0).max(self.counter(name));
-            let last = above(seen, margin)?;
+            let last = match planted::on(Bug::RestoredCounterNotRaised) {
+                true => self.contents.counter(name),
+                false => above(seen, margin)?,
+            };
             self.put(Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
         }
         Ok(())
     }
 
-    /// The store goes on from the newest copy, and leaves behind what was done since the backup.
+    /// The store goes on above all that was seen: what OSDs saw up to this number is settled.
     fn number(&mut self) {
-        let (here, mut base) = (self.contents.change(), self.change_kept());
-        let boots = || self.recovery.witnesses.values().map(|witness| &witness.boot.seen);
-        let foreign = boots().filter(|seen| !base.has(seen.change, seen.reign));
-        let foreign: Vec<u64> = foreign.map(|seen| seen.reign).collect();
-        base.leave_behind(foreign);
-        base.leave_behind(here.reigns.iter().map(|(_, reign)| *reign));
-        base.leave_behind(here.void.iter().copied());
-        let seen = boots().map(|seen| seen.change).max().unwrap_or(0);
-        base.last = base.last.max(seen).max(here.last) + CHANGE_MARGIN;
-        self.put(Record::Change(base));
+        let seen = self.boots().map(|boot| boot.seen.change).max().unwrap_or(0);
+        let known = self.contents.change().last.max(self.change_kept().last);
+        let last = known.max(seen) + CHANGE_MARGIN;
+        let (reigns, rest) = (Vec::new(), Rest::new());
+        self.put(Record::Change(ChangeRecord { last, reigns, recovered: last, rest }));
     }
 
     /// Volumes that come back, and those that go.
     fn volumes(&self) -> (Vec<String>, Vec<String>) {
-        let names = |records: &mut dyn Iterator<Item = &Record>| -> BTreeSet<String> {
-            let images = records.filter_map(|record| match record {
-                Record::Image(record) => Some(record.info.name.clone()),
-                _ => None,
-            });
-            images.collect()
+        let wanted: BTreeSet<&String> = self.images().map(|record| &record.info.name).collect();
+        let here: BTreeSet<&String> =
+            self.contents.images().map(|record| &record.info.name).collect();
+        let names = |names: &mut dyn Iterator<Item = &&String>| {
+            names.map(|name| name.to_string()).collect::<Vec<_>>()
         };
-        let wanted = names(&mut self.records.values());
-        let here = names(&mut self.contents.all().map(|(_, record)| record));
-        let back = wanted.difference(&here).cloned().collect();
-        (back, here.difference(&wanted).cloned().collect())
+        (names(&mut wanted.difference(&here)), names(&mut here.difference(&wanted)))
     }
 
     fn answer(&self) -> Value {
@@ -1015,9 +939,7 @@ impl<'a> Draft<'a> {
             "pgs_newer": self.newer_count,
             "osds_told": self.tellers().count(),
             "osds_lost": self.lost,
-            "has_copy": self.recovery.copy.is_some(),
-            "mended": self.mended.iter().take(1000).collect::<Vec<_>>(),
-            "dropped": self.dropped.iter().take(1000).collect::<Vec<_>>(),
+            "has_copy": self.copy().is_some(),
             "volumes_back": back.iter().take(1000).collect::<Vec<_>>(),
             "volumes_gone": gone.iter().take(1000).collect::<Vec<_>>(),
         })
@@ -1027,20 +949,11 @@ impl<'a> Draft<'a> {
     fn text(&self) -> String {
         let (back, gone) = self.volumes();
         let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);
-        match &self.recovery.copy {
+        match self.copy() {
             Some(copy) => text.push_str(&format!(", and all else as of change {}", copy.change)),
-            None if self.contents.is_damaged() => {
-                text.push_str("; all else as it is, but for what is damaged");
-            }
             None => text.push_str(
                 "; no OSD has a newer copy of all else: volumes and settings are those of the backup",
             ),
-        }
-        if !self.mended.is_empty() {
-            text.push_str(&format!("; as OSDs know it: {}", named(&self.mended)));
-        }
-        if !self.dropped.is_empty() {
-            text.push_str(&format!("; removed: {}", named(&self.dropped)));
         }
         if !back.is_empty() {
             text.push_str(&format!("; volumes that come back: {}", named(&back)));
@@ -1069,18 +982,6 @@ fn above(number: u64, margin: u64) -> Result<u64, Failure> {
     }
     let message = format!("an OSD's copy of the state has a number that never was: {number}");
     Err(failure("invalid", message, "put a newer copy of the state back"))
-}
-
-/// Ranges of the same sessions, in order and apart from each other.
-fn merged(ranges: BTreeSet<FenceRange>) -> Vec<FenceRange> {
-    let mut all: Vec<FenceRange> = Vec::new();
-    for (first, last) in ranges {
-        match all.last_mut() {
-            Some((_, end)) if first <= *end => *end = last.max(*end),
-            _ => all.push((first, last)),
-        }
-    }
-    all
 }
 
 /// Some of these names.

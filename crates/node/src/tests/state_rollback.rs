@@ -1,7 +1,7 @@
 //! What an OSD tells a monitor that may have forgotten.
 
 use base::{Duration, Incarnation, MapRevision};
-use cluster::copy::{CopyPart, Seen, Testimony};
+use cluster::copy::{CopyPart, KnownState, Seen};
 use cluster::message::{FromMonitor, ToMonitor};
 use format::wire::PgEntry;
 use serde_json::json;
@@ -23,7 +23,7 @@ fn seen_at_boot(rig: &Rig) -> Seen {
     boot.expect("it boots first")
 }
 
-fn testimony(rig: &Rig) -> Vec<(&Testimony, bool)> {
+fn known_state(rig: &Rig) -> Vec<(&KnownState, bool)> {
     let told = rig.told.iter().filter_map(|told| match told {
         ToMonitor::OsdTells { part, more } => Some((part, *more)),
         _ => None,
@@ -64,11 +64,11 @@ fn an_osd_that_waits_for_a_recovery_tells_all_it_knows_and_goes_on() {
     rig.advance(Duration::from_secs(2));
     rig.monitor_says(map(10, 11, vec![entry(2, 1)], &[5]));
     rig.monitor_says(FromMonitor::TellAll);
-    assert!(testimony(&rig).is_empty(), "one that has joined is not asked");
+    assert!(known_state(&rig).is_empty(), "one that has joined is not asked");
     let mut rig = Rig::over(rig.disk);
     rig.connect();
     rig.monitor_says(FromMonitor::TellAll);
-    let told = testimony(&rig);
+    let told = known_state(&rig);
     let (last, rest) = told.split_last().expect("something is told");
     assert!(!last.1 && rest.iter().all(|(_, more)| *more));
     let parts = || told.iter().map(|(part, _)| part);
@@ -93,36 +93,4 @@ fn an_osd_that_waits_for_a_recovery_tells_all_it_knows_and_goes_on() {
     }
     rig.connect();
     assert!(rig.told.iter().any(|told| matches!(told, ToMonitor::OsdBoot { .. })), "and anew");
-}
-
-#[test]
-fn a_long_copy_leaves_out_sessions_and_then_volumes() {
-    let mut note = crate::notes::ClusterNote::of(
-        CLUSTER,
-        &cluster::map::ClusterMap::default(),
-        Duration::from_millis(300),
-    );
-    let text = "x".repeat(100);
-    note.state.change = 9;
-    for number in 0..3000 {
-        note.state.records.insert(format!("session/{number}"), json!({ "client": text }));
-    }
-    for number in 0..3000 {
-        note.state.records.insert(format!("image/{number}"), json!({ "name": text }));
-    }
-    note.state.records.insert("counter/image".into(), json!({ "last": 3000 }));
-    let read = |note: &crate::notes::ClusterNote| {
-        let bytes = note.clone().encode();
-        assert!(bytes.len() <= blockstore::NOTE_SIZE_MAX);
-        crate::notes::ClusterNote::decode(&bytes).unwrap().state
-    };
-    let kept = read(&note);
-    let left_out: Vec<&str> = kept.left_out.iter().map(|kind| &kind[..]).collect();
-    assert_eq!((kept.change, &left_out[..]), (9, &["session/", "lock/"][..]));
-    assert_eq!(kept.records.len(), 3001);
-    for number in 3000..6000 {
-        note.state.records.insert(format!("image/{number}"), json!({ "name": text }));
-    }
-    let kept = read(&note);
-    assert!(kept.lacks("image/") && kept.records.len() == 1);
 }

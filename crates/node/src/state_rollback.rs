@@ -1,9 +1,9 @@
 //! What this OSD has seen of the cluster: told with each boot, so that a state store that went back in
-//! time is recognised before it changes anything, and told whole where it is recovered from that.
+//! time is recognised before it changes anything, and told whole where that is restored.
 
 use base::{ConnectionId, Duration, MapRevision, PoolId, Time};
 use blockstore::NoteKey;
-use cluster::copy::{Activated, PoolSeen, Seen, StateCopy, Testimony, in_parts};
+use cluster::copy::{Activated, KnownState, PoolSeen, Seen, StateCopy, in_parts};
 use cluster::message::ToMonitor;
 use format::wire::PgEntry;
 use pg::Record;
@@ -19,7 +19,7 @@ const RECOVERY_SPAN: Duration = Duration::from_secs(60);
 impl Node {
     /// What none of its monitors may have forgotten.
     pub(crate) fn seen(&self) -> Seen {
-        let copy = self.state_copy.copy();
+        let copy = self.state.copy();
         let mut seen = Seen { change: copy.change, reign: copy.reign, ..self.recorded.clone() };
         seen.incarnation = seen.incarnation.max(self.incarnation.unwrap_or_default());
         let noted = self.pools_noted.iter().map(|(id, noted)| (*id, noted.revision));
@@ -46,7 +46,7 @@ impl Node {
     fn records(&self) -> impl Iterator<Item = Record> + '_ {
         self.store.notes().filter_map(|(key, bytes)| match key {
             NoteKey::Pg(_) => Record::decode(bytes).ok(),
-            NoteKey::Cluster => None,
+            NoteKey::Cluster | NoteKey::State(_) => None,
         })
     }
 
@@ -65,7 +65,7 @@ impl Node {
             return;
         }
         self.link.booting(connection, now + RECOVERY_SPAN);
-        let mut parts = self.testimony();
+        let mut parts = self.known_state();
         let last = parts.pop();
         for part in parts {
             self.tell_monitor(&ToMonitor::OsdTells { part, more: true }, effects);
@@ -76,24 +76,19 @@ impl Node {
 
     /// All this OSD knows, in parts that are short enough for a message. Each names the change of the
     /// copy.
-    fn testimony(&self) -> Vec<Testimony> {
+    fn known_state(&self) -> Vec<KnownState> {
         let mut entries: Vec<PgEntry> = self.entries_recorded().collect();
         let known = self.map.pools.values().flat_map(|known| &known.pgs);
         entries.extend(known.filter(|entry| self.has_part(entry)).cloned());
         let osd_revision = self.map.osds.values().map(|osd| osd.revision).max().unwrap_or(0);
-        let StateCopy { change, reign, records, left_out } = self.state_copy.copy();
-        let bare = || Testimony {
+        let StateCopy { change, reign, records } = self.state.copy();
+        let bare = || KnownState {
             osd_revision,
-            copy: StateCopy {
-                change: *change,
-                reign: *reign,
-                left_out: left_out.clone(),
-                ..StateCopy::default()
-            },
-            ..Testimony::default()
+            copy: StateCopy { change: *change, reign: *reign, ..StateCopy::default() },
+            ..KnownState::default()
         };
-        let part_of = |entries: &[PgEntry]| Testimony { entries: entries.to_vec(), ..bare() };
-        let mut parts: Vec<Testimony> = entries.chunks(ENTRY_COUNT_MAX).map(part_of).collect();
+        let part_of = |entries: &[PgEntry]| KnownState { entries: entries.to_vec(), ..bare() };
+        let mut parts: Vec<KnownState> = entries.chunks(ENTRY_COUNT_MAX).map(part_of).collect();
         // What a learner still lacks it has not activated.
         let whole = self.records().filter(|record| record.filling.is_none());
         let activated = whole.map(|record| Activated {
@@ -102,9 +97,9 @@ impl Node {
         });
         let activated: Vec<Activated> = activated.collect();
         let activated = activated.chunks(ENTRY_COUNT_MAX);
-        parts.extend(activated.map(|some| Testimony { activated: some.to_vec(), ..bare() }));
+        parts.extend(activated.map(|some| KnownState { activated: some.to_vec(), ..bare() }));
         let pools = self.pools_seen().into_iter();
-        parts.extend(pools.map(|pool| Testimony { pools: vec![pool], ..bare() }));
+        parts.extend(pools.map(|pool| KnownState { pools: vec![pool], ..bare() }));
         let records = records.iter().map(|(key, value)| (key.clone(), value.clone()));
         parts.extend(in_parts(records).into_iter().map(|records| {
             let mut part = bare();
@@ -116,28 +111,19 @@ impl Node {
 
     /// Its pools, as the map has them, or as it has noted them in an earlier run.
     fn pools_seen(&self) -> Vec<PoolSeen> {
-        let mut pools: Vec<PoolSeen> = Vec::new();
-        for known in self.map.pools.values() {
-            let noted = self.pools_noted.get(&known.pool.id);
-            let mut fences = known.fences.clone();
-            fences.extend(noted.into_iter().flat_map(|noted| &noted.fences));
-            let newest = noted.filter(|noted| noted.revision > known.revision);
-            let pool = newest.map_or(&known.pool, |noted| &noted.pool).clone();
-            let revision = newest.map_or(known.revision, |noted| noted.revision);
-            let mut fence_ranges = known.fence_ranges.clone();
-            fence_ranges.extend(noted.into_iter().flat_map(|noted| &noted.fence_ranges));
-            let fences = fences.into_iter().collect();
-            pools.push(PoolSeen { pool, revision, fences, fence_ranges });
-        }
-        for noted in self.pools_noted.values() {
-            if !self.map.pools.contains_key(&noted.pool.id) {
-                let fences = noted.fences.iter().copied().collect();
-                let (pool, revision) = (noted.pool.clone(), noted.revision);
-                let fence_ranges = noted.fence_ranges.clone();
-                pools.push(PoolSeen { pool, revision, fences, fence_ranges });
-            }
-        }
-        pools
+        let known = self.map.pools.values().map(|known| PoolSeen {
+            pool: known.pool.clone(),
+            revision: known.revision,
+            fences: known.fences.iter().copied().collect(),
+            fence_ranges: known.fence_ranges.clone(),
+        });
+        let noted = self.pools_noted.values().map(|noted| PoolSeen {
+            pool: noted.pool.clone(),
+            revision: noted.revision,
+            fences: Vec::new(),
+            fence_ranges: Vec::new(),
+        });
+        known.chain(noted).collect()
     }
 }
 
