@@ -152,8 +152,9 @@ impl World {
         values: &[Option<u64>],
     ) {
         if state.version.is_none() {
-            let tombstone = self.store().is_tombstone(&key);
-            let deleted = version == Version::ZERO || tombstone;
+            // A checkpoint may have dropped the tombstone in the very event that answered the read.
+            let is_dropped = self.store().version_of(&key) == Version::ZERO;
+            let deleted = is_dropped || self.store().is_tombstone(&key);
             self.model.learn_version(key, version, deleted);
         }
         for (unit, value) in units.zip(values) {
