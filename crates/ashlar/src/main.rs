@@ -28,6 +28,9 @@ use cluster::message::Failure;
 use crate::cli::{Cli, Command, MonCommand, OsdCommand};
 use crate::output::Format;
 
+/// What an OSD ends with that the cluster does not know any more: nobody need start it again.
+pub const REMOVED_CODE: u8 = 3;
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -42,7 +45,11 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::print_failure(format, &failure);
-            ExitCode::from(if failure.code == "usage" { 2 } else { 1 })
+            ExitCode::from(match failure.code.as_str() {
+                "usage" => 2,
+                "removed" => REMOVED_CODE,
+                _ => 1,
+            })
         }
     }
 }

@@ -314,6 +314,7 @@ fn stopped(reason: StopReason) -> Failure {
         StopReason::OtherCluster(text) => {
             failure("other_cluster", text, "name the right directory with --cluster")
         }
+        StopReason::Removed(text) => failure("removed", text, "see `ashlar mon ls`"),
         StopReason::LostLeadership(text) => failure("not_leader", text, "start it again"),
     }
 }

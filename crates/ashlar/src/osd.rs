@@ -567,6 +567,11 @@ fn stopped(reason: StopReason) -> Result<(), Failure> {
         StopReason::Store(text) => {
             Err(failure("store", text, "look at the disk: ashlar osd check PATH"))
         }
+        StopReason::Removed(text) => {
+            let hint =
+                "its directory or disk may be wiped; `ashlar osd create` makes a new OSD there";
+            Err(failure("removed", text, hint))
+        }
         StopReason::Refused(text) => Err(failure("refused", text, "see `ashlar osd ls`")),
     }
 }

@@ -214,6 +214,8 @@ pub enum FromMonitor {
     Map(MapDelta),
     /// The answer to [`ToMonitor::Ping`].
     Pong,
+    /// The answer to [`ToMonitor::MonitorHere`] of one that was removed from the cluster.
+    MonitorRemoved,
     /// Where monitors listen, those that are there first. Told to everybody who gets the map.
     Monitors {
         /// Each may have several.

@@ -129,6 +129,8 @@ pub enum StopReason {
     OtherCluster(String),
     /// Another monitor leads.
     LostLeadership(String),
+    /// This monitor was removed from the cluster.
+    Removed(String),
 }
 
 /// What a monitor is made with.
@@ -530,7 +532,7 @@ impl Monitor {
             ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
             ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
             ToMonitor::MonitorHere { monitor, addresses, pid } => {
-                self.on_monitor_here(connection, monitor, addresses, pid);
+                self.on_monitor_here(connection, monitor, addresses, pid, effects);
             }
             ToMonitor::OpenSession { request, image, read_only, lock, client } => {
                 let client = clipped(client);

@@ -107,6 +107,8 @@ pub enum StopReason {
     Stalled,
     /// Its store is poisoned or not ours; for people: what happened, where, what to do.
     Store(String),
+    /// The cluster does not know this OSD: it was removed.
+    Removed(String),
     /// The monitor refuses it for good.
     Refused(String),
 }

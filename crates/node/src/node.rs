@@ -432,7 +432,13 @@ impl Node {
             }
             FromMonitor::OsdRefused { error } => {
                 let why = format!("{}; {}", error.message, error.hint);
-                self.stop(StopReason::Refused(why), effects);
+                self.stop(
+                    match error.code.as_str() {
+                        "not_found" => StopReason::Removed(error.message),
+                        _ => StopReason::Refused(why),
+                    },
+                    effects,
+                );
             }
             FromMonitor::Map(delta) => self.map_came(now, delta, effects),
             FromMonitor::Monitors { addresses } => self.link.learn(addresses),
@@ -464,6 +470,7 @@ impl Node {
             FromMonitor::Pong => {}
             // Answers to questions that an OSD does not ask.
             FromMonitor::SessionOpened { .. }
+            | FromMonitor::MonitorRemoved
             | FromMonitor::SessionRefused { .. }
             | FromMonitor::SessionClosed { .. }
             | FromMonitor::SessionEnded { .. }

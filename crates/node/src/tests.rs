@@ -553,6 +553,13 @@ fn a_refused_osd_stops() {
     rig.monitor_says(FromMonitor::OsdRefused { error });
     assert_eq!(rig.stopped, Some(StopReason::Refused("not you; go".into())));
     assert_eq!(rig.node.deadline(), None);
+    // Nobody need start one again that the cluster does not know.
+    let mut rig = Rig::over(MemoryDisk::formatted());
+    rig.connect();
+    let (message, hint) = ("this cluster has no osd.1".to_string(), String::new());
+    let error = Failure { code: "not_found".into(), message: message.clone(), hint };
+    rig.monitor_says(FromMonitor::OsdRefused { error });
+    assert_eq!(rig.stopped, Some(StopReason::Removed(message)));
 }
 
 #[test]

@@ -57,12 +57,23 @@ pub enum Answer {
         /// What to type next, or nothing.
         #[serde(default)]
         next: Vec<String>,
+        /// OSDs that do not start: the cluster is ready without them.
+        #[serde(default)]
+        osds_failed: Vec<OsdId>,
     },
     /// It cannot be done.
     Failed {
         /// Why.
         error: Failure,
     },
+}
+
+/// What `up` came to.
+pub struct Ready {
+    /// What to type next.
+    pub next: Vec<String>,
+    /// OSDs that do not start.
+    pub osds_failed: Vec<OsdId>,
 }
 
 /// How far long work is.
@@ -209,13 +220,15 @@ pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Fai
 }
 
 /// Prints that the cluster is ready and what to type next.
-pub fn print_ready(dir: &Path, format: Format, what: &str, next: &[String]) {
+pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) {
     if format == Format::Json {
-        return print_json(&json!({ "dir": dir, "ready": true, "next": next }));
+        let Ready { next, osds_failed } = ready;
+        let answer = json!({ "dir": dir, "ready": true, "osds_failed": osds_failed, "next": next });
+        return print_json(&answer);
     }
     println!("The cluster in {} {what}.", dir.display());
     println!("What to type next:");
-    for line in next {
+    for line in &ready.next {
         println!("  {line}");
     }
 }
@@ -291,7 +304,7 @@ fn connect(dir: &Path) -> Result<UnixStream, Failure> {
     })
 }
 
-fn ask(dir: &Path, request: Request, format: Format) -> Result<Vec<String>, Failure> {
+fn ask(dir: &Path, request: Request, format: Format) -> Result<Ready, Failure> {
     ask_on(&mut connect(dir)?, dir, request, format)
 }
 
@@ -300,7 +313,7 @@ fn ask_on(
     dir: &Path,
     request: Request,
     format: Format,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Ready, Failure> {
     let closed = || {
         let hint = format!("see {}", dir.join("log/up.log").display());
         failure("closed", "`ashlar up` ended before it answered", hint)
@@ -312,7 +325,7 @@ fn ask_on(
         match serde_json::from_str(&line.map_err(|_| closed())?) {
             Ok(Answer::Progress { line }) => show.line(&line),
             Ok(Answer::Work(work)) => show.work(&work),
-            Ok(Answer::Done { next }) => return Ok(next),
+            Ok(Answer::Done { next, osds_failed }) => return Ok(Ready { next, osds_failed }),
             Ok(Answer::Failed { error }) => return Err(error),
             Err(_) => return Err(closed()),
         }

@@ -144,6 +144,23 @@ pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
     osds
 }
 
+/// Waits until this process of an OSD has joined the cluster; whether it has in that time.
+pub fn wait_joined(dir: &Path, osd: OsdId, pid: rustix::process::Pid, time: Duration) -> bool {
+    let Ok(config) = Config::load(&dir.join("cluster.toml")) else { return false };
+    let pid = i32::from(pid.as_raw_nonzero());
+    let deadline = std::time::Instant::now() + time;
+    while std::time::Instant::now() < deadline {
+        let rows = client::call(&config, Command::OsdList, Duration::from_secs(2));
+        let rows = rows.ok().and_then(|rows| rows.as_array().cloned()).unwrap_or_default();
+        let is_it = |row: &Value| row["id"] == osd.get() && row["pid"] == pid && row["up"] == true;
+        if rows.iter().any(is_it) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    false
+}
+
 struct Setup {
     dir: PathBuf,
     wanted: WantedOsds,

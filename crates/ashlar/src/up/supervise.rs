@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,9 +15,10 @@ use base::OsdId;
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::control::{Answer, Request, Work, WorkShow, print_ready};
+use super::control::{Answer, Ready, Request, Work, WorkShow, print_ready};
 use super::setup::WantedOsds;
 use super::{setup, socket_path};
+use crate::REMOVED_CODE;
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, failure};
 
@@ -33,6 +34,12 @@ const LOG_SIZE_MAX: u64 = 16 << 20;
 /// A child that ended so often while the setup waits for it will not do better: the cluster goes on
 /// without an OSD, and ends without another role.
 const STARTS_BEFORE_READY_MAX: u64 = 3;
+
+/// A child that ends by itself sooner than this has failed to start.
+const START_SPAN: Duration = Duration::from_secs(10);
+
+/// The longest time until a child that fails to start is tried again.
+const BACK_OFF_MAX: Duration = Duration::from_secs(60);
 
 /// OSDs that the setup waits for no longer, for they do not start.
 pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
@@ -66,7 +73,9 @@ pub enum Event {
     /// The setup wants a child.
     Spawn(Role, Vec<String>),
     /// A child ended; carries which of its runs.
-    Exited(Role, u64, String),
+    Exited(Role, u64, std::io::Result<ExitStatus>),
+    /// A run of an OSD has joined the cluster, or has not for long.
+    Started(OsdId, u64, bool),
     /// Another command asks.
     Asked(Request, UnixStream),
     /// The setup says what it does.
@@ -86,10 +95,15 @@ struct Child {
     arguments: Vec<String>,
     state: State,
     run: u64,
+    started: Instant,
+    /// How often in a row it failed to start.
+    failures: u32,
     /// The setup waits for it.
     is_awaited: bool,
     /// Those who wait for it to end.
     waiting: Vec<UnixStream>,
+    /// Those who started it by hand and wait until it has joined.
+    starting: Vec<UnixStream>,
 }
 
 /// Where a child is in its life.
@@ -206,6 +220,10 @@ fn answer(mut connection: &UnixStream, answer: &Answer) {
     let _ = writeln!(connection, "{line}");
 }
 
+fn done() -> Answer {
+    Answer::Done { next: Vec::new(), osds_failed: Vec::new() }
+}
+
 fn going_down() -> Answer {
     let hint = "start it again when it is down: ashlar up --detach";
     failed("busy", "the cluster is going down", hint)
@@ -222,7 +240,8 @@ impl Supervisor<'_> {
             match self.next_event(inbox) {
                 None => self.on_time(),
                 Some(Event::Spawn(role, arguments)) => self.add(role, arguments),
-                Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
+                Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, status),
+                Some(Event::Started(osd, run, up)) => self.on_started(osd, run, up),
                 Some(Event::Asked(Request::Down, connection)) => {
                     self.end_waiting(&going_down());
                     self.waiting.push(connection);
@@ -244,6 +263,16 @@ impl Supervisor<'_> {
                 }
             }
         }
+    }
+
+    /// OSDs that are there, should run, and do not start.
+    fn osds_failed(&self) -> Vec<OsdId> {
+        let failed = self.failed_osds.lock().unwrap_or_else(PoisonError::into_inner);
+        let runs = |osd: &OsdId| {
+            let child = self.children.get(&Role::Osd(*osd));
+            child.is_none_or(|child| matches!(child.state, State::Running(_)))
+        };
+        failed.iter().copied().filter(|osd| !runs(osd)).collect()
     }
 
     /// Answers all who wait.
@@ -268,7 +297,16 @@ impl Supervisor<'_> {
     fn add(&mut self, role: Role, arguments: Vec<String>) {
         let stays = matches!(role, Role::Osd(osd) if is_stopped(self.dir, osd));
         let state = if stays { State::Stopped } else { State::Dead(None) };
-        let child = Child { arguments, state, run: 0, is_awaited: true, waiting: Vec::new() };
+        let child = Child {
+            arguments,
+            state,
+            run: 0,
+            started: Instant::now(),
+            failures: 0,
+            is_awaited: true,
+            waiting: Vec::new(),
+            starting: Vec::new(),
+        };
         self.children.insert(role.clone(), child);
         if !stays {
             self.spawn(&role);
@@ -278,6 +316,7 @@ impl Supervisor<'_> {
     fn spawn(&mut self, role: &Role) {
         let Some(child) = self.children.get_mut(role) else { return };
         child.run += 1;
+        child.started = Instant::now();
         let run = child.run;
         match start_process(&self.program, self.dir, role, &child.arguments) {
             Ok(mut process) => {
@@ -285,36 +324,74 @@ impl Supervisor<'_> {
                 child.state = State::Running(pid);
                 let (events, role) = (self.events.clone(), role.clone());
                 std::thread::spawn(move || {
-                    let status = process.wait().map_or_else(|e| e.to_string(), |s| s.to_string());
-                    let _ = events.send(Event::Exited(role, run, status));
+                    let _ = events.send(Event::Exited(role, run, process.wait()));
                 });
             }
             Err(error) => {
                 eprintln!("ashlar: cannot start {}: {error}", role.log_name());
-                child.state = State::Dead(restart_time(self.restart_after));
+                child.failures += 1;
+                let delay = restart_delay(self.restart_after, child.failures);
+                child.state = State::Dead(delay.map(|delay| Instant::now() + delay));
             }
         }
     }
 
-    fn on_exit(&mut self, role: &Role, run: u64, status: &str) {
+    fn on_exit(&mut self, role: &Role, run: u64, status: std::io::Result<ExitStatus>) {
         let restart_after = self.restart_after;
         let Some(child) = self.children.get_mut(role).filter(|child| child.run == run) else {
             return;
         };
+        let code = status.as_ref().ok().and_then(ExitStatus::code);
+        let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        // One that was killed has not failed by itself.
+        let has_failed = code.is_some() && child.started.elapsed() < START_SPAN;
+        child.failures = if has_failed { child.failures + 1 } else { 0 };
+        let name = role.log_name();
         child.state = match child.state {
             State::Stopping(..) => State::Stopped,
+            _ if code == Some(i32::from(REMOVED_CODE)) => {
+                eprintln!("ashlar: {name} was removed from the cluster: it is started no more");
+                State::Dead(None)
+            }
             _ => {
-                eprintln!("ashlar: {} ended ({status})", role.log_name());
-                State::Dead(restart_time(restart_after))
+                let delay = restart_delay(restart_after, child.failures);
+                let again = delay.map_or_else(
+                    || "not started again".to_owned(),
+                    |delay| format!("started again in {:.1} s", delay.as_secs_f64()),
+                );
+                eprintln!("ashlar: {name} ended ({status}): {again}");
+                State::Dead(delay.map(|delay| Instant::now() + delay))
             }
         };
-        let is_hopeless = run >= STARTS_BEFORE_READY_MAX || restart_after == RestartAfter::Never;
+        let is_hopeless =
+            run >= STARTS_BEFORE_READY_MAX || matches!(child.state, State::Dead(None));
         let has_died = matches!(child.state, State::Dead(_));
         for connection in child.waiting.drain(..) {
-            answer(&connection, &Answer::Done { next: Vec::new() });
+            answer(&connection, &done());
         }
-        if child.is_awaited && has_died && is_hopeless {
-            self.on_hopeless(role, status);
+        for connection in std::mem::take(&mut child.starting) {
+            let error = never_started(self.dir, role, &status);
+            answer(&connection, &Answer::Failed { error });
+        }
+        let is_awaited = self.children.get(role).is_some_and(|child| child.is_awaited);
+        if is_awaited && has_died && is_hopeless {
+            self.on_hopeless(role, &status);
+        }
+    }
+
+    /// Answers those who started an OSD by hand: it has joined, or runs and has not joined yet.
+    fn on_started(&mut self, osd: OsdId, run: u64, has_joined: bool) {
+        let log = self.dir.join("log").join(format!("{osd}.log"));
+        let Some(child) = self.children.get_mut(&Role::Osd(osd)).filter(|child| child.run == run)
+        else {
+            return;
+        };
+        let late = format!("{osd} runs, and has not joined the cluster yet: see {}", log.display());
+        for connection in child.starting.drain(..) {
+            if !has_joined {
+                answer(&connection, &Answer::Progress { line: late.clone() });
+            }
+            answer(&connection, &done());
         }
     }
 
@@ -362,7 +439,10 @@ impl Supervisor<'_> {
     fn on_request(&mut self, request: Request, connection: UnixStream) {
         match request {
             Request::Wait => match &self.ready {
-                Some(next) => answer(&connection, &Answer::Done { next: next.clone() }),
+                Some(next) => answer(
+                    &connection,
+                    &Answer::Done { next: next.clone(), osds_failed: self.osds_failed() },
+                ),
                 None => {
                     for line in &self.said {
                         answer(&connection, &Answer::Progress { line: line.clone() });
@@ -372,7 +452,7 @@ impl Supervisor<'_> {
             },
             Request::AddOsds(wanted) => self.add_osds(wanted, connection),
             Request::StopOsd { osd } => self.stop_by_hand(osd, connection),
-            Request::StartOsd { osd } => self.start_by_hand(osd, &connection),
+            Request::StartOsd { osd } => self.start_by_hand(osd, connection),
             Request::Down => unreachable!("handled by the loop"),
         }
     }
@@ -411,28 +491,53 @@ impl Supervisor<'_> {
             State::Stopping(..) => child.waiting.push(connection),
             State::Dead(_) | State::Stopped => {
                 child.state = State::Stopped;
-                answer(&connection, &Answer::Done { next: Vec::new() });
+                answer(&connection, &done());
             }
         }
     }
 
-    fn start_by_hand(&mut self, osd: OsdId, connection: &UnixStream) {
+    fn start_by_hand(&mut self, osd: OsdId, connection: UnixStream) {
         let role = Role::Osd(osd);
+        let Some(child) = self.children.get(&role) else {
+            return answer(&connection, &no_such_osd(osd));
+        };
+        let state = child.state;
+        if matches!(state, State::Stopping(..)) {
+            let busy = failed("busy", &format!("{osd} is still stopping"), "try again");
+            return answer(&connection, &busy);
+        }
+        let path = self.dir.join(osd.to_string());
+        if !matches!(state, State::Running(_)) && !path.join("blocks").exists() {
+            let message = format!("{osd} has no disk: there is nothing at {}", path.display());
+            let count = setup::existing_osds(self.dir).len() + 1;
+            let hint = format!(
+                "bring it back from a copy; if it is lost: `ashlar up --osds {count}` makes a new OSD, \
+                 `ashlar osd out {0}` moves its copies, then `ashlar osd rm {0}`",
+                osd.get()
+            );
+            return answer(&connection, &failed("not_found", &message, &hint));
+        }
         if let Err(error) = fs::remove_file(stop_mark(self.dir, osd))
             && error.kind() != std::io::ErrorKind::NotFound
         {
-            return answer(connection, &cannot_mark(osd, &error));
+            return answer(&connection, &cannot_mark(osd, &error));
         }
-        match self.children.get(&role).map(|child| child.state) {
-            None => return answer(connection, &no_such_osd(osd)),
-            Some(State::Running(_)) => {}
-            Some(State::Dead(_) | State::Stopped) => self.spawn(&role),
-            Some(State::Stopping(..)) => {
-                let busy = failed("busy", &format!("{osd} is still stopping"), "try again");
-                return answer(connection, &busy);
-            }
+        if !matches!(state, State::Running(_)) {
+            self.spawn(&role);
         }
-        answer(connection, &Answer::Done { next: Vec::new() });
+        let Some(child) = self.children.get_mut(&role) else { return };
+        let State::Running(pid) = child.state else {
+            let log = self.dir.join("log/up.log");
+            let message = format!("{osd} cannot be started");
+            let hint = format!("see {}", log.display());
+            return answer(&connection, &failed("died", &message, &hint));
+        };
+        child.starting.push(connection);
+        let (dir, events, run) = (self.dir.to_owned(), self.events.clone(), child.run);
+        std::thread::spawn(move || {
+            let has_joined = setup::wait_joined(&dir, osd, pid, START_SPAN);
+            let _ = events.send(Event::Started(osd, run, has_joined));
+        });
     }
 
     fn on_work(&mut self, work: Work) {
@@ -453,10 +558,12 @@ impl Supervisor<'_> {
     }
 
     fn on_ready(&mut self, next: Vec<String>) {
-        self.end_waiting(&Answer::Done { next: next.clone() });
+        self.end_waiting(&Answer::Done { next: next.clone(), osds_failed: self.osds_failed() });
         self.children.values_mut().for_each(|child| child.is_awaited = false);
         if self.format == Format::Text && self.ready.is_none() {
-            print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &next);
+            let osds_failed = self.osds_failed();
+            let ready = Ready { next: next.clone(), osds_failed };
+            print_ready(self.dir, self.format, "is up (stop it with Ctrl-C)", &ready);
         }
         self.ready = Some(next);
     }
@@ -474,7 +581,7 @@ impl Supervisor<'_> {
         for belongs in order {
             self.stop_some(belongs, inbox);
         }
-        self.end_waiting(&Answer::Done { next: Vec::new() });
+        self.end_waiting(&done());
     }
 
     fn stop_some(&mut self, belongs: fn(&Role) -> bool, inbox: &Receiver<Event>) {
@@ -495,7 +602,7 @@ impl Supervisor<'_> {
         while stopping(self) {
             match self.next_event(inbox) {
                 None => self.on_time(),
-                Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, &status),
+                Some(Event::Exited(role, run, status)) => self.on_exit(&role, run, status),
                 Some(Event::Asked(Request::Down, connection)) => self.waiting.push(connection),
                 Some(Event::Asked(_, connection)) => answer(&connection, &going_down()),
                 Some(_) => {}
@@ -533,11 +640,12 @@ fn no_such_osd(osd: OsdId) -> Answer {
     failed("not_found", &format!("`up` runs no {osd}"), "see `ashlar osd ls`")
 }
 
-fn restart_time(restart_after: RestartAfter) -> Option<Instant> {
-    match restart_after {
-        RestartAfter::Never => None,
-        RestartAfter::Time(time) => Some(Instant::now() + time),
-    }
+/// How long until a child is started again that failed to start so often in a row: twice as long with
+/// each failure after the second.
+fn restart_delay(restart_after: RestartAfter, failures: u32) -> Option<Duration> {
+    let RestartAfter::Time(time) = restart_after else { return None };
+    let doublings = failures.saturating_sub(2).min(16);
+    Some(time.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(time)))
 }
 
 /// Starts a child whose output goes to its log.
@@ -564,4 +672,20 @@ fn start_process(
         // Ctrl-C on a terminal reaches this process alone, which stops them one after the other.
         .process_group(0)
         .spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_that_fails_to_start_is_tried_more_and_more_rarely() {
+        let after = |failures| restart_delay(RestartAfter::Time(Duration::from_secs(1)), failures);
+        let delays: Vec<u64> = (0..6).filter_map(after).map(|delay| delay.as_secs()).collect();
+        assert_eq!(delays, [1, 1, 1, 2, 4, 8]);
+        assert_eq!(after(1_000), Some(BACK_OFF_MAX));
+        assert_eq!(restart_delay(RestartAfter::Never, 1), None);
+        let rare = RestartAfter::Time(Duration::from_secs(600));
+        assert_eq!(restart_delay(rare, 9), Some(Duration::from_secs(600)));
+    }
 }

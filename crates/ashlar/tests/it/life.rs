@@ -252,6 +252,11 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
     for told in ["osd.1 does not start", "there is no OSD here", "osd.1.log", "osd start osd.1"] {
         assert!(said.contains(told), "{told}: {said}");
     }
+    cluster.refused(&["osd", "start", "1"], "died");
+    let mut up = Command::new(ASHLAR);
+    up.args(["up", "--detach", "--json", "--dir"]).arg(cluster.path());
+    let ready: Value = serde_json::from_str(&succeed(&mut up)).expect("JSON");
+    assert_eq!(ready["osds_failed"], serde_json::json!([1]), "{ready}");
     let status = cluster.json(&["status"]);
     assert_eq!(status["health"], "error", "{status:#}");
     let checks = status["checks"].as_array().expect("a list");

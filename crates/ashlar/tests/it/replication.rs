@@ -211,7 +211,11 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     cluster.run(&["volume", "create", "v", "--size", "96MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 96));
     stop_osd(&cluster, 2);
-    fs::remove_file(directory_of(&cluster, 2).join("blocks")).expect("ours");
+    let blocks = directory_of(&cluster, 2).join("blocks");
+    let lost = directory_of(&cluster, 2).join("lost");
+    fs::rename(&blocks, &lost).expect("ours");
+    let refused = cluster.refused(&["osd", "start", "2"], "not_found").to_string();
+    assert!(refused.contains("ashlar up --osds 3"), "{refused}");
     // One copy of some blocks is left; nobody who reads or writes notices.
     ask(&cluster, "v", &pieces("read", 1, 96));
     ask(&cluster, "v", &pieces("write", 2, 48));
@@ -220,6 +224,13 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     cluster.wait_clean();
     cluster.run(&["osd", "rm", "2"]);
     cluster.refused(&["osd", "rm", "2"], "not_found");
+    // One that was removed is not taken in again, nor started again and again.
+    fs::rename(&lost, &blocks).expect("ours");
+    let refused = cluster.refused(&["osd", "start", "2"], "died").to_string();
+    assert!(refused.contains("this cluster has no osd.2"), "{refused}");
+    let log = fs::read_to_string(cluster.path().join("log/up.log")).expect("it is there");
+    assert!(log.contains("osd.2 was removed from the cluster: it is started no more"), "{log}");
+    fs::remove_file(&blocks).expect("ours");
     cluster.down();
     // Another OSD in its place gets its share.
     cluster.start(&["--osds", "3", "--osd-size", "512MiB"]);

@@ -484,6 +484,12 @@ impl Contents {
             .collect()
     }
 
+    /// Whether the id was given to a monitor that is none any more.
+    pub(super) fn has_removed_monitor(&self, monitor: MonitorId) -> bool {
+        let was_given = self.counter(CounterName::Monitor) >= u64::from(monitor.get());
+        was_given && self.monitor(monitor).is_none() && !self.is_damaged()
+    }
+
     pub(super) fn counter(&self, name: CounterName) -> u64 {
         match self.records.get(&Key::Counter(name)).map(|stored| &stored.record) {
             Some(Record::Counter(record)) => record.last,

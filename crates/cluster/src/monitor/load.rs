@@ -19,6 +19,7 @@ use base::{ConnectionId, Duration, Time};
 use super::contents::Contents;
 use super::edit::is_never_edited;
 use super::job::Job;
+use super::monitors::removed_text;
 use super::{Effect, Monitor, StopReason};
 use crate::message::{Command, ToMonitor};
 use crate::records::{Key, LeaderRecord, Record, Rest, STATE_FORMAT};
@@ -399,6 +400,9 @@ impl Monitor {
                     record.format
                 );
                 Some(StopReason::State(reason))
+            }
+            Some(_) if loaded.has_removed_monitor(self.identity.monitor) => {
+                Some(StopReason::Removed(removed_text(self.identity.monitor)))
             }
             Some(_) => None,
             None if loaded.is_new() && self.may_create => None,

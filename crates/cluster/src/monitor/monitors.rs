@@ -33,7 +33,11 @@ impl Monitor {
         monitor: MonitorId,
         addresses: Vec<String>,
         pid: u32,
+        effects: &mut Vec<Effect>,
     ) {
+        if self.contents.has_removed_monitor(monitor) {
+            return self.send(connection, &FromMonitor::MonitorRemoved, effects);
+        }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.monitor = Some(monitor);
         self.push_monitor_here(monitor, addresses, pid);
@@ -57,7 +61,8 @@ impl Monitor {
     ) -> Plan {
         let contents = &self.contents;
         let known = contents.monitor(monitor);
-        if known.is_none() && contents.monitors().count() >= MONITOR_COUNT_MAX {
+        let is_full = known.is_none() && contents.monitors().count() >= MONITOR_COUNT_MAX;
+        if is_full || contents.has_removed_monitor(monitor) {
             return Plan::Done(Done::Silent);
         }
         let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
@@ -151,6 +156,14 @@ impl Monitor {
             _ => true,
         }
     }
+}
+
+/// Why a monitor that was removed does not run, and what to do.
+pub(super) fn removed_text(monitor: MonitorId) -> String {
+    format!(
+        "{monitor} was removed from the cluster (`ashlar mon rm`): its directory may be deleted, and \
+         `ashlar mon create` makes a new monitor, with an id of its own"
+    )
 }
 
 /// Their addresses in an order in which one is followed by one of another monitor and, where there

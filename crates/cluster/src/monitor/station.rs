@@ -24,8 +24,9 @@ use serde_json::Value;
 
 use super::edit::UndoneEdits;
 use super::guests::Guests;
+use super::monitors::removed_text;
 use super::{Effect, Event, Identity, Monitor, StopReason};
-use crate::message::ToMonitor;
+use crate::message::{FromMonitor, ToMonitor};
 use crate::records::{Key, Record};
 use crate::state::{
     Endpoints, KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest,
@@ -236,8 +237,17 @@ impl Station {
                 self.presence.address = self.presence.address.wrapping_add(1);
                 self.presence.retry = Some(now + PRESENCE_SPAN);
             }
-            NetEvent::Received { connection, .. }
-                if self.presence.connection == Some(*connection) => {}
+            NetEvent::Received { connection, message }
+                if self.presence.connection == Some(*connection) =>
+            {
+                if let Message::Control(text) = message
+                    && matches!(serde_json::from_str(text), Ok(FromMonitor::MonitorRemoved))
+                {
+                    self.stage = Stage::Over;
+                    let why = removed_text(self.identity.monitor);
+                    effects.push(Effect::Stop(StopReason::Removed(why)));
+                }
+            }
             _ => {
                 let is_lost = self.trouble.is_some() && self.leader().is_none();
                 let Station { identity, trouble, picture, guests, .. } = self;

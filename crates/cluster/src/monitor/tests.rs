@@ -3,6 +3,7 @@
 mod damage;
 mod faults;
 mod fences;
+mod health;
 mod life;
 mod lock;
 mod members;

@@ -7,7 +7,7 @@ use format::wire::{Member, PgEntry};
 use serde_json::json;
 
 use super::rig::{Mishap, Rig, osd_id};
-use crate::message::{Command, Failure, FillingProgress, Need, OsdReport, Unreachable};
+use crate::message::{Command, Failure, Need, Unreachable};
 use crate::records::OutBy;
 
 fn osds(members: &[Member]) -> BTreeSet<u32> {
@@ -725,105 +725,6 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     assert_eq!((osds(&rig.entry(0).acting)), [1].into());
     rig.fill();
     assert_at_rest(&rig);
-}
-
-#[test]
-fn how_pgs_stand_is_told_with_the_remedy() {
-    let mut rig = Rig::with_copies(4, 2, 1, 64);
-    let report_all = |rig: &mut Rig, edit: fn(&mut OsdReport)| {
-        for number in 1..=4 {
-            if rig.osds[&osd_id(number)].connection.is_some() {
-                rig.report(number, edit);
-            }
-        }
-    };
-    let states = |rig: &mut Rig| {
-        let rows = rig.command(Command::PgList { pool: None }).unwrap();
-        let states = rows.as_array().unwrap().iter().map(|row| row["state"].to_string());
-        states.collect::<BTreeSet<String>>()
-    };
-    let has = |rig: &mut Rig, code: &str| rig.checks().contains(&code.to_string());
-    report_all(&mut rig, |_| {});
-    assert_eq!(rig.status()["health"], "ok");
-    assert_eq!(states(&mut rig), ["\"active\"".to_string()].into());
-
-    rig.kill_osd(4);
-    assert_eq!(rig.check("pg_peering").0, "warn", "new epochs are not served yet");
-    assert_eq!(rig.status()["health"], "warn");
-    // As its primary tells it meanwhile.
-    report_all(&mut rig, |report| {
-        report.peering = report.active.drain(..).map(|pg| (pg, "asks".into())).collect();
-    });
-    assert_eq!(rig.status()["health"], "warn");
-    assert!(!rig.status().to_string().contains("give-up"));
-    for _ in 0..11 {
-        rig.advance(Duration::from_secs(1));
-        report_all(&mut rig, |report| {
-            report.peering = report.active.drain(..).map(|pg| (pg, "asks".into())).collect();
-        });
-    }
-    assert_eq!(rig.check("pg_peering").0, "error", "it does not pass by itself");
-    report_all(&mut rig, |_| {});
-    let status = rig.status();
-    assert_eq!(status["health"], "warn");
-    assert_eq!((&status["pgs"]["active"], &status["pgs"]["degraded"]), (&json!(64), &json!(32)));
-    assert!(has(&mut rig, "pg_degraded") && has(&mut rig, "osd_down"));
-    assert!(has(&mut rig, "pg_last_copy"), "two copies, and one of them is away");
-    assert_eq!(status["recovery"]["waits_for"], json!([4]));
-
-    rig.boot(4);
-    let filling = rig.entries().into_iter().find(|entry| !entry.learners.is_empty()).unwrap();
-    let (pg, primary) = (filling.pg, filling.primary.unwrap().get());
-    let progress = |done, left| FillingProgress {
-        pg,
-        osd: filling.learners[0].osd,
-        done_bytes: done,
-        left_bytes: left,
-    };
-    report_all(&mut rig, |_| {});
-    rig.report(primary, |report| report.filling = vec![progress(0, Some(100 << 20))]);
-    rig.advance(Duration::from_secs(1));
-    rig.report(primary, |report| report.filling = vec![progress(20 << 20, Some(80 << 20))]);
-    let recovery = rig.status()["recovery"].clone();
-    assert_eq!((&recovery["bytes_left"], &recovery["eta_seconds"]), (&json!(80 << 20), &json!(4)));
-    assert_eq!(recovery["waits_for"], json!([]));
-    // One that waits for its turn: when all is done nobody can say.
-    let row = rig.command(Command::PgDescribe { pg }).unwrap();
-    let waiting = progress(0, None);
-    rig.report(primary, |report| report.filling = vec![progress(20 << 20, Some(1)), waiting]);
-    assert!(rig.status()["recovery"]["eta_seconds"].is_null());
-    assert_eq!(
-        (&row["state"], &row["learning"][0]["left_bytes"]),
-        (&json!("degraded"), &json!(80 << 20))
-    );
-    assert_eq!(row["planned"].as_array().unwrap().len(), 2);
-
-    // Both members of a PG are gone, one after the other: it waits for the one that was there last.
-    let waiting = rig.entries().into_iter().find(|entry| entry.learners.is_empty()).unwrap();
-    let first = waiting.acting[0].osd.get();
-    let second = waiting.acting[1].osd.get();
-    rig.kill_osd(first);
-    rig.kill_osd(second);
-    rig.boot(first);
-    report_all(&mut rig, |_| {});
-    let row = rig.command(Command::PgDescribe { pg: waiting.pg }).unwrap();
-    assert_eq!(row["state"], "down");
-    assert_eq!(row["why"], format!("it waits for osd.{second}, which is down"));
-    assert_eq!(rig.status()["recovery"]["waits_for"], json!([second]));
-    assert_eq!(rig.status()["health"], "error");
-    let (severity, hint) = rig.check("pg_down");
-    assert_eq!(severity, "error");
-    // On the host and at the path of the one that was there last; giving up would not help it.
-    assert!(hint.contains(&format!("`ashlar osd run /osd{second}`")), "{hint}");
-    assert!(!hint.contains("give-up"), "{hint}");
-    rig.command(Command::OsdOut { osd: osd_id(second) }).unwrap();
-    let (_, hint) = rig.check("pg_down");
-    let give_up = format!("`ashlar pg give-up {} --they-are-off`", waiting.pg);
-    assert!(hint.contains(&give_up), "{hint}");
-    rig.command(Command::OsdIn { osd: osd_id(second) }).unwrap();
-    rig.boot(second);
-    rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
-    assert!(has(&mut rig, "osd_out"));
 }
 
 #[test]

@@ -864,8 +864,19 @@ fn a_monitor_that_is_there_is_not_forgotten_and_one_that_is_not_can_be() {
     town.ask(0, remove(1)).unwrap().unwrap();
     assert_eq!(town.stored("monitor/2"), None);
     assert_eq!(code(town.ask(0, remove(1))), "not_found");
+    // It is not taken in again, whether another one leads or it would lead itself.
+    town.start(1);
+    town.advance(seconds(1));
+    let [StopReason::Removed(why)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
+    assert!(why.contains("mon.2 was removed") && why.contains("ashlar mon create"), "{why}");
+    assert_eq!(town.stored("monitor/2"), None);
     let made = town.ask(0, Command::MonitorCreate).unwrap().unwrap();
     assert_eq!(made["id"], 3, "ids are not given again");
+    town.kill(0);
+    town.start(1);
+    town.advance(seconds(10));
+    let [_, StopReason::Removed(_)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
+    assert_eq!(town.stored("monitor/2"), None);
 }
 
 #[test]
