@@ -227,6 +227,9 @@ pub struct MonitorRecord {
     pub addresses: Vec<String>,
     /// Its process.
     pub pid: u32,
+    /// It is none any more: what is left of it refuses whoever runs with its id.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,

@@ -102,7 +102,7 @@ impl Contents {
     kind!(lock, locks, Lock(ImageId) from ImageId::FIRST, LockRecord);
     kind!(session, sessions, Session(SessionId) from SessionId::ZERO, SessionRecord);
     kind!(removed_pool, removed_pools, RemovedPool(PoolId) from PoolId::FIRST, RemovedPoolRecord);
-    kind!(monitor, monitors, Monitor(MonitorId) from MonitorId::FIRST, MonitorRecord);
+    kind!(monitor_record, monitor_records, Monitor(MonitorId) from MonitorId::FIRST, MonitorRecord);
     kind!(task, tasks, Task(TaskId) from TaskId(0), TaskRecord);
 
     pub(super) fn stats(&self) -> impl Iterator<Item = &StatsRecord> {
@@ -348,7 +348,7 @@ impl Contents {
             (CounterName::Task, self.tasks().map(|r| r.id.0).max()),
             (CounterName::Pool, pools.map(|pool| u64::from(pool.get())).max()),
             (CounterName::Osd, self.osds().map(|r| u64::from(r.info.id.get())).max()),
-            (CounterName::Monitor, self.monitors().map(|r| u64::from(r.id.get())).max()),
+            (CounterName::Monitor, self.monitor_records().map(|r| u64::from(r.id.get())).max()),
         ];
         newest.into_iter().find_map(|(name, newest)| {
             let newest = newest.filter(|id| *id > self.counter(name))?;
@@ -484,10 +484,17 @@ impl Contents {
             .collect()
     }
 
-    /// Whether the id was given to a monitor that is none any more.
+    /// A monitor of the cluster: those that were removed are none.
+    pub(super) fn monitor(&self, monitor: MonitorId) -> Option<&MonitorRecord> {
+        self.monitor_record(monitor).filter(|record| !record.removed)
+    }
+
+    pub(super) fn monitors(&self) -> impl Iterator<Item = &MonitorRecord> {
+        self.monitor_records().filter(|record| !record.removed)
+    }
+
     pub(super) fn has_removed_monitor(&self, monitor: MonitorId) -> bool {
-        let was_given = self.counter(CounterName::Monitor) >= u64::from(monitor.get());
-        was_given && self.monitor(monitor).is_none() && !self.is_damaged()
+        self.monitor_record(monitor).is_some_and(|record| record.removed)
     }
 
     pub(super) fn counter(&self, name: CounterName) -> u64 {

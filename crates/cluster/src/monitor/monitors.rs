@@ -8,7 +8,7 @@ use super::contents::Batch;
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, Guest};
-use crate::records::{CounterName, CounterRecord, Key, MonitorRecord, Record, Rest};
+use crate::records::{CounterName, CounterRecord, MonitorRecord, Record, Rest};
 
 /// Monitors of a cluster.
 const MONITOR_COUNT_MAX: usize = 100;
@@ -66,7 +66,8 @@ impl Monitor {
             return Plan::Done(Done::Silent);
         }
         let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
-        let record = MonitorRecord { id: monitor, addresses: addresses.to_vec(), pid, rest };
+        let addresses = addresses.to_vec();
+        let record = MonitorRecord { id: monitor, addresses, pid, removed: false, rest };
         if known == Some(&record) {
             return Plan::Done(Done::Silent);
         }
@@ -90,22 +91,28 @@ impl Monitor {
         let number = batch.next_id(contents, CounterName::Monitor)?;
         let id = u32::try_from(number).ok().and_then(MonitorId::new).expect("counted from 1");
         let (addresses, pid, rest) = (Vec::new(), 0, Rest::new());
-        batch.put(contents, Record::Monitor(MonitorRecord { id, addresses, pid, rest }));
+        batch.put(
+            contents,
+            Record::Monitor(MonitorRecord { id, addresses, pid, removed: false, rest }),
+        );
         let answer = Done::Answer(Ok(json!({ "id": id })));
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
     pub(super) fn plan_monitor_remove(&self, monitor: MonitorId) -> Result<Plan, Failure> {
-        if self.contents.monitor(monitor).is_none() {
+        let Some(record) = self.contents.monitor(monitor) else {
             let hint = "`ashlar mon ls` lists the monitors there are";
             return Err(failure("not_found", format!("there is no {monitor}"), hint));
-        }
+        };
         if self.is_monitor_up(monitor) {
             let message = format!("{monitor} runs, and is connected");
             return Err(failure("running", message, "stop its process first"));
         }
         let mut batch = Batch::new(&self.contents);
-        batch.delete(&self.contents, Key::Monitor(monitor));
+        // Its record stays, so that whoever runs with its id is refused.
+        let (addresses, pid, rest) = (Vec::new(), 0, record.rest.clone());
+        let record = MonitorRecord { id: monitor, addresses, pid, removed: true, rest };
+        batch.put(&self.contents, Record::Monitor(record));
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(json!({ "removed": monitor })))) })
     }
 
@@ -192,6 +199,7 @@ mod tests {
             id: MonitorId::new(number).unwrap(),
             addresses: addresses.iter().map(ToString::to_string).collect(),
             pid: 1,
+            removed: false,
             rest: Rest::new(),
         };
         let three = [record(1, &["a4", "a6"]), record(2, &["b4", "b6"]), record(3, &["c4", "c6"])];

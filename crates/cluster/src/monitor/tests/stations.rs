@@ -2,6 +2,7 @@
 
 mod endpoints;
 mod reads;
+mod removal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -851,32 +852,6 @@ fn an_empty_store_is_no_new_cluster_for_a_monitor_that_may_not_make_one() {
     let [StopReason::State(why)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
     assert!(why.contains("ashlar init"), "{why}");
     assert_eq!(town.stored("cluster"), None);
-}
-
-#[test]
-fn a_monitor_that_is_there_is_not_forgotten_and_one_that_is_not_can_be() {
-    let mut town = Town::new(2);
-    let remove = |monitor: usize| Command::MonitorRemove { monitor: monitor_id(monitor) };
-    let code = |answer: Option<Result<Value, Failure>>| answer.unwrap().unwrap_err().code;
-    assert_eq!(code(town.ask(0, remove(0))), "running");
-    assert_eq!(code(town.ask(0, remove(1))), "running");
-    town.kill(1);
-    town.ask(0, remove(1)).unwrap().unwrap();
-    assert_eq!(town.stored("monitor/2"), None);
-    assert_eq!(code(town.ask(0, remove(1))), "not_found");
-    // It is not taken in again, whether another one leads or it would lead itself.
-    town.start(1);
-    town.advance(seconds(1));
-    let [StopReason::Removed(why)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
-    assert!(why.contains("mon.2 was removed") && why.contains("ashlar mon create"), "{why}");
-    assert_eq!(town.stored("monitor/2"), None);
-    let made = town.ask(0, Command::MonitorCreate).unwrap().unwrap();
-    assert_eq!(made["id"], 3, "ids are not given again");
-    town.kill(0);
-    town.start(1);
-    town.advance(seconds(10));
-    let [_, StopReason::Removed(_)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
-    assert_eq!(town.stored("monitor/2"), None);
 }
 
 #[test]
