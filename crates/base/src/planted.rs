@@ -38,13 +38,6 @@ pub enum Bug {
     OlderSessionServedOn,
     /// Node: a primary serves without its members' leases.
     ReadWithoutLease,
-    /// Node: a primary without enough members lets blocks be read without the monitor's lease.
-    ReadBelowMinimumWithoutLease,
-    /// PG: a primary without enough members lets blocks be read that others may lack.
-    ReadBelowMinimumAboveMark,
-    /// PG: a primary without enough members lets blocks be read of which others may have writes of
-    /// sessions that were fenced since.
-    ReadBelowMinimumAfterFence,
     /// Node: a new primary begins before its own lease to an earlier one has run out.
     LeaseNotWaitedOut,
     /// Node: a primary whose map is behind keeps its leases.
@@ -135,8 +128,6 @@ impl Bug {
         ("stalls-judged-one-by-one", Bug::StallsJudgedOneByOne),
         ("older-session-served-on", Bug::OlderSessionServedOn),
         ("read-without-lease", Bug::ReadWithoutLease),
-        ("read-below-minimum-without-lease", Bug::ReadBelowMinimumWithoutLease),
-        ("read-below-minimum-after-fence", Bug::ReadBelowMinimumAfterFence),
         ("lease-not-waited-out", Bug::LeaseNotWaitedOut),
         ("stale-revision-accepted", Bug::StaleRevisionAccepted),
         ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),

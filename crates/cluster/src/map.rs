@@ -117,8 +117,6 @@ pub struct PoolMap {
     pub fences: BTreeSet<SessionId>,
     /// And whole ranges of them, in order.
     pub fence_ranges: Vec<FenceRange>,
-    /// The revision that brought the newest of both.
-    pub fence_revision: MapRevision,
 }
 
 /// Sessions that are refused for ever: the first and the last one.
@@ -170,8 +168,6 @@ pub struct PoolDelta {
     /// All ranges of fences, where one was added; each that was there before lies in one of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fence_ranges: Vec<FenceRange>,
-    /// The revision that brought the newest fence of all.
-    pub fence_revision: MapRevision,
 }
 
 /// A delta does not follow what the receiver has: it must ask for a snapshot.
@@ -242,8 +238,7 @@ impl ClusterMap {
                 false => (delta.fences.into_iter().collect(), delta.fence_ranges),
             };
             let (pool, revision, pgs) = (delta.pool, delta.revision, delta.pgs);
-            let fence_revision = delta.fence_revision;
-            let map = PoolMap { pool, revision, pgs, fences, fence_ranges, fence_revision };
+            let map = PoolMap { pool, revision, pgs, fences, fence_ranges };
             self.pools.insert(id, map);
             return Ok(());
         }
@@ -255,7 +250,6 @@ impl ClusterMap {
         }
         map.pool = delta.pool;
         map.revision = delta.revision;
-        map.fence_revision = map.fence_revision.max(delta.fence_revision);
         for entry in delta.pgs {
             let slot = entry.pg.number as usize;
             map.pgs[slot] = entry;

@@ -9,8 +9,7 @@
 use std::collections::BTreeMap;
 
 use base::{
-    BlockSize, Duration, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
-    SessionId,
+    BlockSize, Epoch, ImageId, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId,
 };
 use format::door::Role;
 use format::wire::{Member, PgEntry};
@@ -20,11 +19,6 @@ use crate::copy::{CopyPart, KnownState, Seen};
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
 use crate::settings::Changed;
 use crate::stats::{OsdStats, Table};
-
-/// The longest span of a lease by which PGs are read while too few members are there.
-pub const READ_LEASE_SPAN: Duration = Duration::from_millis(600);
-/// Most PGs of an OSD that are read so.
-pub const READ_LEASE_PG_COUNT_MAX: usize = 8192;
 
 /// From an OSD, a client or a command to a monitor.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -97,14 +91,6 @@ pub enum ToMonitor {
     PgNeeds {
         /// What each needs.
         needs: Vec<PgNeed>,
-    },
-    /// This OSD wants to let these PGs, which it leads, be read in these epochs, though too few members
-    /// are there; and it uses no such lease for any other. Said again while it is so.
-    ReadLease {
-        /// Names the answer.
-        stamp: u64,
-        /// At most [`READ_LEASE_PG_COUNT_MAX`].
-        pgs: Vec<(PgId, Epoch)>,
     },
     /// A peer does not answer this OSD. Said again, about once a second, while it is so.
     OsdUnreachable {
@@ -247,16 +233,6 @@ pub enum FromMonitor {
         epoch: Epoch,
         /// The OSD's run.
         incarnation: Incarnation,
-    },
-    /// The answer to [`ToMonitor::ReadLease`]: so long, from when that was sent, no other OSD leads these
-    /// PGs.
-    ReadLease {
-        /// As asked.
-        stamp: u64,
-        /// In milliseconds.
-        valid_ms: u32,
-        /// Of those that were named.
-        pgs: Vec<PgId>,
     },
     /// Answer at once: somebody's absence is being judged, or whether a boot is still meant.
     Probe {

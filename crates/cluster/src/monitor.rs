@@ -35,7 +35,6 @@ mod pool;
 mod presence;
 mod publish;
 mod query;
-mod reads;
 mod remedy;
 mod removal;
 mod restarts;
@@ -60,7 +59,7 @@ use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::{CONTROL_SIZE_MAX, Message};
 
 use crate::map::may_announce;
-use crate::message::{Command, Failure, FromMonitor, READ_LEASE_PG_COUNT_MAX, ToMonitor};
+use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::numbers::{self, NUMBER_MAX};
 use crate::reach::LEFT_AFTER;
 use crate::records::TaskId;
@@ -77,7 +76,6 @@ use osd::OsdLive;
 use planning::Planning;
 use presence::Presences;
 use publish::Subscription;
-use reads::ReadLeases;
 use restore::Restore;
 use session::SessionLive;
 use settling::Settling;
@@ -157,8 +155,6 @@ pub struct Monitor {
     event_last: u64,
     /// What it leads under, where other monitors use the same store.
     lease: Option<LeaseId>,
-    /// Under a lease: until then nobody else leads, whatever the store's clock shows.
-    leads_until: Option<Time>,
     /// Whether an empty store is that of a new cluster.
     may_create: bool,
     stage: Stage,
@@ -181,7 +177,6 @@ pub struct Monitor {
     osds: BTreeMap<OsdId, OsdLive>,
     presences: Presences,
     entries: Entries,
-    reads: ReadLeases,
     planning: Planning,
     sessions: BTreeMap<SessionId, SessionLive>,
     /// When locks were granted, by their holders; only those that this monitor granted.
@@ -270,7 +265,6 @@ impl Monitor {
             now: Time::ZERO,
             event_last: 0,
             lease: None,
-            leads_until: None,
             may_create: true,
             stage: Stage::New,
             has_led: false,
@@ -288,7 +282,6 @@ impl Monitor {
             osds: BTreeMap::new(),
             presences: Presences::default(),
             entries: Entries::default(),
-            reads: ReadLeases::default(),
             planning: Planning::default(),
             sessions: BTreeMap::new(),
             locked_since: BTreeMap::new(),
@@ -525,9 +518,6 @@ impl Monitor {
             ToMonitor::OsdUnreachable { osd, incarnation, how } => {
                 self.on_unreachable(now, connection, osd, incarnation, how, effects);
             }
-            ToMonitor::ReadLease { stamp, pgs } => {
-                self.on_read_lease(now, connection, stamp, &pgs, effects);
-            }
             ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce, effects),
             ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
             ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
@@ -570,7 +560,6 @@ impl Monitor {
             | ToMonitor::OsdTells { .. }
             | ToMonitor::PgNeeds { .. }
             | ToMonitor::OsdUnreachable { .. }
-            | ToMonitor::ReadLease { .. }
             | ToMonitor::Alive { .. }
             | ToMonitor::OsdLeaves
             | ToMonitor::OsdSaw { .. }
@@ -690,7 +679,6 @@ fn says_too_much(message: &ToMonitor) -> bool {
                 || incarnation.is_some_and(|run| run.get() > NUMBER_MAX)
         }
         ToMonitor::OsdReport(report) => report.size_bytes > NUMBER_MAX,
-        ToMonitor::ReadLease { pgs, .. } => pgs.len() > READ_LEASE_PG_COUNT_MAX,
         ToMonitor::OsdTells { part, .. } => !part.is_sound(),
         ToMonitor::MonitorHere { monitor, addresses, .. } => {
             !may_announce(addresses) || numbers::check_monitor(*monitor).is_err()

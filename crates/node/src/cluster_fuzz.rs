@@ -400,7 +400,7 @@ impl Run {
             12 => PeerBody::Activated,
             13 => PeerBody::Sync { call },
             14 => PeerBody::Synced { call },
-            15 => PeerBody::Mark { mark, fences: MapRevision::new(mark.counter) },
+            15 => PeerBody::Mark { mark },
             _ => PeerBody::Stale(self.cluster.entry.clone()),
         }
     }

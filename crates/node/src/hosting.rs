@@ -52,7 +52,6 @@ impl Node {
             }
             self.review_pool(now, pool, effects);
         }
-        self.renew_reads(now, effects);
         self.judge_queued(now, effects);
         self.update_mesh(now, effects);
         if before.iter().any(|entry| self.leads(entry)) {
@@ -312,14 +311,9 @@ impl Node {
 
     /// Once in a while: reports, lets floors follow, tries again what could not be journaled.
     pub(crate) fn housekeep(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let are_fences_settled = !self.fenced_session_is_served();
         for slot in 0..self.pgs.len() {
             if self.pgs[slot].entry().is_none() {
                 self.review(now, self.pgs[slot].id(), effects);
-            }
-            let known = self.map.pools.get(&self.pgs[slot].id().pool);
-            if let Some(known) = known.filter(|_| are_fences_settled) {
-                self.pgs[slot].settle_fences(known.fence_revision);
             }
             let has_part = |entry: &PgEntry| self.has_part(entry);
             if !self.map.pg(self.pgs[slot].id()).is_some_and(has_part) {
@@ -330,7 +324,6 @@ impl Node {
             self.pgs[slot].drop_stuck_learners(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
-        self.renew_reads(now, effects);
         self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
         self.keep_old_note(now);

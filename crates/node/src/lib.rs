@@ -43,7 +43,6 @@ mod newcomers;
 mod node;
 mod notes;
 mod peers;
-mod reads;
 mod requests;
 mod room;
 mod sessions;

@@ -24,7 +24,6 @@ use crate::mesh::Mesh;
 use crate::newcomers::Newcomers;
 use crate::notes::{ClusterNote, PoolNote};
 use crate::peers::Peers;
-use crate::reads::Reads;
 use crate::requests::Requests;
 use crate::room::Rooms;
 use crate::sessions::Sessions;
@@ -47,7 +46,6 @@ pub struct Node {
     pub(crate) connections: ConnectionIds,
     pub(crate) mesh: Mesh,
     pub(crate) leases: Leases,
-    pub(crate) reads: Reads,
     pub(crate) rooms: Rooms,
     /// A request waits until it is known whether a member has room for it.
     pub(crate) waits_for_room: bool,
@@ -184,7 +182,6 @@ impl Node {
             connections: ConnectionIds::default(),
             mesh: Mesh::default(),
             leases: Leases::new(now, LEASE_DEFAULT),
-            reads: Reads::default(),
             rooms: Rooms::new(now),
             waits_for_room: false,
             lease_noted: LEASE_DEFAULT,
@@ -272,8 +269,7 @@ impl Node {
         let draining = (self.phase == Phase::Draining).then_some(self.drain_until);
         let own = [self.store.deadline(), report, waiting, draining];
         let others = [self.link.deadline(), self.mesh.deadline(), self.peers.deadline()];
-        let more = [self.budget.deadline(), self.reads.deadline()];
-        let all = own.into_iter().chain(others).chain(more);
+        let all = own.into_iter().chain(others).chain([self.budget.deadline()]);
         all.flatten().min()
     }
 
@@ -448,9 +444,6 @@ impl Node {
                     self.give_up(now, pg, effects);
                 }
             }
-            FromMonitor::ReadLease { stamp, valid_ms, pgs } => {
-                self.reads_granted(now, stamp, valid_ms, &pgs);
-            }
             FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
             FromMonitor::ClearPool { pool, .. } => self.clear_pool(now, pool, effects),
             FromMonitor::StateCopy(part) => {
@@ -498,7 +491,6 @@ impl Node {
         self.review_all(now, effects);
         self.update_mesh(now, effects);
         self.tell_unreachable_again(now, effects);
-        self.renew_reads(now, effects);
         self.recheck = true;
         self.report_at = now;
         self.stats.begin_connection(now);
@@ -528,9 +520,6 @@ impl Node {
         }
         if self.budget.deadline().is_some_and(|deadline| deadline <= now) {
             self.share_repairs(now, effects);
-        }
-        if self.reads.deadline().is_some_and(|deadline| deadline <= now) {
-            self.renew_reads(now, effects);
         }
         let oldest = self.requests.deadline(self.settings.wait_max);
         if oldest.is_some_and(|deadline| deadline <= now) {

@@ -264,7 +264,7 @@ impl Node {
     /// Serves, refuses or queues a request, as the map and its PG stand now.
     fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
         let Waiting { connection, since, request } = waiting;
-        match self.judge(now, &self.scope_of(&request), &request.op) {
+        match self.judge(now, &self.scope_of(&request)) {
             Verdict::Serve(slot) => self.start(now, slot, connection, (since, request), effects),
             Verdict::Wait if since + self.settings.wait_max > now => {
                 self.requests.waiting.push_back(Waiting { connection, since, request });
@@ -280,7 +280,7 @@ impl Node {
     }
 
     /// Compares what a request acts on with what this OSD knows.
-    fn judge(&mut self, now: Time, scope: &Scope, op: &Op) -> Verdict {
+    fn judge(&mut self, now: Time, scope: &Scope) -> Verdict {
         if let Some(verdict) = self.judge_by_map(scope) {
             return verdict;
         }
@@ -296,31 +296,16 @@ impl Node {
         }
         match self.pgs[slot].serving() {
             Serving::Active if self.is_leased(now, slot) => self.judge_room(now, slot, scope),
-            Serving::Filling if self.is_readable(now, slot, op) => Verdict::Serve(slot),
             Serving::Idle { .. } if self.peers.waiting.contains(&scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
             _ => Verdict::Wait,
         }
     }
 
-    /// Whether the PG in `slot`, too few members of which are there, may be read so.
-    fn is_readable(&self, now: Time, slot: usize, op: &Op) -> bool {
-        let pg = &self.pgs[slot];
-        let known = self.map.pools.get(&pg.id().pool);
-        let fences = known.map_or(MapRevision::ZERO, |known| known.fence_revision);
-        self.is_leased(now, slot)
-            && !pg.may_lack_fenced_writes(fences)
-            && pg.may_read(op, |key| self.store.version_of(key))
-    }
-
-    /// Whether all other members grant, now, that the PG in `slot` is served in its epoch; or the
-    /// monitor, where too few of them are there.
+    /// Whether all other members grant, now, that the PG in `slot` is served in its epoch.
     fn is_leased(&self, now: Time, slot: usize) -> bool {
         let pg = &self.pgs[slot];
         let Some(entry) = pg.entry() else { return false };
-        if pg.reads_up_to().is_some() {
-            return self.may_be_read(now, entry.pg, entry.epoch);
-        }
         let grants = |osd: &OsdId| {
             let member = entry.members().find(|member| member.osd == *osd);
             member.is_some_and(|giver| self.leases.holds(now, *giver, entry.pg, entry.epoch))
@@ -446,11 +431,6 @@ impl Node {
             room_bytes,
         } = started;
         self.end_own_room(room_bytes);
-        if self.pgs[slot].reads_up_to().is_some() && matches!(outcome, Err(Refusal::Damaged { .. }))
-        {
-            // A member that is lost may have it as it was.
-            outcome = Err(Refusal::Busy);
-        }
         if is_as_of_now(&outcome, scope.writes_data) {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);

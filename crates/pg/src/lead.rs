@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{Epoch, MapRevision, OsdId, Version};
+use base::{Epoch, OsdId, Version};
 use blockstore::{NoteKey, Request as StoreRequest};
 use format::wire::{Activation, Member, MemberState, PeerBody, PgEntry};
 use slab::Slab;
@@ -58,11 +58,6 @@ pub struct Lead {
     pub lease_givers: Vec<OsdId>,
     /// The mark that the other acting members were told.
     pub mark_told: Version,
-    /// And of fences that are in force.
-    pub fences_told: MapRevision,
-    /// While learners are filled without all acting members: this OSD lost nothing that was acknowledged,
-    /// whatever the others have.
-    pub has_all: bool,
 }
 
 /// A member as its primary sees it.
@@ -152,8 +147,6 @@ impl Lead {
             unreported: MemberSet::default(),
             lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
             mark_told: Version::ZERO,
-            fences_told: MapRevision::ZERO,
-            has_all: false,
             peers,
         }
     }
@@ -340,11 +333,6 @@ impl Pg {
         let is_planted = planted::on(Bug::FilledEpochActivated);
         if is_known && self.serving == Serving::Filling && is_planted {
             self.serving = Serving::Asking;
-        } else if is_known && self.serving == Serving::Filling && self.has_only_waited() {
-            // Nobody was told anything in this epoch: it goes on.
-            let lead = self.lead();
-            (lead.history, lead.has_all) = (Vec::new(), false);
-            self.serving = Serving::Asking;
         } else if is_known && self.serving == Serving::Filling {
             // Learners were told this OSD's state as that of the epoch: the next one is activated.
             let why = "its members are back".to_owned();
@@ -382,16 +370,8 @@ impl Pg {
         self.compare_on(actions);
     }
 
-    /// Whether nobody was filled while members were lost, and nothing is being read: the members may
-    /// be brought to the same blocks.
-    fn has_only_waited(&self) -> bool {
-        let has_learners =
-            self.lead.as_ref().is_some_and(|lead| lead.peers.len() > lead.acting.count());
-        !has_learners && self.reads.is_empty() && self.writes.is_empty()
-    }
-
     /// As primary that waits for acting members: if each of those is lost, learners are filled
-    /// meanwhile, and reads may go on. What this OSD has is all that was acknowledged, as an acting
+    /// meanwhile. What this OSD has is all that was acknowledged, as an acting
     /// member; so a learner that has the same may take a lost one's place. `absence`: how one that has
     /// not stated itself stands; `is_immediate`: the store of this OSD answers nothing before it is
     /// durable. Called now and then.
@@ -406,6 +386,9 @@ impl Pg {
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
         let count = lead.acting.count();
+        if lead.peers.len() == count {
+            return;
+        }
         let member = lead.peers[lead.me].member;
         // Since a run before it may have lost what was answered and not durable. A learner's record may be
         // of a filling by one that had lost some.
@@ -424,13 +407,10 @@ impl Pg {
         let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
         let history_count_max = self.shape.limits.history_count_max;
         let history = history_of(state, adopted, floor, epoch, history_count_max);
-        if lead.peers.len() > count {
-            // Learners record it from now on.
-            self.begun = epoch;
-        }
+        // Learners record it from now on.
+        self.begun = epoch;
         let lead = self.lead();
         (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
-        lead.has_all = has_all;
         self.newest = adopted;
         self.window = Window::new(adopted.counter);
         self.syncs = Syncs::new(adopted.counter);
@@ -438,20 +418,19 @@ impl Pg {
         self.welcome_learners(actions);
     }
 
-    /// Tells the other acting members the mark, if no write has, and the fences that are in force: who is
-    /// left of them knows then what all have, and what may come back. Called now and then.
+    /// Tells the other acting members the mark, if no write has. Called now and then.
     pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
-        let (mark, fences) = (self.mark(), self.fences);
+        let mark = self.mark();
         if self.serving != Serving::Active {
             return;
         }
         let lead = self.lead();
-        if lead.mark_told >= mark && lead.fences_told >= fences {
+        if lead.mark_told >= mark {
             return;
         }
-        (lead.mark_told, lead.fences_told) = (lead.mark_told.max(mark), fences);
+        lead.mark_told = mark;
         for index in self.lead().acting_others() {
-            self.send(index, PeerBody::Mark { mark, fences }, actions);
+            self.send(index, PeerBody::Mark { mark }, actions);
         }
     }
 

@@ -52,8 +52,7 @@ use std::collections::BTreeMap;
 use base::hash::{hash_range_of_pg, stripe_hash};
 use base::planted::{self, Bug};
 use base::{
-    BlockSize, BufferPool, Epoch, ImageId, MapRevision, OsdId, PgId, StripeIndex, UNIT_SIZE,
-    Version, checksum,
+    BlockSize, BufferPool, Epoch, ImageId, OsdId, PgId, StripeIndex, UNIT_SIZE, Version, checksum,
 };
 use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
@@ -363,13 +362,6 @@ pub struct Pg {
     copies: u32,
     /// The highest epoch that other members may have recorded for this OSD.
     begun: Epoch,
-    /// Up to it every acting member had everything, durably, as this OSD has seen in any epoch.
-    certain: Version,
-    /// As primary: of sessions that were fenced up to this revision of the map nothing is under way here,
-    /// and nothing will be.
-    fences: MapRevision,
-    /// As member: so far had primaries said that of themselves.
-    fences_heard: MapRevision,
     stand: Stand,
     /// The newest record that is durable here.
     record: Option<Record>,
@@ -421,10 +413,6 @@ impl Pg {
         assert!(shape.pg.number < shape.pg_count);
         let stand = Stand::new(facts);
         let reach = record.as_ref().map_or(stand.held, |record| record.adopted.max(stand.held));
-        // An acting member's record is of an activation. A learner's may be of a filling without some of
-        // the acting members: those need not have what it has.
-        let is_of_acting = |record: &&Record| record.entry.acting.iter().any(|it| it.osd == me);
-        let certain = record.as_ref().filter(is_of_acting).map(|record| record.adopted);
         Pg {
             shape,
             me,
@@ -433,9 +421,6 @@ impl Pg {
             entry: None,
             copies: 1,
             begun: Epoch::ZERO,
-            certain: certain.unwrap_or_default(),
-            fences: MapRevision::ZERO,
-            fences_heard: MapRevision::ZERO,
             stand,
             record,
             noting: None,
@@ -589,12 +574,6 @@ impl Pg {
     /// Answers all that is open, and forgets the epoch. What is at the store ends, and is not
     /// answered to anyone.
     fn abandon(&mut self, actions: &mut Vec<Action>) {
-        // Where learners are filled without all acting members the mark says nothing of those: then
-        // nothing is sent to this OSD itself.
-        let was_active = self.lead.as_ref().is_some_and(|lead| self.sent.has(lead.me));
-        if was_active || self.follow.as_ref().is_some_and(Follow::is_acting) {
-            self.certain = self.certain.max(self.mark());
-        }
         let mut open: Vec<Ticket> = self.reads.iter().map(|(_, read)| read.ticket).collect();
         open.extend(self.deletions.iter().map(|(_, deletion)| deletion.ticket));
         open.extend(self.syncs.tickets());
@@ -746,11 +725,10 @@ impl Pg {
     }
 
     /// Begins an operation; ends with exactly one [`Action::Reply`].
-    /// Requires: the PG is active, or [`Pg::may_read`] allows it; the operation was sent for its epoch;
+    /// Requires: the PG is active; the operation was sent for its epoch;
     /// this OSD and all of [`Pg::lease_givers`] have room for a whole block, if it writes data.
     pub fn execute(&mut self, ticket: Ticket, op: Op, actions: &mut Vec<Action>) {
-        let is_read = matches!(op, Op::Read { .. } | Op::Extents { .. });
-        assert!(self.serving == Serving::Active || (is_read && self.reads_up_to().is_some()));
+        assert!(self.serving == Serving::Active);
         if let Err(refusal) = self.check(&op) {
             actions.push(Action::Reply { ticket, outcome: Err(refusal) });
             return;
@@ -829,11 +807,6 @@ impl Pg {
         self.refuse_waiting_reads(&mut judge, actions);
         self.refuse_waiting_deletions(&mut judge, actions);
         self.refuse_queued_writes(&mut judge, actions);
-    }
-
-    /// Of sessions that were fenced up to this revision of the map nothing is under way at this OSD.
-    pub fn settle_fences(&mut self, revision: MapRevision) {
-        self.fences = self.fences.max(revision);
     }
 
     /// Lets tombstones up to the mark go, while all copies of the pool are up to it; syncs lazy

@@ -135,11 +135,10 @@ impl Pg {
                 }
                 self.take_write((version, mark), key, change, lazy, actions)
             }
-            (PeerBody::Mark { mark, fences }, FollowStage::Active) => {
+            (PeerBody::Mark { mark }, FollowStage::Active) => {
                 self.check_version(mark)?;
                 let follow = self.follow();
                 follow.mark = follow.mark.max(mark);
-                self.fences_heard = self.fences_heard.max(fences);
                 Ok(())
             }
             (PeerBody::Sync { call }, FollowStage::Active) => {

@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use base::planted::{self, Bug};
-use base::{Buffer, Checksum, ImageId, MapRevision, UNIT_SIZE, Version};
+use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
-use format::wire::{Op, Outcome, Refusal};
+use format::wire::{Outcome, Refusal};
 
 use super::chain::Chain;
 use super::write::Follower;
-use super::{Action, Call, Pg, Serving, Ticket, refusal_of, units_of};
+use super::{Action, Call, Pg, Ticket, refusal_of, units_of};
 
 /// One read.
 pub struct Read {
@@ -57,39 +56,6 @@ pub struct BlockSeen {
 }
 
 impl Pg {
-    /// As primary whose acting members are lost: blocks up to this version are as they will be, whoever
-    /// of them comes back, and may be read; `None`: nothing may.
-    pub fn reads_up_to(&self) -> Option<Version> {
-        let lead = self.lead.as_ref().filter(|_| self.serving == Serving::Filling)?;
-        lead.has_all.then_some(self.certain)
-    }
-
-    /// As primary whose acting members are lost: whether one of these may have a write that this OSD never
-    /// heard of, of a session that is fenced since. It would be done when they are back, after what others
-    /// have read meanwhile. `fences`: the revision that brought the newest fence of the pool's map.
-    pub fn may_lack_fenced_writes(&self, fences: MapRevision) -> bool {
-        let (Some(record), Some(lead)) = (&self.record, &self.lead) else { return true };
-        // Who led that epoch, in this run, gave every version of it.
-        let member = lead.peers[lead.me].member;
-        let has_led =
-            record.entry.primary == Some(self.me) && record.entry.acting.contains(&member);
-        // Its primary knew the fences of its entry, and those it has told of.
-        let knows = record.entry.revision.max(self.fences_heard);
-        !has_led && fences > knows && !planted::on(Bug::ReadBelowMinimumAfterFence)
-    }
-
-    /// Whether an operation is a read that [`Pg::reads_up_to`] allows. `version_of`: of this OSD's block.
-    pub fn may_read(&self, op: &Op, version_of: impl Fn(&BlockKey) -> Version) -> bool {
-        let Some(newest) = self.reads_up_to() else { return false };
-        let (Op::Read { place, parents, .. } | Op::Extents { place, parents }) = op else {
-            return false;
-        };
-        let key = self.key(*place);
-        let parents = parents.iter().map(|image| BlockKey { image: *image, ..key });
-        let mut layers = std::iter::once(key).chain(parents);
-        layers.all(|key| version_of(&key) <= newest) || planted::on(Bug::ReadBelowMinimumAboveMark)
-    }
-
     pub(crate) fn read(
         &mut self,
         ticket: Ticket,

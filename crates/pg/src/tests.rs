@@ -4,7 +4,6 @@ mod history;
 mod lazy;
 mod model;
 mod random;
-mod reads;
 mod scenarios;
 mod world;
 mod wrong;

@@ -201,7 +201,6 @@ impl MemoryMonitor {
             pgs: vec![entry],
             fences: Vec::new(),
             fence_ranges: Vec::new(),
-            fence_revision: MapRevision::ZERO,
         };
         MapDelta { osds: vec![osd], pools: vec![pool], ..MapDelta::default() }
     }

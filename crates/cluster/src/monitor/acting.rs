@@ -75,8 +75,6 @@ pub(super) struct Given<'a> {
     pub(super) links: &'a Links,
     /// The primary needs another epoch.
     pub(super) renew: bool,
-    /// Nobody else may lead yet: the primary stays, as long as it is well.
-    pub(super) keeps_primary: bool,
 }
 
 /// Links between OSDs that are all there.
@@ -407,7 +405,7 @@ fn primary_of(
     let reaches_all =
         |from: &OsdId| acting.iter().all(|member| !given.links.is_broken(*from, member.osd));
     let first = given.targets.first().copied();
-    if at_rest && !given.keeps_primary && first.is_some_and(|first| reaches_all(&first)) {
+    if at_rest && first.is_some_and(|first| reaches_all(&first)) {
         return first;
     }
     // One whose disk hangs and that cannot go leads on: no epoch begins for it.

@@ -135,7 +135,7 @@ impl Monitor {
             };
         }
         if let Some(incarnation) = boot.given {
-            return match self.entries_batch(true, &mut Vec::new()) {
+            return match self.entries_batch(true) {
                 Some(batch) => Plan::Write { batch, done: None },
                 None => Plan::Done(Done::Booted(incarnation)),
             };

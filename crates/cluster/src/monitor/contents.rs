@@ -629,7 +629,6 @@ impl Contents {
             pgs,
             fences: fences.map(|fence| fence.session).collect(),
             fence_ranges: ranges.map_or_else(Vec::new, |record| record.ranges.clone()),
-            fence_revision: self.fence_revision(pool),
         })
     }
 

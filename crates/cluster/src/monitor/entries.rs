@@ -17,7 +17,6 @@ use super::acting::{DiskStanding, Given, Links, Standing, next_entry};
 use super::contents::{Batch, Write};
 use super::job::{Done, Job, Plan};
 use super::osd::{OsdLive, STALL_GATHER};
-use super::reads::HeldEntry;
 use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
@@ -343,16 +342,14 @@ impl Monitor {
     }
 
     pub(super) fn plan_entries(&self) -> Plan {
-        let mut held = Vec::new();
-        match self.entries_batch(false, &mut held) {
+        match self.entries_batch(false) {
             Some(batch) => Plan::Write { batch, done: None },
-            None => Plan::Done(Done::EntriesSettled(held)),
+            None => Plan::Done(Done::EntriesSettled),
         }
     }
 
-    /// No entry needs to be another one now, but those that wait.
-    pub(super) fn entries_settled(&mut self, held: &[HeldEntry]) {
-        self.hold_entries(held);
+    /// No entry needs to be another one now.
+    pub(super) fn entries_settled(&mut self) {
         let now = self.now;
         let entries = &mut self.entries;
         entries.is_job_queued = false;
@@ -372,9 +369,8 @@ impl Monitor {
     }
 
     /// New entries for PGs that need them, as many as fit: of all PGs, or of those that may need
-    /// one. `None`: each is as it should be, or waits and is named in `held`; or the store went back in
-    /// time.
-    pub(super) fn entries_batch(&self, of_all: bool, held: &mut Vec<HeldEntry>) -> Option<Batch> {
+    /// one. `None`: each is as it should be, or the store went back in time.
+    pub(super) fn entries_batch(&self, of_all: bool) -> Option<Batch> {
         if self.is_older() {
             return None;
         }
@@ -388,7 +384,7 @@ impl Monitor {
                 if !of_all && !self.entries.is_dirty((shard.pool, shard.shard)) {
                     continue;
                 }
-                let next = self.next_entries(pool, shard, (&standings, &links), held);
+                let next = self.next_entries(pool, shard, (&standings, &links));
                 let Some(pgs) = next else { continue };
                 let mut writes =
                     vec![Write::Put(Record::PgShard(PgShardRecord { pgs, ..shard.clone() }))];
@@ -412,17 +408,10 @@ impl Monitor {
         pool: &PoolRecord,
         shard: &PgShardRecord,
         (standings, links): (&BTreeMap<OsdId, Standing>, &Links),
-        held: &mut Vec<HeldEntry>,
     ) -> Option<Vec<PgEntry>> {
         let next = |(index, entry): (usize, &PgEntry)| {
             let targets = shard.targets_of(index);
-            let given = || self.given(pool, entry, &targets, standings, links);
-            let next = next_entry(entry, given())?;
-            let Some(waits) = self.waits_for_reads(entry, &next) else { return Some(next) };
-            held.push(waits);
-            // What else is to change need not wait.
-            let meanwhile = next_entry(entry, Given { keeps_primary: true, ..given() });
-            meanwhile.filter(|meanwhile| meanwhile.primary == entry.primary)
+            next_entry(entry, self.given(pool, entry, &targets, standings, links))
         };
         let next: Vec<Option<PgEntry>> = shard.pgs.iter().enumerate().map(next).collect();
         next.iter().any(Option::is_some).then(|| {
@@ -456,7 +445,6 @@ impl Monitor {
             barred: self.failed_in(self.now, entry.pg).map(|(osd, b)| (osd, b.since)).collect(),
             links,
             renew: is_time && !self.is_in_doubt(entry),
-            keeps_primary: false,
         }
     }
 

@@ -102,10 +102,13 @@ fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whol
 }
 
 /// The acting members of the last epoch of this member, if that was served: all of them have activated
-/// it. One that was cut short acknowledged nothing.
+/// it. One that was cut short acknowledged nothing. Of members whose record went with their copy, when
+/// others had all, nobody can tell: on the way that is kept, epochs follow each other, and one that was
+/// served is never passed over; on another way it counts as served.
 fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {
     let all = acting(members, by.entry);
-    let is_served = all.iter().all(|(_, whole)| whole.goes_on(by.last));
+    let is_known = all.len() == by.entry.acting.len() || !by.is_kept;
+    let is_served = is_known && all.iter().all(|(_, whole)| whole.goes_on(by.last));
     if is_served { all } else { Vec::new() }
 }
 
@@ -251,6 +254,12 @@ mod tests {
         // osd.2 left before the history of osd.1 begins.
         let left = (2, entry(2, &[2]), &[1, 2][..], true);
         judged(&[left, went_on.clone()], entry(6, &[1])).unwrap();
+        // osd.4, which had not activated it either, has handed over since, and dropped its copy.
+        let cut = (3, entry(5, &[3, 4]), &[3, 4, 5][..], true);
+        judged(&[cut.clone(), went_on.clone()], entry(6, &[1])).unwrap();
+        // On another way than the one that is kept it may have served.
+        let other = (cut.0, cut.1, cut.2, false);
+        judged(&[other, went_on.clone()], entry(6, &[1])).unwrap_err();
         // A member that has not come as far.
         let behind = (2, entry(4, &[1, 2]), &[3, 4][..], true);
         judged(&[behind, went_on], entry(7, &[1, 2])).unwrap();

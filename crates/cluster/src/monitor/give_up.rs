@@ -142,7 +142,6 @@ impl Monitor {
             let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
             return Err(failure("not_accepted", message, hint));
         }
-        // One that may let the PG be read goes on leading it.
         let present = left.iter().find(|member| entry.primary == Some(member.osd));
         let next = PgEntry {
             epoch: entry.epoch.next(),
@@ -151,11 +150,6 @@ impl Monitor {
             acting: left,
             ..entry.clone()
         };
-        if self.waits_for_reads(entry, &next).is_some() {
-            let message =
-                format!("PG {pg} may be read for less than a second yet where it was led");
-            return Err(failure("busy", message, "try again"));
-        }
         let answer = json!({ "pg": pg.to_string(), "osd": next.primary, "given_up": off });
         let batch = self.batch_of_entry(next);
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })

@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::boot::Boot;
 use super::contents::{Batch, Write};
 use super::planning::Planned;
-use super::reads::HeldEntry;
 use super::restore::Written;
 use super::session::Opened;
 use super::{Effect, Monitor};
@@ -94,8 +93,7 @@ pub(super) enum Done {
     SessionSilent(SessionId),
     SessionResumed(SessionId),
     /// No entry needs to be another one.
-    /// Others wait: see `reads.rs`.
-    EntriesSettled(Vec<HeldEntry>),
+    EntriesSettled,
     /// A pool's plan is written, or there is none: for what, and why.
     Replanned(Option<(u64, PlanError)>),
     /// Another monitor is there, or one is elsewhere.
@@ -118,15 +116,6 @@ pub(super) struct InFlight {
 }
 
 impl Monitor {
-    /// Records that the transaction on its way writes, if there is one.
-    pub(super) fn records_in_flight(&self) -> impl Iterator<Item = &Record> {
-        let writes = self.in_flight.iter().flat_map(|in_flight| &in_flight.writes);
-        writes.filter_map(|write| match write {
-            Write::Put(record) => Some(record),
-            Write::Delete(_) => None,
-        })
-    }
-
     /// Plans and starts jobs until one waits for the store.
     pub(super) fn run_jobs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while self.in_flight.is_none() {
@@ -446,7 +435,7 @@ impl Monitor {
             }
             (Job::SyncOsd { osd }, Done::Silent) => self.osd_synced(osd),
             (Job::Stats, _) => self.stats.job_ended(),
-            (Job::Entries, Done::EntriesSettled(held)) => self.entries_settled(&held),
+            (Job::Entries, Done::EntriesSettled) => self.entries_settled(),
             (Job::Replan { pool, .. }, Done::Replanned(failed)) => {
                 self.finish_replan(pool, failed);
             }

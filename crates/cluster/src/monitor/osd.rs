@@ -57,9 +57,6 @@ pub(super) struct OsdLive {
     /// Removed pools that it was asked to clear, over this connection, and whether it has said that it
     /// did.
     pub(super) clearing: BTreeMap<PoolId, bool>,
-    /// Over the connection by which it joined last it has said what none says before it knows that it
-    /// has joined: it has left all earlier ones.
-    pub(super) knows_connection: bool,
     /// Whether a [`Job::SyncOsd`] waits for its turn.
     is_sync_queued: bool,
 }
@@ -87,7 +84,6 @@ impl Monitor {
         let live = self.osds.entry(osd).or_default();
         let old = live.connection.replace(connection);
         live.joined_order = self.connections.get(&connection).map_or(0, |state| state.order);
-        live.knows_connection = false;
         live.since = now;
         live.report = None;
         live.fill_rate = 0;

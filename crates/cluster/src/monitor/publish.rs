@@ -49,12 +49,6 @@ impl Monitor {
             have.filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.subscription = Some(Subscription { pools: have, osds: 0 });
-        let live = state.osd.and_then(|osd| Some((osd, self.osds.get_mut(&osd)?)));
-        if let Some((osd, live)) = live
-            && !std::mem::replace(&mut live.knows_connection, true)
-        {
-            self.end_read_leases(osd);
-        }
         self.send_map(connection, true, effects);
         self.send_monitors(connection, effects);
     }

@@ -201,8 +201,7 @@ impl Monitor {
             // It goes on without them as soon as the others were heard.
             PgState::Peering(Some(waits_for))
         } else {
-            let read = if self.is_read(entry) { "; it is read meanwhile, not written" } else { "" };
-            PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up{read}"))
+            PgState::Incomplete(format!("{waits_for}: fewer than {min_size} members are up"))
         })
     }
 

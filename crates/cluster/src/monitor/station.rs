@@ -35,8 +35,6 @@ use crate::state::{
 
 /// The leader's lease: etcd makes none that is shorter.
 const LEASE_SPAN: Duration = Duration::from_secs(2);
-/// So long after it was asked for it is not over on any clock: 2 s / 1.1 on the store's, times 0.9 on ours.
-const LEASE_SURE_SPAN: Duration = Duration::from_millis(1600);
 /// How often it is renewed.
 const RENEW_SPAN: Duration = Duration::from_millis(500);
 /// How long before a store that could not be asked is asked again.
@@ -88,7 +86,7 @@ enum Stage {
     /// Another monitor leads: waits until its key changes.
     Following { watch: WatchId, leader: Option<Leader> },
     /// Nobody leads: waits for a lease to lead under.
-    Granting { request: StateRequest, asked_at: Time },
+    Granting { request: StateRequest },
     /// Leads, or is about to. Guests are its own once it does.
     Leading { monitor: Box<Monitor>, has_guests: bool },
     /// Waits until the lease has ended: the process is about to.
@@ -109,11 +107,9 @@ struct Lease {
     id: LeaseId,
     /// It is over for us then, unless it is renewed.
     ends: Time,
-    /// Until then nobody else can have one for the same key.
-    is_sure_until: Time,
     renew: Time,
-    /// A renewal that is not answered yet, and when it was sent.
-    asked: Option<(StateRequest, Time)>,
+    /// A renewal that is not answered yet.
+    asked: Option<StateRequest>,
 }
 
 /// This monitor's own connection to the leader: it tells that it is there.
@@ -428,7 +424,7 @@ impl Station {
         }
         self.lease = None;
         let request = self.next_request();
-        self.stage = Stage::Granting { request, asked_at: now };
+        self.stage = Stage::Granting { request };
         let time_to_live = LEASE_SPAN;
         effects.push(Effect::State(StateEffect::LeaseGrant { request, time_to_live }));
     }
@@ -448,11 +444,10 @@ impl Station {
             return;
         }
         match &mut self.stage {
-            Stage::Granting { request, asked_at } if *request == answered => match answer {
+            Stage::Granting { request } if *request == answered => match answer {
                 Some(id) => {
                     let (ends, renew) = (now + LEASE_SPAN, now + RENEW_SPAN);
-                    let is_sure_until = *asked_at + LEASE_SURE_SPAN;
-                    self.lease = Some(Lease { id, ends, is_sure_until, renew, asked: None });
+                    self.lease = Some(Lease { id, ends, renew, asked: None });
                     self.lead();
                 }
                 None => self.stage = Stage::Rest { until: now + REST_SPAN },
@@ -460,11 +455,11 @@ impl Station {
             Stage::Retiring { request } if *request == answered => self.stage = Stage::Over,
             _ => {
                 let Some(lease) = &mut self.lease else { return };
-                let is_asked = |asked: &mut (StateRequest, Time)| asked.0 == answered;
-                let Some((_, asked_at)) = lease.asked.take_if(is_asked) else { return };
+                if lease.asked.take_if(|asked| *asked == answered).is_none() {
+                    return;
+                }
                 if answer.is_some() {
                     (lease.ends, lease.renew) = (now + LEASE_SPAN, now + RENEW_SPAN);
-                    lease.is_sure_until = asked_at + LEASE_SURE_SPAN;
                 } else {
                     self.lease = None;
                     self.lose(now, effects);
@@ -493,7 +488,6 @@ impl Station {
     fn tell_monitor(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         let Stage::Leading { monitor, has_guests } = &mut self.stage else { return };
         let told = effects.len();
-        monitor.leads_until = self.lease.as_ref().map(|lease| lease.is_sure_until);
         monitor.apply(now, event, effects);
         let stops = |effect: &Effect| matches!(effect, Effect::Stop(_));
         if let Some(place) = effects[told..].iter().position(stops) {
@@ -552,7 +546,7 @@ impl Station {
             if lease.renew <= now && lease.asked.is_none() {
                 self.own_last += 1;
                 let request = StateRequest(OWN | self.own_last);
-                lease.asked = Some((request, now));
+                lease.asked = Some(request);
                 let lease = lease.id;
                 effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
             } else if lease.ends <= now && !self.keeps_ended_lease() {

@@ -8,7 +8,6 @@ mod life;
 mod lock;
 mod members;
 mod operator;
-mod reads;
 mod restore;
 mod rig;
 mod stations;

@@ -131,10 +131,9 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
         }
         PeerBody::Sync { call } => put_call(bytes, BODY_SYNC, *call),
         PeerBody::Synced { call } => put_call(bytes, BODY_SYNCED, *call),
-        PeerBody::Mark { mark, fences } => {
+        PeerBody::Mark { mark } => {
             bytes.push(BODY_MARK);
             put_version(bytes, *mark);
-            put_u64(bytes, fences.get());
         }
         PeerBody::Progress { call, filling, complete, floor } => {
             put_call(bytes, BODY_PROGRESS, *call);
@@ -204,10 +203,7 @@ fn decode_body(
         BODY_WRITTEN => PeerBody::Written { version: reader.version()?, durable: reader.bool()? },
         BODY_SYNC => PeerBody::Sync { call: reader.u32()? },
         BODY_SYNCED => PeerBody::Synced { call: reader.u32()? },
-        BODY_MARK => {
-            let mark = reader.version()?;
-            PeerBody::Mark { mark, fences: MapRevision::new(reader.u64()?) }
-        }
+        BODY_MARK => PeerBody::Mark { mark: reader.version()? },
         BODY_PROGRESS => {
             let call = reader.u32()?;
             let (complete, floor) = (reader.version()?, reader.version()?);

@@ -120,13 +120,10 @@ pub enum PeerBody {
         /// What to do.
         change: Change,
     },
-    /// Primary, to an acting member: the mark has risen, and no write follows that would tell it; or it
-    /// acts on newer fences.
+    /// Primary, to an acting member: the mark has risen, and no write follows that would tell it.
     Mark {
         /// As in [`PeerBody::Write`].
         mark: Version,
-        /// No write follows of a session that was fenced by the pool's map at this revision.
-        fences: MapRevision,
     },
     /// Member: it has the write with this version.
     Written {

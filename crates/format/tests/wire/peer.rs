@@ -149,7 +149,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-written-lazy", peer(PeerBody::Written { version: version(), durable: false })),
         ("peer-sync", peer(PeerBody::Sync { call: 8 })),
         ("peer-synced", peer(PeerBody::Synced { call: 8 })),
-        ("peer-mark", peer(PeerBody::Mark { mark: version(), fences: MapRevision::new(77) })),
+        ("peer-mark", peer(PeerBody::Mark { mark: version() })),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
         ("peer-noted", peer(PeerBody::Noted { call: 6 })),
@@ -309,10 +309,7 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
             .prop_map(|(version, durable)| PeerBody::Written { version, durable }),
         any::<u32>().prop_map(|call| PeerBody::Sync { call }),
         any::<u32>().prop_map(|call| PeerBody::Synced { call }),
-        (any_version(), any::<u64>()).prop_map(|(mark, fences)| {
-            let fences = MapRevision::new(fences);
-            PeerBody::Mark { mark, fences }
-        }),
+        any_version().prop_map(|mark| { PeerBody::Mark { mark } }),
         (any::<u32>(), any_filling(), any_version(), any_version()).prop_map(
             |(call, filling, complete, floor)| PeerBody::Progress {
                 call,

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{
-    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId, PgId,
+    BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId,
     SessionId, Time, Version,
 };
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
@@ -66,11 +66,7 @@ pub struct Cluster {
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
     /// Messages of leases that were sent.
     pub lease_count: usize,
-    /// For how long the monitor lets PGs be read, if it does.
-    pub reads_ms: Option<u32>,
     /// Sessions that are fenced, and the revision that brought the last one.
-    fences: Vec<SessionId>,
-    fence_revision: MapRevision,
     /// Who asks.
     pub session: SessionId,
     /// Hosts that are down by the map, though their processes are there.
@@ -138,9 +134,6 @@ impl Cluster {
             peer_message_count: 0,
             replies: BTreeMap::new(),
             lease_count: 0,
-            reads_ms: None,
-            fences: Vec::new(),
-            fence_revision: MapRevision::ZERO,
             session: SESSION,
             down: BTreeSet::new(),
         };
@@ -233,26 +226,6 @@ impl Cluster {
     /// Nothing passes between two hosts until [`Cluster::mend`].
     pub fn part(&mut self, one: usize, other: usize) {
         self.cut.extend([(one, other), (other, one)]);
-    }
-
-    /// The map changes, and no entry.
-    pub fn publish_osds(&mut self) {
-        self.revision += 1;
-        self.publish();
-    }
-
-    /// Who asks is fenced by the next map, and another session asks.
-    pub fn fence(&mut self) {
-        self.fences.push(self.session);
-        self.fence_revision = MapRevision::new(self.revision + 1);
-        self.session = SessionId::new(self.session.get() + 1);
-    }
-
-    /// What is on its way between two hosts is lost.
-    pub fn lose(&mut self, from: usize, to: usize) {
-        self.moving.retain(|(f, t, event)| {
-            !(*f == from && *t == to && matches!(event, Event::Net(NetEvent::Received { .. })))
-        });
     }
 
     pub fn mend(&mut self) {
@@ -443,12 +416,6 @@ impl Cluster {
                 let incarnation = Incarnation::new(known.runs);
                 self.monitor_says(host, &FromMonitor::OsdBooted { incarnation });
             }
-            ToMonitor::ReadLease { stamp, pgs } => {
-                let pgs = pgs.into_iter().map(|(pg, _)| pg).collect();
-                if let Some(valid_ms) = self.reads_ms {
-                    self.monitor_says(host, &FromMonitor::ReadLease { stamp, valid_ms, pgs });
-                }
-            }
             ToMonitor::Ping => self.monitor_says(host, &FromMonitor::Pong),
             ToMonitor::Subscribe { .. } if !self.hosts[host].is_deaf => self.send_map(host),
             ToMonitor::PgNeeds { needs } if self.is_helpful => {
@@ -541,9 +508,8 @@ impl Cluster {
             revision: MapRevision::new(self.revision),
             pool,
             pgs: vec![self.entry.clone()],
-            fences: self.fences.clone(),
+            fences: Vec::new(),
             fence_ranges: Vec::new(),
-            fence_revision: self.fence_revision,
         };
         let osds = (0..self.hosts.len()).map(info).collect();
         let delta = MapDelta { osds, pools: vec![delta], ..MapDelta::default() };
@@ -627,15 +593,6 @@ impl Cluster {
     }
 
     /// What the host wanted to let be read when it asked last.
-    pub fn reads_wanted(&self, host: usize) -> Option<Vec<(PgId, Epoch)>> {
-        let told = self.hosts[host].told.iter().rev();
-        let mut asked = told.filter_map(|told| match told {
-            ToMonitor::ReadLease { pgs, .. } => Some(pgs.clone()),
-            _ => None,
-        });
-        asked.next()
-    }
-
     /// What the present epoch's primary said that it needs, and is not done by itself.
     pub fn needs_of_epoch(&self) -> Vec<Need> {
         let told = self.hosts.iter().flat_map(|host| &host.told);

@@ -132,62 +132,19 @@ fn read_of(stripe: u32) -> Op {
 }
 
 #[test]
-fn what_all_members_have_is_read_by_the_monitors_lease_while_the_others_are_down() {
+fn below_minimum_size_nothing_is_served_until_the_others_come_back() {
     let mut cluster = left_alone();
-    let epoch = cluster.entry.epoch;
-    assert_eq!(cluster.reads_wanted(0), Some(vec![(PG, epoch)]));
-    let waiting = cluster.send(0, read_of(3));
-    cluster.advance(300);
-    assert!(!cluster.replies.contains_key(&waiting), "the monitor did not allow it");
-    cluster.reads_ms = Some(600);
-    cluster.advance(700);
-    let answered = cluster.replies.remove(&waiting).expect("it waited for the monitor only");
-    assert_eq!(bytes_of(answered), [4]);
-    // As long as the monitor goes on.
-    for _ in 0..20 {
-        cluster.advance(100);
-        assert_eq!(cluster.read_bytes(0, read_of(0)), [1]);
-    }
-    assert!(cluster.read_bytes(0, read_of(77)).is_empty(), "nobody wrote it");
-    let others = [
-        cluster.send(0, read_of(9)),
+    let waiting = [
+        cluster.send(0, read_of(3)),
         cluster.send(0, write_in(place(1, 0), 0, 1, 7)),
         cluster.send(0, Op::Sync),
     ];
     cluster.advance(1_000);
-    assert!(others.iter().all(|sequence| !cluster.replies.contains_key(sequence)));
-    cluster.reads_ms = None;
-    cluster.advance(610);
-    let waiting = cluster.send(0, read_of(0));
-    cluster.advance(100);
-    assert!(!cluster.replies.contains_key(&waiting), "the lease has run out");
+    assert!(waiting.iter().all(|sequence| !cluster.replies.contains_key(sequence)));
     cluster.advance(6_000);
-    let left = others.into_iter().chain([waiting]);
-    for sequence in left {
+    for sequence in waiting {
         assert_eq!(cluster.replies.remove(&sequence), Some(Err(Refusal::Busy)), "it comes again");
     }
-}
-
-#[test]
-fn the_monitors_lease_is_handed_back_with_the_epoch_and_lost_with_its_connection() {
-    let mut cluster = left_alone();
-    cluster.reads_ms = Some(600);
-    cluster.advance(700);
-    assert_eq!(cluster.read_bytes(0, read_of(0)), [1]);
-    cluster.reads_ms = None;
-    cluster.break_link(0);
-    let waiting = cluster.send(0, read_of(0));
-    cluster.advance(100);
-    assert!(!cluster.replies.contains_key(&waiting), "another monitor knows nothing of it");
-    cluster.reads_ms = Some(600);
-    cluster.advance(700);
-    assert!(cluster.replies.contains_key(&waiting));
-    assert_eq!(cluster.reads_wanted(0), Some(vec![(PG, cluster.entry.epoch)]));
-    cluster.set_entry(&[0, 1, 2], &[]);
-    cluster.pump();
-    assert_eq!(cluster.reads_wanted(0), Some(Vec::new()), "at once");
-    let waiting = cluster.send(0, read_of(0));
-    assert!(!cluster.replies.contains_key(&waiting));
     // The others come back: all is served again.
     cluster.is_helpful = true;
     for host in [1, 2] {
@@ -199,7 +156,6 @@ fn the_monitors_lease_is_handed_back_with_the_epoch_and_lost_with_its_connection
     assert!(is_written(&cluster.ask(0, write_in(place(1, 0), 0, 1, 7))));
     assert_eq!(cluster.read_bytes(0, read_of(0)), [7]);
     assert_eq!(cluster.read_bytes(0, read_of(9)), [9], "the newest wins");
-    assert_eq!(cluster.reads_wanted(0), Some(Vec::new()));
 }
 
 #[test]
@@ -697,68 +653,6 @@ fn a_monitor_that_asks_whether_an_osd_is_there_is_answered_at_once() {
     assert!(cluster.hosts[1].told.contains(&alive));
 }
 
-/// Three members have one block; its session writes it once more, the primary alone has that, and dies
-/// with the second one. Then the session is fenced, and another one asks. `wait` is what passes between the
-/// fence and the end of the two.
-fn with_a_write_that_the_primary_took_along(is_fenced_before: bool) -> Cluster {
-    let mut cluster = Cluster::new(3, 3);
-    cluster.set_entry(&[0, 1, 2], &[]);
-    cluster.advance(1_000);
-    assert!(is_written(&cluster.ask(0, write_in(place(1, 0), 0, 1, 1))));
-    cluster.advance(2_500);
-    cluster.is_helpful = false;
-    if is_fenced_before {
-        cluster.fence();
-        cluster.publish_osds();
-        cluster.advance(2_500);
-    }
-    cluster.part(0, 1);
-    cluster.part(0, 2);
-    let pending = cluster.send(0, write_in(place(1, 0), 0, 1, 9));
-    assert!(!cluster.replies.contains_key(&pending));
-    cluster.lose(0, 1);
-    cluster.lose(0, 2);
-    cluster.kill(0);
-    cluster.kill(1);
-    cluster.mend();
-    cluster.reads_ms = Some(600);
-    cluster
-}
-
-/// What a read of the block brings, as long as it is served at all.
-fn block_read(cluster: &mut Cluster, host: usize) -> Option<Vec<u8>> {
-    let asked = cluster.send(host, read_of(0));
-    cluster.replies.remove(&asked).map(bytes_of)
-}
-
-#[test]
-fn what_a_fenced_session_may_have_written_elsewhere_is_not_read_without_its_holder() {
-    let mut cluster = with_a_write_that_the_primary_took_along(false);
-    cluster.fence();
-    cluster.set_entry(&[2, 0, 1], &[]);
-    cluster.advance(3_000);
-    assert_eq!(
-        block_read(&mut cluster, 2),
-        None,
-        "the lost primary may have a write of that session"
-    );
-    cluster.is_helpful = true;
-    cluster.start(0);
-    cluster.start(1);
-    cluster.set_entry(&[2, 0, 1], &[]);
-    cluster.advance(3_000);
-    assert_eq!(block_read(&mut cluster, 2), Some(vec![9]), "and it has");
-}
-
-#[test]
-fn what_a_session_wrote_that_was_fenced_before_its_primary_was_lost_is_known_to_all() {
-    // The second session writes, the first one is fenced: the primary has told that it knows.
-    let mut cluster = with_a_write_that_the_primary_took_along(true);
-    cluster.set_entry(&[2, 0, 1], &[]);
-    cluster.advance(3_000);
-    assert_eq!(block_read(&mut cluster, 2), Some(vec![1]), "who asks is the one that wrote");
-}
-
 #[test]
 fn a_member_that_stands_still_keeps_no_learner_from_being_filled() {
     for is_killed in [true, false] {
@@ -776,32 +670,9 @@ fn a_member_that_stands_still_keeps_no_learner_from_being_filled() {
             false => cluster.hosts[1].is_still = true,
         }
         cluster.down.insert(1);
-        cluster.reads_ms = Some(600);
         cluster.set_entry(&[0, 1], &[3]);
         cluster.advance(10_000);
         let complete = Need::Complete(cluster.entry.learners[0]);
         assert!(cluster.needs_of_epoch().contains(&complete), "killed: {is_killed}");
-        assert_eq!(cluster.read_bytes(0, read_of(3)), [1]);
-    }
-}
-
-#[test]
-fn a_member_that_stands_still_keeps_nobody_from_reading() {
-    for is_killed in [true, false] {
-        let mut cluster = Cluster::new(3, 3);
-        cluster.set_entry(&[0, 1], &[]);
-        cluster.advance(1_000);
-        assert!(is_written(&cluster.ask(0, write_in(place(1, 3), 0, 1, 1))));
-        cluster.advance(2_000);
-        match is_killed {
-            true => cluster.kill(1),
-            false => cluster.hosts[1].is_still = true,
-        }
-        // Minimum size is 2: the monitor keeps the entry, and makes the next epoch when it is asked to.
-        cluster.down.insert(1);
-        cluster.reads_ms = Some(600);
-        cluster.publish_osds();
-        cluster.advance(10_000);
-        assert_eq!(cluster.read_bytes(0, read_of(3)), [1], "killed: {is_killed}");
     }
 }

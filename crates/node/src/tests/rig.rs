@@ -200,8 +200,7 @@ pub fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) 
     };
     let fences: Vec<SessionId> = fences.iter().map(|session| SessionId::new(*session)).collect();
     let (since, revision) = (MapRevision::new(since), MapRevision::new(revision));
-    let fence_revision = if fences.is_empty() { MapRevision::ZERO } else { revision };
-    PoolDelta { since, revision, pool, pgs, fences, fence_ranges: Vec::new(), fence_revision }
+    PoolDelta { since, revision, pool, pgs, fences, fence_ranges: Vec::new() }
 }
 
 pub fn map(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) -> FromMonitor {

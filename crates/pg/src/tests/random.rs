@@ -33,8 +33,6 @@ struct Run {
     faults: usize,
     /// Members whose loss would be more than the copies can bear.
     steps: usize,
-    /// Reads that were begun while members were lost.
-    read_meanwhile_count: usize,
 }
 
 impl Run {
@@ -51,7 +49,7 @@ impl Run {
                 osd.store.is_immediate = random.below(8) == 0;
             }
         }
-        Run { world, lazy, lost_in: None, random, faults, steps: 4000, read_meanwhile_count: 0 }
+        Run { world, lazy, lost_in: None, random, faults, steps: 4000 }
     }
 
     fn any(&mut self) -> usize {
@@ -64,7 +62,6 @@ impl Run {
         let first = self.random.below(UNITS as usize) as u32;
         let units = 1 + self.random.below((UNITS - first) as usize) as u32;
         if servers.is_empty() {
-            self.read_meanwhile(stripe, first, units);
             return;
         }
         let at = servers[self.random.below(servers.len())];
@@ -88,16 +85,6 @@ impl Run {
             }
             _ => self.world.read(at, stripe, first, units),
         };
-    }
-
-    /// Members are lost: what all have is read.
-    fn read_meanwhile(&mut self, stripe: u32, first: u32, units: u32) {
-        let (offset, length) = (first * UNIT, units * UNIT);
-        let op = Op::Read { place: place_in(1, stripe), offset, length, parents: Vec::new() };
-        if let Some(at) = self.world.reader(&op) {
-            self.world.begin(at, op, Kind::Read { stripe, first, units });
-            self.read_meanwhile_count += 1;
-        }
     }
 
     /// Blocks of an image of their own come and go: nothing deleted comes back.
@@ -314,17 +301,15 @@ impl Run {
 
 #[test]
 fn no_schedule_of_faults_breaks_a_promise() {
-    let (mut acknowledged, mut read_meanwhile) = (0, 0);
+    let mut acknowledged = 0;
     for seed in base::seeds(1..=400) {
         println!("SEEDS={seed}..{seed} cargo test --profile ci -p pg no_schedule_of_faults");
         let mut run = Run::new(seed);
         run.run();
         run.end();
         acknowledged += run.world.history.acknowledged_count();
-        read_meanwhile += run.read_meanwhile_count;
     }
     assert!(acknowledged > 0, "nothing was ever served");
-    println!("{read_meanwhile} reads while members were lost");
 }
 
 #[cfg(feature = "planted")]
@@ -342,7 +327,6 @@ fn planted_bugs_are_found() {
         Bug::FillOvertakesWrite,
         Bug::SyncOfPrimaryAlone,
         Bug::MarkCountsUnflushed,
-        Bug::ReadBelowMinimumAboveMark,
     ];
     let mut missed = Vec::new();
     for bug in bugs {

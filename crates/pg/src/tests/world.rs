@@ -5,9 +5,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{BufferPool, Epoch, Incarnation, MapRevision, OsdId, Version};
-use blockstore::BlockKey;
-use format::wire::{Member, Op, Outcome, PeerBody, PgEntry, Refusal};
+use base::{BufferPool, Epoch, Incarnation, MapRevision, OsdId};
+use format::wire::{Member, Op, Outcome, PeerBody, PgEntry};
 
 use super::history::{History, Kind};
 use super::model::{Block, Store, data_of, values_of};
@@ -276,11 +275,7 @@ impl World {
                 let epoch = pg.entry().expect("it takes part").epoch;
                 self.needs.push((epoch, need));
             }
-            Action::Reply { ticket, mut outcome } => {
-                let is_sure = !matches!(outcome, Err(Refusal::Damaged { .. }));
-                if pg.reads_up_to().is_some() && !(is_sure && self.may_let_read(index)) {
-                    outcome = Err(Refusal::Busy);
-                }
+            Action::Reply { ticket, outcome } => {
                 let op = self.open.remove(&(index, ticket)).expect("answered once");
                 self.trace(|_| format!("{index} answers {op}: {}", brief(&outcome)));
                 self.history.end(op, outcome);
@@ -512,24 +507,6 @@ impl World {
             let is_granted =
                 |giver: &OsdId| self.leases.get(&(index_of(*giver), *index)).copied() == epoch;
             *pg.serving() == Serving::Active && pg.lease_givers().iter().all(is_granted)
-        })
-    }
-
-    /// Whether the monitor would let the OSD's PG be read: another one leads it no earlier than its lease
-    /// has run out.
-    fn may_let_read(&self, index: usize) -> bool {
-        self.entry.primary == Some(osd_id(index))
-    }
-
-    /// The OSD that lets the operation's blocks be read while members are lost, if there is one.
-    pub fn reader(&self, op: &Op) -> Option<usize> {
-        (0..self.osds.len()).find(|index| {
-            let osd = &self.osds[*index];
-            let version_of = |key: &BlockKey| {
-                osd.store.now.blocks.get(key).map_or(Version::ZERO, |block| block.version)
-            };
-            let may_read = osd.pg.as_ref().is_some_and(|pg| pg.may_read(op, version_of));
-            may_read && self.may_let_read(*index)
         })
     }
 

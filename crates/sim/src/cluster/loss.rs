@@ -3,7 +3,7 @@
 //! again by the others, and holds all that was acknowledged, before the lost ones come back. Or they are
 //! silent only, and are heard again when spare ones begin to be filled.
 
-use base::{Duration, PgId, PoolId};
+use base::Duration;
 use cluster::settings::Setting;
 
 use super::Process;
@@ -50,7 +50,6 @@ impl World {
             self.osds[*index].stays_down = true;
             self.kill(Process::Osd(*index))?;
         }
-        self.read_what_is_certain()?;
         if self.chaos.chance(Chance::percent(50)) {
             self.fault("OSDs go out by themselves");
             self.operator.jobs.push_back(Job::Set(Setting::OsdOutAfter, OUT_AFTER_MS));
@@ -95,19 +94,6 @@ impl World {
         self.wait("OSDs do not come in again", |world| world.operator.jobs.is_empty())?;
         self.wait_until_whole()?;
         self.read_everything()
-    }
-
-    /// Reads what the members that are left know that all have. Nobody is to be waited for.
-    fn read_what_is_certain(&mut self) -> Result<(), String> {
-        let pg = |number: u32| PgId { pool: PoolId::FIRST, number };
-        let is_certain =
-            |world: &World, number: u32, key: &_| world.watch.is_certain(pg(number), key);
-        let count = self.read_blocks(0, is_certain)?;
-        self.wait("what all members have is not read while some are lost", |world| {
-            world.clients[0].open.is_empty()
-        })?;
-        self.tally.sequels.add("block read while members are lost", count as u64);
-        self.detach_all()
     }
 
     /// OSDs that may go: one more than a PG can spare, not all members of one, and such that the

@@ -476,6 +476,11 @@ impl World {
             }
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
+                    // They may wait for what a lost disk's PGs wait for: that comes first.
+                    if self.operator.jobs.iter().any(|job| matches!(job, Job::FindLost)) {
+                        self.operator.jobs.push_back(Job::AwaitTasks);
+                        self.finish_job();
+                    }
                     return Ok(());
                 }
                 let now = self.moment();

@@ -29,8 +29,7 @@ impl World {
             }
             (Process::Osd(index), Message::Control(text)) => {
                 self.judge_stall(index, text)?;
-                let local = self.local(from);
-                self.watch.osd_reports(index, text, self.now, local);
+                self.watch.osd_reports(index, text, self.now);
             }
             (Process::Osd(from), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
@@ -77,7 +76,6 @@ impl World {
                 }
             }
             Message::Control(text) => {
-                self.watch.reads_allowed(index, text);
                 self.note_map(index, text);
             }
             Message::Request(_) | Message::Reply(_) | Message::Peer(_) => {}
@@ -138,9 +136,7 @@ impl World {
         self.session_served(pg, reply.session);
         if let Outcome::Read { .. } = outcome {
             let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
-            let is_allowed = self.watch.judge_read(index, pg, epoch, now, index_of)?;
-            let sequels = &mut self.tally.sequels;
-            sequels.add("read answered while members are lost", is_allowed.into());
+            self.watch.judge_read(index, pg, epoch, now, index_of)?;
         }
         let (session, sequence) = (reply.session, reply.sequence);
         let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });

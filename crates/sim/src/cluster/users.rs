@@ -330,15 +330,7 @@ impl World {
                 let pieces = self.draw_pieces(volume, units);
                 self.ask_write(index, handle, volume, pieces)
             }
-            3 => {
-                let id = self.next_value();
-                let from = self.moment();
-                let session = self.clients[index].attached[&handle].session;
-                self.volumes[volume].ask(id, session, 0, pieces, from);
-                let durable = self.must_be_durable(index, handle, volume, id);
-                let operation = Operation::Zero { offset, length, durable };
-                self.request(index, handle, volume, Work::Change { id }, operation)
-            }
+            3 => self.ask_discard(index, handle, volume, pieces),
             4 => self.request(index, handle, volume, Work::Flush, Operation::Flush),
             _ => {
                 let operation = Operation::Extents { offset, length };
@@ -391,6 +383,45 @@ impl World {
         let durable = self.must_be_durable(index, handle, volume, id);
         let operation = Operation::Write { offset, data, durable };
         self.request(index, handle, volume, Work::Change { id }, operation)
+    }
+
+    fn ask_discard(
+        &mut self,
+        index: usize,
+        handle: VolumeHandle,
+        volume: usize,
+        pieces: Range<u64>,
+    ) -> Result<(), String> {
+        let id = self.next_value();
+        let from = self.moment();
+        let (offset, length) =
+            (pieces.start * PIECE_SIZE, (pieces.end - pieces.start) * PIECE_SIZE);
+        let session = self.clients[index].attached[&handle].session;
+        self.volumes[volume].ask(id, session, 0, pieces, from);
+        let durable = self.must_be_durable(index, handle, volume, id);
+        let operation = Operation::Zero { offset, length, durable };
+        self.request(index, handle, volume, Work::Change { id }, operation)
+    }
+
+    /// Users of full OSDs make room: each discards all blocks of the volumes that it may write.
+    pub(super) fn make_room(&mut self) -> Result<(), String> {
+        let mut blocks: Vec<(Handle, Range<u64>)> = Vec::new();
+        for (index, client) in self.clients.iter().enumerate() {
+            for (handle, it) in client.attached.iter().filter(|(_, it)| !it.read_only) {
+                let (Stage::Open { units, .. }, volume) = (it.stage, it.volume) else { continue };
+                let to = Handle { client: index, handle: *handle, volume, units };
+                let all = self.volumes[volume].blocks(PoolId::FIRST);
+                blocks.extend(all.map(|(range, ..)| (to, range.start..range.end.min(units))));
+            }
+        }
+        for (to, range) in blocks.into_iter().filter(|(_, range)| !range.is_empty()) {
+            // An answer may have ended it.
+            if self.clients[to.client].attached.contains_key(&to.handle) {
+                let pieces = range.start * 8..range.end * 8;
+                self.ask_discard(to.client, to.handle, to.volume, pieces)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether a change is to be durable when it is done; if not, and its asker is lazy, it may be

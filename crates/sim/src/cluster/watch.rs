@@ -32,7 +32,7 @@ use crate::tally::Counts;
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
 /// What is counted.
-pub const SEQUELS: [&str; 31] = [
+pub const SEQUELS: [&str; 29] = [
     "drill judged",
     "drill on nearly full disks",
     "monitor took leadership",
@@ -49,8 +49,6 @@ pub const SEQUELS: [&str; 31] = [
     "learner interrupted",
     "learner complete",
     "learner to be filled while members are lost",
-    "read answered while members are lost",
-    "block read while members are lost",
     "PG that waited for lost members went on with a learner",
     "message of an old epoch",
     "lease granted",
@@ -65,9 +63,6 @@ pub const SEQUELS: [&str; 31] = [
     "change answered before it was durable",
     "change that no flush covered may be lost",
 ];
-
-/// PGs, each in an epoch.
-type Epochs = Vec<(PgId, Epoch)>;
 
 /// Everything seen so far.
 #[derive(Default)]
@@ -101,9 +96,6 @@ pub struct Watch {
     were_out: BTreeSet<OsdId>,
     /// The highest mark that each epoch's primary told of that epoch.
     marks: BTreeMap<(PgId, Epoch), Version>,
-    /// Likewise, to acting members without a write. A learner that was complete before has the blocks
-    /// as copies, and need not state it.
-    marks_alone: BTreeMap<(PgId, Epoch), Version>,
     /// Learners that are being filled: holder, learner, and the epoch in which that began.
     fillings: BTreeMap<(PgId, usize), Epoch>,
     /// OSDs whose journal lost its tail, and the epoch of each PG then.
@@ -120,10 +112,6 @@ pub struct Watch {
     renewals: BTreeMap<(usize, usize, u64), Time>,
     /// Until when the holder has a lease from the giver, on its clock.
     leases: BTreeMap<(usize, usize), Time>,
-    /// When an OSD asked a monitor to let PGs be read, on its clock, and in which epochs; by its stamp.
-    reads_asked: BTreeMap<(usize, u64), (Time, Epochs)>,
-    /// Until when it may let them, on its clock.
-    reads: BTreeMap<usize, (Time, Epochs)>,
 }
 
 impl Watch {
@@ -210,53 +198,13 @@ impl Watch {
         Ok(ends_epoch)
     }
 
-    /// An OSD says something to a monitor, and its clock shows `local`.
-    pub fn osd_reports(&mut self, index: usize, text: &str, now: Time, local: Time) {
-        if !text.contains("\"osd_report\"") && !text.contains("\"read_lease\"") {
-            return;
+    /// An OSD says something to a monitor.
+    pub fn osd_reports(&mut self, index: usize, text: &str, now: Time) {
+        if text.contains("\"osd_report\"")
+            && let Ok(ToMonitor::OsdReport(report)) = serde_json::from_str(text)
+        {
+            self.reports.insert(index, (now, report.active));
         }
-        match serde_json::from_str(text) {
-            Ok(ToMonitor::OsdReport(report)) => {
-                self.reports.insert(index, (now, report.active));
-            }
-            Ok(ToMonitor::ReadLease { stamp, pgs }) => {
-                // What it does not name is handed back.
-                if let Some((_, held)) = self.reads.get_mut(&index) {
-                    held.retain(|it| pgs.contains(it));
-                }
-                self.reads_asked.retain(|(asker, _), _| *asker != index);
-                self.reads_asked.insert((index, stamp), (local, pgs));
-            }
-            _ => {}
-        }
-    }
-
-    /// A monitor's answer reaches an OSD: it may let PGs be read.
-    pub fn reads_allowed(&mut self, index: usize, text: &str) {
-        if !text.contains("\"read_lease\"") {
-            return;
-        }
-        let Ok(FromMonitor::ReadLease { stamp, valid_ms, pgs }) = serde_json::from_str(text) else {
-            return;
-        };
-        let Some((asked, mut named)) = self.reads_asked.remove(&(index, stamp)) else { return };
-        named.retain(|(pg, _)| pgs.contains(pg));
-        let until = asked + Duration::from_millis(u64::from(valid_ms));
-        self.reads.insert(index, (until, named));
-    }
-
-    /// Whether every acting member knows that all of them have everything of a block: what was last
-    /// written of it is not above the mark that they were told, or that they adopted.
-    pub fn is_certain(&self, pg: PgId, key: &BlockKey) -> bool {
-        let Some(newest) = self.newest.get(&(pg, *key)) else { return true };
-        let adopted = self.adopted.range((pg, Epoch::ZERO)..);
-        let Some(((_, epoch), adopted)) = adopted.take_while(|((it, _), _)| *it == pg).last()
-        else {
-            return false;
-        };
-        let told = [&self.marks, &self.marks_alone];
-        let told = told.iter().filter_map(|marks| marks.get(&(pg, *epoch))).max();
-        *newest <= told.copied().unwrap_or_default().max(*adopted)
     }
 
     /// A PG that its primary has not reported to serve since the entries changed. `index_of` names
@@ -290,10 +238,6 @@ impl Watch {
                     let known = self.marks.entry((*pg, *epoch)).or_default();
                     *known = (*known).max(*mark);
                 }
-            }
-            PeerBody::Mark { mark, .. } => {
-                let known = self.marks_alone.entry((*pg, *epoch)).or_default();
-                *known = (*known).max(*mark);
             }
             PeerBody::Activate { adopted, floor, filling, .. } => {
                 if self.is_short(*pg, *epoch) {
@@ -356,6 +300,7 @@ impl Watch {
             | PeerBody::Repaired { .. }
             | PeerBody::Activated
             | PeerBody::Written { .. }
+            | PeerBody::Mark { .. }
             | PeerBody::Sync { .. }
             | PeerBody::Synced { .. }
             | PeerBody::Progress { .. }
@@ -528,8 +473,8 @@ impl Watch {
         sequels.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
     }
 
-    /// An OSD answers a read in an epoch, at a time of its clock: every other acting member grants, or a
-    /// monitor lets it be read. Whether it is the latter. `index_of` names the process of an OSD.
+    /// An OSD answers a read in an epoch, at a time of its clock: every other acting member grants.
+    /// `index_of` names the process of an OSD.
     pub fn judge_read(
         &self,
         holder: usize,
@@ -537,37 +482,19 @@ impl Watch {
         epoch: Epoch,
         now: Time,
         index_of: impl Fn(OsdId) -> Option<usize>,
-    ) -> Result<bool, String> {
-        let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(false) };
-        // What is decided in a turn is sent at its end.
-        let has_ended = |until: Time| until + Duration::from_millis(1) < now;
-        let reads = self.reads.get(&holder).filter(|(until, _)| !has_ended(*until));
-        let may_let_read = reads.is_some_and(|(_, pgs)| pgs.contains(&(pg, epoch)));
+    ) -> Result<(), String> {
+        let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(()) };
         for giver in entry.acting.iter().filter_map(|member| index_of(member.osd)) {
             let until = self.leases.get(&(holder, giver)).copied().unwrap_or_default();
-            if giver != holder && has_ended(until) {
-                if may_let_read {
-                    return self.judge_reading(entry);
-                }
+            // What is decided in a turn is sent at its end.
+            if giver != holder && until + Duration::from_millis(1) < now {
                 return Err(format!(
                     "osd {holder} answers a read of {pg} in epoch {epoch} without a lease of osd \
                      {giver}: that ran out at {until:?}, and it is {now:?} there"
                 ));
             }
         }
-        Ok(false)
-    }
-
-    /// A primary lets its PG be read by a lease of a monitor.
-    fn judge_reading(&self, entry: &PgEntry) -> Result<bool, String> {
-        let newest = self.entries.get(&entry.pg).filter(|newest| newest.primary != entry.primary);
-        match newest {
-            None => Ok(true),
-            Some(newest) => Err(format!(
-                "{:?} lets {} be read in epoch {} by a monitor's lease, and {:?} leads it in epoch {}",
-                entry.primary, entry.pg, entry.epoch, newest.primary, newest.epoch
-            )),
-        }
+        Ok(())
     }
 
     /// Whether a client's request reaches an OSD, at a time of its clock, with a lease from every
@@ -738,7 +665,6 @@ mod tests {
             pgs: vec![entry],
             fences: Vec::new(),
             fence_ranges: Vec::new(),
-            fence_revision: MapRevision::ZERO,
         };
         let map = FromMonitor::Map(MapDelta { pools: vec![delta], ..MapDelta::default() });
         serde_json::to_string(&map).expect("a map has a text")
@@ -833,13 +759,13 @@ mod tests {
         };
         let index_of = |osd: OsdId| Some(osd.get() as usize);
         watch.monitor_says(&map(1, 3), at(10)).expect("an entry");
-        watch.osd_reports(1, &report(vec![pg()]), at(5), at(5));
+        watch.osd_reports(1, &report(vec![pg()]), at(5));
         assert!(watch.what_is_not_served(index_of).is_some(), "it was before");
-        watch.osd_reports(2, &report(vec![pg()]), at(20), at(20));
+        watch.osd_reports(2, &report(vec![pg()]), at(20));
         assert!(watch.what_is_not_served(index_of).is_some(), "it is not the primary");
-        watch.osd_reports(1, &report(Vec::new()), at(20), at(20));
+        watch.osd_reports(1, &report(Vec::new()), at(20));
         assert!(watch.what_is_not_served(index_of).is_some(), "it does not serve");
-        watch.osd_reports(1, &report(vec![pg()]), at(30), at(30));
+        watch.osd_reports(1, &report(vec![pg()]), at(30));
         assert_eq!(watch.what_is_not_served(index_of), None);
     }
 
@@ -878,41 +804,6 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_by_a_monitors_lease_still_leads() {
-        let mut watch = Watch::default();
-        let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
-        let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
-        let judge = |watch: &Watch, epoch: u32, now| {
-            watch.judge_read(0, pg(), Epoch::new(epoch), at(now), index_of)
-        };
-        let ask = |stamp, epoch| {
-            let pgs = vec![(pg(), Epoch::new(epoch))];
-            serde_json::to_string(&ToMonitor::ReadLease { stamp, pgs }).expect("plain data")
-        };
-        let allow = |stamp| {
-            let answer = FromMonitor::ReadLease { stamp, valid_ms: 600, pgs: vec![pg()] };
-            serde_json::to_string(&answer).expect("plain data")
-        };
-        watch.monitor_says(&map(2, 2), Time::ZERO).expect("an entry");
-        watch.osd_reports(0, &ask(1, 2), at(9), at(100));
-        assert!(judge(&watch, 2, 200).is_err(), "nobody allowed it");
-        watch.reads_allowed(0, &allow(1));
-        assert_eq!(judge(&watch, 2, 701), Ok(true));
-        assert!(judge(&watch, 2, 702).is_err(), "it ran out");
-        watch.monitor_says(&map(3, 2), Time::ZERO).expect("an entry");
-        assert_eq!(judge(&watch, 2, 700), Ok(true), "the same one leads");
-        assert!(judge(&watch, 3, 700).is_err(), "not in that epoch");
-        let entry = watch.entries.get_mut(&pg()).expect("it was told");
-        entry.primary = OsdId::new(2);
-        assert!(judge(&watch, 2, 700).is_err(), "another one leads");
-        watch.osd_reports(0, &ask(2, 3), at(9), at(600));
-        watch.entries.get_mut(&pg()).expect("it was told").primary = OsdId::new(1);
-        assert!(judge(&watch, 2, 700).is_err(), "it was handed back");
-        watch.reads_allowed(0, &allow(2));
-        assert_eq!(judge(&watch, 3, 700), Ok(true));
-    }
-
-    #[test]
     fn a_lease_runs_out_on_its_holders_clock() {
         let mut sequels = Counts::new(&SEQUELS);
         let mut watch = Watch::default();
@@ -942,7 +833,7 @@ mod tests {
         watch.monitor_says(&map(1, 2), Time::ZERO).expect("an entry");
         let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
         let judge = |now| watch.judge_read(0, pg(), Epoch::new(1), at(now), index_of);
-        assert_eq!(judge(800), Ok(false));
+        assert_eq!(judge(800), Ok(()));
         assert!(judge(802).is_err());
         assert!(watch.judge_read(1, pg(), Epoch::new(1), at(800), index_of).is_err());
     }

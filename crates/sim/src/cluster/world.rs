@@ -45,6 +45,9 @@ const FAULTY_STEP_COUNT_MAX: u64 = STEP_COUNT_MAX / 2;
 /// How long a cluster without faults may take for what was asked.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// When users of full OSDs discard what they have, if something is still not answered.
+const ROOM_AFTER: Duration = Duration::from_secs(60);
+
 /// After so long without faults nothing is left of PGs that an OSD has no part in any more.
 const REST: Duration = Duration::from_secs(20);
 
@@ -340,10 +343,20 @@ impl World {
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);
         self.state.heal();
-        self.wait("an operation is never answered", |world| {
+        let is_answered = |world: &World| {
             world.clients.iter().all(|client| client.core.is_some() && client.open.is_empty())
                 && world.operator.jobs.is_empty()
-        })?;
+        };
+        if self.plan.may_fill() {
+            let end = self.now + ROOM_AFTER;
+            self.wait("time stands still", |world| is_answered(world) || world.now > end)?;
+            if !is_answered(self) {
+                // What a client repeats after a loss of power waits for room.
+                self.fault("users made room");
+                self.make_room()?;
+            }
+        }
+        self.wait("an operation is never answered", is_answered)?;
         self.detach_all()?;
         self.plan_all_in();
         let lack = self.wait_until_whole()?;
@@ -360,6 +373,8 @@ impl World {
         for volume in &self.volumes {
             volume.check()?;
         }
+        // Members may have become too full since.
+        let lack = lack.or(self.wait_until_whole()?);
         if self.plan.copies > 1 && lack.is_none() {
             self.rest_and_compare()?;
         }

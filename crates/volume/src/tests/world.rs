@@ -129,7 +129,6 @@ pub(super) fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>) -> PoolDe
         pgs,
         fences: Vec::new(),
         fence_ranges: Vec::new(),
-        fence_revision: MapRevision::ZERO,
     }
 }
 

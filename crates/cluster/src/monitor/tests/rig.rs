@@ -98,8 +98,6 @@ pub struct FakeOsd {
     pub activated: Vec<Activated>,
     /// Whether it keeps quiet about what it knows.
     pub is_mute: bool,
-    /// What it was told of PGs that it may let be read: its question's stamp, for how long, which.
-    pub reads: Vec<(u64, u32, Vec<PgId>)>,
 }
 
 impl FakeOsd {
@@ -451,9 +449,6 @@ impl Rig {
                 osd.gave_up.push((pg, epoch, incarnation));
             }
             FromMonitor::Monitors { .. } => {}
-            FromMonitor::ReadLease { stamp, valid_ms, pgs } => {
-                osd.reads.push((stamp, valid_ms, pgs));
-            }
             FromMonitor::StateCopy(part) => {
                 osd.copy.take(part);
             }

@@ -1,7 +1,6 @@
 //! Several monitors over one store: one leads by its lease, the others take their guests to it.
 
 mod endpoints;
-mod reads;
 mod removal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
