@@ -75,6 +75,9 @@ pub(crate) const CHAIN_START: Checksum = Checksum::new(0);
 
 const JOURNAL_SIZE_MIN: u64 = 16 * MIB;
 const JOURNAL_SIZE_MAX: u64 = GIB;
+/// The checkpoint area has room for the records of a data area full of the smallest blocks, which
+/// takes about a 50th of it (a test computes it), and beside them for notes and tombstones.
+const CHECKPOINTS_SHARE: u64 = 48;
 const CHECKPOINTS_SIZE_MIN: u64 = 4 * MIB;
 /// Locations are 32 bits of 16 KiB steps.
 const STORE_SIZE_MAX: u64 = 63 * TIB;
@@ -83,7 +86,7 @@ const STORE_SIZE_MAX: u64 = 63 * TIB;
 fn areas(size: u64) -> (Area, Area, Area) {
     let whole = |size: u64| size / MIB * MIB;
     let journal_size = whole((size / 64).clamp(JOURNAL_SIZE_MIN, JOURNAL_SIZE_MAX));
-    let checkpoints_size = whole((size / 64).max(CHECKPOINTS_SIZE_MIN));
+    let checkpoints_size = whole(CHECKPOINTS_SIZE_MIN + size / CHECKPOINTS_SHARE);
     let journal = Area { offset: MIB, size: journal_size };
     let checkpoints = Area { offset: journal.end(), size: checkpoints_size };
     let data = Area { offset: checkpoints.end(), size: whole(size - checkpoints.end()) };
@@ -137,6 +140,8 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
 
 #[cfg(test)]
 mod tests {
+    use base::BlockSize;
+
     use super::*;
 
     fn options(size: u64) -> CreateOptions {
@@ -168,6 +173,21 @@ mod tests {
             assert!(superblock.data.end() <= size);
             assert!(superblock.data.size > size / 2);
             assert!(superblock.journal.size <= GIB);
+        }
+    }
+
+    #[test]
+    fn a_store_full_of_the_smallest_blocks_has_room_for_their_records() {
+        for size in [STORE_SIZE_MIN, GIB / 2, GIB, 10 * GIB, 100 * GIB, TIB, 10 * TIB, 63 * TIB] {
+            let (_, checkpoints, data) = areas(size);
+            let count = data.size / BlockSize::MIN.bytes();
+            let records = count * format::disk::record_size(BlockSize::MIN, true) as u64;
+            let room = crate::space::record_bytes_sure(checkpoints.size);
+            assert!(records <= room, "{records} of {room} bytes in a store of {size}");
+            // A note of the largest size, and one tombstone for every 50 blocks.
+            let others = crate::NOTE_SIZE_MAX as u64
+                + count / 50 * format::disk::record_size(BlockSize::MIN, false) as u64;
+            assert!(size < GIB / 2 || records + others <= room, "in a store of {size}");
         }
     }
 }

@@ -59,8 +59,12 @@ impl Bytes {
             let place = offset + at as u64;
             let (page, within) = (place / PAGE, (place % PAGE) as usize);
             let count = (PAGE as usize - within).min(from.len() - at);
-            let bytes = self.0.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
-            bytes[within..within + count].copy_from_slice(&from[at..at + count]);
+            let piece = &from[at..at + count];
+            // Zeros take no memory where nothing was.
+            if self.0.contains_key(&page) || piece.iter().any(|byte| *byte != 0) {
+                let bytes = self.0.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
+                bytes[within..within + count].copy_from_slice(piece);
+            }
             at += count;
         }
     }
@@ -114,6 +118,8 @@ impl Host {
 /// The disk. A write is visible once done and safe once flushed.
 #[derive(Default)]
 pub struct MemoryDisk {
+    /// In bytes.
+    pub size: u64,
     pub visible: Bytes,
     pub safe: Bytes,
     /// Done, not flushed.
@@ -303,7 +309,7 @@ pub fn settings() -> Settings {
 }
 
 pub fn created(options: &CreateOptions) -> MemoryDisk {
-    let mut disk = MemoryDisk::default();
+    let mut disk = MemoryDisk { size: options.size, ..MemoryDisk::default() };
     for (offset, image) in create(options).expect("the options are sound").images {
         disk.overwrite(offset, &image);
     }
@@ -342,7 +348,7 @@ impl Bench {
     pub fn begin(disk: MemoryDisk, settings: Settings, seed: u64, steps: u64) -> Bench {
         let pool = BufferPool::default();
         let mut effects = Vec::new();
-        let store = Store::open(settings.clone(), pool.clone(), SIZE, &mut effects);
+        let store = Store::open(settings.clone(), pool.clone(), disk.size, &mut effects);
         let mut bench = Bench {
             disk,
             store,

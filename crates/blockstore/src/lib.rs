@@ -34,6 +34,8 @@ mod recovery_tests;
 #[cfg(test)]
 mod repair_tests;
 #[cfg(test)]
+mod space_tests;
+#[cfg(test)]
 mod tests;
 
 use base::{BlockSize, Buffer, Checksum, ClusterId, Duration, OsdId, PgId, Version};
@@ -106,7 +108,8 @@ pub struct Space {
     pub size_bytes: u64,
     /// Blocks in use. Replaced and deleted blocks count as free at once.
     pub used_bytes: u64,
-    /// What writes may still use: the rest without the reserve.
+    /// What writes of the block sizes in use may still use: the rest without the reserve, as far as
+    /// there is room for the records of so many blocks.
     pub free_bytes: u64,
     /// Of it what writes of the block sizes in use are sure of, whatever the file system says later:
     /// the rest is to be made ready, or lies in segments of other block sizes.

@@ -120,12 +120,8 @@ impl Parts {
         (self.allocator.size_bytes() / 64).clamp(2 * MIB, GIB)
     }
 
-    /// Bytes of records and notes that the checkpoint area takes at most. Leaves are filled to
-    /// 40 % at least, and old and new ones lie side by side while a checkpoint is made: 5 times
-    /// the records; the rest is for the directory and the PGs.
     fn record_bytes_max(&self) -> u64 {
-        let pages = self.superblock.checkpoints.size / PAGE_SIZE as u64 - PAGES_RESERVED as u64;
-        pages * PAGE_SIZE as u64 / 6
+        record_bytes_max(self.superblock.checkpoints.size)
     }
 
     fn record_bytes(&self) -> u64 {
@@ -149,7 +145,8 @@ impl Parts {
 
     /// How many blocks of this size may get a record, without the reserve.
     fn free_records(&self, size: BlockSize) -> u64 {
-        let free = (self.record_bytes_max() / 8 * 7).saturating_sub(self.record_bytes());
+        let sure = record_bytes_sure(self.superblock.checkpoints.size);
+        let free = sure.saturating_sub(self.record_bytes());
         free / format::disk::record_size(size, true) as u64
     }
 
@@ -179,6 +176,8 @@ impl Parts {
             let ready = self.allocator.ready_bytes();
             free_bytes = free_bytes.min(ready.saturating_sub(self.last_bytes()));
         }
+        let recorded = |size| self.free_records(size) * size.bytes();
+        free_bytes = sizes_in(self.expected).map(recorded).fold(free_bytes, u64::min);
         let sure_bytes = if has_no_space { 0 } else { free_bytes.min(self.sure_bytes()) };
         // More may be on its way: space of the file system, or places that were freed.
         let is_settled = || self.freed_bytes == 0 && !self.may_reserve();
@@ -186,7 +185,7 @@ impl Parts {
             || free_bytes < BlockSize::MAX.bytes()
             || (sure_bytes < BlockSize::MAX.bytes() && is_settled())
             || self.record_bytes() + format::disk::record_size(BlockSize::MAX, true) as u64
-                > self.record_bytes_max() / 8 * 7;
+                > record_bytes_sure(self.superblock.checkpoints.size);
         Space { size_bytes, used_bytes, free_bytes, sure_bytes, reserve_bytes, full }
     }
 
@@ -290,6 +289,19 @@ impl Parts {
         let slot = if comes_bare { 0 } else { block_size.shift() as usize };
         &mut self.returning_bytes[slot]
     }
+}
+
+/// Bytes of records and notes that a checkpoint area of this size takes at most. Leaves are filled
+/// to 40 % at least, and old and new ones lie side by side while a checkpoint is made: 5 times the
+/// records; the rest is for the directory and the PGs.
+fn record_bytes_max(area_size: u64) -> u64 {
+    let pages = area_size / PAGE_SIZE as u64 - PAGES_RESERVED as u64;
+    pages * PAGE_SIZE as u64 * 2 / 11
+}
+
+/// How much of that is for writes that have no version yet.
+pub fn record_bytes_sure(area_size: u64) -> u64 {
+    record_bytes_max(area_size) / 8 * 7
 }
 
 /// Block sizes, given by the bits of their shifts.

@@ -397,9 +397,9 @@ fn a_full_file_system_is_full_not_poison() {
 /// A store on a file of a file system with so many free bytes.
 fn on_a_file(mode: CommitMode, free_bytes: u64) -> Bench {
     let mut disk = created(&options(mode, 512));
-    disk.host = Some(Host::new(21 * MIB, free_bytes));
+    disk.host = Some(Host::new(23 * MIB, free_bytes));
     let bench = Bench::on(disk, Settings { is_sparse: true, ..settings() }, 1);
-    assert_eq!(bench.store.parts().superblock.data.offset, 21 * MIB);
+    assert_eq!(bench.store.parts().superblock.data.offset, 23 * MIB);
     bench
 }
 
@@ -646,7 +646,9 @@ fn what_is_no_store_says_so() {
     let bench = Bench::on(disk, settings(), 1);
     assert!(bench.stopped.is_some_and(|reason| reason.contains("both copies")));
     let large = crate::CreateOptions { size: GIB, ..options(CommitMode::Fsync, 512) };
-    let bench = Bench::on(created(&large), settings(), 1);
+    let mut truncated = created(&large);
+    truncated.size = GIB / 2;
+    let bench = Bench::on(truncated, settings(), 1);
     assert!(bench.stopped.is_some_and(|reason| reason.contains("truncated")));
 }
 

@@ -337,6 +337,8 @@ pub struct OsdReport {
     pub size_bytes: u64,
     /// Bytes in use.
     pub used_bytes: u64,
+    /// Bytes that writes may still use.
+    pub free_bytes: u64,
     /// Whether it refuses writes for want of space.
     pub full: bool,
     /// Whether recovery found damage that is not settled yet.

@@ -361,6 +361,7 @@ impl Node {
             revisions: self.map_revisions(),
             size_bytes: space.size_bytes,
             used_bytes: space.used_bytes,
+            free_bytes: space.free_bytes,
             full: space.full,
             commit: self.store.commit_mode().to_string(),
             buffered: self.settings.buffered,

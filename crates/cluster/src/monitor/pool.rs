@@ -189,8 +189,7 @@ impl Monitor {
         };
         let live = self.osds.iter().filter(|(osd, _)| is_in(osd));
         let reports = live.filter_map(|(_, live)| live.current_report());
-        let free = reports.map(|report| report.size_bytes.saturating_sub(report.used_bytes));
-        free.fold(0, u64::saturating_add)
+        reports.map(|report| report.free_bytes).fold(0, u64::saturating_add)
     }
 
     /// PGs of all pools that have each OSD as a member.
@@ -212,8 +211,8 @@ pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     serde_json::to_value(pool).expect("a pool is plain text and numbers")
 }
 
-/// PGs whose records a store with so large a data area has room for. Its area for records has a 64th
-/// of its size, and 4 MiB at least; a record takes 1 KiB there with what a checkpoint writes beside it.
+/// PGs whose records a store with so large a data area has room for. Its area for records has more than
+/// a 64th of its size, and 4 MiB at least; a record takes 1 KiB there with what a checkpoint writes beside it.
 fn pg_room(size_bytes: u64) -> u64 {
     (size_bytes / 64).max(4 << 20) / PG_RECORD_SIZE
 }

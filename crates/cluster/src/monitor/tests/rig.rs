@@ -637,6 +637,7 @@ impl Rig {
             revisions: osd.map.pools.iter().map(|(pool, map)| (*pool, map.revision)).collect(),
             size_bytes: 10 << 30,
             used_bytes: 1 << 20,
+            free_bytes: (10 << 30) - (1 << 20),
             active: led.map(|entry| entry.pg).collect(),
             ..OsdReport::default()
         };
