@@ -52,6 +52,8 @@ pub enum Bug {
     FencesLostByRestart,
     /// Cluster: a volume is removed or made smaller without fencing its ended sessions.
     EndedSessionNotFenced,
+    /// Node: a credit is not used up by the writes that begin within it.
+    CreditNotCounted,
     /// PG: a write is answered before every acting member has it.
     AckBeforeMembers,
     /// PG: a sync makes durable what the primary has, and asks no member.
@@ -133,6 +135,7 @@ impl Bug {
         ("query-answered-before-grants-end", Bug::QueryAnsweredBeforeGrantsEnd),
         ("fences-lost-by-restart", Bug::FencesLostByRestart),
         ("ended-session-not-fenced", Bug::EndedSessionNotFenced),
+        ("credit-not-counted", Bug::CreditNotCounted),
         ("ack-before-members", Bug::AckBeforeMembers),
         ("sync-of-primary-alone", Bug::SyncOfPrimaryAlone),
         ("mark-counts-unflushed", Bug::MarkCountsUnflushed),

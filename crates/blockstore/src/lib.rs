@@ -114,6 +114,8 @@ pub struct Space {
     /// Of it what writes of the block sizes in use are sure of, whatever the file system says later:
     /// the rest is to be made ready, or lies in segments of other block sizes.
     pub sure_bytes: u64,
+    /// More of it is being made ready: space of the file system, or places that were freed.
+    pub is_growing: bool,
     /// Kept free of writes that have no version yet.
     pub reserve_bytes: u64,
     /// Writes that need space are refused.

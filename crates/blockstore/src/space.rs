@@ -27,9 +27,9 @@ use crate::pages::PAGES_RESERVED;
 use crate::store::{Parts, Store};
 use crate::{Effect, Space};
 
-/// Space is reserved in pieces of a 64th of the data area, within these limits, and as soon as less
-/// than two of them are ready.
-const RESERVE_SHARE: u64 = 64;
+/// Space is reserved in pieces of an eighth of the data area, within these limits, and as soon as less
+/// than two of them are ready: more than users promise each other ahead of writes.
+const RESERVE_SHARE: u64 = 8;
 const RESERVE_SIZE_MIN: u64 = 4 * MIB;
 const RESERVE_SIZE_MAX: u64 = 64 * MIB;
 
@@ -179,14 +179,13 @@ impl Parts {
         let recorded = |size| self.free_records(size) * size.bytes();
         free_bytes = sizes_in(self.expected).map(recorded).fold(free_bytes, u64::min);
         let sure_bytes = if has_no_space { 0 } else { free_bytes.min(self.sure_bytes()) };
-        // More may be on its way: space of the file system, or places that were freed.
-        let is_settled = || self.freed_bytes == 0 && !self.may_reserve();
+        let is_growing = self.freed_bytes > 0 || self.may_reserve();
         let full = has_no_space
             || free_bytes < BlockSize::MAX.bytes()
-            || (sure_bytes < BlockSize::MAX.bytes() && is_settled())
+            || (sure_bytes < BlockSize::MAX.bytes() && !is_growing)
             || self.record_bytes() + format::disk::record_size(BlockSize::MAX, true) as u64
                 > record_bytes_sure(self.superblock.checkpoints.size);
-        Space { size_bytes, used_bytes, free_bytes, sure_bytes, reserve_bytes, full }
+        Space { size_bytes, used_bytes, free_bytes, sure_bytes, is_growing, reserve_bytes, full }
     }
 
     /// Whether the block's record may become one with a place (`has_place`) or one without. It may

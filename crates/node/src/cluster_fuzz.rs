@@ -309,9 +309,8 @@ impl Run {
             0 => LeaseMessage::Renew {
                 stamp,
                 revisions: vec![(POOL, MapRevision::new(stamp))],
-                given_bytes: u64::from(self.random.below(4)) << 20,
+                begun_bytes: u64::from(self.random.below(4)) << 20,
                 owed_bytes: u64::from(self.random.below(2)) * u64::MAX,
-                is_wanting: self.random.below(2) == 0,
             },
             1 => LeaseMessage::Surrender,
             _ => LeaseMessage::Granted {
@@ -319,8 +318,8 @@ impl Run {
                 valid_ms: self.random.below(2) * 1_000,
                 lost: vec![(PG, Epoch::new(self.random.below(60)))],
                 is_full: self.random.below(2) == 0,
-                is_short: self.random.below(2) == 0,
                 limit_bytes: stamp << 20,
+                share_bytes: stamp << 18,
             },
         }
     }

@@ -41,7 +41,7 @@ impl Node {
         for osd in self.map.osds.values() {
             let newest = Member { osd: osd.id, incarnation: osd.incarnation };
             self.leases.is_in_run(newest);
-            self.rooms.is_in_run(now, newest);
+            self.space_credits.is_in_run(newest);
         }
         self.expect_blocks();
         self.note_is_old = true;

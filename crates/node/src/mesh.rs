@@ -22,7 +22,7 @@ use crate::Effect;
 use crate::lane::Lane;
 use crate::leases::{Grant, giver_span, renew_every};
 use crate::node::Node;
-use crate::room::{Claim, Offer};
+use crate::space_credits::{Claim, Offer};
 
 /// A peer that has not said anything for so long is silent, and is said to be so as often.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
@@ -87,6 +87,12 @@ struct Incoming {
 }
 
 impl Mesh {
+    /// Whether a holder of leases may ask over a connection that is there.
+    pub fn has_holder(&self, osd: OsdId) -> bool {
+        let asks = |it: &Incoming| it.peer.osd == osd && it.purpose == Some(Purpose::Lease);
+        self.incoming.values().any(asks)
+    }
+
     /// When something is to be done if nothing happens.
     pub fn deadline(&self) -> Option<Time> {
         let up = self.followers.values().filter(|follower| follower.is_wanted());
@@ -182,7 +188,7 @@ impl Node {
             Purpose::Lease => {
                 follower.heard_at = now;
                 self.leases.opened(member);
-                self.rooms.opened(member);
+                self.space_credits.opened(member);
                 self.renew(now, member.osd, true, effects);
             }
         }
@@ -524,9 +530,9 @@ impl Node {
         }
     }
 
-    /// Renews leases of members that may have more room for data.
-    pub(crate) fn renew_for_room(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        for osd in self.rooms.take_wanting() {
+    /// Renews leases of members that may have more space for data.
+    pub(crate) fn renew_for_space(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for osd in self.space_credits.take_wanting() {
             if self.mesh.followers.contains_key(&osd) {
                 self.renew(now, osd, false, effects);
             }
@@ -539,9 +545,8 @@ impl Node {
         let revisions = self.map.pools.iter().map(|(pool, known)| (*pool, known.revision));
         let revisions = revisions.take(REVISION_COUNT_MAX).collect();
         let owed = self.pgs.iter().map(|pg| pg.owed_by(osd)).sum();
-        let claim = self.rooms.claim(osd, owed, is_timely);
-        let Claim { given_bytes, owed_bytes, is_wanting } = claim;
-        let renew = LeaseMessage::Renew { stamp, revisions, given_bytes, owed_bytes, is_wanting };
+        let Claim { begun_bytes, owed_bytes } = self.space_credits.claim(osd, owed, is_timely);
+        let renew = LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes };
         send_lease(connection, renew, effects);
     }
 
@@ -562,7 +567,7 @@ impl Node {
         message: LeaseMessage,
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
-        let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, is_short, limit_bytes } =
+        let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } =
             message
         else {
             return Err("only grants are answers".into());
@@ -571,9 +576,9 @@ impl Node {
         follower.heard_at = now;
         let grant = Grant { stamp, valid_ms, lost };
         self.recheck |= self.leases.granted(now, giver.osd, grant)?;
-        let offer = Offer { limit_bytes, is_full, is_short };
-        if self.rooms.offered(giver.osd, offer) {
-            self.room_came();
+        let offer = Offer { limit_bytes, share_bytes, is_full };
+        if self.space_credits.offered(giver.osd, offer) {
+            self.space_came();
         }
         let map = &self.map;
         if self.leases.knows_newer(giver.osd, |pg| map.pg(pg).map(|entry| entry.epoch)) {
@@ -592,7 +597,7 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) -> Result<(), String> {
         match message {
-            LeaseMessage::Renew { stamp, revisions, given_bytes, owed_bytes, is_wanting } => {
+            LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes } => {
                 let primary = self.mesh.primaries.get_mut(&holder.osd);
                 if let Some(primary) = primary.filter(|known| known.member == holder) {
                     primary.since = now;
@@ -601,21 +606,26 @@ impl Node {
                 let grant = self.leases.give(now, holder, stamp, &revisions, span);
                 self.release(now, effects);
                 let Some(Grant { stamp, valid_ms, lost }) = grant else { return Ok(()) };
-                self.settle_rooms(now);
-                let claim = Claim { given_bytes, owed_bytes, is_wanting };
-                let space = self.space();
-                let until = now + giver_span(span);
-                let offer = self.rooms.offer(now, holder, claim, until, space)?;
-                let Offer { limit_bytes, is_full, is_short } = offer;
-                let grant =
-                    LeaseMessage::Granted { stamp, valid_ms, lost, is_full, is_short, limit_bytes };
+                self.review_demand(now);
+                let claim = Claim { begun_bytes, owed_bytes };
+                let (space, until) = (self.space(), now + giver_span(span));
+                let offer = self.space_credits.offer(now, holder, claim, until, space);
+                let Offer { limit_bytes, share_bytes, is_full } = offer;
+                let grant = LeaseMessage::Granted {
+                    stamp,
+                    valid_ms,
+                    lost,
+                    is_full,
+                    limit_bytes,
+                    share_bytes,
+                };
                 send_lease(connection, grant, effects);
-                self.room_came();
+                self.space_came();
                 Ok(())
             }
             LeaseMessage::Surrender => {
                 self.leases.surrendered(holder);
-                self.rooms.surrendered(now, holder);
+                self.space_credits.surrendered(holder);
                 self.release(now, effects);
                 Ok(())
             }

@@ -25,8 +25,8 @@ use crate::newcomers::Newcomers;
 use crate::notes::{ClusterNote, PoolNote};
 use crate::peers::Peers;
 use crate::requests::Requests;
-use crate::room::Rooms;
 use crate::sessions::Sessions;
+use crate::space_credits::SpaceCredits;
 use crate::state_log::StateLog;
 use crate::stats::Stats;
 use crate::{Effect, Event, Identity, Settings, StopReason};
@@ -46,9 +46,9 @@ pub struct Node {
     pub(crate) connections: ConnectionIds,
     pub(crate) mesh: Mesh,
     pub(crate) leases: Leases,
-    pub(crate) rooms: Rooms,
-    /// A request waits until it is known whether a member has room for it.
-    pub(crate) waits_for_room: bool,
+    pub(crate) space_credits: SpaceCredits,
+    /// A request waits until it is known whether a member has space for it.
+    pub(crate) waits_for_space: bool,
     /// The longest span of a lease that this OSD may have given in any run, as its store has noted.
     lease_noted: Duration,
     pub(crate) peers: Peers,
@@ -182,8 +182,8 @@ impl Node {
             connections: ConnectionIds::default(),
             mesh: Mesh::default(),
             leases: Leases::new(now, LEASE_DEFAULT),
-            rooms: Rooms::new(now),
-            waits_for_room: false,
+            space_credits: SpaceCredits::new(),
+            waits_for_space: false,
             lease_noted: LEASE_DEFAULT,
             peers: Peers::default(),
             budget: Budget::default(),
@@ -591,8 +591,8 @@ impl Node {
                 self.waits_for_store = false;
                 self.recheck = true;
             }
-            if self.waits_for_room && self.rooms.has_come_here(self.space()) {
-                self.room_came();
+            if self.waits_for_space && self.space_credits.has_come_here(self.space()) {
+                self.space_came();
             }
             let is_drained = !self.requests.any_started() || self.drain_until <= now;
             if self.phase == Phase::Draining && is_drained {
@@ -618,7 +618,7 @@ impl Node {
         }
         self.tell_new_needs(effects);
         self.send_saw(effects);
-        self.renew_for_room(now, effects);
+        self.renew_for_space(now, effects);
     }
 
     fn take_store_effects(&mut self, now: Time, effects: &mut Vec<Effect>) {
@@ -679,7 +679,7 @@ impl Node {
         }
         self.phase = Phase::Running;
         self.leases = Leases::new(now, self.lease_noted);
-        self.rooms = Rooms::new(now);
+        self.space_credits = SpaceCredits::new();
         self.report_at = now + self.report_every();
         self.link.stage = LinkStage::Down { until: now };
         self.move_link(now, effects);

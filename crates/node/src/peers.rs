@@ -165,7 +165,7 @@ impl Node {
         if is_query {
             self.peers.heard_over.insert(pg, (epoch, connection));
         }
-        if !self.has_room_for_copy(now, slot, &body) {
+        if !self.may_take_copy(now, slot, &body) {
             self.pgs[slot].refuse_copy(&mut self.actions);
             self.carry_out(now, slot, effects);
             return Ok(());

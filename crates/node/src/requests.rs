@@ -24,8 +24,8 @@ use slab::Slab;
 use crate::Effect;
 use crate::newcomers::Newcomer;
 use crate::node::{Node, Phase};
-use crate::room::Room;
 use crate::sessions::{Arrival, Names};
+use crate::space_credits::Verdict as Space;
 use crate::stats::Work;
 
 /// Requests that have not been answered.
@@ -58,8 +58,8 @@ struct Started {
     binding: u32,
     /// What is counted of it.
     work: Option<Work>,
-    /// What the members are to have room for.
-    room_bytes: u64,
+    /// What the members are to have space for.
+    space_bytes: u64,
 }
 
 /// What a request is judged by.
@@ -295,7 +295,7 @@ impl Node {
             return Verdict::Wait;
         }
         match self.pgs[slot].serving() {
-            Serving::Active if self.is_leased(now, slot) => self.judge_room(now, slot, scope),
+            Serving::Active if self.is_leased(now, slot) => self.judge_space(now, slot, scope),
             Serving::Idle { .. } if self.peers.waiting.contains(&scope.pg) => Verdict::Wait,
             Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
             _ => Verdict::Wait,
@@ -313,20 +313,20 @@ impl Node {
         pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
     }
 
-    /// Whether all members have room for what a request brings: once it has a version it must fit.
-    fn judge_room(&mut self, now: Time, slot: usize, scope: &Scope) -> Verdict {
-        match self.room_for(now, slot, self.room_bytes(slot, scope)) {
-            Room::Enough => Verdict::Serve(slot),
-            Room::Full => Verdict::Refuse(Refusal::Full),
-            Room::Unknown => {
-                self.waits_for_room = true;
+    /// Whether all members have space for what a request brings: once it has a version it must fit.
+    fn judge_space(&mut self, now: Time, slot: usize, scope: &Scope) -> Verdict {
+        match self.space_for(now, slot, self.space_bytes(slot, scope)) {
+            Space::Enough => Verdict::Serve(slot),
+            Space::Full => Verdict::Refuse(Refusal::Full),
+            Space::Unknown => {
+                self.waits_for_space = true;
                 Verdict::Wait
             }
         }
     }
 
     /// What a request may take of each member.
-    fn room_bytes(&self, slot: usize, scope: &Scope) -> u64 {
+    fn space_bytes(&self, slot: usize, scope: &Scope) -> u64 {
         if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
     }
 
@@ -391,8 +391,8 @@ impl Node {
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);
         let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
-        let room_bytes = self.room_bytes(slot, &scope);
-        self.take_room(slot, room_bytes);
+        let space_bytes = self.space_bytes(slot, &scope);
+        self.take_space(slot, space_bytes);
         let started = Started {
             connection,
             session,
@@ -402,7 +402,7 @@ impl Node {
             bytes,
             binding,
             work,
-            room_bytes,
+            space_bytes,
         };
         let ticket = Ticket(self.requests.started.insert(started) as u32);
         self.pgs[slot].execute(ticket, op, &mut self.actions);
@@ -428,9 +428,9 @@ impl Node {
             bytes,
             binding,
             work,
-            room_bytes,
+            space_bytes,
         } = started;
-        self.end_own_room(room_bytes);
+        self.end_own_space(space_bytes);
         if is_as_of_now(&outcome, scope.writes_data) {
             let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
             let is_sure = entered && self.is_leased(now, slot);

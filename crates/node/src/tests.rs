@@ -889,7 +889,7 @@ fn what_was_given_up_stays_given_up() {
 #[test]
 fn writes_wait_while_the_journal_is_full() {
     let settings = Settings { connection_requests_max: 4096, ..Settings::default() };
-    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
+    let mut rig = Rig::serving_with(MemoryDisk::formatted_large(), settings);
     rig.holds_disk = true;
     let count = 2_000;
     for stripe in 0..count {
@@ -904,7 +904,7 @@ fn writes_wait_while_the_journal_is_full() {
 #[test]
 fn zeroes_and_deletions_wait_while_the_journal_is_full() {
     let settings = Settings { connection_requests_max: 4096, ..Settings::default() };
-    let mut rig = Rig::serving_with(MemoryDisk::formatted(), settings);
+    let mut rig = Rig::serving_with(MemoryDisk::formatted_large(), settings);
     for stripe in 0..2 {
         rig.ask(1, write_in(place(1, stripe), 0, 1, 7)).unwrap();
     }
@@ -914,6 +914,7 @@ fn zeroes_and_deletions_wait_while_the_journal_is_full() {
     while !rig.node.store.is_congested() {
         rig.send(CLIENT, 1, write_in(place(1, stripe), 0, 3, 7));
         stripe += 1;
+        assert!(stripe < 2_000, "the journal has its end");
     }
     let waits = |rig: &Rig| rig.node.requests.deadline(Duration::ZERO).is_some();
     assert!(!waits(&rig), "nothing has come since");

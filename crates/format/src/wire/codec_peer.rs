@@ -453,25 +453,24 @@ impl Reader<'_> {
 
 pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
     match message {
-        LeaseMessage::Renew { stamp, revisions, given_bytes, owed_bytes, is_wanting } => {
+        LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes } => {
             bytes.push(LEASE_RENEW);
             put_u64(bytes, *stamp);
-            put_u64(bytes, *given_bytes);
+            put_u64(bytes, *begun_bytes);
             put_u64(bytes, *owed_bytes);
-            put_bool(bytes, *is_wanting);
             put_count(bytes, revisions.len(), REVISION_COUNT_MAX);
             for (pool, revision) in revisions {
                 put_u32(bytes, pool.get());
                 put_u64(bytes, revision.get());
             }
         }
-        LeaseMessage::Granted { stamp, valid_ms, lost, is_full, is_short, limit_bytes } => {
+        LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } => {
             bytes.push(LEASE_GRANTED);
             put_u64(bytes, *stamp);
             put_u32(bytes, *valid_ms);
             put_bool(bytes, *is_full);
-            put_bool(bytes, *is_short);
             put_u64(bytes, *limit_bytes);
+            put_u64(bytes, *share_bytes);
             put_count(bytes, lost.len(), LOST_COUNT_MAX);
             for (pg, epoch) in lost {
                 put_pg(bytes, *pg);
@@ -485,21 +484,20 @@ pub(super) fn encode_lease(message: &LeaseMessage, bytes: &mut Vec<u8>) {
 pub(super) fn decode_lease(reader: &mut Reader<'_>) -> Result<LeaseMessage, DecodeError> {
     match reader.u8()? {
         LEASE_RENEW => {
-            let (stamp, given_bytes, owed_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
-            let is_wanting = reader.bool()?;
+            let (stamp, begun_bytes, owed_bytes) = (reader.u64()?, reader.u64()?, reader.u64()?);
             let count = reader.list(REVISION_COUNT_MAX, REVISION_SIZE, "revisions")?;
             let revision = |_| Ok((reader.pool()?, MapRevision::new(reader.u64()?)));
             let revisions = (0..count).map(revision).collect::<Result<_, DecodeError>>()?;
-            Ok(LeaseMessage::Renew { stamp, revisions, given_bytes, owed_bytes, is_wanting })
+            Ok(LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes })
         }
         LEASE_GRANTED => {
             let (stamp, valid_ms) = (reader.u64()?, reader.u32()?);
-            let (is_full, is_short) = (reader.bool()?, reader.bool()?);
-            let limit_bytes = reader.u64()?;
+            let is_full = reader.bool()?;
+            let (limit_bytes, share_bytes) = (reader.u64()?, reader.u64()?);
             let count = reader.list(LOST_COUNT_MAX, LOST_SIZE, "lost PGs")?;
             let lost = |_| Ok((reader.pg()?, Epoch::new(reader.u32()?)));
             let lost = (0..count).map(lost).collect::<Result<_, DecodeError>>()?;
-            Ok(LeaseMessage::Granted { stamp, valid_ms, lost, is_full, is_short, limit_bytes })
+            Ok(LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes })
         }
         LEASE_SURRENDER => Ok(LeaseMessage::Surrender),
         tag => wrong(format!("a lease message is of kind {tag}, which this version does not know")),

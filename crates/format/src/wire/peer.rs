@@ -319,13 +319,11 @@ pub enum LeaseMessage {
         stamp: u64,
         /// Revisions of the map that the holder acts on.
         revisions: Vec<(PoolId, MapRevision)>,
-        /// Bytes of new data that it gave versions to, or gives back unused: since it first asked,
-        /// in this run of both, never more than the giver's limit.
-        given_bytes: u64,
-        /// Of what it gave versions to: bytes that the giver may not have stored yet.
+        /// Bytes of new data that it began to write, or gives back unused: since it first asked, in
+        /// this run of both, never more than the giver's limit.
+        begun_bytes: u64,
+        /// Of what it began: bytes that the giver may not have stored yet.
         owed_bytes: u64,
-        /// It used some room since it asked last, or lacked it.
-        is_wanting: bool,
     },
     /// The giver grants it, counted by the holder from sending `Renew`.
     Granted {
@@ -338,11 +336,11 @@ pub enum LeaseMessage {
         lost: Vec<(PgId, Epoch)>,
         /// The giver's store refuses new data.
         is_full: bool,
-        /// There is little room left: what the holder does not use it is to give back.
-        is_short: bool,
-        /// Up to so many bytes of new data, counted as `given_bytes` of `Renew`, the giver has room;
-        /// it only grows.
+        /// Up to so many bytes of new data, counted as `begun_bytes` of `Renew`, the giver keeps
+        /// space free; it only grows.
         limit_bytes: u64,
+        /// What is unused beyond so many bytes the holder is to give back.
+        share_bytes: u64,
     },
     /// The holder stops for good: it needs no lease any more, and uses none.
     Surrender,

@@ -113,8 +113,8 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         valid_ms: 300,
         lost,
         is_full: true,
-        is_short: false,
         limit_bytes: 1 << 40,
+        share_bytes: 16 << 20,
     };
     vec![
         ("peer-query", peer(PeerBody::Query { revision: MapRevision::new(77) })),
@@ -160,9 +160,8 @@ pub fn examples() -> Vec<(&'static str, Message)> {
             lease(LeaseMessage::Renew {
                 stamp: 42,
                 revisions: vec![(pool(), MapRevision::new(77))],
-                given_bytes: 7 << 20,
+                begun_bytes: 7 << 20,
                 owed_bytes: 3 << 20,
-                is_wanting: true,
             }),
         ),
         ("lease-granted", lease(granted(vec![]))),
@@ -335,8 +334,8 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
     let revisions = vec((1..=u32::MAX, any::<u64>()), 0..=REVISION_COUNT_MAX);
     let lost = vec((any_pg(), any::<u32>()), 0..300);
     let message = prop_oneof![
-        (any::<u64>(), revisions, any::<u64>(), any::<u64>(), any::<bool>()).prop_map(
-            |(stamp, revisions, given_bytes, owed_bytes, is_wanting)| LeaseMessage::Renew {
+        (any::<u64>(), revisions, any::<u64>(), any::<u64>()).prop_map(
+            |(stamp, revisions, begun_bytes, owed_bytes)| LeaseMessage::Renew {
                 stamp,
                 revisions: revisions
                     .into_iter()
@@ -345,19 +344,18 @@ pub fn any_lease() -> impl Strategy<Value = Message> {
                         MapRevision::new(revision)
                     ))
                     .collect(),
-                given_bytes,
+                begun_bytes,
                 owed_bytes,
-                is_wanting,
             }
         ),
-        (any::<u64>(), any::<u32>(), lost, any::<(bool, bool)>(), any::<u64>()).prop_map(
-            |(stamp, valid_ms, lost, (is_full, is_short), limit_bytes)| LeaseMessage::Granted {
+        (any::<u64>(), any::<u32>(), lost, any::<bool>(), any::<[u64; 2]>()).prop_map(
+            |(stamp, valid_ms, lost, is_full, [limit_bytes, share_bytes])| LeaseMessage::Granted {
                 stamp,
                 valid_ms,
                 lost: lost.into_iter().map(|(pg, epoch)| (pg, Epoch::new(epoch))).collect(),
                 is_full,
-                is_short,
                 limit_bytes,
+                share_bytes,
             }
         ),
         Just(LeaseMessage::Surrender),
@@ -401,8 +399,8 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         valid_ms: u32::MAX,
         lost: (0..LOST_COUNT_MAX as u32).map(lost).collect(),
         is_full: false,
-        is_short: true,
         limit_bytes: 0,
+        share_bytes: 0,
     };
     let revision = |number| (PoolId::new(number).unwrap(), MapRevision::new(1));
     let revisions = (1..=REVISION_COUNT_MAX as u32).map(revision).collect();
@@ -411,13 +409,7 @@ fn the_longest_messages_between_osds_fit_their_frames() {
         peer(PeerBody::Listed { call: 1, blocks, is_last: false }),
         peer(PeerBody::Repair { call: 1, key: key(1), content }),
         lease(granted),
-        lease(LeaseMessage::Renew {
-            stamp: 1,
-            revisions,
-            given_bytes: 0,
-            owed_bytes: 0,
-            is_wanting: false,
-        }),
+        lease(LeaseMessage::Renew { stamp: 1, revisions, begun_bytes: 0, owed_bytes: 0 }),
     ] {
         assert_eq!(parse(&frame(&message)), Ok(message));
     }
@@ -443,8 +435,8 @@ fn counts_beyond_their_limits_are_refused_before_the_list_is_read() {
     refused("peer-activate", FIELDS + 24, HISTORY_COUNT_MAX, "at most 64 are allowed");
     let whole = FIELDS + 4 + 24 + 1 + 12 + 13 + 12 + 1;
     refused("peer-progress", whole, WHOLE_COUNT_MAX, "at most 1024 are allowed");
-    refused("lease-renew", FRAME_HEADER_SIZE + 26, REVISION_COUNT_MAX, "at most 256 are allowed");
-    refused("lease-granted", FRAME_HEADER_SIZE + 23, LOST_COUNT_MAX, "at most 65536 are allowed");
+    refused("lease-renew", FRAME_HEADER_SIZE + 25, REVISION_COUNT_MAX, "at most 256 are allowed");
+    refused("lease-granted", FRAME_HEADER_SIZE + 30, LOST_COUNT_MAX, "at most 65536 are allowed");
 }
 
 #[test]

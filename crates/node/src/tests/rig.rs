@@ -30,6 +30,8 @@ const PAGE: u64 = 4096;
 /// A disk that does at once what it is asked, or holds it back.
 #[derive(Clone, Default)]
 pub struct MemoryDisk {
+    /// In bytes, of one that was formatted.
+    size: u64,
     pages: BTreeMap<u64, Vec<u8>>,
     /// Pages that were written and not flushed, as they were.
     flushed: BTreeMap<u64, Option<Vec<u8>>>,
@@ -42,18 +44,27 @@ impl MemoryDisk {
         MemoryDisk::formatted_as(OSD, STORE)
     }
 
+    /// Large enough for more writes at a time than its journal takes.
+    pub fn formatted_large() -> MemoryDisk {
+        MemoryDisk::formatted_of_size(512 << 20, OSD, STORE)
+    }
+
     /// The same for another OSD.
     pub fn formatted_as(osd: OsdId, store: StoreId) -> MemoryDisk {
+        MemoryDisk::formatted_of_size(STORE_SIZE_MIN, osd, store)
+    }
+
+    fn formatted_of_size(size: u64, osd: OsdId, store: StoreId) -> MemoryDisk {
         let options = CreateOptions {
             cluster: CLUSTER,
             osd,
             store,
-            size: STORE_SIZE_MIN,
+            size,
             sector_size: 4096,
             commit: CommitMode::Fsync,
         };
         let created = blockstore::create(&options).unwrap();
-        let mut disk = MemoryDisk::default();
+        let mut disk = MemoryDisk { size, ..MemoryDisk::default() };
         for (offset, bytes) in created.images {
             disk.write(offset, &bytes);
         }
@@ -259,7 +270,8 @@ impl Rig {
         let mut effects = Vec::new();
         let now = Time::from_nanos(1_000_000_000);
         let pool = BufferPool::default();
-        let node = Node::new(identity, settings, pool, STORE_SIZE_MIN, now, &mut effects);
+        let size = disk.size.max(STORE_SIZE_MIN);
+        let node = Node::new(identity, settings, pool, size, now, &mut effects);
         let mut rig = Rig {
             node,
             disk,

@@ -28,10 +28,12 @@ impl World {
         }
     }
 
-    /// Puts the backup back, if one was taken. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn restore_backup(&mut self) -> Result<(), String> {
+    /// Puts the backup back, if one was taken. What lacks afterwards, if disks are too full: a member
+    /// that the plan of PGs no longer wants may leave for a moment, and who is to follow it has no
+    /// space. Requires: no fault happens.
+    pub(super) fn restore_backup(&mut self) -> Result<Option<String>, String> {
         if !self.state.has_backup() || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
-            return Ok(());
+            return Ok(None);
         }
         self.fault("backup of the state put back");
         self.kill_all(self.monitor_processes())?;
@@ -49,7 +51,9 @@ impl World {
         self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
         // Who was down in the backup may leave its PGs when the first OSD is back.
-        self.get_whole(WHOLE_FOR)
+        let lack = self.wait_until_whole_for(WHOLE_FOR)?;
+        self.must_be_whole &= lack.is_none();
+        Ok(lack)
     }
 
     /// Whether a store that nobody calls older is not.

@@ -111,7 +111,6 @@ impl World {
             longest_calm: Duration::ZERO,
             longest: Duration::ZERO,
         });
-        self.watch.has_been_short = false;
         self.schedule(ASK_EVERY, Item::Drill);
         // What rotted at the others, and nobody has read since, has no other copy meanwhile.
         let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
@@ -131,16 +130,12 @@ impl World {
         let (longest_calm, longest) = (drill.longest_calm, drill.longest);
         self.trace
             .line(format_args!("{:?} drill: {departure:?} {longest_calm:?} {longest:?}", self.now));
-        // On disks that are nearly full writes wait for room, with and without a fault.
-        let is_judged = !self.watch.has_been_short;
-        self.tally.sequels.add("drill judged", u64::from(is_judged));
-        self.tally.sequels.add("drill on nearly full disks", u64::from(!is_judged));
-        if longest_calm > CALM_MAX && is_judged {
+        if longest_calm > CALM_MAX {
             return Err(format!(
                 "an operation takes {longest_calm:?}, not {CALM_MAX:?} at most, though nothing happens"
             ));
         }
-        if longest > most && is_judged {
+        if longest > most {
             return Err(format!(
                 "osd {} goes ({departure:?}), and an operation takes {longest:?}, not \
                  {most:?} at most",

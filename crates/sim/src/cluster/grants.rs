@@ -165,21 +165,16 @@ mod tests {
         let mut grants = Grants::default();
         grants.entry_told(&entry(1, 0));
         grants.activated(PG, Epoch::new(1), 1);
-        let renew = LeaseMessage::Renew {
-            stamp: 1,
-            revisions: Vec::new(),
-            given_bytes: 0,
-            owed_bytes: 0,
-            is_wanting: false,
-        };
+        let renew =
+            LeaseMessage::Renew { stamp: 1, revisions: Vec::new(), begun_bytes: 0, owed_bytes: 0 };
         grants.asked((0, 7), 1, &renew, at(100));
         let grant = LeaseMessage::Granted {
             stamp: 1,
             valid_ms: 300,
             lost,
             is_full: false,
-            is_short: false,
             limit_bytes: 1,
+            share_bytes: 1,
         };
         grants.granted(1, 0, &grant);
         grants.entry_told(&entry(2, 2));

@@ -166,7 +166,7 @@ impl Plan {
 
     /// Draws one.
     pub fn draw(random: &mut Random) -> Plan {
-        let fill = random.chance(Chance::percent(10));
+        let fill = random.chance(Chance::percent(15));
         let mut shape = Shape::draw(random, fill);
         // Fillings that take long: many blocks in few PGs.
         let prefills = shape.copies > 1 && !fill && random.chance(Chance::percent(30));

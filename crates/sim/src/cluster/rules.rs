@@ -28,6 +28,7 @@ impl World {
                 }
             }
             (Process::Osd(index), Message::Control(text)) => {
+                super::watch::judge_refusal(text)?;
                 self.judge_stall(index, text)?;
                 self.watch.osd_reports(index, text, self.now);
             }

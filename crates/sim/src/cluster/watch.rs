@@ -32,9 +32,7 @@ use crate::tally::Counts;
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
 /// What is counted.
-pub const SEQUELS: [&str; 29] = [
-    "drill judged",
-    "drill on nearly full disks",
+pub const SEQUELS: [&str; 28] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -42,6 +40,7 @@ pub const SEQUELS: [&str; 29] = [
     "members compared",
     "newest copy fetched from a member",
     "block repaired at a member",
+    "copy refused for lack of space",
     "learner to be filled by versions",
     "learner to be compared by listing",
     "learner with unadopted blocks",
@@ -63,6 +62,14 @@ pub const SEQUELS: [&str; 29] = [
     "change answered before it was durable",
     "change that no flush covered may be lost",
 ];
+
+/// A write that has a version fits on every acting member: nothing takes the version back.
+pub fn judge_refusal(text: &str) -> Result<(), String> {
+    match text.contains("no room for a write") {
+        true => Err("a member had no space for a write that had its version".into()),
+        false => Ok(()),
+    }
+}
 
 /// Everything seen so far.
 #[derive(Default)]
@@ -104,8 +111,6 @@ pub struct Watch {
     given_up: BTreeSet<PgId>,
     /// Images of which a learner was given units as damaged.
     damage_given: BTreeSet<ImageId>,
-    /// A giver of leases had little room for new data: writes wait for their turn.
-    pub has_been_short: bool,
     /// A member had no room for its part in a PG.
     pub has_refused_room: bool,
     /// When the holder asked, on its clock.
@@ -292,7 +297,13 @@ impl Watch {
                 }
             }
             PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
-            PeerBody::Failed { why } => self.has_refused_room |= why.contains("no room"),
+            PeerBody::Failed { why } => {
+                judge_refusal(why)?;
+                if why.contains("no room for a copy") {
+                    self.has_refused_room = true;
+                    sequels.add("copy refused for lack of space", 1);
+                }
+            }
             PeerBody::Query { .. }
             | PeerBody::State(_)
             | PeerBody::Listed { .. }
@@ -463,8 +474,7 @@ impl Watch {
         now: Time,
         sequels: &mut Counts,
     ) {
-        let LeaseMessage::Granted { stamp, valid_ms, lost, is_short, .. } = message else { return };
-        self.has_been_short |= *is_short;
+        let LeaseMessage::Granted { stamp, valid_ms, lost, .. } = message else { return };
         let Some(asked) = self.renewals.remove(&(holder, giver, *stamp)) else { return };
         sequels.add("lease granted", 1);
         sequels.add("PG lost by a lease's answer", lost.len() as u64);
@@ -809,21 +819,16 @@ mod tests {
         let mut watch = Watch::default();
         let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
         for (asked, answered, stamp) in [(0, 10, 1), (100, 110, 2), (500, 520, 3)] {
-            let renew = LeaseMessage::Renew {
-                stamp,
-                revisions: Vec::new(),
-                given_bytes: 0,
-                owed_bytes: 0,
-                is_wanting: false,
-            };
+            let renew =
+                LeaseMessage::Renew { stamp, revisions: Vec::new(), begun_bytes: 0, owed_bytes: 0 };
             watch.lease_asked(0, 1, &renew, at(asked));
             let granted = LeaseMessage::Granted {
                 stamp,
                 valid_ms: 300,
                 lost: Vec::new(),
                 is_full: false,
-                is_short: false,
                 limit_bytes: 1,
+                share_bytes: 1,
             };
             watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);
             watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);

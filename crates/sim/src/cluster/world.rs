@@ -368,7 +368,7 @@ impl World {
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;
-        self.restore_backup()?;
+        let lack = lack.or(self.restore_backup()?);
         self.read_everything()?;
         for volume in &self.volumes {
             volume.check()?;

@@ -1,0 +1,588 @@
+//! Space credits: space that members promised this OSD as a primary, and that it promised as a member.
+//!
+//! A write that has got its version must fit on every acting member, for nothing takes a version
+//! back. So a primary begins a write only within the *credit* of each giver of leases: up to how
+//! many bytes, counted since it first asked, the giver keeps space free for it. A write costs a
+//! whole block, the most it can take. The rules are in `docs/internals/pg.md`, "Room".
+//!
+//! ```text
+//!   holder                                          giver
+//!     begun 3, limit 8
+//!     │── Renew{begun 3, owed 2} ─────────────────▶ │  promised to it: (8 - 3) unused + 2 owed
+//!     │ ◀──────────────────── Granted{limit 10} ─── │  promised to it: (10 - 3) + 2
+//! ```
+//!
+//! Invariants
+//!   1. What a holder may still bring, by writes on their way or by those it may begin, is at most
+//!      what the giver counts as promised to it. A limit only grows, so neither lost nor late
+//!      messages break that.
+//!   2. All that is promised fits into the space that is free, when it is promised.
+//!   3. One run of a holder is never promised more than the largest promise. So whatever the runs
+//!      before this one promised, an inactive PG lacks at most one largest promise.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::planted::{self, Bug};
+use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time, Version};
+use cluster::map::PoolMap;
+use format::wire::{Change, Content, Member, PeerBody, PgEntry};
+
+use crate::leases::primary_of;
+use crate::node::Node;
+
+/// A primary gets at most so much at a time.
+const PROMISE_BYTES_MAX: u64 = 64 * MIB;
+/// All together get at most such a part of the store.
+const STORE_SHARE: u64 = 8;
+/// Each gets at least so many blocks, of the largest size among its PGs.
+const BLOCKS_MIN: u64 = 4;
+/// Space kept for earlier runs makes writes wait for so long; then this OSD counts as full.
+const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Space of this OSD's store.
+#[derive(Clone, Copy, Debug)]
+pub struct Space {
+    /// Of the data area.
+    pub size_bytes: u64,
+    /// What writes of any block size can surely use now.
+    pub sure_bytes: u64,
+    /// Free, though it may have to be made ready first.
+    pub free_bytes: u64,
+    /// More of that is being made ready.
+    pub is_growing: bool,
+    /// It takes no new data.
+    pub is_full: bool,
+}
+
+/// What a holder tells with a renewal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// Begun, or given back.
+    pub begun_bytes: u64,
+    /// Of that, what the giver may not have stored.
+    pub owed_bytes: u64,
+}
+
+/// What a giver tells with a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Up to which `begun_bytes` there is space.
+    pub limit_bytes: u64,
+    /// What is unused beyond that is to be given back.
+    pub share_bytes: u64,
+    /// It takes no new data.
+    pub is_full: bool,
+}
+
+/// Whether there is space for a write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Verdict {
+    /// There is.
+    Enough,
+    /// It is known soon.
+    Unknown,
+    /// There is none.
+    Full,
+}
+
+/// What a giver promised this OSD.
+struct Credit {
+    giver: Member,
+    begun_bytes: u64,
+    limit_bytes: u64,
+    share_bytes: u64,
+    /// Unused when the last offer came.
+    high_bytes: u64,
+    is_full: bool,
+    /// The lease is to be renewed now, for more.
+    wants_more: bool,
+    /// It was; the next time is when it is due, the limit has grown, or a write has been answered.
+    was_asked: bool,
+    /// No answer has come to the last claim.
+    is_awaited: bool,
+    /// A write was answered since: it may be owed no longer.
+    has_ended: bool,
+}
+
+/// What this OSD promised a holder.
+struct Promise {
+    holder: Member,
+    claim: Claim,
+    limit_bytes: u64,
+    /// It begins nothing after that unless it asks again.
+    lease_until: Time,
+}
+
+/// What this OSD's entries ask of its store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Demand {
+    /// OSDs that lead a PG with a part here.
+    pub primaries: BTreeSet<OsdId>,
+    /// The largest block of these PGs.
+    pub block_size: BlockSize,
+    /// Runs of this OSD and of primaries that may have left writes in PGs which are not active here.
+    pub earlier_runs: BTreeSet<(Incarnation, Option<Member>)>,
+}
+
+/// All credits and promises of an OSD.
+pub struct SpaceCredits {
+    credits: BTreeMap<OsdId, Credit>,
+    /// Some credit wants more.
+    is_wanting: bool,
+    promises: BTreeMap<OsdId, Promise>,
+    /// `None`: unknown, so nothing is promised.
+    demand: Option<Demand>,
+    /// Entries have changed since `demand` was made.
+    is_demand_old: bool,
+    /// Since when space is kept for earlier runs.
+    earlier_since: Option<Time>,
+    /// Of this OSD's own PGs: writes that were begun and not answered.
+    own_bytes: u64,
+    /// The least that a write of those lacked here.
+    lacking_here: Option<u64>,
+}
+
+impl Credit {
+    fn unused(&self) -> u64 {
+        self.limit_bytes - self.begun_bytes
+    }
+}
+
+impl Promise {
+    fn bytes(&self) -> u64 {
+        let unused = self.limit_bytes - self.claim.begun_bytes;
+        unused.saturating_add(self.claim.owed_bytes)
+    }
+}
+
+impl Demand {
+    /// The most that any primary is promised, however many there are.
+    fn promise_bytes_max(&self, space: Space) -> u64 {
+        self.at_least(PROMISE_BYTES_MAX.min(space.size_bytes / STORE_SHARE))
+    }
+
+    fn promise_bytes(&self, space: Space) -> u64 {
+        let part = space.size_bytes / STORE_SHARE / self.primary_count();
+        self.at_least(PROMISE_BYTES_MAX.min(part))
+    }
+
+    fn at_least(&self, bytes: u64) -> u64 {
+        bytes.max(BLOCKS_MIN * self.block_size.bytes())
+    }
+
+    fn primary_count(&self) -> u64 {
+        self.primaries.len().max(1) as u64
+    }
+
+    fn earlier_bytes(&self, space: Space) -> u64 {
+        self.promise_bytes_max(space).saturating_mul(self.earlier_runs.len() as u64)
+    }
+}
+
+impl SpaceCredits {
+    /// Of a run that begins now.
+    pub fn new() -> SpaceCredits {
+        SpaceCredits {
+            credits: BTreeMap::new(),
+            is_wanting: false,
+            promises: BTreeMap::new(),
+            demand: None,
+            is_demand_old: true,
+            earlier_since: None,
+            own_bytes: 0,
+            lacking_here: None,
+        }
+    }
+
+    // ---- as a holder ----
+
+    /// There is a new connection to this giver: what it promised before is given back.
+    pub fn opened(&mut self, giver: Member) {
+        match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
+            Some(credit) => credit.begun_bytes = credit.limit_bytes,
+            None => {
+                let credit = Credit {
+                    giver,
+                    begun_bytes: 0,
+                    limit_bytes: 0,
+                    share_bytes: 0,
+                    high_bytes: 0,
+                    is_full: false,
+                    wants_more: false,
+                    was_asked: false,
+                    is_awaited: false,
+                    has_ended: false,
+                };
+                self.credits.insert(giver.osd, credit);
+            }
+        }
+    }
+
+    /// What a renewal tells. `owed_bytes`: begun, and not answered by this giver or its earlier
+    /// runs. `is_timely`: it is not one that [`SpaceCredits::take_wanting`] asked for.
+    /// Requires: [`SpaceCredits::opened`].
+    pub fn claim(&mut self, giver: OsdId, owed_bytes: u64, is_timely: bool) -> Claim {
+        let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
+        credit.was_asked = !is_timely;
+        (credit.wants_more, credit.is_awaited, credit.has_ended) = (false, true, false);
+        if is_timely {
+            credit.begun_bytes += credit.unused().saturating_sub(credit.share_bytes);
+        }
+        Claim { begun_bytes: credit.begun_bytes, owed_bytes }
+    }
+
+    /// A giver answered. True if a write may go on now that had to wait.
+    pub fn offered(&mut self, giver: OsdId, offer: Offer) -> bool {
+        let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
+        let has_grown = offer.limit_bytes > credit.limit_bytes;
+        credit.limit_bytes = credit.limit_bytes.max(offer.limit_bytes);
+        credit.share_bytes = offer.share_bytes;
+        let was_full = std::mem::replace(&mut credit.is_full, offer.is_full);
+        credit.high_bytes = credit.unused();
+        credit.is_awaited = false;
+        let has_ended = std::mem::take(&mut credit.has_ended);
+        credit.was_asked &= !has_grown && !has_ended;
+        has_grown || has_ended || offer.is_full != was_full
+    }
+
+    /// Whether this giver has space for a write of so many bytes.
+    pub fn at(&mut self, giver: OsdId, bytes: u64) -> Verdict {
+        let Some(credit) = self.credits.get_mut(&giver) else { return Verdict::Unknown };
+        if credit.unused() >= bytes {
+            return Verdict::Enough;
+        }
+        credit.wants_more |= !credit.was_asked;
+        self.is_wanting |= credit.wants_more;
+        if credit.is_full { Verdict::Full } else { Verdict::Unknown }
+    }
+
+    /// Uses a credit. Requires: there is space.
+    pub fn take(&mut self, giver: OsdId, bytes: u64) {
+        let credit = self.credits.get_mut(&giver).expect("it has space");
+        assert!(credit.unused() >= bytes);
+        if !planted::on(Bug::CreditNotCounted) {
+            credit.begun_bytes += bytes;
+        }
+        credit.wants_more |= credit.unused() < credit.high_bytes / 2 && !credit.was_asked;
+        self.is_wanting |= credit.wants_more;
+    }
+
+    /// Givers whose leases are to be renewed now, for more: each once, until it is renewed in its
+    /// time or its limit has grown.
+    pub fn take_wanting(&mut self) -> Vec<OsdId> {
+        if !std::mem::take(&mut self.is_wanting) {
+            return Vec::new();
+        }
+        let wanting = self.credits.iter_mut().filter(|(_, credit)| credit.wants_more);
+        let taken = wanting.map(|(osd, credit)| {
+            (credit.wants_more, credit.was_asked) = (false, true);
+            *osd
+        });
+        taken.collect()
+    }
+
+    // ---- as a member of this OSD's own PGs ----
+
+    /// Whether this OSD's store has space for a write of so many bytes.
+    pub fn here(&mut self, now: Time, space: Space, bytes: u64) -> Verdict {
+        if !self.is_demand_old && self.left_here(space) >= bytes {
+            return Verdict::Enough;
+        }
+        self.lacking_here = Some(self.lacking_here.map_or(bytes, |least| least.min(bytes)));
+        let is_full = self.own_bytes == 0 && self.is_full(now, space);
+        if is_full || space.is_full { Verdict::Full } else { Verdict::Unknown }
+    }
+
+    /// This OSD is promised no more than other primaries, at most.
+    fn left_here(&self, space: Space) -> u64 {
+        let most = self.demand.as_ref().map_or(0, |demand| demand.promise_bytes_max(space));
+        self.unpromised(space).min(most.saturating_sub(self.own_bytes))
+    }
+
+    /// Whether there is space now that was lacking here; told once. The store tells nobody when it
+    /// has made places ready.
+    pub fn has_come_here(&mut self, space: Space) -> bool {
+        let left = self.left_here(space);
+        self.lacking_here.take_if(|least| *least <= left).is_some()
+    }
+
+    /// A write of this OSD's own PGs begins.
+    pub fn begin_own(&mut self, bytes: u64) {
+        self.own_bytes += bytes;
+    }
+
+    /// It was answered.
+    pub fn end_own(&mut self, bytes: u64) {
+        self.own_bytes -= bytes;
+        for credit in self.credits.values_mut().filter(|credit| credit.was_asked) {
+            (credit.was_asked, credit.has_ended) = (credit.is_awaited, credit.is_awaited);
+        }
+    }
+
+    /// Whether a copy of so many bytes may be taken for which nobody was promised space.
+    pub fn may_take_copy(&self, space: Space, reserve_bytes: u64, bytes: u64) -> bool {
+        let with_reserve = Space {
+            sure_bytes: space.sure_bytes + reserve_bytes,
+            free_bytes: space.free_bytes + reserve_bytes,
+            ..space
+        };
+        self.unpromised(with_reserve) >= bytes
+    }
+
+    // ---- as a giver ----
+
+    /// A holder asks, under a lease that this OSD counts until `lease_until`.
+    /// Requires: it is not an earlier run than one that asked before.
+    pub fn offer(
+        &mut self,
+        now: Time,
+        holder: Member,
+        claim: Claim,
+        lease_until: Time,
+        space: Space,
+    ) -> Offer {
+        self.is_in_run(holder);
+        let limit_bytes = claim.begun_bytes;
+        let new = || Promise { holder, claim, limit_bytes, lease_until };
+        let promise = self.promises.entry(holder.osd).or_insert_with(new);
+        // A late message of a connection before tells less than is known.
+        promise.limit_bytes = promise.limit_bytes.max(claim.begun_bytes);
+        if claim.begun_bytes >= promise.claim.begun_bytes {
+            promise.claim = claim;
+        }
+        promise.lease_until = lease_until;
+        let promised_bytes = promise.bytes();
+        let share_bytes = self.share(space);
+        let more = self.unpromised(space).min(share_bytes.saturating_sub(promised_bytes));
+        let promise = self.promises.get_mut(&holder.osd).expect("just made");
+        promise.limit_bytes += more;
+        let limit_bytes = promise.limit_bytes;
+        Offer { limit_bytes, share_bytes, is_full: self.is_full(now, space) }
+    }
+
+    /// A newer run of a holder is known: it begins nothing more.
+    pub fn is_in_run(&mut self, newest: Member) {
+        if self.promises.get(&newest.osd).is_some_and(|promise| promise.holder < newest) {
+            self.end_run(newest.osd);
+        }
+    }
+
+    /// A holder stopped for good.
+    pub fn surrendered(&mut self, holder: Member) {
+        if self.has_promise(holder) {
+            self.end_run(holder.osd);
+        }
+    }
+
+    /// What it began stays counted, by the PGs that were active under it.
+    fn end_run(&mut self, holder: OsdId) {
+        self.promises.remove(&holder);
+        self.is_demand_old = true;
+    }
+
+    fn has_promise(&self, holder: Member) -> bool {
+        self.promises.get(&holder.osd).is_some_and(|promise| promise.holder == holder)
+    }
+
+    /// Entries of this OSD have changed: nothing is promised before [`SpaceCredits::demanded`].
+    pub fn entries_changed(&mut self) {
+        self.is_demand_old = true;
+    }
+
+    /// Whether the demand is to be made anew: also while PGs are awaited.
+    fn is_demand_due(&self) -> bool {
+        let awaits = |demand: &Demand| !demand.earlier_runs.is_empty();
+        self.is_demand_old || self.demand.as_ref().is_none_or(awaits)
+    }
+
+    /// What entries ask now; `is_connected`: whether a holder may still ask over an older connection.
+    pub fn demanded(
+        &mut self,
+        now: Time,
+        demand: Option<Demand>,
+        is_connected: impl Fn(OsdId) -> bool,
+    ) {
+        self.is_demand_old = false;
+        if let Some(Demand { primaries, earlier_runs, .. }) = &demand {
+            // Who leads nothing here and has no lease may begin nothing; over a new connection it
+            // gives back what it did not use.
+            self.promises.retain(|osd, promise| {
+                primaries.contains(osd) || now < promise.lease_until || is_connected(*osd)
+            });
+            let since = self.earlier_since.unwrap_or(now);
+            self.earlier_since = (!earlier_runs.is_empty()).then_some(since);
+        }
+        self.demand = demand;
+    }
+
+    fn earlier_bytes(&self, space: Space) -> u64 {
+        match &self.demand {
+            Some(demand) => demand.earlier_bytes(space),
+            None => u64::MAX,
+        }
+    }
+
+    /// What may be promised, or is.
+    fn promisable(&self, space: Space) -> u64 {
+        // What was promised earlier need not be ready: repairs wait for that.
+        let free = space.free_bytes.saturating_sub(self.earlier_bytes(space));
+        space.sure_bytes.min(free).saturating_sub(self.own_bytes)
+    }
+
+    fn unpromised(&self, space: Space) -> u64 {
+        let promised = self.promises.values().map(Promise::bytes);
+        promised.fold(self.promisable(space), u64::saturating_sub)
+    }
+
+    /// What each primary is promised: the fixed promise, or its part of what is left.
+    fn share(&self, space: Space) -> u64 {
+        let Some(demand) = &self.demand else { return 0 };
+        demand.promise_bytes(space).min(self.promisable(space) / demand.primary_count())
+    }
+
+    /// Whether what is free gives no block to each primary, nor will when it is ready.
+    fn is_full(&self, now: Time, space: Space) -> bool {
+        let Some(demand) = &self.demand else { return space.is_full };
+        let is_kept_long = self.earlier_since.is_some_and(|at| now.since(at) >= EARLIER_WAIT_MAX);
+        let earlier = if is_kept_long { self.earlier_bytes(space) } else { 0 };
+        let ready = if space.is_growing { u64::MAX } else { space.sure_bytes };
+        let free = space.free_bytes.saturating_sub(earlier).min(ready);
+        let free = free.saturating_sub(self.own_bytes);
+        space.is_full || free / demand.primary_count() < demand.block_size.bytes()
+    }
+}
+
+impl Node {
+    /// Space of this OSD's store.
+    pub(crate) fn space(&self) -> Space {
+        let space = self.store.space();
+        Space {
+            size_bytes: space.size_bytes,
+            sure_bytes: space.sure_bytes,
+            free_bytes: space.free_bytes,
+            is_growing: space.is_growing,
+            is_full: space.full,
+        }
+    }
+
+    /// Tells the store which blocks its PGs may bring.
+    pub(crate) fn expect_blocks(&mut self) {
+        let mine = |known: &&PoolMap| known.pgs.iter().any(|entry| self.has_part(entry));
+        let pools = self.map.pools.values().filter(mine);
+        let sizes: Vec<BlockSize> = pools.map(|known| known.pool.block_size).collect();
+        self.store.expect_blocks(sizes.into_iter());
+        self.space_credits.entries_changed();
+    }
+
+    /// Whether all members of the PG in `slot` have space for a write of so many bytes.
+    pub(crate) fn space_for(&mut self, now: Time, slot: usize, bytes: u64) -> Verdict {
+        if bytes == 0 {
+            return Verdict::Enough;
+        }
+        let mut here = self.space_credits.here(now, self.space(), bytes);
+        if here != Verdict::Enough {
+            self.review_demand(now);
+            here = self.space_credits.here(now, self.space(), bytes);
+        }
+        let givers = self.pgs[slot].lease_givers().iter();
+        givers.map(|osd| self.space_credits.at(*osd, bytes)).fold(here, Verdict::max)
+    }
+
+    /// Takes it. Requires: there is space.
+    pub(crate) fn take_space(&mut self, slot: usize, bytes: u64) {
+        if bytes > 0 {
+            self.space_credits.begin_own(bytes);
+            for osd in self.pgs[slot].lease_givers() {
+                self.space_credits.take(*osd, bytes);
+            }
+        }
+    }
+
+    /// A write was answered: this OSD's own store has taken it.
+    pub(crate) fn end_own_space(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.space_credits.end_own(bytes);
+            self.space_came();
+        }
+    }
+
+    /// Whether a learner here has space for a new block that its primary sends: none that others
+    /// were promised.
+    pub(crate) fn may_take_copy(&mut self, now: Time, slot: usize, body: &PeerBody) -> bool {
+        let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
+        | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
+        else {
+            return true;
+        };
+        let me = self.identity.osd;
+        let learns = |entry: &PgEntry| entry.learners.iter().any(|member| member.osd == me);
+        let has_place = self.store.version_of(key) > Version::ZERO && !self.store.is_tombstone(key);
+        if has_place || !self.pgs[slot].entry().is_some_and(learns) {
+            return true;
+        }
+        let bytes = self.pgs[slot].block_size().bytes();
+        let reserve_bytes = self.store.space().reserve_bytes;
+        self.review_demand(now);
+        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+    }
+
+    /// There may be space for what waits for it.
+    pub(crate) fn space_came(&mut self) {
+        self.recheck |= std::mem::take(&mut self.waits_for_space);
+    }
+
+    /// Compares promises with the entries, where something may have changed.
+    pub(crate) fn review_demand(&mut self, now: Time) {
+        if self.space_credits.is_demand_due() {
+            let demand = self.demand();
+            let mesh = &self.mesh;
+            self.space_credits.demanded(now, demand, |osd| mesh.has_holder(osd));
+        }
+    }
+
+    /// What the entries ask; `None` while some of them may be missing.
+    fn demand(&self) -> Option<Demand> {
+        let me = Member { osd: self.identity.osd, incarnation: self.incarnation? };
+        for (pool, noted) in &self.pools_noted {
+            self.map.pools.get(pool).filter(|known| known.revision >= noted.revision)?;
+        }
+        let mut demand = Demand {
+            primaries: BTreeSet::new(),
+            block_size: BlockSize::MIN,
+            earlier_runs: BTreeSet::new(),
+        };
+        for known in self.map.pools.values() {
+            for entry in known.pgs.iter().filter(|entry| self.has_part(entry)) {
+                demand.primaries.extend(entry.primary);
+                demand.block_size = demand.block_size.max(known.pool.block_size);
+                // Copies for a learner were promised to nobody.
+                let acts = entry.acting.iter().any(|member| member.osd == me.osd);
+                if acts && !self.has_all_begun(me, entry) {
+                    demand.earlier_runs.extend(self.begun_in(entry.pg));
+                }
+            }
+        }
+        Some(demand)
+    }
+
+    /// Whether all that was begun in the PG has come here, or is counted by who leads it now.
+    fn has_all_begun(&self, me: Member, entry: &PgEntry) -> bool {
+        let slot = self.pg_slots.get(&entry.pg);
+        let pg = slot.map(|slot| &self.pgs[*slot]).filter(|pg| pg.is_activated());
+        let is_active = pg.and_then(|pg| pg.entry()).is_some_and(|it| it.epoch == entry.epoch);
+        let counts = |holder| holder == me || self.space_credits.has_promise(holder);
+        is_active && primary_of(entry).is_some_and(counts)
+    }
+
+    /// Who may have begun writes that have not come here: the runs of the last activation. Without a
+    /// record nobody has.
+    fn begun_in(&self, pg: PgId) -> Option<(Incarnation, Option<Member>)> {
+        let Some(slot) = self.pg_slots.get(&pg) else { return Some((Incarnation::ZERO, None)) };
+        let entry = &self.pgs[*slot].record()?.entry;
+        let mine = entry.members().find(|member| member.osd == self.identity.osd);
+        Some((mine.map_or(Incarnation::ZERO, |member| member.incarnation), primary_of(entry)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
