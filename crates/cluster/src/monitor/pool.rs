@@ -211,8 +211,9 @@ pub(super) fn pool_row(pool: &Pool) -> serde_json::Value {
     serde_json::to_value(pool).expect("a pool is plain text and numbers")
 }
 
-/// PGs whose records a store with so large a data area has room for. Its area for records has more than
-/// a 64th of its size, and 4 MiB at least; a record takes 1 KiB there with what a checkpoint writes beside it.
+/// PGs whose records a store with so large a data area has room for. Its area for records has more
+/// than a 64th of its size, and 4 MiB at least; a record takes 1 KiB there with what a checkpoint
+/// writes beside it.
 fn pg_room(size_bytes: u64) -> u64 {
     (size_bytes / 64).max(4 << 20) / PG_RECORD_SIZE
 }
