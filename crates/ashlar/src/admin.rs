@@ -15,6 +15,7 @@ use crate::output::{
     Column, Format, Show, column, failure, print_json, print_object, print_rows, rate_column,
     size_column,
 };
+use crate::status::{fullness_text, used_percent};
 
 /// How long a command may take, the monitor's start included.
 pub const COMMAND_TIME_MAX: Duration = Duration::from_secs(30);
@@ -88,6 +89,7 @@ const OSD: &[Column] = &[
     Column { title: "IN", key: "in", show: Show::YesNo },
     size_column("SIZE", "size_bytes"),
     size_column("USED", "used_bytes"),
+    column("FULL", "full"),
     rate_column("READ", "io.read"),
     rate_column("STORED", "io.stored"),
     rate_column("RECOVERY", "io.recovered"),
@@ -337,7 +339,18 @@ pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result
 /// `ashlar osd ls`
 pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
     let empty = "no OSDs; make one: ashlar osd create PATH --size 10GiB";
-    print_rows(format, &table(config, format, Table::Osd)?, OSD, empty);
+    let mut rows = table(config, format, Table::Osd)?;
+    if format == Format::Text {
+        for row in rows.as_array_mut().into_iter().flatten() {
+            row["full"] = used_percent(row).map(|percent| format!("{percent} %")).into();
+        }
+    }
+    print_rows(format, &rows, OSD, empty);
+    if format == Format::Text
+        && let Some(text) = rows.as_array().and_then(|rows| fullness_text(rows))
+    {
+        println!("\n{text}");
+    }
     Ok(())
 }
 

@@ -124,6 +124,9 @@ pub enum Command {
     /// Placement groups
     #[command(subcommand, after_help = "Example:\n  ashlar pg ls")]
     Pg(PgCommand),
+    /// What runs in the background
+    #[command(subcommand, after_help = "Example:\n  ashlar task ls")]
+    Task(TaskCommand),
     /// Settings
     #[command(subcommand, after_help = "Example:\n  ashlar config ls")]
     Config(ConfigCommand),
@@ -482,6 +485,14 @@ pub enum PoolCommand {
         /// Its name
         name: String,
     },
+}
+
+/// `task`
+#[derive(Subcommand)]
+pub enum TaskCommand {
+    /// What is being deleted and copied, how far it is, and how long it will take
+    #[command(after_help = "Example:\n  ashlar task ls")]
+    Ls,
 }
 
 /// `pg`

@@ -25,7 +25,7 @@ use clap::Parser;
 use client::Config;
 use cluster::message::Failure;
 
-use crate::cli::{Cli, Command, MonCommand, OsdCommand};
+use crate::cli::{Cli, Command, MonCommand, OsdCommand, TaskCommand};
 use crate::output::Format;
 
 /// What an OSD ends with that the cluster does not know any more: nobody need start it again.
@@ -89,6 +89,7 @@ fn run(cli: Cli, format: Format) -> Result<(), Failure> {
         Command::Volume(command) => admin::volume(&config(cluster)?, command, format),
         Command::Pool(command) => admin::pool(&config(cluster)?, command, format),
         Command::Pg(command) => admin::pg(&config(cluster)?, command, format),
+        Command::Task(TaskCommand::Ls) => status::task_list(&config(cluster)?, format),
         Command::Config(command) => admin::config(&config(cluster)?, command, format),
         Command::State(command) => admin::state(&config(cluster)?, command, format),
         Command::Status { watch: false } => status::status(&config(cluster)?, format),

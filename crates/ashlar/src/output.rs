@@ -107,15 +107,46 @@ pub fn print_rows(format: Format, rows: &Value, columns: &[Column], empty: &str)
         println!("{empty}");
         return;
     };
+    for line in table_lines(rows, columns, terminal_width()) {
+        println!("{line}");
+    }
+}
+
+/// How many characters fit into a line; `None`: standard output is no terminal, nothing is cut.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+/// The lines of a table. Columns that do not fit beside the others follow below them, in a table of
+/// their own that begins with the first column again: no word is broken at the end of a line.
+fn table_lines(rows: &[Value], columns: &[Column], width: Option<usize>) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut rest = columns;
+    while !rest.is_empty() {
+        let first = if lines.is_empty() { &[][..] } else { &columns[..1] };
+        let part = |count: usize| plain_table(rows, &[first, &rest[..count]].concat());
+        let fits = |lines: &[String]| {
+            width.is_none_or(|width| lines.iter().all(|line| line.chars().count() <= width))
+        };
+        let count = (1..=rest.len()).rev().find(|count| fits(&part(*count))).unwrap_or(1);
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.extend(part(count));
+        rest = &rest[count..];
+    }
+    lines
+}
+
+fn plain_table(rows: &[Value], columns: &[Column]) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(columns.iter().map(|column| column.title));
     for row in rows {
         table.add_row(columns.iter().map(|column| cell(row, column)));
     }
-    for line in table.to_string().lines() {
-        println!("{}", line.trim_end());
-    }
+    table.to_string().lines().map(|line| line.trim_end().to_string()).collect()
 }
 
 /// Prints one object as JSON or as lines `title: value`.
@@ -204,6 +235,33 @@ impl Drop for Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wide_table_is_split_between_columns_at_80_characters() {
+        const COLUMNS: &[Column] = &[
+            column("ID", "id"),
+            size_column("SIZE", "size"),
+            column("HOST", "host"),
+            column("PATH", "path"),
+            column("NOTE", "note"),
+        ];
+        let path = "/var/lib/ashlar/a/rather/long/path/of/osd.1";
+        let note = "waits for another OSD of the same host";
+        let rows = [json!({
+            "id": 1, "size": 1 << 30, "host": "host-with-a-long-name", "path": path, "note": note,
+        })];
+        let wide = table_lines(&rows, COLUMNS, None);
+        assert_eq!(wide.len(), 2);
+        assert!(wide[1].chars().count() > 80, "{wide:?}");
+        let lines = table_lines(&rows, COLUMNS, Some(80));
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        assert_eq!(lines.len(), 5, "{lines:#?}");
+        assert!(lines[1].contains(path) && lines[4].contains(note), "{lines:#?}");
+        assert!(lines[3].trim_start().starts_with("ID"), "{lines:#?}");
+        // What is wider than the terminal by itself stands alone, whole.
+        let narrow = table_lines(&rows, COLUMNS, Some(20));
+        assert!(narrow.iter().any(|line| line.contains(path)), "{narrow:#?}");
+    }
 
     #[test]
     fn rates_are_told_with_what_they_take() {

@@ -6,10 +6,12 @@ use std::time::Duration;
 use client::Config;
 use cluster::message::{Command, Failure};
 use cluster::monitor::is_not_done_yet;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::admin::COMMAND_TIME_MAX;
-use crate::output::{Format, failure, print_json, rate_text, size_text, work_text};
+use crate::output::{
+    Column, Format, column, failure, print_json, print_rows, rate_text, size_text, work_text,
+};
 
 /// `ashlar status`
 pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
@@ -78,6 +80,51 @@ pub fn check(config: &Config, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
+const TASK: &[Column] = &[
+    column("TASK", "kind"),
+    column("OF", "name"),
+    column("STATE", "state"),
+    column("DONE", "done"),
+    column("TIME LEFT", "time_left"),
+    column("WAITS FOR", "waits_for"),
+];
+
+/// `ashlar task ls`
+pub fn task_list(config: &Config, format: Format) -> Result<(), Failure> {
+    let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
+    let mut tasks = background_tasks(&status);
+    if format == Format::Text {
+        for task in &mut tasks {
+            task["done"] = task_percent(task).map(|percent| format!("{percent} %")).into();
+            task["time_left"] = eta_text(task).into();
+        }
+    }
+    print_rows(format, &tasks.into(), TASK, "nothing runs in the background");
+    Ok(())
+}
+
+/// The tasks of a status, and as one more the data that is copied, or waits to be.
+fn background_tasks(status: &Value) -> Vec<Value> {
+    let (recovery, pgs) = (&status["recovery"], &status["pgs"]);
+    let mut tasks = status["tasks"].as_array().cloned().unwrap_or_default();
+    let is_copying = recovery["bytes_left"].as_u64().is_some_and(|left| left > 0);
+    let waits_for = awaited_text(recovery);
+    if is_copying || waits_for.is_some() {
+        tasks.push(json!({
+            "kind": "backfill",
+            "name": Value::Null,
+            "state": if is_copying { "copying" } else { "waiting" },
+            "pgs_done": pgs["clean"],
+            "pgs_total": pgs["total"],
+            "bytes_left": recovery["bytes_left"],
+            "bytes_per_second": recovery["bytes_per_second"],
+            "eta_seconds": if is_copying { recovery["eta_seconds"].clone() } else { Value::Null },
+            "waits_for": waits_for,
+        }));
+    }
+    tasks
+}
+
 /// The screen of a status.
 fn render(status: &Value) -> String {
     let mut text = String::new();
@@ -96,7 +143,8 @@ fn render(status: &Value) -> String {
     let up = osds.iter().filter(|osd| osd["up"] == Value::Bool(true)).count();
     let size: u64 = osds.iter().filter_map(|osd| osd["size_bytes"].as_u64()).sum();
     let used: u64 = osds.iter().filter_map(|osd| osd["used_bytes"].as_u64()).sum();
-    line(format!("osds        {up} of {} up", osds.len()));
+    let fullness = fullness_text(&osds).map_or_else(String::new, |text| format!(", {text}"));
+    line(format!("osds        {up} of {} up{fullness}", osds.len()));
     line(format!(
         "space       {} used of {}{}",
         size_text(used),
@@ -172,6 +220,29 @@ fn render_checks(status: &Value) -> String {
     text
 }
 
+/// How much of an OSD is used, in percent.
+pub fn used_percent(osd: &Value) -> Option<u64> {
+    let (used, size) = (osd["used_bytes"].as_u64()?, osd["size_bytes"].as_u64()?);
+    used.saturating_mul(100).checked_div(size)
+}
+
+/// How full the OSDs are on average, and which of those that are up and in are least and most full.
+pub fn fullness_text(osds: &[Value]) -> Option<String> {
+    let counts = |osd: &&Value| osd["up"] == true && osd["in"] == true;
+    let osds: Vec<&Value> = osds.iter().filter(counts).collect();
+    let sum = |key: &str| osds.iter().filter_map(|osd| osd[key].as_u64()).sum::<u64>();
+    let mean = sum("used_bytes").saturating_mul(100).checked_div(sum("size_bytes"))?;
+    let percents = || osds.iter().filter_map(|osd| Some((used_percent(osd)?, &osd["id"])));
+    let (least, emptiest) = percents().min_by_key(|(percent, _)| *percent)?;
+    let (most, fullest) = percents().max_by_key(|(percent, _)| *percent)?;
+    Some(match least == most {
+        true => format!("each {mean} % full"),
+        false => {
+            format!("{mean} % full on average: osd.{emptiest} {least} % to osd.{fullest} {most} %")
+        }
+    })
+}
+
 /// ` (17 %)`: a part of something, or nothing where there is nothing.
 fn percent_text(part: u64, whole: u64) -> String {
     match (u128::from(part) * 100).checked_div(u128::from(whole)) {
@@ -190,20 +261,26 @@ fn span_text(seconds: u64) -> String {
 }
 
 /// Work in the background: what, of what, how far, and what it waits for.
-pub fn task_sentence(task: &Value) -> String {
+fn task_sentence(task: &Value) -> String {
     let word = |key: &str| task[key].as_str().unwrap_or_default();
     let mut text = format!("{} {}: {}", word("kind"), word("name"), word("state"));
     if let Some(percent) = task_percent(task) {
         text.push_str(&format!(", {percent} %"));
     }
+    text.push_str(&format!(", time left: {}", eta_text(task)));
     if let Some(waits_for) = task["waits_for"].as_str() {
         text.push_str(&format!(", waits for {waits_for}"));
     }
     text
 }
 
+/// When something is done, for people.
+fn eta_text(work: &Value) -> String {
+    work["eta_seconds"].as_u64().map_or_else(|| "unknown".into(), span_text)
+}
+
 /// How much of a task is done.
-pub fn task_percent(task: &Value) -> Option<u64> {
+fn task_percent(task: &Value) -> Option<u64> {
     let (done, total) = (task["pgs_done"].as_u64()?, task["pgs_total"].as_u64()?);
     done.saturating_mul(100).checked_div(total)
 }
@@ -211,21 +288,25 @@ pub fn task_percent(task: &Value) -> Option<u64> {
 /// OSDs that a sentence names.
 const NAMED_COUNT_MAX: usize = 5;
 
-fn recovery_sentence(status: &Value) -> String {
-    let (recovery, pgs) = (&status["recovery"], &status["pgs"]);
-    let under_way = recovery["bytes_left"].as_u64().filter(|left| *left > 0).map(|left| {
-        let rate = recovery["bytes_per_second"].as_u64().unwrap_or(0);
-        let eta = recovery["eta_seconds"].as_u64();
-        let eta = eta.map_or_else(|| "unknown".into(), span_text);
-        format!("{} left at {}/s, time left: {eta}", size_text(left), size_text(rate))
-    });
+/// The OSDs that recovery waits for, if any.
+fn awaited_text(recovery: &Value) -> Option<String> {
     let osds = recovery["waits_for"].as_array().map_or(&[][..], Vec::as_slice);
     let mut names: Vec<String> =
         osds.iter().take(NAMED_COUNT_MAX).map(|osd| format!("osd.{osd}")).collect();
     if osds.len() > names.len() {
         names.push(format!("{} more", osds.len() - names.len()));
     }
-    let waits = (!names.is_empty()).then(|| format!("waiting for {}", names.join(", ")));
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+fn recovery_sentence(status: &Value) -> String {
+    let (recovery, pgs) = (&status["recovery"], &status["pgs"]);
+    let under_way = recovery["bytes_left"].as_u64().filter(|left| *left > 0).map(|left| {
+        let rate = recovery["bytes_per_second"].as_u64().unwrap_or(0);
+        let eta = eta_text(recovery);
+        format!("{} left at {}/s, time left: {eta}", size_text(left), size_text(rate))
+    });
+    let waits = awaited_text(recovery).map(|names| format!("waiting for {names}"));
     match (under_way, waits) {
         (Some(under_way), Some(waits)) => format!("{under_way}; {waits}"),
         (Some(sentence), None) | (None, Some(sentence)) => sentence,
@@ -237,7 +318,6 @@ fn recovery_sentence(status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn the_screen_names_every_trouble_and_its_remedy() {
@@ -268,7 +348,7 @@ mod tests {
             "pool        fast: 0",
             "used of 1GiB (0 %)",
             "tcp:a:1 on h",
-            "task        remove old: deleting, 37 %",
+            "task        remove old: deleting, 37 %, time left: unknown",
         ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");
         }
@@ -296,5 +376,49 @@ mod tests {
         assert_eq!(span_text(2 * 3_600 + 90), "2 h 1 min");
         let many = sentence(0, 4, &[1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(many, "waiting for osd.1, osd.2, osd.3, osd.4, osd.5, 2 more");
+    }
+
+    #[test]
+    fn background_tasks_name_what_is_copied_and_never_guess_the_time_left() {
+        let status = |recovery: Value| {
+            json!({
+                "pgs": {"total": 8, "clean": 6},
+                "recovery": recovery,
+                "tasks": [{
+                    "kind": "remove", "name": "old", "state": "deleting", "pgs_done": 1,
+                    "pgs_total": 8, "eta_seconds": 130, "waits_for": null,
+                }],
+            })
+        };
+        let idle = background_tasks(&status(json!({"bytes_left": 0, "waits_for": []})));
+        assert_eq!(idle.len(), 1);
+        assert_eq!(task_sentence(&idle[0]), "remove old: deleting, 12 %, time left: 3 min");
+        let copying = json!({"bytes_left": 9, "bytes_per_second": 0, "eta_seconds": null});
+        let tasks = background_tasks(&status(copying));
+        assert_eq!(
+            (&tasks[1]["kind"], &tasks[1]["state"]),
+            (&json!("backfill"), &json!("copying"))
+        );
+        assert_eq!((task_percent(&tasks[1]), eta_text(&tasks[1])), (Some(75), "unknown".into()));
+        let waiting = json!({"bytes_left": 0, "eta_seconds": 0, "waits_for": [2, 3]});
+        let tasks = background_tasks(&status(waiting));
+        assert_eq!(
+            (&tasks[1]["waits_for"], &tasks[1]["state"]),
+            (&json!("osd.2, osd.3"), &json!("waiting"))
+        );
+        assert_eq!(eta_text(&tasks[1]), "unknown");
+    }
+
+    #[test]
+    fn fullness_names_the_least_and_the_most_full() {
+        let osd = |id: u32, used: u64, up: bool| {
+            let size = 200;
+            json!({"id": id, "up": up, "in": true, "used_bytes": used, "size_bytes": size})
+        };
+        let osds = [osd(1, 20, true), osd(2, 160, true), osd(3, 200, false)];
+        let text = fullness_text(&osds).expect("two are up");
+        assert_eq!(text, "45 % full on average: osd.1 10 % to osd.2 80 %");
+        assert_eq!(fullness_text(&osds[..1]).as_deref(), Some("each 10 % full"));
+        assert_eq!(fullness_text(&osds[2..]), None);
     }
 }

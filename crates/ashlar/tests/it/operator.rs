@@ -163,6 +163,16 @@ fn tree_and_status(cluster: &Cluster) {
     let text = cluster.run(&["osd", "tree"]);
     assert_eq!(text.lines().count(), 5, "{text}");
     assert!(text.contains("- osd.1") && text.contains("2/2"), "{text}");
+    let text = cluster.run(&["osd", "ls"]);
+    assert!(text.contains("FULL") && text.contains(" % full"), "{text}");
+    for row in rows(&cluster.json(&["osd", "ls"])) {
+        assert!(row["path"].as_str().is_some_and(|path| path.starts_with('/')), "{row}");
+    }
+    // What runs in the background comes and goes: osd.2 was taken out a moment ago.
+    assert!(cluster.json(&["task", "ls"]).is_array());
+    wait_for("an idle cluster", || {
+        cluster.run(&["task", "ls"]).starts_with("nothing runs in the background")
+    });
     // `status --watch` tells the next status when something changed.
     let mut command: Command = cluster.command(&["status", "--watch", "--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");

@@ -34,6 +34,10 @@ pub(super) struct TaskRun {
     /// What it waits for, for people.
     waits_for: Option<String>,
     is_progress_queued: bool,
+    /// When this process began to delete, and how many PGs were done then.
+    began: Option<(Time, u32)>,
+    /// How long it will take at the pace so far; `None`: unknown.
+    time_left: Option<Duration>,
 }
 
 /// Top to bottom is the order in time.
@@ -105,6 +109,18 @@ impl Portions {
         }
     }
 
+    fn done_count(&self) -> u32 {
+        self.done_up_to + self.done.len() as u32
+    }
+
+    /// How long the rest takes at the pace since `began`; `None`: nothing was done since.
+    fn time_left(&self, now: Time, began: (Time, u32), pg_count: u32) -> Option<Duration> {
+        let done = self.done_count();
+        let left = u64::from(pg_count.saturating_sub(done));
+        let nanos = now.since(began.0).as_nanos().checked_div(u64::from(done - began.1))?;
+        Some(Duration::from_nanos(nanos.saturating_mul(left)))
+    }
+
     fn is_done(&self, pg_count: u32) -> bool {
         self.done_up_to == pg_count && self.later.is_empty() && self.asked.is_empty()
     }
@@ -122,6 +138,8 @@ impl Monitor {
                 blocks_deleted: 0,
                 waits_for: None,
                 is_progress_queued: false,
+                began: None,
+                time_left: None,
             });
         }
     }
@@ -170,6 +188,7 @@ impl Monitor {
                 return;
             }
             run.stage = TaskStage::Delete(Portions::of(record, now));
+            run.began = Some((now, record.pgs_done));
         }
         let TaskStage::Delete(portions) = &mut run.stage else { return };
         while portions.asked.len() < ASKED_COUNT_MAX
@@ -185,6 +204,8 @@ impl Monitor {
                 }
             }
         }
+        let pace = run.began.filter(|_| run.waits_for.is_none());
+        run.time_left = pace.and_then(|began| portions.time_left(now, began, pg_count));
         let step = (pg_count / PROGRESS_PARTS).max(1);
         if portions.is_done(pg_count) {
             run.stage = TaskStage::End;
@@ -313,9 +334,7 @@ impl Monitor {
         let run = self.tasks.get(&record.id);
         let (state, pgs_done) = match run.map(|run| &run.stage) {
             None | Some(TaskStage::Fence) => ("fencing", record.pgs_done),
-            Some(TaskStage::Delete(portions)) => {
-                ("deleting", portions.done_up_to + portions.done.len() as u32)
-            }
+            Some(TaskStage::Delete(portions)) => ("deleting", portions.done_count()),
             Some(TaskStage::End) => ("ending", pool.map_or(0, |pool| pool.pool.pg_count)),
         };
         json!({
@@ -327,6 +346,7 @@ impl Monitor {
             "state": state,
             "pgs_total": pool.map(|pool| pool.pool.pg_count),
             "pgs_done": pgs_done,
+            "eta_seconds": run.and_then(|run| run.time_left).map(|left| left.as_millis().div_ceil(1_000)),
             "blocks_deleted": run.map_or(0, |run| run.blocks_deleted),
             "waits_for": run.and_then(|run| run.waits_for.as_ref()),
         })
@@ -335,5 +355,29 @@ impl Monitor {
     /// What a task waits for, for people.
     pub(super) fn task_waits_for(&self, task: TaskId) -> Option<&str> {
         self.tasks.get(&task)?.waits_for.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_left_follows_the_pace_and_is_unknown_without_progress() {
+        let at = |seconds: u64| Time::from_nanos(seconds * 1_000_000_000);
+        let mut portions = Portions {
+            next: 10,
+            later: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            done: BTreeSet::new(),
+            done_up_to: 2,
+        };
+        assert_eq!(portions.time_left(at(5), (at(1), 2), 10), None);
+        // PG 3 is done before PG 2: two of eight in four seconds.
+        portions.mark_done(Portion::Pg(3));
+        portions.mark_done(Portion::Pg(2));
+        assert_eq!(portions.time_left(at(5), (at(1), 2), 10), Some(Duration::from_secs(12)));
+        portions.mark_done(Portion::Pg(5));
+        assert_eq!(portions.time_left(at(7), (at(1), 2), 10), Some(Duration::from_secs(10)));
     }
 }
