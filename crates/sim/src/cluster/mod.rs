@@ -77,7 +77,7 @@ pub const OPERATIONS: [&str; 20] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 79] = [
+pub const FAULTS: [&str; 78] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -141,7 +141,6 @@ pub const FAULTS: [&str; 79] = [
     "suspect PG given up",
     "members lost below the minimum given up",
     "pool full",
-    "users made room",
     "damaged range met",
     "session ended",
     "operation given up by its client",
