@@ -13,6 +13,7 @@ pub mod message;
 pub mod monitor;
 pub mod numbers;
 pub mod reach;
+mod record_errors;
 pub mod records;
 pub mod settings;
 pub mod state;

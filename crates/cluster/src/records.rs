@@ -14,12 +14,12 @@ use base::{
     StripeIndex,
 };
 use format::wire::PgEntry;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::map::{FenceRange, ImageInfo, OsdInfo, Pool};
 use crate::numbers;
+use crate::record_errors::parse;
 use crate::stats::{NewestPeriods, Rows, Table};
 
 /// Format of the state store that this program writes and understands.
@@ -705,10 +705,6 @@ impl Record {
         numbers::check(&record)?;
         Ok(record)
     }
-}
-
-fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
 fn is_no_revision(revision: &MapRevision) -> bool {
