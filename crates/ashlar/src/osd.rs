@@ -467,9 +467,9 @@ fn serve(
                 Effect::Joined { incarnation } => {
                     refusals_left = usize::MAX;
                     eprintln!("{}", recovery_line(&node.recovery_report()));
-                    eprintln!("joined the cluster, run {incarnation}");
                     reactor.set_trust(trust(incarnation));
                 }
+                Effect::Trace(event) => eprintln!("{event}"),
                 Effect::Stop(StopReason::Stalled) => return Ok(Some(node.stalls())),
                 Effect::Stop(reason) => return stopped(reason).map(|()| None),
             }

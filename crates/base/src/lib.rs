@@ -1,4 +1,4 @@
-//! Words that every crate shares: ids, sizes, time, checksums, buffers, histograms.
+//! Words that every crate shares: ids, sizes, time, checksums, buffers, histograms, trace events.
 //!
 //! Nothing here opens a file, reads a clock or draws a random number. The only dependency computes
 //! CRC-32C; its bytes are frozen by a test.
@@ -12,6 +12,7 @@ pub mod planted;
 pub mod seeds;
 pub mod size;
 pub mod time;
+pub mod trace;
 
 pub use buffer::{Buffer, BufferMut, BufferPool};
 pub use checksum::{Checksum, crc32c};
@@ -22,3 +23,4 @@ pub use ids::{
 pub use seeds::seeds;
 pub use size::{BlockSize, GIB, KIB, MIB, TIB, UNIT_SIZE};
 pub use time::{Duration, Time};
+pub use trace::TraceEvent;

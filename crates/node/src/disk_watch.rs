@@ -12,7 +12,7 @@
 //! OSD in their entries it serves like any other.
 
 use base::planted::{self, Bug};
-use base::{Duration, Time};
+use base::{Duration, Time, TraceEvent};
 use blockstore::{NoteKey, Request as StoreRequest};
 use cluster::settings::Setting;
 use format::wire::PgEntry;
@@ -125,6 +125,7 @@ impl Node {
         self.disk_watch.at = now + WATCH_EVERY;
         let age = self.store.oldest_operation();
         let was_stalled = self.disk_watch.is_stalled();
+        let before = self.disk_watch.stage;
         match self.disk_watch.stage {
             Stage::Well | Stage::Over { .. } | Stage::Probing { .. } if age > STALL_AFTER => {
                 self.disk_watch.stalls.began(now);
@@ -145,10 +146,38 @@ impl Node {
             Stage::Well | Stage::Over { .. } | Stage::Stalled { .. } | Stage::Leaving => {}
         }
         let is_slow = age > Setting::DiskSlow.span_in(&self.cluster_settings);
+        if is_slow != self.disk_watch.is_slow {
+            let event = match is_slow {
+                true => TraceEvent::warn("the disk is slow").number("oldest_ms", age.as_millis()),
+                false => TraceEvent::info("the disk is no longer slow"),
+            };
+            effects.push(Effect::Trace(event));
+        }
+        self.trace_stage(before, age, effects);
         if is_slow != self.disk_watch.is_slow || was_stalled != self.disk_watch.is_stalled() {
             self.disk_watch.is_slow = is_slow;
             self.report_at = now;
         }
+    }
+
+    /// Tells the log what has changed of a disk that hangs.
+    fn trace_stage(&self, before: Stage, age: Duration, effects: &mut Vec<Effect>) {
+        let event = match (before, self.disk_watch.stage) {
+            (Stage::Stalled { .. }, Stage::Stalled { .. }) => return,
+            (_, Stage::Stalled { .. }) => {
+                let event = TraceEvent::error("the disk hangs: nobody counts on it");
+                event.number("oldest_ms", age.as_millis())
+            }
+            (Stage::Stalled { .. }, Stage::Leaving) => TraceEvent::warn(
+                "the disk answers again, and PGs went on without it: the store is opened anew",
+            ),
+            (Stage::Stalled { .. }, _) => TraceEvent::info("the disk answers again"),
+            (Stage::Probing { .. }, Stage::Well) => {
+                TraceEvent::info("the disk has answered for long enough: it counts again")
+            }
+            _ => return,
+        };
+        effects.push(Effect::Trace(event));
     }
 
     /// Newer entries took the place of these, in which this OSD had a part.

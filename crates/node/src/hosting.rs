@@ -30,6 +30,7 @@ impl Node {
             self.pools_noted.remove(pool);
         }
         let before = self.entries_replaced(&delta);
+        self.trace_fences(&delta, effects);
         let applied = self.map.apply(delta);
         self.see_what_left(&before, effects);
         for entry in &before {
@@ -145,6 +146,9 @@ impl Node {
             return;
         }
         let obstacle = self.obstacle(&self.pgs[slot], &entry);
+        if let Some(why) = obstacle.as_ref().filter(|_| self.leads(&entry)) {
+            self.trace_suspect(id, why, effects);
+        }
         if let Some(why) = obstacle.or_else(|| self.wait_for_grants(now, &entry)) {
             return self.halt(now, slot, why, effects);
         }
@@ -324,6 +328,7 @@ impl Node {
             self.pgs[slot].drop_stuck_learners(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
+        self.trace_states(now, effects);
         self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
         self.keep_old_note(now);
@@ -395,7 +400,7 @@ impl Node {
     }
 
     /// What a PG that this OSD leads waits for, for people; `None`: it serves.
-    fn waits_for(&self, slot: usize) -> Option<String> {
+    pub(crate) fn waits_for(&self, slot: usize) -> Option<String> {
         let pg = &self.pgs[slot];
         let what = match pg.serving() {
             Serving::Active => return None,

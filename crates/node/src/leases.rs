@@ -55,6 +55,8 @@ struct Held {
     /// Renewals that may still be answered, oldest first: stamp, when it was sent.
     sent: VecDeque<(u64, Time)>,
     valid_until: Option<Time>,
+    /// It has run out, which was told: since then.
+    out_since: Option<Time>,
     /// PGs that the last grant was not for, and the epoch that the giver knows.
     lost: BTreeMap<PgId, Epoch>,
 }
@@ -109,6 +111,7 @@ impl Leases {
                     stamp_next: 1,
                     sent: VecDeque::new(),
                     valid_until: None,
+                    out_since: None,
                     lost: BTreeMap::new(),
                 };
                 self.held.insert(giver.osd, held);
@@ -162,6 +165,26 @@ impl Leases {
         };
         held.valid_until.is_some_and(|until| now < until)
             && held.lost.get(&pg).is_none_or(|newest| *newest <= epoch)
+    }
+
+    /// Leases that ran out since the last call, and for how long those did not hold that do again.
+    pub fn take_changes(&mut self, now: Time) -> Vec<(OsdId, Option<Duration>)> {
+        let mut changes = Vec::new();
+        for (giver, held) in &mut self.held {
+            let Some(until) = held.valid_until else { continue };
+            match held.out_since {
+                None if until <= now => {
+                    held.out_since = Some(until);
+                    changes.push((*giver, None));
+                }
+                Some(since) if now < until => {
+                    held.out_since = None;
+                    changes.push((*giver, Some(now.since(since))));
+                }
+                _ => {}
+            }
+        }
+        changes
     }
 
     /// Whether the giver knows a newer epoch of any PG than `epoch_of` tells.

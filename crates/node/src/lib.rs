@@ -22,6 +22,7 @@
 //! | `filling.rs` | how fast learners are filled |
 //! | `clearing.rs` | removing what nobody needs |
 //! | `disk_watch.rs` | a disk that is slow or hangs |
+//! | `lines.rs` | lines for the log: one for each change of a state |
 //! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
 //! | `newcomers.rs` | sessions that were shown before the map they act on |
 //! | `requests.rs` | a request's way from its arrival to its reply |
@@ -37,6 +38,7 @@ mod filling;
 mod hosting;
 mod lane;
 mod leases;
+mod lines;
 mod link;
 mod mesh;
 mod newcomers;
@@ -59,7 +61,7 @@ mod node_fuzz;
 #[cfg(test)]
 mod tests;
 
-use base::{ClusterId, Duration, Incarnation, MIB, OsdId};
+use base::{ClusterId, Duration, Incarnation, MIB, OsdId, TraceEvent};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
 
 pub use compare::{Comparison, compare};
@@ -92,6 +94,8 @@ pub enum Effect {
         /// This run's number.
         incarnation: Incarnation,
     },
+    /// Something happened that is worth a line of the log.
+    Trace(TraceEvent),
     /// The process ends. No effect follows.
     Stop(StopReason),
 }

@@ -429,6 +429,7 @@ impl Node {
         }
         if self.mesh.renew_at.is_some_and(|at| at <= now) {
             self.mesh.renew_at = Some(now + renew_every(self.lease_span()));
+            self.trace_leases(now, effects);
             self.find_silent(now, effects);
             self.renew_all(now, effects);
         }

@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{BufferPool, ConnectionId, Duration, Incarnation, OsdId, PgId, PoolId, Time, Version};
+use base::{
+    BufferPool, ConnectionId, Duration, Incarnation, OsdId, PgId, PoolId, Time, TraceEvent, Version,
+};
 use blockstore::{NoteKey, Request as StoreRequest, RequestId, Store};
 use cluster::copy::Seen;
 use cluster::map::ClusterMap;
@@ -19,6 +21,7 @@ use crate::clearing::Clearing;
 use crate::disk_watch::DiskWatch;
 use crate::filling::Budget;
 use crate::leases::Leases;
+use crate::lines::Lines;
 use crate::link::{Link, LinkStage, LinkStep};
 use crate::mesh::Mesh;
 use crate::newcomers::Newcomers;
@@ -79,6 +82,7 @@ pub struct Node {
     actions_spare: Vec<Action>,
     pub(crate) report_at: Time,
     pub(crate) disk_watch: DiskWatch,
+    pub(crate) lines: Lines,
     pub(crate) stats: Stats,
     /// Once the process is asked to end: how long what was started is waited for.
     drain_until: Time,
@@ -205,6 +209,7 @@ impl Node {
             actions_spare: Vec::new(),
             report_at: now,
             disk_watch: DiskWatch::new(now, stalls),
+            lines: Lines::default(),
             stats: Stats::new(now),
             drain_until: now,
             recheck: false,
@@ -427,6 +432,9 @@ impl Node {
                 self.booted(now, connection, incarnation, effects);
             }
             FromMonitor::OsdRefused { error } => {
+                let event = TraceEvent::error("the monitor refuses this OSD");
+                let event = event.with("code", &error.code).with("why", &error.message);
+                effects.push(Effect::Trace(event));
                 let why = format!("{}; {}", error.message, error.hint);
                 self.stop(
                     match error.code.as_str() {
@@ -485,6 +493,8 @@ impl Node {
         if self.incarnation != Some(incarnation) {
             self.incarnation = Some(incarnation);
             effects.push(Effect::Joined { incarnation });
+            let event = TraceEvent::info("joined the cluster");
+            effects.push(Effect::Trace(event.number("run", incarnation.get())));
         }
         self.subscribe(effects);
         self.saw_is_due = true;
@@ -677,6 +687,10 @@ impl Node {
         if let Err(reason) = self.check_store() {
             return self.stop(StopReason::Store(reason), effects);
         }
+        if self.store.has_unsettled_damage() {
+            let what = "the store is suspect: recovery found damage that may have cost writes";
+            effects.push(Effect::Trace(TraceEvent::warn(what)));
+        }
         self.phase = Phase::Running;
         self.leases = Leases::new(now, self.lease_noted);
         self.space_credits = SpaceCredits::new();
@@ -761,6 +775,7 @@ impl Node {
                         self.answer(now, slot, ticket, outcome, effects);
                     }
                     Action::Activated => {
+                        self.trace_active(now, slot, effects);
                         self.recheck = true;
                         self.budget.begin(now);
                         if std::mem::take(&mut self.report_is_due) {

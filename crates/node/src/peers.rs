@@ -367,6 +367,7 @@ impl Node {
     pub(crate) fn tell_new_needs(&mut self, effects: &mut Vec<Effect>) {
         if !self.peers.needs_new.is_empty() {
             let needs = std::mem::take(&mut self.peers.needs_new);
+            self.trace_needs(&needs, effects);
             self.tell_monitor(&ToMonitor::PgNeeds { needs }, effects);
         }
     }
@@ -379,7 +380,8 @@ impl Node {
             !needs.is_empty()
         });
         let needs: Vec<PgNeed> = self.peers.needs.values().flatten().cloned().collect();
-        self.peers.needs_new.clear();
+        let new = std::mem::take(&mut self.peers.needs_new);
+        self.trace_needs(&new, effects);
         if !needs.is_empty() {
             self.tell_monitor(&ToMonitor::PgNeeds { needs }, effects);
         }

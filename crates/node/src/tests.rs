@@ -4,6 +4,7 @@ mod clearing;
 pub mod cluster_rig;
 mod hung_disk;
 mod lazy;
+mod lines;
 mod members;
 mod newcomers;
 pub mod rig;
@@ -961,6 +962,7 @@ fn a_full_osd_refuses_writes_and_takes_them_again_after_a_deletion() {
     assert_eq!(rig.ask(1, write_in(place(1, stripe), 0, 4, 7)), Err(Refusal::Full));
     rig.advance(Duration::from_secs(1));
     assert!(last_report(&rig).full);
+    assert!(rig.lines.iter().any(|event| event.what.starts_with("the store is full")));
     let read = Op::Read { place: place(1, 3), offset: 0, length: UNIT, parents: Vec::new() };
     assert_eq!(rig.read_bytes(1, read), [7]);
     let zero =
@@ -970,6 +972,7 @@ fn a_full_osd_refuses_writes_and_takes_them_again_after_a_deletion() {
     }
     rig.advance(Duration::from_secs(1));
     assert!(!last_report(&rig).full);
+    assert!(rig.lines.iter().any(|event| event.what == "the store has space again"));
     assert!(rig.ask(1, write_in(place(1, stripe), 0, 4, 8)).is_ok());
 }
 

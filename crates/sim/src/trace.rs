@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Write};
 
+use base::{Time, TraceEvent};
+
 /// Everything that happened, as a hash, and on request as text on the standard output.
 pub struct Trace {
     hash: u64,
@@ -27,6 +29,14 @@ impl Trace {
         self.hash = mix(self.hash, self.line.len() as u64);
         if self.verbose {
             println!("{}", self.line);
+        }
+    }
+
+    /// Prints a line that a process writes to its log. The hash does not see it: a run with other
+    /// lines is the same run.
+    pub fn log(&self, now: Time, process: impl fmt::Debug, event: &TraceEvent) {
+        if self.verbose {
+            println!("{now:?} {process:?} logs {}: {event}", event.level);
         }
     }
 

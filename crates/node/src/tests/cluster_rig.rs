@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{
     BlockSize, BufferPool, ConnectionId, Duration, Epoch, Incarnation, MapRevision, OsdId,
-    SessionId, Time, Version,
+    SessionId, Time, TraceEvent, Version,
 };
 use blockstore::{BlockKey, STORE_SIZE_MIN, StoreId};
 use cluster::map::{FailureDomain, MapDelta, OsdInfo, Pool, PoolDelta};
@@ -38,6 +38,8 @@ pub struct Host {
     kept: VecDeque<Event>,
     runs: u64,
     pub told: Vec<ToMonitor>,
+    /// Lines for the log.
+    pub lines: Vec<TraceEvent>,
 }
 
 /// All hosts, and what lies between them.
@@ -98,6 +100,7 @@ impl Host {
             kept: VecDeque::new(),
             runs: 0,
             told: Vec::new(),
+            lines: Vec::new(),
         }
     }
 
@@ -250,6 +253,7 @@ impl Cluster {
                     Effect::Disk(effect) => events.push(self.hosts[host].disk.carry_out(effect)),
                     Effect::Net(effect) => self.net(host, effect),
                     Effect::Joined { incarnation } => self.hosts[host].incarnation = incarnation,
+                    Effect::Trace(event) => self.hosts[host].lines.push(event),
                     Effect::Stop(reason) => self.hosts[host].stopped = Some(reason),
                 }
             }

@@ -6,7 +6,7 @@ use base::checksum::checksum_units;
 use base::{
     BlockSize, Buffer, BufferPool, Checksum, ClusterId, ConnectionId, Duration, Epoch, ImageId,
     Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId, StripeIndex, Time,
-    UNIT_SIZE, Version,
+    TraceEvent, UNIT_SIZE, Version,
 };
 use blockstore::{CommitMode, CreateOptions, STORE_SIZE_MIN, StoreId};
 use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
@@ -160,6 +160,8 @@ pub struct Rig {
     pub replies: Vec<(ConnectionId, Reply)>,
     pub joined: Vec<Incarnation>,
     pub stopped: Option<StopReason>,
+    /// Lines for the log.
+    pub lines: Vec<TraceEvent>,
     sequence: u64,
 }
 
@@ -286,6 +288,7 @@ impl Rig {
             replies: Vec::new(),
             joined: Vec::new(),
             stopped: None,
+            lines: Vec::new(),
             sequence: 0,
         };
         rig.run(effects);
@@ -340,6 +343,7 @@ impl Rig {
                     Effect::Disk(effect) => events.push(self.disk.carry_out(effect)),
                     Effect::Net(effect) => self.net(effect),
                     Effect::Joined { incarnation } => self.joined.push(incarnation),
+                    Effect::Trace(event) => self.lines.push(event),
                     Effect::Stop(reason) => self.stopped = Some(reason),
                 }
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{
     BufferPool, ClusterId, Duration, Epoch, Incarnation, MapRevision, PgId, SessionId, Time,
+    TraceEvent,
 };
 use cluster::monitor::{self, Station};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
@@ -793,6 +794,22 @@ impl World {
         if self.chaos.chance(chance) { (self.chaos.index(count + 1), true) } else { (count, false) }
     }
 
+    /// Takes lines for the log out of what a process asks: they are no steps between which it may die.
+    pub(super) fn take_lines<E>(
+        &self,
+        process: Process,
+        effects: &mut Vec<E>,
+        line_of: fn(&E) -> Option<&TraceEvent>,
+    ) {
+        effects.retain(|effect| match line_of(effect) {
+            Some(event) => {
+                self.trace.log(self.now, process, event);
+                false
+            }
+            None => true,
+        });
+    }
+
     // ---- OSDs
 
     pub(super) fn apply_osd(&mut self, index: usize, event: node::Event) -> Result<(), String> {
@@ -815,9 +832,13 @@ impl World {
     pub(super) fn carry_out_osd(
         &mut self,
         index: usize,
-        effects: Vec<node::Effect>,
+        mut effects: Vec<node::Effect>,
     ) -> Result<(), String> {
         let process = Process::Osd(index);
+        self.take_lines(process, &mut effects, |effect| match effect {
+            node::Effect::Trace(event) => Some(event),
+            _ => None,
+        });
         let (until, dies) = self.draw_death(effects.len(), self.faults.osd_dies);
         for effect in effects.into_iter().take(until) {
             match effect {
@@ -839,6 +860,7 @@ impl World {
                     self.osds[index].incarnation = incarnation;
                     self.osds[index].settle_damage();
                 }
+                node::Effect::Trace(_) => unreachable!("taken above"),
                 node::Effect::Stop(node::StopReason::Stalled) => return self.begins_anew(index),
                 node::Effect::Stop(reason) => {
                     let osd = &self.osds[index];

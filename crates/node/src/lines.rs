@@ -1,0 +1,153 @@
+//! What this OSD tells the log: one line for each change of a state, none for a request.
+//!
+//! A line is made where the change is decided. Here is what lines need beside that: how long a PG has
+//! been waiting, and what was told already.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Duration, Epoch, OsdId, PgId, Time, TraceEvent};
+use cluster::map::MapDelta;
+use cluster::message::{Need, PgNeed};
+use format::wire::{Member, PgEntry};
+
+use crate::Effect;
+use crate::node::Node;
+
+/// A PG that is not served for so long is named. Agreeing takes less where all members are there.
+const WAIT_NAMED_AFTER: Duration = Duration::from_secs(2);
+
+/// What was told, and is not to be told again.
+#[derive(Default)]
+pub(crate) struct Lines {
+    /// PGs that this OSD is to lead and does not serve.
+    waits: BTreeMap<PgId, Wait>,
+    /// PGs of which the store may have lost something, while this OSD is to lead them.
+    suspect: BTreeSet<PgId>,
+    is_full: bool,
+}
+
+struct Wait {
+    epoch: Epoch,
+    since: Time,
+    is_told: bool,
+}
+
+/// Ids of OSDs.
+fn osds(members: &[Member]) -> impl Iterator<Item = OsdId> {
+    members.iter().map(|member| member.osd)
+}
+
+/// Of one PG.
+fn of_pg(event: TraceEvent, pg: PgId, epoch: Epoch) -> TraceEvent {
+    event.with("pg", pg).number("epoch", epoch.get())
+}
+
+impl Node {
+    /// Once in a while: what has been so for long enough to be told.
+    pub(crate) fn trace_states(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for slot in 0..self.pgs.len() {
+            self.trace_wait(now, slot, effects);
+        }
+        let is_full = self.store.space().full;
+        if std::mem::replace(&mut self.lines.is_full, is_full) != is_full {
+            effects.push(Effect::Trace(match is_full {
+                true => TraceEvent::warn("the store is full: it takes no writes"),
+                false => TraceEvent::info("the store has space again"),
+            }));
+        }
+    }
+
+    /// A PG that this OSD is to lead: since when it is not served.
+    fn trace_wait(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
+        let id = self.pgs[slot].id();
+        let is_ours = |entry: &&PgEntry| entry.primary == Some(self.identity.osd);
+        let epoch = self.map.pg(id).filter(is_ours).map(|entry| entry.epoch);
+        let (Some(epoch), Some(why)) = (epoch, self.waits_for(slot)) else {
+            self.lines.waits.remove(&id);
+            return;
+        };
+        let new = || Wait { epoch, since: now, is_told: false };
+        let wait = self.lines.waits.entry(id).or_insert_with(new);
+        if wait.epoch != epoch {
+            *wait = new();
+        }
+        wait.is_told |= self.lines.suspect.contains(&id);
+        let waited = now.since(wait.since);
+        if waited >= WAIT_NAMED_AFTER && !std::mem::replace(&mut wait.is_told, true) {
+            let event = of_pg(TraceEvent::warn("PG is not served"), id, epoch);
+            let event = event.number("waited_ms", waited.as_millis()).with("why", why);
+            effects.push(Effect::Trace(event));
+        }
+    }
+
+    /// The PG in `slot` serves its epoch.
+    pub(crate) fn trace_active(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.pgs[slot].entry() else { return };
+        let event = of_pg(TraceEvent::info("PG is active"), entry.pg, entry.epoch)
+            .list("members", osds(&entry.acting))
+            .list("learners", osds(&entry.learners));
+        self.lines.suspect.remove(&entry.pg);
+        let waited = self.lines.waits.remove(&entry.pg).filter(|wait| wait.is_told);
+        let event = match waited {
+            Some(wait) => event.number("waited_ms", now.since(wait.since).as_millis()),
+            None => event,
+        };
+        effects.push(Effect::Trace(event));
+    }
+
+    /// This OSD is to lead a PG and cannot: for damage, if its store may have lost writes of it.
+    pub(crate) fn trace_suspect(&mut self, pg: PgId, why: &str, effects: &mut Vec<Effect>) {
+        if self.store.is_suspect(pg) && self.lines.suspect.insert(pg) {
+            let event = TraceEvent::warn("PG is suspect: it is not served");
+            effects.push(Effect::Trace(event.with("pg", pg).with("why", why)));
+        }
+    }
+
+    /// What PGs need that the monitor is about to be told.
+    pub(crate) fn trace_needs(&self, needs: &[PgNeed], effects: &mut Vec<Effect>) {
+        for PgNeed { pg, epoch, what } in needs {
+            let slot = self.pg_slots.get(pg).copied();
+            let event = match what {
+                Need::NewEpoch => {
+                    let why = slot.map(|slot| self.why_idle(slot)).unwrap_or_default();
+                    TraceEvent::info("PG needs a new epoch").with("why", why)
+                }
+                Need::Complete(member) => {
+                    TraceEvent::info("learner is complete").with("member", member.osd)
+                }
+                Need::Failed(member, why) => TraceEvent::warn("member cannot go on")
+                    .with("member", member.osd)
+                    .with("why", why),
+            };
+            effects.push(Effect::Trace(of_pg(event, *pg, *epoch)));
+        }
+    }
+
+    /// Leases that have run out since the last look, and those that are back.
+    pub(crate) fn trace_leases(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for (giver, was_out) in self.leases.take_changes(now) {
+            let event = match was_out {
+                None => TraceEvent::warn("lease ran out: PGs shared with its giver wait"),
+                Some(span) => {
+                    TraceEvent::info("lease is back").number("after_ms", span.as_millis())
+                }
+            };
+            effects.push(Effect::Trace(event.with("giver", giver)));
+        }
+    }
+
+    /// Sessions that a change of the map fences, of those that were served here.
+    pub(crate) fn trace_fences(&self, delta: &MapDelta, effects: &mut Vec<Effect>) {
+        for change in &delta.pools {
+            let served = change.fences.iter().filter(|session| {
+                let is_fenced = |pool: &cluster::map::PoolMap| pool.is_fenced(**session);
+                let is_known = self.map.pools.get(&change.pool.id).is_some_and(is_fenced);
+                !is_known && self.sessions.names(**session).is_some()
+            });
+            for session in served {
+                let event = TraceEvent::info("session is fenced").with("session", session);
+                effects.push(Effect::Trace(event.with("pool", change.pool.id)));
+            }
+        }
+    }
+}
