@@ -525,6 +525,7 @@ mod tests {
         let document = std::fs::read_to_string(path).expect("it is there");
         let row = |setting: Setting| {
             let Definition { name, default, min, max, help, .. } = setting.definition();
+            let [default, min, max] = [default, min, max].map(|value| setting.text_of(value));
             format!("| `{name}` | {default} | {min} to {max} | {help} |\n")
         };
         let expected: String = Setting::ALL.into_iter().map(row).collect();

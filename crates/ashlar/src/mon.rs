@@ -6,7 +6,7 @@ use base::{Duration, MonitorId, Time};
 use client::{Config, Keeper};
 use cluster::message::Failure;
 use cluster::monitor::{Effect, Event, Identity, Station, StopReason};
-use cluster::state::{EndpointDown, EndpointRoom, Endpoints, StateEvent, StateStore};
+use cluster::state::{StateEvent, StateStore};
 use format::door::{Peer, Role};
 use io::embedded::EmbeddedState;
 use io::etcd::{EtcdPlace, EtcdState};
@@ -126,7 +126,7 @@ pub fn run(
         StatePlace::Etcd(_) => Station::new(identity, may_create),
     };
     let (effects, answers) = (Vec::new(), Vec::new());
-    let shell = Shell { reactor, state, monitor, station, leader: None, effects, answers };
+    let shell = Shell { reactor, state, station, effects, answers };
     shell.serve()
 }
 
@@ -203,10 +203,7 @@ fn open(
 struct Shell {
     reactor: Reactor,
     state: Box<dyn StateStore>,
-    monitor: MonitorId,
     station: Station,
-    /// Who led when that was last told.
-    leader: Option<MonitorId>,
     effects: Vec<Effect>,
     answers: Vec<StateEvent>,
 }
@@ -239,20 +236,6 @@ impl Shell {
             if ends.is_some_and(|ends| self.station.is_retired() || ends <= now) {
                 return Ok(());
             }
-            self.tell_leader();
-        }
-    }
-
-    /// Says who leads, when that is another one than before.
-    fn tell_leader(&mut self) {
-        let leader = self.station.leader();
-        if leader != self.leader {
-            self.leader = leader;
-            match leader {
-                Some(leader) if leader == self.monitor => eprintln!("{leader} leads: this one"),
-                Some(leader) => eprintln!("{leader} leads"),
-                None => eprintln!("no monitor leads"),
-            }
         }
     }
 
@@ -268,7 +251,8 @@ impl Shell {
                 match effect {
                     Effect::Net(effect) => self.reactor.net(effect),
                     Effect::State(effect) => self.state.apply(now, effect, &mut self.answers),
-                    Effect::Ready => eprintln!("monitor: the state is loaded"),
+                    Effect::Ready | Effect::LogLevel(_) => {}
+                    Effect::Trace(event) => eprintln!("{event}"),
                     Effect::Stop(reason) => return Err(stopped(reason)),
                 }
             }
@@ -276,25 +260,6 @@ impl Shell {
                 return Ok(());
             }
             for answer in std::mem::take(&mut self.answers) {
-                match &answer {
-                    StateEvent::Condition { trouble } => {
-                        eprintln!("monitor: {}", trouble.as_deref().unwrap_or("etcd can be asked"));
-                    }
-                    StateEvent::Endpoints(Endpoints { down, nearly_full }) => {
-                        for EndpointDown { endpoint, why } in down {
-                            eprintln!("monitor: etcd does not answer at {endpoint}: {why}");
-                        }
-                        for EndpointRoom { endpoint, used_percent, .. } in nearly_full {
-                            eprintln!(
-                                "monitor: etcd uses {used_percent} % of its room at {endpoint}"
-                            );
-                        }
-                        if down.is_empty() && nearly_full.is_empty() {
-                            eprintln!("monitor: etcd answers everywhere, and has room");
-                        }
-                    }
-                    _ => {}
-                }
                 self.station.apply(now, Event::State(answer), &mut self.effects);
             }
         }

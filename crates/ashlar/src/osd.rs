@@ -470,6 +470,7 @@ fn serve(
                     reactor.set_trust(trust(incarnation));
                 }
                 Effect::Trace(event) => eprintln!("{event}"),
+                Effect::LogLevel(_) => {}
                 Effect::Stop(StopReason::Stalled) => return Ok(Some(node.stalls())),
                 Effect::Stop(reason) => return stopped(reason).map(|()| None),
             }

@@ -25,6 +25,7 @@ mod forks;
 mod give_up;
 mod guests;
 mod job;
+mod lines;
 mod load;
 mod lock;
 mod monitors;
@@ -54,7 +55,8 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, SessionId, Time};
+use base::trace::Level;
+use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, SessionId, Time, TraceEvent};
 use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::{CONTROL_SIZE_MAX, Message};
 
@@ -114,6 +116,11 @@ pub enum Effect {
     /// The state is read and this monitor leads: commands are answered from now on. Told each time
     /// that it comes to lead.
     Ready,
+    /// Something happened that is worth a line of the log.
+    Trace(TraceEvent),
+    /// The level of the log that the settings of the cluster ask for; `None`: the one that the process
+    /// was started with.
+    LogLevel(Option<Level>),
     /// The process ends. No effect follows.
     Stop(StopReason),
 }

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use base::Duration;
+use base::trace::Level;
 
 /// Longest span that a setting may name, in milliseconds: one day.
 const SPAN_MS_MAX: u64 = 24 * 3600 * 1000;
@@ -35,6 +36,8 @@ pub enum Setting {
     NearlyFull,
     /// How often statistics are told and kept.
     StatsInterval,
+    /// What daemons log.
+    LogLevel,
 }
 
 /// What a setting's number means.
@@ -44,6 +47,8 @@ pub enum Unit {
     Milliseconds,
     /// A part of a whole; may be written `85%`.
     Percent,
+    /// A level of the log, by its place in [`Level::ALL`]; written and shown by its name.
+    Level,
 }
 
 /// What defines a setting.
@@ -70,7 +75,7 @@ pub type Changed = BTreeMap<String, u64>;
 
 impl Setting {
     /// Every setting.
-    pub const ALL: [Setting; 10] = [
+    pub const ALL: [Setting; 11] = [
         Setting::SessionTimeout,
         Setting::OsdReport,
         Setting::OsdReturn,
@@ -81,6 +86,7 @@ impl Setting {
         Setting::DiskSlow,
         Setting::NearlyFull,
         Setting::StatsInterval,
+        Setting::LogLevel,
     ];
 
     /// The one place that says what the setting is.
@@ -176,6 +182,15 @@ impl Setting {
                 help: "OSDs tell what they did so often, and the monitor writes sums of it",
                 is_for_osds: true,
             },
+            Setting::LogLevel => Definition {
+                name: "log_level",
+                unit: Unit::Level,
+                default: Level::Info.index() as u64,
+                min: Level::Error.index() as u64,
+                max: Level::Debug.index() as u64,
+                help: "what OSDs and monitors log; once set, in place of what they were started with",
+                is_for_osds: true,
+            },
         }
     }
 
@@ -201,6 +216,12 @@ impl Setting {
     /// The value of a text: a number, or one with its unit. The error says what is wrong.
     pub fn parse(self, text: &str) -> Result<u64, String> {
         let Definition { unit, name, .. } = self.definition();
+        if unit == Unit::Level {
+            let level = text.parse::<Level>();
+            return level
+                .map(|level| level.index().into())
+                .map_err(|levels| format!("{text:?} is no value of {name}: write {levels}"));
+        }
         let (digits, suffix) =
             text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
         let scale = match (unit, suffix) {
@@ -216,6 +237,7 @@ impl Setting {
             let example = match unit {
                 Unit::Milliseconds => "a span, as in 500ms, 30s, 20m or 1h",
                 Unit::Percent => "a part, as in 85%",
+                Unit::Level => unreachable!("read above"),
             };
             format!("{text:?} is no value of {name}: write {example}")
         })?;
@@ -230,7 +252,22 @@ impl Setting {
                 format!("from {min} to {max} milliseconds (10000, `10s`, `20m`, `1h`)")
             }
             Unit::Percent => format!("from {min} to {max} percent"),
+            Unit::Level => format!("from {min} ({}) to {max} ({})", level(min), level(max)),
         }
+    }
+
+    /// A value as people and programs read it.
+    pub fn text_of(self, value: u64) -> String {
+        match self.definition().unit {
+            Unit::Level => level(value).to_string(),
+            Unit::Milliseconds | Unit::Percent => value.to_string(),
+        }
+    }
+
+    /// The level that daemons log by, if it was set.
+    pub fn log_level_in(changed: &Changed) -> Option<Level> {
+        let is_set = changed.contains_key(Setting::LogLevel.name());
+        is_set.then(|| level(Setting::LogLevel.value_in(changed)))
     }
 
     /// Its value where these differ from their defaults. One out of range is not taken: a monitor
@@ -246,6 +283,12 @@ impl Setting {
     }
 }
 
+/// The level of a value.
+fn level(value: u64) -> Level {
+    let index = usize::try_from(value).unwrap_or(usize::MAX);
+    Level::ALL.get(index).copied().unwrap_or(Level::Debug)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,6 +302,7 @@ mod tests {
             let suffix = match definition.unit {
                 Unit::Milliseconds => "_ms",
                 Unit::Percent => "_percent",
+                Unit::Level => "_level",
             };
             assert!(definition.name.ends_with(suffix), "{}", definition.name);
         }
@@ -284,6 +328,19 @@ mod tests {
         assert!(error.ends_with("write a span, as in 500ms, 30s, 20m or 1h"), "{error}");
         let error = Setting::NearlyFull.parse("100").unwrap_err();
         assert_eq!(error, "nearly_full_percent is from 1 to 99 percent, not 100");
+    }
+
+    #[test]
+    fn a_level_is_written_by_its_name() {
+        assert_eq!(Setting::LogLevel.parse("debug"), Ok(3));
+        assert_eq!(Setting::LogLevel.text_of(3), "debug");
+        let error = Setting::LogLevel.parse("7").unwrap_err();
+        assert_eq!(error, "\"7\" is no value of log_level: write one of error, warn, info, debug");
+        assert_eq!(Setting::log_level_in(&Changed::new()), None);
+        // One that is set counts, also where it is the default.
+        let changed = |value| Changed::from([("log_level".to_string(), value)]);
+        assert_eq!(Setting::log_level_in(&changed(2)), Some(Level::Info));
+        assert_eq!(Setting::log_level_in(&changed(9)), Some(Level::Info), "it is none");
     }
 
     #[test]

@@ -61,6 +61,7 @@ mod node_fuzz;
 #[cfg(test)]
 mod tests;
 
+use base::trace::Level;
 use base::{ClusterId, Duration, Incarnation, MIB, OsdId, TraceEvent};
 use format::door::{DiskEffect, DiskEvent, NetEffect, NetEvent};
 
@@ -96,6 +97,9 @@ pub enum Effect {
     },
     /// Something happened that is worth a line of the log.
     Trace(TraceEvent),
+    /// The level of the log that the settings of the cluster ask for; `None`: the one that the process
+    /// was started with.
+    LogLevel(Option<Level>),
     /// The process ends. No effect follows.
     Stop(StopReason),
 }

@@ -461,6 +461,8 @@ impl Node {
             FromMonitor::TellAll => self.tell_all(now, connection, effects),
             FromMonitor::Settings { changed } => {
                 self.cluster_settings = changed;
+                let level = Setting::log_level_in(&self.cluster_settings);
+                effects.push(Effect::LogLevel(level));
                 self.note_is_old |= self.lease_wanted() > self.lease_noted;
                 self.report_at = self.report_at.min(now + self.report_every());
                 let told_every = Setting::StatsInterval.span_in(&self.cluster_settings);

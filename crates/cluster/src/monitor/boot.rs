@@ -238,7 +238,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) -> Boot {
         if boot.given.is_none() {
-            self.note_stall(now, boot.osd, boot.stalled, None);
+            self.note_stall(now, boot.osd, boot.stalled, None, effects);
             let record = self.contents.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
             if record.suspect && boot.run.is_none() {
@@ -271,7 +271,7 @@ impl Monitor {
             self.push_sync_osd(boot.osd);
             return;
         }
-        self.note_stall(now, boot.osd, boot.stalled, None);
+        self.note_stall(now, boot.osd, boot.stalled, None, effects);
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
         // Its record may have been brought in line with an absence on the way.
         self.push_sync_osd(boot.osd);

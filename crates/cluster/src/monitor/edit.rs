@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{Duration, Time};
+use base::{Duration, Time, TraceEvent};
 use serde_json::json;
 
 use super::contents::{Batch, Write, check_size};
@@ -308,20 +308,34 @@ impl Monitor {
                     self.read_leader(effects);
                     break;
                 }
-                self.take_edit(key, revision, entry.map(|entry| entry.value));
+                self.take_edit(key, revision, entry.map(|entry| entry.value), effects);
             }
         }
     }
 
     /// Another hand wrote a key: if it is one of ours it is judged before anything else is done.
-    pub(super) fn take_edit(&mut self, key: String, revision: StateRevision, text: Option<String>) {
+    pub(super) fn take_edit(
+        &mut self,
+        key: String,
+        revision: StateRevision,
+        text: Option<String>,
+        effects: &mut Vec<Effect>,
+    ) {
         if self.contents.is_damaged() && !self.contents.is_edited() && Key::parse(&key).is_some() {
             // It may be what was lacking.
             return self.mended_by_hand();
         }
         match self.contents.note_edit(key, revision, text) {
             Some(key) if is_guarded(&key) => {
+                let name = key.to_string();
                 self.contents.note_guarded_edit(key);
+                let event = match self.contents.is_damaged() {
+                    true => {
+                        TraceEvent::error("another hand changed a key that monitors alone write")
+                    }
+                    false => TraceEvent::info("a key that another hand changed is as it was"),
+                };
+                effects.push(Effect::Trace(event.with("key", name)));
                 self.jobs.push_front(Job::MarkEdited);
             }
             Some(key) => self.queue_edit(key),
@@ -468,9 +482,19 @@ impl Monitor {
         if matches!(key, Key::Setting(_)) {
             self.settings_changed(effects);
         }
-        match verdict {
-            Ok(()) => self.watching.undone.forget(&key),
-            Err(why) => self.watching.undone.note(now, key, why),
-        }
+        let name = key.to_string();
+        let event = match verdict {
+            Ok(()) => {
+                self.watching.undone.forget(&key);
+                TraceEvent::info("what another hand wrote is in force")
+            }
+            Err(why) => {
+                let event = TraceEvent::warn("what another hand wrote was undone");
+                let event = event.with("why", &why);
+                self.watching.undone.note(now, key, why);
+                event
+            }
+        };
+        effects.push(Effect::Trace(event.with("key", name)));
     }
 }

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, Incarnation, MonitorId, OsdId, PoolId, SessionId, Time};
+use base::{ConnectionId, Incarnation, MonitorId, OsdId, PoolId, SessionId, Time, TraceEvent};
 use placement::PlanError;
 use serde_json::Value;
 
@@ -266,6 +266,7 @@ impl Monitor {
         let changes_map = writes.iter().any(Write::changes_map);
         let changes_settings = writes.iter().any(Write::changes_settings);
         let saves_stats = writes.iter().any(Write::saves_stats);
+        self.trace_writes(&writes, effects);
         writes.iter().for_each(|write| self.foresee(write));
         self.tell_copies(&writes, effects);
         self.contents.commit(writes, revision);
@@ -375,6 +376,9 @@ impl Monitor {
                 self.finish_boot(now, &boot, incarnation, effects);
             }
             (Job::Boot(boot), Done::BootRefused(error)) => {
+                let event = TraceEvent::warn("OSD is refused").with("osd", boot.osd);
+                let event = event.with("code", &error.code).with("why", &error.message);
+                effects.push(Effect::Trace(event.with("host", &boot.host)));
                 self.send(boot.connection, &FromMonitor::OsdRefused { error }, effects);
                 self.push_sync_known_osd(boot.osd);
             }

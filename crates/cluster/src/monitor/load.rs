@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Duration, Time};
+use base::{ConnectionId, Duration, Time, TraceEvent};
 
 use super::contents::Contents;
 use super::edit::is_never_edited;
@@ -329,7 +329,7 @@ impl Monitor {
             let entry = loaded.get(&key);
             let revision = entry.map_or(StateRevision::ZERO, |entry| entry.revision);
             let text = entry.map(|entry| entry.value.clone());
-            self.take_edit(key, revision, text);
+            self.take_edit(key, revision, text, effects);
         }
     }
 
@@ -378,6 +378,10 @@ impl Monitor {
         }
         self.record_self();
         effects.push(Effect::Ready);
+        if let Some(damage) = self.contents.damage() {
+            let event = TraceEvent::error("the state store is damaged").with("what", damage);
+            effects.push(Effect::Trace(event));
+        }
         let early: Vec<(ConnectionId, ToMonitor)> = self.early.drain(..).collect();
         for (connection, message) in early {
             self.on_control(now, connection, message, effects);

@@ -40,6 +40,7 @@ impl Monitor {
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
         state.monitor = Some(monitor);
+        self.send_settings(connection, effects);
         self.push_monitor_here(monitor, addresses, pid);
     }
 

@@ -165,7 +165,7 @@ impl Monitor {
         let (stalled, oldest) = (report.stalled, (age > LATE).then_some(began));
         live.fill_rate = fill_rate(live.report.as_ref(), now, &report);
         live.report = Some((now, report));
-        self.note_stall(now, osd, stalled, oldest);
+        self.note_stall(now, osd, stalled, oldest, effects);
         if self.contents.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);
         }
@@ -179,6 +179,7 @@ impl Monitor {
         osd: OsdId,
         stalled: bool,
         oldest: Option<Time>,
+        effects: &mut Vec<Effect>,
     ) {
         let live = self.osds.entry(osd).or_default();
         let has_changed = live.stall.stalled != stalled;
@@ -186,6 +187,7 @@ impl Monitor {
         if has_changed {
             live.stall.stalled = stalled;
             live.stall.since = Some(now);
+            Monitor::trace_stall(osd, stalled, effects);
         }
         if has_changed && stalled {
             self.notice(osd);

@@ -18,7 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
+use base::{ConnectionId, Duration, Incarnation, OsdId, Time, TraceEvent};
 
 use super::job::Job;
 use super::{Effect, Monitor};
@@ -228,6 +228,8 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if let Some(osd) = self.connections[&connection].osd {
+            let event = TraceEvent::info("OSD says that it stops").with("osd", osd);
+            effects.push(Effect::Trace(event));
             self.take_down(now, osd, effects);
         }
     }
@@ -363,6 +365,8 @@ impl Monitor {
                 self.probe(now, osd, effects);
                 return Some(now + PROBE_SPAN);
             }
+            let event = TraceEvent::warn("OSD does not answer").with("osd", osd);
+            effects.push(Effect::Trace(event));
             self.take_down(now, osd, effects);
             return None;
         }

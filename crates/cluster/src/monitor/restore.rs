@@ -21,7 +21,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, Time};
+use base::{
+    ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, Time, TraceEvent,
+};
 use format::door::Role;
 use format::wire::{Member, PgEntry};
 use placement::Candidate;
@@ -179,6 +181,8 @@ impl Monitor {
         if !self.restore.why.is_empty() {
             return;
         }
+        let event = TraceEvent::error("the state store is older than what OSDs have seen");
+        effects.push(Effect::Trace(event.with("why", &why)));
         self.restore.why = why;
         self.settle();
         let joined = self.connections.iter().filter(|(_, state)| state.osd.is_some());
@@ -311,6 +315,7 @@ impl Monitor {
         answer: Value,
         effects: &mut Vec<Effect>,
     ) {
+        effects.push(Effect::Trace(TraceEvent::info("the state is put back by its operator")));
         self.answer(connection, request, Ok(answer), effects);
         self.restore.asker = Some(connection);
         self.restore.is_done = true;

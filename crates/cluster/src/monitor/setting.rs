@@ -8,7 +8,7 @@ use super::job::{Done, Plan};
 use super::{Effect, Monitor, clipped, failure};
 use crate::message::{Failure, FromMonitor};
 use crate::records::{Key, Record, Rest, SettingRecord};
-use crate::settings::{Changed, Definition, Setting};
+use crate::settings::{Changed, Definition, Setting, Unit};
 
 /// The setting of a name.
 pub(super) fn setting_named(name: &str) -> Result<Setting, Failure> {
@@ -53,7 +53,7 @@ impl Monitor {
         row_of(setting, self.setting(setting))
     }
 
-    /// Tells an OSD that has joined what is in force.
+    /// Tells an OSD that has joined, or another monitor, what is in force.
     pub(super) fn send_settings(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
         let of_osds = |(name, value): (&String, &u64)| {
             let setting = Setting::named(name)?;
@@ -67,7 +67,10 @@ impl Monitor {
     /// A setting has changed: what uses it goes on with the new value.
     pub(super) fn settings_changed(&mut self, effects: &mut Vec<Effect>) {
         self.look_at_all(self.now);
+        effects.push(Effect::LogLevel(Setting::log_level_in(self.contents.changed_settings())));
         let joined = self.osds.values().filter_map(|live| live.connection);
+        let monitors = self.connections.iter().filter(|(_, state)| state.monitor.is_some());
+        let joined = joined.chain(monitors.map(|(connection, _)| *connection));
         for connection in joined.collect::<Vec<_>>() {
             self.send_settings(connection, effects);
         }
@@ -75,13 +78,17 @@ impl Monitor {
 }
 
 fn row_of(setting: Setting, value: u64) -> Value {
-    let Definition { name, default, min, max, help, .. } = setting.definition();
+    let Definition { name, unit, default, min, max, help, .. } = setting.definition();
+    let shown = |value: u64| match unit {
+        Unit::Level => json!(setting.text_of(value)),
+        Unit::Milliseconds | Unit::Percent => json!(value),
+    };
     json!({
         "name": name,
-        "value": value,
-        "default": default,
-        "min": min,
-        "max": max,
+        "value": shown(value),
+        "default": shown(default),
+        "min": shown(min),
+        "max": shown(max),
         "help": help,
     })
 }

@@ -17,17 +17,19 @@
 //!      to give up.
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Duration, MonitorId, Time};
+use base::{ConnectionId, Duration, MonitorId, Time, TraceEvent};
 use format::door::{NetEffect, NetEvent, Role};
 use format::wire::Message;
 use serde_json::Value;
 
 use super::edit::UndoneEdits;
 use super::guests::Guests;
+use super::lines::trace_endpoints;
 use super::monitors::removed_text;
 use super::{Effect, Event, Identity, Monitor, StopReason};
 use crate::message::{FromMonitor, ToMonitor};
 use crate::records::{Key, Record};
+use crate::settings::Setting;
 use crate::state::{
     Endpoints, KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest,
     StateRevision, Unavailable, WatchId,
@@ -68,6 +70,8 @@ pub struct Station {
     suspicion: Option<StateRequest>,
     /// What this monitor knew when it led last, as long as no other is known to have led since.
     picture: Option<Picture>,
+    /// Who led when that was last told.
+    leader_told: Option<MonitorId>,
 }
 
 /// How things were.
@@ -141,6 +145,7 @@ impl Station {
             undone: UndoneEdits::default(),
             suspicion: None,
             picture: None,
+            leader_told: None,
         }
     }
 
@@ -160,6 +165,23 @@ impl Station {
             Event::Tick => self.tell_monitor(now, Event::Tick, effects),
         }
         self.advance(now, effects);
+        self.trace_leader(effects);
+    }
+
+    /// Says who leads, when that is another one than before.
+    fn trace_leader(&mut self, effects: &mut Vec<Effect>) {
+        let leader = self.leader();
+        if leader == self.leader_told || matches!(self.stage, Stage::Over) {
+            return;
+        }
+        self.leader_told = leader;
+        effects.push(Effect::Trace(match leader {
+            Some(leader) if leader == self.identity.monitor => {
+                TraceEvent::info("this monitor leads")
+            }
+            Some(leader) => TraceEvent::info("another monitor leads").with("leader", leader),
+            None => TraceEvent::warn("no monitor leads"),
+        }));
     }
 
     /// When `Tick` is due at the latest, if ever.
@@ -236,12 +258,17 @@ impl Station {
             NetEvent::Received { connection, message }
                 if self.presence.connection == Some(*connection) =>
             {
-                if let Message::Control(text) = message
-                    && matches!(serde_json::from_str(text), Ok(FromMonitor::MonitorRemoved))
-                {
-                    self.stage = Stage::Over;
-                    let why = removed_text(self.identity.monitor);
-                    effects.push(Effect::Stop(StopReason::Removed(why)));
+                let Message::Control(text) = message else { return };
+                match serde_json::from_str(text) {
+                    Ok(FromMonitor::MonitorRemoved) => {
+                        self.stage = Stage::Over;
+                        let why = removed_text(self.identity.monitor);
+                        effects.push(Effect::Stop(StopReason::Removed(why)));
+                    }
+                    Ok(FromMonitor::Settings { changed }) => {
+                        effects.push(Effect::LogLevel(Setting::log_level_in(&changed)));
+                    }
+                    _ => {}
                 }
             }
             _ => {
@@ -281,7 +308,10 @@ impl Station {
                     StateEvent::Condition { trouble } => {
                         self.on_condition(now, trouble.clone(), effects);
                     }
-                    StateEvent::Endpoints(found) => self.endpoints.clone_from(found),
+                    StateEvent::Endpoints(found) => {
+                        trace_endpoints(&self.endpoints, found, effects);
+                        self.endpoints.clone_from(found);
+                    }
                     _ => {}
                 }
                 self.tell_monitor(now, Event::State(event), effects);
@@ -291,6 +321,17 @@ impl Station {
 
     /// Whoever waits for a leader is told why there is none, as long as the store cannot be asked.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
+        match (&self.trouble, &trouble) {
+            (None, Some(why)) => {
+                let event = TraceEvent::error("the state store cannot be asked");
+                effects.push(Effect::Trace(event.with("why", why)));
+            }
+            (Some(_), None) => {
+                let event = TraceEvent::info("the state store can be asked again");
+                effects.push(Effect::Trace(event));
+            }
+            _ => {}
+        }
         self.trouble = trouble;
         let is_lost = self.leader().is_none();
         let Station { identity, trouble, picture, guests, .. } = self;
@@ -462,7 +503,7 @@ impl Station {
                     (lease.ends, lease.renew) = (now + LEASE_SPAN, now + RENEW_SPAN);
                 } else {
                     self.lease = None;
-                    self.lose(now, effects);
+                    self.lose(now, "the store has ended its lease", effects);
                 }
             }
         }
@@ -495,7 +536,7 @@ impl Station {
                 matches!(effects[told + place], Effect::Stop(StopReason::LostLeadership(_)));
             if is_lost && monitor.lease.is_some() {
                 effects.truncate(told + place);
-                self.lose(now, effects);
+                self.lose(now, "the leader's key is another's", effects);
             } else {
                 self.stage = Stage::Over;
             }
@@ -511,11 +552,15 @@ impl Station {
     }
 
     /// This monitor does not lead any more: whoever is connected comes again, here or elsewhere.
-    fn lose(&mut self, now: Time, effects: &mut Vec<Effect>) {
+    fn lose(&mut self, now: Time, why: &str, effects: &mut Vec<Effect>) {
         let rest = Stage::Rest { until: now };
         let Stage::Leading { mut monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
             return;
         };
+        if monitor.has_led {
+            let event = TraceEvent::warn("this monitor leads no longer").with("why", why);
+            effects.push(Effect::Trace(event));
+        }
         self.request_last = monitor.request_last;
         self.watch_last = monitor.watching.watch_last;
         self.undone = std::mem::take(&mut monitor.watching.undone);
@@ -551,7 +596,7 @@ impl Station {
                 effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
             } else if lease.ends <= now && !self.keeps_ended_lease() {
                 self.lease = None;
-                self.lose(now, effects);
+                self.lose(now, "its lease ran out before it was renewed", effects);
             }
         }
         if matches!(self.stage, Stage::Rest { until } if until <= now) {

@@ -5,6 +5,7 @@ mod faults;
 mod fences;
 mod health;
 mod life;
+mod lines;
 mod lock;
 mod members;
 mod operator;

@@ -253,6 +253,7 @@ impl Cluster {
                     Effect::Disk(effect) => events.push(self.hosts[host].disk.carry_out(effect)),
                     Effect::Net(effect) => self.net(host, effect),
                     Effect::Joined { incarnation } => self.hosts[host].incarnation = incarnation,
+                    Effect::LogLevel(_) => {}
                     Effect::Trace(event) => self.hosts[host].lines.push(event),
                     Effect::Stop(reason) => self.hosts[host].stopped = Some(reason),
                 }

@@ -343,6 +343,7 @@ impl Rig {
                     Effect::Disk(effect) => events.push(self.disk.carry_out(effect)),
                     Effect::Net(effect) => self.net(effect),
                     Effect::Joined { incarnation } => self.joined.push(incarnation),
+                    Effect::LogLevel(_) => {}
                     Effect::Trace(event) => self.lines.push(event),
                     Effect::Stop(reason) => self.stopped = Some(reason),
                 }

@@ -93,9 +93,14 @@ impl World {
     fn carry_out_monitor(
         &mut self,
         index: usize,
-        effects: Vec<monitor::Effect>,
+        mut effects: Vec<monitor::Effect>,
     ) -> Result<(), String> {
         let process = Process::Monitor(index);
+        self.take_lines(process, &mut effects, |effect| match effect {
+            monitor::Effect::Trace(event) => Some(event),
+            _ => None,
+        });
+        effects.retain(|effect| !matches!(effect, monitor::Effect::LogLevel(_)));
         let run = (index, self.life(process));
         let (until, dies) = self.draw_death(effects.len(), self.faults.monitor_dies);
         for effect in effects.into_iter().take(until) {
@@ -107,6 +112,9 @@ impl World {
                     self.schedule_state(steps);
                 }
                 monitor::Effect::Ready => self.tally.sequels.add("monitor came to lead", 1),
+                monitor::Effect::Trace(_) | monitor::Effect::LogLevel(_) => {
+                    unreachable!("taken above")
+                }
                 monitor::Effect::Stop(reason) => {
                     return Err(format!("monitor {index} ends: {reason:?}"));
                 }

@@ -839,6 +839,7 @@ impl World {
             node::Effect::Trace(event) => Some(event),
             _ => None,
         });
+        effects.retain(|effect| !matches!(effect, node::Effect::LogLevel(_)));
         let (until, dies) = self.draw_death(effects.len(), self.faults.osd_dies);
         for effect in effects.into_iter().take(until) {
             match effect {
@@ -860,7 +861,7 @@ impl World {
                     self.osds[index].incarnation = incarnation;
                     self.osds[index].settle_damage();
                 }
-                node::Effect::Trace(_) => unreachable!("taken above"),
+                node::Effect::Trace(_) | node::Effect::LogLevel(_) => unreachable!("taken above"),
                 node::Effect::Stop(node::StopReason::Stalled) => return self.begins_anew(index),
                 node::Effect::Stop(reason) => {
                     let osd = &self.osds[index];

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use base::trace::Level;
 use base::{
     ClusterId, ConnectionId, Duration, Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId,
-    SessionId, Time,
+    SessionId, Time, TraceEvent,
 };
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
@@ -140,6 +141,10 @@ pub struct Rig {
     pub inbox: BTreeMap<ConnectionId, VecDeque<FromMonitor>>,
     pub open: BTreeSet<ConnectionId>,
     pub stopped: Option<StopReason>,
+    /// Lines for the log.
+    pub lines: Vec<TraceEvent>,
+    /// The level of the log that the settings asked for last.
+    pub level: Option<Level>,
     pub mishap: Mishap,
     pub transactions: u32,
     pub effects: u32,
@@ -175,6 +180,8 @@ impl Rig {
             inbox: BTreeMap::new(),
             open: BTreeSet::new(),
             stopped: None,
+            lines: Vec::new(),
+            level: None,
             mishap: Mishap::None,
             transactions: 0,
             effects: 0,
@@ -264,12 +271,18 @@ impl Rig {
 
     /// `false`: the process ended.
     fn effect(&mut self, effect: Effect) -> bool {
+        if let Effect::Trace(event) = effect {
+            self.lines.push(event);
+            return true;
+        }
         self.effects += 1;
         if self.mishap == Mishap::KillAtEffect(self.effects) {
             return false;
         }
         match effect {
             Effect::Ready => {}
+            Effect::LogLevel(level) => self.level = level,
+            Effect::Trace(_) => unreachable!("taken above"),
             Effect::Stop(reason) => self.stopped = Some(reason),
             Effect::State(effect) => return self.state_effect(effect),
             Effect::Net(NetEffect::Connect { .. }) => panic!("a monitor connects to nobody"),

@@ -1,11 +1,12 @@
 //! Several monitors over one store: one leads by its lease, the others take their guests to it.
 
 mod endpoints;
+mod lines;
 mod removal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{ConnectionId, Duration, Incarnation, MonitorId, SessionId, Time};
+use base::{ConnectionId, Duration, Incarnation, MonitorId, SessionId, Time, TraceEvent};
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use serde_json::{Value, json};
@@ -54,6 +55,8 @@ struct Town {
     events: VecDeque<(usize, Event)>,
     connection_last: u64,
     stopped: Vec<StopReason>,
+    /// Lines for the log, and whose.
+    lines: Vec<(usize, TraceEvent)>,
 }
 
 /// Ids of one monitor are nobody else's in the store they share.
@@ -84,6 +87,7 @@ impl Town {
             events: VecDeque::new(),
             connection_last: 1,
             stopped: Vec::new(),
+            lines: Vec::new(),
         };
         for number in 0..count {
             town.stations.push(None);
@@ -145,7 +149,8 @@ impl Town {
 
     fn effect(&mut self, number: usize, effect: Effect) {
         match effect {
-            Effect::Ready => {}
+            Effect::Ready | Effect::LogLevel(_) => {}
+            Effect::Trace(event) => self.lines.push((number, event)),
             Effect::Stop(reason) => {
                 self.stopped.push(reason);
                 self.kill(number);

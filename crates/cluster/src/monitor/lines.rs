@@ -1,0 +1,174 @@
+//! What a monitor tells the log: one line for each change of a state.
+//!
+//! Most of what happens to a cluster is a transaction, so most lines are read off its writes: the record
+//! under a key as it was, and as it is written.
+
+use base::{OsdId, TraceEvent};
+use format::wire::{Member, PgEntry};
+
+use super::contents::Write;
+use super::{Effect, Monitor};
+use crate::records::{Key, OsdRecord, OutBy, PgShardRecord, Record};
+use crate::settings::Setting;
+use crate::state::{EndpointDown, EndpointRoom, Endpoints};
+
+fn osds(members: &[Member]) -> impl Iterator<Item = OsdId> {
+    members.iter().map(|member| member.osd)
+}
+
+/// A member's run: a learner that comes back in another one is another learner.
+fn runs(members: &[Member]) -> impl Iterator<Item = String> {
+    members.iter().map(|member| format!("{}.{}", member.osd, member.incarnation))
+}
+
+impl Monitor {
+    /// A transaction is about to become known: what it changes.
+    pub(super) fn trace_writes(&self, writes: &[Write], effects: &mut Vec<Effect>) {
+        let fences = writes.iter().any(|write| matches!(write, Write::Put(Record::Fence(_))));
+        for write in writes {
+            match write {
+                Write::Put(Record::Osd(record)) => self.trace_osd(record, effects),
+                Write::Put(Record::PgShard(record)) => self.trace_shard(record, effects),
+                Write::Put(Record::Pool(record))
+                    if self.contents.pool(record.pool.id).is_none() =>
+                {
+                    let event = TraceEvent::info("pool is created").with("pool", record.pool.id);
+                    let count = record.pool.pg_count;
+                    let event = event.with("name", &record.pool.name).number("pgs", count);
+                    effects.push(Effect::Trace(event));
+                }
+                Write::Put(Record::Setting(record)) => {
+                    let value = match Setting::named(&record.name) {
+                        Some(setting) => setting.text_of(record.value),
+                        None => record.value.to_string(),
+                    };
+                    let event =
+                        TraceEvent::info("setting is changed").with("setting", &record.name);
+                    effects.push(Effect::Trace(event.with("value", value)));
+                }
+                Write::Delete(key) => self.trace_delete(key, fences, effects),
+                Write::Put(_) => {}
+            }
+        }
+    }
+
+    fn trace_delete(&self, key: &Key, fences: bool, effects: &mut Vec<Effect>) {
+        let event = match key {
+            Key::Osd(osd) => TraceEvent::info("OSD is removed").with("osd", osd),
+            Key::Pool(pool) => TraceEvent::info("pool is removed").with("pool", pool),
+            Key::Setting(name) => {
+                TraceEvent::info("setting has its default again").with("setting", name)
+            }
+            // Who is fenced loses its record in the same transaction.
+            Key::Session(session) if fences => {
+                let event = TraceEvent::warn("client is fenced").with("session", session);
+                let Some(record) = self.contents.session(*session) else { return };
+                let image = self.contents.image(record.image);
+                let volume = image.map_or_else(String::new, |image| image.info.name.clone());
+                event.with("client", &record.client).with("volume", volume)
+            }
+            _ => return,
+        };
+        effects.push(Effect::Trace(event));
+    }
+
+    fn trace_osd(&self, after: &OsdRecord, effects: &mut Vec<Effect>) {
+        let mut say = |event: TraceEvent| {
+            effects.push(Effect::Trace(event.with("osd", after.info.id)));
+        };
+        let Some(before) = self.contents.osd(after.info.id) else {
+            return say(TraceEvent::info("OSD is new"));
+        };
+        if before.info.incarnation < after.info.incarnation {
+            let run = after.info.incarnation.get();
+            say(TraceEvent::info("OSD begins a run").number("run", run).with("host", &after.host));
+            if after.suspect {
+                let what = "OSD is suspect: recovery found damage that may have cost writes";
+                say(TraceEvent::warn(what));
+            }
+        }
+        match (before.info.up, after.info.up) {
+            (true, false) => say(TraceEvent::warn("OSD is down")),
+            (false, true) => say(TraceEvent::info("OSD is up")),
+            _ => {}
+        }
+        match (before.info.in_cluster, after.info.in_cluster) {
+            (true, false) => say(match after.out_by {
+                Some(OutBy::Monitor) => TraceEvent::warn("OSD is out: it was down for too long"),
+                _ => TraceEvent::info("OSD is out"),
+            }),
+            (false, true) => say(TraceEvent::info("OSD is in")),
+            _ => {}
+        }
+    }
+
+    fn trace_shard(&self, after: &PgShardRecord, effects: &mut Vec<Effect>) {
+        let key = Key::PgShard(after.pool, after.shard);
+        let Some(Record::PgShard(before)) = self.contents.record(&key) else { return };
+        for (before, after) in before.pgs.iter().zip(&after.pgs) {
+            if before.epoch < after.epoch {
+                trace_entry(before, after, effects);
+            }
+        }
+    }
+
+    /// An OSD says that its disk hangs, or does no longer.
+    pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
+        let event = match stalled {
+            true => TraceEvent::warn("OSD does not count: its disk hangs"),
+            false => TraceEvent::info("OSD counts again: its disk answers"),
+        };
+        effects.push(Effect::Trace(event.with("osd", osd)));
+    }
+}
+
+/// A PG has another entry.
+fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
+    let of_pg = |event: TraceEvent| event.with("pg", after.pg);
+    let event = match after.primary {
+        Some(primary) => TraceEvent::info("PG has a new epoch").with("primary", primary),
+        None => TraceEvent::warn("PG has a new epoch, and nobody who may lead it"),
+    };
+    let event = of_pg(event).number("epoch", after.epoch.get());
+    let event = event.list("members", osds(&after.acting)).list("learners", osds(&after.learners));
+    effects.push(Effect::Trace(event));
+    let was_learner: Vec<String> = runs(&before.learners).collect();
+    for (member, run) in after.learners.iter().zip(runs(&after.learners)) {
+        if !was_learner.contains(&run) {
+            let event = of_pg(TraceEvent::info("backfill begins")).with("learner", member.osd);
+            effects.push(Effect::Trace(event));
+        }
+    }
+    for (member, run) in after.acting.iter().zip(runs(&after.acting)) {
+        if was_learner.contains(&run) {
+            let event = of_pg(TraceEvent::info("backfill is done")).with("learner", member.osd);
+            effects.push(Effect::Trace(event));
+        }
+    }
+}
+
+/// What the state store says of its addresses, as far as it is new.
+pub(super) fn trace_endpoints(before: &Endpoints, after: &Endpoints, effects: &mut Vec<Effect>) {
+    let mut say = |event: TraceEvent, endpoint: &str| {
+        effects.push(Effect::Trace(event.with("endpoint", endpoint)));
+    };
+    let was_down = |endpoint: &str| before.down.iter().any(|one| one.endpoint == endpoint);
+    let is_down = |endpoint: &str| after.down.iter().any(|one| one.endpoint == endpoint);
+    for EndpointDown { endpoint, why } in &after.down {
+        if !was_down(endpoint) {
+            say(TraceEvent::warn("the state store does not answer").with("why", why), endpoint);
+        }
+    }
+    for EndpointDown { endpoint, .. } in &before.down {
+        if !is_down(endpoint) {
+            say(TraceEvent::info("the state store answers again"), endpoint);
+        }
+    }
+    let was_full = |endpoint: &str| before.nearly_full.iter().any(|one| one.endpoint == endpoint);
+    for EndpointRoom { endpoint, used_percent, .. } in &after.nearly_full {
+        if !was_full(endpoint) {
+            let event = TraceEvent::warn("the state store is nearly full");
+            say(event.number("used_percent", *used_percent), endpoint);
+        }
+    }
+}
