@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use base::size::{BlockSize, Size};
+use base::trace::Level;
 use base::{MonitorId, OsdId, PgId};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -189,6 +190,20 @@ pub enum Command {
 }
 
 impl Command {
+    /// The log of a daemon, the name it has before it knows its own, and whether it is a child of `up`.
+    pub fn daemon_log(&self) -> Option<(LogArgs, &'static str, bool)> {
+        match self {
+            Command::Osd(OsdCommand::Run { log, parent, .. }) => {
+                Some((*log, "osd", parent.is_some()))
+            }
+            Command::Mon(MonCommand::Run { log, parent, .. }) => {
+                Some((*log, "mon", parent.is_some()))
+            }
+            Command::Nbd(args) => Some((args.log, "nbd", args.parent.is_some())),
+            _ => None,
+        }
+    }
+
     /// Whether it serves others until it is told to end, or talks to such a one over a socket that
     /// may break.
     pub fn is_server(&self) -> bool {
@@ -232,7 +247,53 @@ pub struct UpArgs {
     /// Return when a volume can be written; the cluster goes on in the background
     #[arg(long)]
     pub detach: bool,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
+
+/// What a daemon writes to its log, which is its standard error; of `up` its children, too.
+#[derive(Args, Clone, Copy)]
+pub struct LogArgs {
+    /// Lines of the log for people, or as JSON
+    #[arg(long, value_enum, default_value = "human", env = LOG_FORMAT_VARIABLE)]
+    pub log_format: LogFormat,
+    /// The least important lines of the log: error, warn, info or debug. In OSDs and monitors the
+    /// setting log_level takes its place
+    #[arg(long, default_value = "info", env = LOG_LEVEL_VARIABLE, value_name = "LEVEL")]
+    pub log_level: Level,
+}
+
+impl LogArgs {
+    /// This process is a daemon of that name from now on.
+    pub fn start(self, who: impl Into<String>) {
+        let format = match self.log_format {
+            LogFormat::Human => io::log::Format::Human,
+            LogFormat::Json => io::log::Format::Json,
+        };
+        io::log::start(who, format, self.log_level);
+    }
+
+    /// The same for a child, by its environment.
+    pub fn variables(self) -> [(&'static str, &'static str); 2] {
+        let format = match self.log_format {
+            LogFormat::Human => "human",
+            LogFormat::Json => "json",
+        };
+        [(LOG_FORMAT_VARIABLE, format), (LOG_LEVEL_VARIABLE, self.log_level.name())]
+    }
+}
+
+/// How lines of the log look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum LogFormat {
+    /// Time, level, who, what, then name=value
+    Human,
+    /// One JSON object in each line
+    Json,
+}
+
+const LOG_FORMAT_VARIABLE: &str = "ASHLAR_LOG_FORMAT";
+const LOG_LEVEL_VARIABLE: &str = "ASHLAR_LOG_LEVEL";
 
 /// `down`
 #[derive(Args)]
@@ -268,6 +329,8 @@ pub enum OsdCommand {
         /// Memory for caches
         #[arg(long, default_value = "128MiB")]
         memory: Size,
+        #[command(flatten)]
+        log: LogArgs,
         /// End when this process ends
         #[arg(long, hide = true)]
         parent: Option<u32>,
@@ -374,6 +437,8 @@ pub enum MonCommand {
         /// An empty state is that of a new cluster, not a lost one
         #[arg(long, hide = true)]
         new_cluster: bool,
+        #[command(flatten)]
+        log: LogArgs,
         /// End when this process ends
         #[arg(long, hide = true)]
         parent: Option<u32>,
@@ -663,6 +728,8 @@ pub struct NbdArgs {
     /// With a lock: most data of a volume that is done and not flushed
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_unsynced)]
     pub unsynced: Size,
+    #[command(flatten)]
+    pub log: LogArgs,
     /// End when this process ends
     #[arg(long, hide = true)]
     pub parent: Option<u32>,

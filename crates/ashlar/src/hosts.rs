@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::checksum::crc32c;
-use base::{ClusterId, MonitorId};
+use base::{ClusterId, MonitorId, TraceEvent};
 use client::Config;
 use cluster::map::{ADDRESS_COUNT_MAX, ClusterFile};
 use cluster::message::{Command, Failure};
@@ -278,11 +278,10 @@ pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Fail
     if chosen.len() > ADDRESS_COUNT_MAX {
         let left_out: Vec<String> =
             chosen.drain(ADDRESS_COUNT_MAX..).map(|a| a.to_string()).collect();
-        eprintln!(
-            "not listening at {}: a daemon announces {ADDRESS_COUNT_MAX} addresses; name fewer or \
-             smaller `networks` in cluster.toml",
-            left_out.join(", ")
-        );
+        let what =
+            "not listening at all addresses: name fewer or smaller `networks` in cluster.toml";
+        let event = TraceEvent::warn(what).number("announced_max", ADDRESS_COUNT_MAX as u64);
+        io::log::write(&event.list("left_out", left_out));
     }
     let place = |address| format!("tcp:{}", std::net::SocketAddr::new(address, port));
     Ok(chosen.into_iter().map(place).collect())

@@ -25,7 +25,7 @@ use clap::Parser;
 use client::Config;
 use cluster::message::Failure;
 
-use crate::cli::{Cli, Command, MonCommand, OsdCommand, TaskCommand};
+use crate::cli::{Cli, Command, LogArgs, MonCommand, OsdCommand, TaskCommand};
 use crate::output::Format;
 
 /// What an OSD ends with that the cluster does not know any more: nobody need start it again.
@@ -41,16 +41,31 @@ fn main() -> ExitCode {
     if !cli.command.is_server() {
         io::end_on_closed_pipe();
     }
+    let daemon_log = cli.command.daemon_log();
     match run(cli, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            output::print_failure(format, &failure);
+            match daemon_log {
+                Some(log) => log_failure(log, format, &failure),
+                None => output::print_failure(format, &failure),
+            }
             ExitCode::from(match failure.code.as_str() {
                 "usage" => 2,
                 "removed" => REMOVED_CODE,
                 _ => 1,
             })
         }
+    }
+}
+
+/// The last words of a daemon. Who typed its command and is refused is answered as by any command.
+fn log_failure((log, who, is_child): (LogArgs, &str, bool), format: Format, failure: &Failure) {
+    if is_child && !io::log::is_started() {
+        log.start(who);
+    }
+    match io::log::is_started() && format == Format::Text {
+        true => io::log::write(&output::failure_line(failure)),
+        false => output::print_failure(format, failure),
     }
 }
 
@@ -105,9 +120,9 @@ fn run_mon(command: MonCommand, cluster: Option<&Path>, format: Format) -> Resul
         MonCommand::Create { path, port } => {
             hosts::create_monitor(&config(cluster)?, &path, port, format)
         }
-        MonCommand::Run { path, state, new_cluster, parent } => {
+        MonCommand::Run { path, state, new_cluster, log, parent } => {
             parent::follow(parent)?;
-            mon::run(&config(cluster)?, &path, state, new_cluster)
+            mon::run(&config(cluster)?, &path, state, new_cluster, log)
         }
         MonCommand::Ls => admin::monitor_list(&config(cluster)?, format),
         MonCommand::Rm { monitor } => admin::monitor_rm(&config(cluster)?, monitor, format),
@@ -119,10 +134,10 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Create { path, size, commit } => {
             osd::create(&config(cluster)?, &path, size.map(|size| size.0), commit, format)
         }
-        OsdCommand::Run { path, listen, memory, parent } => {
+        OsdCommand::Run { path, listen, memory, log, parent } => {
             parent::follow(parent)?;
-            let supervised = parent.is_some();
-            osd::run(&config(cluster)?, &path, listen.as_deref(), memory.0, supervised)
+            let place = osd::RunPlace { path: &path, listen: listen.as_deref() };
+            osd::run(&config(cluster)?, place, memory.0, log, parent.is_some())
         }
         OsdCommand::Start { osd } => up::start_osd(&config(cluster)?, osd, format),
         OsdCommand::Stop { osd } => up::stop_osd(&config(cluster)?, osd, format),

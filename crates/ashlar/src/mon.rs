@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use base::{Duration, MonitorId, Time};
+use base::{Duration, MonitorId, Time, TraceEvent};
 use client::{Config, Keeper};
 use cluster::message::Failure;
 use cluster::monitor::{Effect, Event, Identity, Station, StopReason};
@@ -13,7 +13,7 @@ use io::etcd::{EtcdPlace, EtcdState};
 use io::{Event as IoEvent, Reactor, Trust, Waker};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{StatePlace, parse_state};
+use crate::cli::{LogArgs, StatePlace, parse_state};
 use crate::output::failure;
 
 /// The state store within a monitor's directory.
@@ -96,9 +96,11 @@ pub fn run(
     path: &Path,
     state: Option<StatePlace>,
     may_create: bool,
+    log: LogArgs,
 ) -> Result<(), Failure> {
     let file = MonitorFile::load(path, config)?;
     let monitor = file.id;
+    log.start(monitor.to_string());
     let place = match state {
         Some(place) => place,
         None => place_of(config)?,
@@ -110,7 +112,7 @@ pub fn run(
     let peer = Peer { cluster: config.file.cluster, role: Role::Monitor(monitor) };
     reactor.set_trust(Trust { key: config.key.clone(), peer });
     let addresses = listen_at(&mut reactor, &file.listen)?;
-    eprintln!("monitor {monitor} listens at {}", addresses.join(", "));
+    io::log::write(&TraceEvent::info("listens").list("addresses", &addresses));
     if matches!(place, StatePlace::Etcd(_)) {
         follow_others(config.clone(), addresses.clone());
     }
@@ -134,7 +136,7 @@ pub fn run(
 /// daemon that is told of them; `own`: where this one listens. Ends with the process.
 fn follow_others(config: Config, own: Vec<String>) {
     std::thread::spawn(move || {
-        let keeper = Keeper::new(&config, |line| eprintln!("{line}"));
+        let keeper = Keeper::new(&config, io::log::write);
         let mut last = Vec::new();
         loop {
             std::thread::sleep(LIST_SPAN);
@@ -158,7 +160,7 @@ pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>
         match reactor.listen(place) {
             Ok(address) => addresses.push(address),
             Err(error) => {
-                eprintln!("{error}");
+                io::log::write(&TraceEvent::warn("cannot listen").with("why", &error));
                 refused = Some(error);
             }
         }
@@ -190,11 +192,8 @@ fn open(
         }
         StatePlace::Etcd(urls) => {
             let place = EtcdPlace::parse(urls, &format!("ashlar/{}", config.file.cluster))?;
-            eprintln!(
-                "monitor: the state lies in etcd at {}, below {}/",
-                place.endpoints().join(", "),
-                place.prefix()
-            );
+            let event = TraceEvent::info("the state lies in etcd").list("at", place.endpoints());
+            io::log::write(&event.with("below", format!("{}/", place.prefix())));
             Ok(Box::new(EtcdState::connect(place, move || waker.wake())?))
         }
     }
@@ -251,8 +250,9 @@ impl Shell {
                 match effect {
                     Effect::Net(effect) => self.reactor.net(effect),
                     Effect::State(effect) => self.state.apply(now, effect, &mut self.answers),
-                    Effect::Ready | Effect::LogLevel(_) => {}
-                    Effect::Trace(event) => eprintln!("{event}"),
+                    Effect::Trace(event) => io::log::write(&event),
+                    Effect::LogLevel(level) => io::log::set_level(level),
+                    Effect::Ready => {}
                     Effect::Stop(reason) => return Err(stopped(reason)),
                 }
             }

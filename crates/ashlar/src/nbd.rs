@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use attach::nbd::{Server, ServerSettings};
+use base::TraceEvent;
 use client::Config;
 use cluster::message::{Command, Failure};
 
@@ -17,7 +18,9 @@ const LOOK_TIME_MAX: Duration = Duration::from_secs(12);
 /// Errors: `not_found` (a volume that is named does not exist), `untrusted` (another cluster's
 /// key), `nbd`.
 pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
-    look(config, &args.volumes)?;
+    let unheard = look(config, &args.volumes)?;
+    args.log.start("nbd");
+    unheard.iter().for_each(io::log::write);
     let listen = if args.listen.is_empty() {
         vec![format!("unix:{}", config.dir.join("nbd.sock").display())]
     } else {
@@ -35,19 +38,19 @@ pub fn run(config: &Config, args: NbdArgs) -> Result<(), Failure> {
 }
 
 /// Refuses what could never be served. A cluster that is down is no reason not to start: clients
-/// wait until it is there.
-fn look(config: &Config, names: &[String]) -> Result<(), Failure> {
+/// wait until it is there, which is to be logged.
+fn look(config: &Config, names: &[String]) -> Result<Option<TraceEvent>, Failure> {
     let volumes = match client::call(config, Command::VolumeList, LOOK_TIME_MAX) {
         Ok(volumes) => volumes,
         Err(error) if crate::status::is_passing(&error) => {
-            eprintln!("{}: clients wait until it can be asked", error.message);
-            return Ok(());
+            let event = TraceEvent::warn("clients wait until the cluster can be asked");
+            return Ok(Some(event.with("why", &error.message)));
         }
         Err(error) => return Err(error),
     };
     let rows = volumes.as_array().cloned().unwrap_or_default();
     match names.iter().find(|name| !rows.iter().any(|row| row["name"] == name.as_str())) {
-        None => Ok(()),
+        None => Ok(None),
         Some(name) => {
             let hint = "`ashlar volume ls` lists the volumes there are";
             Err(failure("not_found", format!("there is no volume {name}"), hint))

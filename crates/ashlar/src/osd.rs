@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::size::MIB;
-use base::{Incarnation, OsdId, Time};
+use base::{Incarnation, OsdId, Time, TraceEvent};
 use blockstore::{
     CheckOptions, CommitMode, CreateOptions, Finding, RecoveryReport, Severity, StoppedStore,
     StoreId,
@@ -25,7 +25,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use crate::admin::COMMAND_TIME_MAX;
-use crate::cli::CommitArg;
+use crate::cli::{CommitArg, LogArgs};
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
 /// A durable 4 KiB write faster than this means that the disk's cache is protected (or that the
@@ -328,12 +328,21 @@ pub fn no_reactor(error: std::io::Error) -> Failure {
     failure("io_uring", format!("io_uring does not work: {error}"), hint)
 }
 
+/// Of what to run an OSD, and where it is to listen, if that is said.
+#[derive(Clone, Copy)]
+pub struct RunPlace<'a> {
+    /// Its directory or device.
+    pub path: &'a Path,
+    /// The only address.
+    pub listen: Option<&'a str>,
+}
+
 /// `ashlar osd run`
 pub fn run(
     config: &Config,
-    path: &Path,
-    listen: Option<&str>,
+    RunPlace { path, listen }: RunPlace<'_>,
     memory: u64,
+    log: LogArgs,
     supervised: bool,
 ) -> Result<(), Failure> {
     let host = host_name(&config.file)?;
@@ -342,8 +351,11 @@ pub fn run(
     // As `osd ls` shows it, wherever that is typed.
     let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let place = (host, supervised);
+    // Locked for good below: this says what is wrong if somebody else has it.
+    drop(open_blocks(&blocks_of(path), true)?);
+    log.start(superblock_of(&blocks_of(path))?.osd.to_string());
     while let Some(stalls) = run_once(config, path, listen, &place, &settings)? {
-        eprintln!("the disk hung, PGs went on without it, and it answers again: it begins anew");
+        io::log::write(&TraceEvent::info("begins anew after its disk hung"));
         settings.stalls = stalls;
     }
     Ok(())
@@ -358,8 +370,6 @@ fn run_once(
     settings: &node::Settings,
 ) -> Result<Option<Stalls>, Failure> {
     let blocks = blocks_of(path);
-    // Locked for good below: this says what is wrong if somebody else has it.
-    drop(open_blocks(&blocks, true)?);
     let disk = Disk::open(&blocks).map_err(|error| {
         failure("io", error.to_string(), "make an OSD with `ashlar osd create`")
     })?;
@@ -367,7 +377,8 @@ fn run_once(
     let superblock = superblock_of(&blocks)?;
     let commit = superblock.commit;
     if disk.buffered() {
-        eprintln!("{}: O_DIRECT is refused here: buffered, with RWF_DSYNC", blocks.display());
+        let what = "O_DIRECT is refused here: I/O is buffered, with RWF_DSYNC";
+        io::log::write(&TraceEvent::warn(what).with("path", blocks.display()));
     }
     let (buffered, is_sparse) = (disk.buffered(), !disk.is_device());
     let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
@@ -379,12 +390,9 @@ fn run_once(
     };
     reactor.set_trust(trust(Incarnation::ZERO));
     let (addresses, peer_addresses) = listen_in_networks(&mut reactor, &config.file, listen)?;
-    eprintln!(
-        "{} listens at {}, commit mode {}",
-        superblock.osd,
-        [&peer_addresses[..], &addresses].concat().join(", "),
-        commit_name(commit)
-    );
+    let all = [&peer_addresses[..], &addresses].concat();
+    let event = TraceEvent::info("listens").list("addresses", all);
+    io::log::write(&event.with("commit", commit_name(commit)));
     let identity = Identity {
         cluster: config.file.cluster,
         osd: superblock.osd,
@@ -400,7 +408,7 @@ fn run_once(
     let mut settings = settings.clone();
     settings.store.is_sparse = is_sparse;
     settings.buffered = buffered;
-    let keeper = Keeper::new(config, |line| eprintln!("{line}"));
+    let keeper = Keeper::new(config, io::log::write);
     serve(reactor, identity, settings, device_size, &trust, &keeper)
 }
 
@@ -466,11 +474,11 @@ fn serve(
                 Effect::Net(effect) => reactor.net(effect),
                 Effect::Joined { incarnation } => {
                     refusals_left = usize::MAX;
-                    eprintln!("{}", recovery_line(&node.recovery_report()));
+                    io::log::write(&recovery_line(&node.recovery_report()));
                     reactor.set_trust(trust(incarnation));
                 }
-                Effect::Trace(event) => eprintln!("{event}"),
-                Effect::LogLevel(_) => {}
+                Effect::Trace(event) => io::log::write(&event),
+                Effect::LogLevel(level) => io::log::set_level(level),
                 Effect::Stop(StopReason::Stalled) => return Ok(Some(node.stalls())),
                 Effect::Stop(reason) => return stopped(reason).map(|()| None),
             }
@@ -480,7 +488,8 @@ fn serve(
         let now = reactor.now();
         for event in events.drain(..) {
             if let Some(why) = distrust(&event) {
-                eprintln!("{why}");
+                let event = TraceEvent::warn("a monitor refuses the connection");
+                io::log::write(&event.with("why", why));
                 refusals_left = refusals_left.saturating_sub(1);
                 if refusals_left == 0 {
                     let hint = "use the file `key` of this cluster's directory";
@@ -516,7 +525,9 @@ impl Absence {
     fn look(&mut self, now: Time, sought: Option<&[String]>) {
         let Some(addresses) = sought else {
             if let (Some(since), Some(_)) = (self.since, self.said) {
-                eprintln!("a monitor answers, after {} s", now.since(since).as_millis() / 1000);
+                let away = now.since(since).as_millis();
+                let event = TraceEvent::info("a monitor answers again");
+                io::log::write(&event.number("away_ms", away));
             }
             *self = Absence::default();
             return;
@@ -525,11 +536,9 @@ impl Absence {
         let quiet = self.said.map_or(ABSENCE_QUIET, |_| ABSENCE_SPAN);
         if now >= self.said.unwrap_or(since) + quiet {
             self.said = Some(now);
-            eprintln!(
-                "no monitor answers for {} s at {}: it is tried on",
-                now.since(since).as_millis() / 1000,
-                addresses.join(", ")
-            );
+            let event = TraceEvent::warn("no monitor answers: retrying");
+            let event = event.number("away_ms", now.since(since).as_millis());
+            io::log::write(&event.list("monitors", addresses));
         }
     }
 }
@@ -544,12 +553,10 @@ fn distrust(event: &IoEvent) -> Option<&str> {
 }
 
 /// What recovery found, in one line.
-fn recovery_line(report: &RecoveryReport) -> String {
-    let rows: Vec<String> =
-        report.rows.iter().map(|(row, count)| format!("@{row} {count}")).collect();
-    let rows = if rows.is_empty() { "none".to_owned() } else { rows.join(", ") };
-    let read = size_text(report.journal_bytes);
-    format!("recovered: {} blocks, {read} of journal read, decisions: {rows}", report.blocks)
+fn recovery_line(report: &RecoveryReport) -> TraceEvent {
+    let event = TraceEvent::info("the store is recovered").number("blocks", report.blocks);
+    let event = event.number("journal_bytes", report.journal_bytes);
+    event.list("decisions", report.rows.iter().map(|(row, count)| format!("@{row}:{count}")))
 }
 
 fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {

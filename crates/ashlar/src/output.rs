@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use base::TraceEvent;
 use cluster::message::Failure;
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
@@ -31,6 +32,33 @@ pub fn print_failure(format: Format, failure: &Failure) {
             }
         }
     }
+}
+
+/// What a daemon ends with.
+const FAILURE_WORDS: &str = "it ends";
+
+/// A failure as the last line of a daemon's log.
+pub fn failure_line(failure: &Failure) -> TraceEvent {
+    let event = TraceEvent::error(FAILURE_WORDS).with("code", &failure.code);
+    let event = event.with("why", &failure.message);
+    if failure.hint.is_empty() { event } else { event.with("hint", &failure.hint) }
+}
+
+/// Why a daemon has ended, by the last lines of its log.
+pub fn last_words(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().rev().take(2).collect();
+    let why = lines.first().and_then(|line| match serde_json::from_str::<Value>(line) {
+        Ok(value) => Some(value["why"].as_str()?.to_owned()),
+        Err(_) => {
+            let (_, fields) = line.split_once(FAILURE_WORDS)?;
+            let (_, why) = fields.split_once(" why=")?;
+            // A text with blanks stands in quotes, as in JSON; after it others may follow.
+            let quoted = serde_json::Deserializer::from_str(why).into_iter::<String>().next();
+            quoted.and_then(Result::ok).or_else(|| why.split(' ').next().map(str::to_owned))
+        }
+    });
+    let whole = || lines.iter().rev().map(|line| line.trim()).collect::<Vec<_>>().join("; ");
+    why.unwrap_or_else(whole)
 }
 
 /// Prints a value as one JSON document.

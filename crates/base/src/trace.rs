@@ -105,14 +105,18 @@ impl TraceEvent {
     }
 
     /// With an id or a text.
-    pub fn with(mut self, name: &'static str, text: impl fmt::Display) -> TraceEvent {
-        self.fields.push((name, Field::Text(text.to_string())));
-        self
+    pub fn with(self, name: &'static str, text: impl fmt::Display) -> TraceEvent {
+        self.and(name, Field::Text(text.to_string()))
     }
 
     /// With a number.
-    pub fn number(mut self, name: &'static str, number: impl Into<u64>) -> TraceEvent {
-        self.fields.push((name, Field::Number(number.into())));
+    pub fn number(self, name: &'static str, number: impl Into<u64>) -> TraceEvent {
+        self.and(name, Field::Number(number.into()))
+    }
+
+    fn and(mut self, name: &'static str, field: Field) -> TraceEvent {
+        assert!(!["time", "level", "who", "what"].contains(&name), "every line has these");
+        self.fields.push((name, field));
         self
     }
 

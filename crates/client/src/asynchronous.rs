@@ -364,7 +364,7 @@ impl Worker {
 
     fn answer(&mut self, answer: Effect) {
         match answer {
-            Effect::Net(_) => unreachable!("the shell keeps them"),
+            Effect::Net(_) | Effect::Trace(_) => unreachable!("the shell keeps them"),
             Effect::Opened { volume, result } => {
                 let slot = self.volumes.get_mut(&volume).and_then(Option::take);
                 if result.is_err() {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::ClusterId;
+use base::{ClusterId, TraceEvent};
 use cluster::map::ClusterFile;
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ const ADDRESS_COUNT_MAX: usize = 800;
 pub struct Keeper {
     config: Config,
     /// Told what happened, for a log.
-    say: fn(&str),
+    say: fn(&TraceEvent),
     slot: Arc<Mutex<Slot>>,
 }
 
@@ -41,7 +41,7 @@ struct Slot {
 
 impl Keeper {
     /// For the file that a configuration was read from.
-    pub fn new(config: &Config, say: fn(&str)) -> Keeper {
+    pub fn new(config: &Config, say: fn(&TraceEvent)) -> Keeper {
         Keeper { config: config.clone(), say, slot: Arc::default() }
     }
 
@@ -58,7 +58,8 @@ impl Keeper {
         let thread = std::thread::Builder::new().name("keeper".to_string());
         if let Err(error) = thread.spawn(move || keeper.write()) {
             self.slot().is_writing = false;
-            (self.say)(&format!("cannot keep the list of monitors: no thread: {error}"));
+            let event = TraceEvent::error("cannot keep the list of monitors: no thread");
+            (self.say)(&event.with("why", error));
         }
     }
 
@@ -73,13 +74,15 @@ impl Keeper {
             let path = self.config.path.display();
             match keep(&self.config, &told) {
                 Ok(true) => {
-                    (self.say)(&format!("{path} names these monitors now: {}", told.join(", ")));
+                    let event = TraceEvent::info("cluster.toml names other monitors now");
+                    (self.say)(&event.with("path", path).list("monitors", &told));
                 }
                 Ok(false) => {}
-                Err(error) => (self.say)(&format!(
-                    "{error}; monitors listen at {}, which a later start may have to know",
-                    told.join(", ")
-                )),
+                Err(error) => {
+                    let what = "cannot keep where monitors listen: a later start may have to know";
+                    let event = TraceEvent::warn(what).with("why", error);
+                    (self.say)(&event.list("monitors", &told));
+                }
             }
         }
     }

@@ -89,6 +89,8 @@ impl Shell {
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Net(effect) => self.reactor.net(effect),
+                // Who uses the library is told by answers; it has no log.
+                Effect::Trace(_) => {}
                 answer => answers.push(answer),
             }
         }

@@ -589,7 +589,12 @@ impl Monitor {
     ) {
         if let Some(result) = self.query(now, &command) {
             self.answer(connection, request, result, effects);
-        } else if let Some(why) = &self.state_trouble {
+            return;
+        }
+        let text = serde_json::to_string(&command).expect("messages have text keys");
+        let event = TraceEvent::debug("an operator's command").with("command", clipped(text));
+        effects.push(Effect::Trace(event));
+        if let Some(why) = &self.state_trouble {
             self.answer(connection, request, Err(no_state(why)), effects);
         } else if let Command::StateUndo { .. } = command
             && self.jobs.len() < JOB_COUNT_MAX

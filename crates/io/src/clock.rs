@@ -9,7 +9,8 @@ pub fn now() -> Time {
     Time::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// Seconds since 1970 UTC. For people; it may jump.
-pub fn wall_clock() -> u64 {
-    clock_gettime(ClockId::Realtime).tv_sec.max(0) as u64
+/// Milliseconds since 1970 UTC. For people; it may jump.
+pub fn wall_clock_ms() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    now.tv_sec.max(0) as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
 }

@@ -1,5 +1,5 @@
 //! Linux: the io_uring reactor with its sockets, disks, handshake and aligned buffers, the
-//! cluster key, the clock, and state stores.
+//! cluster key, the clock, the log, and state stores.
 //!
 //! ```text
 //!   program loop:  reactor.turn(deadline, &mut events)
@@ -24,6 +24,7 @@ pub mod etcd;
 mod handshake;
 mod inbox;
 pub mod key;
+pub mod log;
 mod network;
 mod prepare;
 mod reactor;
@@ -35,7 +36,7 @@ mod stream;
 
 use std::fmt;
 
-pub use clock::{now, wall_clock};
+pub use clock::now;
 pub use descriptors::raise_descriptor_limit;
 pub use disk::Disk;
 pub use edit::edit_file;

@@ -161,6 +161,7 @@ impl Node {
             false => Vec::new(),
         };
         let copies = self.map.pools[&id.pool].pool.replicas;
+        self.trace_enters(&entry, effects);
         self.pgs[slot].enter(entry, copies, &mut self.actions);
         self.carry_out(now, slot, effects);
         for osd in ready {
@@ -170,6 +171,7 @@ impl Node {
     }
 
     fn halt(&mut self, now: Time, slot: usize, why: String, effects: &mut Vec<Effect>) {
+        self.trace_halt(slot, &why, effects);
         self.pgs[slot].halt(why, &mut self.actions);
         self.carry_out(now, slot, effects);
     }

@@ -9,6 +9,7 @@ use base::{Duration, Epoch, OsdId, PgId, Time, TraceEvent};
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PgEntry};
+use pg::Serving;
 
 use crate::Effect;
 use crate::node::Node;
@@ -77,6 +78,24 @@ impl Node {
             let event = of_pg(TraceEvent::warn("PG is not served"), id, epoch);
             let event = event.number("waited_ms", waited.as_millis()).with("why", why);
             effects.push(Effect::Trace(event));
+        }
+    }
+
+    /// This OSD takes its part in an epoch.
+    pub(crate) fn trace_enters(&self, entry: &PgEntry, effects: &mut Vec<Effect>) {
+        let event = match self.leads(entry) {
+            true => TraceEvent::debug("leads an epoch: asks its members"),
+            false => TraceEvent::debug("follows in an epoch"),
+        };
+        effects.push(Effect::Trace(of_pg(event, entry.pg, entry.epoch)));
+    }
+
+    /// The PG in `slot` is to take part in nothing, for a reason that is new.
+    pub(crate) fn trace_halt(&self, slot: usize, why: &str, effects: &mut Vec<Effect>) {
+        let pg = &self.pgs[slot];
+        if !matches!(pg.serving(), Serving::Idle { why: before } if before == why) {
+            let event = TraceEvent::debug("takes no part in a PG").with("pg", pg.id());
+            effects.push(Effect::Trace(event.with("why", why)));
         }
     }
 

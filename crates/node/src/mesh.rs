@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{ConnectionId, Duration, Incarnation, OsdId, Time};
+use base::{ConnectionId, Duration, Incarnation, OsdId, Time, TraceEvent};
 use cluster::message::{ToMonitor, Unreachable};
 use format::door::{NetEffect, Peer, Role};
 use format::wire::{
@@ -256,7 +256,9 @@ impl Node {
             _ => Err("no OSD says this there".into()),
         };
         // What is wrong ends the connection; a peer of ours never comes here.
-        if result.is_err() {
+        if let Err(why) = result {
+            let event = TraceEvent::warn("an OSD breaks the protocol: its connection is closed");
+            effects.push(Effect::Trace(event.with("why", why)));
             self.hang_up(now, connection, effects);
         }
     }

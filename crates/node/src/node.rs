@@ -413,6 +413,10 @@ impl Node {
         self.drop_waiting_of(connection);
         self.sessions.close(connection);
         if self.link.connection() == Some(connection) {
+            if self.link.joined().is_some() {
+                let event = TraceEvent::debug("the connection to the monitor is gone");
+                effects.push(Effect::Trace(event));
+            }
             self.link.lose(now);
         }
     }

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, Duration, Epoch, OsdId, PgId, Time};
+use base::{ConnectionId, Duration, Epoch, OsdId, PgId, Time, TraceEvent};
 use cluster::message::{Need, PgNeed, ToMonitor};
 use format::wire::{Member, PeerBody, PeerMessage, PgEntry};
 
@@ -315,6 +315,8 @@ impl Node {
 
     /// There is a connection to a member now: the PGs that wait for it may ask it.
     pub(crate) fn follower_ready(&mut self, now: Time, member: Member, effects: &mut Vec<Effect>) {
+        let event = TraceEvent::debug("connected to a member").with("member", member.osd);
+        effects.push(Effect::Trace(event));
         for slot in self.slots_led_with(member) {
             self.pgs[slot].peer_ready(member.osd, &mut self.actions);
             self.carry_out(now, slot, effects);
@@ -323,6 +325,8 @@ impl Node {
 
     /// The connection to a member is gone.
     pub(crate) fn follower_lost(&mut self, now: Time, member: Member, effects: &mut Vec<Effect>) {
+        let event = TraceEvent::debug("the connection to a member is gone");
+        effects.push(Effect::Trace(event.with("member", member.osd)));
         for slot in self.slots_led_with(member) {
             self.pgs[slot].peer_lost(member.osd, &mut self.actions);
             self.carry_out(now, slot, effects);

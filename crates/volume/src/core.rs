@@ -6,7 +6,10 @@ use std::ops::Range;
 
 use base::hash::stripe_hash;
 use base::planted::{self, Bug};
-use base::{Buffer, BufferPool, ConnectionId, ImageId, OsdId, PgId, SessionId, StripeIndex, Time};
+use base::{
+    Buffer, BufferPool, ConnectionId, ImageId, OsdId, PgId, SessionId, StripeIndex, Time,
+    TraceEvent,
+};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
 use slab::Slab;
@@ -465,6 +468,11 @@ impl ClientCore {
             self.forget_request(key);
         }
         let volume = self.volumes.get_mut(&handle).expect("only a known volume has a session");
+        if let Some(attached) = volume.attached() {
+            let what = "the session is over: its volume was taken over, removed or shrunk";
+            let event = TraceEvent::warn(what).with("volume", &volume.name);
+            effects.push(Effect::Trace(event.with("session", attached.session)));
+        }
         volume.attachment = Attachment::Ended;
         volume.part_count = 0;
         volume.byte_count = 0;

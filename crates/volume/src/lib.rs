@@ -31,7 +31,7 @@ mod unsynced;
 
 pub use crate::core::ClientCore;
 
-use base::{Buffer, Duration, SessionId};
+use base::{Buffer, Duration, SessionId, TraceEvent};
 use cluster::map::ImageInfo;
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
@@ -151,6 +151,8 @@ pub enum Effect {
         /// The answer.
         result: Result<Answer, VolumeError>,
     },
+    /// Something happened that is worth a line of the log.
+    Trace(TraceEvent),
 }
 
 /// An attached volume.

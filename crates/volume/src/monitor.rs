@@ -1,6 +1,6 @@
 //! The connection to a monitor: the map and the sessions come over it. I/O goes on without it.
 
-use base::{ConnectionId, SessionId, Time};
+use base::{ConnectionId, SessionId, Time, TraceEvent};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
 use cluster::reach::{Beat, Heartbeat, Reach};
 use format::door::{CloseReason, NetEffect, Peer, Role};
@@ -22,6 +22,8 @@ pub(crate) struct MonitorLink {
     untrusted_count: usize,
     /// A first map was asked for after a gap and has not come.
     resubscribed: bool,
+    /// The log says that a monitor answers.
+    is_told: bool,
 }
 
 /// Top to bottom is the order in time.
@@ -47,6 +49,7 @@ impl MonitorLink {
             alarm: None,
             untrusted_count: 0,
             resubscribed: false,
+            is_told: false,
         }
     }
 
@@ -210,6 +213,10 @@ impl ClientCore {
         reason: CloseReason,
         effects: &mut Vec<Effect>,
     ) {
+        if std::mem::take(&mut self.monitor.is_told) {
+            let what = "the connection to the monitor is lost: I/O goes on, another one is tried";
+            effects.push(Effect::Trace(TraceEvent::warn(what)));
+        }
         self.monitor.resubscribed = false;
         self.monitor.state = MonitorState::Waiting;
         let until = self.monitor.reach.lost(now);
@@ -260,6 +267,9 @@ impl ClientCore {
         self.monitor.heartbeat.word(now);
         if message != FromMonitor::Pong {
             self.monitor.reach.served();
+            if !std::mem::replace(&mut self.monitor.is_told, true) {
+                effects.push(Effect::Trace(TraceEvent::info("a monitor answers")));
+            }
         }
         match message {
             FromMonitor::Map(delta) => {

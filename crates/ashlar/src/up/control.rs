@@ -180,7 +180,7 @@ fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
         RestartAfter::Never => "--restart-after=never".to_owned(),
         RestartAfter::Time(time) => format!("--restart-after={}ms", time.as_millis()),
     });
-    command.env(super::supervise::BACKGROUND_VARIABLE, "1");
+    command.env(super::supervise::BACKGROUND_VARIABLE, "1").envs(args.log.variables());
     command.stdin(Stdio::null()).stdout(log.try_clone().map_err(cannot)?).stderr(log);
     command.spawn().map_err(cannot)
 }

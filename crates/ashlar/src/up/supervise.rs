@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::OsdId;
+use base::{OsdId, TraceEvent};
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -19,8 +19,8 @@ use super::control::{Answer, Ready, Request, Work, WorkShow, print_ready};
 use super::setup::WantedOsds;
 use super::{setup, socket_path};
 use crate::REMOVED_CODE;
-use crate::cli::{RestartAfter, UpArgs};
-use crate::output::{Format, failure};
+use crate::cli::{LogArgs, RestartAfter, UpArgs};
+use crate::output::{Format, failure, last_words};
 
 /// Set for the process that `--detach` leaves in the background.
 pub const BACKGROUND_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
@@ -121,6 +121,7 @@ enum State {
 struct Supervisor<'a> {
     dir: &'a Path,
     restart_after: RestartAfter,
+    log: LogArgs,
     program: PathBuf,
     children: BTreeMap<Role, Child>,
     events: Sender<Event>,
@@ -143,6 +144,7 @@ pub fn is_background() -> bool {
 /// Runs the cluster until it is told to stop.
 pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), Failure> {
     let background = is_background();
+    args.log.start("up");
     if background {
         // A session of its own: closing the terminal does not reach it.
         let _ = rustix::process::setsid();
@@ -157,6 +159,7 @@ pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), 
     let mut supervisor = Supervisor {
         dir,
         restart_after: args.restart_after,
+        log: args.log,
         program: std::env::current_exe().map_err(cannot)?,
         children: BTreeMap::new(),
         events: events.clone(),
@@ -318,7 +321,7 @@ impl Supervisor<'_> {
         child.run += 1;
         child.started = Instant::now();
         let run = child.run;
-        match start_process(&self.program, self.dir, role, &child.arguments) {
+        match start_process(&self.program, self.dir, self.log, role, &child.arguments) {
             Ok(mut process) => {
                 let pid = Pid::from_child(&process);
                 child.state = State::Running(pid);
@@ -328,7 +331,9 @@ impl Supervisor<'_> {
                 });
             }
             Err(error) => {
-                eprintln!("ashlar: cannot start {}: {error}", role.log_name());
+                let event =
+                    TraceEvent::error("cannot start a child").with("child", role.log_name());
+                io::log::write(&event.with("why", error));
                 child.failures += 1;
                 let delay = restart_delay(self.restart_after, child.failures);
                 child.state = State::Dead(delay.map(|delay| Instant::now() + delay));
@@ -350,16 +355,18 @@ impl Supervisor<'_> {
         child.state = match child.state {
             State::Stopping(..) => State::Stopped,
             _ if code == Some(i32::from(REMOVED_CODE)) => {
-                eprintln!("ashlar: {name} was removed from the cluster: it is started no more");
+                let what = "a child was removed from the cluster: it is started no more";
+                io::log::write(&TraceEvent::info(what).with("child", name));
                 State::Dead(None)
             }
             _ => {
                 let delay = restart_delay(restart_after, child.failures);
-                let again = delay.map_or_else(
-                    || "not started again".to_owned(),
-                    |delay| format!("started again in {:.1} s", delay.as_secs_f64()),
-                );
-                eprintln!("ashlar: {name} ended ({status}): {again}");
+                let event = TraceEvent::warn("a child ended").with("child", name);
+                let event = event.with("status", &status);
+                io::log::write(&match delay {
+                    Some(delay) => event.number("again_after_ms", delay.as_millis() as u64),
+                    None => event.with("again", "never"),
+                });
                 State::Dead(delay.map(|delay| Instant::now() + delay))
             }
         };
@@ -615,9 +622,8 @@ impl Supervisor<'_> {
 fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let log = dir.join("log").join(format!("{}.log", role.log_name()));
     let text = fs::read_to_string(&log).unwrap_or_default();
-    let words: Vec<&str> = text.lines().rev().take(2).collect();
-    let words: Vec<&str> = words.into_iter().rev().map(str::trim).collect();
-    let message = format!("{} does not start ({status}): {}", role.log_name(), words.join("; "));
+    let why = last_words(&text);
+    let message = format!("{} does not start ({status}): {why}", role.log_name());
     failure("died", message, format!("see {}", log.display()))
 }
 
@@ -652,6 +658,7 @@ fn restart_delay(restart_after: RestartAfter, failures: u32) -> Option<Duration>
 fn start_process(
     program: &Path,
     dir: &Path,
+    log_args: LogArgs,
     role: &Role,
     arguments: &[String],
 ) -> std::io::Result<std::process::Child> {
@@ -666,6 +673,7 @@ fn start_process(
         .arg("--cluster")
         .arg(dir)
         .env_remove(BACKGROUND_VARIABLE)
+        .envs(log_args.variables())
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

@@ -130,8 +130,9 @@ fn an_osd_is_inspected_and_says_what_it_recovered() {
 
     cluster.start(&[]);
     let log = std::fs::read_to_string(cluster.path().join("log/osd.1.log")).expect("a log");
-    let line = log.lines().rfind(|line| line.starts_with("recovered:")).expect("it is said");
-    assert!(line.contains("256 blocks") && line.contains("@A "), "{line}");
+    let line =
+        log.lines().rfind(|line| line.contains("the store is recovered")).expect("it is said");
+    assert!(line.contains(" blocks=256 ") && line.contains("@A:"), "{line}");
     qemu_io(&cluster, "v", &["read -P 4 100k 4k", "read -P 3 104k 32664k"]);
 }
 

@@ -36,6 +36,26 @@ fn sources() -> Vec<PathBuf> {
     files(&root().join("crates"), ".rs")
 }
 
+/// The words of each line that docs/logs.md lists stand in the sources.
+#[test]
+fn lines_of_logs_are_those_that_daemons_write() {
+    let text = read(&root().join("docs/logs.md"));
+    let lines = text.split("## Lines").nth(1).expect("the section exists");
+    let first_cells =
+        lines.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let words = first_cells.flat_map(|cell| cell.split('`').step_by(2).map(str::to_owned));
+    let words: Vec<String> = words.filter(|words| !words.is_empty()).collect();
+    assert!(words.len() > 50, "{words:?}");
+    let source: String = sources()
+        .iter()
+        .filter(|path| !path.to_string_lossy().contains("test"))
+        .map(|p| read(p))
+        .collect();
+    for words in words {
+        assert!(source.contains(&format!("\"{words}\"")), "nobody says {words:?}");
+    }
+}
+
 /// Every step of "Follow one write" is `path: symbol`, and the symbol is defined in that file.
 #[test]
 fn follow_one_write_names_what_exists() {

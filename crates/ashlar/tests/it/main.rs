@@ -17,6 +17,7 @@ mod holders;
 mod hosts;
 mod hung_disk;
 mod life;
+mod logs;
 mod minute;
 mod monitors;
 mod namespaces;

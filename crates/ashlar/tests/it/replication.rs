@@ -229,7 +229,10 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     let refused = cluster.refused(&["osd", "start", "2"], "died").to_string();
     assert!(refused.contains("this cluster has no osd.2"), "{refused}");
     let log = fs::read_to_string(cluster.path().join("log/up.log")).expect("it is there");
-    assert!(log.contains("osd.2 was removed from the cluster: it is started no more"), "{log}");
+    assert!(
+        log.contains("was removed from the cluster: it is started no more  child=osd.2"),
+        "{log}"
+    );
     fs::remove_file(&blocks).expect("ours");
     cluster.down();
     // Another OSD in its place gets its share.

@@ -22,7 +22,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{Buffer, BufferMut, BufferPool, ConnectionId, Duration, Time};
+use base::{Buffer, BufferMut, BufferPool, ConnectionId, Duration, Time, TraceEvent};
 use client::Commands;
 use cluster::message::{Command as Ask, Failure};
 use format::door::{NetEffect, NetEvent};
@@ -93,6 +93,8 @@ pub enum Effect {
     Close(ConnectionId),
     /// How many bytes wait to be sent to the client? Answered by [`Event::Queued`].
     AskQueued(ConnectionId),
+    /// Something happened that is worth a line of the log.
+    Trace(TraceEvent),
 }
 
 /// Which volumes are served, and how.
@@ -800,6 +802,7 @@ impl Hub {
         for effect in core_effects.drain(..) {
             match effect {
                 CoreEffect::Net(effect) => effects.push(Effect::Net(effect)),
+                CoreEffect::Trace(event) => effects.push(Effect::Trace(event)),
                 CoreEffect::Opened { volume, result } => self.opened(now, volume, result, effects),
                 CoreEffect::Closed { volume } => self.closed(now, volume, effects),
                 CoreEffect::Done { id, result } => self.done(now, id, result, effects),

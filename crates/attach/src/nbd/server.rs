@@ -1,6 +1,6 @@
 //! The program's loop around the hub: one thread, one ring, NBD and cluster sockets in it.
 
-use base::{Duration, Time};
+use base::{Duration, Time, TraceEvent};
 use client::{Config, Keeper};
 use format::door::{Peer, Role};
 use io::{Options, Reactor, Trust};
@@ -62,7 +62,7 @@ impl Server {
         let mut address = None;
         for listen in &settings.listen {
             let (_, bound) = reactor.listen_raw(listen)?;
-            eprintln!("nbd listens at {bound}");
+            io::log::write(&TraceEvent::info("listens").with("address", &bound));
             address.get_or_insert(bound);
         }
         let ServerSettings { volumes: names, read_only, shared, .. } = settings;
@@ -76,7 +76,7 @@ impl Server {
             unsynced_size_max: settings.unsynced_size_max,
         };
         let hub = Hub::new(exports, core, reactor.pool().clone());
-        let keeper = Keeper::new(config, |line| eprintln!("{line}"));
+        let keeper = Keeper::new(config, io::log::write);
         Server { reactor, hub, keeper, log_at: Time::ZERO, effects: Vec::new() }.serve()
     }
 
@@ -127,7 +127,8 @@ impl Server {
         if let Some(sentence) = self.reactor.take_rejected().first()
             && self.log_at <= now
         {
-            eprintln!("{sentence}");
+            let event = TraceEvent::warn("a client was refused").with("why", sentence);
+            io::log::write(&event);
             self.log_at = now + LOG_INTERVAL;
         }
     }
@@ -153,6 +154,7 @@ impl Server {
     fn carry_out(&mut self, now: Time, effect: Effect) {
         match effect {
             Effect::Net(effect) => self.reactor.net(effect),
+            Effect::Trace(event) => io::log::write(&event),
             Effect::Send(connection, buffers) => self.reactor.raw_send(connection, buffers),
             Effect::ExpectInto(connection, memory, filled) => {
                 self.reactor.raw_expect_into(connection, memory, filled);

@@ -397,6 +397,8 @@ impl Monitor {
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
             (Job::OpenSession { connection, request, .. }, Done::SessionOpened(opened)) => {
                 let Opened { session, image, locked, lazy } = opened;
+                let event = TraceEvent::debug("session begins").with("session", session);
+                effects.push(Effect::Trace(event.with("volume", &image.name)));
                 self.connect_session(now, session, connection);
                 if locked {
                     self.locked_since.insert(session, now);
@@ -417,6 +419,8 @@ impl Monitor {
                 self.send(connection, &refused, effects);
             }
             (job, Done::SessionClosed(session)) => {
+                let event = TraceEvent::debug("session is closed").with("session", session);
+                effects.push(Effect::Trace(event));
                 if let Job::CloseSession { connection, .. } = job {
                     self.send(connection, &FromMonitor::SessionClosed { session }, effects);
                 }

@@ -379,7 +379,7 @@ impl Monitor {
         self.record_self();
         effects.push(Effect::Ready);
         if let Some(damage) = self.contents.damage() {
-            let event = TraceEvent::error("the state store is damaged").with("what", damage);
+            let event = TraceEvent::error("the state store is damaged").with("why", damage);
             effects.push(Effect::Trace(event));
         }
         let early: Vec<(ConnectionId, ToMonitor)> = self.early.drain(..).collect();

@@ -522,6 +522,7 @@ impl World {
     pub(super) fn client_effect(&mut self, index: usize, effect: Effect) -> Result<(), String> {
         match effect {
             Effect::Net(effect) => self.net_effect(Process::Client(index), effect),
+            Effect::Trace(_) => unreachable!("taken by who applied the event"),
             Effect::Opened { volume, result } => self.opened(index, volume, result),
             Effect::Closed { volume } => {
                 self.clients[index].attached.remove(&volume);

@@ -939,6 +939,10 @@ impl World {
         let Some(core) = &mut self.clients[index].core else { return Ok(()) };
         let mut effects = Vec::new();
         core.apply(local, event, &mut effects);
+        self.take_lines(Process::Client(index), &mut effects, |effect| match effect {
+            volume::Effect::Trace(event) => Some(event),
+            _ => None,
+        });
         let (until, dies) = self.draw_death(effects.len(), self.faults.client_dies);
         for effect in effects.into_iter().take(until) {
             self.client_effect(index, effect)?;

@@ -67,6 +67,24 @@ fn a_fenced_session_is_over() {
     world.refuse(Refusal::Fenced);
     assert_eq!(world.result(first), Err(VolumeError::Ended));
     assert_eq!(world.result(second), Err(VolumeError::Ended));
+    let over = world.lines.iter().filter(|event| event.what.starts_with("the session is over"));
+    let [line] = &over.collect::<Vec<_>>()[..] else { panic!("{:?}", world.lines) };
+    assert_eq!(line.level, base::trace::Level::Warn);
+    assert!(line.field("session").is_some() && line.field("volume").is_some(), "{line}");
+}
+
+#[test]
+fn a_monitor_that_is_lost_and_another_that_answers_leave_a_line_each() {
+    let mut world = World::attached();
+    let said = |world: &World| world.lines.iter().map(|event| event.what).collect::<Vec<_>>();
+    assert_eq!(said(&world), ["a monitor answers"]);
+    world.break_monitor();
+    world.wait();
+    world.connect();
+    assert_eq!(said(&world).len(), 2, "one that says nothing does not count: {:?}", world.lines);
+    world.break_monitor();
+    assert_eq!(said(&world).len(), 2, "nor does its loss");
+    assert!(said(&world)[1].starts_with("the connection to the monitor is lost"));
 }
 
 #[test]

@@ -57,6 +57,8 @@ pub(super) struct World {
     pub(super) asked: VecDeque<(ConnectionId, Request)>,
     pub(super) opened: Vec<(VolumeHandle, Result<Attached, Failure>)>,
     pub(super) detached: Vec<VolumeHandle>,
+    /// Lines for the log.
+    pub(super) lines: Vec<base::TraceEvent>,
     pub(super) done: BTreeMap<RequestId, Reached>,
     /// What writes are told; of a lazy session: what lazy writes are told.
     pub(super) durable: bool,
@@ -169,6 +171,7 @@ impl World {
             asked: VecDeque::new(),
             opened: Vec::new(),
             detached: Vec::new(),
+            lines: Vec::new(),
             done: BTreeMap::new(),
             durable: true,
             lazy: false,
@@ -290,6 +293,7 @@ impl World {
             }
             Effect::Opened { volume, result } => self.opened.push((volume, result)),
             Effect::Closed { volume } => self.detached.push(volume),
+            Effect::Trace(event) => self.lines.push(event),
             Effect::Done { id, result } => {
                 let before = self.done.insert(id, result);
                 assert!(before.is_none(), "answered twice");

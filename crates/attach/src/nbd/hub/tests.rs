@@ -26,6 +26,8 @@ struct World {
     lent: BTreeMap<ConnectionId, (BufferMut, usize)>,
     paused: BTreeSet<ConnectionId>,
     closed: BTreeSet<ConnectionId>,
+    /// Lines for the log.
+    lines: Vec<TraceEvent>,
     /// What `AskQueued` is answered with.
     queued: usize,
     monitors: BTreeSet<ConnectionId>,
@@ -61,6 +63,7 @@ impl World {
             lent: BTreeMap::new(),
             paused: BTreeSet::new(),
             closed: BTreeSet::new(),
+            lines: Vec::new(),
             queued: 0,
             monitors: BTreeSet::new(),
             cluster: MemoryMonitor::new(SIZE, "tcp:osd:1"),
@@ -89,6 +92,7 @@ impl World {
             for effect in effects.drain(..) {
                 match effect {
                     Effect::Net(effect) => self.net(effect, &mut events),
+                    Effect::Trace(event) => self.lines.push(event),
                     Effect::Send(client, buffers) => {
                         assert!(!self.closed.contains(&client));
                         let received = self.received.entry(client).or_default();
@@ -446,6 +450,7 @@ fn when_a_session_is_over_its_clients_get_errors_to_their_ends_and_the_next_atta
     world.write(first, 0, &[1; UNIT]);
     assert_eq!(world.take(first), simple(108), "sent again it would overwrite what came since");
     assert!(world.closed.is_empty());
+    assert!(world.lines.iter().any(|event| event.what.starts_with("the session is over")));
     world.refusal = None;
     let third = world.user();
     assert_eq!(world.cluster.opened_count, 2);
