@@ -25,6 +25,8 @@ pub(crate) struct Lines {
     /// PGs of which the store may have lost something, while this OSD is to lead them.
     suspect: BTreeSet<PgId>,
     is_full: bool,
+    /// Stored units are damaged.
+    has_damage: bool,
 }
 
 struct Wait {
@@ -54,6 +56,13 @@ impl Node {
             effects.push(Effect::Trace(match is_full {
                 true => TraceEvent::warn("the store is full: it takes no writes"),
                 false => TraceEvent::info("the store has space again"),
+            }));
+        }
+        let damaged = self.store.damaged_units_count();
+        if std::mem::replace(&mut self.lines.has_damage, damaged > 0) != (damaged > 0) {
+            effects.push(Effect::Trace(match damaged {
+                0 => TraceEvent::info("no stored data is damaged any more"),
+                _ => TraceEvent::warn("stored data is damaged").number("units", damaged),
             }));
         }
     }

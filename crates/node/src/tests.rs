@@ -868,6 +868,7 @@ fn rot_is_answered_by_an_error_or_a_suspect_pg_and_never_by_other_data() {
                 let unit = units[0].trailing_zeros();
                 assert_eq!(units, [1 << unit]);
                 assert!(last_report(&rig).damaged_units > 0);
+                assert!(rig.lines.iter().any(|event| event.what == "stored data is damaged"));
                 rig.ask(2, write(unit, 1, 7)).unwrap();
                 assert_eq!(rig.read_bytes(2, read(0, 4)), [7; 4], "rewritten");
             }

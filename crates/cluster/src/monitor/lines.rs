@@ -126,10 +126,10 @@ impl Monitor {
 fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
     let of_pg = |event: TraceEvent| event.with("pg", after.pg);
     let event = match after.primary {
-        Some(primary) => TraceEvent::info("PG has a new epoch").with("primary", primary),
+        Some(_) => TraceEvent::info("PG has a new epoch"),
         None => TraceEvent::warn("PG has a new epoch, and nobody who may lead it"),
     };
-    let event = of_pg(event).number("epoch", after.epoch.get());
+    let event = of_pg(event).number("epoch", after.epoch.get()).list("primary", after.primary);
     let event = event.list("members", osds(&after.acting)).list("learners", osds(&after.learners));
     effects.push(Effect::Trace(event));
     let was_learner: Vec<String> = runs(&before.learners).collect();

@@ -51,10 +51,10 @@ fn a_member_that_dies_and_comes_back_leaves_a_line_for_each_change() {
     let newest = lines(&rig.lines, "PG has a new epoch");
     let newest = newest.iter().rfind(|line| line.contains(&of_pg)).unwrap();
     let expected = format!(
-        "info PG has a new epoch  primary={} pg={} epoch={} members={},{}",
-        entry.primary.unwrap(),
+        "info PG has a new epoch  pg={} epoch={} primary={} members={},{}",
         entry.pg,
         entry.epoch,
+        entry.primary.unwrap(),
         entry.acting[0].osd,
         entry.acting[1].osd
     );
