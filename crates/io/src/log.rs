@@ -9,7 +9,9 @@
 //! One process has one log. Each line leaves as one write, so that lines of threads, and of processes
 //! that share a file, do not mix.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::Write;
+use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -39,11 +41,30 @@ static LOG: OnceLock<Log> = OnceLock::new();
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Info.index());
 
 /// Says who this process is. Called once, before its first line; lines of others, such as commands, are
-/// those of `ashlar`.
+/// those of `ashlar`. A panic is a line, too, from then on.
 pub fn start(who: impl Into<String>, format: Format, level: Level) {
     let is_first = LOG.set(Log { who: who.into(), format, level }).is_ok();
     assert!(is_first, "a process has one name");
     LEVEL.store(level.index(), Ordering::Relaxed);
+    std::panic::set_hook(Box::new(|info| put(&event_of(info))));
+}
+
+/// A panic is a bug of ours. The backtrace is there if RUST_BACKTRACE asks for it.
+fn event_of(info: &PanicHookInfo<'_>) -> TraceEvent {
+    let payload = info.payload();
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_string());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    let event =
+        TraceEvent::error("a bug: the program panics").with("why", text.unwrap_or_default());
+    let event = match info.location() {
+        Some(place) => event.with("at", place),
+        None => event,
+    };
+    let backtrace = Backtrace::capture();
+    match backtrace.status() {
+        BacktraceStatus::Captured => event.with("backtrace", backtrace),
+        _ => event,
+    }
 }
 
 /// Whether this process is a daemon with a log.
