@@ -9,14 +9,18 @@
 //!   3. `tombstones` holds exactly the tombstones of the records, `used` exactly the places they name.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use base::{BlockSize, Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
 use format::disk::{BlockKey, LOCATION_NONE, record_size};
 
 /// Longest run of records.
 const RUN_COUNT_MAX: usize = 128;
-/// Runs grow by so many records at a time.
+/// Runs grow by so many records at a time, and keep room for so many more as they shrink.
 const RUN_GROWTH: usize = 8;
+/// A shorter run is joined with a neighbour, if both together fill half a run at most: the next
+/// change does not split them again.
+const RUN_COUNT_MIN: usize = 32;
 
 /// What is known of a block without reading.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +171,9 @@ impl Index {
             (Ok(at), Some(info)) => run[at] = Record::new(key, info),
             (Ok(at), None) => {
                 run.remove(at);
+                if run.capacity() - run.len() > RUN_GROWTH {
+                    run.shrink_to_fit();
+                }
             }
             (Err(at), Some(info)) => {
                 if run.len() == run.capacity() {
@@ -182,6 +189,8 @@ impl Index {
             self.runs.remove(&bound);
         } else if count > RUN_COUNT_MAX {
             self.split(bound);
+        } else if info.is_none() && count < RUN_COUNT_MIN {
+            self.join(bound);
         }
     }
 
@@ -248,6 +257,23 @@ impl Index {
         run.truncate(run.len() / 2);
         run.shrink_to_fit();
         self.runs.insert(upper[0].key(), upper);
+    }
+
+    /// Joins a short run with the one before it, or the one behind it.
+    fn join(&mut self, bound: BlockKey) {
+        let before = self.runs.range(..bound).next_back().map(|(before, _)| (*before, bound));
+        let behind = (Bound::Excluded(bound), Bound::Unbounded);
+        let behind = self.runs.range(behind).next().map(|(behind, _)| (bound, *behind));
+        let fits = |(lower, upper): &(BlockKey, BlockKey)| {
+            self.runs[lower].len() + self.runs[upper].len() <= RUN_COUNT_MAX / 2
+        };
+        let Some((lower, upper)) = [before, behind].into_iter().flatten().find(fits) else {
+            return;
+        };
+        let upper = self.runs.remove(&upper).expect("it was just seen");
+        let lower = self.runs.get_mut(&lower).expect("it was just seen");
+        lower.reserve_exact(upper.len());
+        lower.extend(upper);
     }
 
     /// Blocks from `first` on, in order.
@@ -372,5 +398,15 @@ mod tests {
         let directory = count as usize / 12 * 2 * (16 + 12 + 2);
         let per_block = (records + map + directory) as f64 / count as f64;
         assert!(per_block <= 48.0, "{per_block}");
+        // One block in twenty stays: the runs shrink with them.
+        for stripe in (0..count as u32).filter(|stripe| stripe % 20 != 0) {
+            let hash = base::hash::stripe_hash(ImageId::FIRST, StripeIndex::new(stripe));
+            index.set(BlockKey { hash, stripe: StripeIndex::new(stripe), ..KEY_FIRST }, None);
+        }
+        let records: usize =
+            index.runs.values().map(|run| run.capacity() * size_of::<Record>()).sum();
+        let map = index.runs.len() * 2 * (entry + 12);
+        let per_block = (records + map) as f64 / (count / 20) as f64;
+        assert!(per_block <= 60.0, "{per_block}");
     }
 }
