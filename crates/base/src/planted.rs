@@ -20,6 +20,10 @@ pub enum Bug {
     TrimBeforeCheckpoint,
     /// Store: the data of a large write is not waited for before its answer.
     LargeDataNotAwaited,
+    /// Store: a block that changed while it was being moved becomes what it was.
+    MoveOverwritesNewer,
+    /// Store: the old place of a moved block is allocated again before the next durable checkpoint.
+    MovedPlaceReusedEarly,
     /// Store: a repair's version is journaled by itself, before its data.
     RepairInTwoSteps,
     /// Store: what was written lazily is answered before it is written.
@@ -116,6 +120,8 @@ impl Bug {
         ("freed-block-reused-early", Bug::FreedBlockReusedEarly),
         ("trim-before-checkpoint", Bug::TrimBeforeCheckpoint),
         ("large-data-not-awaited", Bug::LargeDataNotAwaited),
+        ("move-overwrites-newer", Bug::MoveOverwritesNewer),
+        ("moved-place-reused-early", Bug::MovedPlaceReusedEarly),
         ("repair-in-two-steps", Bug::RepairInTwoSteps),
         ("lazy-ack-before-write", Bug::LazyAckBeforeWrite),
         ("duplicate-executed", Bug::DuplicateExecuted),

@@ -7,7 +7,10 @@
 //! Invariants
 //!   1. A location is allocated at most once, and only where it is reserved.
 //!   2. `ready` holds exactly the segments with a free slot that is reserved, `bare` those with a
-//!      free slot that is not; a segment that is not in use is one slot, with the shift 0.
+//!      free slot that is not, by their class; a segment that is not in use is one slot, with the
+//!      shift 0.
+//!   3. What lies in a segment that is *leaving* is being moved elsewhere (`moves.rs`). Its slots are
+//!      given out last, and then it stays.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -23,6 +26,12 @@ const EMPTY_SHARE: usize = 8;
 
 const _: () = assert!(STEPS_PER_SEGMENT == u64::BITS);
 
+/// One number for each block size, by its shift; the first is of segments that are not in use.
+pub type BySize<T> = [T; BlockSize::MAX.shift() as usize + 1];
+
+/// The class of a segment is its shift, with this bit while it is leaving.
+const LEAVING: u8 = 0x80;
+
 /// One segment: a bit for each step of 16 KiB.
 #[derive(Clone, Copy, Default)]
 struct Segment {
@@ -30,6 +39,8 @@ struct Segment {
     reserved: u64,
     /// log2 of the block size; 0 while not in use.
     shift: u8,
+    /// What lies in it is being moved elsewhere.
+    is_leaving: bool,
 }
 
 impl Segment {
@@ -39,6 +50,14 @@ impl Segment {
             0 => STEPS_PER_SEGMENT,
             shift => ((1 << shift) / LOCATION_STEP) as u32,
         }
+    }
+
+    fn class(&self) -> u8 {
+        self.shift | if self.is_leaving { LEAVING } else { 0 }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        u64::from(self.used.count_ones()) * LOCATION_STEP
     }
 
     /// The first step of each slot whose steps are all among these.
@@ -76,8 +95,10 @@ pub struct Allocator {
     /// Segments in `bare` that are not in use.
     bare_empty_count: usize,
     /// Free bytes that are reserved, by shift.
-    ready_bytes: [u64; BlockSize::MAX.shift() as usize + 1],
-    used_bytes: u64,
+    ready_bytes: BySize<u64>,
+    segment_counts: BySize<u64>,
+    /// Bytes of allocated blocks, by shift.
+    used_bytes: BySize<u64>,
 }
 
 fn mask(block_size: BlockSize, first_step: u32) -> u64 {
@@ -85,9 +106,14 @@ fn mask(block_size: BlockSize, first_step: u32) -> u64 {
     (u64::MAX >> (u64::BITS - count)) << first_step
 }
 
-/// The first segment in a set with this shift.
-fn first_of(set: &BTreeSet<(u8, u32)>, shift: u8) -> Option<u32> {
-    set.range((shift, 0)..=(shift, u32::MAX)).next().map(|(_, segment)| *segment)
+/// The segment in which a location lies.
+pub fn segment_of(location: u32) -> u32 {
+    location / STEPS_PER_SEGMENT
+}
+
+/// The first segment of this class in a set.
+fn first_of(set: &BTreeSet<(u8, u32)>, class: u8) -> Option<u32> {
+    set.range((class, 0)..=(class, u32::MAX)).next().map(|(_, segment)| *segment)
 }
 
 impl Allocator {
@@ -102,11 +128,21 @@ impl Allocator {
             true => (empty, BTreeSet::new()),
             false => (BTreeSet::new(), empty),
         };
-        let mut ready_bytes = [0; BlockSize::MAX.shift() as usize + 1];
+        let [mut ready_bytes, mut segment_counts, used_bytes] = [BySize::default(); 3];
         ready_bytes[0] = ready.len() as u64 * SEGMENT_SIZE;
-        let segments = vec![Segment { used: 0, reserved, shift: 0 }; count];
+        segment_counts[0] = count as u64;
+        let segments = vec![Segment { reserved, ..Segment::default() }; count];
         let bare_empty_count = bare.len();
-        Allocator { segments, is_sparse, ready, bare, bare_empty_count, ready_bytes, used_bytes: 0 }
+        Allocator {
+            segments,
+            is_sparse,
+            ready,
+            bare,
+            bare_empty_count,
+            ready_bytes,
+            segment_counts,
+            used_bytes,
+        }
     }
 
     /// Whether a block of this size can be allocated now.
@@ -119,20 +155,69 @@ impl Allocator {
         self.ready_bytes[0] + self.ready_bytes[block_size.shift() as usize]
     }
 
-    /// Free bytes that are reserved.
-    pub fn ready_bytes(&self) -> u64 {
-        self.ready_bytes.iter().sum()
-    }
-
     /// Allocates a block, at the lowest place there is.
     pub fn allocate(&mut self, block_size: BlockSize) -> Option<u32> {
-        let open = first_of(&self.ready, block_size.shift());
-        let index = open.or_else(|| first_of(&self.ready, 0))?;
+        let shift = block_size.shift();
+        let classes = [shift, 0, shift | LEAVING];
+        let index = classes.into_iter().find_map(|class| first_of(&self.ready, class))?;
+        if self.segments[index as usize].is_leaving {
+            self.stay(index);
+        }
+        Some(self.allocate_in(index, block_size))
+    }
+
+    /// Allocates a block between others of its size, in no segment that is leaving.
+    pub fn allocate_gap(&mut self, block_size: BlockSize) -> Option<u32> {
+        let index = first_of(&self.ready, block_size.shift())?;
+        Some(self.allocate_in(index, block_size))
+    }
+
+    /// Whether such a gap could be had if it were reserved.
+    pub fn has_bare_gap(&self, block_size: BlockSize) -> bool {
+        first_of(&self.bare, block_size.shift()).is_some()
+    }
+
+    /// Requires: the segment has a free slot that is reserved.
+    fn allocate_in(&mut self, index: u32, block_size: BlockSize) -> u32 {
         let mut segment = self.segments[index as usize];
         segment.shift = block_size.shift();
         let location = index * STEPS_PER_SEGMENT + segment.ready_slots().trailing_zeros();
         assert!(self.take(location, block_size));
-        Some(location)
+        location
+    }
+
+    /// Marks segments as leaving, of a range of all segments: those of sizes of which some are
+    /// wanted, that are no fuller than the average of their size. Returns them.
+    pub fn choose_leaving(&mut self, range: Range<u32>, wanted: &mut BySize<u64>) -> Vec<u32> {
+        let mut chosen = Vec::new();
+        for index in range.start..range.end.min(self.segments.len() as u32) {
+            let segment = self.segments[index as usize];
+            let shift = segment.shift as usize;
+            if shift == 0 || wanted[shift] == 0 || segment.is_leaving {
+                continue;
+            }
+            if segment.used_bytes() * self.segment_counts[shift] <= self.used_bytes[shift] {
+                wanted[shift] -= 1;
+                self.change(index, |segment| segment.is_leaving = true);
+                chosen.push(index);
+            }
+        }
+        chosen
+    }
+
+    /// What lies in the segment is not moved any more.
+    pub fn stay(&mut self, index: u32) {
+        self.change(index, |segment| segment.is_leaving = false);
+    }
+
+    /// Whether what lies in the segment is being moved.
+    pub fn is_segment_leaving(&self, index: u32) -> bool {
+        self.segments[index as usize].is_leaving
+    }
+
+    /// Whether the block at this location is to be moved. Requires: it is allocated.
+    pub fn is_leaving(&self, location: u32) -> bool {
+        self.is_segment_leaving(segment_of(location))
     }
 
     /// The segment and the step of a block; `None` where no block of this size can lie.
@@ -150,14 +235,20 @@ impl Allocator {
         let mut new = old;
         change(&mut new);
         self.segments[index as usize] = new;
-        self.ready_bytes[old.shift as usize] -= old.ready_bytes();
-        self.ready_bytes[new.shift as usize] += new.ready_bytes();
+        let (old_shift, new_shift) = (old.shift as usize, new.shift as usize);
+        self.ready_bytes[old_shift] -= old.ready_bytes();
+        self.ready_bytes[new_shift] += new.ready_bytes();
+        self.used_bytes[old_shift] -= old.used_bytes();
+        self.used_bytes[new_shift] += new.used_bytes();
+        self.segment_counts[old_shift] -= 1;
+        self.segment_counts[new_shift] += 1;
+        let (old_class, new_class) = (old.class(), new.class());
         let refile = |set: &mut BTreeSet<(u8, u32)>, was: bool, is: bool| {
-            if was && !(is && old.shift == new.shift) {
-                set.remove(&(old.shift, index));
+            if was && !(is && old_class == new_class) {
+                set.remove(&(old_class, index));
             }
-            if is && !(was && old.shift == new.shift) {
-                set.insert((new.shift, index));
+            if is && !(was && old_class == new_class) {
+                set.insert((new_class, index));
             }
         };
         refile(&mut self.ready, old.ready_slots() != 0, new.ready_slots() != 0);
@@ -181,7 +272,6 @@ impl Allocator {
             segment.reserved |= steps;
             segment.shift = block_size.shift();
         });
-        self.used_bytes += block_size.bytes();
         true
     }
 
@@ -199,9 +289,9 @@ impl Allocator {
             segment.reserved &= if is_bare { !steps } else { u64::MAX };
             if segment.used == 0 {
                 segment.shift = 0;
+                segment.is_leaving = false;
             }
         });
-        self.used_bytes -= block_size.bytes();
     }
 
     /// Locations to be reserved next for blocks of this size, at most `bytes_max` of them:
@@ -263,9 +353,29 @@ impl Allocator {
         self.segments.len() as u64 * SEGMENT_SIZE
     }
 
+    /// How many segments there are.
+    pub fn segment_count(&self) -> u32 {
+        self.segments.len() as u32
+    }
+
+    /// How many segments blocks of this size have.
+    pub fn segment_count_of(&self, shift: u8) -> u64 {
+        self.segment_counts[shift as usize]
+    }
+
+    /// How many segments are not in use.
+    pub fn empty_count(&self) -> u64 {
+        self.segment_counts[0]
+    }
+
     /// Bytes of allocated blocks.
     pub fn used_bytes(&self) -> u64 {
-        self.used_bytes
+        self.used_bytes.iter().sum()
+    }
+
+    /// Bytes of allocated blocks of this size.
+    pub fn used_bytes_of(&self, shift: u8) -> u64 {
+        self.used_bytes[shift as usize]
     }
 }
 
@@ -327,7 +437,8 @@ mod tests {
         assert!(!allocator.can_allocate(LARGE));
         allocator.reserved(128..256);
         assert_eq!((allocator.allocate(LARGE), allocator.allocate(LARGE)), (Some(128), Some(192)));
-        assert_eq!(allocator.ready_bytes(), 0);
+        let sizes = [SMALL, BlockSize::DEFAULT, LARGE];
+        assert!(sizes.into_iter().all(|size| allocator.ready_bytes_of(size) == 0));
     }
 
     #[test]

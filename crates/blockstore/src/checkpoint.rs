@@ -716,8 +716,7 @@ impl Parts {
         }
         // All of it was zeroed piece by piece: its place goes with this checkpoint.
         freed.push(Freed { location: info.location, block_size: info.block_size, discard: true });
-        self.freed_bytes += info.block_size.bytes();
-        *self.returning(info.block_size, true) += info.block_size.bytes();
+        self.count_freed(info.block_size, true);
         let info = BlockInfo { location: LOCATION_NONE, ..info };
         self.set_info(key, self.index.get(&key), Some(info));
         self.rotten.remove(&key);

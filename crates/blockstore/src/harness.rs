@@ -409,11 +409,14 @@ impl Bench {
         true
     }
 
-    /// Goes on until nothing is outstanding.
+    /// Goes on until nothing is outstanding, and nothing is to be done at once.
     pub fn run(&mut self) {
         loop {
             self.submit();
-            if !self.step() {
+            let is_due = self.store.deadline().is_some_and(|at| at <= self.now);
+            if is_due && self.stopped.is_none() {
+                self.apply(Event::Tick);
+            } else if !self.step() {
                 break;
             }
         }

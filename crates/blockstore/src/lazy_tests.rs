@@ -192,7 +192,7 @@ fn before_its_flush_nothing_of_a_lazy_write_is_written_back_and_no_place_used_ag
     bench.checkpoint();
     let parts = bench.store.parts();
     let old = parts.index.get(&key(1)).expect("it is written").location;
-    let (sequence, freed) = (parts.root.sequence, parts.freed_bytes);
+    let (sequence, freed) = (parts.root.sequence, parts.freed_bytes());
     // Replaced whole, and small writes until a checkpoint is due; no flush ends.
     bench.write_lazily(1, 0, 32, 200);
     for round in 0..400 {
@@ -207,7 +207,7 @@ fn before_its_flush_nothing_of_a_lazy_write_is_written_back_and_no_place_used_ag
     let parts = bench.store.parts();
     assert!(parts.checkpoint.is_some(), "one is wanted, and waits for its flush");
     assert_eq!(parts.root.sequence, sequence);
-    assert_eq!(parts.freed_bytes, freed + (128 << 10));
+    assert_eq!(parts.freed_bytes(), freed + (128 << 10));
     let is_free = bench.store.parts_mut().allocator.take(old, base::BlockSize::DEFAULT);
     assert!(!is_free);
     let mut disk = bench.disk;

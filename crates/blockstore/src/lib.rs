@@ -12,6 +12,7 @@ mod dirty;
 mod disk;
 mod index;
 mod journal;
+mod moves;
 mod pages;
 mod read;
 mod recover;

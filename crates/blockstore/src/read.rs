@@ -53,8 +53,8 @@ enum Kind {
 
 /// What a read was planned on.
 #[derive(PartialEq, Eq, Clone, Copy)]
-struct Stamp {
-    info: BlockInfo,
+pub struct Stamp {
+    pub info: BlockInfo,
     checkpoint: u64,
     /// Repairs since the last checkpoint: they may leave the version as it was.
     repair_count: u32,
@@ -408,7 +408,7 @@ impl Store {
 
 impl Parts {
     /// What a read of the block is planned on now.
-    fn stamp(&self, layers: Layers<'_>, info: BlockInfo) -> Stamp {
+    pub(crate) fn stamp(&self, layers: Layers<'_>, info: BlockInfo) -> Stamp {
         let repair_count = layers.repair_count();
         Stamp { info, checkpoint: self.root.sequence, repair_count }
     }

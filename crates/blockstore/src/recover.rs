@@ -18,17 +18,19 @@ mod survey;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use base::{Buffer, Checksum, Lsn};
+use base::{BlockSize, Buffer, Checksum, Lsn};
 use format::disk::{
     Decision, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root, STREAM_PAGE_CAPACITY,
     SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock, SuperblockError,
     decode_directory, decode_notes, decode_pgs, encode_decisions,
 };
 
-use crate::allocate::Allocator;
+use crate::allocate::{Allocator, segment_of};
+use crate::dirty::{Overlay, UnitState};
 use crate::disk::Purpose;
-use crate::index::{BlockInfo, Index};
+use crate::index::{BlockInfo, Index, KEY_FIRST};
 use crate::journal::{IDLE_RESERVE, Journal, plain_header};
+use crate::moves::Moves;
 use crate::pages::{Pages, ROOT_PAGES};
 use crate::recover::replay::Replay;
 use crate::recover::survey::Survey;
@@ -605,8 +607,9 @@ impl Parts {
             reserving: Reserving::new(superblock.data.size),
             allocator: Allocator::new(superblock.data.size, settings.is_sparse),
             freed: Vec::new(),
-            freed_bytes: 0,
+            freed_bytes: Default::default(),
             returning_bytes: Default::default(),
+            moves: Moves::default(),
             expected: 0,
             discards: VecDeque::new(),
             discards_in_flight: 0,
@@ -649,20 +652,61 @@ impl Parts {
         if location == LOCATION_NONE || self.allocator.take(location, info.block_size) {
             return Ok(());
         }
-        // A root that is not the newest names places that later checkpoints freed.
-        let is_freed = |freed: &Freed| freed.location == location;
-        if let Some(at) = self.freed.iter().position(is_freed)
-            && self.freed[at].block_size == info.block_size
-        {
-            let freed = self.freed.swap_remove(at);
-            self.freed_bytes -= info.block_size.bytes();
-            *self.returning(info.block_size, freed.discard) -= info.block_size.bytes();
+        // A root that is not the newest names places that later checkpoints freed; a segment may
+        // have gone to another block size since.
+        let size = info.block_size;
+        let is_in_the_way = |at: u32, of: BlockSize| match of == size {
+            true => at == location,
+            false => segment_of(at) == segment_of(location),
+        };
+        let freed: Vec<Freed> = self
+            .freed
+            .extract_if(.., |freed| is_in_the_way(freed.location, freed.block_size))
+            .collect();
+        for freed in freed {
+            self.count_returned(freed.block_size, freed.discard);
+            self.allocator.release(freed.location, freed.block_size, true);
+        }
+        if self.allocator.take(location, size) {
             return Ok(());
+        }
+        let blocks = self.index.iter_from(KEY_FIRST);
+        let blocks: Vec<(BlockKey, BlockInfo)> = blocks
+            .filter(|(_, other)| other.location != LOCATION_NONE)
+            .filter(|(_, other)| is_in_the_way(other.location, other.block_size))
+            .collect();
+        if blocks.iter().all(|(key, info)| self.is_emptied(key, *info)) {
+            for (key, info) in blocks {
+                self.allocator.release(info.location, info.block_size, true);
+                self.overlay(key, Overlay::reset);
+                let empty = BlockInfo { location: LOCATION_NONE, ..info };
+                self.set_info(key, Some(info), Some(empty));
+            }
+            if self.allocator.take(location, size) {
+                return Ok(());
+            }
         }
         Err(format!(
             "the index names the place {location} for two blocks, or outside of the data area, \
              and this version cannot repair that: put a copy of the disk in its place, or restore \
              its volumes from a backup into a new pool"
         ))
+    }
+    /// Whether all units of a block have become zeros since the root: a checkpoint takes its place
+    /// away then, and no entry says so.
+    fn is_emptied(&mut self, key: &BlockKey, info: BlockInfo) -> bool {
+        let Some(overlay) = self.live.get(key) else { return false };
+        if overlay.iter().any(|(_, state)| state != UnitState::Zero) {
+            return false;
+        }
+        let is_zero = |unit| overlay.get(unit) == Some(UnitState::Zero);
+        let not_zero: Vec<u32> =
+            (0..info.block_size.unit_count()).filter(|unit| !is_zero(*unit)).collect();
+        if not_zero.is_empty() {
+            return true;
+        }
+        let leaf = self.pages.leaf_of(key).and_then(|(_, page)| self.pages.cached(page));
+        let record = leaf.as_ref().and_then(|leaf| leaf.find(key));
+        record.is_some_and(|record| not_zero.iter().all(|unit| record.unit(*unit).is_none()))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::{Checksum, Lsn, UNIT_SIZE, Version};
+use base::{BlockSize, Checksum, Lsn, UNIT_SIZE, Version};
 use format::disk::{EntryHeader, EntryKind, PAGE_SIZE};
 
 use crate::decide::{Content, Header, Seen, decide, is_suspicious};
@@ -365,6 +365,49 @@ fn row_y_an_unreadable_root_costs_nothing_while_the_journal_holds_all_behind_the
                 bench = bench.crash();
                 assert!(!bench.rows().contains('Y'), "a checkpoint wrote it anew");
             }
+        }
+    }
+}
+
+#[test]
+fn an_older_root_names_places_that_blocks_of_another_size_have_now() {
+    for by_pieces in [false, true] {
+        let mut bench = Bench::new(CommitMode::Fsync);
+        (0..8).for_each(|number| _ = bench.write(number, 0, 32, number.into()));
+        bench.run();
+        bench.checkpoint();
+        for number in 0..8 {
+            match by_pieces {
+                // The checkpoint takes its place away, and no entry says so.
+                true => {
+                    bench.zero(number, 0, 16);
+                    bench.zero(number, 16, 16);
+                }
+                false => _ = bench.delete(number),
+            }
+        }
+        bench.run();
+        bench.checkpoint();
+        let request = bench.write_of(100, BlockSize::MAX, 0, 256, 100);
+        bench.ask(request);
+        bench.idle();
+        let place = |bench: &Bench, number| {
+            bench.store.parts().index.get(&key(number)).expect("it is written").location
+        };
+        assert_eq!(place(&bench, 100), 0, "the segment has gone to the other block size");
+        let parts = bench.store.parts();
+        let root = parts.root_place(parts.root.sequence);
+        let mut disk = bench.off();
+        disk.unreadable = Some((root, root + 4096));
+        let mut bench = open(disk);
+        assert!(bench.opened, "{:?}", bench.stopped);
+        assert_eq!(bench.rows(), "AFY");
+        for _ in 0..2 {
+            bench.assert_unit(100, 255, Some(100));
+            (0..8).for_each(|number| bench.assert_unit(number, 0, None));
+            bench.checkpoint();
+            assert_eq!(bench.store.space().used_bytes, BlockSize::MAX.bytes());
+            bench = bench.crash();
         }
     }
 }

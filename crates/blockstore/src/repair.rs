@@ -93,31 +93,13 @@ impl Store {
     ) {
         self.written_at = self.now;
         let needs_place = needs_place(&content);
-        let (version, block_size, bitmaps, checksums, data) = match content {
-            Content::Gone => {
-                let header = block_header(EntryKind::RepairGone, pg, key, base::Version::ZERO);
-                return self.accept_entry(Asker::plain(id), header, None, old);
-            }
-            Content::Tombstone { version } => {
-                let header = block_header(EntryKind::RepairTombstone, pg, key, version);
-                return self.accept_entry(Asker::plain(id), header, None, old);
-            }
-            Content::Block { version, block_size, units, written, damaged, checksums, data } => {
-                (version, block_size, [units, written, damaged], checksums, data)
-            }
+        let (mut header, data) = repair_header((pg, key), content);
+        let Some(block_size) = header.block_size else {
+            return self.accept_entry(Asker::plain(id), header, None, old);
         };
         let place = place_of(old);
         let old_size = old.filter(|_| place != LOCATION_NONE).map(|old| old.block_size);
         assert!(old_size.is_none_or(|old| old == block_size), "a pool has one block size");
-        let [units, written, damaged] = bitmaps.map(|set| UnitSet::from_slice(&set));
-        let mut header = EntryHeader {
-            block_size: Some(block_size),
-            units,
-            written,
-            damaged,
-            checksums,
-            ..block_header(EntryKind::Repair, pg, key, version)
-        };
         let old = match planted::on(Bug::RepairInTwoSteps) {
             true => self.repair_version_alone(&header, old),
             false => old,
@@ -136,10 +118,65 @@ impl Store {
         if plan != Plan::Large {
             return self.accept_entry(Asker::plain(id), header, Some(data), old);
         }
+        self.accept_repair_large(Asker::plain(id), (header, key), data, old, effects);
+    }
+
+    /// Journals a block as it is, at a new place.
+    pub(crate) fn accept_move(
+        &mut self,
+        asker: Asker,
+        (pg, key): (PgId, BlockKey),
+        content: Content,
+        (location, old): (u32, Option<BlockInfo>),
+        effects: &mut Vec<Effect>,
+    ) {
+        self.written_at = self.now;
+        let (mut header, data) = repair_header((pg, key), content);
+        header.location = location;
+        let data = data.expect("a block without data is not moved");
+        self.accept_repair_large(asker, (header, key), data, old, effects);
+        if planted::on(Bug::MovedPlaceReusedEarly) {
+            let parts = self.parts_mut();
+            let freed = parts.freed.pop().expect("it had a place");
+            parts.count_returned(freed.block_size, freed.discard);
+            parts.allocator.release(freed.location, freed.block_size, false);
+        }
+    }
+
+    fn accept_repair_large(
+        &mut self,
+        asker: Asker,
+        (mut header, key): (EntryHeader, BlockKey),
+        data: Buffer,
+        old: Option<BlockInfo>,
+        effects: &mut Vec<Effect>,
+    ) {
         header.kind = EntryKind::RepairLarge;
         (header.offset, header.length) = header.written.span();
         let data = spread(data, &header, &self.pool);
-        self.accept_large(Asker::plain(id), (header, key), data, old, effects);
+        self.accept_large(asker, (header, key), data, old, effects);
+    }
+}
+
+/// What a repair journals; of a block with data inline, and without a location.
+fn repair_header((pg, key): (PgId, BlockKey), content: Content) -> (EntryHeader, Option<Buffer>) {
+    let header = |kind, version| block_header(kind, pg, key, version);
+    match content {
+        Content::Gone => (header(EntryKind::RepairGone, base::Version::ZERO), None),
+        Content::Tombstone { version } => (header(EntryKind::RepairTombstone, version), None),
+        Content::Block { version, block_size, units, written, damaged, checksums, data } => {
+            let [units, written, damaged] =
+                [units, written, damaged].map(|set| UnitSet::from_slice(&set));
+            let of_block = EntryHeader {
+                block_size: Some(block_size),
+                units,
+                written,
+                damaged,
+                checksums,
+                ..header(EntryKind::Repair, version)
+            };
+            (of_block, data)
+        }
     }
 }
 

@@ -130,11 +130,7 @@ impl Parts {
 
     /// What writes are sure of, whatever block size of those expected they have.
     fn sure_bytes(&self) -> u64 {
-        // The last of what is ready is for writes that have a version already.
-        let kept = match self.allocator.is_sparse() {
-            true => self.last_bytes(),
-            false => self.reserve_bytes(),
-        };
+        let kept = self.kept_bytes();
         let of_size = |size: BlockSize| {
             let returning = self.returning_bytes[size.shift() as usize];
             let places = self.allocator.ready_bytes_of(size) + returning;
@@ -143,11 +139,67 @@ impl Parts {
         sizes_in(self.expected).map(of_size).min().unwrap_or(u64::MAX)
     }
 
+    /// Of what is ready the last is for writes that have a version already.
+    fn kept_bytes(&self) -> u64 {
+        match self.allocator.is_sparse() {
+            true => self.last_bytes(),
+            false => self.reserve_bytes(),
+        }
+    }
+
     /// How many blocks of this size may get a record, without the reserve.
     fn free_records(&self, size: BlockSize) -> u64 {
         let sure = record_bytes_sure(self.superblock.checkpoints.size);
         let free = sure.saturating_sub(self.record_bytes());
         free / format::disk::record_size(size, true) as u64
+    }
+
+    /// Bytes of blocks of this size that the index names.
+    fn used_bytes_of(&self, shift: u8) -> u64 {
+        self.allocator.used_bytes_of(shift) - self.freed_bytes[shift as usize]
+    }
+
+    /// Places for blocks of this size: where they are, or where nothing is, or both soon.
+    fn place_bytes(&self, size: BlockSize) -> u64 {
+        if self.reserving.is_refused {
+            let returning = self.returning_bytes[size.shift() as usize];
+            return (self.allocator.ready_bytes_of(size) + returning)
+                .saturating_sub(self.last_bytes());
+        }
+        let segments = self.allocator.empty_count() + self.allocator.segment_count_of(size.shift());
+        segments * SEGMENT_SIZE - self.used_bytes_of(size.shift())
+    }
+
+    /// How many segments of blocks of this size would be empty if those lay side by side.
+    pub fn spare_segments_of(&self, shift: u8) -> u64 {
+        let needed = self.allocator.used_bytes_of(shift).div_ceil(SEGMENT_SIZE);
+        self.allocator.segment_count_of(shift) - needed
+    }
+
+    /// What blocks of this size would get if all others lay side by side, and what was freed were
+    /// free.
+    fn movable_bytes(&self, size: BlockSize) -> u64 {
+        let spare_of = |other: BlockSize| {
+            let needed = self.used_bytes_of(other.shift()).div_ceil(SEGMENT_SIZE);
+            self.allocator.segment_count_of(other.shift()) - needed
+        };
+        let others = sizes_in(u32::MAX).filter(|other| *other != size);
+        others.map(spare_of).sum::<u64>() * SEGMENT_SIZE
+    }
+
+    /// Sizes of blocks that have few places and would get more by moving others, by shift.
+    pub fn short_sizes(&self) -> u32 {
+        let few = (self.allocator.size_bytes() / 8).clamp(8 * MIB, GIB) + self.reserve_bytes();
+        if self.allocator.empty_count() * SEGMENT_SIZE >= few && !self.reserving.is_refused {
+            return 0;
+        }
+        let is_short = |size: &BlockSize| {
+            let mut others = sizes_in(u32::MAX).filter(|other| other != size);
+            self.place_bytes(*size) < few
+                && others.any(|other| self.spare_segments_of(other.shift()) > 0)
+        };
+        let short = sizes_in(self.expected | self.moves.needed).filter(is_short);
+        short.fold(0, |shifts, size| shifts | 1 << size.shift())
     }
 
     fn last_bytes(&self) -> u64 {
@@ -169,17 +221,24 @@ impl Parts {
     /// Space for data.
     pub fn space(&self, has_no_space: bool) -> Space {
         let size_bytes = self.allocator.size_bytes();
-        let used_bytes = self.allocator.used_bytes() - self.freed_bytes;
+        let used_bytes = self.allocator.used_bytes() - self.freed_bytes();
         let reserve_bytes = self.reserve_bytes();
-        let mut free_bytes = size_bytes.saturating_sub(used_bytes + reserve_bytes);
-        if self.reserving.is_refused {
-            let ready = self.allocator.ready_bytes();
-            free_bytes = free_bytes.min(ready.saturating_sub(self.last_bytes()));
-        }
-        let recorded = |size| self.free_records(size) * size.bytes();
-        free_bytes = sizes_in(self.expected).map(recorded).fold(free_bytes, u64::min);
+        let free_bytes = size_bytes.saturating_sub(used_bytes + reserve_bytes);
+        let can_move = !self.moves.are_fruitless();
+        let free_of = |size: BlockSize| {
+            let movable = if can_move { self.movable_bytes(size) } else { 0 };
+            let places = match self.reserving.is_refused {
+                true => self.place_bytes(size),
+                false => (self.place_bytes(size) + movable)
+                    .saturating_sub(reserve_bytes.max(self.kept_bytes())),
+            };
+            places.min(self.free_records(size) * size.bytes())
+        };
+        // Before a size is expected, what is wanted is the default one.
+        let sizes = if self.expected == 0 { self.reserving.wanted } else { self.expected };
+        let free_bytes = sizes_in(sizes).map(free_of).fold(free_bytes, u64::min);
         let sure_bytes = if has_no_space { 0 } else { free_bytes.min(self.sure_bytes()) };
-        let is_growing = self.freed_bytes > 0 || self.may_reserve();
+        let is_growing = self.freed_bytes() > 0 || self.may_reserve() || self.is_moving();
         let full = has_no_space
             || free_bytes < BlockSize::MAX.bytes()
             || (sure_bytes < BlockSize::MAX.bytes() && !is_growing)
@@ -213,9 +272,26 @@ impl Parts {
         if planted::on(Bug::FreedBlockReusedEarly) {
             return self.allocator.release(location, block_size, false);
         }
-        self.freed_bytes += block_size.bytes();
-        *self.returning(block_size, discard) += block_size.bytes();
+        self.count_freed(block_size, discard);
         self.freed.push(Freed { location, block_size, discard });
+    }
+
+    /// Bytes of all blocks that are freed but not to be allocated yet.
+    pub fn freed_bytes(&self) -> u64 {
+        self.freed_bytes.iter().sum()
+    }
+
+    /// A block was freed.
+    pub fn count_freed(&mut self, block_size: BlockSize, discard: bool) {
+        self.freed_bytes[block_size.shift() as usize] += block_size.bytes();
+        *self.returning(block_size, discard) += block_size.bytes();
+        self.moves.freed_bytes += block_size.bytes();
+    }
+
+    /// A freed block can be allocated, or is in use again.
+    pub fn count_returned(&mut self, block_size: BlockSize, discard: bool) {
+        self.freed_bytes[block_size.shift() as usize] -= block_size.bytes();
+        *self.returning(block_size, discard) -= block_size.bytes();
     }
 
     /// A durable checkpoint no longer names these blocks.
@@ -224,8 +300,7 @@ impl Parts {
         for block in freed {
             let (offset, size) = (self.place(block.location), block.block_size.bytes());
             if !block.discard {
-                self.freed_bytes -= size;
-                *self.returning(block.block_size, false) -= size;
+                self.count_returned(block.block_size, false);
                 self.allocator.release(block.location, block.block_size, false);
                 continue;
             }
@@ -257,8 +332,7 @@ impl Parts {
     pub fn discarded(&mut self, blocks: Vec<(u32, BlockSize)>) {
         self.discards_in_flight -= 1;
         for (location, block_size) in blocks {
-            self.freed_bytes -= block_size.bytes();
-            *self.returning(block_size, true) -= block_size.bytes();
+            self.count_returned(block_size, true);
             self.allocator.release(location, block_size, true);
         }
         // What was punched may be what was missing.
@@ -276,6 +350,13 @@ impl Parts {
         reserving.next_size = (reserving.next_size * 2).min(reserving.size);
     }
 
+    /// Whether gaps between blocks of this size are to be reserved, for others that move.
+    pub fn wait_for_gap(&mut self, size: BlockSize) -> bool {
+        self.reserving.wanted |= 1 << size.shift();
+        let may_reserve = !self.reserving.is_refused && self.lacking().any(|other| other == size);
+        self.reserving.is_asked || (may_reserve && self.allocator.has_bare_gap(size))
+    }
+
     /// Sizes of blocks that have too little space ready.
     fn lacking(&self) -> impl Iterator<Item = BlockSize> {
         sizes_in(self.reserving.wanted)
@@ -283,7 +364,7 @@ impl Parts {
     }
 
     /// What comes back with the next checkpoint; what is punched comes back without space.
-    pub fn returning(&mut self, block_size: BlockSize, is_punched: bool) -> &mut u64 {
+    fn returning(&mut self, block_size: BlockSize, is_punched: bool) -> &mut u64 {
         let comes_bare = is_punched && self.allocator.is_sparse();
         let slot = if comes_bare { 0 } else { block_size.shift() as usize };
         &mut self.returning_bytes[slot]
@@ -304,7 +385,7 @@ pub fn record_bytes_sure(area_size: u64) -> u64 {
 }
 
 /// Block sizes, given by the bits of their shifts.
-fn sizes_in(shifts: u32) -> impl Iterator<Item = BlockSize> {
+pub fn sizes_in(shifts: u32) -> impl Iterator<Item = BlockSize> {
     (BlockSize::MIN.shift()..=BlockSize::MAX.shift())
         .filter(move |shift| shifts & 1 << shift != 0)
         .filter_map(BlockSize::from_shift)
@@ -325,6 +406,7 @@ impl Store {
         let parts = self.parts_mut();
         parts.reserving.wanted |= 1 << block_size.shift();
         if !parts.allocator.can_allocate(block_size) {
+            parts.moves.needed |= 1 << block_size.shift();
             self.reserve(effects);
         }
     }

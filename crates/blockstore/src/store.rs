@@ -16,18 +16,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use base::{
-    BlockSize, BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time,
-    UNIT_SIZE, Version,
+    BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version,
 };
 use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
-use crate::allocate::Allocator;
+use crate::allocate::{Allocator, BySize};
 use crate::checkpoint::Checkpoint;
 use crate::dirty::Overlay;
 use crate::disk::{Disk, Purpose, ReadDone};
 use crate::index::Index;
 use crate::journal::{Answers, IDLE_RESERVE, Journal};
+use crate::moves::Moves;
 use crate::pages::Pages;
 use crate::read::Read;
 use crate::recover::Opening;
@@ -66,10 +66,12 @@ pub(crate) struct Parts {
     pub reserving: Reserving,
     /// Freed since the last checkpoint began.
     pub freed: Vec<Freed>,
-    /// Bytes of all blocks that are freed but not to be allocated yet.
-    pub freed_bytes: u64,
-    /// Of those, by the shift of their size, what needs only a checkpoint.
-    pub returning_bytes: [u64; BlockSize::MAX.shift() as usize + 1],
+    /// Bytes of blocks that are freed but not to be allocated yet.
+    pub freed_bytes: BySize<u64>,
+    /// Of those what needs only a checkpoint; the first number is of what comes back without space.
+    pub returning_bytes: BySize<u64>,
+    /// Blocks that are moved to make places for others.
+    pub moves: Moves,
     /// Sizes of the blocks of pools that have a part here, by shift.
     pub expected: u32,
     /// Ranges to give back to the device before their blocks are allocated again.
@@ -151,6 +153,7 @@ impl Store {
         }
         self.now = now;
         self.disk.runs(now);
+        let from = effects.len();
         match event {
             Event::Request { id, request } => {
                 assert!(matches!(self.phase, Phase::Open), "requests come after Opened");
@@ -159,8 +162,11 @@ impl Store {
             Event::Disk(event) => self.disk_event(event, effects),
             Event::Tick => {}
         }
-        if !matches!(self.phase, Phase::Stopped) {
+        while !matches!(self.phase, Phase::Stopped) {
             self.settle(effects);
+            if !self.take_own_answers(from, effects) {
+                break;
+            }
         }
         if matches!(self.phase, Phase::Stopped) {
             let stopped =
@@ -215,7 +221,12 @@ impl Store {
             (Phase::Open, Some(parts)) => parts.reserving.deadline(),
             _ => None,
         };
-        [idle, self.gives_back_at(), reserve, self.disk.deadline()].into_iter().flatten().min()
+        let moves = match (&self.phase, &self.parts) {
+            (Phase::Open, Some(parts)) => parts.has_move_to_make().then_some(self.now),
+            _ => None,
+        };
+        let times = [idle, self.gives_back_at(), reserve, moves, self.disk.deadline()];
+        times.into_iter().flatten().min()
     }
 
     /// When a checkpoint is made to give back the space of what was deleted or zeroed.
@@ -235,6 +246,7 @@ impl Store {
         self.reserve(effects);
         self.run_queue(effects);
         self.reserve(effects);
+        self.settle_moves(effects);
         self.checkpoint_settle(effects);
         self.record_idle();
         if let Some(parts) = &mut self.parts {

@@ -53,6 +53,7 @@ pub(crate) enum Plan {
 impl Store {
     /// Takes a request, or lets it wait.
     pub(crate) fn request(&mut self, id: RequestId, request: Request, effects: &mut Vec<Effect>) {
+        self.parts_mut().moves.is_paused = matches!(request, Request::Record);
         let waits = match &request {
             Request::Read { key, .. } | Request::Extents { key } | Request::Copy { key, .. } => {
                 self.queue.iter().any(|(_, queued)| key_of(queued) == Some(*key))
@@ -227,11 +228,12 @@ impl Store {
             if parts.reserving.is_pending() {
                 return Admit::Wait { checkpoint: false };
             }
-            match (parts.freed_bytes > 0, has_place) {
+            match (parts.freed_bytes() > 0, has_place) {
                 (true, _) => return Admit::Wait { checkpoint: true },
                 // All space is in segments of other block sizes, or the file system is full; the
                 // block's own place stays.
                 (false, true) => plan = Plan::Inline,
+                (false, false) if parts.is_moving() => return Admit::Wait { checkpoint: false },
                 (false, false) => return Admit::Refuse(StoreError::Full),
             }
         }

@@ -298,6 +298,8 @@ fn part_of(bug: base::planted::Bug) -> Part {
         | Bug::FreedBlockReusedEarly
         | Bug::TrimBeforeCheckpoint
         | Bug::LargeDataNotAwaited
+        | Bug::MoveOverwritesNewer
+        | Bug::MovedPlaceReusedEarly
         | Bug::RepairInTwoSteps
         | Bug::LazyAckBeforeWrite => Part::Store,
         _ => Part::Cluster,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use base::{Buffer, Checksum, UNIT_SIZE, Version, checksum};
+use base::{BlockSize, Buffer, Checksum, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, BlockKey, CommitMode, StoreError};
 use format::disk::UnitSet;
 use format::wire::Content;
@@ -258,6 +258,8 @@ impl World {
         }
         self.stage = Stage::Open;
         self.opening_crashes = 0;
+        let sizes: Vec<BlockSize> = self.plan.pools.iter().map(|pool| pool.block_size).collect();
+        self.store.as_mut().expect("it just opened").expect_blocks(sizes.into_iter());
         self.epoch = self.epoch.next();
         let may_lack_root = self.damage.may_lack_root;
         self.damage.opened(self.disk.completed_count(), self.disk.unreadable_count());

@@ -64,6 +64,12 @@ struct Target {
     size: BlockSize,
 }
 
+/// The numbers of some operations.
+const WRITE: usize = 0;
+const DELETE: usize = 2;
+/// A write of a whole block: counted as a write.
+const WHOLE_WRITE: usize = super::OPERATIONS.len();
+
 /// What tells a unit's bytes from those of every other place.
 pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
     let stripe = u64::from(key.stripe.get());
@@ -73,31 +79,40 @@ pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
 impl World {
     /// Draws one operation and asks it.
     pub(super) fn ask_something(&mut self) -> Result<(), String> {
-        let kind = self.work.weighted(&self.plan.weights);
-        let changes = matches!(kind, 0..=2 | 5 | 9);
+        let (kind, target) = match self.draw_mixed() {
+            Some(mixed) => mixed,
+            None => (self.work.weighted(&self.plan.weights), self.draw_target()),
+        };
+        let changes = matches!(kind, WRITE..=DELETE | 5 | 9 | WHOLE_WRITE);
         if changes && self.store().is_congested() {
             return Ok(());
         }
-        if matches!(kind, 0 | 9)
+        if matches!(kind, WRITE | 9 | WHOLE_WRITE)
             && self.store().space().full
             && self.work.chance(Chance::percent(90))
         {
             self.tally.faults.add("store full", 1);
             return Ok(());
         }
-        let target = self.draw_target();
         if self.plan.polite && matches!(kind, 3 | 4 | 8) && self.is_changing(target.key) {
             return Ok(());
         }
-        if self.plan.polite && matches!(kind, 0..=2 | 9) && self.is_read(target.key) {
+        if self.plan.polite
+            && matches!(kind, WRITE..=DELETE | 9 | WHOLE_WRITE)
+            && self.is_read(target.key)
+        {
             return Ok(());
         }
         self.asked_count += 1;
-        self.tally.operations.add(super::OPERATIONS[kind], 1);
+        self.tally.operations.add(super::OPERATIONS[kind % WHOLE_WRITE], 1);
         match kind {
-            0 => self.ask_write(target),
+            WHOLE_WRITE => self.ask_write(target, 0..target.size.unit_count()),
+            WRITE => {
+                let units = self.draw_units(target.size);
+                self.ask_write(target, units)
+            }
             1 => self.ask_zero(target),
-            2 => self.ask_delete(target),
+            DELETE => self.ask_delete(target),
             3 => {
                 let units = self.draw_units(target.size);
                 self.ask_read(target.key, units)
@@ -132,14 +147,43 @@ impl World {
         self.asked.values().any(reads)
     }
 
+    /// In a run that mixes block sizes: fills the store with blocks of the first size, then deletes
+    /// most of them here and there, writes blocks of the second size, and changes those of the first
+    /// one, which are moved meanwhile.
+    fn draw_mixed(&mut self) -> Option<(usize, Target)> {
+        if !self.plan.is_mixed || self.work.chance(Chance::percent(15)) {
+            return None;
+        }
+        let count = u64::from(self.plan.pools[0].stripe_count);
+        if self.asked_count < count {
+            return Some((WHOLE_WRITE, self.target(0, self.asked_count as u32)));
+        }
+        let thins = self.asked_count < count * 3;
+        let stripe = self.work.below(count) as u32;
+        match self.work.weighted(&[if thins { 40 } else { 10 }, 30, 30]) {
+            0 => Some((DELETE, self.target(0, stripe))),
+            1 => Some((WRITE, self.target(0, stripe))),
+            _ => {
+                let stripe = self.work.below(u64::from(self.plan.pools[1].stripe_count)) as u32;
+                Some((WHOLE_WRITE, self.target(1, stripe)))
+            }
+        }
+    }
+
     fn draw_target(&mut self) -> Target {
         let index = self.work.index(self.plan.pools.len());
-        let pool = &self.plan.pools[index];
-        let (size, pg_count) = (pool.block_size, pool.pg_count);
         // Half of it goes to a few blocks, so that operations meet.
         let hot = self.work.chance(Chance::percent(50));
-        let count = if hot { pool.stripe_count.min(6) } else { pool.stripe_count };
-        let stripe = StripeIndex::new(self.work.below(u64::from(count)) as u32);
+        let most = self.plan.pools[index].stripe_count;
+        let count = if hot { most.min(6) } else { most };
+        let stripe = self.work.below(u64::from(count)) as u32;
+        self.target(index, stripe)
+    }
+
+    fn target(&mut self, index: usize, stripe: u32) -> Target {
+        let pool = &self.plan.pools[index];
+        let (size, pg_count) = (pool.block_size, pool.pg_count);
+        let stripe = StripeIndex::new(stripe);
         let image = ImageId::FIRST;
         let hash = stripe_hash(image, stripe);
         let pool = PoolId::new(index as u32 + 1).expect("not 0");
@@ -166,9 +210,8 @@ impl World {
         self.model.pgs[&pg].given.next_in(self.epoch)
     }
 
-    fn ask_write(&mut self, target: Target) -> Result<(), String> {
+    fn ask_write(&mut self, target: Target, units: Range<u32>) -> Result<(), String> {
         let Target { key, pg, size } = target;
-        let units = self.draw_units(size);
         let length = u64::from(units.end - units.start) * UNIT_SIZE;
         let version = self.next_version(pg);
         let large = length >= 64 * base::KIB || length == size.bytes();

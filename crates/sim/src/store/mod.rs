@@ -54,6 +54,9 @@ pub const FAULTS: [&str; 27] = [
     "suspect PG",
 ];
 
+/// What follows from it all.
+pub const SEQUELS: [&str; 1] = ["KiB of blocks moved"];
+
 /// Runs one seed.
 pub fn run(run: Run) -> Outcome {
     let mut world = world::World::new(run);
@@ -64,5 +67,5 @@ pub fn run(run: Run) -> Outcome {
 
 /// Zero of everything.
 pub fn tally() -> Tally {
-    Tally::new(&OPERATIONS, &FAULTS, &[])
+    Tally::new(&OPERATIONS, &FAULTS, &SEQUELS)
 }

@@ -40,12 +40,16 @@ pub struct Plan {
     pub latency: u64,
     /// An operation takes a hundred times as long.
     pub slow: Chance,
+    /// Likewise a read, or a flush.
+    pub slow_read: Chance,
     /// Faults.
     pub faults: Faults,
     /// The store is a sparse file.
     pub is_sparse: bool,
     /// Of a sparse file: free bytes of the file system below, where they are few.
     pub host_bytes: Option<u64>,
+    /// The first pool fills the store, and is thinned out for the second one.
+    pub is_mixed: bool,
 }
 
 /// One pool.
@@ -141,10 +145,15 @@ impl Plan {
             pools,
             latency: random.scale(5_000..500_000),
             slow: some(random, 30, 20_000),
+            slow_read: Chance::NEVER,
             faults: Faults::draw(random),
             is_sparse: random.chance(Chance::percent(50)),
             host_bytes: None,
+            is_mixed: false,
         };
+        if random.chance(Chance::percent(15)) {
+            plan.mix(random);
+        }
         if plan.is_sparse && random.chance(Chance::percent(40)) {
             plan.host_bytes = Some(random.scale(1..64) * MIB);
             plan.faults.host_use = Chance(random.scale(100..5_000) as u32);
@@ -154,6 +163,29 @@ impl Plan {
             plan.faults.unreadable_at_crash = Chance::percent(random.range(5..20) as u32);
         }
         plan
+    }
+
+    /// Makes it one of blocks of two sizes, the first of which takes nearly all segments for a while.
+    fn mix(&mut self, random: &mut Random) {
+        self.is_mixed = true;
+        self.size = 128 * MIB;
+        let first = *random.pick(&[17, 17, 18]);
+        let others: Vec<u8> =
+            [14, 16, 17, 20].into_iter().filter(|shift| *shift != first).collect();
+        let pool = |shift: u8, bytes: u64| {
+            let block_size = BlockSize::from_shift(shift).expect("in range");
+            let stripe_count = (bytes / block_size.bytes()) as u32;
+            PoolPlan { block_size, pg_count: 2, stripe_count }
+        };
+        let second = pool(*random.pick(&others), 64 * MIB);
+        self.pools = vec![pool(first, 100 * MIB), second];
+        self.operation_count += 3 * u64::from(self.pools[0].stripe_count);
+        // It takes long, and each restart reads all of it.
+        self.faults.power.0 = self.faults.power.0.min(800);
+        self.faults.kill.0 = self.faults.kill.0.min(400);
+        self.depth_max = self.depth_max.max(16);
+        // What is moved is to change meanwhile, and places to be used before a flush.
+        self.slow_read = Chance::percent(random.range(5..40) as u32);
     }
 }
 

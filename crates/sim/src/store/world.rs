@@ -184,7 +184,13 @@ impl World {
         }
         self.drain()?;
         self.settle_down()?;
+        self.count_moves();
         self.check_space()
+    }
+
+    fn count_moves(&mut self) {
+        let moved = self.store().moved_bytes() / base::KIB;
+        self.tally.sequels.add("KiB of blocks moved", moved);
     }
 
     fn wait_until_open(&mut self) -> Result<(), String> {
@@ -364,7 +370,11 @@ impl World {
         let op = self.disk.submit(effect);
         self.trace.line(format_args!("{:?} {op:?} {operation:?}", self.now));
         let mut after = 1 + self.timing.below(self.plan.latency * 2);
-        if self.timing.chance(self.plan.slow) {
+        let slow = match operation {
+            Operation::Read { .. } | Operation::Flush => self.plan.slow_read.max(self.plan.slow),
+            _ => self.plan.slow,
+        };
+        if self.timing.chance(slow) {
             after *= 100;
             self.tally.faults.add("slow disk operation", 1);
         }
@@ -413,6 +423,7 @@ impl World {
             },
             1,
         );
+        self.count_moves();
         let report = self.disk.crash(crash, &mut self.medium);
         self.trace.line(format_args!("{:?} {crash:?} crash: {report:?}", self.now));
         self.tally.faults.add("unflushed write lost", report.lost);

@@ -1,0 +1,409 @@
+//! Moves: blocks go from scattered segments to gaps between others of their size, so that whole
+//! segments get free for blocks of other sizes.
+//!
+//! ```text
+//!   Idle ──▶ Choosing ──▶ Scanning ──▶ Returning ──▶ Idle
+//!    few     segments     their blocks   checkpoint
+//!    places  leave        are moved      frees them
+//! ```
+//!
+//! A move is a repair of a block with what it has, at another place: the same entry, and after a
+//! crash the block is at the old place or at the new one. Nobody waits for it to be durable.
+//!
+//! Invariants
+//!   1. A block is moved only as it is: if anything of it has changed since it was read (its
+//!      version, its place, repairs), or a checkpoint has ended, it is read again.
+//!   2. A move takes a gap only: never a segment that is not in use, or one that is leaving. The gap
+//!      is taken before the block is read.
+//!   3. What a pass has in flight, and what it looks at in one event, is bounded.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::planted::{self, Bug};
+use base::{BlockSize, GIB, MIB, PgId, UNIT_SIZE};
+use format::disk::{EntryKind, LOCATION_NONE};
+use format::wire::Content;
+
+use crate::allocate::{BySize, SEGMENT_SIZE};
+use crate::index::{BlockInfo, KEY_FIRST};
+use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX};
+use crate::read::Stamp;
+use crate::space::sizes_in;
+use crate::store::{Parts, Phase, Store};
+use crate::{Answer, BlockKey, Effect, RequestId};
+
+/// Bytes of blocks in flight at once.
+const MOVING_BYTES_MAX: u64 = MIB;
+/// Blocks of the index, or segments, that one event looks at.
+const STEP_COUNT: usize = 256;
+/// Segments that leave in one pass: this share of all, within these limits in bytes.
+const PASS_SHARE: u64 = 32;
+const PASS_SIZE_MIN: u64 = 8 * MIB;
+const PASS_SIZE_MAX: u64 = 8 * GIB;
+/// A block that changes so often while it is read stays.
+const ATTEMPT_COUNT_MAX: u32 = 4;
+/// Of the journal so much is kept free for others.
+const JOURNAL_SHARE: u64 = 4;
+/// Ids of the store's own requests; those of others are lower.
+const OWN_ID_FIRST: u64 = 1 << 63;
+
+/// Blocks that are moved.
+#[derive(Default)]
+pub struct Moves {
+    stage: Stage,
+    /// Block sizes that found no place, by shift.
+    pub needed: u32,
+    /// Segments that leave.
+    leaving: Vec<u32>,
+    in_flight: BTreeMap<RequestId, Move>,
+    moving_bytes: u64,
+    id_last: u64,
+    /// Blocks to be tried again.
+    again: VecDeque<(BlockKey, u32)>,
+    /// The next step waits for an event.
+    is_blocked: bool,
+    /// The store is to come to an end.
+    pub is_paused: bool,
+    /// Blocks moved in this pass.
+    moved_count: u64,
+    /// Bytes of blocks moved since the start.
+    moved_bytes: u64,
+    /// Bytes of all blocks freed since the start.
+    pub freed_bytes: u64,
+    /// The last pass moved nothing: the next one waits until so many bytes were freed.
+    fruitless_until: Option<u64>,
+}
+
+/// In the order of time.
+#[derive(Default)]
+enum Stage {
+    /// There are places, or moving would make none.
+    #[default]
+    Idle,
+    /// Chooses segments, from this one on; so many of each size.
+    Choosing { next: u32, wanted: BySize<u64> },
+    /// Looks for their blocks, in the order of keys, from behind this one.
+    Scanning { after: Option<BlockKey>, is_done: bool },
+    /// Waits for the checkpoint that no longer names the old places.
+    Returning { sequence: u64 },
+}
+
+/// A block on its way.
+struct Move {
+    key: BlockKey,
+    /// As it was when it was read.
+    stamp: Stamp,
+    location: u32,
+    attempt: u32,
+    /// It is journaled, and waits to be written.
+    is_written: bool,
+}
+
+impl Moves {
+    /// Whether moving has brought nothing, and nothing has changed much since.
+    pub fn are_fruitless(&self) -> bool {
+        self.fruitless_until.is_some_and(|until| self.freed_bytes < until)
+    }
+}
+
+impl Parts {
+    /// Whether places are being made by moving blocks, or soon will be.
+    pub fn is_moving(&self) -> bool {
+        let is_idle = matches!(self.moves.stage, Stage::Idle);
+        !is_idle || (!self.moves.are_fruitless() && self.short_sizes() != 0)
+    }
+
+    /// Whether a step can be done without an event.
+    pub fn has_move_to_make(&self) -> bool {
+        let moves = &self.moves;
+        let is_busy = match moves.stage {
+            Stage::Choosing { .. } => true,
+            Stage::Scanning { is_done, .. } => !is_done || !moves.again.is_empty(),
+            Stage::Idle | Stage::Returning { .. } => false,
+        };
+        let can_begin = !moves.is_blocked && !moves.is_paused;
+        is_busy && can_begin && moves.moving_bytes < MOVING_BYTES_MAX
+    }
+
+    /// How many segments of each size are to leave now, for blocks of other sizes.
+    fn plan_pass(&self, short: u32) -> BySize<u64> {
+        let size_max = self.allocator.size_bytes() / PASS_SHARE;
+        let mut left = size_max.clamp(PASS_SIZE_MIN, PASS_SIZE_MAX) / SEGMENT_SIZE;
+        let mut wanted = BySize::default();
+        let serves_others = |size: &BlockSize| short & !(1 << size.shift()) != 0;
+        for size in sizes_in(u32::MAX).filter(serves_others) {
+            let count = self.spare_segments_of(size.shift()).min(left);
+            wanted[size.shift() as usize] = count;
+            left -= count;
+        }
+        wanted
+    }
+
+    /// Begins a pass if blocks of some size lack places that it would make.
+    fn begin_pass(&mut self) {
+        let short = self.short_sizes();
+        if short != 0 {
+            let wanted = self.plan_pass(short);
+            self.moves.stage = Stage::Choosing { next: 0, wanted };
+        }
+    }
+
+    /// Ends a pass: what could not be moved stays.
+    fn end_pass(&mut self) {
+        let moves = &mut self.moves;
+        let leaving = std::mem::take(&mut moves.leaving);
+        let (stayed, gone): (Vec<u32>, Vec<u32>) =
+            leaving.into_iter().partition(|index| self.allocator.is_segment_leaving(*index));
+        let has_fruit = moves.moved_count > 0 || !gone.is_empty();
+        moves.fruitless_until = (!has_fruit).then_some(moves.freed_bytes + SEGMENT_SIZE);
+        moves.moved_count = 0;
+        moves.needed = 0;
+        moves.stage = Stage::Idle;
+        stayed.into_iter().for_each(|index| self.allocator.stay(index));
+    }
+
+    /// The block is not moved now; its gap is free again.
+    fn drop_move(&mut self, moved: &Move) {
+        let size = moved.stamp.info.block_size;
+        self.moves.moving_bytes -= size.bytes();
+        self.allocator.release(moved.location, size, false);
+    }
+
+    /// What the block is like now, for a read of it.
+    fn stamp_of(&self, key: &BlockKey) -> Option<Stamp> {
+        self.index.get(key).map(|info| self.stamp(self.layers(key), info))
+    }
+}
+
+impl Store {
+    /// Bytes of blocks that were moved since the start, to make places for blocks of other sizes.
+    pub fn moved_bytes(&self) -> u64 {
+        self.parts.as_ref().map_or(0, |parts| parts.moves.moved_bytes)
+    }
+
+    /// Goes on with moving blocks, one bounded step.
+    pub(crate) fn settle_moves(&mut self, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_mut().expect("it is open");
+        parts.moves.is_blocked = false;
+        match &mut parts.moves.stage {
+            _ if parts.moves.is_paused => {}
+            Stage::Idle => {
+                if !parts.moves.are_fruitless() {
+                    parts.begin_pass();
+                }
+            }
+            Stage::Choosing { next, wanted } => {
+                let range = *next..next.saturating_add(STEP_COUNT as u32);
+                *next = range.end;
+                let chosen = parts.allocator.choose_leaving(range, wanted);
+                let is_done = *next >= parts.allocator.segment_count()
+                    || wanted.iter().all(|count| *count == 0);
+                parts.moves.leaving.extend(chosen);
+                if is_done {
+                    parts.moves.stage = Stage::Scanning { after: None, is_done: false };
+                }
+            }
+            Stage::Scanning { .. } => self.scan(effects),
+            Stage::Returning { sequence } => {
+                if parts.root.sequence >= *sequence {
+                    parts.end_pass();
+                }
+            }
+        }
+    }
+
+    /// Looks at some blocks of the index, and begins to move those in segments that leave.
+    fn scan(&mut self, effects: &mut Vec<Effect>) {
+        for (key, attempt) in self.next_to_move() {
+            match self.begin_move(key, attempt, effects) {
+                Begun::Yes => {}
+                Begun::Later => {
+                    let moves = &mut self.parts_mut().moves;
+                    moves.again.push_back((key, attempt));
+                    moves.is_blocked = true;
+                }
+                Begun::Never => return self.return_places(),
+            }
+        }
+        let moves = &mut self.parts_mut().moves;
+        let is_done = matches!(moves.stage, Stage::Scanning { is_done: true, .. });
+        if is_done && moves.again.is_empty() && moves.in_flight.is_empty() {
+            self.return_places();
+        }
+    }
+
+    /// Blocks to be moved next, as many as fit in flight. Those to be tried again come first.
+    fn next_to_move(&mut self) -> Vec<(BlockKey, u32)> {
+        let parts = self.parts.as_mut().expect("it is open");
+        let mut room = MOVING_BYTES_MAX.saturating_sub(parts.moves.moving_bytes);
+        let mut found = Vec::new();
+        while room > 0
+            && let Some((key, attempt)) = parts.moves.again.pop_front()
+        {
+            let size = parts.index.get(&key).map_or(0, |info| info.block_size.bytes());
+            room = room.saturating_sub(size);
+            found.push((key, attempt));
+        }
+        let Stage::Scanning { after, is_done } = &mut parts.moves.stage else { return found };
+        if room == 0 || *is_done {
+            return found;
+        }
+        let behind = *after;
+        let blocks = parts.index.iter_from(behind.unwrap_or(KEY_FIRST));
+        let mut blocks = blocks.skip_while(|(key, _)| Some(*key) == behind);
+        for _ in 0..STEP_COUNT {
+            let Some((key, info)) = blocks.next() else {
+                *is_done = true;
+                break;
+            };
+            *after = Some(key);
+            if info.location != LOCATION_NONE && parts.allocator.is_leaving(info.location) {
+                found.push((key, 0));
+                room = room.saturating_sub(info.block_size.bytes());
+            }
+            if room == 0 {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Takes a gap for the block, and reads it.
+    fn begin_move(&mut self, key: BlockKey, attempt: u32, effects: &mut Vec<Effect>) -> Begun {
+        let parts = self.parts.as_mut().expect("it is open");
+        let Some(stamp) = parts.stamp_of(&key) else { return Begun::Yes };
+        let size = stamp.info.block_size;
+        if stamp.info.location == LOCATION_NONE || !parts.allocator.is_leaving(stamp.info.location)
+        {
+            return Begun::Yes;
+        }
+        if !self.has_room_for_move(size) {
+            return Begun::Later;
+        }
+        let parts = self.parts.as_mut().expect("it is open");
+        let Some(location) = parts.allocator.allocate_gap(size) else {
+            return self.wait_for_gap(size);
+        };
+        parts.moves.moving_bytes += size.bytes();
+        parts.moves.id_last += 1;
+        let id = RequestId(OWN_ID_FIRST + parts.moves.id_last);
+        let moved = Move { key, stamp, location, attempt, is_written: false };
+        parts.moves.in_flight.insert(id, moved);
+        self.copy_begin(id, key, &[], effects);
+        Begun::Yes
+    }
+
+    /// Whether the journal, memory and the disk have room for one more.
+    fn has_room_for_move(&mut self, size: BlockSize) -> bool {
+        let parts = self.parts();
+        if parts.journal.large_count() >= LARGE_IN_FLIGHT_MAX / 2 {
+            self.wait_for_room(false);
+            return false;
+        }
+        let has_memory = parts.live_bytes + parts.frozen_bytes < self.settings.memory_bytes / 2;
+        let reserve = parts.journal.size() / JOURNAL_SHARE;
+        let units = (size.bytes() / UNIT_SIZE) as usize;
+        let has_room = parts.journal.has_room(EntryKind::RepairLarge, units, reserve);
+        if !has_memory || !has_room {
+            self.wait_for_room(true);
+        }
+        has_memory && has_room && !self.disk.has_no_space()
+    }
+
+    /// There is no gap: a checkpoint may bring some, or space of the file system.
+    fn wait_for_gap(&mut self, size: BlockSize) -> Begun {
+        let parts = self.parts_mut();
+        if parts.freed_bytes[size.shift() as usize] > 0 {
+            self.wait_for_room(true);
+            return Begun::Later;
+        }
+        match parts.wait_for_gap(size) {
+            true => Begun::Later,
+            false => Begun::Never,
+        }
+    }
+
+    /// All is moved that can be: a checkpoint frees the old places.
+    fn return_places(&mut self) {
+        let parts = self.parts_mut();
+        // One that is being made still names them.
+        let sequence = parts.root.sequence + 1 + u64::from(parts.checkpoint.is_some());
+        parts.moves.again.clear();
+        parts.moves.stage = Stage::Returning { sequence };
+        self.wait_for_room(true);
+    }
+
+    /// Takes the answers to the store's own requests out of these effects. True: there were some.
+    pub(crate) fn take_own_answers(&mut self, from: usize, effects: &mut Vec<Effect>) -> bool {
+        if !matches!(self.phase, Phase::Open) || self.parts().moves.in_flight.is_empty() {
+            return false;
+        }
+        let is_own =
+            |effect: &mut Effect| matches!(effect, Effect::Done { id, .. } if id.0 >= OWN_ID_FIRST);
+        let own: Vec<Effect> = effects.extract_if(from.., is_own).collect();
+        let has_own = !own.is_empty();
+        for effect in own {
+            if let Effect::Done { id, result } = effect {
+                match result {
+                    Ok(Answer::Copy { content }) => self.move_read(id, content, effects),
+                    _ => self.move_written(id),
+                }
+            }
+        }
+        has_own
+    }
+
+    /// A block was read: it goes to its gap, if it is still what was read.
+    fn move_read(&mut self, id: RequestId, content: Content, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_mut().expect("it is open");
+        let moved = parts.moves.in_flight.remove(&id).expect("it was being read");
+        let is_same = parts.stamp_of(&moved.key) == Some(moved.stamp)
+            || planted::on(Bug::MoveOverwritesNewer);
+        let is_leaving = parts.allocator.is_leaving(moved.stamp.info.location);
+        // What is damaged, or holds nothing, stays: a repair, or the next checkpoint, ends that.
+        if !is_leaving || parts.moves.is_paused || !is_movable(&content) {
+            return parts.drop_move(&moved);
+        }
+        if !is_same || !self.has_room_for_move(moved.stamp.info.block_size) {
+            let parts = self.parts_mut();
+            parts.drop_move(&moved);
+            if moved.attempt + 1 < ATTEMPT_COUNT_MAX {
+                parts.moves.again.push_back((moved.key, moved.attempt + 1));
+            }
+            return;
+        }
+        let BlockInfo { pg, block_size, .. } = moved.stamp.info;
+        let pg = PgId { pool: moved.key.pool, number: u32::from(pg) };
+        let old = self.parts().index.get(&moved.key);
+        let asker = Asker { id, is_lazy: true };
+        self.accept_move(asker, (pg, moved.key), content, (moved.location, old), effects);
+        let moves = &mut self.parts_mut().moves;
+        moves.moved_count += 1;
+        moves.moved_bytes += block_size.bytes();
+        moves.in_flight.insert(id, Move { is_written: true, ..moved });
+    }
+
+    /// A moved block is written.
+    fn move_written(&mut self, id: RequestId) {
+        let moves = &mut self.parts_mut().moves;
+        let moved = moves.in_flight.remove(&id).expect("it was being written");
+        assert!(moved.is_written, "a copy has no error");
+        moves.moving_bytes -= moved.stamp.info.block_size.bytes();
+    }
+}
+
+/// What came of beginning a move.
+enum Begun {
+    /// It has begun, or there is nothing to move.
+    Yes,
+    /// It waits for something that comes.
+    Later,
+    /// There is no place for it.
+    Never,
+}
+
+/// Whether the block is whole, and holds anything.
+fn is_movable(content: &Content) -> bool {
+    let Content::Block { damaged, data, .. } = content else { return false };
+    data.is_some() && damaged.iter().all(|word| *word == 0)
+}
