@@ -190,7 +190,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// The log of a daemon, the name it has before it knows its own, and whether it is a child of `up`.
+    /// The log of a daemon, the name it has before it knows its own, and whether `up` reads what it
+    /// says.
     pub fn daemon_log(&self) -> Option<(LogArgs, &'static str, bool)> {
         match self {
             Command::Osd(OsdCommand::Run { log, parent, .. }) => {
@@ -200,6 +201,7 @@ impl Command {
                 Some((*log, "mon", parent.is_some()))
             }
             Command::Nbd(args) => Some((args.log, "nbd", args.parent.is_some())),
+            Command::Up(args) if crate::up::is_background() => Some((args.log, "up", true)),
             _ => None,
         }
     }

@@ -265,6 +265,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_last_words_of_a_daemon_say_why_it_ended() {
+        let why = "osd.1 is \"running\": it listens\nelsewhere";
+        let line = failure_line(&failure("running", why, "stop it"));
+        assert_eq!(line.field("why").as_deref(), Some(why));
+        let human = format!("T INFO  osd.1  listens\nT ERROR osd.1  {line}\n");
+        assert_eq!(last_words(&human), why);
+        let plain = format!("T ERROR osd.1  {}\n", failure_line(&failure("io", "gone", "")));
+        assert_eq!(last_words(&plain), "gone");
+        let json = format!("{}\n", json!({ "what": "it ends", "why": why, "hint": "stop it" }));
+        assert_eq!(last_words(&json), why);
+        // What no line of ours says is told as it is.
+        assert_eq!(last_words("one\n  two\nthree"), "two; three");
+        assert_eq!(last_words(""), "");
+    }
+
+    #[test]
     fn a_wide_table_is_split_between_columns_at_80_characters() {
         const COLUMNS: &[Column] = &[
             column("ID", "id"),

@@ -24,6 +24,7 @@ use crate::cli::{DownArgs, UpArgs};
 use crate::output::{Format, failure};
 
 pub use control::{start_osd, stop_osd};
+pub use supervise::is_background;
 
 /// Runs `ashlar up`.
 pub fn up(args: UpArgs, format: Format) -> Result<(), Failure> {

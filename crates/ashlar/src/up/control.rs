@@ -17,7 +17,7 @@ use serde_json::json;
 use super::setup::WantedOsds;
 use super::socket_path;
 use crate::cli::{RestartAfter, UpArgs};
-use crate::output::{Format, Progress, failure, print_json};
+use crate::output::{Format, Progress, failure, last_words, print_json};
 
 /// What `up` is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -198,11 +198,10 @@ fn explain_death(error: Failure, child: &mut Child, dir: &Path) -> Failure {
 fn died_early(dir: &Path, status: &str) -> Failure {
     let log = dir.join("log/up.log");
     let text = std::fs::read_to_string(&log).unwrap_or_default();
-    let last = text.lines().rev().take(3).collect::<Vec<_>>();
-    let last = last.into_iter().rev().collect::<Vec<_>>().join("; ");
+    let why = last_words(&text);
     failure(
         "died",
-        format!("the cluster ended ({status}): {last}"),
+        format!("the cluster ended ({status}): {why}"),
         format!("see {}", log.display()),
     )
 }
