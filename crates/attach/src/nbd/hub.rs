@@ -682,7 +682,7 @@ impl Hub {
                     client.volume = None;
                     if !client.is_leaving {
                         let kind = refusal_kind(&failure);
-                        self.refuse(now, connection, kind, &failure.message, effects);
+                        self.refuse(now, connection, kind, &what_and_hint(&failure), effects);
                     }
                 }
             }
@@ -856,6 +856,14 @@ fn refusal_kind(failure: &Failure) -> RefusalKind {
     match &failure.code[..] {
         "not_found" => RefusalKind::Unknown,
         _ => RefusalKind::Policy,
+    }
+}
+
+/// What a client is told: programs show it to people as it is.
+fn what_and_hint(failure: &Failure) -> String {
+    match failure.hint.is_empty() {
+        true => failure.message.clone(),
+        false => format!("{}; {}", failure.message, failure.hint),
     }
 }
 

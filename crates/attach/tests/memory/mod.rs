@@ -103,6 +103,8 @@ pub struct MemoryMonitor {
     pub unanswered: Vec<SessionId>,
     /// It answers no commands.
     pub is_silent: bool,
+    /// Somebody else has the lock of every volume.
+    pub is_locked: bool,
     /// Sessions ever opened.
     pub opened_count: u64,
     /// Locks are granted with lazy acknowledgement.
@@ -118,6 +120,7 @@ impl MemoryMonitor {
             sessions: BTreeMap::new(),
             unanswered: Vec::new(),
             is_silent: false,
+            is_locked: false,
             opened_count: 0,
             is_lazy: false,
             osd_address: osd_address.to_string(),
@@ -131,6 +134,9 @@ impl MemoryMonitor {
             ToMonitor::Ping => FromMonitor::Pong,
             ToMonitor::OpenSession { request, image, lock, .. } => match self.volumes.get(&image) {
                 None => FromMonitor::SessionRefused { request, error: unknown(&image) },
+                Some(_) if lock && self.is_locked => {
+                    FromMonitor::SessionRefused { request, error: locked(&image) }
+                }
                 Some(size) => {
                     self.opened_count += 1;
                     let session = SessionId::new(self.opened_count);
@@ -214,6 +220,14 @@ fn image_info(name: String, size: u64) -> ImageInfo {
         size,
         seed: ImageId::FIRST,
         parents: Vec::new(),
+    }
+}
+
+fn locked(volume: &str) -> Failure {
+    Failure {
+        code: "locked".into(),
+        message: format!("volume {volume} is locked by session 9 of nbd"),
+        hint: "detach it there".into(),
     }
 }
 

@@ -195,13 +195,23 @@ impl World {
         self.received.remove(&client).unwrap_or_default()
     }
 
-    fn option(&mut self, client: ConnectionId, option: u32, data: &[u8]) -> Vec<u32> {
+    fn answer_to(&mut self, client: ConnectionId, option: u32, data: &[u8]) -> Vec<u8> {
         let mut bytes = b"IHAVEOPT".to_vec();
         bytes.extend_from_slice(&option.to_be_bytes());
         bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
         bytes.extend_from_slice(data);
         self.send(client, &bytes);
-        kinds_of(&self.take(client))
+        self.take(client)
+    }
+
+    fn option(&mut self, client: ConnectionId, option: u32, data: &[u8]) -> Vec<u32> {
+        kinds_of(&self.answer_to(client, option, data))
+    }
+
+    /// What the client is told last, in words.
+    fn told(&mut self, client: ConnectionId, option: u32, data: &[u8]) -> String {
+        let answer = self.answer_to(client, option, data);
+        String::from_utf8(answer[20..].to_vec()).expect("it is text")
     }
 
     fn go(&mut self, client: ConnectionId, name: &str) -> Vec<u32> {
@@ -400,6 +410,17 @@ fn a_client_never_meets_late_writes_of_one_that_has_left() {
     assert_eq!(world.take(second)[16..], [b'B'; UNIT]);
     assert_eq!(world.cluster.opened_count, 2);
     assert!(world.cluster.unanswered.is_empty());
+}
+
+#[test]
+fn a_client_of_a_locked_volume_is_told_who_has_it_and_what_to_do() {
+    let mut world = World::new();
+    world.cluster.is_locked = true;
+    let client = world.connect();
+    let why = world.told(client, 7, &information("disk"));
+    assert_eq!(why, "volume disk is locked by session 9 of nbd; detach it there");
+    world.cluster.is_locked = false;
+    assert_eq!(world.go(client, "disk"), [3, 3, 1], "it may ask again");
 }
 
 #[test]
