@@ -59,6 +59,23 @@ impl Monitor {
         }
     }
 
+    /// What helps where deleting waits: each OSD that may hold a part must say that it is gone.
+    pub(super) fn deletion_hint(&self) -> String {
+        let mut down = self.contents.osds().filter(|record| !record.info.up);
+        match down.next() {
+            Some(record) => {
+                let osd = record.info.id;
+                let id = osd.get();
+                format!(
+                    "it goes on by itself when {osd} is up: {}. If its disk is lost for good: \
+                     `ashlar osd out {id}`, then `ashlar osd rm {id}`",
+                    start_hint(record)
+                )
+            }
+            None => "it goes on by itself when the PGs are served: `ashlar pg ls`".to_owned(),
+        }
+    }
+
     fn wait_hint(&self, record: &OsdRecord) -> String {
         match record.info.in_cluster {
             true => format!(

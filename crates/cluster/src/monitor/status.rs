@@ -18,10 +18,6 @@ use crate::records::{OsdRecord, OutBy, PoolRecord};
 use crate::settings::Setting;
 use crate::stats::Table;
 
-/// What helps where deleting waits for an OSD.
-const TASK_HINT: &str = "it goes on by itself when the OSD is up again: `ashlar osd ls` shows which are \
-                         down. One that is gone for good: `ashlar osd out ID`, then `ashlar osd rm ID`";
-
 /// How long after a monitor came to lead the others may take to reach it.
 const MONITOR_RETURN_SPAN: Duration = Duration::from_secs(3);
 
@@ -261,7 +257,7 @@ impl Monitor {
                     code: "task_waits",
                     severity: Severity::Info,
                     message: format!("deleting blocks of {} waits for {waits_for}", task.name),
-                    hint: TASK_HINT.into(),
+                    hint: self.deletion_hint().into(),
                 });
             }
         }
@@ -278,7 +274,7 @@ impl Monitor {
                         "removing what is left of pool {} waits for {waits_for}",
                         record.name
                     ),
-                    hint: TASK_HINT.into(),
+                    hint: self.deletion_hint().into(),
                 });
             }
         }
@@ -520,18 +516,22 @@ impl Monitor {
     }
 
     fn check_report(&self, osd: OsdId, report: &OsdReport, checks: &mut Vec<Check>) {
+        if report.suspect {
+            let path = self.contents.osd(osd).map_or("its path", |record| &record.path);
+            checks.push(Check {
+                code: "osd_suspect",
+                severity: Severity::Error,
+                message: format!("{osd} found damage in its store that is not settled"),
+                hint: format!(
+                    "where others have copies it is filled from them; `ashlar pg ls` shows the PGs \
+                     concerned; `ashlar osd check {path}`, while it is stopped, tells more"
+                )
+                .into(),
+            });
+        }
         let mut add = |code, severity, message, hint: &'static str| {
             checks.push(Check { code, severity, message, hint: hint.into() });
         };
-        if report.suspect {
-            add(
-                "osd_suspect",
-                Severity::Error,
-                format!("{osd} found damage in its store that is not settled"),
-                "where others have copies it is filled from them; `ashlar pg ls` shows the PGs concerned, \
-                 `ashlar osd check PATH` tells more",
-            );
-        }
         if report.damaged_units > 0 {
             add(
                 "damaged_units",
@@ -685,7 +685,13 @@ impl Monitor {
             let id = record.id;
             let (severity, message) = match record.addresses.is_empty() {
                 true => (Severity::Info, format!("{id} has never run")),
-                false => (Severity::Warn, format!("{id} does not run, or does not reach this one")),
+                false => {
+                    let at = record.addresses.join(", ");
+                    (
+                        Severity::Warn,
+                        format!("{id} ({at}) does not run, or does not reach this one"),
+                    )
+                }
             };
             checks.push(Check {
                 code: "monitor_down",

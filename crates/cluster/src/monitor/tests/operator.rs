@@ -727,6 +727,12 @@ fn a_pool_goes_when_it_has_no_volumes_and_its_name_is_free_at_once() {
     let row = waits.iter().find(|row| row["kind"] == "remove_pool").unwrap();
     assert_eq!(row["osds_left"], json!([2]));
     assert_eq!(messages(&mut rig, "task_waits").len(), 1);
+    let status = rig.command(Command::Status).unwrap();
+    let checks = status["checks"].as_array().unwrap();
+    let waits = checks.iter().find(|check| check["code"] == "task_waits").unwrap();
+    let hint = waits["hint"].as_str().unwrap();
+    assert!(hint.starts_with("it goes on by itself when osd.2 is up: start it"), "{hint}");
+    assert!(hint.ends_with("`ashlar osd out 2`, then `ashlar osd rm 2`"), "{hint}");
     let made = rig.make_pool("p", 8).unwrap();
     assert_eq!(made["id"], 2, "an id is never given again");
     rig.restart();
