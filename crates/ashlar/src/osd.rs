@@ -289,8 +289,9 @@ fn write_store(
     let (osd, size, commit) = (options.osd, options.size, options.commit);
     let created = blockstore::create(options)
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
-    io::prepare(&blocks_of(path), size, &created.zero, &created.images, progress)
-        .map_err(cannot)?;
+    let store =
+        io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
+    io::prepare(&blocks_of(path), size, &store, progress).map_err(cannot)?;
     let cache = match probe.write_cache {
         Some(true) => "has a write cache",
         Some(false) => "has no volatile write cache",

@@ -29,8 +29,11 @@ pub struct CreateOptions {
 /// What the shell does, in this order: zero the ranges end to end, flush, write the images, flush.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Created {
-    /// Ranges (offset, length) in bytes to be written with zeros from end to end.
+    /// Ranges (offset, length) in bytes to be written with zeros from end to end: small writes there
+    /// are flushed one by one, and a file system is to have nothing left to do for them.
     pub zero: Vec<(u64, u64)>,
+    /// Ranges that are to have space and to be read as zeros; nothing need be written for that.
+    pub clear: Vec<(u64, u64)>,
     /// Images (offset, bytes) to be written after that; whole sectors.
     pub images: Vec<(u64, Vec<u8>)>,
 }
@@ -129,7 +132,8 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
     let root_offset = checkpoints.offset + ROOT_PAGES[0] as u64 * PAGE_SIZE as u64;
     let second = Superblock { sequence: 0, ..superblock.clone() };
     Ok(Created {
-        zero: vec![(journal.offset, journal.size), (checkpoints.offset, checkpoints.size)],
+        zero: vec![(journal.offset, journal.size)],
+        clear: vec![(checkpoints.offset, checkpoints.size)],
         images: vec![
             (root_offset, root.encode(options.store.tag())),
             (SUPERBLOCK_OFFSETS[1], second.encode()),

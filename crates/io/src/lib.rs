@@ -43,7 +43,7 @@ pub use edit::edit_file;
 pub use handshake::{Established, Handshake, HandshakeStep, Trust};
 pub use key::{ClusterKey, random_bytes};
 pub use network::{Network, local_addresses};
-pub use prepare::{Probe, prepare, probe, replace_file};
+pub use prepare::{NewStore, Probe, prepare, probe, replace_file};
 pub use reactor::{Event, ListenerId, Options, Reactor, Waker};
 pub use ring::FeatureMask;
 pub use signals::end_on_closed_pipe;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use base::BufferPool;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
-use rustix::io::{ReadWriteFlags, pwritev2};
+use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 
 use crate::disk::Disk;
 use crate::{Error, clock};
@@ -116,21 +116,31 @@ fn create_new(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// What is to lie where a store is made, in ranges of (offset, length) in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct NewStore<'a> {
+    /// To be written with zeros from end to end.
+    pub zero: &'a [(u64, u64)],
+    /// To have space and to be read as zeros; nothing need be written for that.
+    pub clear: &'a [(u64, u64)],
+    /// (offset, bytes) to be written after that; whole sectors.
+    pub images: &'a [(u64, Vec<u8>)],
+}
+
 /// Makes a store at `path`: a new file of `size` bytes, or a block device at least that large.
-/// Fills the ranges `zero` (offset, length) from end to end and flushes, then writes `images`
-/// (offset, bytes) and flushes. `progress` hears of bytes done and in all.
+/// Zeroes and clears what is to be, flushes, then writes the images and flushes. `progress` hears of
+/// bytes done and in all.
 ///
 /// Killed at any point, it leaves no half-made store under a store's name. A file is written as
 /// `path` with the ending `new` and gets its name in the end; what an earlier call left of it is
-/// written anew. A device has one name only: `images` hold its superblocks, and until they are
+/// written anew. A device has one name only: the images hold its superblocks, and until they are
 /// written, last of all, it holds no store.
 ///
 /// A file that could not be finished is removed.
 pub fn prepare(
     path: &Path,
     size: u64,
-    zero: &[(u64, u64)],
-    images: &[(u64, Vec<u8>)],
+    store: &NewStore<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), Error> {
     let failed = |error| Error::new(format!("cannot write {}", path.display()), error);
@@ -141,13 +151,13 @@ pub fn prepare(
             let (path, has) = (path.display(), disk.size());
             return Err(Error(format!("{path} has {has} bytes, fewer than the {size} wanted")));
         }
-        return fill(disk.file(), size, zero, images, progress).map_err(failed);
+        return fill(disk.file(), size, store, progress).map_err(failed);
     }
     let new = path.with_extension("new");
     let file = claim_new(&new, path)?;
     let result = file
         .set_len(size)
-        .and_then(|()| fill_new(&file, size, zero, images, progress))
+        .and_then(|()| fill_new(&file, size, store, progress))
         .and_then(|()| std::fs::rename(&new, path));
     if result.is_err() {
         let _ = std::fs::remove_file(&new);
@@ -182,54 +192,71 @@ fn claim_new(new: &Path, path: &Path) -> Result<File, Error> {
 fn fill_new(
     file: &File,
     size: u64,
-    zero: &[(u64, u64)],
-    images: &[(u64, Vec<u8>)],
+    store: &NewStore<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> std::io::Result<()> {
-    for (offset, length) in zero {
+    for (offset, length) in store.zero.iter().chain(store.clear) {
         match fallocate(file, FallocateFlags::empty(), *offset, *length) {
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+            Ok(()) | Err(Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    fill(file, size, zero, images, progress)
+    fill(file, size, store, progress)
 }
 
 fn fill(
     file: &File,
     size: u64,
-    zero: &[(u64, u64)],
-    images: &[(u64, Vec<u8>)],
+    store: &NewStore<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> std::io::Result<()> {
-    let total = zero.iter().map(|(_, length)| length).sum::<u64>();
-    let zeros = BufferPool::default().take_zeroed(FILL_SIZE);
+    let lengths = store.zero.iter().chain(store.clear).map(|(_, length)| length);
+    let total = lengths.sum::<u64>();
     let mut done = 0;
     progress(0, total);
-    for (offset, length) in zero {
-        assert!(offset + length <= size);
-        let mut at = *offset;
-        while at < offset + length {
-            let portion = (offset + length - at).min(FILL_SIZE as u64);
-            file.write_all_at(&zeros[..portion as usize], at)?;
-            at += portion;
-            done += portion;
-            if done % FLUSH_DISTANCE < portion {
-                file.sync_data()?;
+    for (ranges, is_written) in [(store.zero, true), (store.clear, false)] {
+        for (offset, length) in ranges {
+            assert!(offset + length <= size);
+            for at in (*offset..offset + length).step_by(FLUSH_DISTANCE as usize) {
+                let portion = (offset + length - at).min(FLUSH_DISTANCE);
+                if is_written || !clear(file, at, portion)? {
+                    write_zeros(file, at, portion)?;
+                    file.sync_data()?;
+                }
+                done += portion;
                 progress(done, total);
             }
         }
     }
     file.sync_all()?;
-    let longest = images.iter().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
+    let longest = store.images.iter().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
     let mut aligned = BufferPool::default().take(longest);
-    for (offset, bytes) in images {
+    for (offset, bytes) in store.images {
         assert!(offset + bytes.len() as u64 <= size);
         aligned[..bytes.len()].copy_from_slice(bytes);
         file.write_all_at(&aligned[..bytes.len()], *offset)?;
     }
     file.sync_all()?;
     progress(total, total);
+    Ok(())
+}
+
+/// Has the file system or the device zero a range, which writes nothing where it can do without; false
+/// where it knows no such thing.
+fn clear(file: &File, offset: u64, length: u64) -> std::io::Result<bool> {
+    match fallocate(file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, offset, length) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn write_zeros(file: &File, offset: u64, length: u64) -> std::io::Result<()> {
+    let zeros = BufferPool::default().take_zeroed(FILL_SIZE);
+    for at in (offset..offset + length).step_by(FILL_SIZE) {
+        let portion = (offset + length - at).min(FILL_SIZE as u64);
+        file.write_all_at(&zeros[..portion as usize], at)?;
+    }
     Ok(())
 }
 
@@ -301,11 +328,12 @@ pub(crate) mod tests {
     fn a_store_is_written_as_told_and_never_over_another() {
         let folder = Folder::new("prepare");
         let path = folder.0.join("blocks");
-        let zero = [(1 << 20, 9 << 20), (16 << 20, 70 << 20)];
+        let (zero, clear) = ([(1 << 20, 9 << 20)], [(16 << 20, 70 << 20)]);
         let images = [(4096, vec![7; 8192]), (0, vec![9; 4096])];
+        let store = NewStore { zero: &zero, clear: &clear, images: &images };
         let mut steps = Vec::new();
         let mut progress = |done, total| steps.push((done, total));
-        prepare(&path, 128 << 20, &zero, &images, &mut progress).expect("there is space");
+        prepare(&path, 128 << 20, &store, &mut progress).expect("there is space");
         let total = 79 << 20;
         assert_eq!(steps.first(), Some(&(0, total)));
         assert_eq!(steps.last(), Some(&(total, total)));
@@ -318,7 +346,7 @@ pub(crate) mod tests {
         assert!(bytes[..4096].iter().all(|byte| *byte == 9));
         assert!(bytes[4096..12288].iter().all(|byte| *byte == 7));
         assert!(bytes[12288..].iter().all(|byte| *byte == 0));
-        let error = prepare(&path, 128 << 20, &zero, &images, &mut |_, _| ());
+        let error = prepare(&path, 128 << 20, &store, &mut |_, _| ());
         assert!(error.expect_err("it exists").0.contains("exists"));
         assert_eq!(std::fs::read(&path).expect("untouched").len(), 128 << 20);
     }
@@ -330,19 +358,20 @@ pub(crate) mod tests {
         // What a killed process left: longer, and full of other bytes.
         std::fs::write(&new, vec![0x55; 3 << 20]).expect("ours");
         let (zero, images) = ([(4096, 1 << 20)], [(0, vec![9; 4096])]);
+        let store = NewStore { zero: &zero, clear: &[], images: &images };
         let mut seen = 0;
         let mut progress = |_, _| {
             assert!(new.exists() && !path.exists());
-            let second = prepare(&path, 2 << 20, &zero, &images, &mut |_, _| ());
+            let second = prepare(&path, 2 << 20, &store, &mut |_, _| ());
             assert!(second.expect_err("one at a time").0.contains("another process"));
             seen += 1;
         };
-        prepare(&path, 2 << 20, &zero, &images, &mut progress).expect("there is space");
+        prepare(&path, 2 << 20, &store, &mut progress).expect("there is space");
         assert!(seen >= 2);
         let bytes = std::fs::read(&path).expect("it has its name");
         assert!(bytes.len() == 2 << 20 && bytes[4096..].iter().all(|byte| *byte == 0));
         assert!(!new.exists());
-        assert!(prepare(&path, 2 << 20, &zero, &images, &mut |_, _| ()).is_err());
+        assert!(prepare(&path, 2 << 20, &store, &mut |_, _| ()).is_err());
         assert!(!new.exists(), "a refusal leaves nothing");
     }
 
@@ -351,9 +380,12 @@ pub(crate) mod tests {
         let folder = Folder::new("prepare-full");
         let path = folder.0.join("blocks");
         let too_much = 1 << 60;
-        let error = prepare(&path, too_much, &[(0, too_much)], &[], &mut |_, _| ());
-        assert!(error.is_err());
-        assert_eq!(std::fs::read_dir(&folder.0).expect("ours").count(), 0);
+        let ranges = [(0, too_much)];
+        for (zero, clear) in [(&ranges[..], &[][..]), (&[], &ranges)] {
+            let store = NewStore { zero, clear, images: &[] };
+            assert!(prepare(&path, too_much, &store, &mut |_, _| ()).is_err());
+            assert_eq!(std::fs::read_dir(&folder.0).expect("ours").count(), 0);
+        }
     }
 
     #[test]

@@ -59,7 +59,9 @@ pub fn run(
     };
     let created = blockstore::create(&options)
         .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
-    io::prepare(path, size, &created.zero, &created.images, &mut |_, _| {}).map_err(cannot)?;
+    let store =
+        io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
+    io::prepare(path, size, &store, &mut |_, _| {}).map_err(cannot)?;
     let mut bench = Bench::open(path, size)?;
     // As many places as the raw load has, and all of them written once: no operation has to
     // allocate space.
