@@ -129,6 +129,8 @@ pub struct SpaceCredits {
     credits: BTreeMap<OsdId, Credit>,
     /// Some credit wants more.
     is_wanting: bool,
+    /// Some credit may have been asked for more.
+    is_asking: bool,
     promises: BTreeMap<OsdId, Promise>,
     /// `None`: unknown, so nothing is promised.
     demand: Option<Demand>,
@@ -185,6 +187,7 @@ impl SpaceCredits {
         SpaceCredits {
             credits: BTreeMap::new(),
             is_wanting: false,
+            is_asking: false,
             promises: BTreeMap::new(),
             demand: None,
             is_demand_old: true,
@@ -224,6 +227,7 @@ impl SpaceCredits {
     pub fn claim(&mut self, giver: OsdId, owed_bytes: u64, is_timely: bool) -> Claim {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         credit.was_asked = !is_timely;
+        self.is_asking |= credit.was_asked;
         (credit.wants_more, credit.is_awaited, credit.has_ended) = (false, true, false);
         if is_timely {
             credit.begun_bytes += credit.unused().saturating_sub(credit.share_bytes);
@@ -314,8 +318,12 @@ impl SpaceCredits {
     /// It was answered.
     pub fn end_own(&mut self, bytes: u64) {
         self.own_bytes -= bytes;
+        if !std::mem::take(&mut self.is_asking) {
+            return;
+        }
         for credit in self.credits.values_mut().filter(|credit| credit.was_asked) {
             (credit.was_asked, credit.has_ended) = (credit.is_awaited, credit.is_awaited);
+            self.is_asking |= credit.is_awaited;
         }
     }
 
