@@ -321,7 +321,7 @@ pub enum OsdCommand {
         commit: Option<CommitArg>,
     },
     /// Run the storage daemon of a directory or device
-    #[command(after_help = "Example:\n  ashlar osd run /var/lib/ashlar/osd.4")]
+    #[command(after_help = "Example:\n  ashlar osd run /var/lib/ashlar/osd.4 --detach")]
     Run {
         /// As given to `osd create`
         path: PathBuf,
@@ -331,6 +331,10 @@ pub enum OsdCommand {
         /// Memory for caches
         #[arg(long, default_value = "128MiB")]
         memory: Size,
+        /// Return when it serves, and leave it in the background; its log is PATH/osd.log, that of a
+        /// device lies beside cluster.toml
+        #[arg(long)]
+        detach: bool,
         #[command(flatten)]
         log: LogArgs,
         /// End when this process ends
@@ -436,6 +440,9 @@ pub enum MonCommand {
         /// Where the state is kept; default: as cluster.toml says
         #[arg(long, value_parser = parse_state, value_name = STATE)]
         state: Option<StatePlace>,
+        /// Return when it serves, and leave it in the background; its log is PATH/mon.log
+        #[arg(long)]
+        detach: bool,
         /// An empty state is that of a new cluster, not a lost one
         #[arg(long, hide = true)]
         new_cluster: bool,

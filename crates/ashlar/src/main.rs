@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods)] // A program: it has a clock, threads and files.
 
 mod admin;
+mod background;
 mod bench;
 mod cli;
 mod etcd;
@@ -120,7 +121,10 @@ fn run_mon(command: MonCommand, cluster: Option<&Path>, format: Format) -> Resul
         MonCommand::Create { path, port } => {
             hosts::create_monitor(&config(cluster)?, &path, port, format)
         }
-        MonCommand::Run { path, state, new_cluster, log, parent } => {
+        MonCommand::Run { path, detach: true, .. } => {
+            background::detach("the monitor", &path.join("mon.log"), format)
+        }
+        MonCommand::Run { path, state, new_cluster, log, parent, detach: false } => {
             parent::follow(parent)?;
             mon::run(&config(cluster)?, &path, state, new_cluster, log)
         }
@@ -134,7 +138,11 @@ fn run_osd(command: OsdCommand, cluster: Option<&Path>, format: Format) -> Resul
         OsdCommand::Create { path, size, commit } => {
             osd::create(&config(cluster)?, &path, size.map(|size| size.0), commit, format)
         }
-        OsdCommand::Run { path, listen, memory, log, parent } => {
+        OsdCommand::Run { path, detach: true, .. } => {
+            let log = osd::log_of(&config(cluster)?, &path);
+            background::detach("the OSD", &log, format)
+        }
+        OsdCommand::Run { path, listen, memory, log, parent, detach: false } => {
             parent::follow(parent)?;
             let place = osd::RunPlace { path: &path, listen: listen.as_deref() };
             osd::run(&config(cluster)?, place, memory.0, log, parent.is_some())

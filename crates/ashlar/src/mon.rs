@@ -13,6 +13,7 @@ use io::etcd::{EtcdPlace, EtcdState};
 use io::{Event as IoEvent, Reactor, Trust, Waker};
 use serde::{Deserialize, Serialize};
 
+use crate::background;
 use crate::cli::{LogArgs, StatePlace, parse_state};
 use crate::output::failure;
 
@@ -128,7 +129,7 @@ pub fn run(
         StatePlace::Etcd(_) => Station::new(identity, may_create),
     };
     let (effects, answers) = (Vec::new(), Vec::new());
-    let shell = Shell { reactor, state, station, effects, answers };
+    let shell = Shell { monitor, reactor, state, station, effects, answers };
     shell.serve()
 }
 
@@ -200,6 +201,7 @@ fn open(
 }
 
 struct Shell {
+    monitor: MonitorId,
     reactor: Reactor,
     state: Box<dyn StateStore>,
     station: Station,
@@ -235,6 +237,9 @@ impl Shell {
             if ends.is_some_and(|ends| self.station.is_retired() || ends <= now) {
                 return Ok(());
             }
+            if self.station.leader().is_some_and(|leader| leader != self.monitor) {
+                background::say_ready();
+            }
         }
     }
 
@@ -252,7 +257,7 @@ impl Shell {
                     Effect::State(effect) => self.state.apply(now, effect, &mut self.answers),
                     Effect::Trace(event) => io::log::write(&event),
                     Effect::LogLevel(level) => io::log::set_level(level),
-                    Effect::Ready => {}
+                    Effect::Ready => background::say_ready(),
                     Effect::Stop(reason) => return Err(stopped(reason)),
                 }
             }

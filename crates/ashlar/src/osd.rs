@@ -25,6 +25,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use crate::admin::COMMAND_TIME_MAX;
+use crate::background;
 use crate::cli::{CommitArg, LogArgs};
 use crate::output::{Format, Progress, failure, print_json, size_text};
 
@@ -226,6 +227,14 @@ fn device_at(path: &Path) -> Option<&Path> {
 /// The file or device that holds the blocks of the OSD at `path`.
 pub fn blocks_of(path: &Path) -> PathBuf {
     if device_at(path).is_some() { path.to_owned() } else { path.join("blocks") }
+}
+
+/// The log of an OSD that runs in the background.
+pub fn log_of(config: &Config, path: &Path) -> PathBuf {
+    match device_at(path).and_then(Path::file_name) {
+        Some(name) => config.dir.join(format!("osd-{}.log", name.to_string_lossy())),
+        None => path.join("osd.log"),
+    }
 }
 
 fn refuse_existing(path: &Path) -> Result<(), Failure> {
@@ -476,6 +485,7 @@ fn serve(
                 Effect::Joined { incarnation } => {
                     refusals_left = usize::MAX;
                     io::log::write(&recovery_line(&node.recovery_report()));
+                    background::say_ready();
                     reactor.set_trust(trust(incarnation));
                 }
                 Effect::Trace(event) => io::log::write(&event),

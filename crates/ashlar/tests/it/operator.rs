@@ -22,7 +22,33 @@ fn an_operator_changes_settings_pools_and_keys_of_a_running_cluster() {
     pools(&cluster, &mut watch);
     keys(&cluster);
     tree_and_status(&cluster);
+    daemon_in_the_background(&cluster);
     cluster.check_osds();
+}
+
+/// An OSD of its own, beside those of `up`: its command returns when it serves.
+fn daemon_in_the_background(cluster: &Cluster) {
+    let path = cluster.path().join("background");
+    let path = path.to_str().expect("as we named it");
+    std::fs::create_dir(path).expect("ours");
+    let error = cluster.refused(&["osd", "run", path, "--detach"], "died");
+    assert!(error["message"].as_str().is_some_and(|text| text.contains("cannot open")), "{error}");
+    cluster.run(&["osd", "create", path, "--size", "128MiB"]);
+    let ready = cluster.json(&["osd", "run", path, "--detach"]);
+    let up = || rows(&cluster.json(&["osd", "ls"]))[2]["up"].clone();
+    assert_eq!(up(), true);
+    let pid = ready["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).expect("its process");
+    let log = std::fs::read_to_string(ready["log"].as_str().expect("a path")).expect("its log");
+    assert!(log.contains("joined the cluster"), "{log}");
+    cluster.run(&["osd", "out", "3"]);
+    let is_empty = || {
+        let tree = cluster.json(&["osd", "tree"]);
+        rows(&tree).iter().any(|row| row["name"] == "osd.3" && row["pgs"] == 0)
+    };
+    wait_for("an empty OSD", is_empty);
+    kill_process(pid, Signal::TERM).expect("it runs");
+    wait_for("an OSD that is down", || up() == false);
+    cluster.run(&["osd", "rm", "3"]);
 }
 
 /// `state watch --json`, read line by line.

@@ -1,0 +1,68 @@
+//! Daemons in the background: with `--detach`, `osd run` and `mon run` start themselves once more, apart
+//! from the terminal, and return when that process serves.
+//!
+//! The daemon writes one line to its standard output when it serves, and what it has to say to a log.
+
+use std::ffi::OsStr;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cluster::message::Failure;
+use serde_json::json;
+
+use crate::output::{Format, failure, print_json};
+
+/// Set for a daemon that is to say when it serves.
+const VARIABLE: &str = "ASHLAR_SAY_WHEN_READY";
+/// Of a log, so many lines at its end are shown where a daemon has ended.
+const SHOWN_LINES: usize = 3;
+
+/// Starts this command in the background, without `--detach`; `what` it is, for people.
+pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {
+    let cannot = |error: std::io::Error| {
+        let message = format!("cannot start {what} in the background: {error}");
+        failure("io", message, "try without --detach")
+    };
+    let open = OpenOptions::new().create(true).append(true).open(log).map_err(|error| {
+        let message = format!("cannot write {}: {error}", log.display());
+        failure("io", message, "is the path right?")
+    })?;
+    let arguments = std::env::args_os().skip(1).filter(|it| it != OsStr::new("--detach"));
+    let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
+    command.args(arguments).env(VARIABLE, "1");
+    // A group of its own: the terminal's signals do not reach it.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open);
+    let mut child = command.spawn().map_err(cannot)?;
+    let stdout = child.stdout.take().expect("it is piped");
+    if format == Format::Text {
+        eprintln!("starting {what}: its log is {}", log.display());
+    }
+    let mut line = String::new();
+    let is_ready = BufReader::new(stdout).read_line(&mut line).is_ok_and(|length| length > 0);
+    if !is_ready {
+        let status = child.wait().map_err(cannot)?;
+        let text = std::fs::read_to_string(log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
+        let message = format!("{what} ended ({status}): {last}");
+        return Err(failure("died", message, format!("see {}", log.display())));
+    }
+    match format {
+        Format::Json => print_json(&json!({ "pid": child.id(), "log": log, "ready": true })),
+        Format::Text => println!("{what} runs, process {}", child.id()),
+    }
+    Ok(())
+}
+
+/// Says to whoever started this process with `--detach` that it serves. Once; later calls do nothing.
+pub fn say_ready() {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+    if !IS_SAID.swap(true, Ordering::Relaxed) && std::env::var_os(VARIABLE).is_some() {
+        // It may have gone meanwhile, which changes nothing here.
+        let _ = writeln!(std::io::stdout(), "ready");
+    }
+}
