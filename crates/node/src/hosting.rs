@@ -207,9 +207,6 @@ impl Node {
         if self.is_being_cleared(id) {
             return Some("waits until its old data is removed".into());
         }
-        if let Some(why) = self.damaged_notes.get(&id) {
-            return Some(format!("its note in the store of {osd} cannot be read: {why}"));
-        }
         if entry.epoch < pg.epoch_floor() {
             return Some(older(format!(
                 "the map names epoch {} of {id}, but {osd} has already served epoch {}",
@@ -240,14 +237,21 @@ impl Node {
         if !is_sound || osds.len() > MEMBER_COUNT_MAX {
             return Some("its entry breaks the rules of entries: see `ashlar pg describe`".into());
         }
-        if self.leads(entry) && self.store.is_suspect(id) {
+        if self.leads(entry) && self.is_suspect(id) {
             let what = match entry.acting.len() {
                 1 => "there is no other copy",
                 _ => "no other member can lead it yet",
             };
+            let damage = match self.damaged_notes.get(&id) {
+                Some(why) => {
+                    format!("the note of {id} in the store of {osd} cannot be read ({why})")
+                }
+                None => format!(
+                    "recovery of {osd} found damage that may have cost acknowledged writes of {id}"
+                ),
+            };
             return Some(format!(
-                "recovery of {osd} found damage that may have cost acknowledged writes of {id}, \
-                 and {what}; `ashlar pg give-up {id}` says what that means"
+                "{damage}, and {what}; `ashlar pg give-up {id}` says what that means"
             ));
         }
         None
@@ -259,17 +263,16 @@ impl Node {
         }
         // A note that is being removed counts no more.
         let note = self.store.note(NoteKey::Pg(id)).filter(|_| !self.is_being_cleared(id));
-        let record = note.map(Record::decode).transpose();
-        let record = record.unwrap_or_else(|why| {
-            self.damaged_notes.insert(id, why);
-            None
-        });
-        if let Some(record) = record.as_ref().filter(|record| record.entry.epoch < entry.epoch) {
-            // What an earlier run of this OSD gave to the primary of that epoch may be valid still.
+        let record = note.and_then(|note| Record::decode(note).ok());
+        let mut facts = self.store.facts(id);
+        // What an earlier run of this OSD gave to the primary of an earlier epoch may be valid still.
+        if self.damaged_notes.contains_key(&id) {
+            facts.is_suspect = true;
+            self.revoke_from_everybody(entry);
+        } else if let Some(record) = record.as_ref().filter(|it| it.entry.epoch < entry.epoch) {
             self.revoke_from_earlier_run(&record.entry.clone(), entry);
         }
         let shape = self.shape_of(id);
-        let facts = self.store.facts(id);
         let slot = self.pgs.len();
         let osd = self.identity.osd;
         self.pgs.push(Pg::new(shape, osd, facts, record, self.buffers.clone()));
@@ -295,6 +298,29 @@ impl Node {
         }
     }
 
+    /// Nobody knows who led the PG when an earlier run of this OSD had a part in it.
+    fn revoke_from_everybody(&mut self, newest: &PgEntry) {
+        for osd in self.map.osds.values().filter(|osd| osd.id != self.identity.osd) {
+            let member = Member { osd: osd.id, incarnation: osd.incarnation };
+            self.leases.revoke_from(member, newest);
+        }
+    }
+
+    /// Notes of PGs that cannot be read: what is here of those PGs is as suspect as what recovery lost.
+    pub(crate) fn find_damaged_notes(&mut self) {
+        for (key, note) in self.store.notes() {
+            if let (NoteKey::Pg(id), Err(why)) = (key, Record::decode(note)) {
+                self.damaged_notes.insert(id, why);
+            }
+        }
+    }
+
+    /// Whether what is here of the PG may lack acknowledged writes, and nobody has settled that.
+    pub(crate) fn is_suspect(&self, id: PgId) -> bool {
+        let here = self.pg_slots.get(&id).is_some_and(|slot| self.pgs[*slot].is_suspect());
+        here || self.store.is_suspect(id)
+    }
+
     /// What keeps the PG in `slot` from its part; for people.
     pub(crate) fn why_idle(&self, slot: usize) -> String {
         match self.pgs[slot].serving() {
@@ -306,8 +332,7 @@ impl Node {
     /// The operator gives up what the store lost of a PG: it is served with what is left.
     pub(crate) fn give_up(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
         let Some(slot) = self.pg_slots.get(&id).copied() else { return };
-        self.damaged_notes.remove(&id);
-        if self.store.is_suspect(id) {
+        if self.is_suspect(id) {
             self.pgs[slot].absolve(&mut self.actions);
             self.carry_out(now, slot, effects);
         } else {
@@ -330,6 +355,11 @@ impl Node {
             self.pgs[slot].drop_stuck_learners(&mut self.actions);
             self.carry_out(now, slot, effects);
         }
+        let is_open = |id: &PgId| match self.pg_slots.get(id) {
+            Some(slot) => self.pgs[*slot].is_suspect(),
+            None => true,
+        };
+        self.damaged_notes.retain(|id, _| is_open(id));
         self.trace_states(now, effects);
         self.go_on_clearing(now, effects);
         self.sessions.forget_silent(now, self.settings.sessions_max);
@@ -381,7 +411,7 @@ impl Node {
             let id = pg.id();
             let Some(entry) = self.map.pg(id) else { continue };
             // What is left of a removed pool is nobody's.
-            report.suspect |= self.store.is_suspect(id);
+            report.suspect |= pg.is_suspect() || self.store.is_suspect(id);
             if entry.primary != Some(self.identity.osd) {
                 continue;
             }

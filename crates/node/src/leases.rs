@@ -230,13 +230,19 @@ impl Leases {
 
     /// An entry with a higher epoch has followed `before`: the primary of that one loses the PG.
     pub fn revoke(&mut self, before: &PgEntry, newest: &PgEntry) {
-        let Some(holder) = primary_of(before) else { return };
+        if let Some(holder) = primary_of(before) {
+            self.revoke_from(holder, newest);
+        }
+    }
+
+    /// This holder may have led the PG of `newest` before, and has lost it.
+    pub fn revoke_from(&mut self, holder: Member, newest: &PgEntry) {
         let Some(given) = self.given_to(holder) else { return };
         let until = given.until;
         let revoked = Revoked { epoch: newest.epoch, revision: newest.revision, until };
         given
             .revoked
-            .entry(before.pg)
+            .entry(newest.pg)
             .and_modify(|known| {
                 (known.epoch, known.revision) = (revoked.epoch, revoked.revision);
                 known.until = known.until.max(until);

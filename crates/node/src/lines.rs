@@ -125,7 +125,7 @@ impl Node {
 
     /// This OSD is to lead a PG and cannot: for damage, if its store may have lost writes of it.
     pub(crate) fn trace_suspect(&mut self, pg: PgId, why: &str, effects: &mut Vec<Effect>) {
-        if self.store.is_suspect(pg) && self.lines.suspect.insert(pg) {
+        if self.is_suspect(pg) && self.lines.suspect.insert(pg) {
             let event = TraceEvent::warn("PG is suspect: it is not served");
             effects.push(Effect::Trace(event.with("pg", pg).with("why", why)));
         }

@@ -366,7 +366,7 @@ impl Node {
             host: self.identity.host.clone(),
             supervised: self.identity.supervised,
             incarnation: self.incarnation,
-            suspect: self.store.has_unsettled_damage(),
+            suspect: self.store.has_unsettled_damage() || !self.damaged_notes.is_empty(),
             stalled: self.disk_watch.is_stalled(),
             seen: self.seen(),
         };
@@ -696,6 +696,11 @@ impl Node {
         if self.store.has_unsettled_damage() {
             let what = "the store is suspect: recovery found damage that may have cost writes";
             effects.push(Effect::Trace(TraceEvent::warn(what)));
+        }
+        self.find_damaged_notes();
+        for (pg, why) in &self.damaged_notes {
+            let event = TraceEvent::warn("the note of a PG cannot be read: the PG is suspect");
+            effects.push(Effect::Trace(event.with("pg", pg).with("why", why)));
         }
         self.phase = Phase::Running;
         self.leases = Leases::new(now, self.lease_noted);

@@ -334,7 +334,7 @@ impl Node {
     /// are told that their data is damaged. Everything else passes by itself.
     fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
         let pool = self.map.pools.get(&scope.pg.pool);
-        match pool.filter(|_| scope.session != SessionId::ZERO && self.store.is_suspect(scope.pg)) {
+        match pool.filter(|_| scope.session != SessionId::ZERO && self.is_suspect(scope.pg)) {
             Some(pool) => {
                 let count = pool.pool.block_size.unit_count();
                 let words = (0..count).step_by(64);

@@ -889,6 +889,25 @@ fn what_was_given_up_stays_given_up() {
 }
 
 #[test]
+fn the_last_copy_whose_note_cannot_be_read_is_served_once_it_is_given_up() {
+    let mut rig = Rig::serving();
+    rig.ask(1, write(0, 4, 7)).unwrap();
+    let mut disk = rig.disk;
+    disk.put_note(blockstore::NoteKey::Pg(PG), b"{");
+    let mut rig = Rig::serving_over(disk, 2, 2);
+    assert!(matches!(rig.ask(2, read(0, 4)), Err(Refusal::Damaged { .. })));
+    rig.advance(Duration::from_secs(1));
+    let (_, why) = last_report(&rig).incomplete[0].clone();
+    assert!(why.contains("note of 1.0") && why.contains("give-up 1.0"), "{why}");
+    give_up(&mut rig);
+    assert_eq!(rig.read_bytes(2, read(0, 4)), [7; 4]);
+    rig.advance(Duration::from_secs(1));
+    assert!(!last_report(&rig).suspect);
+    let mut rig = Rig::serving_over(rig.disk, 3, 3);
+    assert_eq!(rig.read_bytes(3, read(0, 4)), [7; 4]);
+}
+
+#[test]
 fn writes_wait_while_the_journal_is_full() {
     let settings = Settings { connection_requests_max: 4096, ..Settings::default() };
     let mut rig = Rig::serving_with(MemoryDisk::formatted_large(), settings);

@@ -523,6 +523,11 @@ impl Pg {
         self.serving = Serving::Idle { why };
     }
 
+    /// Whether what is here may lack acknowledged writes, and nobody has settled that.
+    pub fn is_suspect(&self) -> bool {
+        self.stand.is_suspect
+    }
+
     /// Tells the store that the operator gave up what it lost of this PG; ends with
     /// [`Action::Absolved`].
     pub fn absolve(&mut self, actions: &mut Vec<Action>) {

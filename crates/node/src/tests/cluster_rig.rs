@@ -68,7 +68,6 @@ pub struct Cluster {
     pub replies: BTreeMap<u64, Result<Outcome, Refusal>>,
     /// Messages of leases that were sent.
     pub lease_count: usize,
-    /// Sessions that are fenced, and the revision that brought the last one.
     /// Who asks.
     pub session: SessionId,
     /// Hosts that are down by the map, though their processes are there.
@@ -597,7 +596,15 @@ impl Cluster {
         of.flatten().collect()
     }
 
-    /// What the host wanted to let be read when it asked last.
+    /// Hosts that booted as suspect, in that order.
+    pub fn suspect_boots(&self) -> Vec<usize> {
+        let told = self.hosts.iter().enumerate();
+        let boots = told.flat_map(|(host, known)| known.told.iter().map(move |told| (host, told)));
+        let is_suspect =
+            |told: &ToMonitor| matches!(told, ToMonitor::OsdBoot { suspect: true, .. });
+        boots.filter(|(_, told)| is_suspect(told)).map(|(host, _)| host).collect()
+    }
+
     /// What the present epoch's primary said that it needs, and is not done by itself.
     pub fn needs_of_epoch(&self) -> Vec<Need> {
         let told = self.hosts.iter().flat_map(|host| &host.told);

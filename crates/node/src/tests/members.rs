@@ -678,3 +678,55 @@ fn a_member_that_stands_still_keeps_no_learner_from_being_filled() {
         assert!(cluster.needs_of_epoch().contains(&complete), "killed: {is_killed}");
     }
 }
+
+#[test]
+fn a_member_whose_note_cannot_be_read_is_filled_by_the_others() {
+    for host in [0, 1] {
+        let mut cluster = Cluster::serving(2);
+        for stripe in 0..20 {
+            assert!(is_written(&cluster.ask(0, write_in(place(1, stripe), 0, 1, 1))));
+        }
+        cluster.advance(1_000);
+        cluster.kill(host);
+        cluster.hosts[host].disk.put_note(NoteKey::Pg(PG), b"{");
+        let other = 1 - host;
+        cluster.set_entry(&[other], &[]);
+        cluster.advance(500);
+        assert!(is_written(&cluster.ask(other, write_in(place(1, 3), 0, 1, 2))));
+        cluster.start(host);
+        assert_eq!(cluster.suspect_boots(), [host]);
+        cluster.set_entry(&[other], &[host]);
+        cluster.advance(10_000);
+        assert_eq!(cluster.entry.acting.len(), 2, "{:?}", cluster.report(other));
+        assert_eq!(cluster.blocks(host), cluster.blocks(other));
+        assert!(!cluster.report(host).suspect);
+        // From now on it leads like any other, in this run and in later ones.
+        cluster.kill(host);
+        cluster.start(host);
+        assert_eq!(cluster.suspect_boots(), [host], "not again");
+        cluster.set_entry(&[host, other], &[]);
+        cluster.advance(2_000);
+        assert!(cluster.is_served(host), "{:?}", cluster.report(host));
+        assert_eq!(cluster.read_bytes(host, read_of(3)), [2]);
+    }
+}
+
+#[test]
+fn a_member_whose_note_cannot_be_read_does_not_lead_before_it_is_filled() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
+    cluster.advance(1_000);
+    cluster.kill(0);
+    cluster.hosts[0].disk.put_note(NoteKey::Pg(PG), b"{");
+    cluster.start(0);
+    cluster.is_helpful = false;
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(2_000);
+    let (_, why) = cluster.report(0).incomplete[0].clone();
+    assert!(why.contains("the note of 1.0") && why.contains("no other member can lead"), "{why}");
+    // Where another leads, it says what it is: it goes, and comes back as a learner.
+    cluster.set_entry(&[1, 0], &[]);
+    cluster.advance(2_000);
+    assert!(cluster.needs(1).iter().any(|need| matches!(need, Need::Failed(..))));
+    assert!(!cluster.is_served(1));
+}

@@ -8,7 +8,7 @@ use base::{
     Incarnation, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId, StripeIndex, Time,
     TraceEvent, UNIT_SIZE, Version,
 };
-use blockstore::{CommitMode, CreateOptions, STORE_SIZE_MIN, StoreId};
+use blockstore::{CommitMode, CreateOptions, NoteKey, RequestId, STORE_SIZE_MIN, Store, StoreId};
 use cluster::map::{FailureDomain, MapDelta, Pool, PoolDelta};
 use cluster::message::{FromMonitor, ToMonitor};
 use format::door::{CloseReason, DiskEffect, DiskEvent, NetEffect, NetEvent, Peer, Role};
@@ -116,6 +116,36 @@ impl MemoryDisk {
             page[20] ^= 1;
             page[100] ^= 1;
         }
+    }
+
+    /// Puts bytes under a note's key, as the store of an OSD that does not run keeps them.
+    pub fn put_note(&mut self, key: NoteKey, bytes: &[u8]) {
+        let mut effects = Vec::new();
+        let (settings, pool) = (blockstore::Settings::default(), BufferPool::default());
+        let mut store = Store::open(settings, pool, self.size, &mut effects);
+        let mut request = Some(blockstore::Request::Note { key, bytes: bytes.to_vec() });
+        let mut is_done = false;
+        while !effects.is_empty() {
+            for effect in std::mem::take(&mut effects) {
+                let event = match effect {
+                    blockstore::Effect::Disk(effect) => {
+                        blockstore::Event::Disk(self.carry_out(effect))
+                    }
+                    blockstore::Effect::Opened => {
+                        let request = request.take().expect("it opens once");
+                        blockstore::Event::Request { id: RequestId(1), request }
+                    }
+                    blockstore::Effect::Done { result, .. } => {
+                        is_done = result.is_ok();
+                        continue;
+                    }
+                    blockstore::Effect::Stopped { reason } => panic!("it stopped: {reason:?}"),
+                };
+                store.apply(Time::ZERO, event, &mut effects);
+                store.submit(&mut effects);
+            }
+        }
+        assert!(is_done && store.note(key) == Some(bytes));
     }
 
     pub fn carry_out(&mut self, effect: DiskEffect) -> DiskEvent {
