@@ -30,7 +30,7 @@
 //! ```text
 //! @Q   one copy of the superblock is damaged: the other is used and the damaged one is rewritten
 //! @R   the newest root's streams are damaged, an older root's are not: it is used; suspect
-//! @S   a leaf is damaged: its blocks are lost; suspect
+//! @S   a leaf is damaged: its blocks are lost, and the PGs of its keys are suspect
 //! @Y   a slot of the root cannot be read: the other one is used, if the journal still holds all behind it
 //! ```
 
@@ -128,5 +128,5 @@ pub fn decide(seen: Seen) -> (char, Verdict) {
 
 /// Whether the row makes the whole store suspect.
 pub fn is_suspicious(row: char) -> bool {
-    matches!(row, 'E' | 'G' | 'I' | 'J' | 'L' | 'M' | 'R' | 'S' | 'T' | 'U' | 'W')
+    matches!(row, 'E' | 'G' | 'I' | 'J' | 'L' | 'M' | 'R' | 'T' | 'U' | 'W')
 }

@@ -286,6 +286,14 @@ impl Index {
             .skip_while(move |(key, _)| *key < first)
     }
 
+    /// The last block before `key`.
+    pub fn last_before(&self, key: BlockKey) -> Option<(BlockKey, BlockInfo)> {
+        self.runs.range(..key).rev().find_map(|(_, run)| {
+            let behind = run.partition_point(|record| record.key() < key);
+            run[..behind].last().map(|record| (record.key(), record.info()))
+        })
+    }
+
     /// Tombstones of the PG up to `floor`, in version order.
     pub fn tombstones_up_to(
         &self,

@@ -18,11 +18,11 @@ mod survey;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use base::{BlockSize, Buffer, Checksum, Lsn};
+use base::{BlockSize, Buffer, Checksum, Lsn, PgId};
 use format::disk::{
-    Decision, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root, STREAM_PAGE_CAPACITY,
-    SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock, SuperblockError,
-    decode_directory, decode_notes, decode_pgs, encode_decisions,
+    Decision, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
+    STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock,
+    SuperblockError, decode_directory, decode_notes, decode_pgs, encode_decisions,
 };
 
 use crate::allocate::{Allocator, segment_of};
@@ -44,6 +44,8 @@ const LEAF_READS_MAX: usize = 64;
 const CHUNK_SIZE: u64 = 2 << 20;
 /// More damage than this is not settled by itself.
 const DECISIONS_MAX: usize = 16_000;
+/// Where leaves of more PGs are damaged, the whole store is suspect.
+const SUSPECTS_MAX: usize = 64;
 
 /// A store being opened.
 #[derive(Default)]
@@ -58,6 +60,10 @@ pub struct Opening {
     roots: Vec<Root>,
     streams: Vec<Vec<u8>>,
     leaves: Vec<(BlockKey, PageRef)>,
+    /// Keys of leaves that are damaged: from, and to before the next leaf's.
+    leaves_lost: Vec<(BlockKey, Option<BlockKey>)>,
+    /// PGs that get an entry which says that they are suspect.
+    suspects: BTreeSet<PgId>,
     survey: Survey,
     replay: Replay,
     /// Rows of the table that applied.
@@ -337,6 +343,7 @@ impl Store {
                 // The next checkpoint no longer names it; then the page is free.
                 parts.stream_pages.push(page.page);
                 parts.wants_checkpoint = true;
+                self.opening().leaves_lost.push((first, next));
                 self.count_row('S');
             }
         }
@@ -434,8 +441,12 @@ impl Store {
     }
 
     fn plan_steps(&mut self, effects: &mut Vec<Effect>) {
-        let is_suspicious =
-            self.opening().rows.keys().any(|row| crate::decide::is_suspicious(*row));
+        let suspects = self.suspects();
+        let is_suspicious = suspects.len() > SUSPECTS_MAX
+            || self.opening().rows.keys().any(|row| crate::decide::is_suspicious(*row));
+        if !is_suspicious {
+            self.opening().suspects = suspects;
+        }
         let parts = self.parts.as_mut().expect("the superblock is known");
         let mut steps = VecDeque::from([Step::Flush]);
         let mut write = |superblock: &mut Superblock, copy: usize| {
@@ -485,28 +496,63 @@ impl Store {
     }
 
     fn journal_decisions(&mut self, effects: &mut Vec<Effect>) {
-        let opening = self.opening();
-        opening.stage = Stage::Journal;
-        if opening.decisions.is_empty() {
+        self.opening().stage = Stage::Journal;
+        let suspects = std::mem::take(&mut self.opening().suspects);
+        if self.opening().decisions.is_empty() && suspects.is_empty() {
             return;
+        }
+        if !self.append_decisions() || !suspects.iter().all(|pg| self.append_suspect(*pg)) {
+            let reason = "the journal has no room for recovery's decisions, and this version cannot \
+                          repair that: restore its volumes from a backup into a new pool";
+            return self.stop(reason.to_owned(), effects);
+        }
+        let parts = self.parts.as_mut().expect("the superblock is known");
+        parts.journal.want_all();
+        parts.journal.submit(&self.pool, &mut self.disk, effects);
+    }
+
+    /// PGs that may have had blocks in a leaf that is lost.
+    fn suspects(&mut self) -> BTreeSet<PgId> {
+        let lost = std::mem::take(&mut self.opening().leaves_lost);
+        let parts = self.parts();
+        lost.into_iter().flat_map(|(first, next)| parts.pgs_between(first, next)).collect()
+    }
+
+    /// Appends the entry with the decisions. False: the journal has no room for it.
+    fn append_decisions(&mut self) -> bool {
+        let opening = self.opening();
+        if opening.decisions.is_empty() {
+            return true;
         }
         let bytes = encode_decisions(&opening.decisions);
         let acked = opening.survey.acked;
         let (data, checksums) = self.padded(&bytes);
         let parts = self.parts.as_mut().expect("the superblock is known");
-        let kind = format::disk::EntryKind::Recovery;
+        let kind = EntryKind::Recovery;
         if !parts.journal.has_room(kind, checksums.len(), IDLE_RESERVE) {
-            let reason = "the journal has no room for recovery's decisions, and this version cannot \
-                          repair that: restore its volumes from a backup into a new pool";
-            return self.stop(reason.to_owned(), effects);
+            return false;
         }
         let length = bytes.len() as u32;
-        let mut header = format::disk::EntryHeader { length, checksums, ..plain_header(kind) };
+        let mut header = EntryHeader { length, checksums, ..plain_header(kind) };
         parts.journal.limit_recorded(Some(acked));
         parts.journal.append(&mut header, Some(data));
-        parts.journal.want_all();
         parts.journal.limit_recorded(None);
-        parts.journal.submit(&self.pool, &mut self.disk, effects);
+        true
+    }
+
+    /// Appends the entry that makes a PG suspect. False: the journal has no room for it.
+    fn append_suspect(&mut self, pg: PgId) -> bool {
+        let acked = self.opening().survey.acked;
+        let parts = self.parts.as_mut().expect("the superblock is known");
+        if !parts.journal.has_room(EntryKind::Suspect, 0, IDLE_RESERVE) {
+            return false;
+        }
+        let mut header = EntryHeader { pg: Some(pg), ..plain_header(EntryKind::Suspect) };
+        parts.journal.limit_recorded(Some(acked));
+        let (lsn, _) = parts.journal.append(&mut header, None);
+        parts.journal.limit_recorded(None);
+        parts.change_pg(&header, pg, lsn);
+        true
     }
 
     /// Opens the store when the decisions are durable.
@@ -645,6 +691,26 @@ impl Parts {
         self.pages.set_leaf(first, Some(page));
         self.pages.keep(page, leaf.into());
         Ok(())
+    }
+
+    /// PGs that may have blocks from `first` on and before `next`, of those that are known: PGs are in
+    /// the order of keys, so the blocks around tell.
+    fn pgs_between(&self, first: BlockKey, next: Option<BlockKey>) -> Vec<PgId> {
+        let pg_of = |(key, info): (BlockKey, BlockInfo)| PgId {
+            pool: key.pool,
+            number: u32::from(info.pg),
+        };
+        let before = self.index.last_before(first).map(pg_of).filter(|pg| pg.pool == first.pool);
+        let lowest = before.unwrap_or(PgId { pool: first.pool, number: 0 });
+        let behind = next.and_then(|next| self.index.iter_from(next).next()).map(pg_of);
+        let may_have = |pg: &PgId| *pg >= lowest && behind.is_none_or(|behind| *pg <= behind);
+        self.pgs_known().filter(may_have).collect()
+    }
+
+    /// PGs of which it has a record or a note; some twice.
+    pub(crate) fn pgs_known(&self) -> impl Iterator<Item = PgId> + '_ {
+        let noted = self.notes.keys().filter_map(|key| key.pg());
+        self.pgs.keys().copied().chain(noted)
     }
 
     /// Marks a block's place as allocated. The error is for people.

@@ -436,7 +436,7 @@ impl Store {
     /// What is known of the PG besides its blocks. Meaningful once opened.
     pub fn facts(&self, pg: PgId) -> PgFacts {
         let record = self.parts.as_ref().and_then(|parts| parts.pgs.get(&pg)).copied();
-        let PgRecord { last, held, hole, floor, absolved: _ } = record.unwrap_or_default();
+        let PgRecord { last, held, hole, floor, .. } = record.unwrap_or_default();
         PgFacts { last, held, hole, floor, is_suspect: self.is_suspect(pg) }
     }
 
@@ -477,19 +477,21 @@ impl Store {
     /// Whether recovery found damage that may have cost this PG acknowledged writes.
     pub fn is_suspect(&self, pg: PgId) -> bool {
         let Some(parts) = &self.parts else { return false };
-        let Some(suspect) = parts.superblock.suspect else { return false };
-        let absolved = parts.pgs.get(&pg).and_then(|record| record.absolved);
-        absolved.is_none_or(|absolved| absolved < suspect)
+        let record = parts.pgs.get(&pg).copied().unwrap_or_default();
+        let suspect = parts.superblock.suspect.max(record.suspect);
+        suspect.is_some_and(|at| record.absolved.is_none_or(|absolved| absolved < at))
     }
 
     /// Whether recovery found damage that is not settled for every PG the store knows of. A PG it
     /// knows nothing of stays suspect here: what was known may be what is lost.
     pub fn has_unsettled_damage(&self) -> bool {
         let Some(parts) = &self.parts else { return false };
-        let noted = parts.notes.keys().filter_map(|key| key.pg());
-        let mut known = parts.pgs.keys().copied().chain(noted).peekable();
+        let mut known = parts.pgs_known().peekable();
         let knows_none = known.peek().is_none();
-        parts.superblock.suspect.is_some() && (knows_none || known.any(|pg| self.is_suspect(pg)))
+        match parts.superblock.suspect {
+            Some(_) if knows_none => true,
+            _ => known.any(|pg| self.is_suspect(pg)),
+        }
     }
 
     /// When a write is durable. Requires: opened.

@@ -475,7 +475,7 @@ impl Parts {
         }
     }
 
-    fn change_pg(&mut self, header: &EntryHeader, pg: PgId, lsn: Lsn) {
+    pub(crate) fn change_pg(&mut self, header: &EntryHeader, pg: PgId, lsn: Lsn) {
         let record = self.pgs.entry(pg).or_default();
         match header.kind {
             EntryKind::Floor => {
@@ -484,6 +484,7 @@ impl Parts {
                 self.gives_back |= self.index.tombstones_up_to(pg, record.floor).next().is_some();
             }
             EntryKind::Absolve => record.absolved = Some(lsn),
+            EntryKind::Suspect => record.suspect = Some(lsn),
             kind => {
                 record.held = record.held.max(header.version);
                 if kind.is_versioned() {

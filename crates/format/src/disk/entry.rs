@@ -56,6 +56,8 @@ pub enum EntryKind {
     RepairTombstone = 13,
     /// The block is gone, without a tombstone.
     RepairGone = 14,
+    /// Damage may have cost the PG acknowledged writes.
+    Suspect = 15,
 }
 
 impl EntryKind {
@@ -63,7 +65,7 @@ impl EntryKind {
         use EntryKind::*;
         let plain = [Write, WriteLarge, Zero, Delete, Note, Floor, Absolve, Idle, Pad, Recovery];
         let repairs = [Repair, RepairLarge, RepairTombstone, RepairGone];
-        plain.into_iter().chain(repairs).find(|kind| *kind as u8 == number)
+        plain.into_iter().chain(repairs).chain([Suspect]).find(|kind| *kind as u8 == number)
     }
 
     /// Whether the data follows the header in the journal.
@@ -294,7 +296,9 @@ impl EntryHeader {
             EntryKind::Zero => of_block && in_block && whole_units && units == 0,
             EntryKind::Delete => of_block && units == 0,
             EntryKind::Note | EntryKind::Recovery => self.length as u64 <= units,
-            EntryKind::Floor | EntryKind::Absolve => self.pg.is_some() && units == 0,
+            EntryKind::Floor | EntryKind::Absolve | EntryKind::Suspect => {
+                self.pg.is_some() && units == 0
+            }
             EntryKind::Idle | EntryKind::Pad => units == 0,
             EntryKind::Repair | EntryKind::RepairLarge => {
                 of_block && in_block && self.bitmaps_fit()

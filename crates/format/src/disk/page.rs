@@ -248,6 +248,8 @@ pub struct PgRecord {
     pub floor: Version,
     /// The PG was absolved here in the journal.
     pub absolved: Option<Lsn>,
+    /// A start wrote here that damage may have cost this PG acknowledged writes.
+    pub suspect: Option<Lsn>,
 }
 
 /// The PG table as a stream.
@@ -259,8 +261,10 @@ pub fn encode_pgs<'a>(pgs: impl Iterator<Item = (&'a PgId, &'a PgRecord)>) -> Ve
         to.version(record.held);
         to.version(record.hole.unwrap_or(Version::ZERO));
         to.version(record.floor);
-        to.u64(record.absolved.is_some() as u64);
-        to.u64(record.absolved.map_or(0, Lsn::get));
+        for at in [record.absolved, record.suspect] {
+            to.u64(at.is_some() as u64);
+            to.u64(at.map_or(0, Lsn::get));
+        }
     }
     to.bytes
 }
@@ -276,9 +280,10 @@ pub fn decode_pgs(stream: &[u8]) -> Result<Vec<(PgId, PgRecord)>, PageDecodeErro
             // No write has the version zero.
             let hole = Some(from.version()?).filter(|hole| *hole != Version::ZERO);
             let floor = from.version()?;
-            let (is_absolved, lsn) = (from.u64()? != 0, Lsn::new(from.u64()?));
-            let absolved = is_absolved.then_some(lsn);
-            Some((pg, PgRecord { last, held, hole, floor, absolved }))
+            let mut lsn = || Some((from.u64()? != 0, Lsn::new(from.u64()?)));
+            let (absolved, suspect) = (lsn()?, lsn()?);
+            let [absolved, suspect] = [absolved, suspect].map(|(is, lsn)| is.then_some(lsn));
+            Some((pg, PgRecord { last, held, hole, floor, absolved, suspect }))
         };
         pgs.push(record().ok_or(PageDecodeError)?);
     }
@@ -375,6 +380,7 @@ mod tests {
             hole: Some(version(4)),
             floor: version(2),
             absolved: Some(Lsn::new(9)),
+            suspect: Some(Lsn::new(8)),
         };
         let fresh = PgRecord::default();
         let other = PgId { number: 4, ..pg };
