@@ -23,8 +23,8 @@ use base::planted::{self, Bug};
 use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE};
 use format::disk::{
     LEAF_CAPACITY, LOCATION_NONE, LeafPage, LeafRecord, LeafWriter, PAGE_SIZE, PageRef, PgRecord,
-    Root, STREAM_PAGE_CAPACITY, StoredRecord, StreamPage, StreamRef, UnitSet, encode_directory,
-    encode_notes, encode_pgs,
+    Root, STREAM_PAGE_CAPACITY, StoredRecord, StreamPage, StreamRef, UnitSet, encode_notes,
+    encode_pgs,
 };
 
 use crate::dirty::{Overlay, UnitState};
@@ -80,7 +80,7 @@ enum Stage {
     /// Waits for leaves to be read and written.
     Leaves(Leaves),
     /// Waits for the pages of the streams.
-    Streams(Root),
+    Streams(Streams),
     /// Waits for the flush of all pages.
     FlushPages(Root),
     /// Waits for the write of the root.
@@ -110,9 +110,31 @@ struct BlockData {
 
 #[derive(Default)]
 struct Leaves {
-    todo: VecDeque<Group>,
+    plan: LeafPlan,
     active: BTreeMap<u64, Group>,
     id_last: u64,
+}
+
+/// Which leaves are written anew. There may be many, so groups of them are planned one by one.
+#[derive(Default)]
+struct LeafPlan {
+    /// Leaves of keys before it are planned, if any are.
+    from: Option<BlockKey>,
+    /// All leaves: they are sparse. Else those with frozen blocks.
+    is_all: bool,
+    /// All are planned.
+    is_done: bool,
+}
+
+/// The streams being written. The directory may be long: it is written from its end, since each page
+/// names the next, a bounded number of pages at once.
+struct Streams {
+    /// Names what is written of the directory so far.
+    root: Root,
+    /// Bytes of the directory in front of that.
+    rest: u64,
+    /// The last leaf in them.
+    until: Bound<BlockKey>,
 }
 
 /// Neighbouring leaves that are written anew together.
@@ -190,13 +212,7 @@ impl Store {
                 false
             }
             Stage::Leaves(_) => self.step_leaves(checkpoint, effects),
-            Stage::Streams(root) => {
-                if checkpoint.page_writes == 0 && checkpoint.page_queue.is_empty() {
-                    self.disk.flush(Purpose::FlushPages, effects);
-                    checkpoint.stage = Stage::FlushPages(root.clone());
-                }
-                false
-            }
+            Stage::Streams(_) => self.step_streams(checkpoint, effects),
             // These move when their one operation ends.
             Stage::FlushData | Stage::FlushPages(_) | Stage::Root(_) | Stage::FlushRoot(_) => false,
         }
@@ -208,8 +224,9 @@ impl Store {
         match (&mut checkpoint.stage, purpose) {
             (Stage::WriteBack(work), Purpose::WriteBack) => work.writes -= 1,
             (Stage::FlushData, Purpose::FlushData) => {
-                let todo = self.parts().plan_leaves();
-                checkpoint.stage = Stage::Leaves(Leaves { todo, ..Leaves::default() });
+                let is_all = self.parts().pages.is_sparse();
+                let plan = LeafPlan { is_all, ..LeafPlan::default() };
+                checkpoint.stage = Stage::Leaves(Leaves { plan, ..Leaves::default() });
             }
             (Stage::Leaves(leaves), Purpose::LeafWrite(id)) => {
                 checkpoint.page_writes -= 1;
@@ -332,7 +349,7 @@ impl Store {
     fn step_leaves(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
         let Stage::Leaves(leaves) = &mut checkpoint.stage else { unreachable!("asked for leaves") };
         while leaves.active.len() < GROUPS_MAX {
-            let Some(group) = leaves.todo.pop_front() else { break };
+            let Some(group) = self.parts().next_group(&mut leaves.plan) else { break };
             leaves.id_last += 1;
             let id = leaves.id_last;
             leaves.active.insert(id, group);
@@ -362,7 +379,7 @@ impl Store {
                 checkpoint.page_queue.push_back((Purpose::LeafWrite(id), page, bytes));
             }
         }
-        if !leaves.todo.is_empty() {
+        if !leaves.plan.is_done {
             return leaves.active.len() < GROUPS_MAX;
         }
         if !leaves.active.is_empty() {
@@ -403,12 +420,8 @@ impl Store {
     fn begin_streams(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
         let parts = self.parts.as_mut().expect("it is open");
         let notes = checkpoint.notes.iter().map(|(key, note)| (key, &note[..]));
-        let streams = [
-            encode_directory(parts.pages.directory().iter()),
-            encode_pgs(checkpoint.pgs.iter()),
-            encode_notes(notes),
-        ];
-        let mut refs = [StreamRef::EMPTY; 3];
+        let streams = [encode_pgs(checkpoint.pgs.iter()), encode_notes(notes)];
+        let mut refs = [StreamRef::EMPTY; 2];
         for (stream, named) in streams.iter().zip(&mut refs) {
             let count = stream.len().div_ceil(STREAM_PAGE_CAPACITY);
             let numbers: Option<Vec<u32>> = (0..count).map(|_| parts.pages.allocate()).collect();
@@ -425,16 +438,45 @@ impl Store {
             }
             checkpoint.stream_pages.extend(numbers);
         }
-        let [directory, pgs, notes] = refs;
-        checkpoint.stage = Stage::Streams(Root {
+        let [pgs, notes] = refs;
+        let root = Root {
             sequence: checkpoint.sequence,
             replay: checkpoint.until,
             previous: checkpoint.previous,
-            directory,
+            directory: StreamRef::EMPTY,
             pgs,
             notes,
-        });
+        };
+        let rest = parts.pages.directory_size();
+        checkpoint.stage = Stage::Streams(Streams { root, rest, until: Bound::Unbounded });
         true
+    }
+
+    /// Makes pages of the directory while few wait to be written; when all are written, flushes.
+    fn step_streams(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
+        let Checkpoint { stage: Stage::Streams(streams), page_queue, .. } = checkpoint else {
+            unreachable!("asked for streams")
+        };
+        let parts = self.parts.as_mut().expect("it is open");
+        let tag = parts.superblock.store.tag();
+        while streams.rest > 0 && checkpoint.page_writes + page_queue.len() < PAGE_WRITES_MAX {
+            let Some(page) = parts.pages.allocate() else {
+                self.stop_full(effects);
+                return false;
+            };
+            let chunk = parts.pages.directory_page(streams.rest, &mut streams.until);
+            let next = streams.root.directory;
+            let (bytes, at) = StreamPage::encode(&chunk, page, next, tag, checkpoint.sequence);
+            streams.root.directory = at;
+            streams.rest -= chunk.len() as u64;
+            checkpoint.stream_pages.push(page);
+            page_queue.push_back((Purpose::StreamWrite, page, self.pool.copy_of(&bytes)));
+        }
+        if checkpoint.page_writes == 0 && page_queue.is_empty() {
+            self.disk.flush(Purpose::FlushPages, effects);
+            checkpoint.stage = Stage::FlushPages(streams.root.clone());
+        }
+        false
     }
 
     fn stop_full(&mut self, effects: &mut Vec<Effect>) {
@@ -572,29 +614,36 @@ impl Parts {
         units
     }
 
-    /// Which leaves are written anew: those with frozen blocks, or all where they are sparse.
-    fn plan_leaves(&self) -> VecDeque<Group> {
-        let directory: Vec<(BlockKey, PageRef)> =
-            self.pages.directory().iter().map(|(first, page)| (*first, *page)).collect();
-        if directory.is_empty() {
-            return match self.frozen.is_empty() {
-                true => VecDeque::new(),
-                false => VecDeque::from([Group::new(&directory, 0..0)]),
-            };
+    /// The next leaves to be written anew. Those before them may have been replaced meanwhile, and
+    /// none behind.
+    fn next_group(&self, plan: &mut LeafPlan) -> Option<Group> {
+        let directory = self.pages.directory();
+        let range = (plan.from.map_or(Bound::Unbounded, Bound::Included), Bound::Unbounded);
+        // A key before all leaves belongs to the first.
+        let mut first = directory.range(range).next().map(|(first, _)| *first);
+        if !plan.is_all {
+            let frozen = self.frozen.range(range).next().map(|(key, _)| *key);
+            plan.is_done = plan.is_done || frozen.is_none();
+            let leaf = frozen.and_then(|key| self.pages.leaf_of(&key));
+            first = leaf.map(|(first, _)| first).or(first);
         }
-        if self.pages.is_sparse() {
-            let step = GROUP_LEAVES_WHEN_SPARSE;
-            let starts = (0..directory.len()).step_by(step);
-            return starts
-                .map(|from| Group::new(&directory, from..(from + step).min(directory.len())))
-                .collect();
+        if plan.is_done {
+            return None;
         }
-        let mut dirty = BTreeSet::new();
-        for key in self.frozen.keys() {
-            let behind = directory.partition_point(|(first, _)| first <= key);
-            dirty.insert(behind.saturating_sub(1));
-        }
-        dirty.into_iter().map(|leaf| Group::new(&directory, leaf..leaf + 1)).collect()
+        let count = if plan.is_all { GROUP_LEAVES_WHEN_SPARSE } else { 1 };
+        let mut leaves = first.into_iter().flat_map(|first| directory.range(first..));
+        let old = leaves.by_ref().take(count).map(|(first, page)| (*first, *page)).collect();
+        let lower = plan.from;
+        plan.from = leaves.next().map(|(next, _)| *next);
+        plan.is_done = plan.from.is_none();
+        Some(Group {
+            lower,
+            upper: plan.from,
+            old,
+            content: BTreeMap::new(),
+            new: Vec::new(),
+            writes: 0,
+        })
     }
 
     /// The new pages of a group: number and content. `None`: the area is full.
@@ -770,19 +819,6 @@ impl Parts {
             self.pages.release(page);
         }
         self.release_freed(checkpoint.freed);
-    }
-}
-
-impl Group {
-    fn new(directory: &[(BlockKey, PageRef)], leaves: std::ops::Range<usize>) -> Group {
-        Group {
-            lower: (leaves.start > 0).then(|| directory[leaves.start].0),
-            upper: directory.get(leaves.end).filter(|_| !leaves.is_empty()).map(|(key, _)| *key),
-            old: directory[leaves].to_vec(),
-            content: BTreeMap::new(),
-            new: Vec::new(),
-            writes: 0,
-        }
     }
 }
 

@@ -6,10 +6,13 @@
 //!   2. Leaves are ordered by first key; a key lies in the last leaf that begins at or below it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::rc::Rc;
 
 use base::Checksum;
-use format::disk::{LeafPage, PAGE_SIZE, PageRef};
+use format::disk::{
+    DIRECTORY_ENTRY_SIZE, LeafPage, PAGE_SIZE, PageRef, STREAM_PAGE_CAPACITY, encode_directory,
+};
 
 use crate::{BlockKey, RequestId};
 
@@ -140,6 +143,30 @@ impl Pages {
         self.directory.range(..=*key).next_back().map(|(first, leaf)| (*first, *leaf))
     }
 
+    /// The directory as a stream, in bytes.
+    pub fn directory_size(&self) -> u64 {
+        (self.directory.len() * DIRECTORY_ENTRY_SIZE) as u64
+    }
+
+    /// What the last page of the directory's first `size` bytes holds; `until` bounds the leaves in
+    /// them, and then those in front of the page. Requires: `size` is not 0.
+    pub fn directory_page(&self, size: u64, until: &mut Bound<BlockKey>) -> Vec<u8> {
+        let (capacity, entry) = (STREAM_PAGE_CAPACITY as u64, DIRECTORY_ENTRY_SIZE as u64);
+        let from = (size - 1) / capacity * capacity;
+        let first = from / entry;
+        let count = (size.div_ceil(entry) - first) as usize;
+        let behind = self.directory.range((Bound::Unbounded, *until)).rev();
+        let mut leaves: Vec<_> = behind.take(count).collect();
+        leaves.reverse();
+        let key = *leaves[0].0;
+        let is_cut = !from.is_multiple_of(entry);
+        *until = if is_cut { Bound::Included(key) } else { Bound::Excluded(key) };
+        let start = (from - first * entry) as usize;
+        let mut bytes = encode_directory(leaves.into_iter());
+        bytes.truncate((size - first * entry) as usize);
+        bytes.split_off(start)
+    }
+
     /// The leaf from memory.
     pub fn cached(&mut self, page: PageRef) -> Option<Rc<LeafPage>> {
         let cached = self.cache.get_mut(&page.page)?;
@@ -233,6 +260,28 @@ mod tests {
         let mut writer = LeafWriter::new(1, 1, 40);
         writer.put(&record);
         writer.finish().0
+    }
+
+    #[test]
+    fn the_pages_of_the_directory_make_up_its_stream() {
+        for count in (0..500).chain([2_899, 2_900, 2_901, 10_000]) {
+            let mut pages = Pages::new(1 << 20, 0);
+            for number in 0..count {
+                let leaf = PageRef { page: number, checksum: Checksum::new(number), used: 7 };
+                pages
+                    .set_leaf(BlockKey { hash: 3 * number, ..crate::index::KEY_FIRST }, Some(leaf));
+            }
+            let stream = encode_directory(pages.directory().iter());
+            let mut size = pages.directory_size();
+            assert_eq!(size, stream.len() as u64);
+            let mut until = Bound::Unbounded;
+            while size > 0 {
+                let page = pages.directory_page(size, &mut until);
+                size -= page.len() as u64;
+                assert!(size.is_multiple_of(STREAM_PAGE_CAPACITY as u64), "{count}");
+                assert_eq!(page[..], stream[size as usize..][..page.len()], "{count}");
+            }
+        }
     }
 
     #[test]

@@ -21,9 +21,9 @@ pub use leaf::{
     LEAF_CAPACITY, LeafPage, LeafRecord, LeafWriter, StoredRecord, StoredUnit, record_size,
 };
 pub use page::{
-    PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord, Root, STREAM_PAGE_CAPACITY,
-    StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs, encode_directory,
-    encode_notes, encode_pgs,
+    DIRECTORY_ENTRY_SIZE, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord, Root,
+    STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,
+    encode_directory, encode_notes, encode_pgs,
 };
 pub use superblock::{
     Area, FORMAT_VERSION, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError,

@@ -117,16 +117,30 @@ impl StreamPage {
         let mut images = Vec::with_capacity(pages.len());
         // From the end, since each page carries the checksum of the next.
         for (chunk, page) in stream.chunks(capacity).zip(pages).rev() {
-            let mut to = header(STREAM_MAGIC, store_tag, sequence, *page);
-            to.u32(next.page);
-            to.u32(next.checksum.get());
-            to.bytes.extend_from_slice(chunk);
-            let (bytes, checksum) = seal(to);
+            let (bytes, at) = StreamPage::encode(chunk, *page, next, store_tag, sequence);
             images.push(bytes);
-            next = StreamRef { page: *page, checksum, size: next.size + chunk.len() as u64 };
+            next = at;
         }
         images.reverse();
         (images, next)
+    }
+
+    /// One page, in front of `next`: its bytes, and where the stream begins that begins with it.
+    /// Requires: the page is full, or `next` is empty.
+    pub fn encode(
+        chunk: &[u8],
+        page: u32,
+        next: StreamRef,
+        store_tag: u64,
+        sequence: u64,
+    ) -> (Vec<u8>, StreamRef) {
+        assert!(chunk.len() == STREAM_PAGE_CAPACITY || next == StreamRef::EMPTY);
+        let mut to = header(STREAM_MAGIC, store_tag, sequence, page);
+        to.u32(next.page);
+        to.u32(next.checksum.get());
+        to.bytes.extend_from_slice(chunk);
+        let (bytes, checksum) = seal(to);
+        (bytes, StreamRef { page, checksum, size: next.size + chunk.len() as u64 })
     }
 
     /// Appends the bytes of the page that `from` names and returns where the rest begins.
@@ -204,7 +218,10 @@ impl Root {
     }
 }
 
-/// The directory as a stream.
+/// Bytes of a leaf in the directory.
+pub const DIRECTORY_ENTRY_SIZE: usize = 28;
+
+/// The directory as a stream, or neighbouring leaves of it.
 pub fn encode_directory<'a>(leaves: impl Iterator<Item = (&'a BlockKey, &'a PageRef)>) -> Vec<u8> {
     let mut to = Writer::default();
     for (first, leaf) in leaves {
@@ -369,6 +386,7 @@ mod tests {
         let leaf = PageRef { page: 3, checksum: Checksum::new(4), used: 500 };
         let directory = vec![(key(1), leaf), (key(2), leaf)];
         let bytes = encode_directory(directory.iter().map(|(key, leaf)| (key, leaf)));
+        assert_eq!(bytes.len(), 2 * DIRECTORY_ENTRY_SIZE);
         assert_eq!(decode_directory(&bytes), Ok(directory));
         assert!(decode_directory(&bytes[..bytes.len() - 1]).is_err());
 
