@@ -25,6 +25,7 @@ const STEPS_PER_SEGMENT: u32 = (SEGMENT_SIZE / LOCATION_STEP) as u32;
 const EMPTY_SHARE: usize = 8;
 
 const _: () = assert!(STEPS_PER_SEGMENT == u64::BITS);
+const _: () = assert!(BlockSize::MAX.bytes() == SEGMENT_SIZE);
 
 /// One number for each block size, by its shift; the first is of segments that are not in use.
 pub type BySize<T> = [T; BlockSize::MAX.shift() as usize + 1];
@@ -292,6 +293,19 @@ impl Allocator {
                 segment.is_leaving = false;
             }
         });
+    }
+
+    /// Slots of a segment in which no block lies and none will soon: of a sparse file those that are not
+    /// reserved. Of one that is not in use: all of it.
+    pub fn idle_slots(&self, index: u32) -> Vec<(u32, BlockSize)> {
+        let Some(segment) = self.segments.get(index as usize) else { return Vec::new() };
+        let slots = match self.is_sparse {
+            true => segment.bare_slots(),
+            false => segment.ready_slots(),
+        };
+        let block_size = BlockSize::from_shift(segment.shift).unwrap_or(BlockSize::MAX);
+        let idle = (0..STEPS_PER_SEGMENT).filter(|step| slots & (1 << step) != 0);
+        idle.map(|step| (index * STEPS_PER_SEGMENT + step, block_size)).collect()
     }
 
     /// Locations to be reserved next for blocks of this size, at most `bytes_max` of them:

@@ -24,7 +24,7 @@ use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE};
 use format::disk::{
     LEAF_CAPACITY, LOCATION_NONE, LeafPage, LeafRecord, LeafWriter, PAGE_SIZE, PageRef, PgRecord,
     Root, STREAM_PAGE_CAPACITY, StoredRecord, StreamPage, StreamRef, UnitSet, encode_notes,
-    encode_pgs,
+    encode_pgs, encode_ranges,
 };
 
 use crate::dirty::{Overlay, UnitState};
@@ -420,8 +420,9 @@ impl Store {
     fn begin_streams(&mut self, checkpoint: &mut Checkpoint, effects: &mut Vec<Effect>) -> bool {
         let parts = self.parts.as_mut().expect("it is open");
         let notes = checkpoint.notes.iter().map(|(key, note)| (key, &note[..]));
-        let streams = [encode_pgs(checkpoint.pgs.iter()), encode_notes(notes)];
-        let mut refs = [StreamRef::EMPTY; 2];
+        let discards = encode_ranges(&parts.segments_to_discard(&checkpoint.freed));
+        let streams = [encode_pgs(checkpoint.pgs.iter()), encode_notes(notes), discards];
+        let mut refs = [StreamRef::EMPTY; 3];
         for (stream, named) in streams.iter().zip(&mut refs) {
             let count = stream.len().div_ceil(STREAM_PAGE_CAPACITY);
             let numbers: Option<Vec<u32>> = (0..count).map(|_| parts.pages.allocate()).collect();
@@ -438,7 +439,7 @@ impl Store {
             }
             checkpoint.stream_pages.extend(numbers);
         }
-        let [pgs, notes] = refs;
+        let [pgs, notes, discards] = refs;
         let root = Root {
             sequence: checkpoint.sequence,
             replay: checkpoint.until,
@@ -446,6 +447,7 @@ impl Store {
             directory: StreamRef::EMPTY,
             pgs,
             notes,
+            discards,
         };
         let rest = parts.pages.directory_size();
         checkpoint.stage = Stage::Streams(Streams { root, rest, until: Bound::Unbounded });

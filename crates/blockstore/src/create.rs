@@ -128,6 +128,7 @@ pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
         directory: StreamRef::EMPTY,
         pgs: StreamRef::EMPTY,
         notes: StreamRef::EMPTY,
+        discards: StreamRef::EMPTY,
     };
     let root_offset = checkpoints.offset + ROOT_PAGES[0] as u64 * PAGE_SIZE as u64;
     let second = Superblock { sequence: 0, ..superblock.clone() };

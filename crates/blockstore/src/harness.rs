@@ -139,6 +139,8 @@ pub struct MemoryDisk {
     pub read_errors: u32,
     pub read_count: u64,
     pub flush_count: u64,
+    /// Ranges that were discarded: from where, how much.
+    pub discarded: Vec<(u64, u64)>,
 }
 
 impl MemoryDisk {
@@ -228,6 +230,7 @@ impl MemoryDisk {
                 }
             }
             Op::Discard(offset, length) => {
+                self.discarded.push((offset, length));
                 if let Some(host) = &mut self.host {
                     host.give(offset, length);
                 }

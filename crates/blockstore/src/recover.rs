@@ -22,10 +22,10 @@ use base::{BlockSize, Buffer, Checksum, Lsn, PgId};
 use format::disk::{
     Decision, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
     STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock,
-    SuperblockError, decode_directory, decode_notes, decode_pgs, encode_decisions,
+    SuperblockError, decode_directory, decode_notes, decode_pgs, decode_ranges, encode_decisions,
 };
 
-use crate::allocate::{Allocator, segment_of};
+use crate::allocate::{Allocator, SEGMENT_SIZE, segment_of};
 use crate::dirty::{Overlay, UnitState};
 use crate::disk::Purpose;
 use crate::index::{BlockInfo, Index, KEY_FIRST};
@@ -62,6 +62,8 @@ pub struct Opening {
     leaves: Vec<(BlockKey, PageRef)>,
     /// Keys of leaves that are damaged: from, and to before the next leaf's.
     leaves_lost: Vec<(BlockKey, Option<BlockKey>)>,
+    /// Segments in which space was to be given back when the root was written.
+    discards: Vec<Range<u32>>,
     /// PGs that get an entry which says that they are suspect.
     suspects: BTreeSet<PgId>,
     survey: Survey,
@@ -254,6 +256,7 @@ impl Store {
         match opening.streams.len() {
             2 => self.next_stream_page(root.pgs, effects),
             3 => self.next_stream_page(root.notes, effects),
+            4 => self.next_stream_page(root.discards, effects),
             _ => self.streams_read(effects),
         }
     }
@@ -280,11 +283,19 @@ impl Store {
 
     fn streams_read(&mut self, effects: &mut Vec<Effect>) {
         let streams = std::mem::take(&mut self.opening().streams);
-        let decoded =
-            (decode_directory(&streams[0]), decode_pgs(&streams[1]), decode_notes(&streams[2]));
-        let (Ok(directory), Ok(pgs), Ok(notes)) = decoded else {
+        let decoded = (
+            decode_directory(&streams[0]),
+            decode_pgs(&streams[1]),
+            decode_notes(&streams[2]),
+            decode_ranges(&streams[3]),
+        );
+        let (Ok(directory), Ok(pgs), Ok(notes), Ok(discards)) = decoded else {
             return self.root_failed(effects);
         };
+        let segments = self.parts().superblock.data.size / SEGMENT_SIZE;
+        if discards.last().is_some_and(|range| u64::from(range.end) > segments) {
+            return self.root_failed(effects);
+        }
         let parts = self.parts_mut();
         parts.pgs = pgs.into_iter().collect();
         parts.notes_bytes = notes.iter().map(|(_, note)| note.len() as u64).sum();
@@ -294,6 +305,7 @@ impl Store {
         }
         let opening = self.opening();
         opening.leaves = directory;
+        opening.discards = discards;
         opening.stage = Stage::Leaves { asked: 0, arrived: 0 };
         self.ask_leaves(effects);
     }
@@ -569,6 +581,8 @@ impl Store {
         let opening = self.opening();
         let rows = std::mem::take(&mut opening.rows);
         let journal_bytes = opening.survey.bytes;
+        let discards = std::mem::take(&mut opening.discards);
+        self.parts_mut().discards_again = discards.into();
         self.report.rows = rows.into_iter().collect();
         self.report.journal_bytes = journal_bytes;
         self.report.blocks = blocks;
@@ -641,6 +655,7 @@ impl Parts {
             directory: StreamRef::EMPTY,
             pgs: StreamRef::EMPTY,
             notes: StreamRef::EMPTY,
+            discards: StreamRef::EMPTY,
         };
         let journal =
             Journal::new(&superblock, (Lsn::ZERO, Lsn::ZERO, Lsn::ZERO), root.previous, 0);
@@ -659,6 +674,8 @@ impl Parts {
             expected: 0,
             discards: VecDeque::new(),
             discards_in_flight: 0,
+            discarding: BTreeMap::new(),
+            discards_again: VecDeque::new(),
             journal,
             pages: Pages::new(superblock.checkpoints.size, settings.memory_bytes / 4),
             stream_pages: Vec::new(),

@@ -14,13 +14,14 @@
 //!    └── no space: the store is full; asked again when something was punched, and from time to time
 //! ```
 
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use base::planted::{self, Bug};
 use base::{BlockSize, GIB, MIB, Time};
 use format::disk::{LOCATION_NONE, LOCATION_STEP, PAGE_SIZE};
 
-use crate::allocate::SEGMENT_SIZE;
+use crate::allocate::{SEGMENT_SIZE, segment_of};
 use crate::disk::{Disk, NO_SPACE_RETRY, Purpose};
 use crate::index::BlockInfo;
 use crate::pages::PAGES_RESERVED;
@@ -92,6 +93,10 @@ impl Reserving {
 
 /// Discards in flight at once.
 const DISCARDS_IN_FLIGHT_MAX: usize = 16;
+/// Segments looked at in one event for what a start is to give back again.
+const SEGMENTS_AGAIN_MAX: usize = 64;
+/// Ranges of segments that a checkpoint names at most.
+const DISCARD_RANGES_MAX: usize = 4096;
 
 /// A block that nothing names any more, but the newest durable checkpoint may.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -305,6 +310,7 @@ impl Parts {
                 continue;
             }
             let named = (block.location, block.block_size);
+            *self.discarding.entry(segment_of(block.location)).or_default() += 1;
             match self.discards.back_mut() {
                 Some(discard) if discard.offset + discard.length == offset => {
                     discard.length += size;
@@ -318,8 +324,53 @@ impl Parts {
         }
     }
 
+    /// Segments in which space is to be given back once a checkpoint is durable that frees these
+    /// blocks: a start does it again. Segments between may be named, too, where there are many.
+    pub fn segments_to_discard(&self, freed: &[Freed]) -> Vec<Range<u32>> {
+        let freed = freed.iter().filter(|block| block.discard);
+        let freed = freed.map(|block| segment_of(block.location));
+        let single = self.discarding.keys().copied().chain(freed).map(|index| index..index + 1);
+        let mut segments: Vec<Range<u32>> =
+            single.chain(self.discards_again.iter().cloned()).collect();
+        segments.sort_unstable_by_key(|range| range.start);
+        let mut gap = 0;
+        loop {
+            let ranges = join_ranges(&segments, gap);
+            if ranges.len() <= DISCARD_RANGES_MAX {
+                return ranges;
+            }
+            gap = 2 * gap + 1;
+        }
+    }
+
+    /// Gives space back in which nobody has a block, of the next segments of which a start found that
+    /// this may not have been done. What is reserved is about to be used.
+    fn discard_again(&mut self) {
+        if self.allocator.is_sparse() && self.may_reserve() {
+            return;
+        }
+        let mut freed = Vec::new();
+        for _ in 0..SEGMENTS_AGAIN_MAX {
+            let Some(range) = self.discards_again.front_mut() else { break };
+            let index = range.start;
+            range.start += 1;
+            if range.start == range.end {
+                self.discards_again.pop_front();
+            }
+            for (location, block_size) in self.allocator.idle_slots(index) {
+                assert!(self.allocator.take(location, block_size));
+                freed.push(Freed { location, block_size, discard: true });
+            }
+        }
+        freed.iter().for_each(|block| self.count_freed(block.block_size, true));
+        self.release_freed(freed);
+    }
+
     /// Asks for discards, while few are in flight.
     pub fn discard(&mut self, disk: &mut Disk, effects: &mut Vec<Effect>) {
+        if self.discards.is_empty() && self.discards_in_flight == 0 {
+            self.discard_again();
+        }
         while self.discards_in_flight < DISCARDS_IN_FLIGHT_MAX {
             let Some(discard) = self.discards.pop_front() else { return };
             let Discard { offset, length, blocks } = discard;
@@ -332,6 +383,14 @@ impl Parts {
     pub fn discarded(&mut self, blocks: Vec<(u32, BlockSize)>) {
         self.discards_in_flight -= 1;
         for (location, block_size) in blocks {
+            let mut left = match self.discarding.entry(segment_of(location)) {
+                Entry::Occupied(left) => left,
+                Entry::Vacant(_) => unreachable!("it was asked for"),
+            };
+            *left.get_mut() -= 1;
+            if *left.get() == 0 {
+                left.remove();
+            }
             self.count_returned(block_size, true);
             self.allocator.release(location, block_size, true);
         }
@@ -369,6 +428,18 @@ impl Parts {
         let slot = if comes_bare { 0 } else { block_size.shift() as usize };
         &mut self.returning_bytes[slot]
     }
+}
+
+/// Joins ranges that overlap or are up to `gap` apart. Requires: by their starts in order.
+fn join_ranges(ranges: &[Range<u32>], gap: u32) -> Vec<Range<u32>> {
+    let mut joined: Vec<Range<u32>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end + gap => last.end = last.end.max(range.end),
+            _ => joined.push(range.clone()),
+        }
+    }
+    joined
 }
 
 /// Bytes of records and notes that a checkpoint area of this size takes at most. Leaves are filled

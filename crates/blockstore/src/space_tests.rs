@@ -1,9 +1,11 @@
 //! Tests of how full a store can get, with blocks of several sizes.
 
-use base::{BlockSize, Checksum, GIB, MIB, UNIT_SIZE};
+use std::ops::Range;
 
-use crate::harness::{Bench, PG, created, key, options, settings};
-use crate::{CommitMode, CreateOptions, Request, RequestId, Settings};
+use base::{BlockSize, Checksum, Duration, GIB, MIB, UNIT_SIZE};
+
+use crate::harness::{Bench, Op, PG, created, key, options, settings};
+use crate::{CommitMode, CreateOptions, Event, Request, RequestId, Settings};
 
 fn bench_of(size: u64, is_sparse: bool) -> Bench {
     let options = CreateOptions { size, ..options(CommitMode::Fsync, 512) };
@@ -114,4 +116,95 @@ fn what_is_available_beside_scattered_blocks_of_other_sizes_can_be_written() {
     fill_thin_fill([middle, small], 30, true);
     fill_thin_fill([small, large], 70, false);
     fill_thin_fill([middle, large], 50, true);
+}
+
+/// Makes a checkpoint, and goes on until nothing but discards is outstanding.
+fn checkpoint_but_discards(bench: &mut Bench) {
+    bench.store.parts_mut().wants_checkpoint = true;
+    bench.apply(Event::Tick);
+    loop {
+        bench.submit();
+        let mut ops = bench.disk.ops.values();
+        let Some(index) = ops.position(|op| !matches!(op, Op::Discard(..))) else { return };
+        let event = bench.disk.end(index);
+        bench.apply(Event::Disk(event));
+    }
+}
+
+#[test]
+fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() {
+    for is_sparse in [false, true] {
+        let settings = Settings { is_sparse, ..settings() };
+        let mut bench = Bench::on(created(&options(CommitMode::Fsync, 512)), settings, 1);
+        for number in 0..48 {
+            bench.write(number, 0, 32, u64::from(number));
+            bench.run();
+        }
+        let is_deleted = |number: &u32| number.is_multiple_of(3) || (16..32).contains(number);
+        let parts = bench.store.parts();
+        let place_of = |number| {
+            let info = parts.index.get(&key(number)).expect("it was written");
+            parts.place(info.location)
+        };
+        let places: Vec<u64> = (0..48).filter(is_deleted).map(place_of).collect();
+        for number in (0..48).filter(is_deleted) {
+            bench.delete(number);
+        }
+        // The checkpoint that frees them is durable, and nothing of it is done.
+        checkpoint_but_discards(&mut bench);
+        assert!(!bench.disk.ops.is_empty() && bench.disk.discarded.is_empty());
+        // Once more, with a checkpoint between.
+        bench = bench.crash();
+        checkpoint_but_discards(&mut bench);
+        bench = bench.crash();
+        bench.write(100, 0, 32, 100);
+        bench.run();
+        let taken = {
+            let parts = bench.store.parts();
+            parts.place(parts.index.get(&key(100)).expect("it was written").location)
+        };
+        bench.pass(Duration::from_secs(2));
+        let is_given_back = |place: &u64| {
+            let mut discarded = bench.disk.discarded.iter();
+            discarded.any(|(from, length)| (*from..from + length).contains(place))
+        };
+        let (done, left): (Vec<u64>, Vec<u64>) =
+            places.iter().filter(|place| **place != taken).partition(|place| is_given_back(place));
+        // A sparse file keeps what it has reserved for the next blocks.
+        let parts = bench.store.parts();
+        let is_idle = |place: &u64| {
+            let index = ((place - parts.place(0)) / MIB) as u32;
+            let mut idle = parts.allocator.idle_slots(index).into_iter();
+            idle.any(|(location, size)| {
+                (parts.place(location)..parts.place(location) + size.bytes()).contains(place)
+            })
+        };
+        assert!(!done.is_empty() && (is_sparse || left.is_empty()), "{left:?} of {places:?}");
+        assert!(!left.iter().any(is_idle), "{left:?} of {places:?}");
+        for number in (0..48).filter(|number| !is_deleted(number)).chain([100]) {
+            bench.assert_unit(number, 5, Some(u64::from(number)));
+        }
+        assert_eq!(bench.store.space().used_bytes, (48 - places.len() as u64 + 1) << 17);
+        // It is done: later starts do nothing of it.
+        bench.checkpoint();
+        bench = bench.crash();
+        bench.disk.discarded.clear();
+        bench.pass(Duration::from_secs(2));
+        assert_eq!(bench.disk.discarded, []);
+    }
+}
+
+#[test]
+fn ranges_of_segments_are_joined_where_there_are_many() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let parts = bench.store.parts_mut();
+    parts.discards_again = (0..10_000).map(|index| 4 * index..4 * index + 2).collect();
+    let ranges = parts.segments_to_discard(&[]);
+    assert!(ranges.len() <= 4096, "{}", ranges.len());
+    let is_within = |range: &Range<u32>| {
+        ranges.iter().any(|other| other.start <= range.start && range.end <= other.end)
+    };
+    assert!(parts.discards_again.iter().all(is_within));
+    parts.discards_again = [3..7, 5..6, 7..9, 11..12].into();
+    assert_eq!(parts.segments_to_discard(&[]), [3..9, 11..12]);
 }

@@ -13,6 +13,7 @@
 //!   3. After a failed write or flush the store asks nothing more.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 use base::{
@@ -77,6 +78,10 @@ pub(crate) struct Parts {
     /// Ranges to give back to the device before their blocks are allocated again.
     pub discards: VecDeque<Discard>,
     pub discards_in_flight: usize,
+    /// Blocks whose space is being given back, by segment.
+    pub discarding: BTreeMap<u32, u32>,
+    /// Segments in which a crash may have come before space was given back.
+    pub discards_again: VecDeque<Range<u32>>,
     pub journal: Journal,
     pub pages: Pages,
     /// Pages of the streams of the newest durable root.

@@ -23,7 +23,7 @@ pub use leaf::{
 pub use page::{
     DIRECTORY_ENTRY_SIZE, PAGE_NONE, PAGE_SIZE, PageDecodeError, PageRef, PgRecord, Root,
     STREAM_PAGE_CAPACITY, StreamPage, StreamRef, decode_directory, decode_notes, decode_pgs,
-    encode_directory, encode_notes, encode_pgs,
+    decode_ranges, encode_directory, encode_notes, encode_pgs, encode_ranges,
 };
 pub use superblock::{
     Area, FORMAT_VERSION, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError,

@@ -1,5 +1,5 @@
-//! Pages of a checkpoint: leaves with the records of blocks, streams (directory, PGs, notes), and
-//! the root that names them all.
+//! Pages of a checkpoint: leaves with the records of blocks, streams (directory, PGs, notes, what is
+//! to be discarded), and the root that names them all.
 //!
 //! ```text
 //!   root ──▶ directory stream ──▶ leaf, leaf, leaf ...     leaves in key order, each a key range
@@ -10,6 +10,8 @@
 //! Invariants
 //!   1. Who names a page knows its checksum, so an older content of the place never fits.
 //!   2. Pages are never changed in place; the two root slots are written in turn.
+
+use std::ops::Range;
 
 use base::{Checksum, Lsn, PgId, Version, crc32c};
 
@@ -179,6 +181,8 @@ pub struct Root {
     pub pgs: StreamRef,
     /// The notes.
     pub notes: StreamRef,
+    /// Where space is to be given back.
+    pub discards: StreamRef,
 }
 
 impl Root {
@@ -187,7 +191,7 @@ impl Root {
         let mut to = header(ROOT_MAGIC, store_tag, self.sequence, 0);
         to.u32(self.previous.get());
         to.u64(self.replay.get());
-        for stream in [&self.directory, &self.pgs, &self.notes] {
+        for stream in [&self.directory, &self.pgs, &self.notes, &self.discards] {
             to.u32(stream.page);
             to.u32(stream.checksum.get());
             to.u64(stream.size);
@@ -211,8 +215,9 @@ impl Root {
                 let checksum = Checksum::new(from.u32()?);
                 Some(StreamRef { page, checksum, size: from.u64()? })
             };
-            let (directory, pgs, notes) = (stream()?, stream()?, stream()?);
-            Some(Root { sequence, replay, previous, directory, pgs, notes })
+            let (directory, pgs) = (stream()?, stream()?);
+            let (notes, discards) = (stream()?, stream()?);
+            Some(Root { sequence, replay, previous, directory, pgs, notes, discards })
         };
         fields().ok_or(PageDecodeError)
     }
@@ -335,6 +340,32 @@ pub fn decode_notes(stream: &[u8]) -> Result<Vec<(NoteKey, Vec<u8>)>, PageDecode
     Ok(notes)
 }
 
+/// Ranges of segments as a stream.
+pub fn encode_ranges(ranges: &[Range<u32>]) -> Vec<u8> {
+    let mut to = Writer::default();
+    for range in ranges {
+        to.u32(range.start);
+        to.u32(range.end);
+    }
+    to.bytes
+}
+
+/// The ranges of a stream: in order, none empty, and none beside another.
+pub fn decode_ranges(stream: &[u8]) -> Result<Vec<Range<u32>>, PageDecodeError> {
+    let mut from = Reader::new(stream);
+    let mut ranges: Vec<Range<u32>> = Vec::new();
+    while !from.is_at_end() {
+        let mut range = || Some(from.u32()?..from.u32()?);
+        let range = range().ok_or(PageDecodeError)?;
+        let is_behind = ranges.last().is_none_or(|last| last.end < range.start);
+        if !is_behind || range.is_empty() {
+            return Err(PageDecodeError);
+        }
+        ranges.push(range);
+    }
+    Ok(ranges)
+}
+
 #[cfg(test)]
 mod tests {
     use base::{ImageId, PoolId, StripeIndex};
@@ -356,9 +387,10 @@ mod tests {
             directory: stream,
             pgs: StreamRef::EMPTY,
             notes: stream,
+            discards: StreamRef::EMPTY,
         };
         let bytes = root.encode(42);
-        super::super::golden("root.1", &bytes);
+        super::super::golden("root.3", &bytes);
         assert_eq!(Root::decode(&bytes, 42), Ok(root));
         assert_eq!(Root::decode(&bytes, 43), Err(PageDecodeError));
         assert_eq!(Root::decode(&vec![0; PAGE_SIZE], 42), Err(PageDecodeError));
@@ -403,7 +435,7 @@ mod tests {
         let fresh = PgRecord::default();
         let other = PgId { number: 4, ..pg };
         let bytes = encode_pgs([(&pg, &record), (&other, &fresh)].into_iter());
-        super::super::golden("pgs.2", &bytes);
+        super::super::golden("pgs.3", &bytes);
         assert_eq!(decode_pgs(&bytes), Ok(vec![(pg, record), (other, fresh)]));
 
         let notes = vec![
@@ -414,5 +446,13 @@ mod tests {
         let bytes = encode_notes(notes.iter().map(|(key, note)| (key, &note[..])));
         assert_eq!(decode_notes(&bytes), Ok(notes));
         assert!(decode_notes(&bytes[..5]).is_err());
+
+        let ranges = vec![0..1, 3..9];
+        let bytes = encode_ranges(&ranges);
+        assert_eq!(decode_ranges(&bytes), Ok(ranges));
+        assert!(decode_ranges(&bytes[..12]).is_err());
+        for wrong in [vec![3..9, 0..1], vec![0..3, 3..9], vec![0..1, 4..4]] {
+            assert!(decode_ranges(&encode_ranges(&wrong)).is_err(), "{wrong:?}");
+        }
     }
 }
