@@ -108,6 +108,16 @@ pub enum Bug {
     PauseCountedAsAge,
     /// Volume: a write cut at a stripe edge is answered when its first part is done.
     PartAnsweredForWhole,
+    /// PG: a filling that goes on forgets the blocks that were to be copied whole.
+    WholeForgotten,
+    /// Node: a lease that is given for a shorter span ends the longer one before it at its giver.
+    LeaseShortenedAtOnce,
+    /// Node: after a restart a giver waits as if it had only given leases of the default span.
+    LongerLeaseForgotten,
+    /// Node: a session that was forgotten is served over a connection from before.
+    ForgottenSessionServed,
+    /// Cluster: a session that was closed while changes of it had no answer is not fenced.
+    UncleanCloseNotFenced,
 }
 
 impl Bug {
@@ -163,6 +173,11 @@ impl Bug {
         ("leadership-not-compared", Bug::LeadershipNotCompared),
         ("leadership-taken-over", Bug::LeadershipTakenOver),
         ("part-answered-for-whole", Bug::PartAnsweredForWhole),
+        ("whole-forgotten", Bug::WholeForgotten),
+        ("lease-shortened-at-once", Bug::LeaseShortenedAtOnce),
+        ("longer-lease-forgotten", Bug::LongerLeaseForgotten),
+        ("forgotten-session-served", Bug::ForgottenSessionServed),
+        ("unclean-close-not-fenced", Bug::UncleanCloseNotFenced),
     ];
 }
 

@@ -211,7 +211,9 @@ impl Leases {
         if given.revoked.len() > LOST_COUNT_MAX {
             return None;
         }
-        given.until = given.until.max(now + giver_span(span));
+        let until = now + giver_span(span);
+        let is_shortened = planted::on(Bug::LeaseShortenedAtOnce);
+        given.until = if is_shortened { until } else { given.until.max(until) };
         let lost = match planted::on(Bug::StaleRevisionAccepted) {
             true => Vec::new(),
             false => given.revoked.iter().map(|(pg, revoked)| (*pg, revoked.epoch)).collect(),

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base::planted::{self, Bug};
 use base::{
     BufferPool, ConnectionId, Duration, Incarnation, OsdId, PgId, PoolId, Time, TraceEvent, Version,
 };
@@ -703,7 +704,9 @@ impl Node {
             effects.push(Effect::Trace(event.with("pg", pg).with("why", why)));
         }
         self.phase = Phase::Running;
-        self.leases = Leases::new(now, self.lease_noted);
+        let is_forgotten = planted::on(Bug::LongerLeaseForgotten);
+        let span = if is_forgotten { LEASE_DEFAULT } else { self.lease_noted };
+        self.leases = Leases::new(now, span);
         self.space_credits = SpaceCredits::new();
         self.report_at = now + self.report_every();
         self.link.stage = LinkStage::Down { until: now };

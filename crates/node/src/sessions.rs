@@ -139,7 +139,8 @@ impl Sessions {
             let is_forgotten = |forgotten: Forgotten| {
                 session <= forgotten.session_max && link.opened_at <= forgotten.at
             };
-            if self.forgotten.is_some_and(is_forgotten) {
+            let is_served = planted::on(Bug::ForgottenSessionServed);
+            if self.forgotten.is_some_and(is_forgotten) && !is_served {
                 return Arrival::Forgotten;
             }
             if self.sessions.len() >= sessions_max {

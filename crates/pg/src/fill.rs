@@ -204,6 +204,7 @@ fn judge(lead: &Lead, state: &MemberState, floor: Version) -> (Filling, Option<V
     let is_listed = known.as_ref().is_some_and(|filling| filling.listing);
     let listing = !is_known || is_listed || complete < floor;
     let since = if position.is_some() { since } else { Version::ZERO };
+    let known = known.filter(|_| !planted::on(Bug::WholeForgotten));
     let whole = known.map(|filling| filling.whole).unwrap_or_default();
     (Filling { complete, position, since, whole, listing }, end)
 }

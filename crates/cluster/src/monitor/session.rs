@@ -7,6 +7,7 @@
 
 use std::collections::btree_map::Entry;
 
+use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
 
 use super::contents::Batch;
@@ -259,7 +260,7 @@ impl Monitor {
             return Plan::Done(Done::SessionClosed(session));
         };
         let mut batch = Batch::new(&self.contents);
-        if unanswered {
+        if unanswered && !planted::on(Bug::UncleanCloseNotFenced) {
             let record = SessionRecord { ended: true, ..record.clone() };
             batch.put(&self.contents, Record::Session(record));
         } else {

@@ -22,6 +22,7 @@ mod hands;
 mod harm;
 mod hung;
 mod lazy;
+mod leavers;
 mod loss;
 mod members;
 mod monitors;
@@ -29,6 +30,7 @@ mod net;
 mod operator;
 mod plan;
 mod rules;
+mod spans;
 mod state;
 mod syncs;
 mod takeover;
@@ -77,7 +79,7 @@ pub const OPERATIONS: [&str; 20] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 78] = [
+pub const FAULTS: [&str; 82] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -156,6 +158,10 @@ pub const FAULTS: [&str; 78] = [
     "host of an OSD named by hand",
     "foreign OSD started",
     "backup of the state put back",
+    "leases made shorter, and a primary cut off",
+    "long leases out, and their giver starts anew",
+    "volume detached with writes on their way",
+    "requests arrived after their session was forgotten",
 ];
 
 /// Runs one seed.

@@ -466,6 +466,37 @@ impl Net {
         ends.into_iter().flat_map(break_off).collect()
     }
 
+    /// Likewise, of those between two.
+    pub fn time_out_between(
+        &mut self,
+        now: Time,
+        one: Process,
+        other: Process,
+        within: Duration,
+    ) -> Vec<Wake> {
+        let connections = self.between(one, other).into_iter();
+        let wakes = connections.flat_map(|connection| {
+            self.break_connection(now, connection, CloseReason::TimedOut, within, false)
+        });
+        wakes.collect()
+    }
+
+    /// Connections that a process made break for it at once; what it has sent over them arrives so much
+    /// later, and then their other ends learn it.
+    pub fn leave_behind(&mut self, now: Time, process: Process, late: Duration) -> Vec<Wake> {
+        let ends: Vec<EndId> =
+            self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
+        let mut wakes = Vec::new();
+        for end in ends.into_iter().filter(|end| end.side == 0) {
+            wakes.extend(self.lose(now, end, CloseReason::Reset, true));
+            wakes.extend(self.lose(now, end.other(), CloseReason::Reset, false));
+            let queue = &mut self.end(end.other()).queue;
+            queue.iter_mut().for_each(|(at, _)| *at = *at + late);
+            wakes.extend(queue.front().map(|(at, _)| (*at, end.other())));
+        }
+        wakes
+    }
+
     /// A process has ended in order: its peers get what it had sent before they learn it.
     pub fn process_left(&mut self, now: Time, process: Process) -> Vec<Wake> {
         let mine = self.connections_of(process);

@@ -171,7 +171,9 @@ impl World {
     pub(super) fn session_opened(&mut self, volume: usize, session: SessionId) {
         self.sessions.insert(session, volume);
         let state = &self.state;
-        self.volumes[volume].opened(session, |older| state.is_fenced_for(session, older));
+        self.volumes[volume].opened(session, |older| {
+            state.is_fenced_for(session, older) || !state.has_session(older)
+        });
     }
 
     /// A PG does what a session asks: it does nothing more of those fenced before.

@@ -149,6 +149,13 @@ impl StateDoor {
         })
     }
 
+    /// Whether a session stands in the store. One that does not was fenced, or its client said that
+    /// nothing of it is on its way.
+    pub fn has_session(&self, session: SessionId) -> bool {
+        let key = Key::Session(session).to_string();
+        self.store.entries().any(|entry| entry.key == key)
+    }
+
     /// A session was written: if it is a new one, the fences are noted that stand.
     fn note_fences(&mut self, session: SessionId) {
         if self.fences.contains_key(&session) {

@@ -265,12 +265,23 @@ impl World {
     pub(super) fn attach_one(&mut self, lock: Option<bool>) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
+        self.attach_for(0, volume, lock)
+    }
+
+    /// A client attaches a volume, likewise.
+    pub(super) fn attach_for(
+        &mut self,
+        client: usize,
+        volume: usize,
+        lock: Option<bool>,
+    ) -> Result<Option<Handle>, String> {
         let lock = lock.unwrap_or_else(|| self.work.chance(Chance::percent(50)));
-        self.attach_volume(0, volume, false, lock)?;
-        self.wait("an attach is never done", |world| world.clients[0].is_settled())?;
-        let attached = self.clients[0].attached.iter().find_map(|(handle, it)| match it.stage {
+        self.attach_volume(client, volume, false, lock)?;
+        self.wait("an attach is never done", |world| world.clients[client].is_settled())?;
+        let attached = self.clients[client].attached.iter();
+        let attached = attached.into_iter().find_map(|(handle, it)| match it.stage {
             Stage::Open { units, .. } => {
-                Some(Handle { client: 0, handle: *handle, volume: it.volume, units })
+                Some(Handle { client, handle: *handle, volume: it.volume, units })
             }
             Stage::Opening | Stage::Closing => None,
         });

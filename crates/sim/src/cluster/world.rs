@@ -366,6 +366,8 @@ impl World {
         self.black_out()?;
         self.go_headless()?;
         let lack = lack.or(self.hang_together()?);
+        self.change_leases()?;
+        self.leave_things_behind()?;
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;

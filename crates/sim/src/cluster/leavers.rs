@@ -1,0 +1,94 @@
+//! Clients that leave while something of theirs is still on its way.
+//!   1. One detaches a volume while writes lie in the network, and so cannot say what becomes of them.
+//!      Another one attaches the volume and writes there; then they arrive.
+//!   2. One stands still for so long that OSDs forget its session, and then a connection that it has left
+//!      long ago brings what it had sent over it, and done over another one since.
+
+use std::collections::BTreeSet;
+
+use base::{Duration, PoolId};
+use format::disk::BlockKey;
+
+use super::Process;
+use super::drill::WHOLE_FOR;
+use super::users::Handle;
+use super::world::World;
+use crate::random::{Chance, Random};
+
+/// Blocks that are written.
+const BLOCK_COUNT_MAX: usize = 16;
+
+/// OSDs remember a session for a minute, and look for those to forget with each report.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(65);
+
+/// What was held back has arrived by then.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
+
+impl World {
+    /// Holds both, if they are to be. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn leave_things_behind(&mut self) -> Result<(), String> {
+        let mut random = Random::new(self.seed, "leavers");
+        let (closes, is_silent) =
+            (random.chance(Chance::percent(25)), random.chance(Chance::percent(10)));
+        if closes && self.wait_until_whole_for(WHOLE_FOR)?.is_none() {
+            self.leave_uncleanly()?;
+        }
+        if is_silent && self.wait_until_whole_for(WHOLE_FOR)?.is_none() {
+            self.be_forgotten()?;
+        }
+        Ok(())
+    }
+
+    fn leave_uncleanly(&mut self) -> Result<(), String> {
+        let Some(leaver) = self.attach_one(None)? else { return Ok(()) };
+        self.fault("volume detached with writes on their way");
+        let blocks = self.first_blocks(leaver);
+        self.write_all(leaver, &blocks)?;
+        for index in 0..self.osds.len() {
+            let client = Process::Client(leaver.client);
+            self.net.hold_back(client, Process::Osd(index), false);
+        }
+        self.overwrite(leaver, &blocks)?;
+        self.detach_all()?;
+        // A monitor has heard of it: else the volume may still be locked.
+        self.pass(ARRIVES_WITHIN)?;
+        if let Some(next) = self.attach_for(1, leaver.volume, None)? {
+            self.write_all(next, &blocks)?;
+        }
+        let wakes = self.net.heal_all(self.now);
+        self.wake(wakes);
+        self.pass(ARRIVES_WITHIN)?;
+        self.detach_all()?;
+        self.read_everything()
+    }
+
+    fn be_forgotten(&mut self) -> Result<(), String> {
+        let Some(silent) = self.attach_one(Some(false))? else { return Ok(()) };
+        self.fault("requests arrived after their session was forgotten");
+        let blocks = self.first_blocks(silent);
+        let client = Process::Client(silent.client);
+        self.write_all(silent, &blocks)?;
+        self.overwrite(silent, &blocks)?;
+        // The client is told at once, and goes on over other connections.
+        let wakes = self.net.leave_behind(self.now, client, FORGOTTEN_AFTER);
+        self.wake(wakes);
+        self.write_all(silent, &blocks)?;
+        let wakes = self.net.time_out(self.now, client, Duration::from_millis(1));
+        self.wake(wakes);
+        self.pass(FORGOTTEN_AFTER)?;
+        self.pass(ARRIVES_WITHIN)?;
+        self.detach_all()?;
+        self.read_everything()
+    }
+
+    /// Writes these blocks, and waits until that is done.
+    fn write_all(&mut self, to: Handle, blocks: &BTreeSet<BlockKey>) -> Result<(), String> {
+        self.overwrite(to, blocks)?;
+        self.wait("a write is never answered", |world| world.clients[to.client].open.is_empty())
+    }
+
+    fn first_blocks(&self, of: Handle) -> BTreeSet<BlockKey> {
+        let blocks = self.volumes[of.volume].blocks(PoolId::FIRST);
+        blocks.map(|(_, _, key)| key).take(BLOCK_COUNT_MAX).collect()
+    }
+}

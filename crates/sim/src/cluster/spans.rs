@@ -1,0 +1,102 @@
+//! The span of leases changes while they are out: it is made shorter, or whoever gave the longer ones starts
+//! anew, while a primary is cut off the monitors and all members and may serve until they have run out.
+//!
+//! ```text
+//!   span long ─▶ leases given ─┬▶ span short ─▶ primary cut off ─┬▶ the next epoch of its PGs
+//!                              └▶ primary cut off ─▶ member dies ┘
+//! ```
+//!
+//! `grants.rs` judges when members take part in that epoch.
+
+use base::{Duration, OsdId};
+use cluster::settings::Setting;
+
+use super::Process;
+use super::drill::WHOLE_FOR;
+use super::operator::Job;
+use super::world::{Item, World};
+use crate::random::{Chance, Random};
+
+/// How often a primary is cut off.
+const ROUND_COUNT: usize = 3;
+
+/// For so long leases of the long span have been given: the store of each giver has noted it.
+const LONG_FOR: Duration = Duration::from_secs(1);
+
+/// How long a primary is cut off: longer than it takes until others have its PGs.
+const CUT_OFF_FOR: Duration = Duration::from_secs(3);
+
+/// So long after the span was made shorter a primary is cut off, at most, in milliseconds.
+const SHORT_FOR_MAX: u64 = 200;
+
+/// A connection that breaks is told of within this.
+const TOLD_WITHIN: Duration = Duration::from_millis(10);
+
+impl World {
+    /// Changes it, if that is to be. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn change_leases(&mut self) -> Result<(), String> {
+        let mut random = Random::new(self.seed, "spans of leases");
+        let is_tried = self.plan.copies > 1 && random.chance(Chance::percent(30));
+        if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        // What rotted at the others has no other copy meanwhile.
+        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let lease = Setting::Lease.definition();
+        for _ in 0..ROUND_COUNT {
+            self.set_lease(lease.max)?;
+            self.pass(LONG_FOR)?;
+            let Some((primary, member)) = self.draw_pair(&mut random) else { break };
+            if random.chance(Chance::percent(50)) {
+                self.fault("leases made shorter, and a primary cut off");
+                self.set_lease(lease.min)?;
+                self.pass(Duration::from_millis(random.range(1..SHORT_FOR_MAX)))?;
+                self.cut_off_servers(primary);
+            } else {
+                self.fault("long leases out, and their giver starts anew");
+                self.cut_off_servers(primary);
+                self.kill(Process::Osd(member))?;
+                let after = Duration::from_millis(random.range(1..SHORT_FOR_MAX));
+                self.schedule(after, Item::Start(Process::Osd(member)));
+            }
+            self.pass(CUT_OFF_FOR)?;
+            let wakes = self.net.heal_all(self.now);
+            self.wake(wakes);
+            self.wait_until_whole()?;
+        }
+        self.set_lease(lease.default)?;
+        self.wait_until_whole_for(WHOLE_FOR)?;
+        self.must_be_whole = must_be_whole;
+        Ok(())
+    }
+
+    fn set_lease(&mut self, milliseconds: u64) -> Result<(), String> {
+        self.operator.jobs.push_back(Job::Set(Setting::Lease, milliseconds));
+        self.wait("the span of leases cannot be set", |world| world.operator.jobs.is_empty())
+    }
+
+    /// The primary of some PG, and another member of it.
+    fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
+        let pairs = self.watch.entries().filter_map(|entry| {
+            let primary = entry.primary?;
+            let other = entry.acting.iter().find(|member| member.osd != primary)?;
+            Some((primary, other.osd))
+        });
+        let pairs: Vec<(OsdId, OsdId)> = pairs.collect();
+        if pairs.is_empty() {
+            return None;
+        }
+        let (primary, member) = *random.pick(&pairs);
+        Some((self.index_of(primary)?, self.index_of(member)?))
+    }
+
+    /// An OSD reaches nobody but clients. Monitors learn it at once, members do not.
+    fn cut_off_servers(&mut self, index: usize) {
+        let osd = Process::Osd(index);
+        for monitor in self.monitor_processes() {
+            let wakes = self.net.time_out_between(self.now, osd, monitor, TOLD_WITHIN);
+            self.wake(wakes);
+        }
+        self.silence_servers(osd);
+    }
+}
