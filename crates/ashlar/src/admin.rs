@@ -214,6 +214,7 @@ fn session_texts(info: &Value) -> Vec<String> {
         };
         add("of", &session["client"]);
         add("process", &session["pid"]);
+        add("on", &session["host"]);
         add("at", &session["address"]);
         if session["pid"].is_null() {
             text.push_str(" (its client is away)");
@@ -500,12 +501,14 @@ mod tests {
         let mut info = json!({
             "lock": { "session": 7, "lazy": true },
             "sessions": [
-                { "id": 7, "client": "nbd", "read_only": false, "pid": 12, "address": "unix:/a" },
+                { "id": 7, "client": "nbd", "read_only": false, "pid": 12, "host": "h", "address": "unix:/a" },
                 { "id": 9, "client": "library", "read_only": true, "pid": null, "address": null },
             ],
         });
-        let sessions =
-            ["7 of nbd process 12 at unix:/a", "9 of library (its client is away) (read-only)"];
+        let sessions = [
+            "7 of nbd process 12 on h at unix:/a",
+            "9 of library (its client is away) (read-only)",
+        ];
         assert_eq!(session_texts(&info), sessions);
         assert!(
             lock_text(&info).starts_with("session 7: writes are durable when they are flushed")

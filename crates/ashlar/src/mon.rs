@@ -121,6 +121,7 @@ pub fn run(
         cluster: config.file.cluster,
         monitor,
         pid: std::process::id(),
+        host: config.host(),
         addresses,
         nonce: u64::from_le_bytes(io::random_bytes()),
     };

@@ -41,9 +41,6 @@ const LOCK_DELAY: Duration = Duration::from_millis(10);
 const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
 const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
 
-/// Longest name of a host that cluster.toml gives, in bytes.
-const HOST_NAME_MAX: usize = 63;
-
 /// What to make an OSD of.
 pub struct CreateRequest<'a> {
     /// Where.
@@ -355,16 +352,14 @@ pub fn run(
     log: LogArgs,
     supervised: bool,
 ) -> Result<(), Failure> {
-    let host = host_name(&config.file)?;
     let mut settings = node::Settings::default();
     settings.store.memory_bytes = memory;
     // As `osd ls` shows it, wherever that is typed.
     let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let place = (host, supervised);
     // Locked for good below: this says what is wrong if somebody else has it.
     drop(open_blocks(&blocks_of(path), true)?);
     log.start(superblock_of(&blocks_of(path))?.osd.to_string());
-    while let Some(stalls) = run_once(config, path, listen, &place, &settings)? {
+    while let Some(stalls) = run_once(config, path, listen, supervised, &settings)? {
         io::log::write(&TraceEvent::info("begins anew after its disk hung"));
         settings.stalls = stalls;
     }
@@ -376,7 +371,7 @@ fn run_once(
     config: &Config,
     path: &Path,
     listen: Option<&str>,
-    (host, supervised): &(String, bool),
+    supervised: bool,
     settings: &node::Settings,
 ) -> Result<Option<Stalls>, Failure> {
     let blocks = blocks_of(path);
@@ -412,8 +407,8 @@ fn run_once(
         peer_addresses,
         pid: std::process::id(),
         path: path.display().to_string(),
-        host: host.clone(),
-        supervised: *supervised,
+        host: config.host(),
+        supervised,
     };
     let mut settings = settings.clone();
     settings.store.is_sparse = is_sparse;
@@ -593,20 +588,6 @@ fn stopped(reason: StopReason) -> Result<(), Failure> {
         }
         StopReason::Refused(text) => Err(failure("refused", text, "see `ashlar osd ls`")),
     }
-}
-
-/// What this host is called in the tree.
-fn host_name(file: &ClusterFile) -> Result<String, Failure> {
-    let Some(name) = &file.host else {
-        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        return Ok(if name.is_empty() { "localhost".into() } else { name });
-    };
-    let fits = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
-    if (1..=HOST_NAME_MAX).contains(&name.len()) && name.chars().all(fits) {
-        return Ok(name.clone());
-    }
-    let hint = "letters, digits, `.`, `_`, `-`; at most 63";
-    Err(failure("invalid", format!("`host` in cluster.toml is no name: {name:?}"), hint))
 }
 
 /// Opens the file or device of a stopped OSD for reading. `lock`: refuse one that is running.

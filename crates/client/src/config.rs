@@ -14,6 +14,8 @@ const ENVIRONMENT: &str = "ASHLAR_CLUSTER";
 const DIRECTORY: &str = ".ashlar";
 const FILE: &str = "cluster.toml";
 const KEY: &str = "key";
+/// Longest name of a host, in bytes.
+const HOST_NAME_MAX: usize = 63;
 /// What may be in the file.
 const HOLDS: &str = "it holds `cluster` (32 digits) and `monitors` (addresses), and may hold \
                      `state`, `networks`, `osd_networks`, `host`";
@@ -48,6 +50,11 @@ impl Config {
             failure("io", format!("no current folder: {error}"), hint)
         })?;
         Config::find_above(&here)
+    }
+
+    /// What this host is called in the tree of OSDs and in `status`.
+    pub fn host(&self) -> String {
+        self.file.host.clone().unwrap_or_else(io::host_name)
     }
 
     fn find_above(here: &Path) -> Result<Config, Failure> {
@@ -85,6 +92,11 @@ impl Config {
             let message = format!("{} names no monitor", file.display());
             return Err(failure("invalid", message, "add an address to `monitors`"));
         }
+        if parsed.host.as_ref().is_some_and(|name| !is_host_name(name)) {
+            let name = parsed.host.as_deref().unwrap_or_default();
+            let message = format!("`host` in {} is no name: {name:?}", file.display());
+            return Err(failure("invalid", message, "letters, digits, `.`, `_`, `-`; at most 63"));
+        }
         let key = ClusterKey::load(&dir.join(KEY)).map_err(|error| {
             let hint = match is_of_several_hosts(&parsed) {
                 true => "put a copy of another host's file `key` there, mode 0600",
@@ -97,6 +109,12 @@ impl Config {
         })?;
         Ok(Config { dir, path: file, file: parsed, key })
     }
+}
+
+/// Whether it may name a host in the tree of OSDs.
+fn is_host_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+    (1..=HOST_NAME_MAX).contains(&name.len()) && name.chars().all(fits)
 }
 
 /// Whether daemons run on several hosts, each under what its host has for that, and not below one

@@ -32,6 +32,7 @@ impl Shell {
             monitors: config.file.monitors.clone(),
             client: client.to_string(),
             pid: std::process::id(),
+            host: config.host(),
             address: None,
             retry_for: None,
             unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,

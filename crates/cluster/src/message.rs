@@ -39,6 +39,8 @@ pub enum ToMonitor {
         role: String,
         /// Its process id.
         pid: u32,
+        /// Name of its host.
+        host: String,
         /// Where it serves, if it does.
         address: Option<String>,
     },
@@ -115,6 +117,8 @@ pub enum ToMonitor {
         addresses: Vec<String>,
         /// Its process id.
         pid: u32,
+        /// Name of its host.
+        host: String,
     },
     /// The OSD was asked to stop and serves nothing any more: its PGs need not wait to see whether it
     /// comes back.

@@ -64,7 +64,7 @@ use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::numbers::{self, NUMBER_MAX};
 use crate::reach::LEFT_AFTER;
-use crate::records::TaskId;
+use crate::records::{MonitorRecord, TaskId};
 use crate::settings::Setting;
 use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};
 use contents::Contents;
@@ -147,6 +147,8 @@ pub struct Identity {
     pub monitor: MonitorId,
     /// Its process, for people.
     pub pid: u32,
+    /// Name of its host, for people.
+    pub host: String,
     /// Where it listens.
     pub addresses: Vec<String>,
     /// A random number: no other process of this cluster has it.
@@ -251,6 +253,7 @@ impl Connection {
 struct Introduced {
     role: String,
     pid: u32,
+    host: String,
     address: Option<String>,
 }
 
@@ -504,9 +507,9 @@ impl Monitor {
         match message {
             ToMonitor::Subscribe { have } => self.subscribe(connection, have, effects),
             ToMonitor::Ping => self.send(connection, &FromMonitor::Pong, effects),
-            ToMonitor::Introduce { role, pid, address } => {
-                let introduced =
-                    Introduced { role: clipped(role), pid, address: address.map(clipped) };
+            ToMonitor::Introduce { role, pid, host, address } => {
+                let (role, host, address) = (clipped(role), clipped(host), address.map(clipped));
+                let introduced = Introduced { role, pid, host, address };
                 let state = self.connections.get_mut(&connection).expect("checked above");
                 state.introduced = Some(introduced);
             }
@@ -528,8 +531,9 @@ impl Monitor {
             ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce, effects),
             ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
             ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
-            ToMonitor::MonitorHere { monitor, addresses, pid } => {
-                self.on_monitor_here(connection, monitor, addresses, pid, effects);
+            ToMonitor::MonitorHere { monitor, addresses, pid, host } => {
+                let record = MonitorRecord::of_run(monitor, addresses, pid, clipped(host));
+                self.on_monitor_here(connection, record, effects);
             }
             ToMonitor::OpenSession { request, image, read_only, lock, client } => {
                 let client = clipped(client);

@@ -227,12 +227,22 @@ pub struct MonitorRecord {
     pub addresses: Vec<String>,
     /// Its process.
     pub pid: u32,
+    /// Name of its host, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
     /// It is none any more: what is left of it refuses whoever runs with its id.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// What this program does not know.
     #[serde(flatten)]
     pub rest: Rest,
+}
+
+impl MonitorRecord {
+    /// A monitor, as its process says where it is.
+    pub fn of_run(id: MonitorId, addresses: Vec<String>, pid: u32, host: String) -> MonitorRecord {
+        MonitorRecord { id, addresses, pid, host, removed: false, rest: Rest::new() }
+    }
 }
 
 /// `config/NAME`: a setting that differs from its default.

@@ -1,4 +1,4 @@
-//! How many descriptors the process may have open.
+//! What the process has of its system: how many descriptors it may have open, its host's name.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -13,6 +13,12 @@ pub fn raise_descriptor_limit() -> u64 {
         Err(_) => limit,
     };
     limit.current.unwrap_or(u64::MAX)
+}
+
+/// What the system calls this host.
+pub fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if name.is_empty() { "localhost".into() } else { name }
 }
 
 #[cfg(test)]

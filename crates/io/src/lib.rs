@@ -37,7 +37,7 @@ mod stream;
 use std::fmt;
 
 pub use clock::now;
-pub use descriptors::raise_descriptor_limit;
+pub use descriptors::{host_name, raise_descriptor_limit};
 pub use disk::Disk;
 pub use edit::edit_file;
 pub use handshake::{Established, Handshake, HandshakeStep, Trust};

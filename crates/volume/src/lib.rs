@@ -247,6 +247,8 @@ pub struct Settings {
     pub client: String,
     /// Its process id, for `status`.
     pub pid: u32,
+    /// Name of its host, for `status`.
+    pub host: String,
     /// Where it serves others, if it does, for `status`.
     pub address: Option<String>,
     /// How long network and PG faults are retried; `None`: for ever.

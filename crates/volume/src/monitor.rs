@@ -187,8 +187,8 @@ impl ClientCore {
         let have = self.routes.revisions();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
         let (role, pid) = (self.settings.client.clone(), self.settings.pid);
-        let address = self.settings.address.clone();
-        self.tell_monitor(&ToMonitor::Introduce { role, pid, address }, effects);
+        let (host, address) = (self.settings.host.clone(), self.settings.address.clone());
+        self.tell_monitor(&ToMonitor::Introduce { role, pid, host, address }, effects);
         for Farewell { session, unanswered, .. } in self.farewells.clone() {
             self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
         }

@@ -71,6 +71,7 @@ impl Server {
             monitors: config.file.monitors.clone(),
             client: "nbd".to_string(),
             pid: std::process::id(),
+            host: config.host(),
             address,
             retry_for: None,
             unsynced_size_max: settings.unsynced_size_max,

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use base::{ConnectionId, Incarnation, MonitorId, OsdId, PoolId, SessionId, Time, TraceEvent};
+use base::{ConnectionId, Incarnation, OsdId, PoolId, SessionId, Time, TraceEvent};
 use placement::PlanError;
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ use super::restore::Written;
 use super::session::Opened;
 use super::{Effect, Monitor};
 use crate::message::{Command, Failure, FromMonitor};
-use crate::records::{ClusterRecord, Key, Record, Rest, STATE_FORMAT, TaskId};
+use crate::records::{ClusterRecord, Key, MonitorRecord, Record, Rest, STATE_FORMAT, TaskId};
 use crate::state::{KeyValue, StateEffect, StateRequest, StateRevision};
 
 /// Something to do that changes the state.
@@ -57,7 +57,7 @@ pub(super) enum Job {
     /// An OSD was down for so long that its PGs are planned elsewhere.
     OutOsd { osd: OsdId },
     /// A monitor is there.
-    MonitorHere { monitor: MonitorId, addresses: Vec<String>, pid: u32 },
+    MonitorHere(MonitorRecord),
     /// A task has nothing left to do.
     TaskEnd { task: TaskId },
     /// Writes sums of statistics.
@@ -160,9 +160,7 @@ impl Monitor {
             Job::Replan { pool, planned } => self.plan_replan(*pool, planned),
             Job::OutOsd { osd } => self.plan_out_osd(*osd),
             Job::Stats => self.plan_stats(),
-            Job::MonitorHere { monitor, addresses, pid } => {
-                self.plan_monitor_here(*monitor, addresses, *pid)
-            }
+            Job::MonitorHere(record) => self.plan_monitor_here(record),
         }
     }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::contents::{Batch, Write};
 use super::job::{Done, Job, Plan};
-use super::{Monitor, busy, failure};
+use super::{Introduced, Monitor, busy, failure};
 use crate::map::ImageInfo;
 use crate::message::Failure;
 use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
@@ -78,7 +78,8 @@ impl Monitor {
     fn locked(&self, now: Time, image: &ImageInfo, holder: &SessionRecord) -> Failure {
         let name = &image.name;
         let introduced = self.process_of_session(holder.id);
-        let process = introduced.map_or(String::new(), |who| format!(", process {}", who.pid));
+        let process = |who: &Introduced| format!(", process {} on {}", who.pid, who.host);
+        let process = introduced.map_or_else(String::new, process);
         let since = match self.locked_since.get(&holder.id) {
             Some(since) => format!("for {:.0} seconds", now.since(*since).as_secs_f64()),
             None => "since before this monitor led".to_string(),

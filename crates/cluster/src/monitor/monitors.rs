@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::contents::Batch;
 use super::job::{Done, Job, Plan};
-use super::{Effect, Monitor, busy, failure};
+use super::{Effect, Identity, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, Guest};
 use crate::records::{CounterName, CounterRecord, MonitorRecord, Record, Rest};
 
@@ -30,45 +30,35 @@ impl Monitor {
     pub(super) fn on_monitor_here(
         &mut self,
         connection: ConnectionId,
-        monitor: MonitorId,
-        addresses: Vec<String>,
-        pid: u32,
+        record: MonitorRecord,
         effects: &mut Vec<Effect>,
     ) {
-        if self.contents.has_removed_monitor(monitor) {
+        if self.contents.has_removed_monitor(record.id) {
             return self.send(connection, &FromMonitor::MonitorRemoved, effects);
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.monitor = Some(monitor);
+        state.monitor = Some(record.id);
         self.send_settings(connection, effects);
-        self.push_monitor_here(monitor, addresses, pid);
+        self.try_push_job(Job::MonitorHere(record));
     }
 
     /// Records where this monitor itself is.
     pub(super) fn record_self(&mut self) {
-        let identity = &self.identity;
-        self.push_monitor_here(identity.monitor, identity.addresses.clone(), identity.pid);
+        let Identity { monitor, pid, addresses, host, .. } = self.identity.clone();
+        let record = MonitorRecord::of_run(monitor, addresses, pid, host);
+        self.try_push_job(Job::MonitorHere(record));
     }
 
-    fn push_monitor_here(&mut self, monitor: MonitorId, addresses: Vec<String>, pid: u32) {
-        self.try_push_job(Job::MonitorHere { monitor, addresses, pid });
-    }
-
-    pub(super) fn plan_monitor_here(
-        &self,
-        monitor: MonitorId,
-        addresses: &[String],
-        pid: u32,
-    ) -> Plan {
+    pub(super) fn plan_monitor_here(&self, record: &MonitorRecord) -> Plan {
         let contents = &self.contents;
+        let monitor = record.id;
         let known = contents.monitor(monitor);
         let is_full = known.is_none() && contents.monitors().count() >= MONITOR_COUNT_MAX;
         if is_full || contents.has_removed_monitor(monitor) {
             return Plan::Done(Done::Silent);
         }
         let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
-        let addresses = addresses.to_vec();
-        let record = MonitorRecord { id: monitor, addresses, pid, removed: false, rest };
+        let record = MonitorRecord { rest, ..record.clone() };
         if known == Some(&record) {
             return Plan::Done(Done::Silent);
         }
@@ -91,11 +81,8 @@ impl Monitor {
         let mut batch = Batch::new(contents);
         let number = batch.next_id(contents, CounterName::Monitor)?;
         let id = u32::try_from(number).ok().and_then(MonitorId::new).expect("counted from 1");
-        let (addresses, pid, rest) = (Vec::new(), 0, Rest::new());
-        batch.put(
-            contents,
-            Record::Monitor(MonitorRecord { id, addresses, pid, removed: false, rest }),
-        );
+        let record = MonitorRecord::of_run(id, Vec::new(), 0, String::new());
+        batch.put(contents, Record::Monitor(record));
         let answer = Done::Answer(Ok(json!({ "id": id })));
         Ok(Plan::Write { batch, done: Some(answer) })
     }
@@ -111,8 +98,8 @@ impl Monitor {
         }
         let mut batch = Batch::new(&self.contents);
         // Its record stays, so that whoever runs with its id is refused.
-        let (addresses, pid, rest) = (Vec::new(), 0, record.rest.clone());
-        let record = MonitorRecord { id: monitor, addresses, pid, removed: true, rest };
+        let none = MonitorRecord::of_run(monitor, Vec::new(), 0, String::new());
+        let record = MonitorRecord { removed: true, rest: record.rest.clone(), ..none };
         batch.put(&self.contents, Record::Monitor(record));
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(json!({ "removed": monitor })))) })
     }
@@ -130,6 +117,7 @@ impl Monitor {
                 "up": self.is_monitor_up(record.id),
                 "leads": record.id == self.identity.monitor,
                 "pid": record.pid,
+                "host": record.host,
                 "addresses": record.addresses,
             })
         };
@@ -196,12 +184,10 @@ mod tests {
 
     #[test]
     fn each_address_of_monitors_is_followed_by_one_of_another_monitor_and_network() {
-        let record = |number: u32, addresses: &[&str]| MonitorRecord {
-            id: MonitorId::new(number).unwrap(),
-            addresses: addresses.iter().map(ToString::to_string).collect(),
-            pid: 1,
-            removed: false,
-            rest: Rest::new(),
+        let record = |number: u32, addresses: &[&str]| {
+            let id = MonitorId::new(number).unwrap();
+            let addresses = addresses.iter().map(ToString::to_string).collect();
+            MonitorRecord::of_run(id, addresses, 1, String::new())
         };
         let three = [record(1, &["a4", "a6"]), record(2, &["b4", "b6"]), record(3, &["c4", "c6"])];
         let three: Vec<&MonitorRecord> = three.iter().collect();

@@ -640,6 +640,7 @@ impl Station {
             monitor: self.identity.monitor,
             addresses: self.identity.addresses.clone(),
             pid: self.identity.pid,
+            host: self.identity.host.clone(),
         };
         let text = serde_json::to_string(&here);
         let text = text.expect("messages have text keys and plain numbers");

@@ -772,6 +772,7 @@ impl Monitor {
             "id": identity.monitor,
             "pid": identity.pid,
             "address": identity.addresses.first(),
+            "host": identity.host,
         })];
         let others = self.contents.monitors().filter(|record| record.id != identity.monitor);
         for record in others.filter(|record| self.is_monitor_up(record.id)) {
@@ -780,6 +781,7 @@ impl Monitor {
                 "id": record.id,
                 "pid": record.pid,
                 "address": record.addresses.first(),
+                "host": record.host,
             }));
         }
         for record in self.contents.osds().filter(|record| record.info.up) {
@@ -802,6 +804,7 @@ impl Monitor {
                 "id": *count,
                 "pid": process.pid,
                 "address": process.address,
+                "host": process.host,
             }));
         }
         Value::Array(rows)

@@ -301,6 +301,7 @@ impl Monitor {
         let process = self.process_of_session(record.id);
         let mut row = session_row(record);
         row["pid"] = json!(process.map(|process| process.pid));
+        row["host"] = json!(process.map(|process| &process.host));
         row["address"] = json!(process.and_then(|process| process.address.as_ref()));
         row
     }

@@ -47,6 +47,7 @@ impl World {
             cluster: self.cluster,
             monitor: monitor_id(index),
             pid: 1 + index as u32,
+            host: format!("mon{index}"),
             addresses: vec![monitor_address(index)],
             // No two starts have the same, nor do leads, each of which adds one.
             nonce: (self.now.as_nanos() * self.monitors.len() as u64 + index as u64) << 16,

@@ -103,6 +103,7 @@ impl Client {
             monitors: monitor_addresses(plan.monitor_count),
             client: "sim".to_string(),
             pid: 1,
+            host: "client".to_string(),
             address: None,
             retry_for: plan.patience.map(Duration::from_millis),
             unsynced_size_max: plan.unsynced_size_max,

@@ -151,6 +151,7 @@ impl World {
             monitors: vec!["tcp:mon1:1".to_string(), "tcp:mon2:1".to_string()],
             client: "test".to_string(),
             pid: 7,
+            host: "here".to_string(),
             address: None,
             retry_for,
             unsynced_size_max: crate::UNSYNCED_SIZE_DEFAULT,

@@ -50,6 +50,7 @@ impl World {
             monitors: vec!["tcp:mon:1".to_string()],
             client: "nbd".to_string(),
             pid: 7,
+            host: "h".to_string(),
             address: None,
             retry_for: None,
             unsynced_size_max: volume::UNSYNCED_SIZE_DEFAULT,

@@ -691,8 +691,12 @@ fn processes_that_introduce_themselves_are_listed() {
     let mut rig = Rig::new();
     let client = rig.client();
     let address = Some("unix:nbd.sock".to_string());
-    rig.say(client, &ToMonitor::Introduce { role: "nbd".into(), pid: 7, address });
-    let wanted = json!({ "role": "nbd", "id": 1, "pid": 7, "address": "unix:nbd.sock" });
+    rig.say(
+        client,
+        &ToMonitor::Introduce { role: "nbd".into(), pid: 7, host: "h".into(), address },
+    );
+    let wanted =
+        json!({ "role": "nbd", "id": 1, "pid": 7, "address": "unix:nbd.sock", "host": "h" });
     assert_eq!(rig.status()["processes"][1], wanted);
     rig.break_connection(client);
     assert_eq!(rig.status()["processes"].as_array().unwrap().len(), 1);

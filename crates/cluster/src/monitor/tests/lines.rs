@@ -154,6 +154,7 @@ fn the_level_of_the_log_is_a_setting_that_reaches_everybody() {
         monitor: base::MonitorId::new(2).unwrap(),
         addresses: vec!["tcp:10.0.0.2:1".into()],
         pid: 7,
+        host: "h".into(),
     };
     rig.say(monitor, &here);
     let told = |rig: &Rig| {

@@ -64,14 +64,17 @@ fn a_lazy_holder_keeps_everybody_out_until_it_closes() {
     assert_eq!(rig.open_session(other, "v").unwrap().unwrap_err().code, "locked");
     let row = rig.command(Command::VolumeInfo { volume: "v".into() }).unwrap();
     assert_eq!(row["lock"], json!({ "session": 1, "lazy": true }));
-    let mut shown =
-        json!({ "id": 1, "client": "test", "read_only": false, "pid": null, "address": null });
+    let mut shown = json!({ "id": 1, "client": "test", "read_only": false, "pid": null, "host": null, "address": null });
     assert_eq!(row["sessions"], json!([shown]));
-    let introduce =
-        ToMonitor::Introduce { role: "nbd".into(), pid: 12, address: Some("unix:/a".into()) };
+    let introduce = ToMonitor::Introduce {
+        role: "nbd".into(),
+        pid: 12,
+        host: "h".into(),
+        address: Some("unix:/a".into()),
+    };
     rig.say(holder, &introduce);
     let row = rig.command(Command::VolumeInfo { volume: "v".into() }).unwrap();
-    (shown["pid"], shown["address"]) = (json!(12), json!("unix:/a"));
+    (shown["pid"], shown["host"], shown["address"]) = (json!(12), json!("h"), json!("unix:/a"));
     assert_eq!(row["sessions"], json!([shown]));
     rig.say(holder, &close(session, false));
     assert_eq!(rig.stored("lock/1"), None);

@@ -30,6 +30,7 @@ pub fn identity() -> Identity {
         cluster: CLUSTER,
         monitor: MonitorId::FIRST,
         pid: 100,
+        host: "h".into(),
         addresses: vec!["unix:mon".into()],
         nonce: 100,
     }
@@ -253,6 +254,7 @@ impl Rig {
         self.events.clear();
         self.monitor = Monitor::new(Identity {
             pid: 100 + self.kills,
+            host: "h".into(),
             nonce: 100 + u64::from(self.kills),
             ..identity()
         });

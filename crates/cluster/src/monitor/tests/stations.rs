@@ -101,6 +101,7 @@ impl Town {
             cluster: CLUSTER,
             monitor: MonitorId::new(number as u32 + 1).unwrap(),
             pid: 100,
+            host: "h".into(),
             addresses: vec![format!("mon{number}")],
             nonce: 1000 * (number as u64 + 1),
         };
@@ -847,6 +848,7 @@ fn an_empty_store_is_no_new_cluster_for_a_monitor_that_may_not_make_one() {
         cluster: CLUSTER,
         monitor: MonitorId::FIRST,
         pid: 100,
+        host: "h".into(),
         addresses: vec!["mon0".into()],
         nonce: 1,
     };
