@@ -501,7 +501,8 @@ mod tests {
         let mut info = json!({
             "lock": { "session": 7, "lazy": true },
             "sessions": [
-                { "id": 7, "client": "nbd", "read_only": false, "pid": 12, "host": "h", "address": "unix:/a" },
+                { "id": 7, "client": "nbd", "read_only": false, "pid": 12, "host": "h",
+                  "address": "unix:/a" },
                 { "id": 9, "client": "library", "read_only": true, "pid": null, "address": null },
             ],
         });

@@ -12,15 +12,23 @@ use crate::admin::COMMAND_TIME_MAX;
 use crate::output::{
     Column, Format, column, failure, print_json, print_rows, rate_text, size_text, work_text,
 };
+use crate::up::ended_children;
 
 /// `ashlar status`
 pub fn status(config: &Config, format: Format) -> Result<(), Failure> {
-    let status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
+    let status = whole_status(config)?;
     match format {
         Format::Json => print_json(&status),
         Format::Text => print!("{}", render(&status)),
     }
     Ok(())
+}
+
+/// What the monitor says, and what `ashlar up` does where it runs.
+fn whole_status(config: &Config) -> Result<Value, Failure> {
+    let mut status = client::call(config, Command::Status, COMMAND_TIME_MAX)?;
+    status["ended"] = json!(ended_children(&config.dir));
+    Ok(status)
 }
 
 /// How often a watched status is asked for.
@@ -31,7 +39,7 @@ const WATCH_SPAN: Duration = Duration::from_secs(1);
 pub fn watch(config: &Config, format: Format) -> Result<(), Failure> {
     let mut shown = String::new();
     loop {
-        let text = match client::call(config, Command::Status, COMMAND_TIME_MAX) {
+        let text = match whole_status(config) {
             Ok(status) => match format {
                 Format::Json => format!("{status}\n"),
                 Format::Text => render(&status),
@@ -192,6 +200,16 @@ fn render(status: &Value) -> String {
         let host = host.map_or_else(String::new, |host| format!(" on {host}"));
         line(format!("{name:<11} pid {:<8} {}{host}", word("pid"), word("address")));
     }
+    for child in status["ended"].as_array().into_iter().flatten() {
+        let word = |key: &str| child[key].as_str().unwrap_or_default();
+        let again = match child["again_in_ms"].as_u64() {
+            // Not the second, or a watched status would change each second.
+            Some(time) => format!("started again within {} s", time.div_ceil(10_000) * 10),
+            None => "not started again".to_owned(),
+        };
+        let (name, status) = (word("child"), word("status"));
+        line(format!("{name:<11} ended ({status}), {again}; see {}", word("log")));
+    }
     text
 }
 
@@ -331,6 +349,10 @@ mod tests {
             "pools": [{"name": "fast", "used_bytes": 0, "io": {}}],
             "recovery": {"bytes_left": 1 << 20, "bytes_per_second": 1 << 18, "eta_seconds": 4},
             "processes": [{"role": "mon", "id": 1, "pid": 7, "address": "tcp:a:1", "host": "h"}],
+            "ended": [
+                {"child": "osd.2", "status": "exit status: 1", "again_in_ms": 11_500, "log": "/l"},
+                {"child": "nbd", "status": "signal: 9", "again_in_ms": null, "log": "/n"},
+            ],
             "tasks": [
                 {"kind": "remove", "name": "old", "state": "deleting", "pgs_done": 3, "pgs_total": 8},
             ],
@@ -348,6 +370,8 @@ mod tests {
             "pool        fast: 0",
             "used of 1GiB (0 %)",
             "tcp:a:1 on h",
+            "osd.2       ended (exit status: 1), started again within 20 s; see /l",
+            "nbd         ended (signal: 9), not started again; see /n",
             "task        remove old: deleting, 37 %, time left: unknown",
         ] {
             assert!(screen.contains(wanted), "{wanted} is missing in:\n{screen}");

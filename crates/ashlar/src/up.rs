@@ -23,7 +23,7 @@ use cluster::message::Failure;
 use crate::cli::{DownArgs, UpArgs};
 use crate::output::{Format, failure};
 
-pub use control::{start_osd, stop_osd};
+pub use control::{ended_children, start_osd, stop_osd};
 pub use supervise::is_background;
 
 /// Runs `ashlar up`.

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -19,12 +19,17 @@ use super::socket_path;
 use crate::cli::{RestartAfter, UpArgs};
 use crate::output::{Format, Progress, failure, last_words, print_json};
 
+/// How long `up` may take to say how its children are.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// What `up` is asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
     /// Answer when a volume can be written.
     Wait,
+    /// Answer which children do not run and are to.
+    Ended,
     /// Stop all children and end.
     Down,
     /// Make the OSDs that are missing, and answer when they are up.
@@ -52,6 +57,11 @@ pub enum Answer {
     },
     /// How far long work is.
     Work(Work),
+    /// Children that do not run and are to.
+    Ended {
+        /// In the order of their names.
+        children: Vec<EndedChild>,
+    },
     /// It is done.
     Done {
         /// What to type next, or nothing.
@@ -66,6 +76,19 @@ pub enum Answer {
         /// Why.
         error: Failure,
     },
+}
+
+/// A child that ended by itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EndedChild {
+    /// Its name, like `osd.2`.
+    pub child: String,
+    /// How it ended.
+    pub status: String,
+    /// When it is started again, from now; never, if there is nothing.
+    pub again_in_ms: Option<u64>,
+    /// Where its log is.
+    pub log: PathBuf,
 }
 
 /// What `up` came to.
@@ -303,6 +326,23 @@ fn connect(dir: &Path) -> Result<UnixStream, Failure> {
     })
 }
 
+/// Children of the `up` that runs in this directory that ended by themselves; none where none runs, or
+/// it does not answer at once.
+pub fn ended_children(dir: &Path) -> Vec<EndedChild> {
+    let answer = || -> Option<Answer> {
+        let mut connection = connect(dir).ok()?;
+        connection.set_read_timeout(Some(ANSWER_TIME_MAX)).ok()?;
+        let line = serde_json::to_string(&Request::Ended).expect("plain data has a JSON form");
+        writeln!(connection, "{line}").ok()?;
+        let line = BufReader::new(connection).lines().next()?.ok()?;
+        serde_json::from_str(&line).ok()
+    };
+    match answer() {
+        Some(Answer::Ended { children }) => children,
+        _ => Vec::new(),
+    }
+}
+
 fn ask(dir: &Path, request: Request, format: Format) -> Result<Ready, Failure> {
     ask_on(&mut connect(dir)?, dir, request, format)
 }
@@ -326,7 +366,7 @@ fn ask_on(
             Ok(Answer::Work(work)) => show.work(&work),
             Ok(Answer::Done { next, osds_failed }) => return Ok(Ready { next, osds_failed }),
             Ok(Answer::Failed { error }) => return Err(error),
-            Err(_) => return Err(closed()),
+            Ok(Answer::Ended { .. }) | Err(_) => return Err(closed()),
         }
     }
     Err(closed())

@@ -15,7 +15,7 @@ use base::{OsdId, TraceEvent};
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::control::{Answer, Ready, Request, Work, WorkShow, print_ready};
+use super::control::{Answer, EndedChild, Ready, Request, Work, WorkShow, print_ready};
 use super::setup::WantedOsds;
 use super::{setup, socket_path};
 use crate::REMOVED_CODE;
@@ -98,6 +98,8 @@ struct Child {
     started: Instant,
     /// How often in a row it failed to start.
     failures: u32,
+    /// How its last run ended, for people; empty where it belongs to the cluster no more.
+    ended: String,
     /// The setup waits for it.
     is_awaited: bool,
     /// Those who wait for it to end.
@@ -306,6 +308,7 @@ impl Supervisor<'_> {
             run: 0,
             started: Instant::now(),
             failures: 0,
+            ended: String::new(),
             is_awaited: true,
             waiting: Vec::new(),
             starting: Vec::new(),
@@ -333,6 +336,7 @@ impl Supervisor<'_> {
             Err(error) => {
                 let event =
                     TraceEvent::error("cannot start a child").with("child", role.log_name());
+                child.ended = error.to_string();
                 io::log::write(&event.with("why", error));
                 child.failures += 1;
                 let delay = restart_delay(self.restart_after, child.failures);
@@ -351,12 +355,14 @@ impl Supervisor<'_> {
         // One that was killed has not failed by itself.
         let has_failed = code.is_some() && child.started.elapsed() < START_SPAN;
         child.failures = if has_failed { child.failures + 1 } else { 0 };
+        child.ended.clone_from(&status);
         let name = role.log_name();
         child.state = match child.state {
             State::Stopping(..) => State::Stopped,
             _ if code == Some(i32::from(REMOVED_CODE)) => {
                 let what = "a child was removed from the cluster: it is started no more";
                 io::log::write(&TraceEvent::info(what).with("child", name));
+                child.ended.clear();
                 State::Dead(None)
             }
             _ => {
@@ -457,11 +463,30 @@ impl Supervisor<'_> {
                     self.waiting.push(connection);
                 }
             },
+            Request::Ended => answer(&connection, &self.ended_children()),
             Request::AddOsds(wanted) => self.add_osds(wanted, connection),
             Request::StopOsd { osd } => self.stop_by_hand(osd, connection),
             Request::StartOsd { osd } => self.start_by_hand(osd, connection),
             Request::Down => unreachable!("handled by the loop"),
         }
+    }
+
+    fn ended_children(&self) -> Answer {
+        let now = Instant::now();
+        let children = self.children.iter().filter_map(|(role, child)| {
+            let State::Dead(again) = child.state else { return None };
+            if child.ended.is_empty() {
+                return None;
+            }
+            let again_in = again.map(|at| at.saturating_duration_since(now).as_millis() as u64);
+            Some(EndedChild {
+                child: role.log_name(),
+                status: child.ended.clone(),
+                again_in_ms: again_in,
+                log: log_of(self.dir, role),
+            })
+        });
+        Answer::Ended { children: children.collect() }
     }
 
     /// One whose disk is gone does not count, and is started no more.
@@ -618,9 +643,13 @@ impl Supervisor<'_> {
     }
 }
 
+fn log_of(dir: &Path, role: &Role) -> PathBuf {
+    dir.join("log").join(format!("{}.log", role.log_name()))
+}
+
 /// The failure of a child that ends whenever it is started; its last words say why.
 fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
-    let log = dir.join("log").join(format!("{}.log", role.log_name()));
+    let log = log_of(dir, role);
     let text = fs::read_to_string(&log).unwrap_or_default();
     let why = last_words(&text);
     let message = format!("{} does not start ({status}): {why}", role.log_name());

@@ -264,6 +264,16 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
     assert!(down["message"].as_str().expect("a text").contains("osd.1 is down"), "{down}");
     assert!(down["hint"].as_str().expect("a text").contains("log"), "{down}");
 
+    // `up` tries again, ever more seldom, and says so.
+    wait_for("an OSD that is tried again later", || {
+        let status = cluster.json(&["status"]);
+        let ended = status["ended"].as_array().expect("a list");
+        let child = ended.iter().find(|child| child["child"] == "osd.1");
+        child.is_some_and(|child| {
+            child["status"] == "exit status: 1" && child["again_in_ms"].is_u64()
+        })
+    });
+
     // What the other one has is served.
     let rows = cluster.json(&["pg", "ls", "--pool", "single"]);
     for row in rows.as_array().expect("a list") {

@@ -145,7 +145,7 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     wait_for("the volume to be detached", || {
         cluster.json(&["volume", "info", "v"])["attached"] == 0
     });
-    cluster.run(&["volume", "rm", "v"]);
+    removal_is_a_task(cluster);
     cluster.run(&["pool", "rm", "extra"]);
     let gone = watch.next("removed_pool/");
     assert_eq!(gone["value"]["name"], "extra", "{gone}");
@@ -161,6 +161,30 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
         !is_left && rows(&osds).iter().all(|osd| osd["up"] == true && osd["used_bytes"] == 0)
     });
     cluster.wait_active();
+}
+
+/// Volume `v` is removed in the background: that is seen while the last OSD stands still, and ends after.
+fn removal_is_a_task(cluster: &Cluster) {
+    let pid = Pid::from_raw(cluster.pid("osd", 1) as i32).expect("it runs");
+    kill_process(pid, Signal::STOP).expect("it runs");
+    cluster.run(&["volume", "rm", "v"]);
+    let removal = || {
+        let tasks = cluster.json(&["task", "ls"]);
+        rows(&tasks).iter().find(|task| task["kind"] == "remove" && task["name"] == "v").cloned()
+    };
+    let task = removal().expect("nobody has done it");
+    assert!(task["pgs_done"].as_u64() < task["pgs_total"].as_u64(), "{task}");
+    let status = cluster.run(&["status"]);
+    assert!(
+        status.contains("task        remove v: ") && status.contains("time left: "),
+        "{status}"
+    );
+    assert!(cluster.run(&["task", "ls"]).contains(" %"));
+    kill_process(pid, Signal::CONT).expect("it runs");
+    wait_for("the end of the removal", || removal().is_none());
+    for process in rows(&cluster.json(&["status"])["processes"]) {
+        assert!(process["host"].as_str().is_some_and(|host| !host.is_empty()), "{process}");
+    }
 }
 
 fn keys(cluster: &Cluster) {

@@ -81,7 +81,8 @@ fn a_killed_child_stays_dead_if_that_is_wanted() {
     let checks = status["checks"].as_array().expect("a list");
     let about = checks.iter().find(|check| check["code"] == "osd_down").expect("it is said");
     assert!(about["hint"].as_str().expect("a text").contains("osd start"), "{about}");
-    assert!(cluster.run(&["status"]).contains("1 of 2 up"));
+    let text = cluster.run(&["status"]);
+    assert!(text.contains("1 of 2 up") && text.contains("), not started again; see /"), "{text}");
     // A hand brings it back.
     cluster.run(&["osd", "start", "1"]);
     cluster.wait_clean();
