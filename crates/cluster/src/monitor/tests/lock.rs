@@ -64,7 +64,10 @@ fn a_lazy_holder_keeps_everybody_out_until_it_closes() {
     assert_eq!(rig.open_session(other, "v").unwrap().unwrap_err().code, "locked");
     let row = rig.command(Command::VolumeInfo { volume: "v".into() }).unwrap();
     assert_eq!(row["lock"], json!({ "session": 1, "lazy": true }));
-    let mut shown = json!({ "id": 1, "client": "test", "read_only": false, "pid": null, "host": null, "address": null });
+    let mut shown = json!({
+        "id": 1, "client": "test", "read_only": false,
+        "pid": null, "host": null, "address": null,
+    });
     assert_eq!(row["sessions"], json!([shown]));
     let introduce = ToMonitor::Introduce {
         role: "nbd".into(),
