@@ -118,6 +118,10 @@ pub enum Bug {
     ForgottenSessionServed,
     /// Cluster: a session that was closed while changes of it had no answer is not fenced.
     UncleanCloseNotFenced,
+    /// PG: a learner keeps its position without the blocks that are still to be copied whole.
+    WholeNotKept,
+    /// Volume: a sync covers what was acknowledged while it was under way.
+    SyncCoversLaterWrites,
 }
 
 impl Bug {
@@ -178,6 +182,8 @@ impl Bug {
         ("longer-lease-forgotten", Bug::LongerLeaseForgotten),
         ("forgotten-session-served", Bug::ForgottenSessionServed),
         ("unclean-close-not-fenced", Bug::UncleanCloseNotFenced),
+        ("whole-not-kept", Bug::WholeNotKept),
+        ("sync-covers-later-writes", Bug::SyncCoversLaterWrites),
     ];
 }
 

@@ -161,7 +161,8 @@ impl Filler {
 
     /// What the learner is to keep.
     fn to_keep(&self) -> Filling {
-        Filling { whole: self.whole.iter().copied().collect(), ..self.filling.clone() }
+        let whole = self.whole.iter().copied().filter(|_| !planted::on(Bug::WholeNotKept));
+        Filling { whole: whole.collect(), ..self.filling.clone() }
     }
 
     /// Whether all blocks of the phase are at the learner.

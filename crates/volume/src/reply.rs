@@ -1,6 +1,7 @@
 //! OSDs: connecting to them, sending parts, and what their replies and refusals lead to.
 
 use base::checksum::first_mismatch;
+use base::planted::{self, Bug};
 use base::{
     Buffer, BufferPool, Checksum, ConnectionId, Incarnation, OsdId, Time, UNIT_SIZE, Version,
 };
@@ -268,7 +269,9 @@ impl ClientCore {
                 self.end_part(now, key, Found::Extents(extents), effects);
             }
             (Work::Sync { covers }, Outcome::Synced) => {
-                let (handle, covers) = (part.volume, *covers);
+                let is_late = planted::on(Bug::SyncCoversLaterWrites);
+                let covers = if is_late { volume.undurable_count } else { *covers };
+                let handle = part.volume;
                 self.synced(handle, pg, covers);
                 self.end_part(now, key, Found::Nothing, effects);
             }

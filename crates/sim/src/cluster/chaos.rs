@@ -309,7 +309,7 @@ impl World {
     }
 
     /// One ends; what an OSD dies of, if it is not to be drawn.
-    fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
+    pub(super) fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let life = self.life(process);
         let silent = self.chaos.chance(Chance::percent(10)) && self.drill.is_none();

@@ -27,9 +27,12 @@ const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
 impl World {
     /// Holds both, if they are to be. Requires: the cluster is whole, and no fault happens.
     pub(super) fn leave_things_behind(&mut self) -> Result<(), String> {
+        if self.plan.may_fill() {
+            return Ok(());
+        }
         let mut random = Random::new(self.seed, "leavers");
         let (closes, is_silent) =
-            (random.chance(Chance::percent(25)), random.chance(Chance::percent(10)));
+            (random.chance(Chance::percent(35)), random.chance(Chance::percent(10)));
         if closes && self.wait_until_whole_for(WHOLE_FOR)?.is_none() {
             self.leave_uncleanly()?;
         }
@@ -82,12 +85,17 @@ impl World {
     }
 
     /// Writes these blocks, and waits until that is done.
-    fn write_all(&mut self, to: Handle, blocks: &BTreeSet<BlockKey>) -> Result<(), String> {
+    pub(super) fn write_all(
+        &mut self,
+        to: Handle,
+        blocks: &BTreeSet<BlockKey>,
+    ) -> Result<(), String> {
         self.overwrite(to, blocks)?;
         self.wait("a write is never answered", |world| world.clients[to.client].open.is_empty())
     }
 
-    fn first_blocks(&self, of: Handle) -> BTreeSet<BlockKey> {
+    /// Some blocks of it.
+    pub(super) fn first_blocks(&self, of: Handle) -> BTreeSet<BlockKey> {
         let blocks = self.volumes[of.volume].blocks(PoolId::FIRST);
         blocks.map(|(_, _, key)| key).take(BLOCK_COUNT_MAX).collect()
     }

@@ -9,11 +9,13 @@
 //! ```
 
 mod arrivals;
+mod astray;
 mod backup;
 mod blackout;
 mod chaos;
 mod chart;
 mod clock;
+mod darkness;
 mod disks;
 mod drill;
 mod foreign;
@@ -79,7 +81,7 @@ pub const OPERATIONS: [&str; 20] = [
 ];
 
 /// What happens to them.
-pub const FAULTS: [&str; 82] = [
+pub const FAULTS: [&str; 84] = [
     "OSD killed",
     "OSD power cut",
     "several OSDs killed at once",
@@ -162,6 +164,8 @@ pub const FAULTS: [&str; 82] = [
     "long leases out, and their giver starts anew",
     "volume detached with writes on their way",
     "requests arrived after their session was forgotten",
+    "all OSDs lost power around a flush",
+    "member came back with writes that nobody adopted",
 ];
 
 /// Runs one seed.

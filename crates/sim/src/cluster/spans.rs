@@ -76,7 +76,7 @@ impl World {
     }
 
     /// The primary of some PG, and another member of it.
-    fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
+    pub(super) fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
         let pairs = self.watch.entries().filter_map(|entry| {
             let primary = entry.primary?;
             let other = entry.acting.iter().find(|member| member.osd != primary)?;
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// An OSD reaches nobody but clients. Monitors learn it at once, members do not.
-    fn cut_off_servers(&mut self, index: usize) {
+    pub(super) fn cut_off_servers(&mut self, index: usize) {
         let osd = Process::Osd(index);
         for monitor in self.monitor_processes() {
             let wakes = self.net.time_out_between(self.now, osd, monitor, TOLD_WITHIN);

@@ -304,6 +304,21 @@ impl World {
         self.request(to.client, to.handle, to.volume, work, operation)
     }
 
+    /// Asks for a flush.
+    pub(super) fn ask_flush(&mut self, of: Handle) -> Result<(), String> {
+        self.request(of.client, of.handle, of.volume, Work::Flush, Operation::Flush)
+    }
+
+    /// Whether a flush of its client has no answer.
+    pub(super) fn is_flushing(&self, of: Handle) -> bool {
+        self.clients[of.client].open.values().any(|open| matches!(open.work, Work::Flush))
+    }
+
+    /// Whether it may be told of writes before they are durable.
+    pub(super) fn is_lazy(&self, of: Handle) -> bool {
+        self.clients[of.client].attached.get(&of.handle).is_some_and(|attached| attached.lazy)
+    }
+
     /// Writes the first units of these blocks of it.
     pub(super) fn overwrite(
         &mut self,

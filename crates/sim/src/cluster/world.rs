@@ -368,6 +368,8 @@ impl World {
         let lack = lack.or(self.hang_together()?);
         self.change_leases()?;
         self.leave_things_behind()?;
+        self.go_dark()?;
+        self.go_astray()?;
         self.suffer_loss()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;

@@ -1,0 +1,78 @@
+//! A member comes back with writes that nobody adopted, and is interrupted while it is brought up again.
+//!
+//! ```text
+//!   primary reaches clients only ─▶ client writes, dies ─▶ others go on ─▶ primary is a learner
+//!     ─▶ it dies while it is filled, again and again
+//! ```
+
+use base::Duration;
+
+use super::Process;
+use super::drill::WHOLE_FOR;
+use super::world::{Item, World};
+use crate::random::{Chance, Random};
+
+/// How often a primary goes astray.
+const ROUND_COUNT: usize = 2;
+
+/// How often it is interrupted then, at most.
+const DEATH_COUNT_MAX: u64 = 4;
+
+/// How long a learner may be filled before it dies, at most, in microseconds.
+const FILLED_FOR_MAX: u64 = 400_000;
+
+/// What a primary was sent is in its journal by then.
+const ASTRAY_FOR: Duration = Duration::from_millis(60);
+
+/// How long it is cut off in all: others have its PGs.
+const CUT_OFF_FOR: Duration = Duration::from_secs(2);
+
+impl World {
+    /// Has them go astray, if that is to be. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn go_astray(&mut self) -> Result<(), String> {
+        let mut random = Random::new(self.seed, "astray");
+        let is_tried =
+            self.plan.copies > 1 && !self.plan.may_fill() && random.chance(Chance::percent(40));
+        if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        for _ in 0..ROUND_COUNT {
+            self.wait("a client does not start", |world| world.clients[0].core.is_some())?;
+            let Some(writer) = self.attach_one(None)? else { break };
+            let Some((primary, _)) = self.draw_pair(&mut random) else { break };
+            self.fault("member came back with writes that nobody adopted");
+            let blocks = self.first_blocks(writer);
+            self.write_all(writer, &blocks)?;
+            self.cut_off_servers(primary);
+            self.overwrite(writer, &blocks)?;
+            self.pass(ASTRAY_FOR)?;
+            self.kill(Process::Client(writer.client))?;
+            self.pass(CUT_OFF_FOR)?;
+            let wakes = self.net.heal_all(self.now);
+            self.wake(wakes);
+            for _ in 0..random.range(1..DEATH_COUNT_MAX + 1) {
+                let learner = self.tally.sequels.get("learner to be filled by versions")
+                    + self.tally.sequels.get("learner to be compared by listing");
+                let end = self.now + CUT_OFF_FOR;
+                self.wait("time stands still", |world| {
+                    let sequels = &world.tally.sequels;
+                    let filled = sequels.get("learner to be filled by versions")
+                        + sequels.get("learner to be compared by listing");
+                    filled > learner || world.now > end
+                })?;
+                self.pass(Duration::from_nanos(random.scale(1..FILLED_FOR_MAX) * 1000))?;
+                if self.is_running(Process::Osd(primary)) {
+                    self.kill(Process::Osd(primary))?;
+                    self.schedule(Duration::from_millis(10), Item::Start(Process::Osd(primary)));
+                }
+            }
+            self.wait_until_whole()?;
+        }
+        self.wait("a client does not start", |world| world.clients[0].core.is_some())?;
+        self.detach_all()?;
+        self.wait_until_whole_for(WHOLE_FOR)?;
+        self.must_be_whole = must_be_whole;
+        Ok(())
+    }
+}

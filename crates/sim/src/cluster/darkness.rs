@@ -1,0 +1,69 @@
+//! All OSDs lose power at once around a flush of a client that is told of writes before they are durable:
+//! what it wrote while the flush was under way, and what the next flush covers, must be there.
+
+use base::Duration;
+
+use super::Process;
+use super::drill::WHOLE_FOR;
+use super::users::Handle;
+use super::world::World;
+use crate::disk::Crash;
+use crate::random::{Chance, Random};
+
+/// How often power goes.
+const ROUND_COUNT: usize = 4;
+
+/// OSDs start within this.
+const DARK_FOR: Duration = Duration::from_millis(200);
+
+impl World {
+    /// Has it go, if that is to be. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn go_dark(&mut self) -> Result<(), String> {
+        let mut random = Random::new(self.seed, "darkness");
+        let is_tried = random.chance(Chance::percent(50)) && !self.plan.may_fill();
+        if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+            return Ok(());
+        }
+        let Some(holder) = self.attach_one(Some(true))? else { return Ok(()) };
+        if !self.is_lazy(holder) {
+            return self.detach_all();
+        }
+        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let blocks = self.first_blocks(holder);
+        for _ in 0..ROUND_COUNT {
+            self.write_all(holder, &blocks)?;
+            self.ask_flush(holder)?;
+            self.overwrite(holder, &blocks)?;
+            // Writes are answered meanwhile; one more flush covers those.
+            let again = random.chance(Chance::percent(50));
+            self.wait("a flush is never answered", |world| {
+                let is_left = again && world.clients[holder.client].open.len() == 1;
+                is_left || !world.is_flushing(holder)
+            })?;
+            if again {
+                self.ask_flush(holder)?;
+                self.all_answered(holder)?;
+            }
+            self.fault("all OSDs lost power around a flush");
+            self.dark_until = self.now + DARK_FOR;
+            for index in 0..self.osds.len() {
+                if self.is_running(Process::Osd(index)) {
+                    self.kill_by(Process::Osd(index), Some(Crash::Power))?;
+                }
+            }
+            self.all_answered(holder)?;
+        }
+        self.read_all(holder.client)?;
+        self.all_answered(holder)?;
+        self.detach_all()?;
+        self.wait_until_whole_for(WHOLE_FOR)?;
+        self.must_be_whole = must_be_whole;
+        self.read_everything()
+    }
+
+    fn all_answered(&mut self, of: Handle) -> Result<(), String> {
+        self.wait("an operation is never answered after power was lost", |world| {
+            world.clients[of.client].open.is_empty()
+        })
+    }
+}
