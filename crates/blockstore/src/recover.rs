@@ -33,7 +33,7 @@ use crate::journal::{IDLE_RESERVE, Journal, plain_header};
 use crate::moves::Moves;
 use crate::pages::{Pages, ROOT_PAGES};
 use crate::recover::replay::Replay;
-use crate::recover::survey::Survey;
+use crate::recover::survey::{ROOT_LOST, Survey};
 use crate::space::{Freed, Reserving};
 use crate::store::{Parts, Phase, Store};
 use crate::{BlockKey, Effect, Settings};
@@ -381,6 +381,10 @@ impl Store {
         let recorded = if is_recorded { tail } else { acked.min(tail) };
         let lsns = (head, recorded, tail);
         parts.journal = Journal::new(&parts.superblock, lsns, previous, cache);
+        if !parts.journal.has_room(EntryKind::Idle, 0, 0) {
+            // No store fills its ring so far: the older root was used, and all of a lap lies behind it.
+            return self.stop(ROOT_LOST.to_owned(), effects);
+        }
         parts.wants_checkpoint |= opening.root_was_lost;
         if tail > end {
             opening.decisions.push(Decision::Cut { from: end, to: tail });

@@ -699,6 +699,29 @@ fn what_a_damaged_leaf_hid_is_there_again_with_the_older_root() {
 }
 
 #[test]
+fn an_older_root_is_not_used_where_it_leaves_the_journal_no_room() {
+    let mut bench = Bench::new(CommitMode::Fsync);
+    let size = bench.store.parts().journal.size();
+    let mut number = 0;
+    while bench.tail().get() < size {
+        match size - bench.tail().get() > 64 << 10 {
+            true => bench.write(number % 50, 0, 8, 1),
+            false => bench.delete(1_000 + number),
+        };
+        bench.run();
+        number += 1;
+    }
+    assert_eq!(bench.tail().get(), size);
+    let parts = bench.store.parts();
+    assert_eq!(parts.root.sequence, 1);
+    let root_place = parts.root_place(1);
+    let mut disk = bench.off();
+    disk.flip(root_place + 8);
+    let bench = Bench::on(disk, settings(), 3);
+    assert!(bench.stopped.is_some_and(|reason| reason.contains("newest root")));
+}
+
+#[test]
 fn a_leaf_that_rots_while_running_costs_data_but_no_versions() {
     let mut bench = Bench::new(CommitMode::Fsync);
     for number in 0..800 {
