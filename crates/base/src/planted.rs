@@ -122,6 +122,12 @@ pub enum Bug {
     WholeNotKept,
     /// Volume: a sync covers what was acknowledged while it was under way.
     SyncCoversLaterWrites,
+    /// PG: a listing takes blocks of equal versions for equal, also above what the learner has.
+    EqualVersionBelieved,
+    /// PG: a learner keeps what it has before its position as what it has of all blocks.
+    CompleteWithPosition,
+    /// Cluster: a volume is attached beside a lazy holder whose connection is gone.
+    AbsentHolderPassedOver,
 }
 
 impl Bug {
@@ -184,6 +190,9 @@ impl Bug {
         ("unclean-close-not-fenced", Bug::UncleanCloseNotFenced),
         ("whole-not-kept", Bug::WholeNotKept),
         ("sync-covers-later-writes", Bug::SyncCoversLaterWrites),
+        ("equal-version-believed", Bug::EqualVersionBelieved),
+        ("complete-with-position", Bug::CompleteWithPosition),
+        ("absent-holder-passed-over", Bug::AbsentHolderPassedOver),
     ];
 }
 

@@ -162,7 +162,11 @@ impl Filler {
     /// What the learner is to keep.
     fn to_keep(&self) -> Filling {
         let whole = self.whole.iter().copied().filter(|_| !planted::on(Bug::WholeNotKept));
-        Filling { whole: whole.collect(), ..self.filling.clone() }
+        let filling = Filling { whole: whole.collect(), ..self.filling.clone() };
+        match planted::on(Bug::CompleteWithPosition) {
+            true => Filling { complete: filling.since, ..filling },
+            false => filling,
+        }
     }
 
     /// Whether all blocks of the phase are at the learner.
@@ -710,7 +714,8 @@ impl Filler {
                 return true;
             };
             let version = own.take(key);
-            let is_same = its.is_some_and(|its| its.take(key) == version && version <= threshold);
+            let is_below = version <= threshold || planted::on(Bug::EqualVersionBelieved);
+            let is_same = its.is_some_and(|its| its.take(key) == version && is_below);
             self.cursor = Some(key);
             if !is_same {
                 self.todo.insert(key, None);

@@ -231,7 +231,8 @@ fn a_server_that_is_told_to_end_gives_its_volumes_back_whether_osds_answer_or_no
     assert_eq!((&lock["session"], &lock["lazy"]), (&session["id"], &Value::from(true)));
     assert_eq!(session["pid"], server.pid());
     let text = cluster.run(&["volume", "info", "idle"]);
-    let told = format!("{} of nbd process {} at unix:", session["id"], server.pid());
+    let host = session["host"].as_str().expect("it is told");
+    let told = format!("{} of nbd process {} on {host} at unix:", session["id"], server.pid());
     assert!(text.contains(&told) && text.contains("nobody else can attach"), "{text}");
     server.end();
     let gone = info("idle");

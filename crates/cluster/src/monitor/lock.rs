@@ -55,6 +55,7 @@ impl Monitor {
         };
         let is_gone = self.session_connection(record.id).is_none();
         match (lock.lazy, is_gone) {
+            (true, true) if planted::on(Bug::AbsentHolderPassedOver) => Claim::Without,
             (true, true) => Claim::Waits,
             (true, false) => Claim::Refused(self.locked(now, image, record)),
             // Late writes of the one before must not come after those of the next.
