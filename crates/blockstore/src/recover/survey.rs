@@ -144,10 +144,11 @@ impl Survey {
 }
 
 /// Why a store stops that has only an older root, and not the whole journal behind it; for people.
-pub(super) const ROOT_LOST: &str = "the newest root of the checkpoint is lost, and the journal went on behind it: what an older \
-     one says is not the store's state. Look at the kernel's log and the disk's health, and start \
-     this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
-     restore its volumes from a backup into a new pool";
+pub(super) const ROOT_LOST: &str = "\
+    the newest root of the checkpoint is lost, and the journal went on behind it: what an older \
+    one says is not the store's state. Look at the kernel's log and the disk's health, and start \
+    this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
+    restore its volumes from a backup into a new pool";
 
 impl Store {
     pub(super) fn begin_survey(&mut self, effects: &mut Vec<Effect>) {
