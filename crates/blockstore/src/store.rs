@@ -19,7 +19,7 @@ use std::rc::Rc;
 use base::{
     BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version,
 };
-use format::disk::{LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
+use format::disk::{LOCATION_NONE, LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
 use format::door::{DiskError, DiskEvent};
 
 use crate::allocate::{Allocator, BySize};
@@ -33,6 +33,7 @@ use crate::pages::Pages;
 use crate::read::Read;
 use crate::recover::Opening;
 use crate::space::{Discard, Freed, Reserving};
+use crate::write::place_of;
 use crate::{
     Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, PgFacts, RecoveryReport,
     Request, RequestId, Settings, Space,
@@ -401,6 +402,12 @@ impl Store {
             .as_ref()
             .and_then(|parts| parts.index.get(key))
             .map_or(Version::ZERO, |info| info.version)
+    }
+
+    /// Whether the block has a place in the data area: one that was only zeroed or deleted has none.
+    pub fn has_place(&self, key: &BlockKey) -> bool {
+        let info = self.parts.as_ref().and_then(|parts| parts.index.get(key));
+        place_of(info) != LOCATION_NONE
     }
 
     /// Whether the block is deleted and its tombstone is still here.

@@ -105,6 +105,8 @@ fn zeroes_and_deletes_free_space_and_tombstones_leave_with_the_floor() {
         assert!(bench.store.is_tombstone(&key(3)));
         bench.checkpoint();
         assert_eq!(bench.store.space().used_bytes, 128 * 1024);
+        let have_places = [0, 1, 2, 3].map(|number| bench.store.has_place(&key(number)));
+        assert_eq!(have_places, [false, false, true, false]);
         bench = bench.crash();
     }
     assert_eq!(bench.store.last_version(PG).counter, bench.counter);

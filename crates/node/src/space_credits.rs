@@ -23,7 +23,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time, Version};
+use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time};
 use cluster::map::PoolMap;
 use format::wire::{Change, Content, Member, PeerBody, PgEntry};
 
@@ -517,19 +517,20 @@ impl Node {
     /// Whether a learner here has space for a new block that its primary sends: none that others
     /// were promised.
     pub(crate) fn may_take_copy(&mut self, now: Time, slot: usize, body: &PeerBody) -> bool {
-        let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
-        | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
-        else {
-            return true;
+        // The store's reserve is for repairs alone.
+        let (key, reserve_bytes) = match body {
+            PeerBody::Repair { key, content: Content::Block { .. }, .. } => {
+                (key, self.store.space().reserve_bytes)
+            }
+            PeerBody::Write { key, change: Change::Write { .. }, .. } => (key, 0),
+            _ => return true,
         };
         let me = self.identity.osd;
         let learns = |entry: &PgEntry| entry.learners.iter().any(|member| member.osd == me);
-        let has_place = self.store.version_of(key) > Version::ZERO && !self.store.is_tombstone(key);
-        if has_place || !self.pgs[slot].entry().is_some_and(learns) {
+        if self.store.has_place(key) || !self.pgs[slot].entry().is_some_and(learns) {
             return true;
         }
         let bytes = self.pgs[slot].block_size().bytes();
-        let reserve_bytes = self.store.space().reserve_bytes;
         self.review_demand(now);
         self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
     }

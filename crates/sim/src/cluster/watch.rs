@@ -113,6 +113,8 @@ pub struct Watch {
     damage_given: BTreeSet<ImageId>,
     /// A member had no room for its part in a PG.
     pub has_refused_room: bool,
+    /// Epochs that began with fewer members than the PG had.
+    pub withdrawal_count: u64,
     /// When the holder asked, on its clock.
     renewals: BTreeMap<(usize, usize, u64), Time>,
     /// Until when the holder has a lease from the giver, on its clock.
@@ -195,6 +197,7 @@ impl Watch {
                 if entry.epoch > epoch {
                     self.grants.entry_told(&entry);
                     ends_epoch = true;
+                    self.withdrawal_count += u64::from(entry.acting.len() < before);
                     self.changed_at = now;
                 }
                 self.entries.insert(entry.pg, entry);

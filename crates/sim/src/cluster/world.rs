@@ -149,6 +149,8 @@ pub enum Item {
     Arrive(EndId),
     /// An operation of an OSD's disk ends.
     Disk(usize, DiskOp, DiskWork),
+    /// It ended while the process stood still.
+    DiskEnded(usize, DiskOp, DiskWork),
     /// The state store goes on.
     State(StateStep),
     /// The end of a turn of an OSD's loop.
@@ -183,7 +185,9 @@ impl Item {
     /// The process with which it dies.
     fn owner(&self) -> Option<Process> {
         match self {
-            Item::Disk(index, ..) | Item::OsdTurn(index) => Some(Process::Osd(*index)),
+            Item::Disk(index, ..) | Item::DiskEnded(index, ..) | Item::OsdTurn(index) => {
+                Some(Process::Osd(*index))
+            }
             Item::State(StateStep::Tell((index, _), _)) | Item::MonitorEnds(index) => {
                 Some(Process::Monitor(*index))
             }
@@ -588,8 +592,9 @@ impl World {
                         self.transactions_open -= u64::from(step.is_of_transaction());
                     }
                 } else if let Some(thaws) = self.thaws_at(&item) {
+                    let (at, item) = self.put_off(item, thaws);
                     self.agenda_last += 1;
-                    self.agenda.insert((thaws, self.agenda_last), (life, item));
+                    self.agenda.insert((at, self.agenda_last), (life, item));
                 } else {
                     self.take(item)?;
                 }
@@ -618,6 +623,16 @@ impl World {
         self.frozen.get(&process).copied()
     }
 
+    /// What becomes of an item whose process stands still. The disk goes on meanwhile: an operation that
+    /// ends then does not meet what the disk does later.
+    fn put_off(&self, item: Item, thaws: Time) -> (Time, Item) {
+        let Item::Disk(index, op, work) = item else { return (thaws, item) };
+        match self.osds[index].hang.again_at(self.now) {
+            Some(again) => (again, Item::Disk(index, op, work)),
+            None => (thaws, Item::DiskEnded(index, op, work)),
+        }
+    }
+
     fn tick(&mut self, process: Process) -> Result<(), String> {
         match process {
             Process::Monitor(index) => self.apply_monitor(index, monitor::Event::Tick),
@@ -634,7 +649,14 @@ impl World {
                 self.arrive(end);
                 Ok(())
             }
-            Item::Disk(index, op, work) => self.disk_done(index, op, work),
+            Item::Disk(index, op, work) => match self.osds[index].hang.again_at(self.now) {
+                Some(again) => {
+                    self.schedule_at(again, Item::Disk(index, op, work));
+                    Ok(())
+                }
+                None => self.disk_done(index, op, work),
+            },
+            Item::DiskEnded(index, op, work) => self.disk_done(index, op, work),
             Item::State(step) => self.take_state(step),
             Item::MonitorEnds(index) => {
                 self.monitor_stopped(index);
@@ -886,10 +908,6 @@ impl World {
 
     fn disk_done(&mut self, index: usize, op: DiskOp, work: DiskWork) -> Result<(), String> {
         let now = self.now;
-        if let Some(again) = self.osds[index].hang.again_at(now) {
-            self.schedule_at(again, Item::Disk(index, op, work));
-            return Ok(());
-        }
         let fails = work == DiskWork::Change && self.chaos.chance(self.faults.disk_error);
         let read_fails = self.read_fails(index, work);
         let osd = &mut self.osds[index];
