@@ -330,11 +330,13 @@ impl Node {
         if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
     }
 
-    /// Nobody but the operator ends the wait of a PG that lost data nobody else has: its clients
-    /// are told that their data is damaged. Everything else passes by itself.
+    /// Nobody but the operator ends the wait of a PG whose only member lost data: its clients are told
+    /// that their data is damaged. Everything else passes by itself, such as when other members answer.
     fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
         let pool = self.map.pools.get(&scope.pg.pool);
-        match pool.filter(|_| scope.session != SessionId::ZERO && self.is_suspect(scope.pg)) {
+        let is_alone = self.map.pg(scope.pg).is_some_and(|entry| entry.acting.len() == 1);
+        let is_lost = is_alone && self.is_suspect(scope.pg);
+        match pool.filter(|_| scope.session != SessionId::ZERO && is_lost) {
             Some(pool) => {
                 let count = pool.pool.block_size.unit_count();
                 let words = (0..count).step_by(64);

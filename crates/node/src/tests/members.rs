@@ -730,3 +730,21 @@ fn a_member_whose_note_cannot_be_read_does_not_lead_before_it_is_filled() {
     assert!(cluster.needs(1).iter().any(|need| matches!(need, Need::Failed(..))));
     assert!(!cluster.is_served(1));
 }
+
+#[test]
+fn a_suspect_primary_reports_no_damage_while_another_member_may_answer() {
+    let mut cluster = Cluster::serving(2);
+    assert!(is_written(&cluster.ask(0, write_in(place(1, 3), 0, 1, 1))));
+    cluster.advance(1_000);
+    (0..2).for_each(|host| cluster.kill(host));
+    cluster.hosts[0].disk.put_note(NoteKey::Pg(PG), b"{");
+    cluster.start(0);
+    cluster.set_entry(&[0, 1], &[]);
+    cluster.advance(1_000);
+    let refusal = cluster.ask(0, read_of(3));
+    assert!(matches!(refusal, Err(Refusal::Incomplete { .. })), "{refusal:?}");
+    cluster.start(1);
+    cluster.set_entry(&[1], &[0]);
+    cluster.advance(10_000);
+    assert_eq!(cluster.read_bytes(1, read_of(3)), [1]);
+}
