@@ -21,7 +21,7 @@ use crate::tally::Tally;
 use crate::trace::Trace;
 
 /// Events after which a run without end is given up.
-const STEP_COUNT_MAX: u64 = 1_000_000;
+const STEP_COUNT_MAX: u64 = 10_000_000;
 
 /// Crashes in a row while the store opens: where sectors must be read one by one it takes long.
 const OPENING_CRASHES_MAX: u32 = 8;
