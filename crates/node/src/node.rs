@@ -608,9 +608,7 @@ impl Node {
                 self.waits_for_store = false;
                 self.recheck = true;
             }
-            if self.waits_for_space && self.space_credits.has_come_here(self.space()) {
-                self.space_came();
-            }
+            self.look_for_space(now);
             let is_drained = !self.requests.any_started() || self.drain_until <= now;
             if self.phase == Phase::Draining && is_drained {
                 self.phase = Phase::Syncing;

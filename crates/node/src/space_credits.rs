@@ -397,10 +397,18 @@ impl SpaceCredits {
         self.is_demand_old = true;
     }
 
-    /// Whether the demand is to be made anew: also while PGs are awaited.
+    /// Whether the demand is to be made anew: also while PGs are awaited, or a promise is to end.
     fn is_demand_due(&self) -> bool {
         let awaits = |demand: &Demand| !demand.earlier_runs.is_empty();
-        self.is_demand_old || self.demand.as_ref().is_none_or(awaits)
+        let is_due = self.is_demand_old || self.demand.as_ref().is_none_or(awaits);
+        is_due || self.has_idle_promise()
+    }
+
+    /// Whether space is promised to somebody who leads nothing here any more.
+    fn has_idle_promise(&self) -> bool {
+        let leads = |demand: &Demand, osd| demand.primaries.contains(osd);
+        let demand = self.demand.as_ref();
+        demand.is_some_and(|demand| self.promises.keys().any(|osd| !leads(demand, osd)))
     }
 
     /// What entries ask now; `is_connected`: whether a holder may still ask over an older connection.
@@ -533,6 +541,20 @@ impl Node {
         let bytes = self.pgs[slot].block_size().bytes();
         self.review_demand(now);
         self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+    }
+
+    /// Looks whether this OSD's own store has space now for what waits for it.
+    pub(crate) fn look_for_space(&mut self, now: Time) {
+        if !self.waits_for_space {
+            return;
+        }
+        // Such a promise ends by time alone: nobody tells of it.
+        if self.space_credits.has_idle_promise() {
+            self.review_demand(now);
+        }
+        if self.space_credits.has_come_here(self.space()) {
+            self.space_came();
+        }
     }
 
     /// There may be space for what waits for it.

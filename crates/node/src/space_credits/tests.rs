@@ -226,10 +226,13 @@ fn a_holder_that_leads_nothing_here_holds_nothing_once_it_cannot_begin_a_write()
     let left = |giver: &SpaceCredits| 256 * MIB - giver.unpromised(space_of(256 * MIB));
     giver.demanded(at(SPAN_MS - 1), none(), |_| false);
     assert_eq!(left(&giver), 64 * MIB, "it has a lease");
+    assert!(giver.is_demand_due(), "that it has none tells only time");
     giver.demanded(at(SPAN_MS), none(), |_| true);
     assert_eq!(left(&giver), 64 * MIB, "it may ask over its old connection");
+    assert!(giver.is_demand_due());
     giver.demanded(at(SPAN_MS), none(), |_| false);
     assert_eq!(left(&giver), 0);
+    assert!(!giver.is_demand_due());
     // It asks again over a new one, and brings nothing of what it had.
     holder.opened(member(9, 1));
     giver.demanded(at(SPAN_MS), Some(demand(1, &[])), |_| true);
