@@ -31,8 +31,7 @@ impl World {
     /// Has them go astray, if that is to be. Requires: the cluster is whole, and no fault happens.
     pub(super) fn go_astray(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "astray");
-        let is_tried =
-            self.plan.copies > 1 && !self.plan.may_fill() && random.chance(Chance::percent(40));
+        let is_tried = self.plan.copies > 1 && random.chance(Chance::percent(40));
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }

@@ -20,6 +20,7 @@ impl World {
     /// Has it go, if that is to be. Requires: the cluster is whole, and no fault happens.
     pub(super) fn go_dark(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "darkness");
+        // What a client repeats after a loss of power waits for room: on full disks a flush would, too.
         let is_tried = random.chance(Chance::percent(50)) && !self.plan.may_fill();
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
