@@ -339,7 +339,8 @@ pub fn monitor_rm(config: &Config, monitor: MonitorId, format: Format) -> Result
 
 /// `ashlar osd ls`
 pub fn osd_list(config: &Config, format: Format) -> Result<(), Failure> {
-    let empty = "no OSDs; make one: ashlar osd create PATH --size 10GiB";
+    let empty = "no OSDs; make some: ashlar up --osds N, or where no `ashlar up` runs the cluster: \
+                 ashlar osd create PATH --size 10GiB";
     let mut rows = table(config, format, Table::Osd)?;
     if format == Format::Text {
         for row in rows.as_array_mut().into_iter().flatten() {

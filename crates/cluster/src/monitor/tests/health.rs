@@ -104,5 +104,5 @@ fn how_pgs_stand_is_told_with_the_remedy() {
     rig.command(Command::OsdIn { osd: osd_id(second) }).unwrap();
     rig.boot(second);
     rig.command(Command::OsdOut { osd: osd_id(1) }).unwrap();
-    assert!(has(&mut rig, "osd_out"));
+    assert_eq!(rig.check("osd_out").0, "info", "its PGs move");
 }

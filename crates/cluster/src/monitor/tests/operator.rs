@@ -166,6 +166,13 @@ fn what_people_must_not_write_is_refused_by_put() {
         ("config/nearly_full_percent", json!({ "name": "osd_report_ms", "value": 1000 })),
         ("config/colour", json!({ "name": "colour", "value": 1 })),
         ("config/nearly_full_percent", json!(60)),
+        ("config/nearly_full_percent", json!({ "name": "nearly_full_percent", "value": "much" })),
+        ("config/nearly_full_percent", json!({ "name": "nearly_full_percent", "value": -1 })),
+        ("config/nearly_full_percent", json!({ "name": "nearly_full_percent" })),
+        ("osd/1", changed(&osd, "in", json!("yes"))),
+        ("osd/1", changed(&osd, "id", json!([]))),
+        ("pool/1", changed(&pool, "min_size", json!(1.5))),
+        ("pool/1", changed(&pool, "failure_domain", json!("planet"))),
         ("pool/1", changed(&pool, "pg_count", json!(16))),
         ("pool/1", changed(&pool, "replicas", json!(2))),
         ("pool/1", changed(&pool, "block_size", json!(65536))),
@@ -182,7 +189,11 @@ fn what_people_must_not_write_is_refused_by_put() {
     ];
     let before = rig.command(Command::StateList { prefix: String::new() }).unwrap();
     for (key, value) in wrong {
-        assert_eq!(code(rig.command(put(key, &value))), "invalid", "{key} {value}");
+        let refused = rig.command(put(key, &value)).unwrap_err();
+        assert_eq!(refused.code, "invalid", "{key} {value}");
+        // People know no types of this program.
+        let types = ["::", "struct", "enum", "variant", "u32", "u64", "Id(", "bool "];
+        assert!(!types.iter().any(|name| refused.message.contains(name)), "{}", refused.message);
     }
     assert_eq!(rig.command(Command::StateList { prefix: String::new() }).unwrap(), before);
 }
