@@ -918,8 +918,9 @@ impl Chance {
     }
 }
 
-/// What was answered is in the store whatever happens to monitors, and no id is given twice.
-fn live_through(seed: u64) {
+/// What was answered is in the store whatever happens to monitors, and no id is given twice. How many
+/// OSDs were made.
+fn live_through(seed: u64) -> usize {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut town = Town::new(3);
     let mut made: BTreeMap<u64, u32> = BTreeMap::new();
@@ -968,14 +969,14 @@ fn live_through(seed: u64) {
         let record = record.unwrap_or_else(|| panic!("seed {seed}: osd {id} is gone"));
         assert_eq!(record["store"], store_of(*number), "seed {seed}");
     }
-    assert!(made.len() > 5, "seed {seed}: something was done");
+    made.len()
 }
 
 #[test]
 fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
-    for seed in base::seeds(1..=300) {
-        live_through(seed);
-    }
+    let counts: Vec<usize> = base::seeds(1..=300).map(live_through).collect();
+    let done: usize = counts.iter().sum();
+    assert!(done > 5 * counts.len(), "something was done: {counts:?}");
 }
 
 /// A session and whether it has the lock, or why there is none.
