@@ -38,7 +38,8 @@ round() { # FIRST LAST
         program=$(realpath "$program")
         echo "properties of $crate: $(basename "$program")"
         for ((seed = first; seed <= last; seed++)); do
-            (cd "crates/$crate" && PROPTEST_RNG_SEED=$seed "$program" -q >"$log" 2>&1) && continue
+            (cd "crates/$crate" && PROPTEST_RNG_SEED=$seed PROPTEST_DISABLE_FAILURE_PERSISTENCE=true \
+                "$program" -q >"$log" 2>&1) && continue
             tail -25 "$log"
             failed+="PROPTEST_RNG_SEED=$seed cargo test --profile ci -p $crate"$'\n'
         done

@@ -1,9 +1,10 @@
 //! Random schedules: whatever is refused, lost, repeated or moved, every request is answered once,
 //! and the volume holds what writing in the order asked would have left.
 
+use base::ConnectionId;
 use cluster::map::MapDelta;
 use cluster::message::FromMonitor;
-use format::wire::Refusal;
+use format::wire::{Op, Refusal, Request};
 use proptest::prelude::*;
 
 use super::world::{BLOCK, UNIT, World, entry, pool_delta};
@@ -185,8 +186,18 @@ impl World {
         if self.asked.is_empty() {
             return false;
         }
+        let stripe_of = |(connection, request): &(ConnectionId, Request)| match &request.op {
+            Op::Read { place, .. }
+            | Op::Write { place, .. }
+            | Op::Zero { place, .. }
+            | Op::Extents { place, .. } => Some((*connection, place.image, place.stripe)),
+            Op::Sync | Op::DeleteRange { .. } => None,
+        };
         let at = at % self.asked.len();
-        let chosen = self.asked.remove(at).expect("it is within");
+        let stripe = stripe_of(&self.asked[at]);
+        let is_first = |it: &(ConnectionId, Request)| stripe.is_some() && stripe_of(it) == stripe;
+        let first = self.asked.iter().position(is_first).unwrap_or(at);
+        let chosen = self.asked.remove(first).expect("it is within");
         self.asked.push_front(chosen);
         true
     }
