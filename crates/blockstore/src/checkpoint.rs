@@ -812,6 +812,7 @@ impl Parts {
 
     /// The root is durable: everything that only older roots named is free.
     fn finish_checkpoint(&mut self, checkpoint: Box<Checkpoint>, root: Root) {
+        self.holds_places = false;
         self.journal.trim(checkpoint.until);
         self.root = root;
         self.frozen.clear();

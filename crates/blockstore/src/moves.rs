@@ -304,10 +304,11 @@ impl Store {
         let reserve = parts.journal.size() / JOURNAL_SHARE;
         let units = (size.bytes() / UNIT_SIZE) as usize;
         let has_room = parts.journal.has_room(EntryKind::RepairLarge, units, reserve);
-        if !has_memory || !has_room {
+        let may_go_on = has_memory && has_room && !parts.holds_places;
+        if !may_go_on {
             self.wait_for_room(true);
         }
-        has_memory && has_room && !self.disk.has_no_space()
+        may_go_on && !self.disk.has_no_space()
     }
 
     /// There is no gap: a checkpoint may bring some, or space of the file system.

@@ -355,6 +355,7 @@ impl Store {
                 // The next checkpoint no longer names it; then the page is free.
                 parts.stream_pages.push(page.page);
                 parts.wants_checkpoint = true;
+                parts.holds_places = true;
                 self.opening().leaves_lost.push((first, next));
                 self.count_row('S');
             }
@@ -386,6 +387,7 @@ impl Store {
             return self.stop(ROOT_LOST.to_owned(), effects);
         }
         parts.wants_checkpoint |= opening.root_was_lost;
+        parts.holds_places |= opening.root_was_lost;
         if tail > end {
             opening.decisions.push(Decision::Cut { from: end, to: tail });
         }
@@ -531,7 +533,9 @@ impl Store {
     fn suspects(&mut self) -> BTreeSet<PgId> {
         let lost = std::mem::take(&mut self.opening().leaves_lost);
         let parts = self.parts();
-        lost.into_iter().flat_map(|(first, next)| parts.pgs_between(first, next)).collect()
+        let pgs = lost.into_iter().flat_map(|(first, next)| parts.pgs_between(first, next));
+        // Of some an earlier start may have noted it, and been killed before its checkpoint.
+        pgs.filter(|pg| !self.is_suspect(*pg)).collect()
     }
 
     /// Appends the entry with the decisions. False: the journal has no room for it.
@@ -689,6 +693,7 @@ impl Parts {
             notes_bytes: 0,
             checkpoint: None,
             wants_checkpoint: false,
+            holds_places: false,
             gives_back: false,
             rotten: BTreeMap::new(),
             damaged_units: 0,

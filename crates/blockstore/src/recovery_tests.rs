@@ -610,6 +610,42 @@ fn row_s_a_damaged_leaf_costs_its_blocks_and_makes_their_pg_suspect() {
     goes_on(bench, &[], true);
 }
 
+#[test]
+fn no_place_of_a_leaf_that_may_be_readable_again_is_used_before_a_checkpoint() {
+    for step_count in 0.. {
+        let (mut bench, _) = three_writes(false);
+        bench.checkpoint();
+        let parts = bench.store.parts();
+        let (_, leaf) = parts.pages.directory().first_key_value().expect("there is one");
+        let place = parts.page_place(leaf.page);
+        let mut disk = bench.off();
+        disk.flip(place + 100);
+        let mut bench = open(disk);
+        assert!(bench.rows().contains('S'));
+        let root = bench.store.parts().root.sequence;
+        // Another block gets a place.
+        bench.write(50, 0, 32, 9);
+        for _ in 0..step_count {
+            bench.submit();
+            bench.step();
+        }
+        if bench.store.parts().root.sequence > root {
+            assert!(step_count > 0);
+            bench.run();
+            bench.assert_unit(50, 0, Some(9));
+            break;
+        }
+        // Power goes before this start's checkpoint has ended; then the leaf can be read again.
+        let mut disk = bench.off();
+        disk.flip(place + 100);
+        let mut bench = open(disk);
+        if bench.store.parts().root.sequence == root {
+            assert!(!bench.rows().contains('S'));
+            assert_written(&mut bench, &[1, 2, 3]);
+        }
+    }
+}
+
 /// The PG of a block, of 16.
 fn pg_of(number: u32) -> PgId {
     PgId { number: pg_of_hash(key(number).hash, 16), ..PG }

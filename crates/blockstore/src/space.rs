@@ -346,7 +346,7 @@ impl Parts {
     /// Gives space back in which nobody has a block, of the next segments of which a start found that
     /// this may not have been done. What is reserved is about to be used.
     fn discard_again(&mut self) {
-        if self.allocator.is_sparse() && self.may_reserve() {
+        if self.holds_places || self.allocator.is_sparse() && self.may_reserve() {
             return;
         }
         let mut freed = Vec::new();

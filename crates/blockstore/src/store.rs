@@ -93,6 +93,10 @@ pub(crate) struct Parts {
     pub notes_bytes: u64,
     pub checkpoint: Option<Box<Checkpoint>>,
     pub wants_checkpoint: bool,
+    /// Something that the newest durable root names could not be read at the start, and may be readable at
+    /// the next one. Its places look free: until a checkpoint of this run is durable none is used or given
+    /// back.
+    pub holds_places: bool,
     /// Something was deleted or zeroed since the last checkpoint began: the next one gives space
     /// back.
     pub gives_back: bool,

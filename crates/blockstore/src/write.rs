@@ -224,6 +224,9 @@ impl Store {
         let is_large = length == size.bytes() || length >= LARGE_SIZE_MIN;
         let mut plan = if is_all && is_large { Plan::Large } else { Plan::Inline };
         let needs_place = plan == Plan::Large || !has_place;
+        if needs_place && parts.holds_places {
+            return Admit::Wait { checkpoint: true };
+        }
         if needs_place && !parts.allocator.can_allocate(size) {
             if parts.reserving.is_pending() {
                 return Admit::Wait { checkpoint: false };
