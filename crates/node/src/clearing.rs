@@ -288,7 +288,15 @@ impl Node {
             };
             StoreRequest::Repair { pg, key, content: Content::Gone }
         };
-        self.blocks_of(target).take(PORTION_MAX).map(removal).collect()
+        let removals: Vec<StoreRequest> =
+            self.blocks_of(target).take(PORTION_MAX).map(removal).collect();
+        match target {
+            // What was lost of it is not missed any more.
+            Target::Pg(pg) if removals.is_empty() && self.store.is_suspect(pg) => {
+                vec![StoreRequest::Absolve { pg }]
+            }
+            _ => removals,
+        }
     }
 
     fn record_removals(&self, target: Target) -> Vec<StoreRequest> {

@@ -116,3 +116,14 @@ fn an_osd_takes_no_part_while_its_old_data_is_removed_and_what_is_left_counts_fo
     let record = pg::Record::decode(note).unwrap();
     assert_eq!(record.history.len(), 1, "nothing of the record before is left");
 }
+
+#[test]
+fn a_suspect_pg_whose_data_was_removed_leaves_the_store_unsuspected() {
+    let (mut rig, _) = super::read_after_rot(4);
+    assert!(rig.node.store.has_unsettled_damage());
+    rig.monitor_says(served_by_another(20, 3));
+    rig.advance(Duration::from_secs(4));
+    rig.advance(Duration::from_secs(4));
+    assert!(rig.node.store.note(blockstore::NoteKey::Pg(PG)).is_none());
+    assert!(!rig.node.store.has_unsettled_damage());
+}
