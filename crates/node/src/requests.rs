@@ -331,7 +331,8 @@ impl Node {
     }
 
     /// Nobody but the operator ends the wait of a PG whose only member lost data: its clients are told
-    /// that their data is damaged. Everything else passes by itself, such as when other members answer.
+    /// that their data is damaged. Where there are other members they may have it, so clients wait, also if
+    /// it turns out that none has: `status` then names `pg give-up`.
     fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
         let pool = self.map.pools.get(&scope.pg.pool);
         let is_alone = self.map.pg(scope.pg).is_some_and(|entry| entry.acting.len() == 1);

@@ -525,13 +525,10 @@ impl Node {
     /// Whether a learner here has space for a new block that its primary sends: none that others
     /// were promised.
     pub(crate) fn may_take_copy(&mut self, now: Time, slot: usize, body: &PeerBody) -> bool {
-        // The store's reserve is for repairs alone.
-        let (key, reserve_bytes) = match body {
-            PeerBody::Repair { key, content: Content::Block { .. }, .. } => {
-                (key, self.store.space().reserve_bytes)
-            }
-            PeerBody::Write { key, change: Change::Write { .. }, .. } => (key, 0),
-            _ => return true,
+        let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
+        | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
+        else {
+            return true;
         };
         let me = self.identity.osd;
         let learns = |entry: &PgEntry| entry.learners.iter().any(|member| member.osd == me);
@@ -539,6 +536,7 @@ impl Node {
             return true;
         }
         let bytes = self.pgs[slot].block_size().bytes();
+        let reserve_bytes = self.store.space().reserve_bytes;
         self.review_demand(now);
         self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
     }

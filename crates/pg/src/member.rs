@@ -405,7 +405,12 @@ impl Pg {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
             self.stand.lacks(version);
-            return self.cannot_follow("its store has no room for a write", actions);
+            // Nobody promised a learner room.
+            let why = match self.follow().is_learner {
+                true => "its store has no room for a copy",
+                false => "its store has no room for a write",
+            };
+            return self.cannot_follow(why, actions);
         };
         if self.follow().stage == FollowStage::Active {
             let durable = answer != Answer::Written;
