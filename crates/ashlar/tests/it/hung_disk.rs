@@ -52,7 +52,8 @@ impl Drop for HungDevice {
             let _ = osd.wait();
         }
         drop(self.device.take());
-        let _ = Command::new("fusermount3").arg("-u").arg(&self.file).output();
+        // The kernel may still be about to let the device go: the server ends when it has.
+        let _ = Command::new("fusermount3").arg("-uz").arg(&self.file).output();
         let _ = self.server.wait();
     }
 }
