@@ -134,10 +134,10 @@ pub enum Command {
     /// Keys of the state store
     #[command(subcommand, after_help = "Example:\n  ashlar state ls")]
     State(StateCommand),
-    /// Is my data safe, what is happening, when is it done
+    /// Health, what is running, and when it will be done
     #[command(after_help = STATUS_EXAMPLE)]
     Status {
-        /// Show it again as it changes, until stopped; with --json one line each second
+        /// Show it again as it changes, until interrupted; with --json one line each second
         #[arg(long)]
         watch: bool,
     },
@@ -353,7 +353,7 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Empty an OSD: what it has moves to others while it serves
+    /// Empty an OSD: its data moves to other OSDs while it goes on serving
     #[command(after_help = OSD_OUT_EXAMPLE)]
     Out {
         /// 2 or osd.2
@@ -365,7 +365,7 @@ pub enum OsdCommand {
         /// 2 or osd.2
         osd: OsdId,
     },
-    /// Forget an OSD that is stopped and empty, or lost; its id is not given again
+    /// Remove an OSD that is stopped and empty, or lost; its id is never used again
     #[command(after_help = OSD_RM_EXAMPLE)]
     Rm {
         /// 2 or osd.2
@@ -426,7 +426,7 @@ pub enum MonCommand {
     /// All monitors, and which one leads
     #[command(after_help = "Example:\n  ashlar mon ls")]
     Ls,
-    /// Forget a monitor that does not run; its id is not given again
+    /// Remove a monitor that does not run; its id is never used again
     #[command(after_help = "Example:\n  ashlar mon rm 3")]
     Rm {
         /// 3 or mon.3
@@ -443,7 +443,7 @@ pub enum MonCommand {
         /// Return when it serves, and leave it in the background; its log is PATH/mon.log
         #[arg(long)]
         detach: bool,
-        /// An empty state is that of a new cluster, not a lost one
+        /// Accept an empty state: the cluster is new, its state is not lost
         #[arg(long, hide = true)]
         new_cluster: bool,
         #[command(flatten)]
@@ -485,7 +485,7 @@ pub enum VolumeCommand {
         name: String,
         /// The new size, a multiple of 4 KiB
         size: Size,
-        /// What lies beyond the new size is lost
+        /// Accept that data beyond the new size is lost
         #[arg(long)]
         shrink: bool,
     },
@@ -628,7 +628,7 @@ pub enum StateCommand {
     /// Keys of the state store
     #[command(after_help = "Example:\n  ashlar state ls image/")]
     Ls {
-        /// Only keys that begin so
+        /// Only keys with this prefix
         #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
     },
@@ -638,7 +638,7 @@ pub enum StateCommand {
         /// The whole key
         key: String,
     },
-    /// Write a key that people may write: config/NAME, pool/ID, osd/ID; in force at once
+    /// Write a key that operators may edit: config/NAME, pool/ID, osd/ID; in force at once
     #[command(after_help = STATE_PUT_EXAMPLE)]
     Put {
         /// The whole key
@@ -647,14 +647,14 @@ pub enum StateCommand {
         #[arg(allow_hyphen_values = true)]
         value: String,
     },
-    /// Write back what was changed past the monitors under keys that they alone write
+    /// Restore keys that only monitors may write, and that somebody else changed
     #[command(after_help = "Example:\n  ashlar state undo --yes")]
     Undo {
         /// Do it. Without this: show the last good values, exit code 1
         #[arg(long)]
         yes: bool,
     },
-    /// Bring a state store that was restored from a backup, or is damaged, up to what OSDs know
+    /// Bring a state store that is damaged, or was restored from a backup, up to what OSDs know
     #[command(after_help = STATE_RECOVER_EXAMPLE)]
     Recover {
         /// OSDs that will not answer any more: what they alone know is lost
@@ -664,10 +664,10 @@ pub enum StateCommand {
         #[arg(long)]
         yes: bool,
     },
-    /// Tell changes of keys as they happen, until stopped; with --json one line each
+    /// Print changes of keys as they happen, until interrupted; with --json one line each
     #[command(after_help = "Example:\n  ashlar state watch pool/")]
     Watch {
-        /// Only keys that begin so
+        /// Only keys with this prefix
         #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
     },
@@ -734,7 +734,7 @@ pub struct NbdArgs {
     /// Take no locks: several servers may serve a volume, and each write waits for the disks
     #[arg(long)]
     pub shared: bool,
-    /// With a lock: most data of a volume that is done and not flushed
+    /// With a lock: most data of a volume that is acknowledged but not flushed
     #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_unsynced)]
     pub unsynced: Size,
     #[command(flatten)]

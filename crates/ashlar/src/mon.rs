@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base::{Duration, MonitorId, Time, TraceEvent};
 use client::{Config, Keeper};
 use cluster::message::Failure;
-use cluster::monitor::{Effect, Event, Identity, Station, StopReason};
+use cluster::monitor::{Effect, Election, Event, Identity, StopReason};
 use cluster::state::{StateEvent, StateStore};
 use format::door::{Peer, Role};
 use io::embedded::EmbeddedState;
@@ -125,12 +125,12 @@ pub fn run(
         addresses,
         nonce: u64::from_le_bytes(io::random_bytes()),
     };
-    let station = match place {
-        StatePlace::Embedded => Station::only(identity),
-        StatePlace::Etcd(_) => Station::new(identity, may_create),
+    let election = match place {
+        StatePlace::Embedded => Election::only(identity),
+        StatePlace::Etcd(_) => Election::new(identity, may_create),
     };
     let (effects, answers) = (Vec::new(), Vec::new());
-    let shell = Shell { monitor, reactor, state, station, effects, answers };
+    let shell = Shell { monitor, reactor, state, election, effects, answers };
     shell.serve()
 }
 
@@ -205,7 +205,7 @@ struct Shell {
     monitor: MonitorId,
     reactor: Reactor,
     state: Box<dyn StateStore>,
-    station: Station,
+    election: Election,
     effects: Vec<Effect>,
     answers: Vec<StateEvent>,
 }
@@ -216,7 +216,7 @@ impl Shell {
         // Told to end: the lease is given back first, so that nobody waits for it.
         let mut ends: Option<Time> = None;
         loop {
-            let deadline = earlier(self.station.deadline(), self.state.deadline());
+            let deadline = earlier(self.election.deadline(), self.state.deadline());
             let deadline = earlier(deadline, ends);
             self.reactor.turn(deadline, &mut events).map_err(crate::osd::no_reactor)?;
             let now = self.reactor.now();
@@ -224,7 +224,7 @@ impl Shell {
                 match event {
                     IoEvent::Net(event) => self.tell(now, Event::Net(event))?,
                     IoEvent::Terminate => {
-                        self.station.retire(&mut self.effects);
+                        self.election.retire(&mut self.effects);
                         ends = Some(now + RETIRE_TIME_MAX);
                     }
                     _ => {}
@@ -232,20 +232,20 @@ impl Shell {
             }
             self.state.poll(now, &mut self.answers);
             self.carry_out(now)?;
-            if self.station.deadline().is_some_and(|deadline| deadline <= now) {
+            if self.election.deadline().is_some_and(|deadline| deadline <= now) {
                 self.tell(now, Event::Tick)?;
             }
-            if ends.is_some_and(|ends| self.station.is_retired() || ends <= now) {
+            if ends.is_some_and(|ends| self.election.is_retired() || ends <= now) {
                 return Ok(());
             }
-            if self.station.leader().is_some_and(|leader| leader != self.monitor) {
+            if self.election.leader().is_some_and(|leader| leader != self.monitor) {
                 background::say_ready();
             }
         }
     }
 
     fn tell(&mut self, now: Time, event: Event) -> Result<(), Failure> {
-        self.station.apply(now, event, &mut self.effects);
+        self.election.apply(now, event, &mut self.effects);
         self.carry_out(now)
     }
 
@@ -266,7 +266,7 @@ impl Shell {
                 return Ok(());
             }
             for answer in std::mem::take(&mut self.answers) {
-                self.station.apply(now, Event::State(answer), &mut self.effects);
+                self.election.apply(now, Event::State(answer), &mut self.effects);
             }
         }
     }

@@ -30,7 +30,7 @@ pub enum ToMonitor {
         #[serde(with = "by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
-    /// Say that you are there. Whoever holds the connection to the guest answers, if it has not taken it on
+    /// Say that you are there. Whoever holds the connection answers, if it does not relay it
     /// to the leader.
     Ping,
     /// Who is at this connection, for `status`. OSDs are known from their boot.
@@ -103,11 +103,11 @@ pub enum ToMonitor {
         /// How it shows.
         how: Unreachable,
     },
-    /// First words of a connection that a monitor makes to the leader for a guest of its own: what
-    /// follows is the guest's.
+    /// First words of a connection that a monitor makes to the leader to relay another one: what
+    /// follows is the words of that one.
     Relay {
         /// Who it is.
-        guest: Guest,
+        role: RelayedRole,
     },
     /// A monitor that does not lead is there, and stays connected.
     MonitorHere {
@@ -420,19 +420,19 @@ pub enum Need {
 /// Whom a monitor that does not lead speaks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Guest {
+pub enum RelayedRole {
     /// A client of volumes, or an operator's command.
     Client,
     /// A storage daemon, as its handshake said.
     Osd(OsdId, Incarnation),
 }
 
-impl Guest {
-    /// The guest of a role; a monitor is nobody's.
-    pub fn of(role: Role) -> Option<Guest> {
+impl RelayedRole {
+    /// The role of a relayed connection; that of a monitor is relayed by nobody.
+    pub fn of(role: Role) -> Option<RelayedRole> {
         match role {
-            Role::Client => Some(Guest::Client),
-            Role::Osd(osd, incarnation) => Some(Guest::Osd(osd, incarnation)),
+            Role::Client => Some(RelayedRole::Client),
+            Role::Osd(osd, incarnation) => Some(RelayedRole::Osd(osd, incarnation)),
             Role::Monitor(_) => None,
         }
     }
@@ -440,8 +440,8 @@ impl Guest {
     /// Its role.
     pub fn role(self) -> Role {
         match self {
-            Guest::Client => Role::Client,
-            Guest::Osd(osd, incarnation) => Role::Osd(osd, incarnation),
+            RelayedRole::Client => Role::Client,
+            RelayedRole::Osd(osd, incarnation) => Role::Osd(osd, incarnation),
         }
     }
 }

@@ -1,29 +1,30 @@
 //! The monitor's logic as a value: events go in, effects come out.
 //!
 //! ```text
-//!   messages ──▶ queries, answered from `contents`
-//!            └─▶ jobs ──▶ plan ──▶ transaction ──▶ committed ──▶ contents ──▶ map, answers
-//!                          ▲                         │
-//!                          └──── one at a time ──────┘ unknown, conflict: take leadership, read
-//!                                                      everything anew, then decide
+//!   messages ──▶ queries, answered from `committed`
+//!            └─▶ jobs ──▶ plan ──▶ transaction ──▶ `committed` ──▶ map, answers
+//!                          ▲              │
+//!                          └ one at a time┘ unknown, conflict: take leadership, read
+//!                                           everything anew, then decide
 //! ```
 //!
 //! Invariants
-//!   1. `contents` changes only by a transaction that is known committed, or by reading the store.
+//!   1. `committed` changes only by a transaction that is known committed, or by reading the store.
 //!   2. At most one transaction is in flight; a job is planned anew after each of its transactions,
 //!      so a monitor that ends between two leaves a state from which the next one goes on.
-//!   3. What is sent of the map is what `contents` says: committed.
+//!   3. What is sent of the map is what `committed` says: committed.
 //!   4. Everything else here (connections, reports, timers) may be lost at any moment.
 
 mod acting;
 mod boot;
-mod contents;
+mod committed_state;
 mod copies;
 mod edit;
+mod election;
 mod entries;
+mod failure_detector;
 mod forks;
 mod give_up;
-mod guests;
 mod job;
 mod lines;
 mod load;
@@ -33,9 +34,9 @@ mod osd;
 mod osd_change;
 mod planning;
 mod pool;
-mod presence;
 mod publish;
 mod query;
+mod relay;
 mod remedy;
 mod removal;
 mod restarts;
@@ -43,7 +44,6 @@ mod restore;
 mod session;
 mod setting;
 mod settling;
-mod station;
 mod stats;
 mod status;
 mod task;
@@ -67,17 +67,17 @@ use crate::reach::LEFT_AFTER;
 use crate::records::{MonitorRecord, TaskId};
 use crate::settings::Setting;
 use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};
-use contents::Contents;
+use committed_state::CommittedState;
 use edit::Watching;
 use entries::Entries;
+use failure_detector::FailureDetector;
 use give_up::{GIVE_UP_SPAN, GiveUp};
-use guests::no_state;
 use job::{InFlight, Job};
 use load::Stage;
 use osd::OsdLive;
 use planning::Planning;
-use presence::Presences;
 use publish::Subscription;
+use relay::no_state;
 use restore::Restore;
 use session::SessionLive;
 use settling::Settling;
@@ -85,8 +85,8 @@ use stats::Stats;
 use task::TaskRun;
 use unserved::Unserved;
 
-pub use guests::is_not_done_yet;
-pub use station::Station;
+pub use election::Election;
+pub use relay::is_not_done_yet;
 
 /// Jobs that wait for their turn; beyond it who asks is told to come again.
 const JOB_COUNT_MAX: usize = 10_000;
@@ -175,7 +175,7 @@ pub struct Monitor {
     believes_from: Option<StateRevision>,
     /// Since when; `ZERO` before that.
     led_since: Time,
-    contents: Contents,
+    committed: CommittedState,
     request_last: u64,
     watching: Watching,
     jobs: VecDeque<Job>,
@@ -184,7 +184,7 @@ pub struct Monitor {
     connections: BTreeMap<ConnectionId, Connection>,
     order_last: u64,
     osds: BTreeMap<OsdId, OsdLive>,
-    presences: Presences,
+    failure_detector: FailureDetector,
     entries: Entries,
     planning: Planning,
     sessions: BTreeMap<SessionId, SessionLive>,
@@ -281,7 +281,7 @@ impl Monitor {
             led_from: None,
             believes_from: None,
             led_since: Time::ZERO,
-            contents: Contents::of_reign(reign),
+            committed: CommittedState::of_reign(reign),
             request_last: 0,
             watching: Watching::default(),
             jobs: VecDeque::new(),
@@ -290,7 +290,7 @@ impl Monitor {
             connections: BTreeMap::new(),
             order_last: 0,
             osds: BTreeMap::new(),
-            presences: Presences::default(),
+            failure_detector: FailureDetector::default(),
             entries: Entries::default(),
             planning: Planning::default(),
             sessions: BTreeMap::new(),
@@ -389,11 +389,11 @@ impl Monitor {
     }
 
     fn setting(&self, setting: Setting) -> u64 {
-        setting.value_in(self.contents.changed_settings())
+        setting.value_in(self.committed.changed_settings())
     }
 
     fn span(&self, setting: Setting) -> Duration {
-        setting.span_in(self.contents.changed_settings())
+        setting.span_in(self.committed.changed_settings())
     }
 
     fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
@@ -530,7 +530,7 @@ impl Monitor {
             }
             ToMonitor::Alive { nonce } => self.on_alive(now, connection, nonce, effects),
             ToMonitor::OsdLeaves => self.on_leaves(now, connection, effects),
-            ToMonitor::Relay { guest } => self.on_relay(connection, &guest),
+            ToMonitor::Relay { role } => self.on_relay(connection, &role),
             ToMonitor::MonitorHere { monitor, addresses, pid, host } => {
                 let record = MonitorRecord::of_run(monitor, addresses, pid, clipped(host));
                 self.on_monitor_here(connection, record, effects);
@@ -604,7 +604,7 @@ impl Monitor {
             && self.jobs.len() < JOB_COUNT_MAX
         {
             self.push_urgent(Job::Command { connection, request, command });
-        } else if self.contents.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
+        } else if self.committed.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
             self.answer(connection, request, Err(self.state_older()), effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };

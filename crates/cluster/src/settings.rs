@@ -98,7 +98,7 @@ impl Setting {
                 default: 10_000,
                 min: 1_000,
                 max: SPAN_MS_MAX,
-                help: "a session without a connection is in nobody's way after so long",
+                help: "a client without a connection for this long no longer holds its volumes",
                 is_for_osds: false,
             },
             Setting::OsdReport => Definition {
@@ -107,7 +107,7 @@ impl Setting {
                 default: 1_000,
                 min: 100,
                 max: 60_000,
-                help: "OSDs report so often; one silent for five times as long is named",
+                help: "interval between an OSD's reports; one that is silent for five intervals is named",
                 is_for_osds: true,
             },
             Setting::OsdReturn => Definition {
@@ -116,7 +116,7 @@ impl Setting {
                 default: 5_000,
                 min: 100,
                 max: SPAN_MS_MAX,
-                help: "after a monitor's start, OSDs that were up count as up for so long",
+                help: "after a monitor starts, OSDs that were up have this long to reconnect",
                 is_for_osds: false,
             },
             Setting::Lease => Definition {
@@ -125,7 +125,7 @@ impl Setting {
                 default: 300,
                 min: 90,
                 max: 900,
-                help: "a primary serves by leases of its members, each for so long; renewed three times",
+                help: "length of the leases under which a primary serves; renewed three times in it",
                 is_for_osds: true,
             },
             Setting::OsdGrace => Definition {
@@ -134,7 +134,7 @@ impl Setting {
                 default: 300,
                 min: 0,
                 max: 60_000,
-                help: "an OSD whose connection broke may come back for so long before it is down",
+                help: "an OSD whose connection broke has this long to reconnect before it is down",
                 is_for_osds: false,
             },
             Setting::OsdSilent => Definition {
@@ -143,7 +143,7 @@ impl Setting {
                 default: 2_000,
                 min: 200,
                 max: 60_000,
-                help: "an OSD that says nothing for so long must answer at once, or is down",
+                help: "an OSD that is silent for this long is probed, and down if it does not answer",
                 is_for_osds: false,
             },
             Setting::OsdOutAfter => Definition {
@@ -152,7 +152,7 @@ impl Setting {
                 default: 600_000,
                 min: 1_000,
                 max: SPAN_MS_MAX,
-                help: "the PGs of an OSD that is down for so long are planned elsewhere",
+                help: "an OSD that is down for this long is taken out: its PGs move to others",
                 is_for_osds: false,
             },
             Setting::DiskSlow => Definition {
@@ -170,7 +170,7 @@ impl Setting {
                 default: 85,
                 min: 1,
                 max: 99,
-                help: "an OSD with more than this in use is named",
+                help: "an OSD that is fuller than this is named",
                 is_for_osds: false,
             },
             Setting::StatsInterval => Definition {
@@ -179,7 +179,7 @@ impl Setting {
                 default: 2_000,
                 min: 200,
                 max: 60_000,
-                help: "OSDs tell what they did so often, and the monitor writes sums of it",
+                help: "interval between statistics of OSDs, of which the monitor stores the sums",
                 is_for_osds: true,
             },
             Setting::LogLevel => Definition {
@@ -188,7 +188,7 @@ impl Setting {
                 default: Level::Info.index() as u64,
                 min: Level::Error.index() as u64,
                 max: Level::Debug.index() as u64,
-                help: "what OSDs and monitors log; once set, in place of what they were started with",
+                help: "log level of OSDs and monitors; once set, it replaces that of their start",
                 is_for_osds: true,
             },
         }

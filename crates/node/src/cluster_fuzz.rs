@@ -287,7 +287,7 @@ impl Run {
         let open = &mut self.strangers;
         let cluster = &self.cluster;
         open.retain(|(host, id)| {
-            cluster.hosts[*host].node.as_ref().is_some_and(|node| node.mesh.has(*id))
+            cluster.hosts[*host].node.as_ref().is_some_and(|node| node.peer_connections.has(*id))
         });
         let known = open.iter().find(|(at, _)| *at == host);
         if let Some((_, connection)) = known.filter(|_| self.random.below(2) > 0) {

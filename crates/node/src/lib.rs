@@ -4,7 +4,7 @@
 //! ```text
 //!              ┌──────────── Node ─────────────┐
 //!   Net ─────▶ │ sessions ─▶ requests ─▶ pg::Pg│ ─▶ Net (replies)
-//!   (OSDs) ──▶ │ mesh ─▶ peers, leases ─▶ ▲    │ ─▶ Net (OSDs)
+//!   (OSDs) ──▶ │ connections ─▶ peers ─▶  ▲    │ ─▶ Net (OSDs)
 //!              │    ▲            ▲        │    │
 //!   (monitor)  │   link ─▶ map ──┘        ▼    │
 //!   Disk ────▶ │               blockstore::Store│ ─▶ Disk
@@ -15,37 +15,37 @@
 //! |---|---|
 //! | `node.rs` | the value: events in, effects out, the life of the process |
 //! | `link.rs` | the connection to a monitor: which address, when, how far |
-//! | `hosting.rs` | what the map means for this OSD's PGs, reports |
-//! | `lane.rs`, `mesh.rs` | connections with other OSDs |
+//! | `pg_lifecycle.rs` | what the map means for this OSD's PGs, reports |
+//! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
 //! | `leases.rs` | by whose leave this OSD serves, and to whom it gave its own |
 //! | `peers.rs` | what members of PGs say to each other: who may, and when |
 //! | `filling.rs` | how fast learners are filled |
-//! | `clearing.rs` | removing what nobody needs |
+//! | `reclaim.rs` | removing what nobody needs |
 //! | `disk_watch.rs` | a disk that is slow or hangs |
 //! | `lines.rs` | lines for the log: one for each change of a state |
 //! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
-//! | `newcomers.rs` | sessions that were shown before the map they act on |
+//! | `session_takeover.rs` | sessions that were shown before the map they act on |
 //! | `requests.rs` | a request's way from its arrival to its reply |
 //! | `compare.rs` | comparing the copies of stopped OSDs |
 //! | `notes.rs` | what is noted of the map |
 //! | `state_log.rs` | the copy of the state store, as a log of differences |
 //! | `state_rollback.rs` | what a state store that went back in time is recognised by |
 
-mod clearing;
 mod compare;
 mod disk_watch;
 mod filling;
-mod hosting;
 mod lane;
 mod leases;
 mod lines;
 mod link;
-mod mesh;
-mod newcomers;
 mod node;
 mod notes;
+mod peer_connections;
 mod peers;
+mod pg_lifecycle;
+mod reclaim;
 mod requests;
+mod session_takeover;
 mod sessions;
 mod space_credits;
 mod state_log;

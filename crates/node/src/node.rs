@@ -18,17 +18,17 @@ use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{ListedBlock, Member, Message, PeerBody};
 use pg::{Action, CallId, Listing, Pg};
 
-use crate::clearing::Clearing;
 use crate::disk_watch::DiskWatch;
 use crate::filling::Budget;
 use crate::leases::Leases;
 use crate::lines::Lines;
 use crate::link::{Link, LinkStage, LinkStep};
-use crate::mesh::Mesh;
-use crate::newcomers::Newcomers;
 use crate::notes::{ClusterNote, PoolNote};
+use crate::peer_connections::PeerConnections;
 use crate::peers::Peers;
+use crate::reclaim::Reclaim;
 use crate::requests::Requests;
+use crate::session_takeover::SessionTakeovers;
 use crate::sessions::Sessions;
 use crate::space_credits::SpaceCredits;
 use crate::state_log::StateLog;
@@ -48,7 +48,7 @@ pub struct Node {
     store_effects_spare: Vec<blockstore::Effect>,
     pub(crate) link: Link,
     pub(crate) connections: ConnectionIds,
-    pub(crate) mesh: Mesh,
+    pub(crate) peer_connections: PeerConnections,
     pub(crate) leases: Leases,
     pub(crate) space_credits: SpaceCredits,
     /// A request waits until it is known whether a member has space for it.
@@ -68,9 +68,9 @@ pub struct Node {
     pub(crate) pools_noted: BTreeMap<PoolId, PoolNote>,
     /// Notes of PGs that cannot be read, and why.
     pub(crate) damaged_notes: BTreeMap<PgId, String>,
-    pub(crate) clearing: Clearing,
+    pub(crate) reclaim: Reclaim,
     pub(crate) sessions: Sessions,
-    pub(crate) newcomers: Newcomers,
+    pub(crate) session_takeovers: SessionTakeovers,
     pub(crate) requests: Requests,
     /// What the monitor told of the state store.
     pub(crate) state: StateLog,
@@ -139,7 +139,7 @@ pub(crate) const LEASE_DEFAULT: Duration =
 const CALL_CLUSTER_NOTE: RequestId = RequestId(1);
 const CALL_LAST_SYNC: RequestId = RequestId(2);
 const CALL_LAST_RECORD: RequestId = RequestId(3);
-/// All of a clearing are alike, for only their number counts.
+/// All of a reclaim are alike, for only their number counts.
 pub(crate) const CALL_CLEARING: RequestId = RequestId(4);
 /// A durable write that shows that the disk answers, of what is there already.
 pub(crate) const CALL_PROBE: RequestId = RequestId(5);
@@ -185,7 +185,7 @@ impl Node {
             store_effects_spare: Vec::new(),
             link,
             connections: ConnectionIds::default(),
-            mesh: Mesh::default(),
+            peer_connections: PeerConnections::default(),
             leases: Leases::new(now, LEASE_DEFAULT),
             space_credits: SpaceCredits::new(),
             waits_for_space: false,
@@ -198,9 +198,9 @@ impl Node {
             gap_was_told: false,
             pools_noted: BTreeMap::new(),
             damaged_notes: BTreeMap::new(),
-            clearing: Clearing::default(),
+            reclaim: Reclaim::default(),
             sessions: Sessions::default(),
-            newcomers: Newcomers::default(),
+            session_takeovers: SessionTakeovers::default(),
             requests: Requests::default(),
             state: StateLog::default(),
             recorded: Seen::default(),
@@ -274,7 +274,8 @@ impl Node {
         let waiting = self.requests.deadline(self.settings.wait_max);
         let draining = (self.phase == Phase::Draining).then_some(self.drain_until);
         let own = [self.store.deadline(), report, waiting, draining];
-        let others = [self.link.deadline(), self.mesh.deadline(), self.peers.deadline()];
+        let others =
+            [self.link.deadline(), self.peer_connections.deadline(), self.peers.deadline()];
         let all = own.into_iter().chain(others).chain([self.budget.deadline()]);
         all.flatten().min()
     }
@@ -300,7 +301,7 @@ impl Node {
                 self.connected(now, connection, peer, effects);
             }
             NetEvent::Received { connection, message } => match message {
-                message if self.mesh.has(connection) => {
+                message if self.peer_connections.has(connection) => {
                     self.osd_said(now, connection, message, effects);
                 }
                 Message::Request(request) => self.request_came(now, connection, request, effects),
@@ -344,7 +345,7 @@ impl Node {
         peer: Peer,
         effects: &mut Vec<Effect>,
     ) {
-        if self.mesh.has(connection) {
+        if self.peer_connections.has(connection) {
             return self.osd_connected(now, connection, peer, effects);
         }
         if self.link.connection() != Some(connection) {
@@ -408,7 +409,7 @@ impl Node {
         refused: bool,
         effects: &mut Vec<Effect>,
     ) {
-        if self.mesh.has(connection) {
+        if self.peer_connections.has(connection) {
             return self.osd_closed(now, connection, refused, effects);
         }
         self.drop_waiting_of(connection);
@@ -529,7 +530,7 @@ impl Node {
         if self.link.deadline().is_some_and(|deadline| deadline <= now) {
             self.move_link(now, effects);
         }
-        if self.mesh.deadline().is_some_and(|deadline| deadline <= now) {
+        if self.peer_connections.deadline().is_some_and(|deadline| deadline <= now) {
             self.tick_mesh(now, effects);
         }
         if self.peers.deadline().is_some_and(|deadline| deadline <= now) {

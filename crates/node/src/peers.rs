@@ -15,8 +15,8 @@ use format::wire::{Member, PeerBody, PeerMessage, PgEntry};
 
 use crate::Effect;
 use crate::leases::{giver_span, primary_of};
-use crate::mesh::send_peer;
 use crate::node::Node;
+use crate::peer_connections::send_peer;
 
 /// How long a query waits for the map that its sender acts on.
 const MAP_WAIT_MAX: Duration = Duration::from_secs(1);
@@ -301,7 +301,7 @@ impl Node {
                 self.peers.unanswered.remove(&(pg, osd));
                 continue;
             };
-            if self.mesh.to_follower(member).is_none() {
+            if self.peer_connections.to_follower(member).is_none() {
                 // It is away, which others judge.
                 let until = now + ANSWER_WAIT_MAX;
                 self.peers.unanswered_until.push_back((until, pg, osd, epoch));

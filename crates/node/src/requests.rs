@@ -22,8 +22,8 @@ use pg::{Serving, Ticket};
 use slab::Slab;
 
 use crate::Effect;
-use crate::newcomers::Newcomer;
 use crate::node::{Node, Phase};
+use crate::session_takeover::Takeover;
 use crate::sessions::{Arrival, Names};
 use crate::space_credits::Verdict as Space;
 use crate::stats::Work;
@@ -243,8 +243,8 @@ impl Node {
         let names = names_of(request);
         let names = self.sessions.names(session).map_or(names, |before| before.and(names));
         let Some(image) = names.image.filter(|_| is_newer(names.revision)) else { return };
-        let newcomer = Newcomer { session, revision: names.revision };
-        if self.newcomers.show((pool, image), newcomer, known.is_some()) {
+        let takeover = Takeover { session, revision: names.revision };
+        if self.session_takeovers.show((pool, image), takeover, known.is_some()) {
             self.judge_queued(now, effects);
         }
     }
@@ -257,7 +257,7 @@ impl Node {
 
     /// Whether a newer session of the same image was shown, and the map that it acts on is not here.
     fn is_held_back(&self, scope: &Scope) -> bool {
-        self.newcomers.hold_back(scope.pg.pool, scope.image, scope.session)
+        self.session_takeovers.hold_back(scope.pg.pool, scope.image, scope.session)
             && !planted::on(Bug::OlderSessionServedOn)
     }
 

@@ -564,8 +564,8 @@ impl Node {
     pub(crate) fn review_demand(&mut self, now: Time) {
         if self.space_credits.is_demand_due() {
             let demand = self.demand();
-            let mesh = &self.mesh;
-            self.space_credits.demanded(now, demand, |osd| mesh.has_holder(osd));
+            let connections = &self.peer_connections;
+            self.space_credits.demanded(now, demand, |osd| connections.has_holder(osd));
         }
     }
 

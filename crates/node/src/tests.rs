@@ -1,13 +1,13 @@
 //! Scripts: what a monitor, clients and the disk do, and what the node answers.
 
-mod clearing;
 pub mod cluster_rig;
 mod hung_disk;
 mod lazy;
 mod lines;
 mod members;
-mod newcomers;
+mod reclaim;
 pub mod rig;
+mod session_takeover;
 mod state_rollback;
 mod stats;
 

@@ -312,7 +312,7 @@ impl Pg {
         call: Call,
         actions: &mut Vec<Action>,
     ) {
-        self.stand.held = self.stand.held.max(version);
+        self.local_state.held = self.local_state.held.max(version);
         self.has_tombstones |= matches!(content, Content::Tombstone { .. });
         self.changes.add(version, key, 0..self.shape.block_size.unit_count());
         self.call(call, StoreRequest::Repair { pg: self.shape.pg, key, content }, actions);

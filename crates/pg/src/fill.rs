@@ -225,7 +225,7 @@ fn list_all(filling: &mut Filling) {
 impl Pg {
     /// A learner is known, or learners are filled from now on: begins to fill it.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
-        let floor = self.stand.floor;
+        let floor = self.local_state.floor;
         let is_filling = self.is_filling();
         let lead = self.lead();
         let peer = &lead.peers[index];
@@ -296,13 +296,13 @@ impl Pg {
             filling: Some(filling.clone()),
         };
         lead.peers[index].filler = Some(Filler::new(filling, crossing));
-        self.sent.add(index);
+        self.write_targets.add(index);
         self.send(index, body, actions);
     }
 
     /// The connection to a learner is gone, or it cannot go on.
     pub(crate) fn forget_learner(&mut self, index: usize, actions: &mut Vec<Action>) {
-        self.sent.take(index);
+        self.write_targets.take(index);
         let lead = self.lead();
         lead.asks.retain(|_, ask| ask.peer != index);
         let peer = &mut lead.peers[index];
@@ -336,7 +336,7 @@ impl Pg {
         unanswered.bytes += bytes;
         if unanswered.bytes > bytes_max && !unanswered.is_awaited {
             (unanswered.is_awaited, unanswered.is_stuck) = (true, false);
-            self.required.add(index);
+            self.ack_required.add(index);
         }
     }
 
@@ -366,7 +366,7 @@ impl Pg {
     /// part, and whose copies count for nothing before.
     pub(crate) fn keepers(&self) -> MemberSet {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
-        let mut keepers = self.required;
+        let mut keepers = self.ack_required;
         for (index, peer) in lead.peers.iter().enumerate() {
             if peer.filler.as_ref().is_some_and(|filler| !filler.is_bound) {
                 keepers.take(index);
@@ -606,7 +606,7 @@ impl Pg {
     /// Lets the learner keep how far it is, where it is time; goes on to the next phase.
     fn keep_position(&mut self, index: usize, actions: &mut Vec<Action>) {
         let mark = self.mark();
-        let floor = self.stand.floor;
+        let floor = self.local_state.floor;
         let progress_every = self.shape.limits.progress_every;
         let Some(filler) = self.filler(index).filter(|filler| !filler.progress_is_open) else {
             return;
@@ -653,11 +653,11 @@ impl Pg {
         let bound_at = self.queued_next;
         let Some(filler) = self.filler(index) else { return };
         (filler.is_bound, filler.bound_at) = (true, bound_at);
-        self.required.add(index);
+        self.ack_required.add(index);
         let lead = self.lead();
         lead.lease_givers.push(lead.peers[index].member.osd);
         // Everything up to the mark was acknowledged, and sent to the learner or filled.
-        let (floor, mark) = (self.stand.floor, self.mark());
+        let (floor, mark) = (self.local_state.floor, self.mark());
         self.send_progress(index, floor, mark, actions);
     }
 

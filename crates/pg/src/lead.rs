@@ -265,7 +265,7 @@ impl Pg {
 
     /// Nothing of the epochs before is under way here: the members are judged.
     pub(crate) fn ask_members(&mut self, actions: &mut Vec<Action>) {
-        let state = self.stand.state(self.record.as_ref());
+        let state = self.local_state.state(self.record.as_ref());
         self.serving = Serving::Asking;
         let lead = self.lead();
         let me = lead.me;
@@ -408,7 +408,7 @@ impl Pg {
         let history_count_max = self.shape.limits.history_count_max;
         let history = history_of(state, adopted, floor, epoch, history_count_max);
         // Learners record it from now on.
-        self.begun = epoch;
+        self.epoch_promised = epoch;
         let lead = self.lead();
         (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
         self.newest = adopted;
@@ -450,7 +450,7 @@ impl Pg {
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
             // Others may have recorded it from now on, whatever becomes of it here.
-            self.begun = entry.epoch;
+            self.epoch_promised = entry.epoch;
         }
         self.serving = Serving::Journaling;
         for index in self.lead().acting_others() {
@@ -495,8 +495,8 @@ impl Pg {
         self.newest = adopted;
         self.window = Window::new(adopted.counter);
         self.syncs = Syncs::new(adopted.counter);
-        self.sent = acting;
-        self.required = acting;
+        self.write_targets = acting;
+        self.ack_required = acting;
         self.serving = Serving::Active;
         self.lead().mark_told = adopted;
         self.lost.clear();
@@ -528,8 +528,8 @@ impl Pg {
 
     /// The PG's tombstones up to this version may go here.
     pub(crate) fn take_floor(&mut self, floor: Version, actions: &mut Vec<Action>) {
-        if floor > self.stand.floor {
-            self.stand.floor = floor;
+        if floor > self.local_state.floor {
+            self.local_state.floor = floor;
             self.call(Call::Floor, StoreRequest::SetFloor { pg: self.shape.pg, floor }, actions);
         }
     }

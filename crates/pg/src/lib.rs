@@ -33,10 +33,10 @@ mod delete;
 mod fill;
 mod lead;
 mod limits;
+mod local_state;
 mod member;
 mod read;
 mod record;
-mod stand;
 mod sync;
 mod units;
 mod window;
@@ -70,9 +70,9 @@ use changes::Changes;
 use delete::Deletion;
 use lead::Lead;
 use limits::{COUNTER_MAX, LOST_LOOKS_MAX};
+use local_state::LocalState;
 use member::Follow;
 use read::{Read, Wants};
-use stand::Stand;
 use sync::{FlushFor, Syncs, Unflushed};
 use window::Window;
 use write::{Write, WriteFor, WriteKind};
@@ -361,8 +361,8 @@ pub struct Pg {
     /// Of the pool, when the entry came.
     copies: u32,
     /// The highest epoch that other members may have recorded for this OSD.
-    begun: Epoch,
-    stand: Stand,
+    epoch_promised: Epoch,
+    local_state: LocalState,
     /// The newest record that is durable here.
     record: Option<Record>,
     /// A record on its way to the store's journal.
@@ -376,9 +376,9 @@ pub struct Pg {
     lost: BTreeMap<OsdId, u64>,
     lost_looks: u32,
     /// Members that get every write.
-    sent: MemberSet,
+    write_targets: MemberSet,
     /// Members without whose copies nothing is acknowledged.
-    required: MemberSet,
+    ack_required: MemberSet,
     /// As primary: the newest version given.
     newest: Version,
     /// As primary: writes in flight.
@@ -411,8 +411,9 @@ impl Pg {
         buffers: BufferPool,
     ) -> Pg {
         assert!(shape.pg.number < shape.pg_count);
-        let stand = Stand::new(facts);
-        let reach = record.as_ref().map_or(stand.held, |record| record.adopted.max(stand.held));
+        let local_state = LocalState::new(facts);
+        let reach =
+            record.as_ref().map_or(local_state.held, |record| record.adopted.max(local_state.held));
         Pg {
             shape,
             me,
@@ -420,8 +421,8 @@ impl Pg {
             serving: Serving::Idle { why: "waits for the map".into() },
             entry: None,
             copies: 1,
-            begun: Epoch::ZERO,
-            stand,
+            epoch_promised: Epoch::ZERO,
+            local_state,
             record,
             noting: None,
             changing: 0,
@@ -430,8 +431,8 @@ impl Pg {
             follow: None,
             lost: BTreeMap::new(),
             lost_looks: 0,
-            sent: MemberSet::default(),
-            required: MemberSet::default(),
+            write_targets: MemberSet::default(),
+            ack_required: MemberSet::default(),
             newest: Version::ZERO,
             window: Window::new(0),
             syncs: Syncs::default(),
@@ -484,7 +485,7 @@ impl Pg {
         let noting = self.noting.iter().map(|(record, _)| record);
         let records = self.record.iter().chain(noting);
         let recorded = records.map(|record| record.entry.epoch).max().unwrap_or(Epoch::ZERO);
-        recorded.max(self.stand.held.epoch).max(self.begun)
+        recorded.max(self.local_state.held.epoch).max(self.epoch_promised)
     }
 
     /// Takes part in `entry`; as its primary it ends with [`Action::Activated`]. All that is open
@@ -525,7 +526,7 @@ impl Pg {
 
     /// Whether what is here may lack acknowledged writes, and nobody has settled that.
     pub fn is_suspect(&self) -> bool {
-        self.stand.is_suspect
+        self.local_state.is_suspect
     }
 
     /// Tells the store that the operator gave up what it lost of this PG; ends with
@@ -615,8 +616,8 @@ impl Pg {
         self.lead = None;
         self.follow = None;
         self.entry = None;
-        self.sent = MemberSet::default();
-        self.required = MemberSet::default();
+        self.write_targets = MemberSet::default();
+        self.ack_required = MemberSet::default();
         // Its slots are those of writes that are forgotten.
         self.window = Window::new(0);
         self.syncs = Syncs::default();
@@ -686,7 +687,7 @@ impl Pg {
         let is_durable = result.is_ok();
         if is_durable {
             self.record = Some(record);
-            self.stand.recorded();
+            self.local_state.recorded();
         }
         match what {
             NoteFor::Nobody => {}
@@ -707,7 +708,7 @@ impl Pg {
     pub fn mark(&self) -> Version {
         let ended = self.window.ended();
         match (&self.lead, &self.follow) {
-            (Some(lead), _) if self.sent.is_empty() || ended == lead.adopted.counter => {
+            (Some(lead), _) if self.write_targets.is_empty() || ended == lead.adopted.counter => {
                 lead.adopted
             }
             (Some(_), _) => Version { epoch: self.newest.epoch, counter: ended },
@@ -792,10 +793,10 @@ impl Pg {
             Call::PeerCopy { call } => self.copied_for_peer(call, result, actions),
             Call::AbsolveFilled { call } => self.filled_absolved(call, actions),
             Call::Absolve => {
-                self.stand.absolved();
+                self.local_state.absolved();
                 actions.push(Action::Absolved);
             }
-            Call::Ending(Some(version)) if result.is_err() => self.stand.lacks(version),
+            Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),
             Call::Floor | Call::Ending(_) | Call::Dropped => {}
             Call::List(_) | Call::Newer(_) => unreachable!("a list is answered by its own door"),
         }
@@ -827,7 +828,7 @@ impl Pg {
         let mark = self.mark();
         let is_allowed = is_full || planted::on(Bug::TombstoneDroppedEarly);
         if takes_part && is_allowed && self.has_tombstones {
-            self.has_tombstones = self.stand.held > mark;
+            self.has_tombstones = self.local_state.held > mark;
             self.take_floor(mark, actions);
         }
     }

@@ -167,7 +167,7 @@ impl Pg {
         if self.follow().stage != FollowStage::Asked {
             return;
         }
-        let state = self.stand.state(self.record.as_ref());
+        let state = self.local_state.state(self.record.as_ref());
         let follow = self.follow();
         follow.stage = FollowStage::Stated;
         follow.taken = Window::new(0);
@@ -256,7 +256,7 @@ impl Pg {
         follow.mark = follow.mark.max(mark);
         let order = follow.taken.begin(0);
         self.changes.add(version, key, first..end);
-        self.stand.wrote(version);
+        self.local_state.wrote(version);
         self.call(Call::Taken { order, version }, request, actions);
         Ok(())
     }
@@ -293,7 +293,7 @@ impl Pg {
         let version = held.version();
         self.check_version(version)?;
         self.has_tombstones |= matches!(held, Held::Tombstone(_));
-        self.stand.held = self.stand.held.max(version);
+        self.local_state.held = self.local_state.held.max(version);
         let unit_count = self.shape.block_size.unit_count();
         let follow = self.follow();
         if !follow.is_learner {
@@ -367,7 +367,7 @@ impl Pg {
         let is_filled = self.record.as_ref().is_some_and(|record| record.filling.is_none());
         match what {
             NoteFor::Activation => self.answer(PeerBody::Activated, actions),
-            NoteFor::Progress { call } if is_filled && self.stand.is_suspect => {
+            NoteFor::Progress { call } if is_filled && self.local_state.is_suspect => {
                 // What was lost is here again; the record that says so comes first.
                 let request = StoreRequest::Absolve { pg: self.shape.pg };
                 self.call(Call::AbsolveFilled { call }, request, actions);
@@ -384,12 +384,12 @@ impl Pg {
 
     /// A filling ended. Its repairs are in no list of changes: the list begins here.
     fn filled_here(&mut self) {
-        self.changes = Changes::new(self.stand.held, self.shape.limits.change_count_max);
+        self.changes = Changes::new(self.local_state.held, self.shape.limits.change_count_max);
     }
 
     /// The store believes a filled PG again.
     pub(crate) fn filled_absolved(&mut self, call: u32, actions: &mut Vec<Action>) {
-        self.stand.absolved();
+        self.local_state.absolved();
         self.filled_here();
         self.answer(PeerBody::Noted { call }, actions);
     }
@@ -404,7 +404,7 @@ impl Pg {
     ) {
         self.follow().taken.end(order);
         let Ok(answer) = result else {
-            self.stand.lacks(version);
+            self.local_state.lacks(version);
             // Nobody promised a learner room.
             let why = match self.follow().is_learner {
                 true => "its store has no room for a copy",

@@ -200,7 +200,7 @@ impl Pg {
             WriteStage::Queued | WriteStage::Examine => self.replicate(slot, actions),
             WriteStage::Replicate { missing, version, durable, .. } => {
                 let is_planted = planted::on(Bug::AckBeforeMembers);
-                assert!(missing.within(self.required).is_empty() || is_planted);
+                assert!(missing.within(self.ack_required).is_empty() || is_planted);
                 // A sync that began after it was given may have ended meanwhile.
                 let durable = durable || self.syncs.covers(version.counter);
                 write.stage = WriteStage::Done { version, durable };
@@ -227,7 +227,7 @@ impl Pg {
         let write = &mut self.writes[slot];
         let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
         let lazy = kind.is_lazy();
-        let missing = self.sent;
+        let missing = self.write_targets;
         write.stage = WriteStage::Replicate { missing, version, lazy, durable: true };
         let (pg, key, block_size) = (self.shape.pg, write.key, self.shape.block_size);
         let units = match kind {
@@ -251,7 +251,7 @@ impl Pg {
         lead.mark_told = mark;
         let (acting_count, peer_count) = (lead.acting.count(), lead.peers.len());
         for (index, peer) in lead.peers.iter().enumerate() {
-            if index != lead.me && self.sent.has(index) {
+            if index != lead.me && self.write_targets.has(index) {
                 let change = change.clone();
                 let body = PeerBody::Write { version, mark, key, block_size, lazy, change };
                 actions.push(Action::Send { to: peer.member.osd, body });
@@ -262,7 +262,7 @@ impl Pg {
             Change::Zero { .. } | Change::Delete => 0,
         };
         for index in acting_count..peer_count {
-            if self.sent.has(index) {
+            if self.write_targets.has(index) {
                 self.learner_sent(index, version, bytes);
             }
         }
@@ -279,7 +279,7 @@ impl Pg {
             self.syncs.gave_lazily(version.counter);
         }
         self.newest = version;
-        self.stand.wrote(version);
+        self.local_state.wrote(version);
         self.changes.add(version, key, units);
         let counter = self.window.begin(slot);
         assert!(counter == version.counter);
@@ -340,7 +340,7 @@ impl Pg {
                 let WriteStage::Replicate { version, .. } = self.writes[slot].stage else {
                     unreachable!("only a replicated write is at the store");
                 };
-                self.stand.lacks(version);
+                self.local_state.lacks(version);
                 let why = "its store has no room for a write".to_owned();
                 let member = self.lead().peers[me].member;
                 if is_alone {
@@ -362,7 +362,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         // In an epoch that is not active yet `newest` is of an earlier one.
-        if self.sent.is_empty() {
+        if self.write_targets.is_empty() {
             return Err("a write that ends before the epoch is active".into());
         }
         if version > self.newest || version.epoch != self.newest.epoch {
@@ -396,21 +396,21 @@ impl Pg {
         };
         missing.take(index);
         *durable &= is_durable;
-        if missing.within(self.required).is_empty() || is_planted {
+        if missing.within(self.ack_required).is_empty() || is_planted {
             self.advance_write(slot, actions);
         }
     }
 
     /// Clients wait for a learner no longer: goes on with what waited for it alone.
     pub(crate) fn await_no_more(&mut self, index: usize, actions: &mut Vec<Action>) {
-        if !self.required.has(index) {
+        if !self.ack_required.has(index) {
             return;
         }
-        self.required.take(index);
+        self.ack_required.take(index);
         for slot in self.window.slots().collect::<Vec<_>>() {
             let is_held = matches!(self.writes.get(slot).map(|write| write.stage),
                 Some(WriteStage::Replicate { missing, .. })
-                    if missing.has(index) && missing.within(self.required).is_empty());
+                    if missing.has(index) && missing.within(self.ack_required).is_empty());
             if is_held {
                 self.advance_write(slot, actions);
             }

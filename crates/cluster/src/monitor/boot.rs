@@ -13,7 +13,7 @@ use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::door::Role;
 use format::wire::Member;
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor, busy, clipped, failure};
 use crate::copy::Seen;
@@ -171,9 +171,9 @@ impl Monitor {
         if changed == *record {
             return Plan::Done(Done::Booted(incarnation));
         }
-        changed.info.revision = self.contents.osd_revision_max() + 1;
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, Record::Osd(changed));
+        changed.info.revision = self.committed.osd_revision_max() + 1;
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, Record::Osd(changed));
         Plan::Write { batch, done: None }
     }
 
@@ -182,15 +182,15 @@ impl Monitor {
     fn is_still_suspect(&self, record: &OsdRecord) -> bool {
         let osd = record.info.id;
         let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;
-        let pools = self.contents.pools();
-        let mut entries = pools.flat_map(|pool| self.contents.pgs(pool.pool.id));
+        let pools = self.committed.pools();
+        let mut entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
         record.suspect && entries.any(|entry| entry.acting.iter().any(is_older))
     }
 
     /// The OSD's record, if it may join.
     pub(super) fn admitted(&self, boot: &Boot) -> Result<&OsdRecord, Failure> {
         let osd = boot.osd;
-        let Some(record) = self.contents.osd(osd) else {
+        let Some(record) = self.committed.osd(osd) else {
             return Err(failure(
                 "not_found",
                 format!("this cluster has no {osd}"),
@@ -239,7 +239,7 @@ impl Monitor {
     ) -> Boot {
         if boot.given.is_none() {
             self.note_stall(now, boot.osd, boot.stalled, None, effects);
-            let record = self.contents.osd(boot.osd).expect("its record was just written");
+            let record = self.committed.osd(boot.osd).expect("its record was just written");
             boot.given = Some(record.info.incarnation);
             if record.suspect && boot.run.is_none() {
                 self.notice(boot.osd);
@@ -281,7 +281,7 @@ impl Monitor {
     }
 
     pub(super) fn plan_osd_create(&self, store: &str) -> Result<Plan, Failure> {
-        let contents = &self.contents;
+        let committed = &self.committed;
         if store.len() != 32 || !store.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(failure(
                 "invalid",
@@ -291,17 +291,17 @@ impl Monitor {
         }
         let store = store.to_ascii_lowercase();
         let answer = |id: u32| Done::Answer(Ok(serde_json::json!({ "id": id })));
-        if let Some(known) = contents.osds().find(|record| record.store == store) {
+        if let Some(known) = committed.osds().find(|record| record.store == store) {
             return Ok(Plan::Done(answer(known.info.id.get())));
         }
-        if contents.osds().count() >= OSD_COUNT_MAX {
+        if committed.osds().count() >= OSD_COUNT_MAX {
             return Err(busy());
         }
-        let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Osd)?;
+        let mut batch = Batch::new(committed);
+        let number = batch.next_id(committed, CounterName::Osd)?;
         let id = u32::try_from(number).ok().and_then(OsdId::new).expect("counted from 1");
-        let revision = contents.osd_revision_max() + 1;
-        batch.put(contents, Record::Osd(OsdRecord::new(id, store, revision)));
+        let revision = committed.osd_revision_max() + 1;
+        batch.put(committed, Record::Osd(OsdRecord::new(id, store, revision)));
         Ok(Plan::Write { batch, done: Some(answer(id.get())) })
     }
 }

@@ -2,7 +2,7 @@
 
 use base::ConnectionId;
 
-use super::contents::Write;
+use super::committed_state::Write;
 use super::{Effect, Monitor};
 use crate::copy::{CopyPart, in_parts, is_copied};
 use crate::message::FromMonitor;
@@ -11,8 +11,8 @@ use crate::records::{Key, Record};
 impl Monitor {
     /// Tells an OSD that has joined the whole copy.
     pub(super) fn send_copy(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        let change = self.contents.change();
-        let copied = self.contents.all().filter(|(key, _)| is_copied(key));
+        let change = self.committed.change();
+        let copied = self.committed.all().filter(|(key, _)| is_copied(key));
         let copied = copied.map(|(key, record)| (key.to_string(), record.to_json()));
         let reigns = (Key::Change.to_string(), Record::Change(change.clone()).to_json());
         let parts = in_parts(copied.chain([reigns]));

@@ -1,8 +1,8 @@
 //! Keys that another hand than this monitor's wrote.
 //!
 //! ```text
-//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ Contents::edits ─┬▶ Job::Edit: judged
-//!         ──read anew, compared with contents ──────────────▶                  └▶ guarded: damaged
+//!   store ──Watched──▶ waits (a transaction is in flight) ──▶ CommittedState::edits ─┬▶ Job::Edit: judged
+//!         ──read anew, compared with committed ──────────────▶                  └▶ guarded: damaged
 //! ```
 //!
 //! Of a key that people may write the edit is judged by the rules of `state put`: it is in force at once, or
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use base::{Duration, Time, TraceEvent};
 use serde_json::json;
 
-use super::contents::{Batch, Write, check_size};
+use super::committed_state::{Batch, Write, check_size};
 use super::job::{Done, Job, Plan};
 use super::pool::{cannot_place, check_name};
 use super::{Effect, Monitor, clipped, failure};
@@ -160,9 +160,9 @@ impl Monitor {
             let hint = "`ashlar state get` shows what is there: change a copy of its value";
             failure("invalid", format!("{shown}: {}", clipped(why)), hint)
         })?;
-        let mut batch = Batch::new(&self.contents);
+        let mut batch = Batch::new(&self.committed);
         let answer = json!({ "key": text, "value": record.to_json() });
-        batch.put(&self.contents, record);
+        batch.put(&self.committed, record);
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
@@ -189,7 +189,7 @@ impl Monitor {
 
     /// Name, minimum size and failure domain may change; what the data lies by may not.
     pub(super) fn judged_pool(&self, wanted: PoolRecord) -> Result<Record, String> {
-        let known = self.contents.pool(wanted.pool.id);
+        let known = self.committed.pool(wanted.pool.id);
         let known = known.ok_or("there is no such pool: `ashlar pool create` makes one")?;
         let mut frozen = wanted.pool.clone();
         frozen.name.clone_from(&known.pool.name);
@@ -199,7 +199,7 @@ impl Monitor {
             return Err("replicas, pg_count and block_size of a pool cannot change".to_string());
         }
         check_name("pool", &wanted.pool.name).map_err(|error| error.message)?;
-        let named = self.contents.pool_named(&wanted.pool.name);
+        let named = self.committed.pool_named(&wanted.pool.name);
         if named.is_some_and(|other| other.pool.id != wanted.pool.id) {
             return Err(format!("there is a pool {} already", wanted.pool.name));
         }
@@ -232,7 +232,7 @@ impl Monitor {
 
     /// Whether the planner gives it PGs may change, where it is, and fields that are nobody's.
     fn judged_osd(&self, wanted: OsdRecord) -> Result<Record, String> {
-        let known = self.contents.osd(wanted.info.id);
+        let known = self.committed.osd(wanted.info.id);
         let known = known.ok_or("there is no such OSD: `ashlar osd create` makes one")?;
         let mut changed = known.clone();
         changed.set_in(wanted.info.in_cluster, OutBy::Operator);
@@ -250,7 +250,7 @@ impl Monitor {
             return Err(why.to_string());
         }
         changed.out_by = out_by;
-        changed.info.revision = self.contents.osd_revision_max() + 1;
+        changed.info.revision = self.committed.osd_revision_max() + 1;
         Ok(Record::Osd(changed))
     }
 
@@ -294,7 +294,7 @@ impl Monitor {
                 continue;
             }
             for (key, entry) in changes {
-                let known = self.contents.revision_of(&key);
+                let known = self.committed.revision_of(&key);
                 let is_ours = match &entry {
                     Some(entry) => entry.revision <= known,
                     None => known == StateRevision::ZERO || known > revision,
@@ -321,15 +321,16 @@ impl Monitor {
         text: Option<String>,
         effects: &mut Vec<Effect>,
     ) {
-        if self.contents.is_damaged() && !self.contents.is_edited() && Key::parse(&key).is_some() {
+        if self.committed.is_damaged() && !self.committed.is_edited() && Key::parse(&key).is_some()
+        {
             // It may be what was lacking.
             return self.mended_by_hand();
         }
-        match self.contents.note_edit(key, revision, text) {
+        match self.committed.note_edit(key, revision, text) {
             Some(key) if is_guarded(&key) => {
                 let name = key.to_string();
-                self.contents.note_guarded_edit(key);
-                let event = match self.contents.is_damaged() {
+                self.committed.note_guarded_edit(key);
+                let event = match self.committed.is_damaged() {
                     true => {
                         TraceEvent::error("another hand changed a key that monitors alone write")
                     }
@@ -345,38 +346,38 @@ impl Monitor {
 
     /// Writes which guarded keys are changed, for the monitor that leads next.
     pub(super) fn plan_mark_edited(&self) -> Plan {
-        let contents = &self.contents;
-        let marked = match contents.record(&Key::Recovery) {
+        let committed = &self.committed;
+        let marked = match committed.record(&Key::Recovery) {
             Some(Record::Recovery(record)) => Some(record),
             _ => None,
         };
-        let is_changed = contents.edit(&Key::Recovery).is_some();
+        let is_changed = committed.edit(&Key::Recovery).is_some();
         let edited: Vec<String> = self.edited_keys().map(Key::to_string).collect();
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         match marked {
             Some(record) if record.edited.is_empty() => {
                 // A restore is being written: nobody believes what is here.
                 if !is_changed {
                     return Plan::Done(Done::Silent);
                 }
-                batch.put(contents, Record::Recovery(record.clone()));
+                batch.put(committed, Record::Recovery(record.clone()));
             }
             Some(_) if edited.is_empty() => {
-                batch.delete(contents, Key::Recovery);
+                batch.delete(committed, Key::Recovery);
                 return Plan::Write { batch, done: Some(Done::PutBack) };
             }
             None if edited.is_empty() => {
                 if !is_changed {
                     return Plan::Done(Done::Silent);
                 }
-                batch.delete(contents, Key::Recovery);
+                batch.delete(committed, Key::Recovery);
             }
             Some(record) if record.edited == edited && !is_changed => {
                 return Plan::Done(Done::Silent);
             }
             _ => {
                 let record = RecoveryRecord { edited, ..RecoveryRecord::of(self.identity.monitor) };
-                batch.put(contents, Record::Recovery(record));
+                batch.put(committed, Record::Recovery(record));
             }
         }
         Plan::Write { batch, done: Some(Done::Silent) }
@@ -384,17 +385,17 @@ impl Monitor {
 
     /// Guarded keys that another hand changed while this monitor led, but for the one that says so.
     fn edited_keys(&self) -> impl Iterator<Item = &Key> {
-        self.contents.damaged_keys().filter(|key| **key != Key::Recovery)
+        self.committed.damaged_keys().filter(|key| **key != Key::Recovery)
     }
 
     /// Writes the last good values of guarded keys.
     pub(super) fn plan_state_undo(&self, accepted: bool) -> Result<Plan, Failure> {
-        let contents = &self.contents;
-        if !contents.is_edited() || self.edited_keys().next().is_none() {
+        let committed = &self.committed;
+        if !committed.is_edited() || self.edited_keys().next().is_none() {
             let message = "this monitor knows of no key that another hand changed while it led";
             return Err(failure("invalid", message, "`ashlar status` names what is damaged"));
         }
-        let good = |key: &Key| match contents.record(key) {
+        let good = |key: &Key| match committed.record(key) {
             Some(record) => record.to_json(),
             None => serde_json::Value::Null,
         };
@@ -407,22 +408,22 @@ impl Monitor {
                 format!("the last good values are {}", named.collect::<Vec<_>>().join(", "));
             return Err(failure("not_accepted", clipped(message), "ashlar state undo --yes"));
         }
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         for key in self.edited_keys() {
-            let write = match contents.record(key) {
+            let write = match committed.record(key) {
                 Some(record) => Write::Put(record.clone()),
                 None => Write::Delete(key.clone()),
             };
-            if !batch.try_add(contents, vec![write]) {
+            if !batch.try_add(committed, vec![write]) {
                 return Ok(Plan::Write { batch, done: None });
             }
         }
         // A restore that was cut short stays so.
         let is_mark =
             |record: &Record| matches!(record, Record::Recovery(it) if !it.edited.is_empty());
-        let mark = contents.record(&Key::Recovery).filter(|record| is_mark(record));
+        let mark = committed.record(&Key::Recovery).filter(|record| is_mark(record));
         let mark = mark.map(|_| Write::Delete(Key::Recovery)).into_iter().collect();
-        if !batch.try_add(contents, mark) {
+        if !batch.try_add(committed, mark) {
             return Ok(Plan::Write { batch, done: None });
         }
         let answer = json!({ "written": keys.keys().collect::<Vec<_>>() });
@@ -441,19 +442,19 @@ impl Monitor {
     }
 
     pub(super) fn plan_edit(&self, key: &Key) -> Plan {
-        let contents = &self.contents;
+        let committed = &self.committed;
         // An edit that came later was judged in its place, or something was written over it.
-        let Some(edit) = contents.edit(key) else { return Plan::Done(Done::Silent) };
-        let mut batch = Batch::new(contents);
+        let Some(edit) = committed.edit(key) else { return Plan::Done(Done::Silent) };
+        let mut batch = Batch::new(committed);
         let why = match (&edit.text, key) {
             (None, Key::Setting(_)) => return Plan::Done(Done::Edited(Ok(()))),
-            (None, _) if contents.record(key).is_none() => {
+            (None, _) if committed.record(key).is_none() => {
                 return Plan::Done(Done::Edited(Ok(())));
             }
             (None, _) => protected_because(key).unwrap_or("commands alone remove it").to_string(),
             (Some(text), _) => match self.judged(key, text) {
                 Ok(record) => {
-                    batch.put(contents, record);
+                    batch.put(committed, record);
                     return Plan::Write { batch, done: Some(Done::Edited(Ok(()))) };
                 }
                 Err(why) => why,
@@ -463,11 +464,11 @@ impl Monitor {
             // The batch has it already: its own number, counted on from what is in force.
             return Plan::Write { batch, done: Some(Done::Edited(Err(why))) };
         }
-        let before = match contents.record(key) {
+        let before = match committed.record(key) {
             Some(record) => Write::Put(record.clone()),
             None => Write::Delete(key.clone()),
         };
-        batch.add(contents, vec![before]);
+        batch.add(committed, vec![before]);
         Plan::Write { batch, done: Some(Done::Edited(Err(why))) }
     }
 
@@ -478,7 +479,7 @@ impl Monitor {
         verdict: Result<(), String>,
         effects: &mut Vec<Effect>,
     ) {
-        self.contents.settle_edit(&key);
+        self.committed.settle_edit(&key);
         if matches!(key, Key::Setting(_)) {
             self.settings_changed(effects);
         }

@@ -14,7 +14,7 @@ use base::{ConnectionId, Duration, Epoch, Incarnation, OsdId, PgId, PoolId, Time
 use format::wire::{Member, PgEntry};
 
 use super::acting::{DiskStanding, Given, Links, Standing, next_entry};
-use super::contents::{Batch, Write};
+use super::committed_state::{Batch, Write};
 use super::job::{Done, Job, Plan};
 use super::osd::{OsdLive, STALL_GATHER};
 use super::{Monitor, clipped};
@@ -173,7 +173,7 @@ impl Monitor {
 
     fn take_need(&mut self, now: Time, from: OsdId, need: PgNeed) {
         let pg = need.pg;
-        let Some(entry) = self.contents.pg(pg) else { return };
+        let Some(entry) = self.committed.pg(pg) else { return };
         if entry.epoch != need.epoch
             || entry.primary != Some(from)
             || !self.leads_in_its_run(entry, from)
@@ -203,7 +203,7 @@ impl Monitor {
         match need.what {
             Need::Complete(member) => {
                 let is_new = asked.complete.insert(member);
-                let is_up = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|it| it.info.up);
+                let is_up = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|it| it.info.up);
                 if is_new && !others.iter().all(is_up) {
                     // It may go on with them without those that are lost, once all were heard.
                     self.ask_soon(others.into_iter().chain([member.osd]));
@@ -227,7 +227,7 @@ impl Monitor {
 
     /// Whether the entry names the present run of its primary.
     pub(super) fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
-        let run = self.contents.osd(osd).map(|record| record.info.incarnation);
+        let run = self.committed.osd(osd).map(|record| record.info.incarnation);
         let member = entry.acting.iter().find(|member| member.osd == osd);
         member.map(|member| member.incarnation) == run
     }
@@ -243,7 +243,7 @@ impl Monitor {
     /// One OSD cannot reach another, and both are heard here: in PGs that the one leads, the other
     /// has no part; or the other way round, where the one reaches too few.
     pub(super) fn bar_link(&mut self, now: Time, from: OsdId, to: OsdId) {
-        let Some(record) = self.contents.osd(to) else { return };
+        let Some(record) = self.committed.osd(to) else { return };
         let key = (from, to);
         let before = self.entries.links.get(&key);
         let is_new = before.is_none_or(|bar| bar.until <= now);
@@ -262,8 +262,8 @@ impl Monitor {
     /// Those that would have to go on without one of the two are to be heard.
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
-        for pool in self.contents.pools() {
-            let led = self.contents.pgs(pool.pool.id).filter(|entry| entry.primary == Some(from));
+        for pool in self.committed.pools() {
+            let led = self.committed.pgs(pool.pool.id).filter(|entry| entry.primary == Some(from));
             others.extend(led.flat_map(|entry| &entry.acting).map(|member| member.osd));
         }
         self.ask_soon(others);
@@ -305,7 +305,7 @@ impl Monitor {
     }
 
     fn holds(&self, now: Time, osd: OsdId, bar: &Bar) -> bool {
-        let run = self.contents.osd(osd).map(|record| record.info.incarnation);
+        let run = self.committed.osd(osd).map(|record| record.info.incarnation);
         bar.until > now && run == Some(bar.incarnation)
     }
 
@@ -374,13 +374,13 @@ impl Monitor {
         if self.is_older() {
             return None;
         }
-        let contents = &self.contents;
+        let committed = &self.committed;
         let (standings, links) = (self.standings(), self.links());
-        let mut batch = Batch::new(contents);
-        for pool in contents.pools() {
+        let mut batch = Batch::new(committed);
+        for pool in committed.pools() {
             let revision = pool.revision.next();
             let mut is_pool_written = false;
-            for shard in contents.shards(pool.pool.id) {
+            for shard in committed.shards(pool.pool.id) {
                 if !of_all && !self.entries.is_dirty((shard.pool, shard.shard)) {
                     continue;
                 }
@@ -392,7 +392,7 @@ impl Monitor {
                     let record = PoolRecord { revision, ..pool.clone() };
                     writes.push(Write::Put(Record::Pool(record)));
                 }
-                if !batch.try_add(contents, writes) {
+                if !batch.try_add(committed, writes) {
                     assert!(!batch.is_empty(), "one shard and its pool fit a transaction");
                     return Some(batch);
                 }
@@ -453,8 +453,8 @@ impl Monitor {
         let mut members = entry.members();
         members.any(|member| {
             let live = self.osds.get(&member.osd);
-            let is_up = self.contents.osd(member.osd).is_some_and(|record| record.info.up);
-            is_up && live.is_some_and(|live| live.presence.is_in_doubt())
+            let is_up = self.committed.osd(member.osd).is_some_and(|record| record.info.up);
+            is_up && live.is_some_and(|live| live.liveness.is_in_doubt())
         })
     }
 
@@ -462,19 +462,19 @@ impl Monitor {
         let standing = |record: &crate::records::OsdRecord| {
             let osd = record.info.id;
             let live = self.osds.get(&osd);
-            let presence = live.map(|live| &live.presence);
+            let liveness = live.map(|live| &live.liveness);
             let standing = Standing {
                 incarnation: record.info.incarnation,
                 up: record.info.up,
                 suspect: record.suspect,
-                heard: presence.map_or(0, |presence| presence.heard),
-                noticed: presence.map_or(0, |presence| presence.noticed),
+                heard: liveness.map_or(0, |liveness| liveness.heard),
+                noticed: liveness.map_or(0, |liveness| liveness.noticed),
                 rests: live.is_some_and(|live| live.starts.rest(self.now).is_some()),
                 disk: live.map(|live| self.disk_of(live)).unwrap_or_default(),
             };
             (osd, standing)
         };
-        self.contents.osds().map(standing).collect()
+        self.committed.osds().map(standing).collect()
     }
 
     fn disk_of(&self, live: &OsdLive) -> DiskStanding {
@@ -489,10 +489,10 @@ impl Monitor {
 
     /// Entries were written: what was asked in epochs before is done with.
     pub(super) fn entries_written(&mut self) {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let entries = &mut self.entries;
         let is_over = |pg: &PgId, asked: &mut Asked| {
-            contents.pg(*pg).is_none_or(|entry| entry.epoch != asked.epoch)
+            committed.pg(*pg).is_none_or(|entry| entry.epoch != asked.epoch)
         };
         for (pg, asked) in entries.asked.extract_if(.., is_over) {
             if let Some(renew) = asked.renew {

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use format::wire::{Member, PgEntry};
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Plan};
 use super::osd::OsdLive;
 use super::{Effect, Monitor, busy, failure};
@@ -78,7 +78,7 @@ impl Monitor {
         if self.give_ups.len() >= GIVE_UP_COUNT_MAX {
             return Err(busy());
         }
-        let record = self.contents.osd(osd).expect("members have a record");
+        let record = self.committed.osd(osd).expect("members have a record");
         let (epoch, incarnation) = (entry.epoch, record.info.incarnation);
         let connection = self.osds[&osd].connection.expect("just seen");
         self.send(connection, &FromMonitor::GiveUp { pg, epoch, incarnation }, effects);
@@ -87,7 +87,7 @@ impl Monitor {
     }
 
     fn pg_to_give_up(&self, pg: PgId) -> Result<&PgEntry, Failure> {
-        self.contents.pg(pg).ok_or_else(|| {
+        self.committed.pg(pg).ok_or_else(|| {
             let hint = "`ashlar pg ls` lists the PGs there are";
             failure("not_found", format!("there is no PG {pg}"), hint)
         })
@@ -160,7 +160,7 @@ impl Monitor {
     fn members_left(&self, entry: &PgEntry) -> Vec<Member> {
         let up = || entry.acting.iter().filter_map(|named| Some((named, self.present(named.osd)?)));
         let is_suspect = |named: &Member, newest: &Member| {
-            let record = self.contents.osd(named.osd);
+            let record = self.committed.osd(named.osd);
             named.incarnation < newest.incarnation && record.is_some_and(|r| r.suspect)
         };
         let others = up().filter(|(named, newest)| !is_suspect(named, newest));
@@ -173,7 +173,7 @@ impl Monitor {
 
     /// Whether an OSD that is up has said that its store is undamaged.
     fn is_sound(&self, member: &Member) -> bool {
-        let is_suspect = self.contents.osd(member.osd).is_none_or(|record| record.suspect);
+        let is_suspect = self.committed.osd(member.osd).is_none_or(|record| record.suspect);
         let report = self.osds.get(&member.osd).and_then(OsdLive::current_report);
         let is_damaged = |report: &OsdReport| report.suspect || report.damaged_units > 0;
         !is_suspect && report.is_some_and(|report| !is_damaged(report))
@@ -181,32 +181,32 @@ impl Monitor {
 
     /// The OSD in its newest run, if that is up.
     fn present(&self, osd: OsdId) -> Option<Member> {
-        let record = self.contents.osd(osd).filter(|record| record.info.up)?;
+        let record = self.committed.osd(osd).filter(|record| record.info.up)?;
         Some(Member { osd, incarnation: record.info.incarnation })
     }
 
     /// Writes one entry, with the next revision of its pool's map.
     fn batch_of_entry(&self, entry: PgEntry) -> Batch {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let pg = entry.pg;
-        let pool = contents.pool(pg.pool).expect("a PG has a pool");
+        let pool = committed.pool(pg.pool).expect("a PG has a pool");
         let revision = pool.revision.next();
-        let shards = &mut contents.shards(pg.pool);
+        let shards = &mut committed.shards(pg.pool);
         let shard = shards.find(|shard| shard.shard == pg.number / PG_SHARD_SIZE);
         let mut shard: PgShardRecord = shard.expect("a PG has a shard").clone();
         shard.pgs[(pg.number % PG_SHARD_SIZE) as usize] = PgEntry { revision, ..entry };
         let pool = PoolRecord { revision, ..pool.clone() };
-        let mut batch = Batch::new(contents);
-        batch.put(contents, Record::PgShard(shard));
-        batch.put(contents, Record::Pool(pool));
+        let mut batch = Batch::new(committed);
+        batch.put(committed, Record::PgShard(shard));
+        batch.put(committed, Record::Pool(pool));
         batch
     }
 
     /// Which data a PG that lost something concerns.
     fn concerned(&self, pg: PgId) -> String {
-        let pool = self.contents.pool(pg.pool).expect("a PG has a pool");
+        let pool = self.committed.pool(pg.pool).expect("a PG has a pool");
         let images: Vec<_> =
-            self.contents.images().filter(|image| image.info.pool == pg.pool).collect();
+            self.committed.images().filter(|image| image.info.pool == pg.pool).collect();
         let mut names: Vec<&str> = images.iter().map(|image| image.info.name.as_str()).collect();
         names.truncate(NAMED_COUNT_MAX);
         let more = match images.len() - names.len() {
@@ -241,7 +241,7 @@ impl Monitor {
             return;
         }
         for waits in std::mem::take(&mut self.give_ups) {
-            let entry = self.contents.pg(waits.pg).filter(|entry| entry.primary == Some(osd));
+            let entry = self.committed.pg(waits.pg).filter(|entry| entry.primary == Some(osd));
             if !entry.is_some_and(|entry| self.pg_state(entry).serves()) {
                 self.give_ups.push(waits);
                 continue;

@@ -1,4 +1,4 @@
-//! Jobs: everything that changes the state. One at a time is planned from the committed contents,
+//! Jobs: everything that changes the state. One at a time is planned from the committed state,
 //! written, and planned again until it is done.
 
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use placement::PlanError;
 use serde_json::Value;
 
 use super::boot::Boot;
-use super::contents::{Batch, Write};
+use super::committed_state::{Batch, Write};
 use super::planning::Planned;
 use super::restore::Written;
 use super::session::Opened;
@@ -165,13 +165,13 @@ impl Monitor {
     }
 
     fn plan_create_cluster(&self) -> Plan {
-        if self.contents.cluster().is_some() {
+        if self.committed.cluster().is_some() {
             return Plan::Done(Done::Silent);
         }
         let record =
             ClusterRecord { id: self.identity.cluster, format: STATE_FORMAT, rest: Rest::new() };
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, Record::Cluster(record));
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, Record::Cluster(record));
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
@@ -267,7 +267,7 @@ impl Monitor {
         self.trace_writes(&writes, effects);
         writes.iter().for_each(|write| self.foresee(write));
         self.tell_copies(&writes, effects);
-        self.contents.commit(writes, revision);
+        self.committed.commit(writes, revision);
         self.entries_written();
         if changes_map {
             self.publish(effects);
@@ -290,7 +290,7 @@ impl Monitor {
                 self.look_at(osd, self.now);
             }
             Write::Put(Record::Pool(record)) => {
-                let known = self.contents.pool(record.pool.id);
+                let known = self.committed.pool(record.pool.id);
                 if known.is_none_or(|known| known.pool != record.pool) {
                     self.entries.mark_all();
                     self.planning.is_due = true;
@@ -329,7 +329,7 @@ impl Monitor {
         writes: &[Write],
         store: &BTreeMap<String, KeyValue>,
     ) -> Option<StateRevision> {
-        let before = |key: &Key| self.contents.revision(key);
+        let before = |key: &Key| self.committed.revision(key);
         let mut puts = writes.iter().filter_map(|write| match write {
             Write::Put(record) => Some(record),
             Write::Delete(_) => None,
@@ -352,7 +352,7 @@ impl Monitor {
         if has_puts { put } else { deleted() }
     }
 
-    /// A job's transaction is in `contents`.
+    /// A job's transaction is in `committed`.
     fn go_on(&mut self, now: Time, job: Job, done: Option<Done>, effects: &mut Vec<Effect>) {
         let job = match job {
             Job::Boot(boot) => Job::Boot(self.boot_written(now, boot, effects)),
@@ -401,7 +401,7 @@ impl Monitor {
                 if locked {
                     self.locked_since.insert(session, now);
                 }
-                let reign = self.contents.session(session).map_or(0, |record| record.reign);
+                let reign = self.committed.session(session).map_or(0, |record| record.reign);
                 let opened =
                     FromMonitor::SessionOpened { request, session, image, locked, lazy, reign };
                 self.send(connection, &opened, effects);

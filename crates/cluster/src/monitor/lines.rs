@@ -6,7 +6,7 @@
 use base::{OsdId, TraceEvent};
 use format::wire::{Member, PgEntry};
 
-use super::contents::Write;
+use super::committed_state::Write;
 use super::{Effect, Monitor};
 use crate::records::{Key, OsdRecord, OutBy, PgShardRecord, Record};
 use crate::settings::Setting;
@@ -30,7 +30,7 @@ impl Monitor {
                 Write::Put(Record::Osd(record)) => self.trace_osd(record, effects),
                 Write::Put(Record::PgShard(record)) => self.trace_shard(record, effects),
                 Write::Put(Record::Pool(record))
-                    if self.contents.pool(record.pool.id).is_none() =>
+                    if self.committed.pool(record.pool.id).is_none() =>
                 {
                     let event = TraceEvent::info("pool is created").with("pool", record.pool.id);
                     let count = record.pool.pg_count;
@@ -62,8 +62,8 @@ impl Monitor {
             // Who is fenced loses its record in the same transaction.
             Key::Session(session) if fences => {
                 let event = TraceEvent::warn("client is fenced").with("session", session);
-                let Some(record) = self.contents.session(*session) else { return };
-                let image = self.contents.image(record.image);
+                let Some(record) = self.committed.session(*session) else { return };
+                let image = self.committed.image(record.image);
                 let volume = image.map_or_else(String::new, |image| image.info.name.clone());
                 event.with("client", &record.client).with("volume", volume)
             }
@@ -76,7 +76,7 @@ impl Monitor {
         let mut say = |event: TraceEvent| {
             effects.push(Effect::Trace(event.with("osd", after.info.id)));
         };
-        let Some(before) = self.contents.osd(after.info.id) else {
+        let Some(before) = self.committed.osd(after.info.id) else {
             return say(TraceEvent::info("OSD is new"));
         };
         if before.info.incarnation < after.info.incarnation {
@@ -104,7 +104,7 @@ impl Monitor {
 
     fn trace_shard(&self, after: &PgShardRecord, effects: &mut Vec<Effect>) {
         let key = Key::PgShard(after.pool, after.shard);
-        let Some(Record::PgShard(before)) = self.contents.record(&key) else { return };
+        let Some(Record::PgShard(before)) = self.committed.record(&key) else { return };
         for (before, after) in before.pgs.iter().zip(&after.pgs) {
             if before.epoch < after.epoch {
                 trace_entry(before, after, effects);

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, Time, TraceEvent};
 
-use super::contents::Contents;
+use super::committed_state::CommittedState;
 use super::edit::is_never_edited;
 use super::job::Job;
 use super::monitors::removed_text;
@@ -323,9 +323,9 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let leader = loaded[&Key::Leader.to_string()].clone();
-        self.contents.load(leader).expect("this monitor has just written it");
+        self.committed.load(leader).expect("this monitor has just written it");
         self.settle_in_flight(now, loaded, effects);
-        for key in self.contents.differences(loaded) {
+        for key in self.committed.differences(loaded) {
             let entry = loaded.get(&key);
             let revision = entry.map_or(StateRevision::ZERO, |entry| entry.revision);
             let text = entry.map(|entry| entry.value.clone());
@@ -335,7 +335,7 @@ impl Monitor {
 
     /// The state as the last monitor left it.
     fn take_first(&mut self, loaded: BTreeMap<String, KeyValue>) -> Result<(), StopReason> {
-        let mut contents = Contents::of_reign(self.contents.reign);
+        let mut committed = CommittedState::of_reign(self.committed.reign);
         let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);
         let (change, cluster) = (revision(Key::Change), revision(Key::Cluster));
         let believes_from = self.believes_from;
@@ -350,17 +350,17 @@ impl Monitor {
             match Key::parse(&entry.key) {
                 Some(key) if is_of_another_hand(&entry) && is_never_edited(&key) => {
                     let why = "another hand wrote it while no monitor led".to_string();
-                    contents.note_damage(key, entry, why);
+                    committed.note_damage(key, entry, why);
                 }
-                _ => contents.load(entry).map_err(StopReason::State)?,
+                _ => committed.load(entry).map_err(StopReason::State)?,
             }
         }
-        if let Some(reason) = self.why_not_ours(&contents) {
+        if let Some(reason) = self.why_not_ours(&committed) {
             return Err(reason);
         }
-        contents.judge_rules();
-        self.contents = contents;
-        let edited: Vec<Key> = self.contents.edited_keys().cloned().collect();
+        committed.judge_rules();
+        self.committed = committed;
+        let edited: Vec<Key> = self.committed.edited_keys().cloned().collect();
         edited.into_iter().for_each(|key| self.queue_edit(key));
         Ok(())
     }
@@ -368,17 +368,17 @@ impl Monitor {
     /// This monitor leads for the first time: everybody is served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.led_since = now;
-        self.begin_presences(now);
+        self.begin_detection(now);
         self.begin_settling(now);
         self.begin_stats();
         self.entries.mark_all();
         self.planning.is_due = true;
-        if self.contents.cluster().is_none() {
+        if self.committed.cluster().is_none() {
             self.jobs.push_front(Job::CreateCluster);
         }
         self.record_self();
         effects.push(Effect::Ready);
-        if let Some(damage) = self.contents.damage() {
+        if let Some(damage) = self.committed.damage() {
             let event = TraceEvent::error("the state store is damaged").with("why", damage);
             effects.push(Effect::Trace(event));
         }
@@ -388,7 +388,7 @@ impl Monitor {
         }
     }
 
-    fn why_not_ours(&self, loaded: &Contents) -> Option<StopReason> {
+    fn why_not_ours(&self, loaded: &CommittedState) -> Option<StopReason> {
         match loaded.cluster() {
             Some(record) if record.id != self.identity.cluster => {
                 let reason = format!(

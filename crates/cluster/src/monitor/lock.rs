@@ -12,7 +12,7 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, PoolId, SessionId, Time};
 use serde_json::{Value, json};
 
-use super::contents::{Batch, Write};
+use super::committed_state::{Batch, Write};
 use super::job::{Done, Job, Plan};
 use super::{Introduced, Monitor, busy, failure};
 use crate::map::ImageInfo;
@@ -40,12 +40,12 @@ pub(super) enum Claim {
 impl Monitor {
     /// What an attach gets. Requires: the ended sessions of the image are fenced.
     pub(super) fn claim_lock(&self, now: Time, image: &ImageInfo, wanted: bool) -> Claim {
-        let holder = self.contents.lock(image.id).and_then(|lock| {
-            let record = self.contents.session(lock.session).filter(|record| !record.ended)?;
+        let holder = self.committed.lock(image.id).and_then(|lock| {
+            let record = self.committed.session(lock.session).filter(|record| !record.ended)?;
             Some((lock, record))
         });
         let Some((lock, record)) = holder else {
-            let mut others = self.contents.sessions_of(image.id).filter(|record| !record.ended);
+            let mut others = self.committed.sessions_of(image.id).filter(|record| !record.ended);
             let is_free = others.next().is_none() || planted::on(Bug::LazyWithoutLock);
             return if wanted && is_free {
                 Claim::Granted { lazy: self.is_lazy(image.pool) }
@@ -67,7 +67,7 @@ impl Monitor {
     /// Whether writes to a pool cost a flush: some OSD of it does not write through its disk's
     /// cache, or has not said that it does.
     fn is_lazy(&self, pool: PoolId) -> bool {
-        let members = self.contents.pgs(pool).flat_map(|pg| pg.members());
+        let members = self.committed.pgs(pool).flat_map(|pg| pg.members());
         members.into_iter().any(|member| {
             let live = self.osds.get(&member.osd);
             let report = live.and_then(|live| live.current_report());
@@ -107,14 +107,14 @@ impl Monitor {
         lazy: bool,
     ) {
         let record = LockRecord { image: image.id, session, lazy, rest: Rest::new() };
-        batch.put(&self.contents, Record::Lock(record));
+        batch.put(&self.committed, Record::Lock(record));
     }
 
     /// What removes a session, and the lock that it holds.
     pub(super) fn removal_of(&self, session: SessionId) -> Vec<Write> {
         let mut writes = vec![Write::Delete(Key::Session(session))];
-        let record = self.contents.session(session);
-        let lock = record.and_then(|record| self.contents.lock(record.image));
+        let record = self.committed.session(session);
+        let lock = record.and_then(|record| self.committed.lock(record.image));
         if let Some(lock) = lock.filter(|lock| lock.session == session) {
             writes.push(Write::Delete(Key::Lock(lock.image)));
         }
@@ -122,14 +122,14 @@ impl Monitor {
     }
 
     pub(super) fn plan_volume_unlock(&self, name: &str, accepted: bool) -> Result<Plan, Failure> {
-        let contents = &self.contents;
-        let image = contents.image_named(name).ok_or_else(|| super::volume::no_volume(name))?;
-        let Some(lock) = contents.lock(image.info.id) else {
+        let committed = &self.committed;
+        let image = committed.image_named(name).ok_or_else(|| super::volume::no_volume(name))?;
+        let Some(lock) = committed.lock(image.info.id) else {
             let message = format!("nobody has the lock of volume {name}");
             return Err(failure("not_locked", message, "nothing is to be done"));
         };
         let holder = lock.session;
-        let client = contents.session(holder).map_or("", |record| &record.client);
+        let client = committed.session(holder).map_or("", |record| &record.client);
         if !accepted {
             return Err(failure(
                 "not_confirmed",
@@ -164,7 +164,7 @@ impl Monitor {
 
     /// A lock as commands show it.
     pub(super) fn lock_row(&self, image: &ImageInfo) -> Value {
-        match self.contents.lock(image.id) {
+        match self.committed.lock(image.id) {
             Some(lock) => json!({ "session": lock.session, "lazy": lock.lazy }),
             None => Value::Null,
         }

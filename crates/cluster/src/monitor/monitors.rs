@@ -4,10 +4,10 @@ use base::{ConnectionId, MonitorId};
 use format::door::Role;
 use serde_json::{Value, json};
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::{Effect, Identity, Monitor, busy, failure};
-use crate::message::{Failure, FromMonitor, Guest};
+use crate::message::{Failure, FromMonitor, RelayedRole};
 use crate::records::{CounterName, CounterRecord, MonitorRecord, Record, Rest};
 
 /// Monitors of a cluster.
@@ -17,13 +17,13 @@ impl Monitor {
     /// Whether no other monitor belongs to the cluster, for sure.
     pub(super) fn is_only(&self) -> bool {
         let is_this = |record: &MonitorRecord| record.id == self.identity.monitor;
-        !self.contents.is_damaged() && self.contents.monitors().all(is_this)
+        !self.committed.is_damaged() && self.committed.monitors().all(is_this)
     }
 
-    /// A monitor that does not lead speaks for a guest of its own from now on.
-    pub(super) fn on_relay(&mut self, connection: ConnectionId, guest: &Guest) {
+    /// A monitor that does not lead relays another connection from now on.
+    pub(super) fn on_relay(&mut self, connection: ConnectionId, role: &RelayedRole) {
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.peer.role = guest.role();
+        state.peer.role = role.role();
     }
 
     /// A monitor that does not lead is there.
@@ -33,7 +33,7 @@ impl Monitor {
         record: MonitorRecord,
         effects: &mut Vec<Effect>,
     ) {
-        if self.contents.has_removed_monitor(record.id) {
+        if self.committed.has_removed_monitor(record.id) {
             return self.send(connection, &FromMonitor::MonitorRemoved, effects);
         }
         let state = self.connections.get_mut(&connection).expect("the caller has it connected");
@@ -50,11 +50,11 @@ impl Monitor {
     }
 
     pub(super) fn plan_monitor_here(&self, record: &MonitorRecord) -> Plan {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let monitor = record.id;
-        let known = contents.monitor(monitor);
-        let is_full = known.is_none() && contents.monitors().count() >= MONITOR_COUNT_MAX;
-        if is_full || contents.has_removed_monitor(monitor) {
+        let known = committed.monitor(monitor);
+        let is_full = known.is_none() && committed.monitors().count() >= MONITOR_COUNT_MAX;
+        if is_full || committed.has_removed_monitor(monitor) {
             return Plan::Done(Done::Silent);
         }
         let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
@@ -62,33 +62,33 @@ impl Monitor {
         if known == Some(&record) {
             return Plan::Done(Done::Silent);
         }
-        let mut batch = Batch::new(contents);
-        batch.put(contents, Record::Monitor(record));
+        let mut batch = Batch::new(committed);
+        batch.put(committed, Record::Monitor(record));
         // The first one of a cluster has its id from nobody.
         let last = u64::from(monitor.get());
-        if contents.counter(CounterName::Monitor) < last {
+        if committed.counter(CounterName::Monitor) < last {
             let counter = CounterRecord { name: CounterName::Monitor, last, rest: Rest::new() };
-            batch.put(contents, Record::Counter(counter));
+            batch.put(committed, Record::Counter(counter));
         }
         Plan::Write { batch, done: Some(Done::MonitorsChanged) }
     }
 
     pub(super) fn plan_monitor_create(&self) -> Result<Plan, Failure> {
-        let contents = &self.contents;
-        if contents.monitors().count() >= MONITOR_COUNT_MAX {
+        let committed = &self.committed;
+        if committed.monitors().count() >= MONITOR_COUNT_MAX {
             return Err(busy());
         }
-        let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Monitor)?;
+        let mut batch = Batch::new(committed);
+        let number = batch.next_id(committed, CounterName::Monitor)?;
         let id = u32::try_from(number).ok().and_then(MonitorId::new).expect("counted from 1");
         let record = MonitorRecord::of_run(id, Vec::new(), 0, String::new());
-        batch.put(contents, Record::Monitor(record));
+        batch.put(committed, Record::Monitor(record));
         let answer = Done::Answer(Ok(json!({ "id": id })));
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
     pub(super) fn plan_monitor_remove(&self, monitor: MonitorId) -> Result<Plan, Failure> {
-        let Some(record) = self.contents.monitor(monitor) else {
+        let Some(record) = self.committed.monitor(monitor) else {
             let hint = "`ashlar mon ls` lists the monitors there are";
             return Err(failure("not_found", format!("there is no {monitor}"), hint));
         };
@@ -96,11 +96,11 @@ impl Monitor {
             let message = format!("{monitor} runs, and is connected");
             return Err(failure("running", message, "stop its process first"));
         }
-        let mut batch = Batch::new(&self.contents);
+        let mut batch = Batch::new(&self.committed);
         // Its record stays, so that whoever runs with its id is refused.
         let none = MonitorRecord::of_run(monitor, Vec::new(), 0, String::new());
         let record = MonitorRecord { removed: true, rest: record.rest.clone(), ..none };
-        batch.put(&self.contents, Record::Monitor(record));
+        batch.put(&self.committed, Record::Monitor(record));
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(json!({ "removed": monitor })))) })
     }
 
@@ -121,13 +121,13 @@ impl Monitor {
                 "addresses": record.addresses,
             })
         };
-        self.contents.monitors().map(row).collect()
+        self.committed.monitors().map(row).collect()
     }
 
     /// Where monitors listen, for everybody who gets the map. Those that are there come first.
     fn monitor_addresses(&self) -> FromMonitor {
         let (up, down): (Vec<_>, Vec<_>) =
-            self.contents.monitors().partition(|record| self.is_monitor_up(record.id));
+            self.committed.monitors().partition(|record| self.is_monitor_up(record.id));
         let addresses = [up, down].map(|records| spread(&records));
         FromMonitor::Monitors { addresses: addresses.concat() }
     }

@@ -1,5 +1,5 @@
 //! OSDs as they are now: connected or not, what they report, which map they have seen. Who counts as
-//! up is decided in `presence.rs`.
+//! up is decided in `failure_detector.rs`.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use base::{ConnectionId, Duration, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
 
 use super::boot::Boot;
-use super::contents::Batch;
+use super::committed_state::Batch;
+use super::failure_detector::Liveness;
 use super::job::{Done, Job, Plan};
-use super::presence::Presence;
 use super::restarts::Starts;
 use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport};
@@ -51,7 +51,7 @@ pub(super) struct OsdLive {
     /// What it says of its disk.
     pub(super) stall: Stall,
     /// How it is known to run.
-    pub(super) presence: Presence,
+    pub(super) liveness: Liveness,
     /// Map revisions it has applied: it refuses requests that name older ones.
     saw: BTreeMap<PoolId, MapRevision>,
     /// Removed pools that it was asked to clear, over this connection, and whether it has said that it
@@ -117,7 +117,7 @@ impl Monitor {
 
     /// After a run of an OSD did not join: what was left to it is done.
     pub(super) fn push_sync_known_osd(&mut self, osd: OsdId) {
-        if self.contents.osd(osd).is_some() {
+        if self.committed.osd(osd).is_some() {
             self.push_sync_osd(osd);
         }
     }
@@ -127,11 +127,11 @@ impl Monitor {
     }
 
     pub(super) fn plan_sync_osd(&self, osd: OsdId) -> Plan {
-        let (Some(record), Some(live)) = (self.contents.osd(osd), self.osds.get(&osd)) else {
+        let (Some(record), Some(live)) = (self.committed.osd(osd), self.osds.get(&osd)) else {
             return Plan::Done(Done::Silent);
         };
         let mut changed = record.clone();
-        changed.info.up = live.connection.is_some() || live.presence.is_awaited();
+        changed.info.up = live.connection.is_some() || live.liveness.is_awaited();
         if !changed.info.up && self.is_joining(osd) {
             return Plan::Done(Done::Silent);
         }
@@ -142,10 +142,10 @@ impl Monitor {
             return Plan::Done(Done::Silent);
         }
         if changed.info != record.info {
-            changed.info.revision = self.contents.osd_revision_max() + 1;
+            changed.info.revision = self.committed.osd_revision_max() + 1;
         }
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, Record::Osd(changed));
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, Record::Osd(changed));
         // Planned once more: it may have come or gone while the record was written.
         Plan::Write { batch, done: None }
     }
@@ -166,7 +166,7 @@ impl Monitor {
         live.fill_rate = fill_rate(live.report.as_ref(), now, &report);
         live.report = Some((now, report));
         self.note_stall(now, osd, stalled, oldest, effects);
-        if self.contents.osd(osd).is_some_and(|record| record.size_bytes != size) {
+        if self.committed.osd(osd).is_some_and(|record| record.size_bytes != size) {
             self.push_sync_osd(osd);
         }
         self.confirm_give_ups(osd, effects);
@@ -212,7 +212,7 @@ impl Monitor {
         let Some(live) = self.osds.get_mut(&osd) else { return };
         self.has_task_news = true;
         for (pool, revision) in revisions {
-            if self.contents.pool(*pool).is_some() {
+            if self.committed.pool(*pool).is_some() {
                 let saw = live.saw.entry(*pool).or_default();
                 *saw = (*saw).max(*revision);
             }
@@ -226,7 +226,7 @@ impl Monitor {
         pool: PoolId,
         revision: MapRevision,
     ) -> Option<OsdId> {
-        let entries = self.contents.pgs(pool);
+        let entries = self.committed.pgs(pool);
         let members = entries.flat_map(|entry| entry.members());
         let mut osds: Vec<OsdId> = members.map(|member| member.osd).collect();
         osds.sort_unstable();
@@ -235,7 +235,7 @@ impl Monitor {
             let live = self.osds.get(osd);
             live.and_then(|live| live.saw.get(&pool)).copied().unwrap_or_default()
         };
-        let is_up = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|record| record.info.up);
+        let is_up = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|record| record.info.up);
         osds.into_iter().find(|osd| is_up(osd) && saw(osd) < revision)
     }
 }

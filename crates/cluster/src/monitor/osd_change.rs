@@ -7,7 +7,7 @@
 use base::{Incarnation, OsdId, PgId};
 use serde_json::json;
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Plan};
 use super::{Monitor, failure};
 use crate::message::Failure;
@@ -15,7 +15,7 @@ use crate::records::{CounterName, CounterRecord, Key, OsdRecord, OutBy, Record, 
 
 impl Monitor {
     fn osd_to_change(&self, osd: OsdId) -> Result<&OsdRecord, Failure> {
-        self.contents.osd(osd).ok_or_else(|| {
+        self.committed.osd(osd).ok_or_else(|| {
             let hint = "`ashlar osd ls` lists the OSDs there are";
             failure("not_found", format!("this cluster has no {osd}"), hint)
         })
@@ -32,9 +32,9 @@ impl Monitor {
         if record == *known {
             return Ok(Plan::Done(answer));
         }
-        record.info.revision = self.contents.osd_revision_max() + 1;
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, Record::Osd(record));
+        record.info.revision = self.committed.osd_revision_max() + 1;
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, Record::Osd(record));
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
@@ -66,31 +66,31 @@ impl Monitor {
                  If its copy is lost and the PG waits for it: `ashlar pg give-up --they-are-off`",
             ));
         }
-        let contents = &self.contents;
-        let waiting = contents.removed_pools().find(|pool| pool.osds.contains(&osd));
+        let committed = &self.committed;
+        let waiting = committed.removed_pools().find(|pool| pool.osds.contains(&osd));
         if let Some(pool) = waiting {
             return Ok(match self.plan_pool_cleared(pool.pool, osd) {
                 Plan::Write { batch, .. } => Plan::Write { batch, done: None },
                 Plan::Done(_) => unreachable!("the pool waits for it"),
             });
         }
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         // Who has the map hears of it, as of a change.
-        let last = contents.osd_revision_max() + 1;
+        let last = committed.osd_revision_max() + 1;
         let name = CounterName::OsdRevision;
-        batch.put(contents, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
-        batch.delete(contents, Key::Osd(osd));
+        batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
+        batch.delete(committed, Key::Osd(osd));
         let answer = Done::Answer(Ok(json!({ "id": osd })));
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
     /// A PG that has the OSD as a member.
     fn pg_that_needs(&self, osd: OsdId) -> Option<PgId> {
-        if self.contents.osd(osd).is_some_and(|r| r.info.incarnation == Incarnation::ZERO) {
+        if self.committed.osd(osd).is_some_and(|r| r.info.incarnation == Incarnation::ZERO) {
             return None;
         }
-        let pools = self.contents.pools();
-        let mut entries = pools.flat_map(|pool| self.contents.pgs(pool.pool.id));
+        let pools = self.committed.pools();
+        let mut entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
         let has = |members: &[format::wire::Member]| members.iter().any(|m| m.osd == osd);
         entries.find(|entry| has(&entry.acting) || has(&entry.learners)).map(|entry| entry.pg)
     }

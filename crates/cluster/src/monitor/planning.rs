@@ -16,7 +16,7 @@ use base::{Incarnation, OsdId, PoolId};
 use placement::{Candidate, PlanError};
 
 use super::Monitor;
-use super::contents::{Batch, Write};
+use super::committed_state::{Batch, Write};
 use super::job::{Done, Job, Plan};
 use crate::map::{FailureDomain, Pool};
 use crate::records::{OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
@@ -45,11 +45,11 @@ impl Monitor {
             return false;
         }
         let before = self.jobs.len();
-        let contents = &self.contents;
+        let committed = &self.committed;
         let planning = &mut self.planning;
-        planning.failed.retain(|pool, _| contents.pool(*pool).is_some());
+        planning.failed.retain(|pool, _| committed.pool(*pool).is_some());
         let pools: Vec<(PoolId, u64)> =
-            contents.pools().map(|record| (record.pool.id, record.planned_for)).collect();
+            committed.pools().map(|record| (record.pool.id, record.planned_for)).collect();
         for (pool, planned_for) in pools {
             let fingerprint = self.fingerprint_of(pool);
             let is_known = planned_for == fingerprint;
@@ -66,8 +66,8 @@ impl Monitor {
     }
 
     pub(super) fn plan_replan(&self, pool: PoolId, planned: &RefCell<Option<Planned>>) -> Plan {
-        let contents = &self.contents;
-        let Some(record) = contents.pool(pool) else { return Plan::Done(Done::Replanned(None)) };
+        let committed = &self.committed;
+        let Some(record) = committed.pool(pool) else { return Plan::Done(Done::Replanned(None)) };
         let candidates = self.candidates_for(record);
         let fingerprint = fingerprint(&record.pool, &candidates);
         if record.planned_for == fingerprint {
@@ -82,20 +82,20 @@ impl Monitor {
             }
         }
         let planned = planned.as_ref().expect("just made");
-        let mut batch = Batch::new(contents);
-        for shard in contents.shards(pool) {
+        let mut batch = Batch::new(committed);
+        for shard in committed.shards(pool) {
             let first = (shard.shard * PG_SHARD_SIZE) as usize;
             let targets = &planned.targets[first..first + shard.pgs.len()];
             if shard.targets == targets {
                 continue;
             }
             let shard = PgShardRecord { targets: targets.to_vec(), ..shard.clone() };
-            if !batch.try_add(contents, vec![Write::Put(Record::PgShard(shard))]) {
+            if !batch.try_add(committed, vec![Write::Put(Record::PgShard(shard))]) {
                 return Plan::Write { batch, done: None };
             }
         }
         let record = PoolRecord { planned_for: fingerprint, ..record.clone() };
-        if !batch.try_add(contents, vec![Write::Put(Record::Pool(record))]) {
+        if !batch.try_add(committed, vec![Write::Put(Record::Pool(record))]) {
             return Plan::Write { batch, done: None };
         }
         Plan::Write { batch, done: Some(Done::Replanned(None)) }
@@ -118,17 +118,17 @@ impl Monitor {
     /// Pools that cannot be placed on the OSDs there are, and why.
     pub(super) fn unplaced_pools(&self) -> impl Iterator<Item = (&Pool, &PlanError)> {
         let failed = self.planning.failed.iter();
-        failed.filter_map(|(pool, (_, error))| Some((&self.contents.pool(*pool)?.pool, error)))
+        failed.filter_map(|(pool, (_, error))| Some((&self.committed.pool(*pool)?.pool, error)))
     }
 
     /// Where the plan has each PG of a pool.
     pub(super) fn targets(&self, pool: PoolId) -> impl Iterator<Item = Vec<OsdId>> {
-        let shards = self.contents.shards(pool);
+        let shards = self.committed.shards(pool);
         shards.flat_map(|shard| (0..shard.pgs.len()).map(|index| shard.targets_of(index)))
     }
 
     fn fingerprint_of(&self, pool: PoolId) -> u64 {
-        let record = self.contents.pool(pool).expect("the caller has found it");
+        let record = self.committed.pool(pool).expect("the caller has found it");
         fingerprint(&record.pool, &self.candidates_for(record))
     }
 
@@ -139,14 +139,14 @@ impl Monitor {
             let is_known = osd.info.up && osd.size_bytes > 0;
             is_usable(osd) && (is_known || planned.contains(&osd.info.id))
         };
-        let usable: Vec<&OsdRecord> = self.contents.osds().filter(usable).collect();
+        let usable: Vec<&OsdRecord> = self.committed.osds().filter(usable).collect();
         self.candidates_of(&usable, record.pool.failure_domain, Some(record.pool.id))
     }
 
     /// OSDs that may hold PGs of a pool that is being made.
     pub(super) fn candidates(&self, failure_domain: FailureDomain) -> Vec<Candidate> {
         let usable = |osd: &&OsdRecord| is_usable(osd) && osd.info.up;
-        let usable: Vec<&OsdRecord> = self.contents.osds().filter(usable).collect();
+        let usable: Vec<&OsdRecord> = self.committed.osds().filter(usable).collect();
         self.candidates_of(&usable, failure_domain, None)
     }
 
@@ -178,7 +178,7 @@ impl Monitor {
     /// Copies of PGs planned on each OSD, of all pools but one.
     fn planned_counts(&self, but: Option<PoolId>) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
-        for pool in self.contents.pools().filter(|pool| Some(pool.pool.id) != but) {
+        for pool in self.committed.pools().filter(|pool| Some(pool.pool.id) != but) {
             for osd in self.targets(pool.pool.id).flatten() {
                 *counts.entry(osd).or_default() += 1;
             }
@@ -188,7 +188,7 @@ impl Monitor {
 
     /// Takes an OSD out that was down for `osd_out_after_ms`, if the rest can do without it.
     pub(super) fn plan_out_osd(&self, osd: OsdId) -> Plan {
-        let Some(record) = self.contents.osd(osd) else { return Plan::Done(Done::Silent) };
+        let Some(record) = self.committed.osd(osd) else { return Plan::Done(Done::Silent) };
         let is_back = record.info.up || self.is_present(osd);
         if is_back || !record.info.in_cluster || self.is_older() {
             return Plan::Done(Done::Silent);
@@ -198,16 +198,16 @@ impl Monitor {
         }
         let mut record = record.clone();
         record.set_in(false, OutBy::Monitor);
-        record.info.revision = self.contents.osd_revision_max() + 1;
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, Record::Osd(record));
+        record.info.revision = self.committed.osd_revision_max() + 1;
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, Record::Osd(record));
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
     /// Why an OSD that is down is not taken out, however long it is so.
     pub(super) fn why_it_stays_in(&self, osd: OsdId) -> Option<String> {
         let ran = || {
-            let ran = self.contents.osds();
+            let ran = self.committed.osds();
             ran.filter(|record| record.info.incarnation > Incarnation::ZERO)
         };
         let left = ran().filter(|record| record.info.in_cluster && record.info.id != osd).count();
@@ -220,7 +220,7 @@ impl Monitor {
                 others.map(|record| domain_of(record, pool.pool.failure_domain)).collect();
             domains.len() < pool.pool.replicas as usize
         };
-        let lacking = self.contents.pools().find(lacks)?;
+        let lacking = self.committed.pools().find(lacks)?;
         Some(format!("pool {} could not be placed without it", lacking.pool.name))
     }
 }

@@ -6,7 +6,7 @@ use base::{BlockSize, Epoch, MapRevision, OsdId, PgId, PoolId};
 use format::wire::{Member, PgEntry};
 use placement::{Candidate, PlanError};
 
-use super::contents::{Batch, Write};
+use super::committed_state::{Batch, Write};
 use super::job::{Done, Plan};
 use super::planning::fingerprint;
 use super::{Monitor, failure};
@@ -41,13 +41,13 @@ impl Monitor {
         else {
             unreachable!("the caller matched it");
         };
-        let contents = &self.contents;
+        let committed = &self.committed;
         check_name("pool", name)?;
-        if contents.pool_named(name).is_some() {
+        if committed.pool_named(name).is_some() {
             let hint = "`ashlar pool ls` lists the pools there are";
             return Err(failure("exists", format!("there is a pool {name} already"), hint));
         }
-        if contents.pools().count() >= POOL_COUNT_MAX {
+        if committed.pools().count() >= POOL_COUNT_MAX {
             let message = format!("the cluster has {POOL_COUNT_MAX} pools already");
             return Err(failure("invalid", message, "use one of them"));
         }
@@ -70,7 +70,7 @@ impl Monitor {
         let targets = placement::plan(&candidates, replicas, &current)
             .map_err(|error| cannot_place(&error, failure_domain, candidates.len()))?;
         self.check_room(&candidates, &targets)?;
-        let number = contents.next_id(CounterName::Pool)?;
+        let number = committed.next_id(CounterName::Pool)?;
         let id = u32::try_from(number).ok().and_then(PoolId::new).expect("counted from 1");
         let block_size = block_size.unwrap_or(BlockSize::DEFAULT);
         let pool = Pool {
@@ -93,7 +93,7 @@ impl Monitor {
             *counts.entry(*osd).or_default() += 1;
         }
         for Candidate { osd, pgs_elsewhere, .. } in candidates {
-            let size = self.contents.osd(*osd).map_or(0, |record| record.size_bytes);
+            let size = self.committed.osd(*osd).map_or(0, |record| record.size_bytes);
             let here = counts.get(osd).copied().unwrap_or(0);
             let (count, room) = (here + u64::from(*pgs_elsewhere), pg_room(size));
             if here > 0 && size > 0 && count > room {
@@ -115,19 +115,19 @@ impl Monitor {
     /// of a pool that is not there mean nothing: those of a making that was cut short are written over
     /// by the next one, or removed.
     fn write_new_pool(&self, pool: Pool, targets: Vec<Vec<OsdId>>, planned_for: u64) -> Plan {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let revision = MapRevision::ZERO.next();
         let id = pool.id;
         let shards = self.new_shards(id, revision, &targets);
-        let is_there = |shard: &PgShardRecord| contents.shards(id).any(|known| known == shard);
+        let is_there = |shard: &PgShardRecord| committed.shards(id).any(|known| known == shard);
         let count = shards.len() as u32;
         let puts = shards.into_iter().filter(|shard| !is_there(shard));
         let puts = puts.map(|shard| Write::Put(Record::PgShard(shard)));
-        let left = contents.shards(id).filter(|shard| shard.shard >= count);
+        let left = committed.shards(id).filter(|shard| shard.shard >= count);
         let left = left.map(|shard| Write::Delete(Key::PgShard(id, shard.shard)));
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         for write in puts.chain(left) {
-            if !batch.try_add(contents, vec![write]) {
+            if !batch.try_add(committed, vec![write]) {
                 return Plan::Write { batch, done: None };
             }
         }
@@ -136,7 +136,7 @@ impl Monitor {
             CounterRecord { name: CounterName::Pool, last: u64::from(id.get()), rest: Rest::new() };
         let record = PoolRecord { pool, revision, planned_for, rest: Rest::new() };
         let last = vec![Write::Put(Record::Counter(counter)), Write::Put(Record::Pool(record))];
-        if !batch.try_add(contents, last) {
+        if !batch.try_add(committed, last) {
             return Plan::Write { batch, done: None };
         }
         Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) }
@@ -169,7 +169,7 @@ impl Monitor {
     }
 
     fn member(&self, osd: OsdId) -> Member {
-        let record = self.contents.osd(osd).expect("candidates are OSDs");
+        let record = self.committed.osd(osd).expect("candidates are OSDs");
         Member { osd, incarnation: record.info.incarnation }
     }
 
@@ -184,7 +184,7 @@ impl Monitor {
     /// What is free on all OSDs that PGs are planned for, by their last reports.
     fn free_bytes(&self) -> u64 {
         let is_in = |osd: &OsdId| {
-            let record = self.contents.osd(*osd);
+            let record = self.committed.osd(*osd);
             record.is_some_and(|record| record.info.in_cluster && record.info.up)
         };
         let live = self.osds.iter().filter(|(osd, _)| is_in(osd));
@@ -195,8 +195,8 @@ impl Monitor {
     /// PGs of all pools that have each OSD as a member.
     pub(super) fn pg_counts(&self) -> BTreeMap<OsdId, u32> {
         let mut counts = BTreeMap::new();
-        for pool in self.contents.pools() {
-            for entry in self.contents.pgs(pool.pool.id) {
+        for pool in self.committed.pools() {
+            for entry in self.committed.pgs(pool.pool.id) {
                 for member in entry.members() {
                     *counts.entry(member.osd).or_default() += 1;
                 }

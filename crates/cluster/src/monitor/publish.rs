@@ -35,14 +35,15 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let lacks =
-            |(pool, revision): (&PoolId, &MapRevision)| self.contents.lacks_map(*pool, *revision);
+            |(pool, revision): (&PoolId, &MapRevision)| self.committed.lacks_map(*pool, *revision);
         if let Some(osd) = self.connections[&connection].osd.filter(|_| have.iter().any(lacks)) {
             return self.is_proven_older(format!("{osd} has a newer map"), effects);
         }
         // Of a pool that an older store lacks nothing is told: it was not removed.
         let is_known = |pool: PoolId| {
             let id = u64::from(pool.get());
-            self.contents.pool(pool).is_some() || self.contents.may_be_given(CounterName::Pool, id)
+            self.committed.pool(pool).is_some()
+                || self.committed.may_be_given(CounterName::Pool, id)
         };
         let have = have.into_iter().filter(|(pool, _)| is_known(*pool));
         let have: BTreeMap<PoolId, MapRevision> =
@@ -55,7 +56,7 @@ impl Monitor {
 
     /// Sends everyone what changed since they were last told.
     pub(super) fn publish(&mut self, effects: &mut Vec<Effect>) {
-        let mut cache = Texts::new(self.contents.osd_revision_max());
+        let mut cache = Texts::new(self.committed.osd_revision_max());
         let subscribed = self.connections.iter().filter(|(_, state)| state.subscription.is_some());
         let subscribed: Vec<ConnectionId> = subscribed.map(|(connection, _)| *connection).collect();
         for connection in subscribed {
@@ -70,7 +71,7 @@ impl Monitor {
         asked: bool,
         effects: &mut Vec<Effect>,
     ) {
-        let mut cache = Texts::new(self.contents.osd_revision_max());
+        let mut cache = Texts::new(self.committed.osd_revision_max());
         self.send_map_cached(connection, asked, &mut cache, effects);
     }
 
@@ -83,7 +84,7 @@ impl Monitor {
     ) {
         // Between the transactions of a recovery a pool has its new revision, and not yet all its
         // entries. What cannot be read must not count as removed.
-        if self.contents.is_being_recovered() || self.contents.is_damaged() {
+        if self.committed.is_being_recovered() || self.committed.is_damaged() {
             return;
         }
         let state = self.connections.get_mut(&connection);
@@ -95,12 +96,12 @@ impl Monitor {
         if subscription.osds < newest {
             let osds = cache.osds.entry(subscription.osds);
             let osds = osds.or_insert_with(|| {
-                let delta = self.contents.osd_delta(subscription.osds);
+                let delta = self.committed.osd_delta(subscription.osds);
                 let chunks = delta.osds.chunks(OSDS_PER_MESSAGE_MAX);
                 let delta = |osds: &[_]| MapDelta { osds: osds.to_vec(), ..MapDelta::default() };
                 let mut texts: Vec<String> =
                     chunks.map(|osds| to_text(&FromMonitor::Map(delta(osds)))).collect();
-                let removed = self.contents.removed_osds(subscription.osds);
+                let removed = self.committed.removed_osds(subscription.osds);
                 texts.extend(removed.chunks(REMOVED_PER_MESSAGE_MAX).map(|removed| {
                     let removed_osds = removed.to_vec();
                     to_text(&FromMonitor::Map(MapDelta { removed_osds, ..MapDelta::default() }))
@@ -110,8 +111,8 @@ impl Monitor {
             texts.extend(osds.iter().cloned());
             subscription.osds = newest;
         }
-        let contents = &self.contents;
-        let gone = subscription.pools.extract_if(.., |pool, _| contents.pool(*pool).is_none());
+        let committed = &self.committed;
+        let gone = subscription.pools.extract_if(.., |pool, _| committed.pool(*pool).is_none());
         let removed_pools: Vec<PoolId> = gone.map(|(pool, _)| pool).collect();
         if !removed_pools.is_empty() {
             texts.push(to_text(&FromMonitor::Map(MapDelta {
@@ -119,14 +120,14 @@ impl Monitor {
                 ..MapDelta::default()
             })));
         }
-        for record in self.contents.pools() {
+        for record in self.committed.pools() {
             let pool = record.pool.id;
             let since = subscription.pools.get(&pool).copied().unwrap_or_default();
             if since >= record.revision {
                 continue;
             }
             let text = cache.pools.entry((pool, since)).or_insert_with(|| {
-                let delta = self.contents.pool_delta(pool, since).into_iter().collect();
+                let delta = self.committed.pool_delta(pool, since).into_iter().collect();
                 to_text(&FromMonitor::Map(MapDelta { pools: delta, ..MapDelta::default() }))
             });
             texts.push(text.clone());

@@ -62,14 +62,14 @@ impl PgState {
 impl Monitor {
     /// The answer to a command that only asks; `None`: it changes the state.
     pub(super) fn query(&self, now: Time, command: &Command) -> Option<Result<Value, Failure>> {
-        let contents = &self.contents;
+        let committed = &self.committed;
         Some(match command {
             Command::PoolList => {
-                Ok(contents.pools().map(|record| pool_row(&record.pool)).collect())
+                Ok(committed.pools().map(|record| pool_row(&record.pool)).collect())
             }
             Command::Table { table, after } => self.table(*table, *after),
             Command::VolumeList => Ok(self.volume_rows()),
-            Command::VolumeInfo { volume } => match contents.image_named(volume) {
+            Command::VolumeInfo { volume } => match committed.image_named(volume) {
                 Some(record) => {
                     let mut row = self.volume_row(&record.info);
                     row["tasks"] = self.task_rows(Some(record.info.id));
@@ -114,13 +114,13 @@ impl Monitor {
 
     pub(super) fn task_rows(&self, image: Option<base::ImageId>) -> Value {
         let of_image = |task: &&crate::records::TaskRecord| image.is_none_or(|id| task.image == id);
-        let of_images = self.contents.tasks().filter(of_image).map(|task| self.task_row(task));
-        let pools = self.contents.removed_pools().filter(|_| image.is_none());
+        let of_images = self.committed.tasks().filter(of_image).map(|task| self.task_row(task));
+        let pools = self.committed.removed_pools().filter(|_| image.is_none());
         of_images.chain(pools.map(|record| self.removed_pool_row(record))).collect()
     }
 
     pub(super) fn osd_rows(&self) -> Value {
-        self.contents.osds().map(|record| self.osd_row(record)).collect()
+        self.committed.osds().map(|record| self.osd_row(record)).collect()
     }
 
     /// The root, its hosts by name, and their OSDs, each row after the one it lies in. A weight is
@@ -128,7 +128,7 @@ impl Monitor {
     fn osd_tree(&self) -> Value {
         let mut hosts: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
         let pg_counts = self.pg_counts();
-        for record in self.contents.osds() {
+        for record in self.committed.osds() {
             let mut row = self.osd_row(record);
             row["type"] = json!("osd");
             row["name"] = json!(record.info.id.to_string());
@@ -194,7 +194,7 @@ impl Monitor {
         }
         let waits_for = format!("it waits for {}", absent.join(", "));
         let there = entry.acting.len() - absent.len();
-        let min_size = self.contents.pool(entry.pg.pool).map_or(1, |record| record.pool.min_size);
+        let min_size = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.min_size);
         Some(if there == 0 {
             PgState::Down(waits_for)
         } else if there >= min_size as usize {
@@ -208,7 +208,7 @@ impl Monitor {
     /// Why an acting member is not there, if so.
     fn absence_of(&self, member: &Member) -> Option<String> {
         let osd = member.osd;
-        match self.contents.osd(osd) {
+        match self.committed.osd(osd) {
             None => Some(format!("{osd}, which is no more")),
             Some(record) if !record.info.up => Some(format!("{osd}, which is down")),
             Some(record) if record.info.incarnation != member.incarnation => {
@@ -220,7 +220,7 @@ impl Monitor {
 
     /// The state of a PG that is served.
     pub(super) fn serving_state(&self, entry: &PgEntry) -> PgState {
-        let replicas = self.contents.pool(entry.pg.pool).map_or(1, |record| record.pool.replicas);
+        let replicas = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.replicas);
         if entry.acting.len() < replicas as usize {
             PgState::Degraded
         } else if entry.learners.is_empty() {
@@ -250,8 +250,8 @@ impl Monitor {
 
     fn pg_rows(&self, pool: Option<&str>) -> Result<Value, Failure> {
         let pools: Vec<PoolId> = match pool {
-            None => self.contents.pools().map(|record| record.pool.id).collect(),
-            Some(name) => match self.contents.pool_named(name) {
+            None => self.committed.pools().map(|record| record.pool.id).collect(),
+            Some(name) => match self.committed.pool_named(name) {
                 Some(record) => vec![record.pool.id],
                 None => {
                     let name = super::clipped(name.to_string());
@@ -260,18 +260,18 @@ impl Monitor {
                 }
             },
         };
-        let entries = pools.into_iter().flat_map(|pool| self.contents.pgs(pool));
+        let entries = pools.into_iter().flat_map(|pool| self.committed.pgs(pool));
         Ok(entries.map(|entry| self.pg_row(entry)).collect())
     }
 
     fn describe_pg(&self, pg: PgId) -> Result<Value, Failure> {
-        let Some(entry) = self.contents.pg(pg) else {
+        let Some(entry) = self.committed.pg(pg) else {
             let hint = "`ashlar pg ls` lists the PGs there are";
             return Err(failure("not_found", format!("there is no PG {pg}"), hint));
         };
         let mut row = self.pg_row(entry);
         let member = |member: &Member| {
-            let record = self.contents.osd(member.osd);
+            let record = self.committed.osd(member.osd);
             json!({
                 "osd": member.osd,
                 "incarnation": member.incarnation,
@@ -288,7 +288,7 @@ impl Monitor {
         };
         row["members"] = entry.acting.iter().map(member).collect();
         row["learning"] = entry.learners.iter().map(learner).collect();
-        row["planned"] = json!(self.contents.targets_of(pg));
+        row["planned"] = json!(self.committed.targets_of(pg));
         let barred = self.barred_from(self.now, entry);
         row["barred"] = barred.map(|(osd, bar)| json!({ "osd": osd, "why": bar.why })).collect();
         row["revision"] = json!(entry.revision);
@@ -305,7 +305,7 @@ impl Monitor {
     fn state_rows(&self, prefix: &str) -> Result<Value, Failure> {
         let mut size = 0;
         let mut rows = Vec::new();
-        for (key, (revision, value)) in self.contents.listed(prefix) {
+        for (key, (revision, value)) in self.committed.listed(prefix) {
             let row = json!({ "key": key, "revision": revision.get(), "value": value });
             size += row.to_string().len();
             if size > LIST_SIZE_MAX {
@@ -322,7 +322,7 @@ impl Monitor {
     }
 
     fn state_row(&self, key: &str) -> Result<Value, Failure> {
-        let found = self.contents.listed(key).remove(key);
+        let found = self.committed.listed(key).remove(key);
         let Some((revision, value)) = found else {
             let key = super::clipped(key.to_string());
             let hint = "`ashlar state ls` lists the keys there are";

@@ -29,7 +29,7 @@ impl Monitor {
     pub(super) fn replace_hint(&self, record: &OsdRecord) -> String {
         let osd = record.info.id.get();
         if record.supervised {
-            let count = self.contents.osds().filter(|record| record.info.in_cluster).count();
+            let count = self.committed.osds().filter(|record| record.info.in_cluster).count();
             let count = count + usize::from(!record.info.in_cluster);
             return format!(
                 "If its disk is lost: remove {}, then `ashlar up --osds {count}`, `ashlar osd out {osd}` \
@@ -45,7 +45,7 @@ impl Monitor {
 
     /// How PGs get back the copies that they lack.
     pub(super) fn bring_back(&self) -> String {
-        let mut down = self.contents.osds().filter(|record| !record.info.up);
+        let mut down = self.committed.osds().filter(|record| !record.info.up);
         match down.next() {
             Some(record) => {
                 format!(
@@ -61,7 +61,7 @@ impl Monitor {
 
     /// What helps where deleting waits: each OSD that may hold a part must say that it is gone.
     pub(super) fn deletion_hint(&self) -> String {
-        let mut down = self.contents.osds().filter(|record| !record.info.up);
+        let mut down = self.committed.osds().filter(|record| !record.info.up);
         match down.next() {
             Some(record) => {
                 let osd = record.info.id;
@@ -90,8 +90,8 @@ impl Monitor {
     /// What makes a PG serve again. Giving up is named only where nothing else can help: the OSDs
     /// that it waits for are out, gone, or have come back without what they had.
     pub(super) fn what_helps(&self, pg: PgId) -> String {
-        let Some(entry) = self.contents.pg(pg) else { return String::new() };
-        let record = |member: &Member| self.contents.osd(member.osd);
+        let Some(entry) = self.committed.pg(pg) else { return String::new() };
+        let record = |member: &Member| self.committed.osd(member.osd);
         let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
         if let Some(record) = entry.acting.iter().filter_map(record).find(can_return) {
             return format!(
@@ -102,7 +102,7 @@ impl Monitor {
                 record.info.id.get()
             );
         }
-        let is_away = |osd: &OsdId| self.contents.osd(*osd).is_none_or(|record| !record.info.up);
+        let is_away = |osd: &OsdId| self.committed.osd(*osd).is_none_or(|record| !record.info.up);
         let absent: Vec<String> = entry
             .acting
             .iter()

@@ -8,7 +8,7 @@
 use base::{ConnectionId, Incarnation, OsdId, PoolId, Time};
 use serde_json::{Value, json};
 
-use super::contents::{Batch, Write};
+use super::committed_state::{Batch, Write};
 use super::job::{Done, Job, Plan};
 use super::pool::pool_row;
 use super::{Effect, Monitor, clipped, failure};
@@ -23,7 +23,7 @@ const TASKS_PER_TRANSACTION: usize = 100;
 
 impl Monitor {
     fn pool_to_change(&self, name: &str) -> Result<&PoolRecord, Failure> {
-        self.contents.pool_named(name).ok_or_else(|| {
+        self.committed.pool_named(name).ok_or_else(|| {
             let name = clipped(name.to_string());
             let hint = "`ashlar pool ls` lists the pools there are";
             failure("not_found", format!("there is no pool {name}"), hint)
@@ -52,18 +52,18 @@ impl Monitor {
         let record = self.judged_pool(wanted).map_err(|why| {
             failure("invalid", clipped(why), "`ashlar pool ls` shows what the pool is")
         })?;
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, record);
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, record);
         Ok(Plan::Write { batch, done: Some(answer) })
     }
 
     pub(super) fn plan_pool_remove(&self, name: &str) -> Result<Plan, Failure> {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let pool = self.pool_to_change(name)?;
         let id = pool.pool.id;
-        let count = contents.images().filter(|image| image.info.pool == id).count();
+        let count = committed.images().filter(|image| image.info.pool == id).count();
         if count > 0 {
-            let images = contents.images().filter(|image| image.info.pool == id);
+            let images = committed.images().filter(|image| image.info.pool == id);
             let names: Vec<&str> =
                 images.take(NAMED_COUNT_MAX).map(|image| &image.info.name[..]).collect();
             let more = if count > names.len() { ", ..." } else { "" };
@@ -73,7 +73,7 @@ impl Monitor {
                 "remove them first: `ashlar volume rm NAME`",
             ));
         }
-        let ran = contents.osds().filter(|osd| osd.info.incarnation > Incarnation::ZERO);
+        let ran = committed.osds().filter(|osd| osd.info.incarnation > Incarnation::ZERO);
         let record = RemovedPoolRecord {
             pool: id,
             name: name.to_string(),
@@ -81,14 +81,14 @@ impl Monitor {
             osds: ran.map(|osd| osd.info.id).collect(),
             rest: Rest::new(),
         };
-        let mut batch = Batch::new(contents);
-        batch.delete(contents, Key::Pool(id));
-        let shards = contents.shards(id).map(|shard| Write::Delete(Key::PgShard(id, shard.shard)));
-        batch.add(contents, shards.collect());
-        if contents.fences(id).is_some() {
-            batch.delete(contents, Key::Fence(id));
+        let mut batch = Batch::new(committed);
+        batch.delete(committed, Key::Pool(id));
+        let shards = committed.shards(id).map(|shard| Write::Delete(Key::PgShard(id, shard.shard)));
+        batch.add(committed, shards.collect());
+        if committed.fences(id).is_some() {
+            batch.delete(committed, Key::Fence(id));
         }
-        batch.put(contents, Record::RemovedPool(record));
+        batch.put(committed, Record::RemovedPool(record));
         let answer = json!({ "id": id, "name": name });
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
@@ -96,7 +96,7 @@ impl Monitor {
     /// Asks OSDs that are connected, and were not asked yet over this connection.
     pub(super) fn ask_to_clear_pools(&mut self, effects: &mut Vec<Effect>) {
         let mut asks = Vec::new();
-        for record in self.contents.removed_pools() {
+        for record in self.committed.removed_pools() {
             for osd in &record.osds {
                 let Some(live) = self.osds.get_mut(osd) else { continue };
                 if let Some(connection) = live.connection
@@ -122,7 +122,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let Some(osd) = self.connections[&connection].osd else { return };
-        let is_awaited = self.contents.removed_pool(pool).is_some_and(|r| r.osds.contains(&osd));
+        let is_awaited = self.committed.removed_pool(pool).is_some_and(|r| r.osds.contains(&osd));
         let asked = self.osds.get_mut(&osd).and_then(|live| live.clearing.get_mut(&pool));
         let is_new = asked.is_some_and(|has_said| !std::mem::replace(has_said, true));
         if is_awaited && is_new && !self.try_push_job(Job::PoolCleared { pool, osd }) {
@@ -131,26 +131,26 @@ impl Monitor {
     }
 
     pub(super) fn plan_pool_cleared(&self, pool: PoolId, osd: OsdId) -> Plan {
-        let contents = &self.contents;
-        let Some(record) = contents.removed_pool(pool) else { return Plan::Done(Done::Silent) };
+        let committed = &self.committed;
+        let Some(record) = committed.removed_pool(pool) else { return Plan::Done(Done::Silent) };
         let mut record = record.clone();
         if !record.osds.remove(&osd) {
             return Plan::Done(Done::Silent);
         }
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         if !record.osds.is_empty() {
-            batch.put(contents, Record::RemovedPool(record));
+            batch.put(committed, Record::RemovedPool(record));
             return Plan::Write { batch, done: Some(Done::Silent) };
         }
         // Tasks that deleted blocks of the pool have nothing left to do.
-        let tasks = contents.tasks().filter(|task| task.pool == pool);
+        let tasks = committed.tasks().filter(|task| task.pool == pool);
         let tasks = tasks.take(TASKS_PER_TRANSACTION).map(|task| Write::Delete(Key::Task(task.id)));
         let tasks: Vec<Write> = tasks.collect();
         if !tasks.is_empty() {
-            batch.add(contents, tasks);
+            batch.add(committed, tasks);
             return Plan::Write { batch, done: None };
         }
-        batch.delete(contents, Key::RemovedPool(pool));
+        batch.delete(committed, Key::RemovedPool(pool));
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 

@@ -30,7 +30,7 @@ use placement::Candidate;
 use serde_json::{Value, json};
 
 use super::boot::Boot;
-use super::contents::{Batch, Contents, Write};
+use super::committed_state::{Batch, CommittedState, Write};
 use super::forks::{self, Teller};
 use super::job::{Done, Job, Plan};
 use super::planning::domain_of;
@@ -109,8 +109,8 @@ impl Monitor {
     /// Whether the store went back in time, or is not whole again since.
     pub(super) fn is_older(&self) -> bool {
         !self.restore.why.is_empty()
-            || self.contents.is_being_recovered()
-            || self.contents.is_damaged()
+            || self.committed.is_being_recovered()
+            || self.committed.is_damaged()
     }
 
     pub(super) fn state_older(&self) -> Failure {
@@ -120,8 +120,8 @@ impl Monitor {
 
     /// The code of the check and of refusals, and what to do.
     pub(super) fn older_code(&self) -> (&'static str, &'static str) {
-        match self.contents.is_damaged() {
-            true if self.contents.is_edited() => ("state_damaged", super::edit::EDITED_HINT),
+        match self.committed.is_damaged() {
+            true if self.committed.is_edited() => ("state_damaged", super::edit::EDITED_HINT),
             true => ("state_damaged", DAMAGED_HINT),
             false => ("state_older", OLDER_HINT),
         }
@@ -133,7 +133,7 @@ impl Monitor {
             return format!("the state is being recovered: {} of {all} records", all - left);
         }
         let told = self.restore.known.values().filter(|known| known.is_whole).count();
-        let what = match (self.contents.damage(), &self.restore.why[..]) {
+        let what = match (self.committed.damage(), &self.restore.why[..]) {
             (Some(damage), _) => format!("the state store cannot be used as it is: {damage}"),
             (None, "") => "the recovery of the state store was cut short".to_string(),
             (None, why) => format!(
@@ -148,7 +148,7 @@ impl Monitor {
     pub(super) fn left_undone(&self, job: &Job) -> Option<Done> {
         match job {
             Job::Restore(_) | Job::Boot(_) | Job::MarkEdited => None,
-            Job::Edit { .. } if self.contents.is_edited() => None,
+            Job::Edit { .. } if self.committed.is_edited() => None,
             Job::Command { command: Command::StateUndo { .. }, .. } => None,
             Job::OpenSession { .. } => Some(Done::SessionRefused(self.state_older())),
             Job::Command { .. } => Some(Done::Answer(Err(self.state_older()))),
@@ -158,21 +158,21 @@ impl Monitor {
 
     /// What the OSD has seen that this store lacks, if anything; for people.
     pub(super) fn why_older_than(&self, boot: &Boot) -> Option<String> {
-        let (osd, seen, contents) = (boot.osd, &boot.seen, &self.contents);
-        let Some(record) = contents.osd(osd) else {
+        let (osd, seen, committed) = (boot.osd, &boot.seen, &self.committed);
+        let Some(record) = committed.osd(osd) else {
             // Ids are given once.
-            let is_given = contents.may_be_given(CounterName::Osd, u64::from(osd.get()));
+            let is_given = committed.may_be_given(CounterName::Osd, u64::from(osd.get()));
             return (!is_given).then(|| format!("{osd} was made since"));
         };
         let run = boot.run.unwrap_or(Incarnation::ZERO).max(seen.incarnation);
         if run > record.info.incarnation {
             return Some(format!("{osd} has started since"));
         }
-        if !contents.change().has(seen.change, seen.reign) {
+        if !committed.change().has(seen.change, seen.reign) {
             return Some(format!("{osd} has seen change {} of it", seen.change));
         }
         let mut pools = seen.pools.iter();
-        let pool = pools.find(|(pool, revision)| contents.lacks_map(**pool, **revision))?.0;
+        let pool = pools.find(|(pool, revision)| committed.lacks_map(**pool, **revision))?.0;
         Some(format!("{osd} has a newer map of pool {pool}"))
     }
 
@@ -237,7 +237,7 @@ impl Monitor {
         if known.is_whole {
             let copy = std::mem::take(&mut known.state.copy);
             let rank = |copy: &StateCopy| {
-                (!self.contents.change().has(copy.change, copy.reign), copy.change)
+                (!self.committed.change().has(copy.change, copy.reign), copy.change)
             };
             let is_newer = self.restore.copy.as_ref().is_none_or(|kept| rank(kept) < rank(&copy));
             if copy.change > 0 && is_newer {
@@ -258,7 +258,7 @@ impl Monitor {
             let hint = "there is nothing to do";
             return Err(failure("invalid", "no OSD knows more than the state store", hint));
         }
-        if self.contents.is_edited() {
+        if self.committed.is_edited() {
             let message = "this monitor has the last good values of what was edited";
             return Err(failure("invalid", message, super::edit::EDITED_HINT));
         }
@@ -266,7 +266,7 @@ impl Monitor {
             return Err(failure("busy", self.older_text(), "wait until it is done"));
         }
         let lost = they_are_lost.iter().copied().collect();
-        let draft = Draft::of(&self.contents, &self.restore, lost)?;
+        let draft = Draft::of(&self.committed, &self.restore, lost)?;
         if !accepted {
             return Err(failure(
                 "not_accepted",
@@ -283,26 +283,26 @@ impl Monitor {
 
     /// The next transaction of a recovery; the last one ends it.
     pub(super) fn plan_restore(&self, written: &Written) -> Plan {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let Some(Record::Change(change)) = written.records.get(&Key::Change) else {
             unreachable!("each draft has it")
         };
-        let writes = writes_to(contents, &written.records);
+        let writes = writes_to(committed, &written.records);
         self.restore.left.set(Some((writes.len(), written.records.len().max(writes.len()))));
-        let has_begun = contents.is_being_recovered();
+        let has_begun = committed.is_being_recovered();
         let end = has_begun.then_some(Write::Delete(Key::Recovery));
         // The last one makes the store that of the copy: until then the copy is newer.
-        let mut batch = Batch::replacing_change(contents, change.clone());
+        let mut batch = Batch::replacing_change(committed, change.clone());
         let mut all = writes.iter().cloned().chain(end);
-        if all.all(|write| batch.try_add(contents, vec![write])) {
+        if all.all(|write| batch.try_add(committed, vec![write])) {
             let answer = written.answer.clone();
             return Plan::Write { batch, done: Some(Done::Restored(answer)) };
         }
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         if has_begun {
-            let _ = writes.into_iter().all(|write| batch.try_add(contents, vec![write]));
+            let _ = writes.into_iter().all(|write| batch.try_add(committed, vec![write]));
         } else {
-            batch.put(contents, Record::Recovery(RecoveryRecord::of(self.identity.monitor)));
+            batch.put(committed, Record::Recovery(RecoveryRecord::of(self.identity.monitor)));
         }
         Plan::Write { batch, done: None }
     }
@@ -348,7 +348,7 @@ impl Monitor {
             return;
         }
         let mut anew = Monitor::new(self.identity.clone());
-        anew.contents.reign = self.contents.reign.wrapping_add(1 << 32);
+        anew.committed.reign = self.committed.reign.wrapping_add(1 << 32);
         anew.lease = self.lease;
         let believes_from = self.believes_from.or(self.led_from);
         anew.believes_from = believes_from.filter(|_| !self.restore.is_done);
@@ -374,21 +374,21 @@ impl Monitor {
 }
 
 /// The writes that make a store what it is to be, but for the number of its transactions.
-fn writes_to(contents: &Contents, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
+fn writes_to(committed: &CommittedState, wanted: &BTreeMap<Key, Record>) -> Vec<Write> {
     let is_own =
         |key: &Key| matches!(key, Key::Leader | Key::Change | Key::Recovery | Key::Stats(..));
-    let changed = wanted.iter().filter(|(key, record)| contents.record(key) != Some(record));
+    let changed = wanted.iter().filter(|(key, record)| committed.record(key) != Some(record));
     let puts = changed.filter(|(key, _)| !is_own(key)).map(|(_, r)| Write::Put(r.clone()));
-    let gone = contents.all().filter(|(key, _)| !is_own(key) && !wanted.contains_key(key));
+    let gone = committed.all().filter(|(key, _)| !is_own(key) && !wanted.contains_key(key));
     // Last: while a lock cannot be read no session of its image may go on.
-    let damaged = contents.damaged_keys().filter(|key| !wanted.contains_key(key));
+    let damaged = committed.damaged_keys().filter(|key| !wanted.contains_key(key));
     let gone = gone.map(|(key, _)| key).chain(damaged);
     puts.chain(gone.map(|key| Write::Delete(key.clone()))).collect()
 }
 
 /// What the store is to be.
 struct Draft<'a> {
-    contents: &'a Contents,
+    committed: &'a CommittedState,
     restore: &'a Restore,
     lost: BTreeSet<OsdId>,
     records: BTreeMap<Key, Record>,
@@ -401,14 +401,14 @@ struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     fn of(
-        contents: &'a Contents,
+        committed: &'a CommittedState,
         restore: &'a Restore,
         lost: BTreeSet<OsdId>,
     ) -> Result<Draft<'a>, Failure> {
         let (ended_count, newer_count, pg_count) = (0, 0, 0);
         let records = BTreeMap::new();
         let mut draft =
-            Draft { contents, restore, lost, records, ended_count, newer_count, pg_count };
+            Draft { committed, restore, lost, records, ended_count, newer_count, pg_count };
         draft.take_base()?;
         draft.add_pools();
         draft.name_images();
@@ -458,9 +458,9 @@ impl<'a> Draft<'a> {
 
     /// The copy that the store is made from; `None`: what is here.
     fn copy(&self) -> Option<&'a StateCopy> {
-        let (contents, copy) = (self.contents, self.restore.copy.as_ref());
-        let is_usable = !contents.is_damaged() && !contents.is_being_recovered();
-        copy.filter(|copy| !is_usable || !contents.change().has(copy.change, copy.reign))
+        let (committed, copy) = (self.committed, self.restore.copy.as_ref());
+        let is_usable = !committed.is_damaged() && !committed.is_being_recovered();
+        copy.filter(|copy| !is_usable || !committed.change().has(copy.change, copy.reign))
     }
 
     /// The transactions that the store goes on from.
@@ -472,14 +472,14 @@ impl<'a> Draft<'a> {
                 ChangeRecord { last: copy.change, ..next }
             }
             (Some(_), Some(Record::Change(record))) => record.clone(),
-            _ => self.contents.change(),
+            _ => self.committed.change(),
         }
     }
 
     /// All records as of one transaction: the newest copy, or what is here.
     fn take_base(&mut self) -> Result<(), Failure> {
-        let (contents, copy) = (self.contents, self.copy());
-        if copy.is_none() && contents.is_damaged() {
+        let (committed, copy) = (self.committed, self.copy());
+        if copy.is_none() && committed.is_damaged() {
             let message = "no OSD has told a copy of the state";
             return Err(failure("unavailable", message, DAMAGED_HINT));
         }
@@ -491,13 +491,13 @@ impl<'a> Draft<'a> {
             })?;
             self.put(record);
         }
-        for (key, record) in contents.all() {
+        for (key, record) in committed.all() {
             let is_here = match key {
                 // What an older task has not deleted yet may be in use again.
                 Key::Task(_) => false,
                 Key::Cluster => true,
                 // A monitor is the newest that is known of itself.
-                Key::Monitor(_) => !contents.is_damaged(),
+                Key::Monitor(_) => !committed.is_damaged(),
                 key => copy.is_none() && is_copied(key),
             };
             if is_here {
@@ -512,7 +512,7 @@ impl<'a> Draft<'a> {
     fn end_sessions(&mut self) {
         let mut fences: BTreeSet<(PoolId, SessionId)> = BTreeSet::new();
         let mut ranges: BTreeSet<(PoolId, Vec<FenceRange>)> = BTreeSet::new();
-        for record in self.contents.pools().filter_map(|r| self.contents.fences(r.pool.id)) {
+        for record in self.committed.pools().filter_map(|r| self.committed.fences(r.pool.id)) {
             fences.extend(record.fences.iter().map(|fence| (record.pool, fence.session)));
             ranges.insert((record.pool, record.ranges.clone()));
         }
@@ -527,7 +527,7 @@ impl<'a> Draft<'a> {
         };
         // OSDs cannot tell the two clients apart, so neither of them may go on.
         let is_given_twice = |record: &SessionRecord| {
-            let here = self.contents.session(record.id);
+            let here = self.committed.session(record.id);
             here.is_some_and(|here| here.image != record.image || !here.is_of(record.reign))
         };
         // Those that are marked as ended come before the others, and all in the order of their ids.
@@ -603,7 +603,7 @@ impl<'a> Draft<'a> {
             let why = numbers::check(record).err()?;
             Some(format!("{key}: {why}"))
         });
-        let wanted = || Contents::of_records(self.records.values().cloned());
+        let wanted = || CommittedState::of_records(self.records.values().cloned());
         let Some(what) = number.or_else(|| wanted().broken_rule()) else { return Ok(()) };
         Err(failure(
             "invalid",
@@ -631,7 +631,7 @@ impl<'a> Draft<'a> {
             Some(Record::Counter(record)) => record.last,
             _ => 0,
         };
-        copied.max(self.contents.counter(name))
+        copied.max(self.committed.counter(name))
     }
 
     fn pools(&self) -> Vec<PoolRecord> {
@@ -655,7 +655,7 @@ impl<'a> Draft<'a> {
         let counts: BTreeMap<PoolId, u32> =
             self.pools().iter().map(|record| (record.pool.id, record.pool.pg_count)).collect();
         let is_kept = |pg: PgId| counts.get(&pg.pool).is_some_and(|count| pg.number < *count);
-        for entry in counts.keys().flat_map(|pool| self.contents.pgs(*pool)) {
+        for entry in counts.keys().flat_map(|pool| self.committed.pgs(*pool)) {
             if is_kept(entry.pg) {
                 newest.insert(entry.pg, entry.clone());
             }
@@ -675,7 +675,7 @@ impl<'a> Draft<'a> {
             }
         }
         let is_newer = |entry: &PgEntry| {
-            self.contents.pg(entry.pg).is_none_or(|known| known.epoch < entry.epoch)
+            self.committed.pg(entry.pg).is_none_or(|known| known.epoch < entry.epoch)
         };
         self.newer_count = newest.values().filter(|entry| is_newer(entry)).count();
         Ok(newest)
@@ -759,7 +759,7 @@ impl<'a> Draft<'a> {
     fn raise_runs(&mut self) -> Result<(), Failure> {
         let told = self.told().map(|told| told.osd_revision).max().unwrap_or(0);
         let known = self.osds().map(|record| record.info.revision).max().unwrap_or(0);
-        let before = self.contents.osd_revision_max().max(self.counter(CounterName::OsdRevision));
+        let before = self.committed.osd_revision_max().max(self.counter(CounterName::OsdRevision));
         let mut revision = above(told.max(known).max(before), ID_MARGIN)?;
         let osds: Vec<OsdRecord> = self.osds().cloned().collect();
         for mut record in osds {
@@ -784,7 +784,7 @@ impl<'a> Draft<'a> {
             let seen = self.boots().filter_map(|boot| boot.seen.pools.get(&id).copied()).max();
             let pools = self.told().flat_map(|told| &told.pools).filter(|p| p.pool.id == id);
             let told = pools.map(|pool| pool.revision).max();
-            let here = self.contents.pool(id).map(|record| record.revision);
+            let here = self.committed.pool(id).map(|record| record.revision);
             let highest = [seen, told, here].into_iter().flatten().fold(record.revision, Ord::max);
             let revision = MapRevision::new(above(highest.get(), REVISION_MARGIN)?);
             (record.revision, record.planned_for) = (revision, 0);
@@ -877,7 +877,7 @@ impl<'a> Draft<'a> {
     /// No id is given twice, though nobody may know of it.
     fn raise_counters(&mut self) -> Result<(), Failure> {
         let mut last: BTreeMap<CounterName, u64> = BTreeMap::new();
-        for key in self.records.keys().chain(self.contents.all().map(|(key, _)| key)) {
+        for key in self.records.keys().chain(self.committed.all().map(|(key, _)| key)) {
             let (name, id) = match key {
                 Key::Image(id) => (CounterName::Image, u64::from(id.get())),
                 Key::Session(id) => (CounterName::Session, id.get()),
@@ -909,7 +909,7 @@ impl<'a> Draft<'a> {
         for (name, margin) in margins {
             let seen = last.get(&name).copied().unwrap_or(0).max(self.counter(name));
             let last = match planted::on(Bug::RestoredCounterNotRaised) {
-                true => self.contents.counter(name),
+                true => self.committed.counter(name),
                 false => above(seen, margin)?,
             };
             self.put(Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
@@ -920,7 +920,7 @@ impl<'a> Draft<'a> {
     /// The store goes on above all that was seen: what OSDs saw up to this number is settled.
     fn number(&mut self) {
         let seen = self.boots().map(|boot| boot.seen.change).max().unwrap_or(0);
-        let known = self.contents.change().last.max(self.change_kept().last);
+        let known = self.committed.change().last.max(self.change_kept().last);
         let last = known.max(seen) + CHANGE_MARGIN;
         let (reigns, rest) = (Vec::new(), Rest::new());
         self.put(Record::Change(ChangeRecord { last, reigns, recovered: last, rest }));
@@ -930,7 +930,7 @@ impl<'a> Draft<'a> {
     fn volumes(&self) -> (Vec<String>, Vec<String>) {
         let wanted: BTreeSet<&String> = self.images().map(|record| &record.info.name).collect();
         let here: BTreeSet<&String> =
-            self.contents.images().map(|record| &record.info.name).collect();
+            self.committed.images().map(|record| &record.info.name).collect();
         let names = |names: &mut dyn Iterator<Item = &&String>| {
             names.map(|name| name.to_string()).collect::<Vec<_>>()
         };

@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::lock::Claim;
 use super::{Effect, Monitor, Setting, failure};
@@ -42,7 +42,7 @@ impl Monitor {
     /// Every session of the store that has not ended is known here; what is not connected has its
     /// time from now on.
     pub(super) fn track_sessions(&mut self, now: Time) {
-        let open = self.contents.sessions().filter(|record| !record.ended);
+        let open = self.committed.sessions().filter(|record| !record.ended);
         let open: Vec<SessionId> = open.map(|record| record.id).collect();
         for session in open {
             if let Entry::Vacant(unknown) = self.sessions.entry(session) {
@@ -77,7 +77,7 @@ impl Monitor {
     pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (&SessionRecord, u64)> {
         let all = self.connections.values().flat_map(|state| &state.sessions);
         let waiting = all.filter(|(_, bytes)| **bytes > 0);
-        waiting.filter_map(|(session, bytes)| Some((self.contents.session(*session)?, *bytes)))
+        waiting.filter_map(|(session, bytes)| Some((self.committed.session(*session)?, *bytes)))
     }
 
     /// The process that has a session, if it is connected and has said who it is.
@@ -163,7 +163,7 @@ impl Monitor {
         (reign, turn): (u64, u64),
         effects: &mut Vec<Effect>,
     ) {
-        let ours = self.contents.session(session).filter(|record| record.is_of(reign));
+        let ours = self.committed.session(session).filter(|record| record.is_of(reign));
         let is_ended = ours.map(|record| record.ended);
         if is_ended.is_some() {
             let newest = self.session_turns.entry(session).or_default();
@@ -201,11 +201,11 @@ impl Monitor {
         (read_only, lock): (bool, bool),
         client: &str,
     ) -> Plan {
-        let contents = &self.contents;
+        let committed = &self.committed;
         if !self.connections.contains_key(&connection) {
             return Plan::Done(Done::Silent);
         }
-        let Some(image) = contents.image_named(image) else {
+        let Some(image) = committed.image_named(image) else {
             return Plan::Done(Done::SessionRefused(super::volume::no_volume(image)));
         };
         // A late change of theirs is refused by every OSD that has heard of the new session.
@@ -220,7 +220,7 @@ impl Monitor {
             Claim::Waits => return Plan::Done(Done::SessionWaits),
             Claim::Refused(error) => return Plan::Done(Done::SessionRefused(error)),
         };
-        if contents.sessions().count() >= SESSION_COUNT_MAX {
+        if committed.sessions().count() >= SESSION_COUNT_MAX {
             let error = failure(
                 "busy",
                 format!("the cluster has {SESSION_COUNT_MAX} sessions already"),
@@ -228,8 +228,8 @@ impl Monitor {
             );
             return Plan::Done(Done::SessionRefused(error));
         }
-        let mut batch = Batch::new(contents);
-        let id = match batch.next_id(contents, CounterName::Session) {
+        let mut batch = Batch::new(committed);
+        let id = match batch.next_id(committed, CounterName::Session) {
             Ok(id) => SessionId::new(id),
             Err(error) => return Plan::Done(Done::SessionRefused(error)),
         };
@@ -239,10 +239,10 @@ impl Monitor {
             client: client.to_string(),
             read_only,
             ended: false,
-            reign: contents.reign,
+            reign: committed.reign,
             rest: Rest::new(),
         };
-        batch.put(contents, Record::Session(record));
+        batch.put(committed, Record::Session(record));
         if let Some(lazy) = granted {
             self.put_lock(&mut batch, &image.info, id, lazy);
         }
@@ -256,31 +256,31 @@ impl Monitor {
     }
 
     pub(super) fn plan_close_session(&self, session: SessionId, unanswered: bool) -> Plan {
-        let Some(record) = self.contents.session(session) else {
+        let Some(record) = self.committed.session(session) else {
             return Plan::Done(Done::SessionClosed(session));
         };
-        let mut batch = Batch::new(&self.contents);
+        let mut batch = Batch::new(&self.committed);
         if unanswered && !planted::on(Bug::UncleanCloseNotFenced) {
             let record = SessionRecord { ended: true, ..record.clone() };
-            batch.put(&self.contents, Record::Session(record));
+            batch.put(&self.committed, Record::Session(record));
         } else {
             // One that has ended may be closed, too: its client knows that nothing is on its way.
-            batch.add(&self.contents, self.removal_of(session));
+            batch.add(&self.committed, self.removal_of(session));
         }
         Plan::Write { batch, done: Some(Done::SessionClosed(session)) }
     }
 
     /// A client that was silent for too long is back: it goes on, unless its session was fenced.
     pub(super) fn plan_resume_session(&self, session: SessionId) -> Plan {
-        let Some(record) = self.contents.session(session) else {
+        let Some(record) = self.committed.session(session) else {
             return Plan::Done(Done::SessionEnded(session));
         };
         if !record.ended {
             return Plan::Done(Done::SessionResumed(session));
         }
-        let mut batch = Batch::new(&self.contents);
+        let mut batch = Batch::new(&self.committed);
         let record = SessionRecord { ended: false, ..record.clone() };
-        batch.put(&self.contents, Record::Session(record));
+        batch.put(&self.committed, Record::Session(record));
         Plan::Write { batch, done: Some(Done::SessionResumed(session)) }
     }
 
@@ -293,15 +293,15 @@ impl Monitor {
     }
 
     pub(super) fn plan_end_session(&self, session: SessionId) -> Plan {
-        let Some(record) = self.contents.session(session) else {
+        let Some(record) = self.committed.session(session) else {
             return Plan::Done(Done::SessionClosed(session));
         };
         if self.session_connection(session).is_some() {
             return Plan::Done(Done::Silent);
         }
-        let mut batch = Batch::new(&self.contents);
+        let mut batch = Batch::new(&self.committed);
         let record = SessionRecord { ended: true, ..record.clone() };
-        batch.put(&self.contents, Record::Session(record));
+        batch.put(&self.committed, Record::Session(record));
         Plan::Write { batch, done: Some(Done::SessionSilent(session)) }
     }
 }

@@ -3,7 +3,7 @@
 use base::ConnectionId;
 use serde_json::{Value, json};
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Plan};
 use super::{Effect, Monitor, clipped, failure};
 use crate::message::{Failure, FromMonitor};
@@ -23,9 +23,9 @@ impl Monitor {
     pub(super) fn plan_config_set(&self, name: &str, text: Option<&str>) -> Result<Plan, Failure> {
         let setting = setting_named(name)?;
         let key = Key::Setting(name.to_string());
-        let contents = &self.contents;
-        let known = contents.setting(name);
-        let mut batch = Batch::new(contents);
+        let committed = &self.committed;
+        let known = committed.setting(name);
+        let mut batch = Batch::new(committed);
         let value = match text {
             Some(text) => setting
                 .parse(text)
@@ -35,11 +35,11 @@ impl Monitor {
         let answer = Done::Answer(Ok(row_of(setting, value)));
         match (text, known) {
             (None, None) => return Ok(Plan::Done(answer)),
-            (None, Some(_)) => batch.delete(contents, key),
+            (None, Some(_)) => batch.delete(committed, key),
             (Some(_), known) => {
                 let rest = known.map_or_else(Rest::new, |record| record.rest.clone());
                 let record = SettingRecord { name: name.to_string(), value, rest };
-                batch.put(contents, Record::Setting(record));
+                batch.put(committed, Record::Setting(record));
             }
         }
         Ok(Plan::Write { batch, done: Some(answer) })
@@ -60,14 +60,14 @@ impl Monitor {
             setting.definition().is_for_osds.then(|| (name.clone(), *value))
         };
         let changed: Changed =
-            self.contents.changed_settings().iter().filter_map(of_osds).collect();
+            self.committed.changed_settings().iter().filter_map(of_osds).collect();
         self.send(connection, &FromMonitor::Settings { changed }, effects);
     }
 
     /// A setting has changed: what uses it goes on with the new value.
     pub(super) fn settings_changed(&mut self, effects: &mut Vec<Effect>) {
         self.look_at_all(self.now);
-        effects.push(Effect::LogLevel(Setting::log_level_in(self.contents.changed_settings())));
+        effects.push(Effect::LogLevel(Setting::log_level_in(self.committed.changed_settings())));
         let joined = self.osds.values().filter_map(|live| live.connection);
         let monitors = self.connections.iter().filter(|(_, state)| state.monitor.is_some());
         let joined = joined.chain(monitors.map(|(connection, _)| *connection));

@@ -42,7 +42,7 @@ impl Monitor {
     /// Everything was read for the first time.
     pub(super) fn begin_settling(&mut self, now: Time) {
         let has_run = |record: &OsdRecord| record.info.incarnation > Incarnation::ZERO;
-        if self.contents.osds().any(has_run) {
+        if self.committed.osds().any(has_run) {
             self.settling.until = Some(now + SETTLING_SPAN);
         }
     }

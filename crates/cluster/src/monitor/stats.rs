@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use base::{ConnectionId, Duration, ImageId, OsdId, PoolId, Time};
 use serde_json::{Value, json};
 
-use super::contents::{Batch, Contents, Write};
+use super::committed_state::{Batch, CommittedState, Write};
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor};
 use crate::message::{Failure, FromMonitor};
@@ -125,8 +125,8 @@ impl Space {
     }
 
     /// Looks who is there. An OSD that is down is believed a while longer: others lead its PGs soon.
-    fn look(&mut self, contents: &Contents) {
-        let is_up = |osd: &OsdId| contents.osd(*osd).is_some_and(|record| record.info.up);
+    fn look(&mut self, committed: &CommittedState) {
+        let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
         let down: BTreeSet<OsdId> = self.whole.iter().copied().filter(|osd| !is_up(osd)).collect();
         let gone: BTreeSet<OsdId> = down.intersection(&self.down).copied().collect();
         if !gone.is_empty() {
@@ -137,8 +137,8 @@ impl Space {
     }
 
     /// Whether everybody who is there has told all.
-    fn is_known(&self, contents: &Contents) -> bool {
-        let mut up = contents.osds().filter(|record| record.info.up);
+    fn is_known(&self, committed: &CommittedState) -> bool {
+        let mut up = committed.osds().filter(|record| record.info.up);
         up.all(|record| self.whole.contains(&record.info.id)) && self.count < SPACE_COUNT_MAX
     }
 
@@ -298,7 +298,7 @@ impl Monitor {
     /// What the last leader left.
     pub(super) fn begin_stats(&mut self) {
         let mut stats = Stats::default();
-        for record in self.contents.stats() {
+        for record in self.committed.stats() {
             let place = (record.table, record.shard);
             let mut shard = Shard { newest: record.newest.clone(), ..Shard::default() };
             for (id, sums) in &record.rows {
@@ -324,7 +324,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let Some(osd) = self.connections[&connection].osd else { return };
-        let Some(record) = self.contents.osd(osd) else { return };
+        let Some(record) = self.committed.osd(osd) else { return };
         let incarnation = record.info.incarnation;
         for period in &told.periods {
             let id = PeriodId { incarnation, sequence: period.sequence };
@@ -343,21 +343,21 @@ impl Monitor {
     }
 
     fn add_period(&mut self, source: (OsdId, PeriodId), period: &Period) {
-        let Monitor { stats, contents, .. } = self;
+        let Monitor { stats, committed, .. } = self;
         let mut of_osd = period.own.clone();
         let mut of_pools: BTreeMap<PoolId, Counters> = BTreeMap::new();
         for row in &period.rows {
             of_osd.add(&row.counters);
             of_pools.entry(row.pool).or_default().add(&row.counters);
             let is_of_pool = |image: &ImageId| {
-                contents.image(*image).is_some_and(|record| record.info.pool == row.pool)
+                committed.image(*image).is_some_and(|record| record.info.pool == row.pool)
             };
             if let Some(image) = row.image.filter(is_of_pool) {
                 stats.add((Table::Volume, image.get()), source, &row.counters);
             }
         }
         for (pool, counters) in of_pools {
-            if contents.pool(pool).is_some() {
+            if committed.pool(pool).is_some() {
                 stats.add((Table::Pool, pool.get()), source, &counters);
             }
         }
@@ -374,9 +374,9 @@ impl Monitor {
         self.forget_stats_of_gone();
         self.look_at_space();
         self.stats.rows.values_mut().for_each(|row| row.end_interval(span));
-        let contents = &self.contents;
+        let committed = &self.committed;
         let is_stored =
-            |place: &(Table, u32)| contents.record(&Key::Stats(place.0, place.1)).is_some();
+            |place: &(Table, u32)| committed.record(&Key::Stats(place.0, place.1)).is_some();
         self.stats.shards.retain(|place, shard| !shard.ids.is_empty() || is_stored(place));
         let is_dirty = self.stats.shards.values().any(|shard| shard.is_dirty);
         if is_dirty && !self.stats.is_queued && !self.is_older() {
@@ -389,52 +389,52 @@ impl Monitor {
 
     /// Rows of what is no more.
     fn forget_stats_of_gone(&mut self) {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let is_there = |(table, id): &(Table, u32)| match table {
-            Table::Osd => OsdId::new(*id).is_some_and(|id| contents.osd(id).is_some()),
-            Table::Pool => PoolId::new(*id).is_some_and(|id| contents.pool(id).is_some()),
-            Table::Volume => ImageId::new(*id).is_some_and(|id| contents.image(id).is_some()),
+            Table::Osd => OsdId::new(*id).is_some_and(|id| committed.osd(id).is_some()),
+            Table::Pool => PoolId::new(*id).is_some_and(|id| committed.pool(id).is_some()),
+            Table::Volume => ImageId::new(*id).is_some_and(|id| committed.image(id).is_some()),
         };
         let gone: Vec<(Table, u32)> =
             self.stats.rows.keys().filter(|place| !is_there(place)).copied().collect();
         for (table, id) in gone {
             self.stats.remove(table, id);
         }
-        let is_osd = |osd: &OsdId| contents.osd(*osd).is_some();
+        let is_osd = |osd: &OsdId| committed.osd(*osd).is_some();
         self.stats.received.retain(|osd, _| is_osd(osd));
         self.stats.told.retain(|osd, _| is_osd(osd));
     }
 
     /// Space of volumes and pools, where all of it is known; names.
     fn look_at_space(&mut self) {
-        let Monitor { stats, contents, .. } = self;
-        stats.space.look(contents);
-        let is_known = stats.space.is_known(contents);
+        let Monitor { stats, committed, .. } = self;
+        stats.space.look(committed);
+        let is_known = stats.space.is_known(committed);
         let mut of_pools: BTreeMap<PoolId, u64> = BTreeMap::new();
-        for record in contents.images() {
+        for record in committed.images() {
             let used = is_known.then(|| stats.space.of(record.info.id));
             let of_pool = of_pools.entry(record.info.pool).or_default();
             *of_pool = of_pool.saturating_add(used.unwrap_or(0));
             stats.set(Table::Volume, record.info.id.get(), &record.info.name, used);
         }
-        for record in contents.pools() {
+        for record in committed.pools() {
             let id = record.pool.id;
             let used = is_known.then(|| of_pools.get(&id).copied().unwrap_or(0));
             stats.set(Table::Pool, id.get(), &record.pool.name, used);
         }
-        for record in contents.osds() {
+        for record in committed.osds() {
             stats.set(Table::Osd, record.info.id.get(), &record.info.id.to_string(), None);
         }
     }
 
     /// Writes the shards that waited longest, as many as one writing may take.
     pub(super) fn plan_stats(&self) -> Plan {
-        let mut batch = Batch::new(&self.contents);
+        let mut batch = Batch::new(&self.committed);
         let mut size = 0;
         for ((table, shard), found) in self.stats.dirty() {
             let key = Key::Stats(table, shard);
             let write = if found.ids.is_empty() {
-                if self.contents.record(&key).is_none() {
+                if self.committed.record(&key).is_none() {
                     continue;
                 }
                 Write::Delete(key)
@@ -446,7 +446,7 @@ impl Monitor {
             if size > SAVE_SIZE_MAX && !batch.is_empty() {
                 break;
             }
-            if !batch.try_add(&self.contents, vec![write]) {
+            if !batch.try_add(&self.committed, vec![write]) {
                 break;
             }
         }
@@ -457,14 +457,14 @@ impl Monitor {
     }
 
     fn stats_record(&self, table: Table, shard: u32, found: &Shard) -> StatsRecord {
-        let is_there = |osd: &OsdId| self.contents.osd(*osd).is_some();
+        let is_there = |osd: &OsdId| self.committed.osd(*osd).is_some();
         let mut newest = found.newest.clone();
         for (osd, id) in &self.stats.received {
             let kept = newest.entry(*osd).or_default();
             *kept = (*kept).max(*id);
         }
         newest.retain(|osd, _| is_there(osd));
-        let rest = match self.contents.record(&Key::Stats(table, shard)) {
+        let rest = match self.committed.record(&Key::Stats(table, shard)) {
             Some(Record::Stats(record)) => record.rest.clone(),
             _ => Rest::new(),
         };
@@ -496,7 +496,7 @@ impl Monitor {
         }
         for (osd, id) in saved {
             let is_run = |id: &PeriodId| {
-                let record = self.contents.osd(osd);
+                let record = self.committed.osd(osd);
                 record.is_some_and(|record| record.info.incarnation == id.incarnation)
             };
             let connection = self.osds.get(&osd).and_then(|live| live.connection);
@@ -542,7 +542,7 @@ impl Monitor {
 
     /// Rows of a table with ids above `after`, as many as fit an answer.
     pub(super) fn table(&self, table: Table, after: u32) -> Result<Value, Failure> {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let mut rows = Vec::new();
         let mut size = 0;
         let mut add = |mut row: Value, id: u32| {
@@ -553,11 +553,11 @@ impl Monitor {
         };
         let more = match table {
             Table::Osd => {
-                let mut rest = contents.osds().filter(|record| record.info.id.get() > after);
+                let mut rest = committed.osds().filter(|record| record.info.id.get() > after);
                 !rest.all(|record| add(self.osd_row(record), record.info.id.get()))
             }
             Table::Pool => {
-                let mut rest = contents.pools().filter(|record| record.pool.id.get() > after);
+                let mut rest = committed.pools().filter(|record| record.pool.id.get() > after);
                 !rest.all(|record| add(self.pool_row_with(record), record.pool.id.get()))
             }
             Table::Volume => {

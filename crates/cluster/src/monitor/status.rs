@@ -159,7 +159,7 @@ impl Monitor {
             "recovery": self.recovery(),
             "tasks": self.task_rows(None),
             "io": self.cluster_rates(),
-            "pools": self.contents.pools().map(|record| self.pool_summary(record)).collect::<Vec<Value>>(),
+            "pools": self.committed.pools().map(|record| self.pool_summary(record)).collect::<Vec<Value>>(),
             "processes": self.processes(),
         })
     }
@@ -178,9 +178,9 @@ impl Monitor {
 
     fn tally(&self, now: Time) -> PgTally {
         let mut tally = PgTally::default();
-        let contents = &self.contents;
+        let committed = &self.committed;
         let served = self.served();
-        for entry in contents.pools().flat_map(|pool| contents.pgs(pool.pool.id)) {
+        for entry in committed.pools().flat_map(|pool| committed.pgs(pool.pool.id)) {
             tally.total += 1;
             let state = match served(entry) {
                 true => self.serving_state(entry),
@@ -194,7 +194,7 @@ impl Monitor {
     /// Whether all acting members are up in the runs of the entry.
     pub(super) fn is_whole(&self, entry: &PgEntry) -> bool {
         entry.acting.iter().all(|member| {
-            let info = self.contents.osd(member.osd).map(|record| &record.info);
+            let info = self.committed.osd(member.osd).map(|record| &record.info);
             info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
         })
     }
@@ -217,11 +217,11 @@ impl Monitor {
 
     /// OSDs that are not up, and without which PGs lack a copy: nothing is filled for those meanwhile.
     fn awaited_osds(&self) -> BTreeSet<OsdId> {
-        let is_away = |osd: &OsdId| self.contents.osd(*osd).is_some_and(|record| !record.info.up);
+        let is_away = |osd: &OsdId| self.committed.osd(*osd).is_some_and(|record| !record.info.up);
         let mut awaited = BTreeSet::new();
-        for record in self.contents.pools() {
+        for record in self.committed.pools() {
             let replicas = record.pool.replicas as usize;
-            let entries = self.contents.pgs(record.pool.id).zip(self.targets(record.pool.id));
+            let entries = self.committed.pgs(record.pool.id).zip(self.targets(record.pool.id));
             for (entry, targets) in entries {
                 awaited.extend(entry.acting.iter().map(|member| member.osd).filter(is_away));
                 if entry.acting.len() < replicas {
@@ -233,7 +233,7 @@ impl Monitor {
     }
 
     fn check_pools(&self, checks: &mut Vec<Check>) {
-        for pool in self.contents.pools().filter(|record| record.pool.replicas == 1) {
+        for pool in self.committed.pools().filter(|record| record.pool.replicas == 1) {
             checks.push(Check {
                 code: "single_copy",
                 severity: Severity::Info,
@@ -251,7 +251,7 @@ impl Monitor {
                        let copies share a host: `ashlar pool set POOL --failure-domain osd`".into(),
             });
         }
-        for task in self.contents.tasks() {
+        for task in self.committed.tasks() {
             if let Some(waits_for) = self.task_waits_for(task.id) {
                 checks.push(Check {
                     code: "task_waits",
@@ -265,7 +265,7 @@ impl Monitor {
 
     /// Removed pools of which an OSD that is down may hold something.
     fn check_removed_pools(&self, checks: &mut Vec<Check>) {
-        for record in self.contents.removed_pools() {
+        for record in self.committed.removed_pools() {
             if let Some(waits_for) = self.removal_waits_for(record) {
                 checks.push(Check {
                     code: "task_waits",
@@ -343,7 +343,7 @@ impl Monitor {
 
     fn check_osds(&self, now: Time, checks: &mut Vec<Check>) {
         let silent_span = self.span(Setting::OsdReport).as_nanos().saturating_mul(5);
-        for record in self.contents.osds() {
+        for record in self.committed.osds() {
             let osd = record.info.id;
             if !record.info.in_cluster {
                 checks.push(self.out_check(record));
@@ -405,8 +405,8 @@ impl Monitor {
     fn down_check(&self, now: Time, record: &OsdRecord) -> Check {
         let osd = record.info.id;
         let entries = || {
-            let pools = self.contents.pools();
-            pools.flat_map(|pool| self.contents.pgs(pool.pool.id))
+            let pools = self.committed.pools();
+            pools.flat_map(|pool| self.committed.pgs(pool.pool.id))
         };
         let needs = |entry: &&PgEntry| entry.acting.iter().any(|member| member.osd == osd);
         let needed = entries().filter(needs).count();
@@ -416,7 +416,7 @@ impl Monitor {
             !is_passing || self.waits_for_long(now, entry.pg)
         };
         let is_waited_for = entries().filter(needs).any(waits);
-        let planned = self.contents.pools().flat_map(|pool| self.targets(pool.pool.id));
+        let planned = self.committed.pools().flat_map(|pool| self.targets(pool.pool.id));
         let lacking = planned.filter(|targets| targets.contains(&osd)).count();
         let never_ran = record.info.incarnation == base::Incarnation::ZERO;
         let start = start_hint(record);
@@ -458,7 +458,7 @@ impl Monitor {
     /// Volumes whose clients have to write again what a full pool may have lost.
     fn check_waiting(&self, checks: &mut Vec<Check>) {
         for (session, waiting_bytes) in self.waiting_sessions() {
-            let Some(image) = self.contents.image(session.image) else { continue };
+            let Some(image) = self.committed.image(session.image) else { continue };
             let name = &image.info.name;
             checks.push(Check {
                 code: "volume_waits_for_room",
@@ -517,7 +517,7 @@ impl Monitor {
 
     fn check_report(&self, osd: OsdId, report: &OsdReport, checks: &mut Vec<Check>) {
         if report.suspect {
-            let path = self.contents.osd(osd).map_or("its path", |record| &record.path);
+            let path = self.committed.osd(osd).map_or("its path", |record| &record.path);
             checks.push(Check {
                 code: "osd_suspect",
                 severity: Severity::Error,
@@ -579,7 +579,7 @@ impl Monitor {
     fn check_disk(&self, osd: OsdId, report: &OsdReport, ago: Duration, checks: &mut Vec<Check>) {
         let is_slow = report.oldest_operation_ms > self.setting(Setting::DiskSlow);
         let age_ms = report.oldest_operation_ms + ago.as_millis();
-        let entries = self.contents.pools().flat_map(|pool| self.contents.pgs(pool.pool.id));
+        let entries = self.committed.pools().flat_map(|pool| self.committed.pgs(pool.pool.id));
         let is_acting = |entry: &&PgEntry| entry.acting.iter().any(|member| member.osd == osd);
         let needed = if report.stalled { entries.filter(is_acting).count() } else { 0 };
         let age = format!("for {:.1} s", age_ms as f64 / 1000.0);
@@ -616,7 +616,7 @@ impl Monitor {
 
     /// Lists that have a limit, and what is refused beyond it.
     fn check_limits(&self, checks: &mut Vec<Check>) {
-        let sessions = self.contents.sessions().count();
+        let sessions = self.committed.sessions().count();
         if is_near(sessions, SESSION_COUNT_MAX) {
             checks.push(Check {
                 code: "sessions_near_limit",
@@ -629,8 +629,8 @@ impl Monitor {
                     .into(),
             });
         }
-        for pool in self.contents.pools() {
-            let fences = self.contents.fences(pool.pool.id).map_or(0, |record| record.count());
+        for pool in self.committed.pools() {
+            let fences = self.committed.fences(pool.pool.id).map_or(0, |record| record.count());
             if is_near(fences, FENCE_COUNT_MAX) {
                 checks.push(Check {
                     code: "fences_near_limit",
@@ -661,7 +661,7 @@ impl Monitor {
                         .into(),
             });
         }
-        for name in self.contents.changed_settings().keys() {
+        for name in self.committed.changed_settings().keys() {
             if Setting::named(name).is_none() {
                 checks.push(Check {
                     code: "setting_unknown",
@@ -681,7 +681,7 @@ impl Monitor {
         if now.since(self.led_since) < MONITOR_RETURN_SPAN {
             return;
         }
-        for record in self.contents.monitors().filter(|record| !self.is_monitor_up(record.id)) {
+        for record in self.committed.monitors().filter(|record| !self.is_monitor_up(record.id)) {
             let id = record.id;
             let (severity, message) = match record.addresses.is_empty() {
                 true => (Severity::Info, format!("{id} has never run")),
@@ -774,7 +774,7 @@ impl Monitor {
             "address": identity.addresses.first(),
             "host": identity.host,
         })];
-        let others = self.contents.monitors().filter(|record| record.id != identity.monitor);
+        let others = self.committed.monitors().filter(|record| record.id != identity.monitor);
         for record in others.filter(|record| self.is_monitor_up(record.id)) {
             rows.push(json!({
                 "role": "mon",
@@ -784,7 +784,7 @@ impl Monitor {
                 "host": record.host,
             }));
         }
-        for record in self.contents.osds().filter(|record| record.info.up) {
+        for record in self.committed.osds().filter(|record| record.info.up) {
             rows.push(json!({
                 "role": "osd",
                 "id": record.info.id,

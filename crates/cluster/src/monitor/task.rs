@@ -12,7 +12,7 @@ use format::door::NetEffect;
 use format::wire::{Message, Op, Outcome, Place, Refusal, Reply, Request};
 use serde_json::{Value, json};
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor};
 use crate::records::{Key, Record, TaskId, TaskKind, TaskRecord, ZeroRange};
@@ -130,9 +130,9 @@ impl Monitor {
     /// Runs the recorded tasks, and no others.
     pub(super) fn track_tasks(&mut self) {
         self.has_task_news = true;
-        let contents = &self.contents;
-        self.tasks.retain(|id, _| contents.task(*id).is_some());
-        for record in contents.tasks() {
+        let committed = &self.committed;
+        self.tasks.retain(|id, _| committed.task(*id).is_some());
+        for record in committed.tasks() {
             self.tasks.entry(record.id).or_insert(TaskRun {
                 stage: TaskStage::Fence,
                 blocks_deleted: 0,
@@ -155,14 +155,14 @@ impl Monitor {
     }
 
     pub(super) fn advance_tasks(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.contents.is_damaged() {
+        if self.committed.is_damaged() {
             return;
         }
         self.ask_to_clear_pools(effects);
         let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
         for id in ids {
             let mut run = self.tasks.remove(&id).expect("just listed");
-            let record = self.contents.task(id).expect("only recorded tasks run").clone();
+            let record = self.committed.task(id).expect("only recorded tasks run").clone();
             self.advance_task(now, &record, &mut run, effects);
             self.tasks.insert(id, run);
         }
@@ -175,7 +175,7 @@ impl Monitor {
         run: &mut TaskRun,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(pool) = self.contents.pool(record.pool) else {
+        let Some(pool) = self.committed.pool(record.pool) else {
             // It was removed meanwhile, and this record goes with what is left of it.
             run.waits_for = None;
             return;
@@ -224,7 +224,7 @@ impl Monitor {
         portion: Portion,
         effects: &mut Vec<Effect>,
     ) -> Result<(u64, ConnectionId), String> {
-        let pool = self.contents.pool(record.pool).expect("the caller saw it");
+        let pool = self.committed.pool(record.pool).expect("the caller saw it");
         let (number, op) = match portion {
             Portion::Pg(number) => {
                 (number, Op::DeleteRange { image: record.image, from: record.from })
@@ -241,7 +241,7 @@ impl Monitor {
             }
         };
         let pg = PgId { pool: record.pool, number };
-        let entry = self.contents.pg(pg).expect("every PG has an entry");
+        let entry = self.committed.pg(pg).expect("every PG has an entry");
         let Some(osd) = entry.primary else { return Err(format!("a member of PG {pg}")) };
         let live = self.osds.get(&osd).and_then(|live| live.connection);
         let Some(connection) = live else { return Err(format!("{osd}, which is down")) };
@@ -313,24 +313,24 @@ impl Monitor {
     }
 
     pub(super) fn plan_task_progress(&self, task: TaskId, pgs_done: u32) -> Plan {
-        let Some(record) = self.contents.task(task) else { return Plan::Done(Done::Silent) };
-        let mut batch = Batch::new(&self.contents);
-        batch.put(&self.contents, Record::Task(TaskRecord { pgs_done, ..record.clone() }));
+        let Some(record) = self.committed.task(task) else { return Plan::Done(Done::Silent) };
+        let mut batch = Batch::new(&self.committed);
+        batch.put(&self.committed, Record::Task(TaskRecord { pgs_done, ..record.clone() }));
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
     pub(super) fn plan_task_end(&self, task: TaskId) -> Plan {
-        if self.contents.task(task).is_none() {
+        if self.committed.task(task).is_none() {
             return Plan::Done(Done::Silent);
         }
-        let mut batch = Batch::new(&self.contents);
-        batch.delete(&self.contents, Key::Task(task));
+        let mut batch = Batch::new(&self.committed);
+        batch.delete(&self.committed, Key::Task(task));
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
     /// A task as commands show it.
     pub(super) fn task_row(&self, record: &TaskRecord) -> Value {
-        let pool = self.contents.pool(record.pool);
+        let pool = self.committed.pool(record.pool);
         let run = self.tasks.get(&record.id);
         let (state, pgs_done) = match run.map(|run| &run.stage) {
             None | Some(TaskStage::Fence) => ("fencing", record.pgs_done),

@@ -1,6 +1,7 @@
 //! What a monitor does, told by claims.
 
 mod damage;
+mod elections;
 mod faults;
 mod fences;
 mod health;
@@ -11,5 +12,4 @@ mod members;
 mod operator;
 mod restore;
 mod rig;
-mod stations;
 mod stats;

@@ -29,8 +29,8 @@ impl Monitor {
             return;
         }
         let served = self.served();
-        let pools = self.contents.pools();
-        let entries = pools.flat_map(|pool| self.contents.pgs(pool.pool.id));
+        let pools = self.committed.pools();
+        let entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
         let unserved: Vec<PgId> =
             entries.filter(|entry| !served(entry)).map(|entry| entry.pg).collect();
         drop(served);

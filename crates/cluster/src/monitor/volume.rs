@@ -11,7 +11,7 @@ use base::planted::{self, Bug};
 use base::{ImageId, MIB, MapRevision, SessionId, StripeIndex, TIB, UNIT_SIZE};
 use serde_json::{Value, json};
 
-use super::contents::Batch;
+use super::committed_state::Batch;
 use super::job::{Done, Plan};
 use super::pool::check_name;
 use super::{Monitor, busy, failure};
@@ -54,20 +54,20 @@ impl Monitor {
         size: u64,
         pool: Option<&str>,
     ) -> Result<Plan, Failure> {
-        let contents = &self.contents;
+        let committed = &self.committed;
         check_name("volume", name)?;
-        if contents.image_named(name).is_some() {
+        if committed.image_named(name).is_some() {
             let hint = "choose another name, or remove that one";
             return Err(failure("exists", format!("there is a volume {name} already"), hint));
         }
         let pool = self.chosen_pool(pool)?;
         check_size(size, pool)?;
-        if contents.images().count() >= IMAGE_COUNT_MAX {
+        if committed.images().count() >= IMAGE_COUNT_MAX {
             let message = format!("the cluster has {IMAGE_COUNT_MAX} volumes already");
             return Err(failure("invalid", message, "remove volumes that are not needed"));
         }
-        let mut batch = Batch::new(contents);
-        let number = batch.next_id(contents, CounterName::Image)?;
+        let mut batch = Batch::new(committed);
+        let number = batch.next_id(committed, CounterName::Image)?;
         let id = u32::try_from(number).ok().and_then(ImageId::new).expect("counted from 1");
         let info = ImageInfo {
             id,
@@ -79,20 +79,20 @@ impl Monitor {
         };
         let answer = self.volume_row(&info);
         let named = ImageNameRecord { name: name.to_string(), image: id, rest: Rest::new() };
-        batch.put(contents, Record::Image(ImageRecord { info, rest: Rest::new() }));
-        batch.put(contents, Record::ImageName(named));
+        batch.put(committed, Record::Image(ImageRecord { info, rest: Rest::new() }));
+        batch.put(committed, Record::ImageName(named));
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
 
     fn chosen_pool(&self, name: Option<&str>) -> Result<&PoolRecord, Failure> {
         let hint = "`ashlar pool ls` lists the pools there are; `ashlar pool create` makes one";
         if let Some(name) = name {
-            let named = self.contents.pool_named(name);
+            let named = self.committed.pool_named(name);
             let name = super::clipped(name.to_string());
             return named
                 .ok_or_else(|| failure("not_found", format!("there is no pool {name}"), hint));
         }
-        let mut pools = self.contents.pools();
+        let mut pools = self.committed.pools();
         match (pools.next(), pools.next()) {
             (Some(only), None) => Ok(only),
             (None, _) => Err(failure("not_found", "there is no pool yet", hint)),
@@ -101,16 +101,16 @@ impl Monitor {
     }
 
     pub(super) fn plan_volume_remove(&self, name: &str) -> Result<Plan, Failure> {
-        let contents = &self.contents;
-        let image = contents.image_named(name).ok_or_else(|| no_volume(name))?;
+        let committed = &self.committed;
+        let image = committed.image_named(name).ok_or_else(|| no_volume(name))?;
         self.check_not_attached(image)?;
         if let Some(fencing) = self.fence_ended_sessions(image)? {
             return Ok(fencing);
         }
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         let task = self.record_task(&mut batch, TaskKind::Remove, image, 0)?;
-        batch.delete(contents, Key::ImageName(image.info.name.clone()));
-        batch.delete(contents, Key::Image(image.info.id));
+        batch.delete(committed, Key::ImageName(image.info.name.clone()));
+        batch.delete(committed, Key::Image(image.info.id));
         let answer = json!({ "id": image.info.id, "name": image.info.name, "task": task.0 });
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
@@ -121,9 +121,9 @@ impl Monitor {
         size: u64,
         shrink: bool,
     ) -> Result<Plan, Failure> {
-        let contents = &self.contents;
-        let image = contents.image_named(name).ok_or_else(|| no_volume(name))?;
-        let pool = contents.pool(image.info.pool).expect("pools with images stay");
+        let committed = &self.committed;
+        let image = committed.image_named(name).ok_or_else(|| no_volume(name))?;
+        let pool = committed.pool(image.info.pool).expect("pools with images stay");
         check_size(size, pool)?;
         let answer = |task: Option<TaskId>| {
             let mut row = self.volume_row(&ImageInfo { size, ..image.info.clone() });
@@ -133,7 +133,7 @@ impl Monitor {
         if size == image.info.size {
             return Ok(Plan::Done(answer(None)));
         }
-        if contents.tasks().any(|task| task.image == image.info.id) {
+        if committed.tasks().any(|task| task.image == image.info.id) {
             return Err(failure(
                 "busy",
                 format!("volume {name} is still being made smaller"),
@@ -142,9 +142,9 @@ impl Monitor {
         }
         let mut changed = image.clone();
         changed.info.size = size;
-        let mut batch = Batch::new(contents);
+        let mut batch = Batch::new(committed);
         if size > image.info.size {
-            batch.put(contents, Record::Image(changed));
+            batch.put(committed, Record::Image(changed));
             return Ok(Plan::Write { batch, done: Some(answer(None)) });
         }
         if !shrink {
@@ -159,13 +159,13 @@ impl Monitor {
             return Ok(fencing);
         }
         let task = self.record_task(&mut batch, TaskKind::Shrink, image, size)?;
-        batch.put(contents, Record::Image(changed));
+        batch.put(committed, Record::Image(changed));
         Ok(Plan::Write { batch, done: Some(answer(Some(task))) })
     }
 
     fn check_not_attached(&self, image: &ImageRecord) -> Result<(), Failure> {
         let name = &image.info.name;
-        let mut sessions = self.contents.sessions_of(image.info.id).filter(|record| !record.ended);
+        let mut sessions = self.committed.sessions_of(image.info.id).filter(|record| !record.ended);
         let Some(session) = sessions.next() else { return Ok(()) };
         Err(failure(
             "busy",
@@ -179,7 +179,7 @@ impl Monitor {
         &self,
         image: &ImageRecord,
     ) -> Result<Option<Plan>, Failure> {
-        let ended = self.contents.sessions_of(image.info.id).filter(|record| record.ended);
+        let ended = self.committed.sessions_of(image.info.id).filter(|record| record.ended);
         let ended = ended.take(FENCES_PER_TRANSACTION);
         let sessions: Vec<_> = ended.map(|record| record.id).collect();
         if sessions.is_empty() || planted::on(Bug::EndedSessionNotFenced) {
@@ -196,10 +196,10 @@ impl Monitor {
         sessions: Vec<SessionId>,
         done: Option<Done>,
     ) -> Result<Plan, Failure> {
-        let contents = &self.contents;
-        let pool = contents.pool(image.info.pool).expect("pools with images stay");
+        let committed = &self.committed;
+        let pool = committed.pool(image.info.pool).expect("pools with images stay");
         let revision = pool.revision.next();
-        let mut record = contents.fences(image.info.pool).cloned().unwrap_or(FenceRecord {
+        let mut record = committed.fences(image.info.pool).cloned().unwrap_or(FenceRecord {
             pool: image.info.pool,
             fences: Vec::new(),
             ranges: Vec::new(),
@@ -217,12 +217,12 @@ impl Monitor {
                 "detach other volumes of it: its fences take less room then",
             ));
         }
-        let mut batch = Batch::new(contents);
-        batch.put(contents, Record::Pool(PoolRecord { revision, ..pool.clone() }));
+        let mut batch = Batch::new(committed);
+        batch.put(committed, Record::Pool(PoolRecord { revision, ..pool.clone() }));
         // Long records: the limit on fences keeps this one below a transaction's.
-        batch.put(contents, Record::Fence(record));
+        batch.put(committed, Record::Fence(record));
         for session in sessions {
-            batch.add(contents, self.removal_of(session));
+            batch.add(committed, self.removal_of(session));
         }
         Ok(Plan::Write { batch, done })
     }
@@ -232,19 +232,19 @@ impl Monitor {
     /// that nothing of them is on its way, or are of other pools. `ends`: their records go with this
     /// transaction.
     fn join_fences(&self, record: &mut FenceRecord, ends: &[SessionId], revision: MapRevision) {
-        let contents = &self.contents;
+        let committed = &self.committed;
         let single = record.fences.iter().map(|fence| fence.session);
         let ranged = record.ranges.iter().flat_map(|(first, last)| [*first, *last]);
         let fenced: BTreeSet<SessionId> = single.chain(ranged).collect();
         let Some(last) = fenced.last().copied() else { return };
         let is_of_other = |image| {
-            let image = contents.image(image);
+            let image = committed.image(image);
             image.is_some_and(|image| image.info.pool != record.pool)
         };
         // One that is fenced stays so, whatever stands beside it.
         let is_fenced =
             |session: SessionId| fenced.contains(&session) || is_in_ranges(&record.ranges, session);
-        let open = contents.sessions().filter(|session| session.id <= last);
+        let open = committed.sessions().filter(|session| session.id <= last);
         let open = open.filter(|session| !is_fenced(session.id));
         let open =
             open.filter(|session| !is_of_other(session.image) && !ends.contains(&session.id));
@@ -265,12 +265,12 @@ impl Monitor {
         image: &ImageRecord,
         size: u64,
     ) -> Result<TaskId, Failure> {
-        let contents = &self.contents;
-        if contents.tasks().count() >= TASK_COUNT_MAX {
+        let committed = &self.committed;
+        if committed.tasks().count() >= TASK_COUNT_MAX {
             return Err(busy());
         }
-        let pool = contents.pool(image.info.pool).expect("pools with images stay");
-        let id = TaskId(batch.next_id(contents, CounterName::Task)?);
+        let pool = committed.pool(image.info.pool).expect("pools with images stay");
+        let id = TaskId(batch.next_id(committed, CounterName::Task)?);
         let (from, zero) = cut(size, pool.pool.block_size.bytes());
         let record = TaskRecord {
             id,
@@ -282,17 +282,17 @@ impl Monitor {
             block_size: pool.pool.block_size,
             from,
             zero,
-            fence_revision: contents.fence_revision(pool.pool.id),
+            fence_revision: committed.fence_revision(pool.pool.id),
             pgs_done: 0,
             rest: Rest::new(),
         };
-        batch.put(contents, Record::Task(record));
+        batch.put(committed, Record::Task(record));
         Ok(id)
     }
 
     /// A volume as commands show it.
     pub(super) fn volume_row(&self, info: &ImageInfo) -> Value {
-        let sessions = self.contents.sessions_of(info.id).filter(|record| !record.ended);
+        let sessions = self.committed.sessions_of(info.id).filter(|record| !record.ended);
         self.volume_row_with(info, sessions.map(|record| self.session_details(record)).collect())
     }
 
@@ -314,18 +314,18 @@ impl Monitor {
     /// Volumes with ids above `after`, in their order.
     pub(super) fn volume_rows_after(&self, after: u32) -> impl Iterator<Item = (ImageId, Value)> {
         let mut sessions: BTreeMap<ImageId, Vec<Value>> = BTreeMap::new();
-        for record in self.contents.sessions().filter(|record| !record.ended) {
+        for record in self.committed.sessions().filter(|record| !record.ended) {
             sessions.entry(record.image).or_default().push(session_row(record));
         }
         let row = move |record: &ImageRecord| {
             let attached = sessions.remove(&record.info.id).unwrap_or_default();
             (record.info.id, self.volume_row_with(&record.info, attached))
         };
-        self.contents.images().filter(move |record| record.info.id.get() > after).map(row)
+        self.committed.images().filter(move |record| record.info.id.get() > after).map(row)
     }
 
     fn volume_row_with(&self, info: &ImageInfo, sessions: Vec<Value>) -> Value {
-        let pool = self.contents.pool(info.pool).map(|record| &record.pool.name);
+        let pool = self.committed.pool(info.pool).map(|record| &record.pool.name);
         json!({
             "name": info.name,
             "id": info.id,

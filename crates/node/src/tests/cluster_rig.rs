@@ -631,6 +631,6 @@ impl Cluster {
     pub fn primary_connection(&self, host: usize, from: usize) -> ConnectionId {
         let incarnation = self.hosts[from].incarnation;
         let primary = Member { osd: osd(from), incarnation };
-        self.hosts[host].node().mesh.to_primary(primary).expect("it leads")
+        self.hosts[host].node().peer_connections.to_primary(primary).expect("it leads")
     }
 }

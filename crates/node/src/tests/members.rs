@@ -560,7 +560,7 @@ fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
     };
     let say = |cluster: &mut Cluster, host: usize, connection: ConnectionId, message: Message| {
         cluster.give(host, Event::Net(NetEvent::Received { connection, message }));
-        cluster.hosts[host].node().mesh.has(connection)
+        cluster.hosts[host].node().peer_connections.has(connection)
     };
     let mut cluster = Cluster::serving(2);
     assert!(is_written(&cluster.ask(0, write(0, 1, 7))));
@@ -608,7 +608,7 @@ fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
         for role in [Role::Osd(osd(host), Incarnation::new(1)), before] {
             number += 1;
             let connection = stranger(&mut cluster, host, number, role);
-            assert!(!cluster.hosts[host].node().mesh.has(connection));
+            assert!(!cluster.hosts[host].node().peer_connections.has(connection));
         }
     }
     // The primary itself breaks the rules: its connection goes, and that of no other.
@@ -634,7 +634,10 @@ fn a_member_hears_no_write_of_an_earlier_epoch_or_over_another_connection() {
     let connection = cluster.primary_connection(1, 0);
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch: before, body: body() }));
     cluster.give(1, Event::Net(NetEvent::Received { connection, message }));
-    assert!(cluster.hosts[1].node().mesh.has(connection), "it may have been on its way");
+    assert!(
+        cluster.hosts[1].node().peer_connections.has(connection),
+        "it may have been on its way"
+    );
     assert_eq!(cluster.blocks(1), blocks);
     let connection = ConnectionId::new(2_000_001);
     let peer = Peer { cluster: CLUSTER, role: Role::Osd(OsdId::FIRST, Incarnation::new(1)) };
@@ -643,7 +646,7 @@ fn a_member_hears_no_write_of_an_earlier_epoch_or_over_another_connection() {
     let message = Message::Peer(Box::new(PeerMessage { pg: PG, epoch, body: body() }));
     cluster.give(1, Event::Net(NetEvent::Received { connection, message }));
     assert_eq!(cluster.blocks(1), blocks);
-    assert!(!cluster.hosts[1].node().mesh.has(connection));
+    assert!(!cluster.hosts[1].node().peer_connections.has(connection));
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub struct Arrivals {
     lowest: BTreeMap<(OsdRun, SessionId), MapRevision>,
     /// The newest session that was shown of each image before the lowest revision that it named was
     /// told.
-    newcomers: BTreeMap<(OsdRun, ImageId), (SessionId, MapRevision)>,
+    takeovers: BTreeMap<(OsdRun, ImageId), (SessionId, MapRevision)>,
     /// Requests of older sessions, and the revision before which they are not done.
     held: BTreeMap<(OsdRun, SessionId, u64), MapRevision>,
 }
@@ -73,11 +73,11 @@ impl Arrivals {
         let lowest = self.lowest.entry((run, session)).or_insert(request.revision);
         *lowest = request.revision.min(*lowest);
         let Some(image) = image_of(&request.op) else { return false };
-        let newcomer = self.newcomers.get(&(run, image)).copied();
-        if *lowest > told && newcomer.is_none_or(|(newest, _)| newest <= session) {
-            self.newcomers.insert((run, image), (session, *lowest));
+        let takeover = self.takeovers.get(&(run, image)).copied();
+        if *lowest > told && takeover.is_none_or(|(newest, _)| newest <= session) {
+            self.takeovers.insert((run, image), (session, *lowest));
         }
-        let held = newcomer.filter(|(newest, revision)| session < *newest && told < *revision);
+        let held = takeover.filter(|(newest, revision)| session < *newest && told < *revision);
         if let Some((_, revision)) = held {
             self.held.insert((run, session, sequence), revision);
         }

@@ -224,7 +224,7 @@ impl World {
         let index = self.chaos.index(self.osds.len());
         let now = self.now;
         let area = self.chaos.weighted(&[9, 4, 6, 4, 1]);
-        // Of more copies than one only data rots so; see `harm.rs` for the rest.
+        // Of more copies than one only data rots so; see `fault_budget.rs` for the rest.
         let is_copied = self.plan.copies > 1;
         if is_copied && (area >= 2 || !self.may_rot(index)) {
             return;

@@ -187,10 +187,10 @@ impl World {
     }
 
     /// A monitor that does not lead: this process's own, if it is one of these.
-    fn follower_of(&self, guest: Process) -> usize {
+    fn follower_of(&self, process: Process) -> usize {
         let leader = self.agreed_leader().expect("all has been well");
         let followers = || (0..self.monitors.len()).filter(|index| *index != leader);
-        let is_of = |index: &usize| self.net.has_connection(guest, Process::Monitor(*index));
+        let is_of = |index: &usize| self.net.has_connection(process, Process::Monitor(*index));
         followers().find(is_of).or_else(|| followers().next()).expect("there are several monitors")
     }
 

@@ -1,4 +1,4 @@
-//! When what was told done before it was durable may be lost; `chart::lazy` judges by it.
+//! When what was told done before it was durable may be lost; `volume_model::lazy` judges by it.
 //!
 //! A PG *went dark* when every member that it has, or gets, lost power since: then it serves without
 //! what none of them had flushed. Members are those of the newest entry that the monitor told. One that
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use volume::VolumeHandle;
 
-use super::chart::Owner;
+use super::volume_model::Owner;
 use super::world::World;
 
 impl World {

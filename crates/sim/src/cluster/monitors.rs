@@ -1,7 +1,7 @@
-//! Monitors: one leads by its lease, the others take their guests to it; and what happens to them.
+//! Monitors: one leads by its lease, the others relay their connections to it; and what happens to them.
 
 use base::{Duration, MonitorId};
-use cluster::monitor::{self, Station};
+use cluster::monitor::{self, Election};
 use cluster::state::StateEvent;
 
 use super::Process;
@@ -31,7 +31,7 @@ pub fn monitor_id(index: usize) -> MonitorId {
 #[derive(Default)]
 pub struct MonitorProcess {
     /// Its logic, while it runs.
-    pub station: Option<Station>,
+    pub election: Option<Election>,
     /// Its operator asked it to stop.
     is_stopping: bool,
 }
@@ -52,18 +52,18 @@ impl World {
             // No two starts have the same, nor do leads, each of which adds one.
             nonce: (self.now.as_nanos() * self.monitors.len() as u64 + index as u64) << 16,
         };
-        let station = match self.plan.is_embedded {
-            true => Station::only(identity),
-            false => Station::new(identity, true),
+        let election = match self.plan.is_embedded {
+            true => Election::only(identity),
+            false => Election::new(identity, true),
         };
-        self.monitors[index] = MonitorProcess { station: Some(station), is_stopping: false };
+        self.monitors[index] = MonitorProcess { election: Some(election), is_stopping: false };
     }
 
     /// Monitors that believe that they lead.
     fn leaders(&self) -> Vec<usize> {
         let leads = |index: &usize| {
-            let station = self.monitors[*index].station.as_ref();
-            station.is_some_and(|station| station.leader() == Some(monitor_id(*index)))
+            let election = self.monitors[*index].election.as_ref();
+            election.is_some_and(|election| election.leader() == Some(monitor_id(*index)))
         };
         (0..self.monitors.len()).filter(leads).collect()
     }
@@ -72,8 +72,8 @@ impl World {
     pub(super) fn agreed_leader(&self) -> Option<usize> {
         let [leader] = self.leaders()[..] else { return None };
         let agrees = |monitor: &MonitorProcess| {
-            let station = monitor.station.as_ref();
-            station.is_some_and(|station| station.leader() == Some(monitor_id(leader)))
+            let election = monitor.election.as_ref();
+            election.is_some_and(|election| election.leader() == Some(monitor_id(leader)))
         };
         self.monitors.iter().all(agrees).then_some(leader)
     }
@@ -84,10 +84,10 @@ impl World {
         event: monitor::Event,
     ) -> Result<(), String> {
         let local = self.local(Process::Monitor(index));
-        let Some(station) = &mut self.monitors[index].station else { return Ok(()) };
+        let Some(election) = &mut self.monitors[index].election else { return Ok(()) };
         self.trace.line(format_args!("{:?} monitor {index} {event:?}", self.now));
         let mut effects = Vec::new();
-        station.apply(local, event, &mut effects);
+        election.apply(local, event, &mut effects);
         self.carry_out_monitor(index, effects)
     }
 
@@ -125,7 +125,7 @@ impl World {
             return self.kill(process);
         }
         let monitor = &self.monitors[index];
-        let is_retired = monitor.station.as_ref().is_some_and(Station::is_retired);
+        let is_retired = monitor.election.as_ref().is_some_and(Election::is_retired);
         if monitor.is_stopping && is_retired {
             self.monitor_stopped(index);
         }
@@ -171,10 +171,10 @@ impl World {
     /// Its operator stops a monitor.
     fn stop_monitor(&mut self, index: usize) -> Result<(), String> {
         let monitor = &mut self.monitors[index];
-        let Some(station) = &mut monitor.station else { return Ok(()) };
+        let Some(election) = &mut monitor.election else { return Ok(()) };
         monitor.is_stopping = true;
         let mut effects = Vec::new();
-        station.retire(&mut effects);
+        election.retire(&mut effects);
         self.schedule(RETIRE_TIME_MAX, Item::MonitorEnds(index));
         self.carry_out_monitor(index, effects)
     }

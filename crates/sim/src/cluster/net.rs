@@ -103,7 +103,7 @@ impl Kind {
 
 /// What the network did to messages.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Harm {
+pub struct FaultCounts {
     /// A bit of the data flipped.
     pub corrupted_payloads: u64,
     /// A bit of header or body flipped.
@@ -147,7 +147,7 @@ pub struct Net {
     cuts: BTreeSet<(Process, Process)>,
     accepted_last: u64,
     /// What happened so far.
-    pub harm: Harm,
+    pub counts: FaultCounts,
 }
 
 /// When an end has something to be delivered.
@@ -164,7 +164,7 @@ impl Net {
             by_id: BTreeMap::new(),
             cuts: BTreeSet::new(),
             accepted_last: 1,
-            harm: Harm::default(),
+            counts: FaultCounts::default(),
         }
     }
 
@@ -197,7 +197,7 @@ impl Net {
     fn latency(&mut self) -> Duration {
         let usual = 1 + self.random.below(self.weather.latency * 2);
         if self.random.chance(self.weather.delay) {
-            self.harm.delayed += 1;
+            self.counts.delayed += 1;
             return Duration::from_nanos(usual * self.random.scale(10..1000));
         }
         Duration::from_nanos(usual)
@@ -275,13 +275,13 @@ impl Net {
         let mut bytes = Vec::new();
         let mut payload = wire::encode(message, &mut bytes);
         if self.random.chance(self.weather.corrupt_frame) {
-            self.harm.corrupted_frames += 1;
+            self.counts.corrupted_frames += 1;
             let at = self.random.index(bytes.len());
             bytes[at] ^= 1 << self.random.below(8);
         } else if let Some(data) = payload.as_ref().filter(|data| !data.is_empty())
             && self.random.chance(self.weather.corrupt_payload)
         {
-            self.harm.corrupted_payloads += 1;
+            self.counts.corrupted_payloads += 1;
             let mut copy = self.pool.take(data.len());
             copy.copy_from_slice(data);
             let at = self.random.index(copy.len());
@@ -336,7 +336,7 @@ impl Net {
                 true
             }
         });
-        self.harm.torn_frames += u64::from(is_torn);
+        self.counts.torn_frames += u64::from(is_torn);
         lost.into_iter().for_each(|kind| self.count_lost(kind));
     }
 
@@ -357,11 +357,11 @@ impl Net {
 
     fn count_lost(&mut self, kind: Kind) {
         match kind {
-            Kind::Request => self.harm.lost_requests += 1,
-            Kind::Reply => self.harm.lost_replies += 1,
-            Kind::Control => self.harm.lost_controls += 1,
-            Kind::Peer => self.harm.lost_peers += 1,
-            Kind::Lease => self.harm.lost_leases += 1,
+            Kind::Request => self.counts.lost_requests += 1,
+            Kind::Reply => self.counts.lost_replies += 1,
+            Kind::Control => self.counts.lost_controls += 1,
+            Kind::Peer => self.counts.lost_peers += 1,
+            Kind::Lease => self.counts.lost_leases += 1,
         }
     }
 
@@ -406,7 +406,7 @@ impl Net {
             *at = *at + late;
         }
         let front = queue.front().map(|(at, _)| (*at, end));
-        self.harm.lingering += u64::from(comes_late);
+        self.counts.lingering += u64::from(comes_late);
         front
     }
 
@@ -758,12 +758,12 @@ mod tests {
             let events = bench.run();
             let got = numbers(&events);
             assert_eq!(got, (0..got.len() as u64).collect::<Vec<_>>());
-            let harm = bench.net.harm;
-            assert_eq!(harm.lost_controls, 4 - got.len() as u64);
-            assert!(harm.torn_frames <= harm.lost_controls);
-            torn += harm.torn_frames;
-            lost += harm.lost_controls;
-            late += u64::from(harm.lingering > 0 && bench.now.since(sent_at).as_millis() > 500);
+            let counts = bench.net.counts;
+            assert_eq!(counts.lost_controls, 4 - got.len() as u64);
+            assert!(counts.torn_frames <= counts.lost_controls);
+            torn += counts.torn_frames;
+            lost += counts.lost_controls;
+            late += u64::from(counts.lingering > 0 && bench.now.since(sent_at).as_millis() > 500);
         }
         assert!(torn > 50, "{torn}");
         assert!(lost > 150, "{lost}");

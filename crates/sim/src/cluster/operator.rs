@@ -12,8 +12,8 @@ use format::wire::{Member, Message, PgEntry};
 use serde_json::Value;
 
 use super::Process;
-use super::chart::{Life, Shape, Volume};
 use super::monitors::monitor_address;
+use super::volume_model::{Life, Shape, Volume};
 use super::world::World;
 use crate::random::Chance;
 

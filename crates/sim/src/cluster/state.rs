@@ -360,7 +360,7 @@ impl StateDoor {
         let (transaction, span) = match &effect {
             StateEffect::Transact { transaction, .. } => (Some(transaction.clone()), None),
             StateEffect::LeaseGrant { time_to_live, .. } => (None, Some(*time_to_live)),
-            // The lease may have another span than this; looking too often does no harm.
+            // The lease may have another span than this; looking too often does no counts.
             StateEffect::LeaseRenew { .. } => (None, Some(Duration::from_secs(2))),
             _ => (None, None),
         };

@@ -10,9 +10,9 @@ use volume::{
     VolumeError, VolumeHandle,
 };
 
-use super::chart::{ChangeId, Life, PIECE_SIZE, Volume};
 use super::monitors::monitor_addresses;
 use super::plan::Plan;
+use super::volume_model::{ChangeId, Life, PIECE_SIZE, Volume};
 use super::world::World;
 use super::{OPERATIONS, Process};
 use crate::random::Chance;

@@ -6,7 +6,7 @@ use base::{
     BufferPool, ClusterId, Duration, Epoch, Incarnation, MapRevision, PgId, SessionId, Time,
     TraceEvent,
 };
-use cluster::monitor::{self, Station};
+use cluster::monitor::{self, Election};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use volume::VolumeHandle;
@@ -14,11 +14,10 @@ use volume::VolumeHandle;
 use super::Process;
 use super::arrivals::Arrivals;
 use super::chaos::Divorce;
-use super::chart::{Life, Volume};
 use super::clock::Clock;
 use super::disks::{DiskWork, Osd};
 use super::drill::Drill;
-use super::harm::Truce;
+use super::fault_budget::Truce;
 use super::hung::Hangs;
 use super::monitors::{MonitorProcess, monitor_address, monitor_id};
 use super::net::{EndId, Net, Wake};
@@ -27,6 +26,7 @@ use super::plan::{Faults, Plan};
 use super::state::{StateDoor, StateStep};
 use super::syncs::Syncs;
 use super::users::Client;
+use super::volume_model::{Life, Volume};
 use super::watch::Watch;
 use crate::outcome::Run;
 use crate::random::{Chance, Random};
@@ -280,18 +280,18 @@ impl World {
 
     /// Hash of the trace, and totals.
     pub fn into_parts(mut self) -> (u64, Tally) {
-        let harm = self.net.harm;
+        let counts = self.net.counts;
         let faults = &mut self.tally.faults;
-        faults.add("payload corrupted", harm.corrupted_payloads);
-        faults.add("frame corrupted", harm.corrupted_frames);
-        faults.add("message delayed", harm.delayed);
-        faults.add("request lost", harm.lost_requests);
-        faults.add("reply lost", harm.lost_replies);
-        faults.add("control message lost", harm.lost_controls);
-        faults.add("peer message lost", harm.lost_peers);
-        faults.add("lease message lost", harm.lost_leases);
-        faults.add("connection broken within a frame", harm.torn_frames);
-        faults.add("connection's bytes arrived late", harm.lingering);
+        faults.add("payload corrupted", counts.corrupted_payloads);
+        faults.add("frame corrupted", counts.corrupted_frames);
+        faults.add("message delayed", counts.delayed);
+        faults.add("request lost", counts.lost_requests);
+        faults.add("reply lost", counts.lost_replies);
+        faults.add("control message lost", counts.lost_controls);
+        faults.add("peer message lost", counts.lost_peers);
+        faults.add("lease message lost", counts.lost_leases);
+        faults.add("connection broken within a frame", counts.torn_frames);
+        faults.add("connection's bytes arrived late", counts.lingering);
         (self.trace.hash(), self.tally)
     }
 
@@ -556,7 +556,7 @@ impl World {
             (thaws.map_or(due, |thaws| thaws.max(due)), process)
         };
         let monitors = self.monitors.iter().enumerate().filter_map(|(index, monitor)| {
-            let deadline = monitor.station.as_ref().and_then(Station::deadline)?;
+            let deadline = monitor.election.as_ref().and_then(Election::deadline)?;
             Some((deadline, Process::Monitor(index)))
         });
         let osds =
@@ -763,7 +763,7 @@ impl World {
 
     pub(super) fn is_running(&self, process: Process) -> bool {
         match process {
-            Process::Monitor(index) => self.monitors[index].station.is_some(),
+            Process::Monitor(index) => self.monitors[index].election.is_some(),
             Process::Osd(index) => self.osds[index].node.is_some(),
             Process::Client(index) => self.clients[index].core.is_some(),
             Process::Operator => true,

@@ -146,7 +146,7 @@ fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
             come_again(&mut rig);
             assert_eq!(rig.entries().len(), before.len(), "{key}");
             assert!(rig.entries().iter().zip(&before).all(|(now, then)| now.acting == then.acting));
-            let session = rig.monitor.contents.session(SessionId::new(2));
+            let session = rig.monitor.committed.session(SessionId::new(2));
             assert!(session.is_some(), "{key}: nobody's attachment ends");
             rig.make_volume("w", GIB).unwrap();
         }
@@ -168,9 +168,9 @@ fn a_recovery_takes_what_is_damaged_from_osds() {
         // All of it is as of one transaction: sessions, locks and tasks go on.
         let session = SessionId::new(2);
         let is_fenced = rig.osds[&osd_id(1)].map.pools.values().all(|pool| pool.is_fenced(session));
-        let contents = &rig.monitor.contents;
-        assert!(!is_fenced && contents.session(session).is_some(), "{key}");
-        assert!(contents.lock(ImageId::FIRST).is_some() && rig.tasks().len() == 1, "{key}");
+        let committed = &rig.monitor.committed;
+        assert!(!is_fenced && committed.session(session).is_some(), "{key}");
+        assert!(committed.lock(ImageId::FIRST).is_some() && rig.tasks().len() == 1, "{key}");
         assert_mended(&mut rig, &before, key);
         // Another monitor finds nothing strange.
         rig.restart();
@@ -226,7 +226,7 @@ fn what_a_pool_never_changes_comes_back_from_osds() {
     assert!(damage_told(&mut rig).unwrap().contains("8 PG entries of 16"));
     recover(&mut rig).unwrap();
     assert_mended(&mut rig, &before, "pool/1");
-    let pool = &rig.monitor.contents.pools().next().unwrap().pool;
+    let pool = &rig.monitor.committed.pools().next().unwrap().pool;
     assert_eq!((pool.pg_count, pool.block_size.bytes()), (8, 128 << 10));
 }
 
@@ -290,7 +290,7 @@ fn a_recovery_from_damage_is_begun_anew_wherever_the_monitor_ends() {
             }
             come_again(&mut rig);
             assert_eq!(rig.stored("recovery"), None, "{key} {mishap:?}");
-            assert_eq!(rig.monitor.contents.sessions().count(), 151, "{key} {mishap:?}");
+            assert_eq!(rig.monitor.committed.sessions().count(), 151, "{key} {mishap:?}");
             assert_mended(&mut rig, &before, key);
         }
     }
@@ -381,7 +381,7 @@ fn a_number_of_transactions_that_were_never_made_counts_as_none() {
     for number in [NUMBER_MAX + 1, u64::MAX] {
         let mut rig = cluster();
         let before = members(&rig);
-        let last = rig.monitor.contents.change().last;
+        let last = rig.monitor.committed.change().last;
         write_number(&mut rig, "change", "/last", number);
         assert_eq!(damage_told(&mut rig), None);
         assert_eq!(rig.stopped, None);
@@ -389,7 +389,7 @@ fn a_number_of_transactions_that_were_never_made_counts_as_none() {
         assert!(rig.checks().contains(&"state_older".to_string()));
         assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_older");
         recover(&mut rig).unwrap();
-        let now = rig.monitor.contents.change().last;
+        let now = rig.monitor.committed.change().last;
         assert!((last..NUMBER_MAX).contains(&now), "{now}");
         assert_mended(&mut rig, &before, "change");
     }

@@ -49,7 +49,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
         }
         ended.push(last);
     }
-    let Some(Record::Fence(record)) = rig.monitor.contents.record(&Key::Fence(PoolId::FIRST))
+    let Some(Record::Fence(record)) = rig.monitor.committed.record(&Key::Fence(PoolId::FIRST))
     else {
         panic!("there are fences")
     };
@@ -60,7 +60,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
     rig.tick();
     for session in open {
         let client = rig.client();
-        let reign = rig.monitor.contents.session(session).unwrap().reign;
+        let reign = rig.monitor.committed.session(session).unwrap().reign;
         rig.say(client, &ToMonitor::ResumeSession { session, reign, turn: 0 });
         let told = rig.inbox.get(&client).into_iter().flatten();
         assert!(!told.into_iter().any(|m| *m == FromMonitor::SessionEnded { session }));

@@ -26,14 +26,14 @@ fn assert_at_rest(rig: &Rig) {
         assert_eq!(entry.learners, [], "{entry:?}");
         assert_eq!(entry.primary, Some(targets[0]), "{entry:?}");
         for member in &entry.acting {
-            let run = rig.monitor.contents.osd(member.osd).unwrap().info.incarnation;
+            let run = rig.monitor.committed.osd(member.osd).unwrap().info.incarnation;
             assert_eq!(member.incarnation, run, "{entry:?}");
         }
     }
 }
 
 fn up(rig: &Rig, number: u32) -> bool {
-    rig.monitor.contents.osd(osd_id(number)).unwrap().info.up
+    rig.monitor.committed.osd(osd_id(number)).unwrap().info.up
 }
 
 /// Members and learners of each PG, without runs.
@@ -291,7 +291,7 @@ fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_
     let mut rig = Rig::with_copies(3, 2, 1, 16);
     let takes_part = |rig: &Rig| {
         let mut members = rig.entries().into_iter().flat_map(|e| [e.acting, e.learners].concat());
-        let run = rig.monitor.contents.osd(osd_id(1)).unwrap().info.incarnation;
+        let run = rig.monitor.committed.osd(osd_id(1)).unwrap().info.incarnation;
         members.any(|member| member == Member { osd: osd_id(1), incarnation: run })
     };
     let rests = |rig: &mut Rig| rig.checks().contains(&"osd_restarting".to_string());
@@ -543,13 +543,13 @@ fn nobody_goes_out_where_too_few_would_be_left() {
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     rig.kill_osd(3);
     rig.advance(Duration::from_secs(700));
-    assert!(rig.monitor.contents.osd(osd_id(3)).unwrap().info.in_cluster, "copies need it");
+    assert!(rig.monitor.committed.osd(osd_id(3)).unwrap().info.in_cluster, "copies need it");
     let mut rig = Rig::with_copies(4, 1, 1, 8);
     for number in 2..=4 {
         rig.kill_osd(number);
     }
     rig.advance(Duration::from_secs(1000));
-    let is_in = |number: &u32| rig.monitor.contents.osd(osd_id(*number)).unwrap().info.in_cluster;
+    let is_in = |number: &u32| rig.monitor.committed.osd(osd_id(*number)).unwrap().info.in_cluster;
     assert_eq!((1..=4).filter(is_in).count(), 2, "half of them stay");
 }
 
@@ -568,7 +568,7 @@ fn an_osd_taken_out_is_emptied_while_it_serves_and_then_forgotten() {
     assert_eq!(code(rig.command(Command::OsdRemove { osd })), "busy");
     rig.kill_osd(4);
     rig.boot(4);
-    assert!(!rig.monitor.contents.osd(osd).unwrap().info.in_cluster, "an operator's word stands");
+    assert!(!rig.monitor.committed.osd(osd).unwrap().info.in_cluster, "an operator's word stands");
     rig.kill_osd(4);
     rig.command(Command::OsdRemove { osd }).unwrap();
     assert_eq!(code(rig.command(Command::OsdRemove { osd })), "not_found");
@@ -746,7 +746,7 @@ fn what_people_write_of_pools_and_osds_is_followed() {
         serde_json::from_str(&rig.stored("osd/4").unwrap().value).unwrap();
     record["in"] = json!(false);
     rig.hand_writes("osd/4", Some(&record.to_string()));
-    assert_eq!(rig.monitor.contents.osd(osd_id(4)).unwrap().out_by, Some(OutBy::Operator));
+    assert_eq!(rig.monitor.committed.osd(osd_id(4)).unwrap().out_by, Some(OutBy::Operator));
     rig.fill();
     assert_at_rest(&rig);
     assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3 && !acting.contains(&4)));

@@ -202,8 +202,8 @@ fn what_people_must_not_write_is_refused_by_put() {
 fn revisions_that_people_write_are_not_believed() {
     for is_put in [true, false] {
         let mut rig = Rig::with_pool(1, 8);
-        let revision = rig.monitor.contents.pool(PoolId::FIRST).unwrap().revision;
-        let osd_revision = rig.monitor.contents.osd_revision_max();
+        let revision = rig.monitor.committed.pool(PoolId::FIRST).unwrap().revision;
+        let osd_revision = rig.monitor.committed.osd_revision_max();
         for (key, field, text) in [("pool/1", "name", json!("q")), ("osd/1", "in", json!(false))] {
             let mut record = value(&mut rig, key);
             (record["revision"], record[field]) = (json!(1u64 << 40), text.clone());
@@ -213,7 +213,7 @@ fn revisions_that_people_write_are_not_believed() {
             }
             assert_eq!(value(&mut rig, key)[field], text, "{key}");
         }
-        let now = rig.monitor.contents.pool(PoolId::FIRST).unwrap().revision;
+        let now = rig.monitor.committed.pool(PoolId::FIRST).unwrap().revision;
         assert_eq!(now, revision.next());
         assert_eq!(value(&mut rig, "osd/1")["revision"], osd_revision + 1);
     }
@@ -403,7 +403,7 @@ fn a_guarded_key_changed_by_another_hand_stops_changes_until_it_is_undone() {
             rig.kill_osd(2);
             rig.advance(Duration::from_secs(30));
             assert_eq!(rig.entries(), before, "{key}");
-            assert_eq!(rig.monitor.contents.sessions().count(), 1);
+            assert_eq!(rig.monitor.committed.sessions().count(), 1);
             let map = || rig.osds[&super::rig::osd_id(1)].map.pools.values();
             assert!(map().all(|pool| pool.fences.is_empty()));
             assert_eq!(undo(&mut rig), [key]);
@@ -470,7 +470,7 @@ fn the_next_monitor_does_not_believe_what_another_hand_changed() {
             come_again(&mut rig);
             assert_eq!(rig.stored("recovery"), None);
             assert_eq!(messages(&mut rig, "state_damaged"), [""; 0], "{key} {mishap:?}");
-            assert_eq!(rig.monitor.contents.sessions().count(), 1, "{key} {mishap:?}");
+            assert_eq!(rig.monitor.committed.sessions().count(), 1, "{key} {mishap:?}");
         }
     }
 }

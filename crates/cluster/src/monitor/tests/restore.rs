@@ -98,10 +98,10 @@ fn what_was_done_since_the_backup_comes_back() {
     let set = Command::ConfigSet { setting: "osd_grace_ms".into(), value: Some("500".into()) };
     rig.command(set).unwrap();
     let before = rig.entries();
-    let newest: u64 = rig.monitor.contents.change().last;
+    let newest: u64 = rig.monitor.committed.change().last;
     let revisions: Vec<MapRevision> =
-        rig.monitor.contents.pools().map(|record| record.revision).collect();
-    let images: Vec<_> = rig.monitor.contents.images().cloned().collect();
+        rig.monitor.committed.pools().map(|record| record.revision).collect();
+    let images: Vec<_> = rig.monitor.committed.images().cloned().collect();
 
     restore(&mut rig, &backup);
     assert!(is_older(&mut rig));
@@ -116,7 +116,7 @@ fn what_was_done_since_the_backup_comes_back() {
     rig.tick();
     assert!(!is_older(&mut rig));
     assert_eq!(volumes(&mut rig), ["grown", "new", "old", "there"]);
-    assert_eq!(rig.monitor.contents.images().cloned().collect::<Vec<_>>(), images);
+    assert_eq!(rig.monitor.committed.images().cloned().collect::<Vec<_>>(), images);
     let setting = rig.command(Command::ConfigGet { setting: "osd_grace_ms".into() }).unwrap();
     assert_eq!(setting["value"], 500);
 
@@ -126,8 +126,8 @@ fn what_was_done_since_the_backup_comes_back() {
     assert_eq!(rig.osds.values().map(|osd| osd.incarnation).collect::<Vec<_>>(), runs);
     assert!(rig.osds.values().all(|osd| osd.refused.is_none()));
     assert!(!is_older(&mut rig));
-    assert!(rig.monitor.contents.change().last > newest);
-    for (record, revision) in rig.monitor.contents.pools().zip(revisions) {
+    assert!(rig.monitor.committed.change().last > newest);
+    for (record, revision) in rig.monitor.committed.pools().zip(revisions) {
         assert!(record.revision > revision);
     }
     for entry in rig.entries() {
@@ -274,7 +274,7 @@ fn the_entry_of_the_highest_epoch_is_taken_from_whoever_has_it() {
     let taken = rig.entries()[0].clone();
     assert_eq!(taken.acting, newest.acting);
     assert!(taken.epoch >= Epoch::new(newest.epoch.get() + 1000));
-    assert!(!rig.monitor.contents.osd(osd_id(leaves)).unwrap().info.in_cluster);
+    assert!(!rig.monitor.committed.osd(osd_id(leaves)).unwrap().info.in_cluster);
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn a_session_opened_after_the_backup_goes_on_after_the_restore() {
     let opened = attach(&mut rig, client);
     let have: std::collections::BTreeMap<_, _> = rig
         .monitor
-        .contents
+        .committed
         .pools()
         .map(|record| (record.pool.id, record.revision.next()))
         .collect();
@@ -413,7 +413,7 @@ fn nothing_is_given_out_before_an_osd_has_spoken_or_had_its_time() {
         }
         assert!(rig.lock_answer(client, asked).unwrap().is_ok());
         assert_eq!(volumes(&mut rig), ["v", "w"]);
-        assert_eq!(rig.monitor.contents.sessions().count(), 1, "who is gone is forgotten");
+        assert_eq!(rig.monitor.committed.sessions().count(), 1, "who is gone is forgotten");
     }
     // No OSD ever ran: nobody is waited for.
     let mut rig = Rig::new();
@@ -614,7 +614,7 @@ fn a_client_that_is_silent_goes_on_after_a_recovery_unless_another_had_its_image
     let opened = attach(&mut rig, client);
     rig.break_connection(client);
     rig.advance(Duration::from_secs(20));
-    assert!(rig.monitor.contents.session(opened.0).unwrap().ended);
+    assert!(rig.monitor.committed.session(opened.0).unwrap().ended);
     restore(&mut rig, &backup);
     recover(&mut rig, &[], true).unwrap();
     come_again(&mut rig, &[1, 2]);

@@ -622,7 +622,7 @@ impl Rig {
 
     /// An OSD cannot reach another one's present run.
     pub fn unreachable(&mut self, from: u32, to: u32, how: Unreachable) {
-        let incarnation = self.monitor.contents.osd(osd_id(to)).unwrap().info.incarnation;
+        let incarnation = self.monitor.committed.osd(osd_id(to)).unwrap().info.incarnation;
         let connection = self.osds[&osd_id(from)].connection.unwrap();
         self.say(connection, &ToMonitor::OsdUnreachable { osd: osd_id(to), incarnation, how });
     }
@@ -732,9 +732,9 @@ impl Rig {
 
     /// All entries, as committed.
     pub fn entries(&self) -> Vec<PgEntry> {
-        let contents = &self.monitor.contents;
-        let pools = contents.pools().map(|pool| pool.pool.id);
-        pools.flat_map(|pool| contents.pgs(pool)).cloned().collect()
+        let committed = &self.monitor.committed;
+        let pools = committed.pools().map(|pool| pool.pool.id);
+        pools.flat_map(|pool| committed.pgs(pool)).cloned().collect()
     }
 
     pub fn entry(&self, number: u32) -> PgEntry {

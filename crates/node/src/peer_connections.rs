@@ -34,7 +34,7 @@ const INCOMING_PER_OSD_MAX: usize = 4;
 
 /// All connections with other OSDs.
 #[derive(Default)]
-pub struct Mesh {
+pub struct PeerConnections {
     /// Members of PGs that this OSD leads.
     followers: BTreeMap<OsdId, Follower>,
     outgoing: BTreeMap<ConnectionId, (OsdId, Purpose)>,
@@ -86,7 +86,7 @@ struct Incoming {
     purpose: Option<Purpose>,
 }
 
-impl Mesh {
+impl PeerConnections {
     /// Whether a holder of leases may ask over a connection that is there.
     pub fn has_holder(&self, osd: OsdId) -> bool {
         let asks = |it: &Incoming| it.peer.osd == osd && it.purpose == Some(Purpose::Lease);
@@ -155,7 +155,7 @@ impl Node {
             return;
         }
         let of_peer: Vec<ConnectionId> = self
-            .mesh
+            .peer_connections
             .incoming
             .iter()
             .filter(|(_, incoming)| incoming.peer.osd == peer.osd)
@@ -164,7 +164,7 @@ impl Node {
         if of_peer.len() >= INCOMING_PER_OSD_MAX {
             self.hang_up(now, of_peer[0], effects);
         }
-        self.mesh.incoming.insert(connection, Incoming { peer, purpose: None });
+        self.peer_connections.incoming.insert(connection, Incoming { peer, purpose: None });
     }
 
     /// One of our connections passed its handshake. Requires: it is one to an OSD.
@@ -175,13 +175,14 @@ impl Node {
         peer: Peer,
         effects: &mut Vec<Effect>,
     ) {
-        let Some((member, purpose)) = self.mesh.outgoing(connection) else { return };
+        let Some((member, purpose)) = self.peer_connections.outgoing(connection) else { return };
         let wanted = Role::Osd(member.osd, member.incarnation);
         if peer.cluster != self.identity.cluster || peer.role != wanted {
             // Another run: the map that names it is on its way, or has been overtaken.
             return self.hang_up(now, connection, effects);
         }
-        let follower = self.mesh.followers.get_mut(&member.osd).expect("it has a connection");
+        let follower =
+            self.peer_connections.followers.get_mut(&member.osd).expect("it has a connection");
         follower.lane(purpose).opened(now);
         match purpose {
             Purpose::Data => self.follower_ready(now, member, effects),
@@ -202,16 +203,18 @@ impl Node {
         refused: bool,
         effects: &mut Vec<Effect>,
     ) {
-        if let Some(incoming) = self.mesh.incoming.remove(&connection) {
+        if let Some(incoming) = self.peer_connections.incoming.remove(&connection) {
             let osd = incoming.peer.osd;
-            if self.mesh.from_primaries.get(&osd) == Some(&connection) {
-                self.mesh.from_primaries.remove(&osd);
+            if self.peer_connections.from_primaries.get(&osd) == Some(&connection) {
+                self.peer_connections.from_primaries.remove(&osd);
             }
             self.peers.primary_left(connection);
             return;
         }
-        let Some((osd, purpose)) = self.mesh.outgoing.remove(&connection) else { return };
-        let follower = self.mesh.followers.get_mut(&osd).expect("it had a connection");
+        let Some((osd, purpose)) = self.peer_connections.outgoing.remove(&connection) else {
+            return;
+        };
+        let follower = self.peer_connections.followers.get_mut(&osd).expect("it had a connection");
         let member = follower.member;
         let address_count = follower.address_count;
         let lane = follower.lane(purpose);
@@ -234,7 +237,8 @@ impl Node {
         message: Message,
         effects: &mut Vec<Effect>,
     ) {
-        let result: Result<(), String> = match (self.mesh.outgoing(connection), message) {
+        let result: Result<(), String> = match (self.peer_connections.outgoing(connection), message)
+        {
             (Some((member, Purpose::Data)), Message::Peer(message)) => {
                 self.follower_said(now, member, *message, effects)
             }
@@ -271,20 +275,23 @@ impl Node {
         purpose: Purpose,
         effects: &mut Vec<Effect>,
     ) -> Option<Member> {
-        let incoming = self.mesh.incoming.get_mut(&connection)?;
+        let incoming = self.peer_connections.incoming.get_mut(&connection)?;
         let peer = incoming.peer;
         match incoming.purpose {
             Some(decided) => return (decided == purpose).then_some(peer),
             None => incoming.purpose = Some(purpose),
         }
         let same = |other: &Incoming| other.peer.osd == peer.osd && other.purpose == Some(purpose);
-        let before =
-            self.mesh.incoming.iter().find(|(id, other)| **id != connection && same(other));
+        let before = self
+            .peer_connections
+            .incoming
+            .iter()
+            .find(|(id, other)| **id != connection && same(other));
         if let Some(before) = before.map(|(id, _)| *id) {
             self.hang_up(now, before, effects);
         }
         if purpose == Purpose::Data {
-            self.mesh.from_primaries.insert(peer.osd, connection);
+            self.peer_connections.from_primaries.insert(peer.osd, connection);
         }
         Some(peer)
     }
@@ -293,7 +300,7 @@ impl Node {
     pub(crate) fn update_mesh(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let wanted = self.members_led();
         let mut gone = Vec::new();
-        for (osd, follower) in &mut self.mesh.followers {
+        for (osd, follower) in &mut self.peer_connections.followers {
             match wanted.get(osd) {
                 Some(incarnation) if *incarnation == follower.member.incarnation => {}
                 Some(_) => gone.push(*osd),
@@ -320,7 +327,7 @@ impl Node {
                 ends_at: None,
                 told: None,
             };
-            let follower = self.mesh.followers.entry(osd).or_insert_with(new);
+            let follower = self.peer_connections.followers.entry(osd).or_insert_with(new);
             if is_up && !follower.is_up {
                 follower.heard_at = now;
             }
@@ -332,12 +339,12 @@ impl Node {
             let known = osds.get(&incoming.peer.osd);
             known.is_some_and(|known| incoming.peer.incarnation < known.incarnation)
         };
-        let over = self.mesh.incoming.iter().filter(|(_, incoming)| is_over(incoming));
+        let over = self.peer_connections.incoming.iter().filter(|(_, incoming)| is_over(incoming));
         for connection in over.map(|(connection, _)| *connection).collect::<Vec<_>>() {
             self.hang_up(now, connection, effects);
         }
-        if !self.mesh.followers.is_empty() {
-            self.mesh.renew_at.get_or_insert(now);
+        if !self.peer_connections.followers.is_empty() {
+            self.peer_connections.renew_at.get_or_insert(now);
         }
         self.update_primaries(now);
         self.connect_due(now, effects);
@@ -355,10 +362,10 @@ impl Node {
         };
         let primaries = ours.filter_map(crate::leases::primary_of);
         let wanted: BTreeSet<Member> = primaries.filter(|it| *it != me && is_up(it)).collect();
-        self.mesh.primaries.retain(|_, primary| wanted.contains(&primary.member));
+        self.peer_connections.primaries.retain(|_, primary| wanted.contains(&primary.member));
         for member in wanted {
             let new = Primary { member, since: now };
-            self.mesh.primaries.entry(member.osd).or_insert(new);
+            self.peer_connections.primaries.entry(member.osd).or_insert(new);
         }
     }
 
@@ -366,7 +373,7 @@ impl Node {
     /// are missed by nobody else.
     fn find_missed(&mut self, now: Time, effects: &mut Vec<Effect>) {
         let mut missed = Vec::new();
-        for primary in self.mesh.primaries.values_mut() {
+        for primary in self.peer_connections.primaries.values_mut() {
             if now.since(primary.since) >= SILENT_AFTER {
                 primary.since = now;
                 missed.push(primary.member);
@@ -402,19 +409,20 @@ impl Node {
     /// Ends what there is with an OSD that is no follower any more, or another run of one.
     fn let_go(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         for purpose in [Purpose::Data, Purpose::Lease] {
-            let follower = self.mesh.followers.get_mut(&osd).expect("the caller found it");
+            let follower =
+                self.peer_connections.followers.get_mut(&osd).expect("the caller found it");
             follower.is_up = false;
             if let Some(connection) = follower.lane(purpose).connection() {
                 self.hang_up(now, connection, effects);
             }
         }
-        self.mesh.followers.remove(&osd);
+        self.peer_connections.followers.remove(&osd);
         self.leases.drop_held(osd);
     }
 
-    /// What the mesh's deadline asked for.
+    /// What the deadline of these connections asked for.
     pub(crate) fn tick_mesh(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let late = self.mesh.followers.values().flat_map(|follower| {
+        let late = self.peer_connections.followers.values().flat_map(|follower| {
             let lanes = [&follower.data, &follower.lease].into_iter();
             lanes.filter(|lane| lane.is_late(now)).filter_map(Lane::connection)
         });
@@ -422,15 +430,15 @@ impl Node {
             self.hang_up(now, connection, effects);
         }
         let is_over = |follower: &Follower| follower.ends_at.is_some_and(|at| at <= now);
-        let over = self.mesh.followers.iter().filter(|(_, follower)| is_over(follower));
+        let over = self.peer_connections.followers.iter().filter(|(_, follower)| is_over(follower));
         for osd in over.map(|(osd, _)| *osd).collect::<Vec<_>>() {
             self.let_go(now, osd, effects);
         }
-        if self.mesh.followers.is_empty() {
-            self.mesh.renew_at = None;
+        if self.peer_connections.followers.is_empty() {
+            self.peer_connections.renew_at = None;
         }
-        if self.mesh.renew_at.is_some_and(|at| at <= now) {
-            self.mesh.renew_at = Some(now + renew_every(self.lease_span()));
+        if self.peer_connections.renew_at.is_some_and(|at| at <= now) {
+            self.peer_connections.renew_at = Some(now + renew_every(self.lease_span()));
             self.trace_leases(now, effects);
             self.find_silent(now, effects);
             self.renew_all(now, effects);
@@ -440,7 +448,7 @@ impl Node {
     }
 
     fn connect_due(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        for (osd, follower) in &mut self.mesh.followers {
+        for (osd, follower) in &mut self.peer_connections.followers {
             let info = self.map.osds.get(osd).filter(|_| follower.is_wanted());
             let Some(info) = info else { continue };
             for purpose in [Purpose::Data, Purpose::Lease] {
@@ -451,7 +459,7 @@ impl Node {
                 let connection = self.connections.next();
                 let addresses = info.addresses_for_peers();
                 let index = lane.connect(now, connection, addresses.len());
-                self.mesh.outgoing.insert(connection, (*osd, purpose));
+                self.peer_connections.outgoing.insert(connection, (*osd, purpose));
                 let address = addresses[index].clone();
                 effects.push(Effect::Net(NetEffect::Connect { connection, address }));
             }
@@ -469,7 +477,7 @@ impl Node {
             let is_refused = lanes.iter().any(|lane| lane.is_refused(follower.address_count));
             follower.is_wanted() && !is_refused && now.since(follower.heard_at) >= SILENT_AFTER
         };
-        let silent = self.mesh.followers.values().filter(is_silent).map(|follower| {
+        let silent = self.peer_connections.followers.values().filter(is_silent).map(|follower| {
             let Follower { member, data, lease, address_count, .. } = follower;
             let beside = lease.up().filter(|_| data.is_beside(lease, *address_count));
             (member.osd, [lease.up(), beside.and(data.up())])
@@ -477,7 +485,7 @@ impl Node {
         let silent: Vec<_> = silent.collect();
         let is_gone =
             |follower: &&Follower| !follower.is_up && now.since(follower.heard_at) >= SILENT_AFTER;
-        let gone = self.mesh.followers.values().filter(is_gone);
+        let gone = self.peer_connections.followers.values().filter(is_gone);
         for connection in gone.filter_map(|follower| follower.data.up()).collect::<Vec<_>>() {
             self.hang_up(now, connection, effects);
         }
@@ -497,7 +505,7 @@ impl Node {
         how: Unreachable,
         effects: &mut Vec<Effect>,
     ) {
-        let follower = self.mesh.followers.get_mut(&osd).expect("the caller found it");
+        let follower = self.peer_connections.followers.get_mut(&osd).expect("the caller found it");
         let is_told = |(at, told): (Time, Unreachable)| told == how && now.since(at) < SILENT_AFTER;
         if !follower.is_wanted() || follower.told.is_some_and(is_told) {
             return;
@@ -510,9 +518,9 @@ impl Node {
     /// Another monitor may lead, who has heard of no follower that cannot be reached: it is told.
     pub(crate) fn tell_unreachable_again(&mut self, now: Time, effects: &mut Vec<Effect>) {
         // Who leads may have changed while this OSD was not told.
-        self.mesh.primaries.values_mut().for_each(|primary| primary.since = now);
+        self.peer_connections.primaries.values_mut().for_each(|primary| primary.since = now);
         let mut refused = Vec::new();
-        for (osd, follower) in &mut self.mesh.followers {
+        for (osd, follower) in &mut self.peer_connections.followers {
             // Of silent ones the next renewal tells.
             follower.told = None;
             let lanes = [&follower.data, &follower.lease];
@@ -527,7 +535,7 @@ impl Node {
 
     /// Renews all leases.
     pub(crate) fn renew_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let osds: Vec<OsdId> = self.mesh.followers.keys().copied().collect();
+        let osds: Vec<OsdId> = self.peer_connections.followers.keys().copied().collect();
         for osd in osds {
             self.renew(now, osd, true, effects);
         }
@@ -536,14 +544,14 @@ impl Node {
     /// Renews leases of members that may have more space for data.
     pub(crate) fn renew_for_space(&mut self, now: Time, effects: &mut Vec<Effect>) {
         for osd in self.space_credits.take_wanting() {
-            if self.mesh.followers.contains_key(&osd) {
+            if self.peer_connections.followers.contains_key(&osd) {
                 self.renew(now, osd, false, effects);
             }
         }
     }
 
     fn renew(&mut self, now: Time, osd: OsdId, is_timely: bool, effects: &mut Vec<Effect>) {
-        let Some(connection) = self.mesh.followers[&osd].lease.up() else { return };
+        let Some(connection) = self.peer_connections.followers[&osd].lease.up() else { return };
         let stamp = self.leases.renew(now, osd);
         let revisions = self.map.pools.iter().map(|(pool, known)| (*pool, known.revision));
         let revisions = revisions.take(REVISION_COUNT_MAX).collect();
@@ -555,11 +563,11 @@ impl Node {
 
     /// This OSD leads nothing any more, and will not: nobody needs to wait for its leases.
     pub(crate) fn surrender_all(&mut self, effects: &mut Vec<Effect>) {
-        for follower in self.mesh.followers.values() {
+        for follower in self.peer_connections.followers.values() {
             let Some(connection) = follower.lease.up() else { continue };
             send_lease(connection, LeaseMessage::Surrender, effects);
         }
-        self.mesh.renew_at = None;
+        self.peer_connections.renew_at = None;
     }
 
     /// A giver of leases answered.
@@ -575,7 +583,8 @@ impl Node {
         else {
             return Err("only grants are answers".into());
         };
-        let follower = self.mesh.followers.get_mut(&giver.osd).expect("it has a connection");
+        let follower =
+            self.peer_connections.followers.get_mut(&giver.osd).expect("it has a connection");
         follower.heard_at = now;
         let grant = Grant { stamp, valid_ms, lost };
         self.recheck |= self.leases.granted(now, giver.osd, grant)?;
@@ -601,7 +610,7 @@ impl Node {
     ) -> Result<(), String> {
         match message {
             LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes } => {
-                let primary = self.mesh.primaries.get_mut(&holder.osd);
+                let primary = self.peer_connections.primaries.get_mut(&holder.osd);
                 if let Some(primary) = primary.filter(|known| known.member == holder) {
                     primary.since = now;
                 }
@@ -647,8 +656,8 @@ impl Node {
         let mut members = entry.members();
         let Some(member) = members.find(|member| member.osd == to) else { return };
         let connection = match entry.primary == Some(self.identity.osd) {
-            true => self.mesh.to_follower(*member),
-            false => self.mesh.to_primary(*member),
+            true => self.peer_connections.to_follower(*member),
+            false => self.peer_connections.to_primary(*member),
         };
         let Some(connection) = connection else { return };
         let message = PeerMessage { pg: entry.pg, epoch: entry.epoch, body };

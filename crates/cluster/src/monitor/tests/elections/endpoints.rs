@@ -3,9 +3,9 @@
 use super::*;
 use crate::state::{EndpointDown, EndpointRoom, Endpoints};
 
-fn tell(town: &mut Town, number: usize, found: Endpoints) {
-    town.events.push_back((number, Event::State(StateEvent::Endpoints(found))));
-    town.settle();
+fn tell(monitors: &mut Monitors, number: usize, found: Endpoints) {
+    monitors.events.push_back((number, Event::State(StateEvent::Endpoints(found))));
+    monitors.settle();
 }
 
 fn messages(checks: &[Value]) -> Vec<String> {
@@ -22,22 +22,22 @@ fn whoever_leads_names_the_addresses_at_which_the_store_does_not_answer() {
         });
         Endpoints { down: down.collect(), nearly_full: Vec::new() }
     };
-    let mut town = Town::new(2);
-    tell(&mut town, 0, down(&["http://a:1"]));
-    tell(&mut town, 1, down(&["http://b:1"]));
-    let named = messages(&town.checks(1, code));
+    let mut monitors = Monitors::new(2);
+    tell(&mut monitors, 0, down(&["http://a:1"]));
+    tell(&mut monitors, 1, down(&["http://b:1"]));
+    let named = messages(&monitors.checks(1, code));
     assert_eq!(named, ["the state store does not answer at http://a:1: refused"]);
-    assert_eq!(town.ask(1, Command::Status).unwrap().unwrap()["health"], "warn");
-    town.trouble(0, Some("etcd has no leader"));
-    assert_eq!(messages(&town.checks(0, code)), [""; 0], "nowhere");
+    assert_eq!(monitors.ask(1, Command::Status).unwrap().unwrap()["health"], "warn");
+    monitors.trouble(0, Some("etcd has no leader"));
+    assert_eq!(messages(&monitors.checks(0, code)), [""; 0], "nowhere");
     // The next one that leads has looked for itself.
-    town.kill(0);
-    town.advance(seconds(3));
-    assert_eq!(town.leaders(), [1]);
-    let named = messages(&town.checks(1, code));
+    monitors.kill(0);
+    monitors.advance(seconds(3));
+    assert_eq!(monitors.leaders(), [1]);
+    let named = messages(&monitors.checks(1, code));
     assert_eq!(named, ["the state store does not answer at http://b:1: refused"]);
-    tell(&mut town, 1, down(&[]));
-    assert_eq!(messages(&town.checks(1, code)), [""; 0]);
+    tell(&mut monitors, 1, down(&[]));
+    assert_eq!(messages(&monitors.checks(1, code)), [""; 0]);
 }
 
 #[test]
@@ -51,10 +51,10 @@ fn whoever_leads_names_the_addresses_at_which_the_store_is_nearly_full() {
         });
         Endpoints { down: Vec::new(), nearly_full: room.collect() }
     };
-    let mut town = Town::new(1);
-    assert_eq!(town.checks(0, code), [Value::Null; 0]);
-    tell(&mut town, 0, full(&[81]));
-    let checks = town.checks(0, code);
+    let mut monitors = Monitors::new(1);
+    assert_eq!(monitors.checks(0, code), [Value::Null; 0]);
+    tell(&mut monitors, 0, full(&[81]));
+    let checks = monitors.checks(0, code);
     assert_eq!(
         messages(&checks),
         ["the state store uses 81 % of 2GiB at http://a:1: when it is full it takes no change"]
@@ -62,10 +62,10 @@ fn whoever_leads_names_the_addresses_at_which_the_store_is_nearly_full() {
     assert!(checks[0]["hint"].as_str().unwrap().contains("etcdctl defrag"), "{checks:?}");
     assert_eq!(checks[0]["severity"], "warn");
     // Where it cannot be asked, that says all.
-    town.trouble(0, Some("etcd has no leader"));
-    assert_eq!(town.checks(0, code), [Value::Null; 0]);
-    town.trouble(0, None);
-    assert_eq!(town.checks(0, code).len(), 1);
-    tell(&mut town, 0, full(&[]));
-    assert_eq!(town.checks(0, code), [Value::Null; 0]);
+    monitors.trouble(0, Some("etcd has no leader"));
+    assert_eq!(monitors.checks(0, code), [Value::Null; 0]);
+    monitors.trouble(0, None);
+    assert_eq!(monitors.checks(0, code).len(), 1);
+    tell(&mut monitors, 0, full(&[]));
+    assert_eq!(monitors.checks(0, code), [Value::Null; 0]);
 }

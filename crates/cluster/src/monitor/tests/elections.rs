@@ -1,4 +1,4 @@
-//! Several monitors over one store: one leads by its lease, the others take their guests to it.
+//! Several monitors over one store: one leads by its lease, the others relay their connections to it.
 
 mod endpoints;
 mod lines;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::rig::{CLUSTER, osd_id, store_of};
 use crate::copy::Seen;
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
-use crate::monitor::{Effect, Event, Identity, Station, StopReason};
+use crate::monitor::{Effect, Election, Event, Identity, StopReason};
 use crate::state::{
     MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
     Transaction, TransactionOutcome, Unavailable, WatchId,
@@ -23,24 +23,24 @@ use crate::state::{
 /// Who is at an end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Who {
-    Station(usize),
-    Guest(usize),
+    Election(usize),
+    Client(usize),
 }
 
 type End = (Who, ConnectionId);
 
 /// What a client, an OSD or a command is told.
 #[derive(Default)]
-struct Guest {
+struct Client {
     said: VecDeque<FromMonitor>,
     is_closed: bool,
 }
 
 /// Monitors that talk to each other and to one store without delay.
-struct Town {
+struct Monitors {
     now: Time,
     store: MemoryState,
-    stations: Vec<Option<Station>>,
+    processes: Vec<Option<Election>>,
     /// Monitors whose store does not answer.
     cut: BTreeSet<usize>,
     /// What they asked, and what they would have been told, until it does.
@@ -51,7 +51,7 @@ struct Town {
     /// Monitors whose transactions happen and are answered with "unknown".
     unsure: BTreeSet<usize>,
     ends: BTreeMap<End, End>,
-    guests: Vec<Guest>,
+    clients: Vec<Client>,
     events: VecDeque<(usize, Event)>,
     connection_last: u64,
     stopped: Vec<StopReason>,
@@ -62,38 +62,38 @@ struct Town {
 /// Ids of one monitor are nobody else's in the store they share.
 const OF_STATION: u32 = 48;
 
-fn outer(station: usize, id: u64) -> u64 {
-    id | (station as u64 + 1) << OF_STATION
+fn outer(monitor: usize, id: u64) -> u64 {
+    id | (monitor as u64 + 1) << OF_STATION
 }
 
 fn inner(id: u64) -> Option<(usize, u64)> {
-    let station = (id >> OF_STATION & 0xff).checked_sub(1)?;
-    Some((station as usize, id & !(0xff << OF_STATION)))
+    let monitor = (id >> OF_STATION & 0xff).checked_sub(1)?;
+    Some((monitor as usize, id & !(0xff << OF_STATION)))
 }
 
-impl Town {
-    fn new(count: usize) -> Town {
-        let mut town = Town {
+impl Monitors {
+    fn new(count: usize) -> Monitors {
+        let mut monitors = Monitors {
             now: Time::from_nanos(1),
             store: MemoryState::default(),
-            stations: Vec::new(),
+            processes: Vec::new(),
             cut: BTreeSet::new(),
             held: Vec::new(),
             held_events: Vec::new(),
             late: Vec::new(),
             unsure: BTreeSet::new(),
             ends: BTreeMap::new(),
-            guests: Vec::new(),
+            clients: Vec::new(),
             events: VecDeque::new(),
             connection_last: 1,
             stopped: Vec::new(),
             lines: Vec::new(),
         };
         for number in 0..count {
-            town.stations.push(None);
-            town.start(number);
+            monitors.processes.push(None);
+            monitors.start(number);
         }
-        town
+        monitors
     }
 
     fn start(&mut self, number: usize) {
@@ -105,7 +105,7 @@ impl Town {
             addresses: vec![format!("mon{number}")],
             nonce: 1000 * (number as u64 + 1),
         };
-        self.stations[number] = Some(Station::new(identity, true));
+        self.processes[number] = Some(Election::new(identity, true));
         self.events.push_back((number, Event::Tick));
         self.settle();
     }
@@ -119,11 +119,11 @@ impl Town {
 
     /// The process ends without a word.
     fn kill(&mut self, number: usize) {
-        self.stations[number] = None;
-        self.held.retain(|(station, _)| *station != number);
-        self.held_events.retain(|(station, _)| *station != number);
-        self.events.retain(|(station, _)| *station != number);
-        let ends = self.ends.keys().copied().filter(|(who, _)| *who == Who::Station(number));
+        self.processes[number] = None;
+        self.held.retain(|(monitor, _)| *monitor != number);
+        self.held_events.retain(|(monitor, _)| *monitor != number);
+        self.events.retain(|(monitor, _)| *monitor != number);
+        let ends = self.ends.keys().copied().filter(|(who, _)| *who == Who::Election(number));
         for end in ends.collect::<Vec<_>>() {
             self.break_off(end);
         }
@@ -139,9 +139,9 @@ impl Town {
             let Some((number, event)) = self.events.pop_front() else { return };
             steps += 1;
             assert!(steps < 100_000, "monitors go round in circles");
-            let Some(station) = &mut self.stations[number] else { continue };
+            let Some(monitor) = &mut self.processes[number] else { continue };
             let mut effects = Vec::new();
-            station.apply(self.now, event, &mut effects);
+            monitor.apply(self.now, event, &mut effects);
             for effect in effects {
                 self.effect(number, effect);
             }
@@ -159,8 +159,8 @@ impl Town {
             Effect::State(effect) => self.state_effect(number, effect),
             Effect::Net(NetEffect::Connect { connection, address }) => {
                 let to: usize = address.strip_prefix("mon").unwrap().parse().unwrap();
-                let here = (Who::Station(number), connection);
-                if self.stations[to].is_none() {
+                let here = (Who::Election(number), connection);
+                if self.processes[to].is_none() {
                     let reason = CloseReason::Refused;
                     self.tell(here, NetEvent::Closed { connection, reason });
                     return;
@@ -170,20 +170,20 @@ impl Town {
                 self.tell(here, NetEvent::Connected { connection, peer });
             }
             Effect::Net(NetEffect::Send { connection, message }) => {
-                if let Some(there) = self.ends.get(&(Who::Station(number), connection)).copied() {
+                if let Some(there) = self.ends.get(&(Who::Election(number), connection)).copied() {
                     self.tell(there, NetEvent::Received { connection: there.1, message });
                 }
             }
             Effect::Net(NetEffect::Close { connection }) => {
-                self.break_off((Who::Station(number), connection));
+                self.break_off((Who::Election(number), connection));
                 // Nothing of it is told any more, not even that it is closed.
-                self.events.retain(|(station, event)| {
+                self.events.retain(|(monitor, event)| {
                     let Event::Net(event) = event else { return true };
                     let (NetEvent::Accepted { connection: id, .. }
                     | NetEvent::Connected { connection: id, .. }
                     | NetEvent::Received { connection: id, .. }
                     | NetEvent::Closed { connection: id, .. }) = event;
-                    *station != number || *id != connection
+                    *monitor != number || *id != connection
                 });
             }
         }
@@ -192,7 +192,7 @@ impl Town {
     fn connect(&mut self, here: End, to: usize, role: Role) {
         self.connection_last += 2;
         let connection = ConnectionId::new(self.connection_last);
-        let there = (Who::Station(to), connection);
+        let there = (Who::Election(to), connection);
         self.ends.insert(here, there);
         self.ends.insert(there, here);
         let peer = Peer { cluster: CLUSTER, role };
@@ -210,13 +210,13 @@ impl Town {
 
     fn tell(&mut self, (who, _): End, event: NetEvent) {
         match who {
-            Who::Station(number) => self.events.push_back((number, Event::Net(event))),
-            Who::Guest(guest) => match event {
+            Who::Election(number) => self.events.push_back((number, Event::Net(event))),
+            Who::Client(client) => match event {
                 NetEvent::Received { message: Message::Control(text), .. } => {
-                    self.guests[guest].said.push_back(serde_json::from_str(&text).unwrap());
+                    self.clients[client].said.push_back(serde_json::from_str(&text).unwrap());
                 }
-                NetEvent::Closed { .. } => self.guests[guest].is_closed = true,
-                other => panic!("not for a guest: {other:?}"),
+                NetEvent::Closed { .. } => self.clients[client].is_closed = true,
+                other => panic!("not for a client: {other:?}"),
             },
         }
     }
@@ -301,7 +301,7 @@ impl Town {
             let Some((number, _)) = inner(id) else { continue };
             if self.cut.contains(&number) {
                 self.held_events.push((number, event));
-            } else if self.stations[number].is_some() {
+            } else if self.processes[number].is_some() {
                 self.events.push_back((number, Event::State(event)));
             }
         }
@@ -338,11 +338,11 @@ impl Town {
     fn advance(&mut self, span: Duration) {
         let end = self.now + span;
         loop {
-            let stations = self.stations.iter().flatten().filter_map(Station::deadline);
-            let next = stations.chain(self.store.deadline()).min();
+            let processes = self.processes.iter().flatten().filter_map(Election::deadline);
+            let next = processes.chain(self.store.deadline()).min();
             let next = next.filter(|next| *next <= end).unwrap_or(end);
             self.now = self.now.max(next) + Duration::from_nanos(1);
-            for number in 0..self.stations.len() {
+            for number in 0..self.processes.len() {
                 self.events.push_back((number, Event::Tick));
             }
             self.settle();
@@ -352,20 +352,21 @@ impl Town {
         }
     }
 
-    fn guest(&mut self, station: usize, role: Role) -> usize {
-        let guest = self.guests.len();
-        self.guests.push(Guest::default());
-        self.connect((Who::Guest(guest), ConnectionId::new(2)), station, role);
+    fn connection_of(&mut self, monitor: usize, role: Role) -> usize {
+        let client = self.clients.len();
+        self.clients.push(Client::default());
+        self.connect((Who::Client(client), ConnectionId::new(2)), monitor, role);
         self.settle();
-        guest
+        client
     }
 
-    fn client(&mut self, station: usize) -> usize {
-        self.guest(station, Role::Client)
+    fn client(&mut self, monitor: usize) -> usize {
+        self.connection_of(monitor, Role::Client)
     }
 
-    fn say(&mut self, guest: usize, message: &ToMonitor) {
-        let Some(there) = self.ends.get(&(Who::Guest(guest), ConnectionId::new(2))).copied() else {
+    fn say(&mut self, client: usize, message: &ToMonitor) {
+        let Some(there) = self.ends.get(&(Who::Client(client), ConnectionId::new(2))).copied()
+        else {
             return;
         };
         let message = Message::Control(serde_json::to_string(message).unwrap());
@@ -373,8 +374,8 @@ impl Town {
         self.settle();
     }
 
-    fn answer(&mut self, guest: usize) -> Option<Result<Value, Failure>> {
-        let said = std::mem::take(&mut self.guests[guest].said);
+    fn answer(&mut self, client: usize) -> Option<Result<Value, Failure>> {
+        let said = std::mem::take(&mut self.clients[client].said);
         said.into_iter().find_map(|message| match message {
             FromMonitor::Answer { result, .. } => Some(result),
             _ => None,
@@ -382,18 +383,18 @@ impl Town {
     }
 
     /// A command asked of one monitor, and its answer if that came at once.
-    fn ask(&mut self, station: usize, command: Command) -> Option<Result<Value, Failure>> {
-        let guest = self.client(station);
-        self.say(guest, &ToMonitor::Command { request: 1, command });
-        let answer = self.answer(guest);
-        self.break_off((Who::Guest(guest), ConnectionId::new(2)));
+    fn ask(&mut self, monitor: usize, command: Command) -> Option<Result<Value, Failure>> {
+        let client = self.client(monitor);
+        self.say(client, &ToMonitor::Command { request: 1, command });
+        let answer = self.answer(client);
+        self.break_off((Who::Client(client), ConnectionId::new(2)));
         self.settle();
         answer
     }
 
-    fn boot(&mut self, station: usize, number: u32, incarnation: Option<Incarnation>) -> usize {
+    fn boot(&mut self, monitor: usize, number: u32, incarnation: Option<Incarnation>) -> usize {
         let role = Role::Osd(osd_id(number), incarnation.unwrap_or_default());
-        let guest = self.guest(station, role);
+        let client = self.connection_of(monitor, role);
         let boot = ToMonitor::OsdBoot {
             osd: osd_id(number),
             store: store_of(number),
@@ -408,22 +409,22 @@ impl Town {
             stalled: false,
             seen: Seen::default(),
         };
-        self.say(guest, &boot);
-        let asked = self.guests[guest].said.iter().find_map(|message| match message {
+        self.say(client, &boot);
+        let asked = self.clients[client].said.iter().find_map(|message| match message {
             FromMonitor::Probe { nonce } => Some(*nonce),
             _ => None,
         });
         if let Some(nonce) = asked {
-            self.say(guest, &ToMonitor::Alive { nonce });
+            self.say(client, &ToMonitor::Alive { nonce });
         }
-        guest
+        client
     }
 
     fn leaders(&self) -> Vec<usize> {
         let leads = |number: &usize| {
-            self.stations[*number].as_ref().and_then(Station::leader) == Some(monitor_id(*number))
+            self.processes[*number].as_ref().and_then(Election::leader) == Some(monitor_id(*number))
         };
-        (0..self.stations.len()).filter(leads).collect()
+        (0..self.processes.len()).filter(leads).collect()
     }
 
     fn leader(&self) -> usize {
@@ -451,20 +452,20 @@ impl Town {
     }
 
     /// Checks of a code, by `status`.
-    fn checks(&mut self, station: usize, code: &str) -> Vec<Value> {
-        let status = self.ask(station, Command::Status).expect("answered").expect("a status");
+    fn checks(&mut self, monitor: usize, code: &str) -> Vec<Value> {
+        let status = self.ask(monitor, Command::Status).expect("answered").expect("a status");
         let checks = status["checks"].as_array().unwrap().clone();
         checks.into_iter().filter(|check| check["code"] == code).collect()
     }
 
     /// Keys with an edit that was undone, as `status` names them.
-    fn undone(&mut self, station: usize) -> Vec<String> {
+    fn undone(&mut self, monitor: usize) -> Vec<String> {
         let key = |check: Value| {
             let text = check["message"].as_str().unwrap().to_string();
             text.split("under ").nth(1).unwrap().split(' ').next().unwrap().to_string()
         };
         let mut keys: Vec<String> =
-            self.checks(station, "state_edit_undone").into_iter().map(key).collect();
+            self.checks(monitor, "state_edit_undone").into_iter().map(key).collect();
         keys.sort();
         keys
     }
@@ -477,12 +478,12 @@ impl Town {
     /// The process ends in good order.
     fn retire(&mut self, number: usize) {
         let mut effects = Vec::new();
-        self.stations[number].as_mut().unwrap().retire(&mut effects);
+        self.processes[number].as_mut().unwrap().retire(&mut effects);
         for effect in effects {
             self.effect(number, effect);
         }
         self.settle();
-        assert!(self.stations[number].as_ref().unwrap().is_retired());
+        assert!(self.processes[number].as_ref().unwrap().is_retired());
         self.kill(number);
     }
 }
@@ -512,142 +513,150 @@ fn seconds(seconds: u64) -> Duration {
 
 #[test]
 fn one_of_several_monitors_leads_and_all_know_it() {
-    let mut town = Town::new(3);
-    assert_eq!(town.leader(), 0);
-    town.advance(seconds(30));
-    assert_eq!(town.leader(), 0, "its lease is renewed");
+    let mut monitors = Monitors::new(3);
+    assert_eq!(monitors.leader(), 0);
+    monitors.advance(seconds(30));
+    assert_eq!(monitors.leader(), 0, "its lease is renewed");
     for number in 0..3 {
-        let station = town.stations[number].as_ref().unwrap();
-        assert_eq!(station.leader(), Some(monitor_id(0)));
-        let rows = town.ask(number, Command::MonitorList).unwrap().unwrap();
+        let monitor = monitors.processes[number].as_ref().unwrap();
+        assert_eq!(monitor.leader(), Some(monitor_id(0)));
+        let rows = monitors.ask(number, Command::MonitorList).unwrap().unwrap();
         let rows = rows.as_array().unwrap();
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|row| row["up"] == true), "{rows:?}");
         assert_eq!(rows.iter().filter(|row| row["leads"] == true).count(), 1);
     }
-    assert_eq!(town.stored("monitor/3").unwrap()["addresses"], serde_json::json!(["mon2"]));
+    assert_eq!(monitors.stored("monitor/3").unwrap()["addresses"], serde_json::json!(["mon2"]));
 }
 
 #[test]
 fn any_monitor_takes_commands_and_osds_to_the_leader() {
-    let mut town = Town::new(3);
-    for (station, number) in [(0, 1), (1, 2), (2, 3)] {
-        let made = town.ask(station, osd_create(number)).unwrap().unwrap();
+    let mut monitors = Monitors::new(3);
+    for (monitor, number) in [(0, 1), (1, 2), (2, 3)] {
+        let made = monitors.ask(monitor, osd_create(number)).unwrap().unwrap();
         assert_eq!(made["id"], number);
-        let guest = town.boot(station, number, None);
+        let client = monitors.boot(monitor, number, None);
         let booted = FromMonitor::OsdBooted { incarnation: Incarnation::new(1) };
-        assert!(town.guests[guest].said.contains(&booted), "{:?}", town.guests[guest].said);
+        assert!(
+            monitors.clients[client].said.contains(&booted),
+            "{:?}",
+            monitors.clients[client].said
+        );
     }
-    assert_eq!(town.stored("osd/3").unwrap()["up"], true);
+    assert_eq!(monitors.stored("osd/3").unwrap()["up"], true);
     // An OSD's words over a monitor are still an OSD's, and a client's a client's.
-    let client = town.client(1);
+    let client = monitors.client(1);
     let needs = ToMonitor::PoolCleared { pool: base::PoolId::FIRST };
-    town.say(client, &needs);
-    assert!(town.guests[client].is_closed, "a client does not speak for OSDs");
-    let client = town.client(0);
-    town.say(client, &ToMonitor::Relay { guest: crate::message::Guest::Client });
-    assert!(town.guests[client].is_closed, "monitors alone have guests");
+    monitors.say(client, &needs);
+    assert!(monitors.clients[client].is_closed, "a client does not speak for OSDs");
+    let client = monitors.client(0);
+    monitors.say(client, &ToMonitor::Relay { role: crate::message::RelayedRole::Client });
+    assert!(
+        monitors.clients[client].is_closed,
+        "only the role of a relayed connection is accepted, and only from monitors"
+    );
 }
 
 #[test]
 fn over_any_monitor_the_leader_says_that_it_is_there() {
-    let mut town = Town::new(2);
-    let guests = [town.client(0), town.client(1)];
-    for guest in guests {
-        town.say(guest, &ToMonitor::Ping);
-        assert_eq!(town.guests[guest].said, [FromMonitor::Pong]);
+    let mut monitors = Monitors::new(2);
+    let clients = [monitors.client(0), monitors.client(1)];
+    for client in clients {
+        monitors.say(client, &ToMonitor::Ping);
+        assert_eq!(monitors.clients[client].said, [FromMonitor::Pong]);
     }
 }
 
 #[test]
 fn everybody_who_gets_the_map_is_told_where_monitors_listen() {
-    let mut town = Town::new(2);
-    let client = town.client(1);
-    town.say(client, &ToMonitor::Subscribe { have: BTreeMap::new() });
-    let told = |town: &Town| {
-        let mut monitors = town.guests[client].said.iter().filter_map(|message| match message {
-            FromMonitor::Monitors { addresses } => Some(addresses.clone()),
-            _ => None,
-        });
-        monitors.next_back().unwrap()
+    let mut monitors = Monitors::new(2);
+    let client = monitors.client(1);
+    monitors.say(client, &ToMonitor::Subscribe { have: BTreeMap::new() });
+    let told = |monitors: &Monitors| {
+        let mut addresses =
+            monitors.clients[client].said.iter().filter_map(|message| match message {
+                FromMonitor::Monitors { addresses } => Some(addresses.clone()),
+                _ => None,
+            });
+        addresses.next_back().unwrap()
     };
-    assert_eq!(told(&town), ["mon0", "mon1"]);
-    town.stations.push(None);
-    town.start(2);
-    assert_eq!(told(&town), ["mon0", "mon1", "mon2"]);
+    assert_eq!(told(&monitors), ["mon0", "mon1"]);
+    monitors.processes.push(None);
+    monitors.start(2);
+    assert_eq!(told(&monitors), ["mon0", "mon1", "mon2"]);
 }
 
 #[test]
 fn when_the_leader_dies_another_one_leads_after_its_lease() {
-    let mut town = Town::new(3);
-    town.ask(1, osd_create(1)).unwrap().unwrap();
-    let osd = town.boot(1, 1, None);
-    town.kill(0);
-    assert!(town.guests[osd].is_closed, "it must come again");
-    assert_eq!(town.leaders(), [0usize; 0]);
+    let mut monitors = Monitors::new(3);
+    monitors.ask(1, osd_create(1)).unwrap().unwrap();
+    let osd = monitors.boot(1, 1, None);
+    monitors.kill(0);
+    assert!(monitors.clients[osd].is_closed, "it must come again");
+    assert_eq!(monitors.leaders(), [0usize; 0]);
     // Whoever comes meanwhile waits for the next leader.
-    let waits = town.boot(2, 1, Some(Incarnation::new(1)));
-    town.advance(seconds(1));
-    assert_eq!(town.leaders(), [0usize; 0], "its lease has not ended");
-    town.advance(seconds(1));
-    let leader = town.leader();
+    let waits = monitors.boot(2, 1, Some(Incarnation::new(1)));
+    monitors.advance(seconds(1));
+    assert_eq!(monitors.leaders(), [0usize; 0], "its lease has not ended");
+    monitors.advance(seconds(1));
+    let leader = monitors.leader();
     assert_ne!(leader, 0);
     let booted = FromMonitor::OsdBooted { incarnation: Incarnation::new(1) };
-    town.advance(seconds(1));
-    assert!(town.guests[waits].said.contains(&booted), "the same run goes on");
+    monitors.advance(seconds(1));
+    assert!(monitors.clients[waits].said.contains(&booted), "the same run goes on");
     // The one that died comes back, and follows.
-    town.start(0);
-    town.advance(seconds(10));
-    assert_eq!(town.leader(), leader);
-    assert!(town.ask(0, osd_create(2)).unwrap().is_ok());
+    monitors.start(0);
+    monitors.advance(seconds(10));
+    assert_eq!(monitors.leader(), leader);
+    assert!(monitors.ask(0, osd_create(2)).unwrap().is_ok());
 }
 
 #[test]
 fn a_leader_that_retires_is_followed_at_once() {
-    let mut town = Town::new(2);
-    town.retire(0);
-    assert_eq!(town.leader(), 1);
-    assert!(town.ask(1, osd_create(1)).unwrap().is_ok());
+    let mut monitors = Monitors::new(2);
+    monitors.retire(0);
+    assert_eq!(monitors.leader(), 1);
+    assert!(monitors.ask(1, osd_create(1)).unwrap().is_ok());
 }
 
 #[test]
 fn a_leader_that_is_cut_off_from_the_store_lets_everybody_go() {
-    let mut town = Town::new(3);
-    town.ask(0, osd_create(1)).unwrap().unwrap();
-    let osd = town.boot(0, 1, None);
-    let over = town.boot(1, 1, Some(Incarnation::new(1)));
-    assert!(!town.guests[over].is_closed);
-    town.cut.insert(0);
-    town.advance(seconds(4));
-    assert!(town.guests[osd].is_closed && town.guests[over].is_closed);
-    let leader = town.leader();
+    let mut monitors = Monitors::new(3);
+    monitors.ask(0, osd_create(1)).unwrap().unwrap();
+    let osd = monitors.boot(0, 1, None);
+    let over = monitors.boot(1, 1, Some(Incarnation::new(1)));
+    assert!(!monitors.clients[over].is_closed);
+    monitors.cut.insert(0);
+    monitors.advance(seconds(4));
+    assert!(monitors.clients[osd].is_closed && monitors.clients[over].is_closed);
+    let leader = monitors.leader();
     assert_ne!(leader, 0);
     // What the others write meanwhile is not undone when it is back.
-    town.ask(leader, osd_create(2)).unwrap().unwrap();
+    monitors.ask(leader, osd_create(2)).unwrap().unwrap();
     // A command over it comes to nothing, and says so.
-    let lost = town.client(0);
-    town.say(lost, &ToMonitor::Command { request: 1, command: osd_create(9) });
-    town.advance(seconds(4));
-    let error = town.answer(lost).unwrap().unwrap_err();
+    let lost = monitors.client(0);
+    monitors.say(lost, &ToMonitor::Command { request: 1, command: osd_create(9) });
+    monitors.advance(seconds(4));
+    let error = monitors.answer(lost).unwrap().unwrap_err();
     assert_eq!(error.code, "no_leader");
-    assert!(town.guests[lost].is_closed);
-    town.mend();
-    town.advance(seconds(4));
-    assert_eq!(town.leader(), leader);
-    assert!(town.stored("osd/2").is_some());
-    assert_eq!(town.ask(0, Command::OsdList).unwrap().unwrap().as_array().unwrap().len(), 2);
+    assert!(monitors.clients[lost].is_closed);
+    monitors.mend();
+    monitors.advance(seconds(4));
+    assert_eq!(monitors.leader(), leader);
+    assert!(monitors.stored("osd/2").is_some());
+    assert_eq!(monitors.ask(0, Command::OsdList).unwrap().unwrap().as_array().unwrap().len(), 2);
 }
 
 #[test]
 fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
-    let mut town = Town::new(1);
-    town.ask(0, osd_create(1)).unwrap().unwrap();
-    let record = town.stored("osd/1").unwrap();
+    let mut monitors = Monitors::new(1);
+    monitors.ask(0, osd_create(1)).unwrap().unwrap();
+    let record = monitors.stored("osd/1").unwrap();
     // Nobody hears of it: as if another one had led, written, and died.
-    town.cut.insert(0);
+    monitors.cut.insert(0);
     let mut transaction = Transaction::new();
     let revision = |key: &str| {
-        let entry = town.store.entries().find(|entry| entry.key == key);
+        let entry = monitors.store.entries().find(|entry| entry.key == key);
         entry.map_or(StateRevision::ZERO, |entry| entry.revision)
     };
     let mut newer = record.clone();
@@ -657,141 +666,141 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
     transaction.write(put, revision("osd/1"));
     transaction.write(Operation::Delete { key: "leader".into() }, revision("leader"));
     let effect = StateEffect::Transact { request: StateRequest(0), transaction };
-    town.store.apply(town.now, effect, &mut Vec::new());
-    town.mend();
+    monitors.store.apply(monitors.now, effect, &mut Vec::new());
+    monitors.mend();
     // Its next transaction finds out.
-    town.ask(0, osd_create(2));
-    town.advance(seconds(5));
-    assert_eq!(town.leader(), 0);
-    assert_eq!(town.stored("osd/1"), Some(newer), "it was not taken for an edit and undone");
+    monitors.ask(0, osd_create(2));
+    monitors.advance(seconds(5));
+    assert_eq!(monitors.leader(), 0);
+    assert_eq!(monitors.stored("osd/1"), Some(newer), "it was not taken for an edit and undone");
 }
 
 #[test]
 fn another_hand_on_leadership_is_named_with_all_that_was_named_before() {
     for bad in [Some("{}"), None] {
-        let mut town = Town::new(1);
-        town.ask(0, osd_create(1)).unwrap().unwrap();
-        town.hand_writes("osd/1", Some("{}"));
-        town.hand_writes("change", Some("{}"));
-        assert_eq!(town.undone(0), ["change", "osd/1"]);
-        town.hand_writes("leader", bad);
-        town.advance(seconds(1));
-        assert_eq!(town.leader(), 0);
-        assert_eq!(town.undone(0), ["change", "leader", "osd/1"], "{bad:?}");
-        town.ask(0, osd_create(2)).unwrap().unwrap();
+        let mut monitors = Monitors::new(1);
+        monitors.ask(0, osd_create(1)).unwrap().unwrap();
+        monitors.hand_writes("osd/1", Some("{}"));
+        monitors.hand_writes("change", Some("{}"));
+        assert_eq!(monitors.undone(0), ["change", "osd/1"]);
+        monitors.hand_writes("leader", bad);
+        monitors.advance(seconds(1));
+        assert_eq!(monitors.leader(), 0);
+        assert_eq!(monitors.undone(0), ["change", "leader", "osd/1"], "{bad:?}");
+        monitors.ask(0, osd_create(2)).unwrap().unwrap();
         // The next time it comes to lead, too.
-        town.cut.insert(0);
-        town.advance(seconds(1));
-        town.mend();
-        town.hand_writes("leader", bad);
-        town.advance(seconds(1));
-        assert_eq!(town.undone(0), ["change", "leader", "osd/1"]);
+        monitors.cut.insert(0);
+        monitors.advance(seconds(1));
+        monitors.mend();
+        monitors.hand_writes("leader", bad);
+        monitors.advance(seconds(1));
+        assert_eq!(monitors.undone(0), ["change", "leader", "osd/1"]);
     }
 }
 
 #[test]
 fn whoever_leads_next_names_another_hand_on_leadership_and_no_end_of_a_lease() {
     for bad in [Some("{}"), None] {
-        let mut town = Town::new(3);
-        town.hand_writes("leader", bad);
-        town.advance(seconds(3));
-        let leader = town.leader();
-        assert_eq!(town.undone(leader), ["leader"], "{bad:?} {leader}");
+        let mut monitors = Monitors::new(3);
+        monitors.hand_writes("leader", bad);
+        monitors.advance(seconds(3));
+        let leader = monitors.leader();
+        assert_eq!(monitors.undone(leader), ["leader"], "{bad:?} {leader}");
     }
-    let mut town = Town::new(3);
-    town.retire(0);
-    town.advance(seconds(1));
-    assert_eq!(town.undone(town.leader()), [""; 0], "it was given back");
-    town.kill(town.leader());
-    town.advance(seconds(3));
-    assert_eq!(town.undone(town.leader()), [""; 0], "it ran out");
+    let mut monitors = Monitors::new(3);
+    monitors.retire(0);
+    monitors.advance(seconds(1));
+    assert_eq!(monitors.undone(monitors.leader()), [""; 0], "it was given back");
+    monitors.kill(monitors.leader());
+    monitors.advance(seconds(3));
+    assert_eq!(monitors.undone(monitors.leader()), [""; 0], "it ran out");
 }
 
 #[test]
 fn the_only_monitor_serves_on_while_the_store_is_away() {
-    let mut town = Town::new(1);
-    town.ask(0, osd_create(1)).unwrap().unwrap();
-    town.advance(seconds(1));
-    let client = town.client(0);
-    town.cut.insert(0);
-    town.advance(seconds(30));
-    assert!(!town.guests[client].is_closed);
-    let rows = town.ask(0, Command::OsdList).unwrap().unwrap();
+    let mut monitors = Monitors::new(1);
+    monitors.ask(0, osd_create(1)).unwrap().unwrap();
+    monitors.advance(seconds(1));
+    let client = monitors.client(0);
+    monitors.cut.insert(0);
+    monitors.advance(seconds(30));
+    assert!(!monitors.clients[client].is_closed);
+    let rows = monitors.ask(0, Command::OsdList).unwrap().unwrap();
     assert_eq!(rows.as_array().unwrap().len(), 1);
     // What changes something is refused, and was not done.
-    town.trouble(0, Some("etcd is silent"));
-    let refused = town.ask(0, osd_create(2)).unwrap().unwrap_err();
+    monitors.trouble(0, Some("etcd is silent"));
+    let refused = monitors.ask(0, osd_create(2)).unwrap().unwrap_err();
     assert_eq!((&*refused.code, &*refused.message), ("state_unavailable", "etcd is silent"));
-    assert_eq!(town.ask(0, Command::OsdList).unwrap().unwrap(), rows);
-    town.trouble(0, None);
-    town.mend();
-    town.advance(seconds(4));
-    assert_eq!(town.ask(0, Command::OsdList).unwrap().unwrap(), rows);
-    town.ask(0, osd_create(2)).unwrap().unwrap();
+    assert_eq!(monitors.ask(0, Command::OsdList).unwrap().unwrap(), rows);
+    monitors.trouble(0, None);
+    monitors.mend();
+    monitors.advance(seconds(4));
+    assert_eq!(monitors.ask(0, Command::OsdList).unwrap().unwrap(), rows);
+    monitors.ask(0, osd_create(2)).unwrap().unwrap();
 }
 
 #[test]
 fn a_monitor_that_leads_no_more_refuses_what_another_one_brings_it() {
-    let mut town = Town::new(2);
-    town.cut.extend([0, 1]);
-    town.advance(seconds(4));
-    assert_eq!(town.leaders(), [0; 0]);
+    let mut monitors = Monitors::new(2);
+    monitors.cut.extend([0, 1]);
+    monitors.advance(seconds(4));
+    assert_eq!(monitors.leaders(), [0; 0]);
     // The other one has not heard of it yet.
-    let client = town.client(1);
+    let client = monitors.client(1);
     let create = ToMonitor::Command { request: 1, command: osd_create(1) };
-    town.say(client, &create);
-    assert_eq!(town.answer(client).unwrap().unwrap_err().code, "no_leader");
-    town.mend();
-    town.advance(seconds(1));
-    let rows = town.ask(1, Command::OsdList).unwrap().unwrap();
+    monitors.say(client, &create);
+    assert_eq!(monitors.answer(client).unwrap().unwrap_err().code, "no_leader");
+    monitors.mend();
+    monitors.advance(seconds(1));
+    let rows = monitors.ask(1, Command::OsdList).unwrap().unwrap();
     assert_eq!(rows, json!([]), "it was not done");
 }
 
 #[test]
 fn a_command_is_not_done_by_a_monitor_that_refused_it_while_it_waited() {
-    let mut town = Town::new(1);
-    town.kill(0);
-    town.cut.insert(0);
-    town.start(0);
-    let early = town.client(0);
-    town.say(early, &ToMonitor::Command { request: 1, command: osd_create(1) });
-    assert!(town.answer(early).is_none(), "a leader is waited for");
-    town.trouble(0, Some("etcd is silent"));
-    assert_eq!(town.answer(early).unwrap().unwrap_err().code, "state_unavailable");
-    let late = town.client(0);
-    town.say(late, &ToMonitor::Command { request: 1, command: osd_create(2) });
-    assert_eq!(town.answer(late).unwrap().unwrap_err().code, "state_unavailable");
-    town.advance(seconds(1));
-    town.trouble(0, None);
-    town.mend();
-    town.advance(seconds(1));
-    assert_eq!(town.leaders(), [0]);
-    let rows = town.ask(0, Command::OsdList).unwrap().unwrap();
+    let mut monitors = Monitors::new(1);
+    monitors.kill(0);
+    monitors.cut.insert(0);
+    monitors.start(0);
+    let early = monitors.client(0);
+    monitors.say(early, &ToMonitor::Command { request: 1, command: osd_create(1) });
+    assert!(monitors.answer(early).is_none(), "a leader is waited for");
+    monitors.trouble(0, Some("etcd is silent"));
+    assert_eq!(monitors.answer(early).unwrap().unwrap_err().code, "state_unavailable");
+    let late = monitors.client(0);
+    monitors.say(late, &ToMonitor::Command { request: 1, command: osd_create(2) });
+    assert_eq!(monitors.answer(late).unwrap().unwrap_err().code, "state_unavailable");
+    monitors.advance(seconds(1));
+    monitors.trouble(0, None);
+    monitors.mend();
+    monitors.advance(seconds(1));
+    assert_eq!(monitors.leaders(), [0]);
+    let rows = monitors.ask(0, Command::OsdList).unwrap().unwrap();
     assert_eq!(rows, json!([]));
-    for guest in [early, late] {
-        assert!(town.answer(guest).is_none() && !town.guests[guest].is_closed);
+    for client in [early, late] {
+        assert!(monitors.answer(client).is_none() && !monitors.clients[client].is_closed);
     }
 }
 
 #[test]
 fn while_nobody_can_lead_commands_are_refused_at_once_and_status_tells_how_things_were() {
-    let mut town = Town::new(2);
-    town.ask(0, osd_create(1)).unwrap().unwrap();
-    town.advance(seconds(4));
-    let led = town.leader();
+    let mut monitors = Monitors::new(2);
+    monitors.ask(0, osd_create(1)).unwrap().unwrap();
+    monitors.advance(seconds(4));
+    let led = monitors.leader();
     for number in [0, 1] {
-        town.cut.insert(number);
-        town.trouble(number, Some("etcd has no leader"));
+        monitors.cut.insert(number);
+        monitors.trouble(number, Some("etcd has no leader"));
     }
-    town.advance(seconds(30));
-    assert_eq!(town.leaders(), [0; 0]);
+    monitors.advance(seconds(30));
+    assert_eq!(monitors.leaders(), [0; 0]);
     for number in [0, 1] {
-        let refused = town.ask(number, Command::OsdList).unwrap().unwrap_err();
+        let refused = monitors.ask(number, Command::OsdList).unwrap().unwrap_err();
         assert_eq!(
             (&*refused.code, &*refused.message),
             ("state_unavailable", "etcd has no leader")
         );
-        let status = town.ask(number, Command::Status).unwrap().unwrap();
+        let status = monitors.ask(number, Command::Status).unwrap().unwrap();
         assert_eq!(status["osds"].as_array().unwrap().len(), 1, "monitor {number}: {status}");
         let checks = status["checks"].as_array().unwrap();
         let lost = checks.iter().find(|check| check["code"] == "state_unavailable").unwrap();
@@ -803,47 +812,47 @@ fn while_nobody_can_lead_commands_are_refused_at_once_and_status_tells_how_thing
         assert!((27.0..=30.0).contains(&age), "{age}");
     }
     for number in [0, 1] {
-        town.trouble(number, None);
+        monitors.trouble(number, None);
     }
-    town.mend();
-    town.advance(seconds(4));
-    let status = town.ask(led, Command::Status).unwrap().unwrap();
+    monitors.mend();
+    monitors.advance(seconds(4));
+    let status = monitors.ask(led, Command::Status).unwrap().unwrap();
     assert_eq!(status["seconds_old"], Value::Null);
 }
 
 #[test]
 fn a_store_that_does_not_say_what_became_of_transactions_stops_nobody_for_good() {
-    let mut town = Town::new(2);
-    town.unsure.insert(0);
-    let guest = town.client(1);
-    town.say(guest, &ToMonitor::Command { request: 1, command: osd_create(1) });
-    town.advance(Duration::from_millis(300));
-    town.mend();
-    town.advance(seconds(1));
-    assert!(town.answer(guest).unwrap().is_ok());
-    assert_eq!(town.leader(), 0);
+    let mut monitors = Monitors::new(2);
+    monitors.unsure.insert(0);
+    let client = monitors.client(1);
+    monitors.say(client, &ToMonitor::Command { request: 1, command: osd_create(1) });
+    monitors.advance(Duration::from_millis(300));
+    monitors.mend();
+    monitors.advance(seconds(1));
+    assert!(monitors.answer(client).unwrap().is_ok());
+    assert_eq!(monitors.leader(), 0);
 }
 
 #[test]
-fn a_guest_that_waits_too_long_is_sent_to_another_monitor() {
-    let mut town = Town::new(1);
-    town.kill(0);
-    town.cut.insert(0);
-    town.start(0);
-    let osd = town.boot(0, 1, None);
-    town.advance(seconds(2));
-    assert!(!town.guests[osd].is_closed);
+fn a_relayed_connection_that_waits_too_long_is_sent_to_another_monitor() {
+    let mut monitors = Monitors::new(1);
+    monitors.kill(0);
+    monitors.cut.insert(0);
+    monitors.start(0);
+    let osd = monitors.boot(0, 1, None);
+    monitors.advance(seconds(2));
+    assert!(!monitors.clients[osd].is_closed);
     // It waits for a leader, not for this monitor, which says that it is there.
-    assert!(town.guests[osd].said.is_empty());
-    town.say(osd, &ToMonitor::Ping);
-    assert_eq!(town.guests[osd].said, [FromMonitor::Pong]);
-    town.advance(seconds(2));
-    assert!(town.guests[osd].is_closed);
+    assert!(monitors.clients[osd].said.is_empty());
+    monitors.say(osd, &ToMonitor::Ping);
+    assert_eq!(monitors.clients[osd].said, [FromMonitor::Pong]);
+    monitors.advance(seconds(2));
+    assert!(monitors.clients[osd].is_closed);
 }
 
 #[test]
 fn an_empty_store_is_no_new_cluster_for_a_monitor_that_may_not_make_one() {
-    let mut town = Town::new(0);
+    let mut monitors = Monitors::new(0);
     let identity = Identity {
         cluster: CLUSTER,
         monitor: MonitorId::FIRST,
@@ -852,58 +861,58 @@ fn an_empty_store_is_no_new_cluster_for_a_monitor_that_may_not_make_one() {
         addresses: vec!["mon0".into()],
         nonce: 1,
     };
-    town.stations.push(Some(Station::new(identity, false)));
-    town.events.push_back((0, Event::Tick));
-    town.settle();
-    let [StopReason::State(why)] = &town.stopped[..] else { panic!("{:?}", town.stopped) };
+    monitors.processes.push(Some(Election::new(identity, false)));
+    monitors.events.push_back((0, Event::Tick));
+    monitors.settle();
+    let [StopReason::State(why)] = &monitors.stopped[..] else { panic!("{:?}", monitors.stopped) };
     assert!(why.contains("ashlar init"), "{why}");
-    assert_eq!(town.stored("cluster"), None);
+    assert_eq!(monitors.stored("cluster"), None);
 }
 
 #[test]
 fn a_monitor_that_is_not_there_is_warned_of_until_it_is_back_or_forgotten() {
-    let mut town = Town::new(3);
-    town.advance(seconds(4));
-    let pids = |town: &mut Town| {
-        let status = town.ask(0, Command::Status).unwrap().unwrap();
+    let mut monitors = Monitors::new(3);
+    monitors.advance(seconds(4));
+    let pids = |monitors: &mut Monitors| {
+        let status = monitors.ask(0, Command::Status).unwrap().unwrap();
         let rows = status["processes"].as_array().unwrap().clone();
         let mons = rows.into_iter().filter(|row| row["role"] == "mon");
         mons.map(|row| row["id"].as_u64().unwrap()).collect::<Vec<_>>()
     };
-    assert_eq!(town.checks(0, "monitor_down"), [Value::Null; 0]);
-    assert_eq!(pids(&mut town), [1, 2, 3]);
-    town.ask(0, Command::MonitorCreate).unwrap().unwrap();
-    let [made] = &town.checks(0, "monitor_down")[..] else { panic!("one has never run") };
+    assert_eq!(monitors.checks(0, "monitor_down"), [Value::Null; 0]);
+    assert_eq!(pids(&mut monitors), [1, 2, 3]);
+    monitors.ask(0, Command::MonitorCreate).unwrap().unwrap();
+    let [made] = &monitors.checks(0, "monitor_down")[..] else { panic!("one has never run") };
     assert_eq!(
         (&made["severity"], &made["message"]),
         (&"info".into(), &"mon.4 has never run".into())
     );
-    town.ask(0, Command::MonitorRemove { monitor: monitor_id(3) }).unwrap().unwrap();
-    town.kill(1);
-    town.kill(2);
-    let down = town.checks(0, "monitor_down");
+    monitors.ask(0, Command::MonitorRemove { monitor: monitor_id(3) }).unwrap().unwrap();
+    monitors.kill(1);
+    monitors.kill(2);
+    let down = monitors.checks(0, "monitor_down");
     assert_eq!(down.len(), 2, "{down:?}");
     assert!(down.iter().all(|check| check["severity"] == "warn"), "{down:?}");
     assert!(down[0]["message"].as_str().unwrap().contains("mon.2"), "{down:?}");
     assert!(down[0]["hint"].as_str().unwrap().contains("ashlar mon rm"), "{down:?}");
-    assert_eq!(pids(&mut town), [1]);
-    town.start(1);
-    town.advance(seconds(1));
-    town.ask(0, Command::MonitorRemove { monitor: monitor_id(2) }).unwrap().unwrap();
-    assert_eq!(town.checks(0, "monitor_down"), [Value::Null; 0]);
+    assert_eq!(pids(&mut monitors), [1]);
+    monitors.start(1);
+    monitors.advance(seconds(1));
+    monitors.ask(0, Command::MonitorRemove { monitor: monitor_id(2) }).unwrap().unwrap();
+    assert_eq!(monitors.checks(0, "monitor_down"), [Value::Null; 0]);
     // When another one comes to lead the rest may take its time to come.
-    town.retire(0);
-    assert_eq!(town.checks(1, "monitor_down"), [Value::Null; 0]);
-    town.advance(seconds(4));
-    assert_eq!(town.checks(1, "monitor_down").len(), 1);
+    monitors.retire(0);
+    assert_eq!(monitors.checks(1, "monitor_down"), [Value::Null; 0]);
+    monitors.advance(seconds(4));
+    assert_eq!(monitors.checks(1, "monitor_down").len(), 1);
 }
 
 #[test]
-fn monitors_that_believe_of_each_other_that_they_lead_do_not_send_guests_in_circles() {
-    let mut town = Town::new(2);
-    // The second one knows that the first leads; a monitor's connection to it is no guest.
-    let other = town.guest(1, Role::Monitor(monitor_id(0)));
-    assert!(town.guests[other].is_closed);
+fn two_monitors_that_each_take_the_other_for_the_leader_relay_nothing_in_a_circle() {
+    let mut monitors = Monitors::new(2);
+    // The second one knows that the first leads; a monitor's connection to it is no client.
+    let other = monitors.connection_of(1, Role::Monitor(monitor_id(0)));
+    assert!(monitors.clients[other].is_closed);
 }
 
 /// Numbers that look random and are the same for one seed.
@@ -922,50 +931,50 @@ impl Chance {
 /// OSDs were made.
 fn live_through(seed: u64) -> usize {
     let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut town = Town::new(3);
+    let mut monitors = Monitors::new(3);
     let mut made: BTreeMap<u64, u32> = BTreeMap::new();
     let mut asked: BTreeMap<usize, u32> = BTreeMap::new();
     for number in 1..=60 {
-        let station = chance.below(3);
+        let monitor = chance.below(3);
         match chance.below(10) {
-            0 => town.kill(station),
-            1 => drop(town.cut.insert(station)),
-            2 => drop(town.unsure.insert(station)),
-            3 => town.mend(),
-            4 => town.land_late(),
+            0 => monitors.kill(monitor),
+            1 => drop(monitors.cut.insert(monitor)),
+            2 => drop(monitors.unsure.insert(monitor)),
+            3 => monitors.mend(),
+            4 => monitors.land_late(),
             _ => {}
         }
-        if town.stations[station].is_none() && chance.below(2) == 0 {
-            town.start(station);
+        if monitors.processes[monitor].is_none() && chance.below(2) == 0 {
+            monitors.start(monitor);
         }
-        if town.stations[station].is_some() {
-            let guest = town.client(station);
-            asked.insert(guest, number);
+        if monitors.processes[monitor].is_some() {
+            let client = monitors.client(monitor);
+            asked.insert(client, number);
             let command = osd_create(number);
-            town.say(guest, &ToMonitor::Command { request: 1, command });
+            monitors.say(client, &ToMonitor::Command { request: 1, command });
         }
-        town.advance(Duration::from_millis(chance.below(1500) as u64));
-        for (guest, number) in &asked {
-            if let Some(Ok(answer)) = town.answer(*guest) {
+        monitors.advance(Duration::from_millis(chance.below(1500) as u64));
+        for (client, number) in &asked {
+            if let Some(Ok(answer)) = monitors.answer(*client) {
                 let before = made.insert(answer["id"].as_u64().unwrap(), *number);
                 assert_eq!(before, None, "seed {seed}: an id was given twice");
             }
         }
     }
-    town.mend();
-    while !town.late.is_empty() {
-        town.land_late();
+    monitors.mend();
+    while !monitors.late.is_empty() {
+        monitors.land_late();
     }
-    for station in 0..3 {
-        if town.stations[station].is_none() {
-            town.start(station);
+    for monitor in 0..3 {
+        if monitors.processes[monitor].is_none() {
+            monitors.start(monitor);
         }
     }
-    town.advance(seconds(10));
-    town.leader();
-    assert_eq!(town.stopped, [], "seed {seed}");
+    monitors.advance(seconds(10));
+    monitors.leader();
+    assert_eq!(monitors.stopped, [], "seed {seed}");
     for (id, number) in &made {
-        let record = town.stored(&format!("osd/{id}"));
+        let record = monitors.stored(&format!("osd/{id}"));
         let record = record.unwrap_or_else(|| panic!("seed {seed}: osd {id} is gone"));
         assert_eq!(record["store"], store_of(*number), "seed {seed}");
     }
@@ -982,10 +991,10 @@ fn no_schedule_of_dead_cut_off_and_unsure_monitors_loses_what_was_answered() {
 /// A session and whether it has the lock, or why there is none.
 type Granted = Result<(SessionId, bool), String>;
 
-impl Town {
+impl Monitors {
     /// Asks one monitor for the lock of volume `v`.
-    fn ask_lock(&mut self, station: usize) -> (usize, Option<Granted>) {
-        let client = self.client(station);
+    fn ask_lock(&mut self, monitor: usize) -> (usize, Option<Granted>) {
+        let client = self.client(monitor);
         (client, self.ask_lock_over(client))
     }
 
@@ -998,7 +1007,7 @@ impl Town {
     }
 
     fn lock_answer(&mut self, client: usize) -> Option<Granted> {
-        let said = std::mem::take(&mut self.guests[client].said);
+        let said = std::mem::take(&mut self.clients[client].said);
         said.into_iter().find_map(|message| match message {
             FromMonitor::SessionOpened { session, locked, lazy, .. } => {
                 assert_eq!(locked, lazy, "no OSD has said that it writes through");
@@ -1010,69 +1019,69 @@ impl Town {
     }
 
     fn leave(&mut self, client: usize) {
-        self.break_off((Who::Guest(client), ConnectionId::new(2)));
+        self.break_off((Who::Client(client), ConnectionId::new(2)));
         self.settle();
     }
 }
 
 /// Monitors, one OSD, and volume `v`.
-fn town_with_volume(count: usize) -> Town {
-    let mut town = Town::new(count);
-    town.ask(0, osd_create(1)).unwrap().unwrap();
-    let osd = town.boot(0, 1, None);
+fn monitors_with_volume(count: usize) -> Monitors {
+    let mut monitors = Monitors::new(count);
+    monitors.ask(0, osd_create(1)).unwrap().unwrap();
+    let osd = monitors.boot(0, 1, None);
     let report = OsdReport { size_bytes: 10 << 30, used_bytes: 1 << 20, ..OsdReport::default() };
-    town.say(osd, &ToMonitor::OsdReport(report));
-    town.ask(0, pool_create()).unwrap().unwrap();
+    monitors.say(osd, &ToMonitor::OsdReport(report));
+    monitors.ask(0, pool_create()).unwrap().unwrap();
     let create = Command::VolumeCreate { volume: "v".into(), size: 1 << 30, pool: None };
-    town.ask(0, create).unwrap().unwrap();
-    town
+    monitors.ask(0, create).unwrap().unwrap();
+    monitors
 }
 
 #[test]
-fn a_lock_holds_whichever_monitors_the_holder_and_the_others_are_guests_of() {
-    let mut town = town_with_volume(3);
-    assert_eq!(town.leader(), 0);
-    let (holder, granted) = town.ask_lock(1);
+fn a_lock_holds_whichever_monitors_its_holder_and_others_are_connected_to() {
+    let mut monitors = monitors_with_volume(3);
+    assert_eq!(monitors.leader(), 0);
+    let (holder, granted) = monitors.ask_lock(1);
     let (session, locked) = granted.unwrap().unwrap();
     assert!(locked);
-    for station in 0..3 {
-        assert_eq!(town.ask_lock(station).1, Some(Err("locked".into())));
+    for monitor in 0..3 {
+        assert_eq!(monitors.ask_lock(monitor).1, Some(Err("locked".into())));
     }
     // One that is gone over there is waited for, also by those who ask elsewhere.
-    town.leave(holder);
-    let (next, answer) = town.ask_lock(2);
+    monitors.leave(holder);
+    let (next, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
-    let back = town.client(1);
-    town.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
-    assert_eq!(town.lock_answer(next), Some(Err("locked".into())));
+    let back = monitors.client(1);
+    monitors.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
+    assert_eq!(monitors.lock_answer(next), Some(Err("locked".into())));
     // It gives the lock back there, and is told.
-    town.say(back, &ToMonitor::CloseSession { session, unanswered: false });
-    assert!(town.guests[back].said.contains(&FromMonitor::SessionClosed { session }));
-    assert!(town.ask_lock(2).1.unwrap().unwrap().1);
+    monitors.say(back, &ToMonitor::CloseSession { session, unanswered: false });
+    assert!(monitors.clients[back].said.contains(&FromMonitor::SessionClosed { session }));
+    assert!(monitors.ask_lock(2).1.unwrap().unwrap().1);
 }
 
 #[test]
 fn a_lock_outlives_the_leader_and_its_holder_has_time_to_come_back() {
-    let mut town = town_with_volume(3);
-    let (holder, granted) = town.ask_lock(1);
+    let mut monitors = monitors_with_volume(3);
+    let (holder, granted) = monitors.ask_lock(1);
     let (session, _) = granted.unwrap().unwrap();
-    town.kill(0);
-    assert!(town.guests[holder].is_closed);
+    monitors.kill(0);
+    assert!(monitors.clients[holder].is_closed);
     // Before the next one leads another client asks, and the holder comes back after it.
-    let (other, answer) = town.ask_lock(2);
+    let (other, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
-    town.advance(seconds(7));
-    assert_eq!(town.lock_answer(other), None, "the holder may come back");
-    let back = town.client(1);
-    town.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
-    assert_eq!(town.lock_answer(other), Some(Err("locked".into())));
+    monitors.advance(seconds(7));
+    assert_eq!(monitors.lock_answer(other), None, "the holder may come back");
+    let back = monitors.client(1);
+    monitors.say(back, &ToMonitor::ResumeSession { session, reign: 0, turn: 0 });
+    assert_eq!(monitors.lock_answer(other), Some(Err("locked".into())));
     // One that does not come back is fenced before the next gets the lock.
-    town.leave(back);
-    let (next, answer) = town.ask_lock(2);
+    monitors.leave(back);
+    let (next, answer) = monitors.ask_lock(2);
     assert_eq!(answer, None);
-    town.advance(seconds(11));
-    let (new, locked) = town.lock_answer(next).unwrap().unwrap();
+    monitors.advance(seconds(11));
+    let (new, locked) = monitors.lock_answer(next).unwrap().unwrap();
     assert!(locked && new > session);
-    let fences = town.stored("fence/1").unwrap();
+    let fences = monitors.stored("fence/1").unwrap();
     assert_eq!(fences["fences"][0]["session"], serde_json::to_value(session).unwrap());
 }

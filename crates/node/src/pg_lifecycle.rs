@@ -26,7 +26,7 @@ impl Node {
         pools.extend(&delta.removed_pools);
         for pool in &delta.removed_pools {
             self.leases.forget_pool(*pool);
-            self.newcomers.forget_pool(*pool);
+            self.session_takeovers.forget_pool(*pool);
             self.pools_noted.remove(pool);
         }
         let before = self.entries_replaced(&delta);
@@ -49,7 +49,7 @@ impl Node {
         self.saw_is_due = true;
         for pool in pools {
             if let Some(known) = self.map.pools.get(&pool) {
-                self.newcomers.map_came(pool, known.revision);
+                self.session_takeovers.map_came(pool, known.revision);
             }
             self.review_pool(now, pool, effects);
         }
@@ -155,7 +155,7 @@ impl Node {
         let ready: Vec<OsdId> = match self.leads(&entry) {
             true => entry
                 .members()
-                .filter(|member| self.mesh.to_follower(**member).is_some())
+                .filter(|member| self.peer_connections.to_follower(**member).is_some())
                 .map(|member| member.osd)
                 .collect(),
             false => Vec::new(),
@@ -455,7 +455,8 @@ impl Node {
         let member = self.pgs[slot]
             .entry()
             .and_then(|entry| entry.members().find(|member| member.osd == osd).copied());
-        let is_connected = member.is_some_and(|member| self.mesh.to_follower(member).is_some());
+        let is_connected =
+            member.is_some_and(|member| self.peer_connections.to_follower(member).is_some());
         match self.map.osds.get(&osd) {
             _ if is_connected => format!("{osd} has not answered yet"),
             Some(known) if known.up => format!("{osd} cannot be reached"),

@@ -27,9 +27,9 @@ use format::wire::{Content, PgEntry};
 use pg::{Pg, Record};
 
 use crate::Effect;
-use crate::hosting::is_sound;
 use crate::node::CALL_CLEARING;
 use crate::node::Node;
+use crate::pg_lifecycle::is_sound;
 
 /// Blocks removed at a time: clients come first.
 const PORTION_MAX: usize = 256;
@@ -43,7 +43,7 @@ const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
 /// What is to be cleared.
 #[derive(Default)]
-pub(crate) struct Clearing {
+pub(crate) struct Reclaim {
     /// Pools that the monitor asked for.
     asked: BTreeSet<PoolId>,
     /// PGs whose data seems to be superfluous: in which epoch, since when. At most
@@ -93,28 +93,28 @@ impl Node {
     pub(crate) fn clear_pool(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
         let delta = MapDelta { removed_pools: vec![pool], ..MapDelta::default() };
         self.map_came(now, delta, effects);
-        self.clearing.asked.insert(pool);
+        self.reclaim.asked.insert(pool);
         self.go_on_clearing(now, effects);
     }
 
     /// Begins to clear what is next, if nothing keeps it. Called now and then.
     pub(crate) fn go_on_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.clearing.current.is_some() || self.store.is_congested() {
+        if self.reclaim.current.is_some() || self.store.is_congested() {
             return;
         }
         let Some(target) = self.next_target(now) else { return };
         let stage = Stage::Records;
-        self.clearing.current = Some(Current { target, stage, missing: 0, has_failed: false });
+        self.reclaim.current = Some(Current { target, stage, missing: 0, has_failed: false });
         self.clear_more(now, effects);
     }
 
     /// Whether data of the PG is being removed: this OSD takes no part in it meanwhile.
     pub(crate) fn is_being_cleared(&self, pg: PgId) -> bool {
-        self.clearing.current.as_ref().is_some_and(|current| current.target.has(pg))
+        self.reclaim.current.as_ref().is_some_and(|current| current.target.has(pg))
     }
 
     fn next_target(&mut self, now: Time) -> Option<Target> {
-        let mut pools = self.clearing.asked.iter().copied().map(Target::Pool);
+        let mut pools = self.reclaim.asked.iter().copied().map(Target::Pool);
         let pool = pools.find(|target| self.is_needless(*target) && self.is_quiet(*target));
         pool.or_else(|| self.superfluous_pg(now).map(Target::Pg))
     }
@@ -137,25 +137,25 @@ impl Node {
     fn superfluous_pg(&mut self, now: Time) -> Option<PgId> {
         if self.link.joined().is_none() {
             // The map may be old.
-            self.clearing.candidates.clear();
+            self.reclaim.candidates.clear();
             return None;
         }
         self.look_for_superfluous(now);
-        let candidates = self.clearing.candidates.iter();
+        let candidates = self.reclaim.candidates.iter();
         let due = candidates.filter(|(_, (_, since))| now.since(*since) >= SUPERFLUOUS_AFTER);
         let found = due.map(|(pg, _)| *pg).find(|pg| self.is_quiet(Target::Pg(*pg)))?;
-        self.clearing.candidates.remove(&found);
+        self.reclaim.candidates.remove(&found);
         Some(found)
     }
 
     /// Forgets candidates that are none any more, and goes through the PGs of the map for new ones,
     /// a number of them with each call.
     fn look_for_superfluous(&mut self, now: Time) {
-        let mut candidates = std::mem::take(&mut self.clearing.candidates);
+        let mut candidates = std::mem::take(&mut self.reclaim.candidates);
         candidates.retain(|pg, (epoch, _)| {
             self.is_superfluous(*pg) && self.map.pg(*pg).is_some_and(|entry| entry.epoch == *epoch)
         });
-        let from = self.clearing.looked_at;
+        let from = self.reclaim.looked_at;
         let pools = self.map.pools.range(from.map_or(PoolId::FIRST, |pg| pg.pool)..);
         let entries = pools.flat_map(|(_, known)| &known.pgs);
         let next = entries.filter(|entry| from.is_none_or(|from| from < entry.pg));
@@ -170,8 +170,8 @@ impl Node {
                 candidates.entry(entry.pg).or_insert((entry.epoch, now));
             }
         }
-        self.clearing.looked_at = looked_at;
-        self.clearing.candidates = candidates;
+        self.reclaim.looked_at = looked_at;
+        self.reclaim.candidates = candidates;
     }
 
     fn has_data(&self, pg: PgId) -> bool {
@@ -226,7 +226,7 @@ impl Node {
     /// Asks the store for the next part; moves on where a stage has nothing left.
     fn clear_more(&mut self, now: Time, effects: &mut Vec<Effect>) {
         loop {
-            let current = self.clearing.current.as_ref().expect("the caller has one");
+            let current = self.reclaim.current.as_ref().expect("the caller has one");
             let (target, stage) = (current.target, current.stage);
             if !self.is_needless(target) || !self.is_quiet(target) {
                 return self.give_up_clearing(now, effects);
@@ -238,7 +238,7 @@ impl Node {
                 Stage::Records => self.record_removals(target),
                 Stage::Blocks => self.block_removals(target),
             };
-            let current = self.clearing.current.as_mut().expect("as above");
+            let current = self.reclaim.current.as_mut().expect("as above");
             // The store answers some at once.
             current.missing = u32::try_from(requests.len()).expect("portions are small");
             match (requests.is_empty(), stage) {
@@ -250,9 +250,9 @@ impl Node {
                 }
                 (true, Stage::Records) => current.stage = Stage::Blocks,
                 (true, Stage::Blocks) => {
-                    self.clearing.current = None;
+                    self.reclaim.current = None;
                     if let Target::Pool(pool) = target {
-                        self.clearing.asked.remove(&pool);
+                        self.reclaim.asked.remove(&pool);
                         self.tell_monitor(&ToMonitor::PoolCleared { pool }, effects);
                     }
                     return self.go_on_clearing(now, effects);
@@ -264,7 +264,7 @@ impl Node {
     /// It cannot be done, or not now. Nothing of it is kept: it begins anew when all that a
     /// beginning demands is so again.
     fn give_up_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let given_up = self.clearing.current.take().expect("the caller has one");
+        let given_up = self.reclaim.current.take().expect("the caller has one");
         if let Target::Pg(pg) = given_up.target {
             // Without a record this OSD takes its part as one that has nothing.
             self.review(now, pg, effects);
@@ -316,7 +316,7 @@ impl Node {
         result: Result<Answer, StoreError>,
         effects: &mut Vec<Effect>,
     ) {
-        let current = self.clearing.current.as_mut().expect("its requests are awaited");
+        let current = self.reclaim.current.as_mut().expect("its requests are awaited");
         assert!(current.missing > 0);
         current.missing -= 1;
         current.has_failed |= result.is_err();

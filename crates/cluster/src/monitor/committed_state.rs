@@ -31,7 +31,7 @@ const EDITED_SIZE_MAX: usize = 64 << 10;
 
 /// All records, and the keys of other programs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct CommittedState {
     records: BTreeMap<Key, Stored>,
     /// Keys that this program does not know: listed, never written.
     foreign: BTreeMap<String, (StateRevision, String)>,
@@ -95,7 +95,7 @@ pub(super) fn check_size(key: &Key, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-impl Contents {
+impl CommittedState {
     kind!(osd, osds, Osd(OsdId) from OsdId::FIRST, OsdRecord);
     kind!(pool, pools, Pool(PoolId) from PoolId::FIRST, PoolRecord);
     kind!(image, images, Image(ImageId) from ImageId::FIRST, ImageRecord);
@@ -114,17 +114,17 @@ impl Contents {
     }
 
     /// Nothing yet, for a monitor that leads under this name.
-    pub(super) fn of_reign(reign: u64) -> Contents {
-        Contents { reign, ..Contents::default() }
+    pub(super) fn of_reign(reign: u64) -> CommittedState {
+        CommittedState { reign, ..CommittedState::default() }
     }
 
     /// What a store would hold.
-    pub(super) fn of_records(records: impl IntoIterator<Item = Record>) -> Contents {
-        let mut contents = Contents::default();
+    pub(super) fn of_records(records: impl IntoIterator<Item = Record>) -> CommittedState {
+        let mut committed = CommittedState::default();
         for record in records {
-            contents.insert(record.key(), Stored { revision: StateRevision::ZERO, record });
+            committed.insert(record.key(), Stored { revision: StateRevision::ZERO, record });
         }
-        contents
+        committed
     }
 
     /// Takes a key as read from the store. What cannot be used makes the store damaged; a setting that
@@ -695,20 +695,20 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new(contents: &Contents) -> Batch {
-        let change = contents.change();
-        let next = change.with(change.last + 1, contents.reign);
-        Batch::replacing_change(contents, next)
+    pub(super) fn new(committed: &CommittedState) -> Batch {
+        let change = committed.change();
+        let next = change.with(change.last + 1, committed.reign);
+        Batch::replacing_change(committed, next)
     }
 
     /// A transaction of a recovery: it goes on from the number of another store.
-    pub(super) fn replacing_change(contents: &Contents, change: ChangeRecord) -> Batch {
+    pub(super) fn replacing_change(committed: &CommittedState, change: ChangeRecord) -> Batch {
         let mut transaction = Transaction::new();
         if !planted::on(Bug::LeadershipNotCompared) {
-            transaction.compare(Key::Leader.to_string(), contents.revision(&Key::Leader));
+            transaction.compare(Key::Leader.to_string(), committed.revision(&Key::Leader));
         }
         let mut batch = Batch { transaction, writes: Vec::new() };
-        batch.put(contents, Record::Change(change));
+        batch.put(committed, Record::Change(change));
         batch
     }
 
@@ -719,7 +719,7 @@ impl Batch {
 
     /// Adds the writes if all of them fit; `false`: none was added.
     #[must_use]
-    pub(super) fn try_add(&mut self, contents: &Contents, writes: Vec<Write>) -> bool {
+    pub(super) fn try_add(&mut self, committed: &CommittedState, writes: Vec<Write>) -> bool {
         let operation = |write: &Write| match write {
             Write::Put(record) => Operation::Put {
                 key: record.key().to_string(),
@@ -733,34 +733,34 @@ impl Batch {
             return false;
         }
         for (write, operation) in writes.into_iter().zip(operations) {
-            self.transaction.write(operation, contents.revision(&write.key()));
+            self.transaction.write(operation, committed.revision(&write.key()));
             self.writes.push(write);
         }
         true
     }
 
     /// Adds writes that always fit, by the limits on what they hold.
-    pub(super) fn add(&mut self, contents: &Contents, writes: Vec<Write>) {
-        let added = self.try_add(contents, writes);
+    pub(super) fn add(&mut self, committed: &CommittedState, writes: Vec<Write>) {
+        let added = self.try_add(committed, writes);
         assert!(added, "limits keep these records below a transaction");
     }
 
-    pub(super) fn put(&mut self, contents: &Contents, record: Record) {
-        self.add(contents, vec![Write::Put(record)]);
+    pub(super) fn put(&mut self, committed: &CommittedState, record: Record) {
+        self.add(committed, vec![Write::Put(record)]);
     }
 
-    pub(super) fn delete(&mut self, contents: &Contents, key: Key) {
-        self.add(contents, vec![Write::Delete(key)]);
+    pub(super) fn delete(&mut self, committed: &CommittedState, key: Key) {
+        self.add(committed, vec![Write::Delete(key)]);
     }
 
     /// Takes the next id of a counter.
     pub(super) fn next_id(
         &mut self,
-        contents: &Contents,
+        committed: &CommittedState,
         name: CounterName,
     ) -> Result<u64, Failure> {
-        let last = contents.next_id(name)?;
-        self.put(contents, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
+        let last = committed.next_id(name)?;
+        self.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
         Ok(last)
     }
 

@@ -1,22 +1,22 @@
-//! Guests of a monitor that does not lead: each is taken on to the monitor that does, over a
-//! connection of its own, word for word in both directions.
+//! Relayed connections: a monitor that does not lead passes each connection on to the leader, over a
+//! connection of its own, message by message in both directions.
 //!
 //! ```text
-//!   OSD, client, command ──▶ this monitor ──▶ the leading one
+//!   OSD, client, command ──▶ this monitor ──▶ the leader
 //!                        ◀──              ◀──
 //! ```
 //!
-//! So everything that is promised of one connection to the leader (the map before the session, one
-//! answer for each request) holds over any monitor, and a guest's connection lives as long as its
-//! way to the leader.
+//! So everything that is promised of a connection to the leader (the map before the session, one answer
+//! for each request) holds over any monitor, and a relayed connection lives as long as its connection to
+//! the leader.
 //!
 //! Invariants
-//!   1. What a guest said is sent on once, in order, to one leader. When that connection breaks, or
-//!      another monitor leads, the guest's own is closed: it comes again.
-//!   2. A guest that waits longer than [`WAIT_SPAN`] is sent away, to try another monitor.
-//!   3. A monitor is never taken on: two that believe of each other that they lead would send it
-//!      round in circles. Commands that it brings are refused at once: if it waited here until it hears
-//!      of the next leader, nobody would know any more whether they were done.
+//!   1. What came over a relayed connection is sent on once, in order, to one leader. When the connection
+//!      to the leader breaks, or another monitor leads, the relayed one is closed and its process reconnects.
+//!   2. A connection that waits longer than [`WAIT_SPAN`] for a leader is closed, to try another monitor.
+//!   3. A monitor's own connection is never relayed: two monitors that each take the other for the leader
+//!      would pass it round in a circle. Commands that it brings are refused at once: if one waited here for
+//!      the next leader, nobody would know any more whether it was done.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,21 +26,21 @@ use format::wire::Message;
 use serde_json::Value;
 
 use super::{CONNECTION_COUNT_MAX, Effect, failure, to_text};
-use crate::message::{Command, Failure, FromMonitor, Guest, ToMonitor};
+use crate::message::{Command, Failure, FromMonitor, RelayedRole, ToMonitor};
 
-/// How long a guest waits until it is connected to the leader: as long as a leader's lease lasts,
+/// How long a connection waits for the leader: as long as a leader's lease lasts,
 /// so that few are sent away when one dies.
 const WAIT_SPAN: Duration = Duration::from_secs(3);
 /// How long until a leader that was not reached is tried again.
 const RETRY_SPAN: Duration = Duration::from_millis(100);
-/// Messages of one guest that wait for the leader; beyond it the guest is sent away.
+/// Messages of one connection that wait for the leader; beyond it the connection is closed.
 const QUEUE_COUNT_MAX: usize = 100;
-/// Bytes of all messages that wait for the leader; beyond it guests are sent away.
+/// Bytes of all messages that wait for the leader; beyond it connections are closed.
 const QUEUE_SIZE_MAX: usize = 64 << 20;
 
 /// Everybody who is connected to this monitor while it does not lead.
-pub(super) struct Guests {
-    guests: BTreeMap<ConnectionId, Visit>,
+pub(super) struct Relay {
+    relayed: BTreeMap<ConnectionId, RelayedConnection>,
     /// Those of them that do not talk to the leader yet: nothing is due for others.
     unsettled: BTreeSet<ConnectionId>,
     /// Our connections to the leader, and whose words they carry.
@@ -54,7 +54,7 @@ pub(super) struct Guests {
     queue_size: usize,
 }
 
-struct Visit {
+struct RelayedConnection {
     peer: Peer,
     since: Time,
     stage: Stage,
@@ -73,10 +73,10 @@ enum Stage {
     Open { ours: ConnectionId },
 }
 
-impl Guests {
-    pub(super) fn new() -> Guests {
-        Guests {
-            guests: BTreeMap::new(),
+impl Relay {
+    pub(super) fn new() -> Relay {
+        Relay {
+            relayed: BTreeMap::new(),
             unsettled: BTreeSet::new(),
             ours: BTreeMap::new(),
             connection_last: 0,
@@ -97,13 +97,13 @@ impl Guests {
     ) {
         match event {
             NetEvent::Accepted { connection, peer } => {
-                if self.guests.len() >= CONNECTION_COUNT_MAX {
+                if self.relayed.len() >= CONNECTION_COUNT_MAX {
                     effects.push(close(connection));
                     return;
                 }
                 let stage = Stage::Waiting { until: now };
-                let visit = Visit { peer, since: now, stage, said: Vec::new() };
-                self.guests.insert(connection, visit);
+                let entry = RelayedConnection { peer, since: now, stage, said: Vec::new() };
+                self.relayed.insert(connection, entry);
                 self.unsettled.insert(connection);
                 self.advance(now, connection, effects);
             }
@@ -111,8 +111,8 @@ impl Guests {
                 self.reached(now, connection, peer, effects);
             }
             NetEvent::Received { connection, message } => {
-                if let Some(guest) = self.ours.get(&connection) {
-                    effects.push(send(*guest, message));
+                if let Some(theirs) = self.ours.get(&connection) {
+                    effects.push(send(*theirs, message));
                 } else {
                     self.said(connection, message, lost, effects);
                 }
@@ -123,49 +123,49 @@ impl Guests {
 
     fn said(
         &mut self,
-        guest: ConnectionId,
+        theirs: ConnectionId,
         message: Message,
         lost: Option<(&str, &dyn Fn() -> Value)>,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(visit) = self.guests.get_mut(&guest) else { return };
-        if let Stage::Open { ours } = visit.stage {
+        let Some(entry) = self.relayed.get_mut(&theirs) else { return };
+        if let Stage::Open { ours } = entry.stage {
             effects.push(send(ours, message));
             return;
         }
         if let Message::Control(text) = &message
             && matches!(serde_json::from_str(text), Ok(ToMonitor::Ping))
         {
-            effects.push(send(guest, Message::Control(to_text(&FromMonitor::Pong))));
+            effects.push(send(theirs, Message::Control(to_text(&FromMonitor::Pong))));
             return;
         }
         // Another monitor, which sends it here by what it knew, waits for the leader itself.
-        let is_monitor = Guest::of(visit.peer.role).is_none();
+        let is_monitor = RelayedRole::of(entry.peer.role).is_none();
         if (lost.is_some() || is_monitor)
             && let Message::Control(text) = &message
             && let Some((request, command)) = command_of(text)
         {
             effects.push(match lost {
-                Some((why, status)) => answer_without_state(guest, request, &command, why, status),
-                None => answer(guest, request, Err(no_leader())),
+                Some((why, status)) => answer_without_state(theirs, request, &command, why, status),
+                None => answer(theirs, request, Err(no_leader())),
             });
             return;
         }
         // Whoever has not been answered yet has only control messages to send.
         let Message::Control(text) = message else {
-            self.send_away(guest, effects);
+            self.send_away(theirs, effects);
             return;
         };
         self.queue_size += text.len();
-        visit.said.push(text);
-        if visit.said.len() > QUEUE_COUNT_MAX || self.queue_size > QUEUE_SIZE_MAX {
-            self.send_away(guest, effects);
+        entry.said.push(text);
+        if entry.said.len() > QUEUE_COUNT_MAX || self.queue_size > QUEUE_SIZE_MAX {
+            self.send_away(theirs, effects);
         }
     }
 
     /// The leader, or something else that listens where it did, is connected.
     fn reached(&mut self, now: Time, ours: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
-        let Some(guest) = self.ours.get(&ours).copied() else {
+        let Some(theirs) = self.ours.get(&ours).copied() else {
             effects.push(close(ours));
             return;
         };
@@ -174,34 +174,34 @@ impl Guests {
             self.closed(now, ours, effects);
             return;
         }
-        let visit = self.guests.get_mut(&guest).expect("our connections go with their guests");
-        visit.stage = Stage::Open { ours };
-        self.unsettled.remove(&guest);
-        if let Some(guest) = Guest::of(visit.peer.role) {
-            let relay = serde_json::to_string(&ToMonitor::Relay { guest });
+        let entry = self.relayed.get_mut(&theirs).expect("our connections go with theirs");
+        entry.stage = Stage::Open { ours };
+        self.unsettled.remove(&theirs);
+        if let Some(role) = RelayedRole::of(entry.peer.role) {
+            let relay = serde_json::to_string(&ToMonitor::Relay { role });
             let relay = relay.expect("messages have text keys and plain numbers");
             effects.push(send(ours, Message::Control(relay)));
         }
-        for text in std::mem::take(&mut visit.said) {
+        for text in std::mem::take(&mut entry.said) {
             self.queue_size -= text.len();
             effects.push(send(ours, Message::Control(text)));
         }
     }
 
     fn closed(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        let Some(guest) = self.ours.remove(&connection) else {
-            if let Some(visit) = self.forget(connection) {
-                effects.extend(self.leave(visit.stage));
+        let Some(theirs) = self.ours.remove(&connection) else {
+            if let Some(entry) = self.forget(connection) {
+                effects.extend(self.leave(entry.stage));
             }
             return;
         };
         self.address = self.address.wrapping_add(1);
-        let visit = self.guests.get_mut(&guest).expect("our connections go with their guests");
-        if let Stage::Open { .. } = visit.stage {
-            self.forget(guest);
-            effects.push(close(guest));
+        let entry = self.relayed.get_mut(&theirs).expect("our connections go with theirs");
+        if let Stage::Open { .. } = entry.stage {
+            self.forget(theirs);
+            effects.push(close(theirs));
         } else {
-            visit.stage = Stage::Waiting { until: now + RETRY_SPAN };
+            entry.stage = Stage::Waiting { until: now + RETRY_SPAN };
         }
     }
 
@@ -212,11 +212,11 @@ impl Guests {
         status: &dyn Fn() -> Value,
         effects: &mut Vec<Effect>,
     ) {
-        let Guests { guests, queue_size, .. } = self;
-        for (guest, visit) in guests {
-            visit.said.retain(|text| {
+        let Relay { relayed, queue_size, .. } = self;
+        for (theirs, entry) in relayed {
+            entry.said.retain(|text| {
                 let Some((request, command)) = command_of(text) else { return true };
-                effects.push(answer_without_state(*guest, request, &command, why, status));
+                effects.push(answer_without_state(*theirs, request, &command, why, status));
                 *queue_size -= text.len();
                 false
             });
@@ -232,17 +232,17 @@ impl Guests {
     ) {
         self.leader = addresses;
         self.address = 0;
-        for guest in self.guests.keys().copied().collect::<Vec<_>>() {
-            let stage = self.guests[&guest].stage;
+        for theirs in self.relayed.keys().copied().collect::<Vec<_>>() {
+            let stage = self.relayed[&theirs].stage;
             effects.extend(self.leave(stage));
             if let Stage::Open { .. } = stage {
-                self.forget(guest);
-                effects.push(close(guest));
+                self.forget(theirs);
+                effects.push(close(theirs));
                 continue;
             }
-            let visit = self.guests.get_mut(&guest).expect("looked at above");
-            visit.stage = Stage::Waiting { until: now };
-            self.advance(now, guest, effects);
+            let entry = self.relayed.get_mut(&theirs).expect("looked at above");
+            entry.stage = Stage::Waiting { until: now };
+            self.advance(now, theirs, effects);
         }
     }
 
@@ -251,13 +251,13 @@ impl Guests {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
         }
-        for guest in self.unsettled.iter().copied().collect::<Vec<_>>() {
-            let visit = &self.guests[&guest];
-            if visit.due().is_some_and(|due| due <= now) {
-                if visit.since + WAIT_SPAN <= now {
-                    self.send_away(guest, effects);
+        for theirs in self.unsettled.iter().copied().collect::<Vec<_>>() {
+            let entry = &self.relayed[&theirs];
+            if entry.due().is_some_and(|due| due <= now) {
+                if entry.since + WAIT_SPAN <= now {
+                    self.send_away(theirs, effects);
                 } else {
-                    self.advance(now, guest, effects);
+                    self.advance(now, theirs, effects);
                 }
             }
         }
@@ -266,11 +266,11 @@ impl Guests {
     /// When `tick` is wanted at the latest.
     pub(super) fn deadline(&self) -> Option<Time> {
         let has_leader = !self.leader.is_empty();
-        let due = |visit: &Visit| match visit.stage {
-            Stage::Waiting { .. } if !has_leader => Some(visit.since + WAIT_SPAN),
-            _ => visit.due(),
+        let due = |entry: &RelayedConnection| match entry.stage {
+            Stage::Waiting { .. } if !has_leader => Some(entry.since + WAIT_SPAN),
+            _ => entry.due(),
         };
-        self.unsettled.iter().filter_map(|guest| due(&self.guests[guest])).min()
+        self.unsettled.iter().filter_map(|theirs| due(&self.relayed[theirs])).min()
     }
 
     /// Names a connection that this monitor makes.
@@ -279,41 +279,41 @@ impl Guests {
         ConnectionId::new(self.connection_last)
     }
 
-    /// Connects a guest that waits, if its time has come.
-    fn advance(&mut self, now: Time, guest: ConnectionId, effects: &mut Vec<Effect>) {
-        let visit = self.guests.get_mut(&guest).expect("the caller has seen it");
-        let Stage::Waiting { until } = visit.stage else { return };
+    /// Connects to the leader for a connection that waits, if its time has come.
+    fn advance(&mut self, now: Time, theirs: ConnectionId, effects: &mut Vec<Effect>) {
+        let entry = self.relayed.get_mut(&theirs).expect("the caller has seen it");
+        let Stage::Waiting { until } = entry.stage else { return };
         if self.leader.is_empty() || now < until {
             return;
         }
-        if Guest::of(visit.peer.role).is_none() {
-            self.send_away(guest, effects);
+        if RelayedRole::of(entry.peer.role).is_none() {
+            self.send_away(theirs, effects);
             return;
         }
         let ours = self.next_connection();
-        let visit = self.guests.get_mut(&guest).expect("seen above");
-        visit.stage = Stage::Connecting { ours };
-        self.ours.insert(ours, guest);
+        let entry = self.relayed.get_mut(&theirs).expect("seen above");
+        entry.stage = Stage::Connecting { ours };
+        self.ours.insert(ours, theirs);
         let address = self.leader[self.address % self.leader.len()].clone();
         effects.push(Effect::Net(NetEffect::Connect { connection: ours, address }));
     }
 
-    /// Closes a guest's connection. Commands that did not reach a leader are answered: nothing was
+    /// Closes a relayed connection. Commands that did not reach a leader are answered: nothing was
     /// done.
-    fn send_away(&mut self, guest: ConnectionId, effects: &mut Vec<Effect>) {
-        let Some(visit) = self.forget(guest) else { return };
-        effects.extend(self.leave(visit.stage));
-        for (request, _) in visit.said.iter().filter_map(|text| command_of(text)) {
-            effects.push(answer(guest, request, Err(no_leader())));
+    fn send_away(&mut self, theirs: ConnectionId, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.forget(theirs) else { return };
+        effects.extend(self.leave(entry.stage));
+        for (request, _) in entry.said.iter().filter_map(|text| command_of(text)) {
+            effects.push(answer(theirs, request, Err(no_leader())));
         }
-        effects.push(close(guest));
+        effects.push(close(theirs));
     }
 
-    fn forget(&mut self, guest: ConnectionId) -> Option<Visit> {
-        let visit = self.guests.remove(&guest)?;
-        self.unsettled.remove(&guest);
-        self.queue_size -= visit.said.iter().map(String::len).sum::<usize>();
-        Some(visit)
+    fn forget(&mut self, theirs: ConnectionId) -> Option<RelayedConnection> {
+        let entry = self.relayed.remove(&theirs)?;
+        self.unsettled.remove(&theirs);
+        self.queue_size -= entry.said.iter().map(String::len).sum::<usize>();
+        Some(entry)
     }
 
     /// Closes our connection of this stage, if there is one.
@@ -333,9 +333,9 @@ impl Guests {
         self.queue_size = 0;
         let mut events = Vec::new();
         self.unsettled.clear();
-        for (connection, visit) in std::mem::take(&mut self.guests) {
-            events.push(NetEvent::Accepted { connection, peer: visit.peer });
-            let said = visit.said.into_iter();
+        for (connection, entry) in std::mem::take(&mut self.relayed) {
+            events.push(NetEvent::Accepted { connection, peer: entry.peer });
+            let said = entry.said.into_iter();
             events.extend(
                 said.map(|text| NetEvent::Received { connection, message: Message::Control(text) }),
             );
@@ -344,7 +344,7 @@ impl Guests {
     }
 }
 
-impl Visit {
+impl RelayedConnection {
     /// When something is to be done for it if nothing happens.
     fn due(&self) -> Option<Time> {
         let end = self.since + WAIT_SPAN;
@@ -358,7 +358,7 @@ impl Visit {
 
 /// The answer to a command while nobody leads and the store cannot be asked.
 fn answer_without_state(
-    guest: ConnectionId,
+    theirs: ConnectionId,
     request: u64,
     command: &Command,
     why: &str,
@@ -368,12 +368,12 @@ fn answer_without_state(
         Command::Status => Ok(status()),
         _ => Err(no_state(why)),
     };
-    answer(guest, request, result)
+    answer(theirs, request, result)
 }
 
-fn answer(guest: ConnectionId, request: u64, result: Result<Value, Failure>) -> Effect {
+fn answer(theirs: ConnectionId, request: u64, result: Result<Value, Failure>) -> Effect {
     let answer = FromMonitor::Answer { request, result };
-    send(guest, Message::Control(to_text(&answer)))
+    send(theirs, Message::Control(to_text(&answer)))
 }
 
 fn no_leader() -> Failure {

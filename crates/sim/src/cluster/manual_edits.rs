@@ -5,8 +5,8 @@
 use base::Duration;
 use cluster::state::Operation;
 
-use super::chart::Life;
 use super::operator::Job;
+use super::volume_model::Life;
 use super::world::World;
 use crate::random::{Chance, Random};
 

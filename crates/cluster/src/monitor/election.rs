@@ -1,4 +1,4 @@
-//! A monitor among others: it leads under a lease of the store, or takes its guests to the one that
+//! A monitor among others: it leads under a lease of the store, or relays its connections to the one that
 //! does.
 //!
 //! ```text
@@ -23,9 +23,9 @@ use format::wire::Message;
 use serde_json::Value;
 
 use super::edit::UndoneEdits;
-use super::guests::Guests;
 use super::lines::trace_endpoints;
 use super::monitors::removed_text;
+use super::relay::Relay;
 use super::{Effect, Event, Identity, Monitor, StopReason};
 use crate::message::{FromMonitor, ToMonitor};
 use crate::records::{Key, Record};
@@ -42,17 +42,17 @@ const RENEW_SPAN: Duration = Duration::from_millis(500);
 /// How long before a store that could not be asked is asked again.
 const REST_SPAN: Duration = Duration::from_millis(100);
 /// How long before a leader that was not reached is told again that this monitor is there.
-const PRESENCE_SPAN: Duration = Duration::from_millis(500);
+const REGISTER_SPAN: Duration = Duration::from_millis(500);
 /// Requests and watches of this file; those of [`Monitor`] are below.
 const OWN: u64 = 1 << 63;
 
 /// One monitor of several over one state store; or the only one.
-pub struct Station {
+pub struct Election {
     identity: Identity,
     may_create: bool,
     stage: Stage,
-    guests: Guests,
-    presence: Presence,
+    relay: Relay,
+    registration: Registration,
     lease: Option<Lease>,
     own_last: u64,
     /// How often it began to lead.
@@ -91,7 +91,7 @@ enum Stage {
     Following { watch: WatchId, leader: Option<Leader> },
     /// Nobody leads: waits for a lease to lead under.
     Granting { request: StateRequest },
-    /// Leads, or is about to. Guests are its own once it does.
+    /// Leads, or is about to. Connections are its own once it does.
     Leading { monitor: Box<Monitor>, has_guests: bool },
     /// Waits until the lease has ended: the process is about to.
     Retiring { request: StateRequest },
@@ -118,23 +118,23 @@ struct Lease {
 
 /// This monitor's own connection to the leader: it tells that it is there.
 #[derive(Default)]
-struct Presence {
+struct Registration {
     connection: Option<ConnectionId>,
     retry: Option<Time>,
     /// Which of the leader's addresses is next, modulo their number.
     address: usize,
 }
 
-impl Station {
+impl Election {
     /// A monitor that has not asked anything yet: its deadline is now. Other monitors may use the
     /// same store. An empty store is a new cluster's only if this one `may_create`.
-    pub fn new(identity: Identity, may_create: bool) -> Station {
-        Station {
+    pub fn new(identity: Identity, may_create: bool) -> Election {
+        Election {
             identity,
             may_create,
             stage: Stage::Rest { until: Time::ZERO },
-            guests: Guests::new(),
-            presence: Presence::default(),
+            relay: Relay::new(),
+            registration: Registration::default(),
             lease: None,
             own_last: 0,
             lead_count: 0,
@@ -150,10 +150,10 @@ impl Station {
     }
 
     /// The only monitor of its store, which nobody else can open: it leads at once, without a lease.
-    pub fn only(identity: Identity) -> Station {
+    pub fn only(identity: Identity) -> Election {
         let monitor = Box::new(Monitor::new(identity.clone()));
         let stage = Stage::Leading { monitor, has_guests: true };
-        Station { stage, ..Station::new(identity, true) }
+        Election { stage, ..Election::new(identity, true) }
     }
 
     /// The only door. After `Stop` was told, nothing happens any more.
@@ -196,7 +196,7 @@ impl Station {
             None => Some(lease.renew),
             Some(_) => (!self.keeps_ended_lease()).then_some(lease.ends),
         });
-        [stage, lease, self.guests.deadline(), self.presence.retry].into_iter().flatten().min()
+        [stage, lease, self.relay.deadline(), self.registration.retry].into_iter().flatten().min()
     }
 
     /// Who leads, as far as this monitor knows.
@@ -239,24 +239,24 @@ impl Station {
         }
         match &event {
             NetEvent::Connected { connection, peer }
-                if self.presence.connection == Some(*connection) =>
+                if self.registration.connection == Some(*connection) =>
             {
                 if matches!(peer.role, Role::Monitor(_)) {
                     self.tell_presence(*connection, effects);
                 } else {
                     self.leave_leader(effects);
-                    self.presence.retry = Some(now + PRESENCE_SPAN);
+                    self.registration.retry = Some(now + REGISTER_SPAN);
                 }
             }
             NetEvent::Closed { connection, .. }
-                if self.presence.connection == Some(*connection) =>
+                if self.registration.connection == Some(*connection) =>
             {
-                self.presence.connection = None;
-                self.presence.address = self.presence.address.wrapping_add(1);
-                self.presence.retry = Some(now + PRESENCE_SPAN);
+                self.registration.connection = None;
+                self.registration.address = self.registration.address.wrapping_add(1);
+                self.registration.retry = Some(now + REGISTER_SPAN);
             }
             NetEvent::Received { connection, message }
-                if self.presence.connection == Some(*connection) =>
+                if self.registration.connection == Some(*connection) =>
             {
                 let Message::Control(text) = message else { return };
                 match serde_json::from_str(text) {
@@ -273,11 +273,11 @@ impl Station {
             }
             _ => {
                 let is_lost = self.trouble.is_some() && self.leader().is_none();
-                let Station { identity, trouble, picture, guests, .. } = self;
+                let Election { identity, trouble, picture, relay, .. } = self;
                 let status = || status_without_state(now, identity, trouble, picture);
                 let lost = trouble.as_deref().filter(|_| is_lost);
                 let lost = lost.map(|trouble| (trouble, &status as &dyn Fn() -> Value));
-                guests.on_net(now, event, lost, effects);
+                relay.on_net(now, event, lost, effects);
             }
         }
     }
@@ -334,10 +334,10 @@ impl Station {
         }
         self.trouble = trouble;
         let is_lost = self.leader().is_none();
-        let Station { identity, trouble, picture, guests, .. } = self;
+        let Election { identity, trouble, picture, relay, .. } = self;
         if let Some(why) = trouble.as_deref().filter(|_| is_lost) {
             let status = || status_without_state(now, identity, trouble, picture);
-            guests.answer_commands(why, &status, effects);
+            relay.answer_commands(why, &status, effects);
         }
     }
 
@@ -451,14 +451,14 @@ impl Station {
         *leader = parsed;
         self.picture = None;
         self.leave_leader(effects);
-        self.presence.retry = (!addresses.is_empty()).then_some(now);
-        self.guests.set_leader(now, addresses, effects);
+        self.registration.retry = (!addresses.is_empty()).then_some(now);
+        self.relay.set_leader(now, addresses, effects);
     }
 
     /// Nobody leads: asks for a lease, or uses the one that is there.
     fn seek_lease(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.leave_leader(effects);
-        self.guests.set_leader(now, Vec::new(), effects);
+        self.relay.set_leader(now, Vec::new(), effects);
         if self.lease.as_ref().is_some_and(|lease| now < lease.ends) {
             self.lead();
             return;
@@ -545,7 +545,7 @@ impl Station {
         if monitor.has_led && !*has_guests {
             *has_guests = true;
             self.picture = None;
-            for event in self.guests.hand_over(now, effects) {
+            for event in self.relay.hand_over(now, effects) {
                 self.tell_monitor(now, Event::Net(event), effects);
             }
         }
@@ -608,10 +608,10 @@ impl Station {
         {
             self.tell_monitor(now, Event::Tick, effects);
         }
-        if self.presence.retry.is_some_and(|retry| retry <= now) {
+        if self.registration.retry.is_some_and(|retry| retry <= now) {
             self.tell_leader(effects);
         }
-        self.guests.tick(now, effects);
+        self.relay.tick(now, effects);
     }
 
     /// Whether nobody else could lead: then what is known is served on while the store is away.
@@ -624,14 +624,14 @@ impl Station {
 
     /// Connects to the leader, to tell that this monitor is there.
     fn tell_leader(&mut self, effects: &mut Vec<Effect>) {
-        self.presence.retry = None;
+        self.registration.retry = None;
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
         if leader.addresses.is_empty() {
             return;
         }
-        let address = leader.addresses[self.presence.address % leader.addresses.len()].clone();
-        let connection = self.guests.next_connection();
-        self.presence.connection = Some(connection);
+        let address = leader.addresses[self.registration.address % leader.addresses.len()].clone();
+        let connection = self.relay.next_connection();
+        self.registration.connection = Some(connection);
         effects.push(Effect::Net(NetEffect::Connect { connection, address }));
     }
 
@@ -649,8 +649,8 @@ impl Station {
     }
 
     fn leave_leader(&mut self, effects: &mut Vec<Effect>) {
-        self.presence.retry = None;
-        if let Some(connection) = self.presence.connection.take() {
+        self.registration.retry = None;
+        if let Some(connection) = self.registration.connection.take() {
             effects.push(Effect::Net(NetEffect::Close { connection }));
         }
     }

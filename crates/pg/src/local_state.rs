@@ -1,7 +1,7 @@
 //! What a member has of its PG, and states when a new epoch begins.
 //!
 //! Invariants
-//!   1. Up to [`Stand::complete`] the member has every write of its PG, durably once nothing is
+//!   1. Up to [`LocalState::complete`] the member has every write of its PG, durably once nothing is
 //!      under way at its store.
 //!   2. A note that a suspect store kept is not believed; one that was written since is.
 
@@ -12,7 +12,7 @@ use format::wire::MemberState;
 use super::Record;
 
 /// What a member has, besides its record.
-pub struct Stand {
+pub struct LocalState {
     /// The highest version that was given to its store in version order.
     pub last: Version,
     /// The highest version of any block it ever had.
@@ -27,9 +27,9 @@ pub struct Stand {
     is_believed: bool,
 }
 
-impl Stand {
-    pub fn new(facts: PgFacts) -> Stand {
-        Stand {
+impl LocalState {
+    pub fn new(facts: PgFacts) -> LocalState {
+        LocalState {
             last: facts.last,
             held: facts.held.max(facts.last),
             hole: facts.hole,

@@ -51,7 +51,7 @@ const OUT_RETRY_SPAN: Duration = Duration::from_secs(60);
 
 /// How an OSD is known to run.
 #[derive(Default)]
-pub(super) struct Presence {
+pub(super) struct Liveness {
     /// When the last message of it came.
     word: Time,
     /// The newest question it has answered over this connection, by the event in which it was
@@ -78,7 +78,7 @@ pub(super) struct Presence {
     check: Option<Time>,
 }
 
-impl Presence {
+impl Liveness {
     /// Whether it counts as up without a connection.
     pub(super) fn is_awaited(&self) -> bool {
         self.grace_ends.is_some()
@@ -92,7 +92,7 @@ impl Presence {
 
 /// Whose presence is to be looked at, and who was asked.
 #[derive(Default)]
-pub(super) struct Presences {
+pub(super) struct FailureDetector {
     checks: BTreeSet<(Time, OsdId)>,
     /// OSDs that are to be asked: a failure was noticed.
     to_ask: BTreeSet<OsdId>,
@@ -105,15 +105,15 @@ pub(super) struct Presences {
 impl Monitor {
     /// The first word of each OSD, after everything was read: those that were up have some time to
     /// come back to this monitor.
-    pub(super) fn begin_presences(&mut self, now: Time) {
+    pub(super) fn begin_detection(&mut self, now: Time) {
         let ends = now + self.span(Setting::OsdReturn);
         let known: Vec<(OsdId, bool)> =
-            self.contents.osds().map(|record| (record.info.id, record.info.up)).collect();
+            self.committed.osds().map(|record| (record.info.id, record.info.up)).collect();
         for (osd, up) in known {
-            let presence = &mut self.osds.entry(osd).or_default().presence;
-            presence.grace_ends = up.then_some(ends);
-            presence.expected_until = up.then_some(now + TOGETHER_SPAN);
-            presence.down_since = (!up).then_some(now);
+            let liveness = &mut self.osds.entry(osd).or_default().liveness;
+            liveness.grace_ends = up.then_some(ends);
+            liveness.expected_until = up.then_some(now + TOGETHER_SPAN);
+            liveness.down_since = (!up).then_some(now);
             self.look_at(osd, if up { ends } else { now });
         }
     }
@@ -127,11 +127,11 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         let live = self.osds.entry(osd).or_default();
-        let noticed = live.presence.noticed;
-        if let Some(check) = live.presence.check {
-            self.presences.checks.remove(&(check, osd));
+        let noticed = live.liveness.noticed;
+        if let Some(check) = live.liveness.check {
+            self.failure_detector.checks.remove(&(check, osd));
         }
-        live.presence = Presence { word: now, noticed, goes_on, ..Presence::default() };
+        live.liveness = Liveness { word: now, noticed, goes_on, ..Liveness::default() };
         self.probe(now, osd, effects);
     }
 
@@ -142,37 +142,37 @@ impl Monitor {
         let grace_ends = now + self.span(Setting::OsdGrace);
         let grace_ends = all_return.map_or(grace_ends, |all_return| all_return.max(grace_ends));
         let Some(live) = self.osds.get_mut(&osd) else { return };
-        let presence = &mut live.presence;
-        let is_refused = presence.refused.is_some_and(|when| now.since(when) < REFUSED_SPAN);
+        let liveness = &mut live.liveness;
+        let is_refused = liveness.refused.is_some_and(|when| now.since(when) < REFUSED_SPAN);
         let ends = if is_refused { now } else { grace_ends };
-        presence.grace_ends = Some(ends);
-        (presence.heard, presence.probed) = (0, None);
-        self.presences.asked.remove(&osd);
+        liveness.grace_ends = Some(ends);
+        (liveness.heard, liveness.probed) = (0, None);
+        self.failure_detector.asked.remove(&osd);
         self.notice(osd);
         self.look_at(osd, ends);
     }
 
     /// A failure of the OSD was noticed: its peers are asked whether they are there.
     pub(super) fn notice(&mut self, osd: OsdId) {
-        self.osds.entry(osd).or_default().presence.noticed = self.event_last;
-        self.presences.failed.insert(osd);
+        self.osds.entry(osd).or_default().liveness.noticed = self.event_last;
+        self.failure_detector.failed.insert(osd);
     }
 
     /// These are to be heard from since now.
     pub(super) fn ask_soon(&mut self, osds: impl IntoIterator<Item = OsdId>) {
-        self.presences.to_ask.extend(osds);
+        self.failure_detector.to_ask.extend(osds);
     }
 
     /// Looks at the OSD then, or before.
     pub(super) fn look_at(&mut self, osd: OsdId, at: Time) {
         let Some(live) = self.osds.get_mut(&osd) else { return };
-        if live.presence.check.is_some_and(|check| check <= at) {
+        if live.liveness.check.is_some_and(|check| check <= at) {
             return;
         }
-        if let Some(before) = live.presence.check.replace(at) {
-            self.presences.checks.remove(&(before, osd));
+        if let Some(before) = live.liveness.check.replace(at) {
+            self.failure_detector.checks.remove(&(before, osd));
         }
-        self.presences.checks.insert((at, osd));
+        self.failure_detector.checks.insert((at, osd));
     }
 
     /// Asks the OSD whether it is there.
@@ -180,8 +180,8 @@ impl Monitor {
         let nonce = self.event_last;
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let Some(connection) = live.connection else { return };
-        let since = *live.presence.probed.get_or_insert(now);
-        self.presences.asked.insert(osd);
+        let since = *live.liveness.probed.get_or_insert(now);
+        self.failure_detector.asked.insert(osd);
         self.look_at(osd, since + PROBE_SPAN);
         self.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
@@ -190,7 +190,7 @@ impl Monitor {
     pub(super) fn word_came(&mut self, now: Time, connection: ConnectionId) {
         let osd = self.connections.get(&connection).and_then(|state| state.osd);
         let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
-        (live.presence.word, live.presence.probed) = (now, None);
+        (live.liveness.word, live.liveness.probed) = (now, None);
     }
 
     /// It answered a question.
@@ -207,13 +207,13 @@ impl Monitor {
         let Some(osd) = self.connections[&connection].osd else { return };
         let event_last = self.event_last;
         let Some(live) = self.osds.get_mut(&osd) else { return };
-        let presence = &mut live.presence;
-        if nonce > event_last || nonce <= presence.heard {
+        let liveness = &mut live.liveness;
+        if nonce > event_last || nonce <= liveness.heard {
             return;
         }
-        presence.heard = nonce;
-        let was_asked = self.presences.asked.remove(&osd);
-        if was_asked && self.presences.asked.is_empty() {
+        liveness.heard = nonce;
+        let was_asked = self.failure_detector.asked.remove(&osd);
+        if was_asked && self.failure_detector.asked.is_empty() {
             self.entries.mark_all();
         } else {
             self.entries.look_at(now + GATHER_SPAN);
@@ -247,18 +247,18 @@ impl Monitor {
         let Some(peer) = self.connections[&connection].osd.filter(|peer| *peer != osd) else {
             return;
         };
-        let record = self.contents.osd(osd);
+        let record = self.committed.osd(osd);
         let is_meant = |record: &crate::records::OsdRecord| {
             record.info.up && record.info.incarnation == incarnation
         };
         if !record.is_some_and(is_meant) {
             return;
         }
-        let goes_on = self.osds.get(&peer).is_some_and(|live| live.presence.goes_on);
+        let goes_on = self.osds.get(&peer).is_some_and(|live| live.liveness.goes_on);
         let Some(live) = self.osds.get_mut(&osd) else { return };
-        let presence = &mut live.presence;
+        let liveness = &mut live.liveness;
         if how == Unreachable::Refused {
-            presence.refused = Some(now);
+            liveness.refused = Some(now);
         }
         if live.connection.is_none() {
             let ends = match how {
@@ -268,9 +268,9 @@ impl Monitor {
                 Unreachable::Missed if !goes_on => return,
                 Unreachable::Missed => now + PROBE_SPAN,
             };
-            let expected_until = presence.expected_until.filter(|_| !goes_on);
+            let expected_until = liveness.expected_until.filter(|_| !goes_on);
             let ends = expected_until.map_or(ends, |until| ends.max(until));
-            presence.grace_ends = presence.grace_ends.map(|before| before.min(ends));
+            liveness.grace_ends = liveness.grace_ends.map(|before| before.min(ends));
             self.look_at(osd, ends);
             return;
         }
@@ -278,12 +278,12 @@ impl Monitor {
             // The one who asks says so if the link between the two is broken.
             return self.probe_once(now, osd, effects);
         }
-        let (since, last) = presence.said.entry(peer).or_insert((now, now));
+        let (since, last) = liveness.said.entry(peer).or_insert((now, now));
         if now.since(*last) > SAID_SPAN {
             *since = now;
         }
         *last = now;
-        let was_heard_since = presence.word > *since;
+        let was_heard_since = liveness.word > *since;
         if was_heard_since && now.since(*since) >= LINK_SPAN {
             self.bar_link(now, peer, osd);
         }
@@ -292,7 +292,7 @@ impl Monitor {
 
     /// Asks the OSD whether it is there, unless it is being asked.
     fn probe_once(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
-        if self.osds.get(&osd).is_some_and(|live| live.presence.probed.is_none()) {
+        if self.osds.get(&osd).is_some_and(|live| live.liveness.probed.is_none()) {
             self.probe(now, osd, effects);
         }
     }
@@ -310,7 +310,7 @@ impl Monitor {
     fn doubts(&self, now: Time) -> impl Iterator<Item = ((OsdId, OsdId), Time)> {
         let ends = |(since, last): (Time, Time)| (since + DOUBT_SPAN).min(last + REPEAT_SPAN);
         let said = self.osds.iter().flat_map(move |(osd, live)| {
-            let said = live.presence.said.iter();
+            let said = live.liveness.said.iter();
             said.map(move |(peer, times)| ((*peer, *osd), ends(*times)))
         });
         said.filter(move |(_, end)| *end > now)
@@ -318,26 +318,26 @@ impl Monitor {
 
     /// When somebody's presence is to be looked at.
     pub(super) fn presence_deadline(&self) -> Option<Time> {
-        self.presences.checks.first().map(|(at, _)| *at)
+        self.failure_detector.checks.first().map(|(at, _)| *at)
     }
 
     /// Looks at OSDs whose time has come, and asks those that must be heard.
     pub(super) fn watch_osds(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        while let Some((at, osd)) = self.presences.checks.first().copied()
+        while let Some((at, osd)) = self.failure_detector.checks.first().copied()
             && at <= now
         {
-            self.presences.checks.pop_first();
+            self.failure_detector.checks.pop_first();
             let Some(live) = self.osds.get_mut(&osd) else { continue };
-            live.presence.check = None;
+            live.liveness.check = None;
             if let Some(next) = self.check_presence(now, osd, effects) {
                 self.look_at(osd, next);
             }
         }
-        for osd in std::mem::take(&mut self.presences.failed) {
+        for osd in std::mem::take(&mut self.failure_detector.failed) {
             let peers = self.peers_of(osd);
-            self.presences.to_ask.extend(peers);
+            self.failure_detector.to_ask.extend(peers);
         }
-        for osd in std::mem::take(&mut self.presences.to_ask) {
+        for osd in std::mem::take(&mut self.failure_detector.to_ask) {
             self.probe(now, osd, effects);
         }
     }
@@ -346,10 +346,10 @@ impl Monitor {
     fn check_presence(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) -> Option<Time> {
         let silent = self.span(Setting::OsdSilent);
         let live = self.osds.get_mut(&osd)?;
-        let presence = &mut live.presence;
+        let liveness = &mut live.liveness;
         if live.connection.is_some() {
-            let Some(since) = presence.probed else {
-                let due = presence.word + silent;
+            let Some(since) = liveness.probed else {
+                let due = liveness.word + silent;
                 if due > now {
                     return Some(due);
                 }
@@ -361,7 +361,7 @@ impl Monitor {
                 return Some(due);
             }
             if now.since(due) > LATE_SPAN {
-                presence.probed = None;
+                liveness.probed = None;
                 self.probe(now, osd, effects);
                 return Some(now + PROBE_SPAN);
             }
@@ -370,12 +370,12 @@ impl Monitor {
             self.take_down(now, osd, effects);
             return None;
         }
-        if let Some(ends) = presence.grace_ends {
+        if let Some(ends) = liveness.grace_ends {
             if ends > now {
                 return Some(ends);
             }
-            presence.grace_ends = None;
-            let was_noticed = presence.noticed > 0;
+            liveness.grace_ends = None;
+            let was_noticed = liveness.noticed > 0;
             self.push_sync_osd(osd);
             if !was_noticed {
                 // It has not come since this monitor's start: this is the first that is seen of it.
@@ -393,18 +393,18 @@ impl Monitor {
             self.close(now, connection, effects);
         }
         let Some(live) = self.osds.get_mut(&osd) else { return };
-        live.presence.grace_ends = Some(now);
+        live.liveness.grace_ends = Some(now);
         self.look_at(osd, now);
     }
 
     /// An OSD that is not there: after some time its PGs are planned elsewhere.
     fn check_down(&mut self, now: Time, osd: OsdId) -> Option<Time> {
-        let record = self.contents.osd(osd)?;
+        let record = self.committed.osd(osd)?;
         if !record.info.in_cluster || record.info.incarnation == Incarnation::ZERO {
             return None;
         }
         let out_after = self.span(Setting::OsdOutAfter);
-        let since = *self.osds.get_mut(&osd)?.presence.down_since.get_or_insert(now);
+        let since = *self.osds.get_mut(&osd)?.liveness.down_since.get_or_insert(now);
         if since + out_after > now {
             return Some(since + out_after);
         }
@@ -423,7 +423,7 @@ impl Monitor {
     /// Whether the OSD is there, so that giving it up would be wrong.
     pub(super) fn is_present(&self, osd: OsdId) -> bool {
         let is_live =
-            |live: &super::osd::OsdLive| live.connection.is_some() || live.presence.is_awaited();
+            |live: &super::osd::OsdLive| live.connection.is_some() || live.liveness.is_awaited();
         self.osds.get(&osd).is_some_and(is_live) || self.is_joining(osd)
     }
 
@@ -439,8 +439,8 @@ impl Monitor {
     /// OSDs that share a PG with this one.
     fn peers_of(&self, osd: OsdId) -> BTreeSet<OsdId> {
         let mut peers = BTreeSet::new();
-        for pool in self.contents.pools() {
-            for entry in self.contents.pgs(pool.pool.id) {
+        for pool in self.committed.pools() {
+            for entry in self.committed.pgs(pool.pool.id) {
                 let members = || entry.members();
                 if members().any(|member| member.osd == osd) {
                     peers.extend(members().map(|member| member.osd));

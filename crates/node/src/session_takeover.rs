@@ -1,0 +1,195 @@
+//! Newer sessions of images that were shown to this OSD before the map that they act on.
+//!
+//! Who takes an image over, because its lock was stolen or its session had ended, is told of its
+//! session after the fence of the one before is in a revision of the map, and names that revision or a
+//! later one in all it asks. So whoever has been shown the new session, and is behind, knows that the
+//! older sessions of that image may be fenced, and does nothing more for them until it has the map.
+//! An older session that is not fenced (several may share an image) only waits for that.
+//!
+//! ```text
+//!   session 7 names revision 12, the map has 11 ──▶ image: 7, 12 ──▶ sessions below 7 wait ──▶ map 12: forgotten
+//! ```
+//!
+//! Invariants
+//!   1. What was shown is forgotten only when the map has its revision, or its pool is gone.
+//!   2. There are at most [`TAKEOVER_COUNT_MAX`] images, and one place for all others of each pool; of at
+//!      most [`UNKNOWN_COUNT_MAX`] pools that the map does not have.
+
+use std::collections::BTreeMap;
+
+use base::{ImageId, MapRevision, PoolId, SessionId};
+
+/// Images whose newest sessions are kept apart; those of further images hold back all of their pool.
+const TAKEOVER_COUNT_MAX: usize = 1024;
+/// Pools of which such a place is kept though the map does not have them: a cluster has no more.
+const UNKNOWN_COUNT_MAX: usize = 256;
+
+/// The newest sessions that were shown, and wait for the map.
+#[derive(Default)]
+pub struct SessionTakeovers {
+    /// By image; `None`: for all images of the pool.
+    shown: BTreeMap<(PoolId, Option<ImageId>), Takeover>,
+}
+
+/// A session that acts on a map which this OSD does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Takeover {
+    /// Which.
+    pub session: SessionId,
+    /// The lowest revision that it named: all that was fenced before it began is in it.
+    pub revision: MapRevision,
+}
+
+impl SessionTakeovers {
+    /// A session acts on a revision beyond the map. Whether it holds back others than before.
+    /// `is_known`: the map has that pool.
+    pub fn show(
+        &mut self,
+        (pool, image): (PoolId, ImageId),
+        takeover: Takeover,
+        is_known: bool,
+    ) -> bool {
+        let key = (pool, Some(image));
+        if let Some(known) = self.shown.get_mut(&key) {
+            if takeover.session < known.session {
+                return false;
+            }
+            let is_newer = takeover.session > known.session;
+            if is_newer || takeover.revision < known.revision {
+                *known = takeover;
+            }
+            return is_newer;
+        }
+        if self.shown.len() < TAKEOVER_COUNT_MAX {
+            self.shown.insert(key, takeover);
+            return true;
+        }
+        let before = self.shown.get(&(pool, None)).copied();
+        let is_over = self.shown.len() >= TAKEOVER_COUNT_MAX + UNKNOWN_COUNT_MAX;
+        if before.is_none() && !is_known && is_over {
+            return false;
+        }
+        let rest = before.map_or(takeover, |rest| Takeover {
+            session: rest.session.max(takeover.session),
+            revision: rest.revision.max(takeover.revision),
+        });
+        self.shown.insert((pool, None), rest);
+        before != Some(rest)
+    }
+
+    /// Whether a session waits for the map, since a newer one of its image was shown.
+    pub fn hold_back(&self, pool: PoolId, image: Option<ImageId>, session: SessionId) -> bool {
+        if self.shown.is_empty() || session == SessionId::ZERO {
+            return false;
+        }
+        let is_older = |image| {
+            let takeover = self.shown.get(&(pool, image));
+            takeover.is_some_and(|takeover| session < takeover.session)
+        };
+        is_older(None) || image.is_some_and(|image| is_older(Some(image)))
+    }
+
+    /// The map of a pool has reached a revision.
+    pub fn map_came(&mut self, pool: PoolId, revision: MapRevision) {
+        self.shown.retain(|(of, _), takeover| *of != pool || takeover.revision > revision);
+    }
+
+    /// A pool is gone.
+    pub fn forget_pool(&mut self, pool: PoolId) {
+        self.shown.retain(|(of, _), _| *of != pool);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POOL: PoolId = PoolId::FIRST;
+
+    fn image(number: u32) -> ImageId {
+        ImageId::new(number).expect("not 0")
+    }
+
+    fn takeover(session: u64, revision: u64) -> Takeover {
+        Takeover { session: SessionId::new(session), revision: MapRevision::new(revision) }
+    }
+
+    fn is_held(session_takeovers: &SessionTakeovers, number: u32, session: u64) -> bool {
+        session_takeovers.hold_back(POOL, Some(image(number)), SessionId::new(session))
+    }
+
+    #[test]
+    fn only_older_sessions_of_the_same_image_wait_until_the_map_has_come() {
+        let mut session_takeovers = SessionTakeovers::default();
+        assert!(session_takeovers.show((POOL, image(1)), takeover(7, 12), true));
+        assert!(
+            !session_takeovers.show((POOL, image(1)), takeover(7, 13), true),
+            "nobody else waits"
+        );
+        assert!(
+            !session_takeovers.show((POOL, image(1)), takeover(6, 14), true),
+            "it is no newer one"
+        );
+        assert!(is_held(&session_takeovers, 1, 6));
+        assert!(!is_held(&session_takeovers, 1, 7));
+        assert!(!is_held(&session_takeovers, 1, 8));
+        assert!(!is_held(&session_takeovers, 2, 6));
+        assert!(!is_held(&session_takeovers, 1, 0), "tasks of monitors are nobody's session");
+        session_takeovers.map_came(POOL, MapRevision::new(11));
+        assert!(is_held(&session_takeovers, 1, 6));
+        session_takeovers.map_came(POOL, MapRevision::new(12));
+        assert!(!is_held(&session_takeovers, 1, 6));
+    }
+
+    #[test]
+    fn the_newest_session_counts_by_the_lowest_revision_that_it_named() {
+        let mut session_takeovers = SessionTakeovers::default();
+        session_takeovers.show((POOL, image(1)), takeover(5, 20), true);
+        // Its map is older, but all that is fenced for it is in that map.
+        assert!(session_takeovers.show((POOL, image(1)), takeover(7, 14), true));
+        session_takeovers.show((POOL, image(1)), takeover(7, 13), true);
+        assert!(is_held(&session_takeovers, 1, 5));
+        session_takeovers.map_came(POOL, MapRevision::new(13));
+        assert!(!is_held(&session_takeovers, 1, 5));
+    }
+
+    #[test]
+    fn more_images_than_are_kept_apart_hold_back_their_whole_pool() {
+        let mut session_takeovers = SessionTakeovers::default();
+        let count = TAKEOVER_COUNT_MAX as u32;
+        for number in 1..=count {
+            assert!(session_takeovers.show((POOL, image(number)), takeover(7, 12), true));
+        }
+        assert!(session_takeovers.show((POOL, image(count + 1)), takeover(9, 11), true));
+        assert!(session_takeovers.show((POOL, image(count + 2)), takeover(8, 15), true));
+        assert!(is_held(&session_takeovers, count + 1, 8));
+        assert!(is_held(&session_takeovers, count + 3, 8));
+        assert!(session_takeovers.hold_back(POOL, None, SessionId::new(8)));
+        assert_eq!(session_takeovers.shown.len(), TAKEOVER_COUNT_MAX + 1);
+        session_takeovers.map_came(POOL, MapRevision::new(12));
+        assert_eq!(session_takeovers.shown.len(), 1);
+        session_takeovers.forget_pool(POOL);
+        assert!(!is_held(&session_takeovers, count + 3, 8));
+    }
+
+    #[test]
+    fn pools_that_are_not_known_yet_count_and_are_no_more_than_there_may_be() {
+        let mut session_takeovers = SessionTakeovers::default();
+        for number in 1..=TAKEOVER_COUNT_MAX as u32 {
+            session_takeovers.show((POOL, image(number)), takeover(7, 12), true);
+        }
+        let pool = |number: u32| PoolId::new(number).expect("not 0");
+        for number in 2..1000 {
+            session_takeovers.show((pool(number), image(1)), takeover(7, 12), false);
+        }
+        assert_eq!(session_takeovers.shown.len(), TAKEOVER_COUNT_MAX + UNKNOWN_COUNT_MAX);
+        // The map that comes may be from before the fence.
+        session_takeovers.map_came(pool(2), MapRevision::new(11));
+        assert!(session_takeovers.hold_back(pool(2), Some(image(5)), SessionId::new(6)));
+        assert!(
+            session_takeovers.show((POOL, image(9999)), takeover(9, 12), true),
+            "one that is known"
+        );
+        assert!(is_held(&session_takeovers, 9999, 8));
+    }
+}
