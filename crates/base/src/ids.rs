@@ -218,6 +218,66 @@ impl fmt::Debug for Lsn {
     }
 }
 
+/// A slot of a PG's acting set: counted from 0, stable while other slots change.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position(u8);
+
+impl Position {
+    /// The first one.
+    pub const FIRST: Position = Position(0);
+    /// Most positions of a PG: 16 pieces of data and 4 of parity.
+    pub const COUNT_MAX: u8 = 20;
+
+    /// `None`: no PG has so many.
+    pub const fn new(number: u8) -> Option<Position> {
+        if number < Position::COUNT_MAX { Some(Position(number)) } else { None }
+    }
+
+    /// Its number, below [`Position::COUNT_MAX`].
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Its number, to index what has one element for each position.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// All that there may be, in order.
+    pub fn all() -> impl Iterator<Item = Position> + Clone {
+        (0..Position::COUNT_MAX).map(Position)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Position {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u8(self.0)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Position {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Position, D::Error> {
+        let number = <u8 as serde::Deserialize>::deserialize(from)?;
+        let count_max = Position::COUNT_MAX;
+        let wrong = || format!("position {number}: there are at most {count_max}, from 0");
+        Position::new(number).ok_or_else(|| serde::de::Error::custom(wrong()))
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "position {}", self.0)
+    }
+}
+
+impl fmt::Debug for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Position({})", self.0)
+    }
+}
+
 /// One placement group: a shard of a pool; printed `2.1f` (pool decimal, number hexadecimal).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -18,7 +18,7 @@ pub use buffer::{Buffer, BufferMut, BufferPool};
 pub use checksum::{Checksum, crc32c};
 pub use ids::{
     ClusterId, ConnectionId, Epoch, ImageId, Incarnation, Lsn, MapRevision, MonitorId, OsdId, PgId,
-    PoolId, SessionId, StripeIndex, Version,
+    PoolId, Position, SessionId, StripeIndex, Version,
 };
 pub use seeds::seeds;
 pub use size::{BlockSize, GIB, KIB, MIB, TIB, UNIT_SIZE};

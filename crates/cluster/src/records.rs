@@ -772,7 +772,7 @@ impl PgShardRecord {
     pub fn targets_of(&self, index: usize) -> Vec<OsdId> {
         match self.targets.get(index) {
             Some(targets) if !targets.is_empty() => targets.clone(),
-            _ => self.pgs[index].acting.iter().map(|member| member.osd).collect(),
+            _ => self.pgs[index].acting().map(|member| member.osd).collect(),
         }
     }
 }

@@ -7,17 +7,18 @@ use std::path::PathBuf;
 
 use base::checksum::checksum_units;
 use base::{
-    Buffer, BufferPool, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId,
-    StripeIndex, UNIT_SIZE, Version,
+    Buffer, BufferPool, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Position,
+    SessionId, StripeIndex, UNIT_SIZE, Version,
 };
 use format::wire::{
-    CHAIN_LENGTH_MAX, DecodeError, FRAME_HEADER_SIZE, Member, Message, Op, Outcome, PgEntry, Place,
-    Refusal, Reply, Request, decode, decode_header, encode,
+    CHAIN_LENGTH_MAX, DecodeError, FRAME_HEADER_SIZE, Learner, MEMBERS_MAX, Member, Message, Op,
+    Outcome, PgEntry, Place, Refusal, Reply, Request, decode, decode_header, encode,
 };
 
 #[path = "wire/peer.rs"]
 mod peer;
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 const UNIT: usize = UNIT_SIZE as usize;
@@ -73,13 +74,14 @@ fn entry() -> PgEntry {
         osd: OsdId::new(osd).unwrap(),
         incarnation: Incarnation::new(incarnation),
     };
+    let position = |number| Position::new(number).unwrap();
     PgEntry {
         pg: PgId { pool: PoolId::new(2).unwrap(), number: 0x1f },
         epoch: Epoch::new(9),
         revision: MapRevision::new(77),
-        primary: OsdId::new(1),
-        acting: vec![member(1, 10), member(2, 20)],
-        learners: vec![member(3, 30)],
+        primary: Some(position(2)),
+        positions: vec![Some(member(1, 10)), None, Some(member(2, 20))],
+        learners: vec![Learner { member: member(3, 30), position: position(1) }],
     }
 }
 
@@ -264,25 +266,29 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn any_members() -> impl Strategy<Value = Vec<Member>> {
+/// An entry that can be: what is drawn beside the rules is left out.
+fn any_entry() -> impl Strategy<Value = PgEntry> {
     let member = (1..=u32::MAX, any::<u64>()).prop_map(|(osd, incarnation)| Member {
         osd: OsdId::new(osd).unwrap(),
         incarnation: Incarnation::new(incarnation),
     });
-    vec(member, 0..=64)
-}
-
-fn any_entry() -> impl Strategy<Value = PgEntry> {
-    (any_pg(), any::<u32>(), any::<u64>(), any::<u32>(), any_members(), any_members()).prop_map(
-        |(pg, epoch, revision, primary, acting, learners)| PgEntry {
-            pg,
-            epoch: Epoch::new(epoch),
-            revision: MapRevision::new(revision),
-            primary: OsdId::new(primary % 3),
-            acting,
-            learners,
-        },
-    )
+    let position = || (0..Position::COUNT_MAX).prop_map(|number| Position::new(number).unwrap());
+    let positions = vec(option::of(member.clone()), 0..=usize::from(Position::COUNT_MAX));
+    let learners = vec((member, position()), 0..=12);
+    let rest = (option::of(position()), positions, learners);
+    (any_pg(), any::<u32>(), any::<u64>(), rest).prop_map(|(pg, epoch, revision, rest)| {
+        let (primary, positions, learners) = rest;
+        let (epoch, revision) = (Epoch::new(epoch), MapRevision::new(revision));
+        let mut entry = PgEntry { epoch, revision, positions, ..PgEntry::new(pg, []) };
+        for (member, position) in learners {
+            entry.learners.push(Learner { member, position });
+            if entry.check().is_err() {
+                entry.learners.pop();
+            }
+        }
+        entry.primary = primary.filter(|primary| entry.member_at(*primary).is_some());
+        entry
+    })
 }
 
 fn any_outcome() -> impl Strategy<Value = Result<Outcome, Refusal>> {
@@ -500,9 +506,18 @@ fn absurd_fields_are_refused() {
     assert!(forged(&read, 8, &1u16.to_le_bytes()).is_err());
 
     let stale = reply(Err(Refusal::Stale(Some(entry()))));
-    let members = body + 17 + 1 + 8 + 4 + 8 + 4;
-    assert!(forged(&stale, members, &[65]).is_err());
-    assert!(forged(&stale, members + 1, &[0; 4]).is_err());
+    let primary = body + 17 + 1 + 8 + 4 + 8;
+    let positions = primary + 1;
+    let learners = positions + 1 + 3 * 12;
+    assert!(forged(&stale, primary, &[0]).is_ok());
+    assert!(forged(&stale, primary, &[1]).is_err(), "an empty position leads");
+    assert!(forged(&stale, primary, &[Position::COUNT_MAX]).is_err());
+    assert!(forged(&stale, positions, &[Position::COUNT_MAX + 1]).is_err());
+    assert!(forged(&stale, positions + 1, &[2, 0, 0, 0]).is_err(), "a member twice");
+    assert!(forged(&stale, learners, &[MEMBERS_MAX as u8 + 1]).is_err());
+    assert!(forged(&stale, learners + 1, &[3]).is_err(), "no such position");
+    assert!(forged(&stale, learners + 2, &[0; 4]).is_err(), "a learner that is nobody");
+    assert!(forged(&stale, learners + 2, &[1, 0, 0, 0]).is_err(), "an acting member learns");
 }
 
 #[test]

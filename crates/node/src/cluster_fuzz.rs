@@ -67,8 +67,8 @@ impl Run {
     fn update_entry(&mut self) {
         let entry = &self.cluster.entry;
         let index = |member: &format::wire::Member| member.osd.get() as usize - 1;
-        let before: Vec<usize> = entry.acting.iter().map(index).collect();
-        let learners_before: Vec<usize> = entry.learners.iter().map(index).collect();
+        let before: Vec<usize> = entry.acting().map(index).collect();
+        let learners_before: Vec<usize> = entry.learning().map(index).collect();
         let failed = self.cluster.needs_of_epoch();
         let has_failed = |host: &usize| {
             let is_it = |need: &Need| matches!(need, Need::Failed(m, _) if index(m) == *host);
@@ -97,7 +97,7 @@ impl Run {
     fn ask(&mut self) {
         let stripe = self.random.below(STRIPES);
         let slot = stripe as usize;
-        let primary = self.cluster.entry.primary.map(|osd| osd.get() as usize - 1);
+        let primary = self.cluster.entry.primary_osd().map(|osd| osd.get() as usize - 1);
         let host = match self.random.below(8) {
             0 => self.random.below(HOSTS as u32) as usize,
             _ => primary.unwrap_or(0),
@@ -220,13 +220,13 @@ impl Run {
             self.cluster.advance(1_000);
             self.look_at_replies();
             let is_whole = self.cluster.entry.learners.is_empty();
-            if is_whole && self.cluster.entry.acting.len() == HOSTS {
+            if is_whole && self.cluster.entry.acting_count() == HOSTS {
                 break;
             }
         }
-        let primary = self.cluster.entry.primary.unwrap().get() as usize - 1;
+        let primary = self.cluster.entry.primary_osd().unwrap().get() as usize - 1;
         assert_eq!(
-            self.cluster.entry.acting.len(),
+            self.cluster.entry.acting_count(),
             HOSTS,
             "{:?}: {:?}",
             self.cluster.entry,

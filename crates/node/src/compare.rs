@@ -165,7 +165,7 @@ fn compare_pg(
     };
     let index_of = |osd: OsdId| known.osds.iter().position(|known| *known == osd);
     let mut members = Vec::new();
-    for member in &entry.acting {
+    for member in entry.acting() {
         match index_of(member.osd) {
             Some(index) => members.push(index),
             None => {
@@ -179,8 +179,7 @@ fn compare_pg(
         found.find_strays(known, pg, blocks.values().flatten());
         return copies;
     }
-    let learners: Vec<usize> =
-        entry.learners.iter().filter_map(|member| index_of(member.osd)).collect();
+    let learners: Vec<usize> = entry.learning().filter_map(|member| index_of(member.osd)).collect();
     let is_stray = |(index, _, _): &&(usize, Version, bool)| {
         !members.contains(index) && !learners.contains(index)
     };

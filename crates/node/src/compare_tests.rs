@@ -107,14 +107,8 @@ impl Osd {
     fn note_record(&mut self, acting: &[u32]) {
         let incarnation = Incarnation::new(1);
         let member = |number: &u32| Member { osd: osd(*number), incarnation };
-        let entry = PgEntry {
-            pg: PG,
-            epoch: Epoch::new(1),
-            revision: MapRevision::new(1),
-            primary: acting.first().map(|number| osd(*number)),
-            acting: acting.iter().map(member).collect(),
-            learners: Vec::new(),
-        };
+        let (epoch, revision) = (Epoch::new(1), MapRevision::new(1));
+        let entry = PgEntry { epoch, revision, ..PgEntry::new(PG, acting.iter().map(member)) };
         let record = Record { entry, adopted: Version::ZERO, history: Vec::new(), filling: None };
         self.ask(Request::Note { key: NoteKey::Pg(PG), bytes: record.encode() });
     }

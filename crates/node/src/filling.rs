@@ -103,7 +103,7 @@ impl Node {
         let slots = self.pgs.iter().enumerate().filter_map(|(slot, pg)| {
             let entry = pg.entry().filter(|entry| !entry.learners.is_empty())?;
             let copies = self.map.pools.get(&entry.pg.pool)?.pool.replicas as usize;
-            let candidate = Candidate::of(slot, pg.serving(), entry.acting.len(), copies);
+            let candidate = Candidate::of(slot, pg.serving(), entry.acting_count(), copies);
             candidate.filter(|_| self.leads(entry))
         });
         let candidates = slots.collect();

@@ -232,7 +232,7 @@ impl Leases {
 
     /// An entry with a higher epoch has followed `before`: the primary of that one loses the PG.
     pub fn revoke(&mut self, before: &PgEntry, newest: &PgEntry) {
-        if let Some(holder) = primary_of(before) {
+        if let Some(holder) = before.primary_member() {
             self.revoke_from(holder, newest);
         }
     }
@@ -263,7 +263,7 @@ impl Leases {
     /// The primary of `entry` itself does not count: in the run that is named there it has left
     /// earlier epochs before it begins this one.
     pub fn is_revoked_until(&self, now: Time, entry: &PgEntry) -> Option<Time> {
-        let primary = primary_of(entry);
+        let primary = entry.primary_member();
         let others = self.given.values().filter(|given| Some(given.holder) != primary);
         let untils = others.filter_map(|given| Some(given.revoked.get(&entry.pg)?.until));
         untils.max().filter(|until| now < *until)
@@ -285,12 +285,6 @@ impl Leases {
         }
         (given.holder == holder).then_some(given)
     }
-}
-
-/// The primary of an entry, in its run.
-pub fn primary_of(entry: &PgEntry) -> Option<Member> {
-    let primary = entry.primary?;
-    entry.acting.iter().find(|member| member.osd == primary).copied()
 }
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ struct Wait {
 }
 
 /// Ids of OSDs.
-fn osds(members: &[Member]) -> impl Iterator<Item = OsdId> {
-    members.iter().map(|member| member.osd)
+fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = OsdId> {
+    members.map(|member| member.osd)
 }
 
 /// Of one PG.
@@ -70,7 +70,7 @@ impl Node {
     /// A PG that this OSD is to lead: since when it is not served.
     fn trace_wait(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
         let id = self.pgs[slot].id();
-        let is_ours = |entry: &&PgEntry| entry.primary == Some(self.identity.osd);
+        let is_ours = |entry: &&PgEntry| entry.primary_osd() == Some(self.identity.osd);
         let epoch = self.map.pg(id).filter(is_ours).map(|entry| entry.epoch);
         let (Some(epoch), Some(why)) = (epoch, self.waits_for(slot)) else {
             self.lines.waits.remove(&id);
@@ -112,8 +112,8 @@ impl Node {
     pub(crate) fn trace_active(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
         let Some(entry) = self.pgs[slot].entry() else { return };
         let event = of_pg(TraceEvent::info("PG is active"), entry.pg, entry.epoch)
-            .list("members", osds(&entry.acting))
-            .list("learners", osds(&entry.learners));
+            .list("members", osds(entry.acting()))
+            .list("learners", osds(entry.learning()));
         self.lines.suspect.remove(&entry.pg);
         let waited = self.lines.waits.remove(&entry.pg).filter(|wait| wait.is_told);
         let event = match waited {

@@ -360,7 +360,7 @@ impl Node {
             let info = self.map.osds.get(&member.osd);
             info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
         };
-        let primaries = ours.filter_map(crate::leases::primary_of);
+        let primaries = ours.filter_map(PgEntry::primary_member);
         let wanted: BTreeSet<Member> = primaries.filter(|it| *it != me && is_up(it)).collect();
         self.peer_connections.primaries.retain(|_, primary| wanted.contains(&primary.member));
         for member in wanted {
@@ -403,7 +403,7 @@ impl Node {
     /// Whether this OSD is the primary of the entry in its present run.
     pub(crate) fn leads(&self, entry: &PgEntry) -> bool {
         let Some(incarnation) = self.incarnation else { return false };
-        crate::leases::primary_of(entry) == Some(Member { osd: self.identity.osd, incarnation })
+        entry.primary_member() == Some(Member { osd: self.identity.osd, incarnation })
     }
 
     /// Ends what there is with an OSD that is no follower any more, or another run of one.
@@ -655,7 +655,7 @@ impl Node {
     ) {
         let mut members = entry.members();
         let Some(member) = members.find(|member| member.osd == to) else { return };
-        let connection = match entry.primary == Some(self.identity.osd) {
+        let connection = match entry.primary_osd() == Some(self.identity.osd) {
             true => self.peer_connections.to_follower(*member),
             false => self.peer_connections.to_primary(*member),
         };

@@ -14,7 +14,7 @@ use cluster::message::{Need, PgNeed, ToMonitor};
 use format::wire::{Member, PeerBody, PeerMessage, PgEntry};
 
 use crate::Effect;
-use crate::leases::{giver_span, primary_of};
+use crate::leases::giver_span;
 use crate::node::Node;
 use crate::peer_connections::send_peer;
 
@@ -140,7 +140,7 @@ impl Node {
         if epoch > entry.epoch {
             return Err("it goes on in an epoch that this OSD has not begun".into());
         }
-        if primary_of(entry) != Some(primary) {
+        if entry.primary_member() != Some(primary) {
             return Err(format!("it does not lead {pg}"));
         }
         let Some(slot) = self.pg_slots.get(&pg).copied() else {

@@ -13,11 +13,7 @@ use format::wire::{Member, PgEntry};
 use pg::{Absence, Pg, Record, Serving, Shape};
 
 use crate::Effect;
-use crate::leases::primary_of;
 use crate::node::Node;
-
-/// Most members of an entry, learners included.
-const MEMBER_COUNT_MAX: usize = 32;
 
 impl Node {
     /// A change of the map, or a snapshot.
@@ -35,7 +31,8 @@ impl Node {
         self.see_what_left(&before, effects);
         for entry in &before {
             let newest = self.map.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
-            if let Some(newest) = newest.filter(|_| entry.primary != Some(self.identity.osd)) {
+            if let Some(newest) = newest.filter(|_| entry.primary_osd() != Some(self.identity.osd))
+            {
                 self.leases.revoke(entry, newest);
             }
         }
@@ -230,15 +227,11 @@ impl Node {
         if entry.primary.is_none() {
             return Some("waits for a member that may lead it: none is up".into());
         }
-        let has_primary = primary_of(entry).is_some();
-        let mut osds: Vec<OsdId> = entry.members().map(|member| member.osd).collect();
-        osds.sort_unstable();
-        let is_sound = has_primary && osds.windows(2).all(|pair| pair[0] != pair[1]);
-        if !is_sound || osds.len() > MEMBER_COUNT_MAX {
+        if entry.check().is_err() {
             return Some("its entry breaks the rules of entries: see `ashlar pg describe`".into());
         }
         if self.leads(entry) && self.is_suspect(id) {
-            let what = match entry.acting.len() {
+            let what = match entry.acting_count() {
                 1 => "there is no other copy",
                 _ => "no other member can lead it yet",
             };
@@ -288,11 +281,11 @@ impl Node {
     }
 
     fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {
-        if before.primary == Some(self.identity.osd) {
+        if before.primary_osd() == Some(self.identity.osd) {
             return;
         }
         self.leases.revoke(before, newest);
-        let primary = before.primary.and_then(|osd| self.map.osds.get(&osd));
+        let primary = before.primary_osd().and_then(|osd| self.map.osds.get(&osd));
         if let Some(primary) = primary {
             self.leases.is_in_run(Member { osd: primary.id, incarnation: primary.incarnation });
         }
@@ -412,7 +405,7 @@ impl Node {
             let Some(entry) = self.map.pg(id) else { continue };
             // What is left of a removed pool is nobody's.
             report.suspect |= pg.is_suspect() || self.store.is_suspect(id);
-            if entry.primary != Some(self.identity.osd) {
+            if entry.primary_osd() != Some(self.identity.osd) {
                 continue;
             }
             match self.waits_for(slot) {

@@ -192,8 +192,8 @@ impl Node {
         !self.has_part(entry)
             && entry.primary.is_some()
             && entry.learners.is_empty()
-            && entry.acting.len() >= known.pool.replicas as usize
-            && entry.acting.iter().all(is_there)
+            && entry.acting_count() >= known.pool.replicas as usize
+            && entry.acting().all(is_there)
             && self.is_newer_than_notes(entry, known.revision)
     }
 

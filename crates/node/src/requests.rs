@@ -335,7 +335,7 @@ impl Node {
     /// it turns out that none has: `status` then names `pg give-up`.
     fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
         let pool = self.map.pools.get(&scope.pg.pool);
-        let is_alone = self.map.pg(scope.pg).is_some_and(|entry| entry.acting.len() == 1);
+        let is_alone = self.map.pg(scope.pg).is_some_and(|entry| entry.acting_count() == 1);
         let is_lost = is_alone && self.is_suspect(scope.pg);
         match pool.filter(|_| scope.session != SessionId::ZERO && is_lost) {
             Some(pool) => {
@@ -373,7 +373,7 @@ impl Node {
         }
         let is_stale =
             is_compared && scope.epoch < entry.epoch && !planted::on(Bug::OldEpochAccepted);
-        if is_stale || entry.primary != Some(self.identity.osd) {
+        if is_stale || entry.primary_osd() != Some(self.identity.osd) {
             return Some(Verdict::Refuse(Refusal::Stale(Some(entry.clone()))));
         }
         self.is_held_back(scope).then_some(Verdict::Wait)

@@ -27,7 +27,6 @@ use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time};
 use cluster::map::PoolMap;
 use format::wire::{Change, Content, Member, PeerBody, PgEntry};
 
-use crate::leases::primary_of;
 use crate::node::Node;
 
 /// A primary gets at most so much at a time.
@@ -531,7 +530,7 @@ impl Node {
             return true;
         };
         let me = self.identity.osd;
-        let learns = |entry: &PgEntry| entry.learners.iter().any(|member| member.osd == me);
+        let learns = |entry: &PgEntry| entry.learner(me).is_some();
         if self.store.has_place(key) || !self.pgs[slot].entry().is_some_and(learns) {
             return true;
         }
@@ -582,10 +581,10 @@ impl Node {
         };
         for known in self.map.pools.values() {
             for entry in known.pgs.iter().filter(|entry| self.has_part(entry)) {
-                demand.primaries.extend(entry.primary);
+                demand.primaries.extend(entry.primary_osd());
                 demand.block_size = demand.block_size.max(known.pool.block_size);
                 // Copies for a learner were promised to nobody.
-                let acts = entry.acting.iter().any(|member| member.osd == me.osd);
+                let acts = entry.position_of(me.osd).is_some();
                 if acts && !self.has_all_begun(me, entry) {
                     demand.earlier_runs.extend(self.begun_in(entry.pg));
                 }
@@ -600,7 +599,7 @@ impl Node {
         let pg = slot.map(|slot| &self.pgs[*slot]).filter(|pg| pg.is_activated());
         let is_active = pg.and_then(|pg| pg.entry()).is_some_and(|it| it.epoch == entry.epoch);
         let counts = |holder| holder == me || self.space_credits.has_promise(holder);
-        is_active && primary_of(entry).is_some_and(counts)
+        is_active && entry.primary_member().is_some_and(counts)
     }
 
     /// Who may have begun writes that have not come here: the runs of the last activation. Without a
@@ -609,7 +608,7 @@ impl Node {
         let Some(slot) = self.pg_slots.get(&pg) else { return Some((Incarnation::ZERO, None)) };
         let entry = &self.pgs[*slot].record()?.entry;
         let mine = entry.members().find(|member| member.osd == self.identity.osd);
-        Some((mine.map_or(Incarnation::ZERO, |member| member.incarnation), primary_of(entry)))
+        Some((mine.map_or(Incarnation::ZERO, |member| member.incarnation), entry.primary_member()))
     }
 }
 

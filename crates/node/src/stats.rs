@@ -226,7 +226,8 @@ impl Node {
     /// Images of which the monitor knows another space in the PGs that this OSD leads.
     fn space_to_tell(&mut self) -> Vec<ImageSpace> {
         let me = self.identity.osd;
-        let leads = |pg: &PgId| self.map.pg(*pg).is_some_and(|entry| entry.primary == Some(me));
+        let leads =
+            |pg: &PgId| self.map.pg(*pg).is_some_and(|entry| entry.primary_osd() == Some(me));
         let led: Vec<PgId> = self.pg_slots.keys().filter(|pg| leads(pg)).copied().collect();
         let mut images = self.store.take_images_changed();
         if self.stats.is_new_connection || led != self.stats.led {

@@ -115,7 +115,8 @@ fn a_newer_epoch_waits_for_the_map() {
 fn a_pg_of_another_osd_is_refused_with_the_entry() {
     let mut rig = Rig::serving();
     let mut elsewhere = entry(2, 1);
-    elsewhere.primary = OsdId::new(9);
+    let (osd, incarnation) = (OsdId::new(9).unwrap(), Incarnation::new(1));
+    elsewhere.positions = vec![Some(Member { osd, incarnation })];
     rig.monitor_says(map(10, 11, vec![elsewhere.clone()], &[]));
     assert_eq!(rig.ask(2, read(0, 1)), Err(Refusal::Stale(Some(elsewhere))));
 }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use base::planted::{self, Bug};
 use base::{Epoch, OsdId, Version};
 use blockstore::{NoteKey, Request as StoreRequest};
-use format::wire::{Activation, Member, MemberState, PeerBody, PgEntry};
+use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PeerBody, PgEntry};
 use slab::Slab;
 
 use super::compare::Compare;
@@ -28,11 +28,11 @@ use super::copy::Job;
 use super::fill::{Filler, Intake};
 use super::sync::Syncs;
 use super::window::Window;
-use super::{Action, Call, MEMBERS_MAX, MemberSet, Need, NoteFor, Pg, Record, Serving};
+use super::{Action, Call, MemberSet, Need, NoteFor, Pg, Record, Serving};
 
 /// What a primary keeps of its epoch.
 pub struct Lead {
-    /// Acting members in the order of the entry, then learners.
+    /// Acting members by position, then learners.
     pub peers: Vec<Peer>,
     /// This OSD's index.
     pub me: usize,
@@ -130,9 +130,9 @@ impl Lead {
         let peers: Vec<Peer> = members.map(|member| Peer::new(*member)).collect();
         assert!(peers.len() <= MEMBERS_MAX);
         let me = peers.iter().position(|peer| peer.member.osd == me);
-        let me = me.filter(|me| *me < entry.acting.len()).expect("a primary is an acting member");
-        let acting = MemberSet::all(entry.acting.len());
-        let others = entry.acting.iter().map(|member| member.osd);
+        let me = me.filter(|me| *me < entry.acting_count()).expect("a primary is an acting member");
+        let acting = MemberSet::all(entry.acting_count());
+        let others = entry.acting().map(|member| member.osd);
         Lead {
             me,
             acting,
@@ -392,9 +392,8 @@ impl Pg {
         let member = lead.peers[lead.me].member;
         // Since a run before it may have lost what was answered and not durable. A learner's record may be
         // of a filling by one that had lost some.
-        let mut recorded = self.record.iter().flat_map(|record| &record.entry.acting);
-        let has_all =
-            recorded.any(|known| known.osd == member.osd && (is_immediate || *known == member));
+        let recorded = self.record.as_ref().and_then(|it| it.entry.acting_member(member.osd));
+        let has_all = recorded.is_some_and(|known| is_immediate || known == member);
         let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
             (Contact::Known, _) | (Contact::Away | Contact::Asked, Absence::Gone) => true,
             (Contact::Away | Contact::Asked, Absence::Down) => has_all,

@@ -56,8 +56,8 @@ use base::{
 };
 use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
-    CHAIN_LENGTH_MAX, Filling, ListedBlock, Member, Op, Outcome, PAYLOAD_SIZE_MAX, PeerBody,
-    PgEntry, Place, Refusal,
+    CHAIN_LENGTH_MAX, Filling, ListedBlock, MEMBERS_MAX, Member, Op, Outcome, PAYLOAD_SIZE_MAX,
+    PeerBody, PgEntry, Place, Refusal,
 };
 use slab::Slab;
 
@@ -292,10 +292,7 @@ pub enum Serving {
     },
 }
 
-/// Most members of an entry.
-pub const MEMBERS_MAX: usize = 32;
-
-/// A set of members, by their index in the entry: acting members first, then learners.
+/// A set of members, by their index among those of the entry: acting ones by position, then learners.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct MemberSet(u32);
 
@@ -497,12 +494,12 @@ impl Pg {
         assert!(entry.epoch > self.epoch_floor());
         assert!(entry.pg == self.shape.pg);
         self.abandon(actions);
-        let is_of = |members: &[Member]| members.iter().any(|member| member.osd == self.me);
-        let is_acting = is_of(&entry.acting);
-        let leads = entry.primary == Some(self.me);
-        let count = entry.acting.len() + entry.learners.len();
-        let is_sound = count <= MEMBERS_MAX && (is_acting || (!leads && is_of(&entry.learners)));
-        match entry.primary.filter(|_| is_sound) {
+        let is_acting = entry.position_of(self.me).is_some();
+        let has_part = is_acting || entry.learner(self.me).is_some();
+        let is_sound = has_part && entry.check().is_ok();
+        let primary = entry.primary_osd().filter(|_| is_sound);
+        let leads = primary == Some(self.me);
+        match primary {
             Some(_) if leads => self.lead = Some(Box::new(Lead::new(&entry, self.me))),
             Some(primary) => self.follow = Some(Follow::new(primary, !is_acting)),
             None => {
@@ -548,7 +545,7 @@ impl Pg {
             return self.member_said(index, body, actions);
         }
         match &self.entry {
-            Some(entry) if entry.primary == Some(from) => self.primary_said(body, actions),
+            Some(entry) if entry.primary_osd() == Some(from) => self.primary_said(body, actions),
             _ => Err("it is not the primary".into()),
         }
     }
@@ -821,7 +818,7 @@ impl Pg {
         self.sync_old(actions);
         self.tell_mark(actions);
         let Some(entry) = &self.entry else { return };
-        let is_full = entry.acting.len() >= self.copies as usize && entry.learners.is_empty();
+        let is_full = entry.acting_count() >= self.copies as usize && entry.learners.is_empty();
         let takes_part = self.follow.as_ref().map_or(self.serving == Serving::Active, |follow| {
             follow.is_acting() && self.serving == Serving::Following
         });

@@ -63,14 +63,8 @@ fn record(epoch: u32, adopted: Version) -> Record {
 
 pub fn entry(epoch: u32) -> PgEntry {
     let member = Member { osd: OsdId::FIRST, incarnation: Incarnation::new(1) };
-    PgEntry {
-        pg: shape().pg,
-        epoch: Epoch::new(epoch),
-        revision: MapRevision::new(1),
-        primary: Some(member.osd),
-        acting: vec![member],
-        learners: Vec::new(),
-    }
+    let entry = PgEntry::new(shape().pg, [member]);
+    PgEntry { epoch: Epoch::new(epoch), revision: MapRevision::new(1), ..entry }
 }
 
 fn version(epoch: u32, counter: u64) -> Version {

@@ -43,7 +43,7 @@ impl Routes {
         let map = self.map.pools.get(&pool)?;
         let pg = pg_of(map, target);
         let entry = self.entry(map, pg)?;
-        let osd = entry.primary.filter(|osd| self.map.osds.contains_key(osd))?;
+        let osd = entry.primary_osd().filter(|osd| self.map.osds.contains_key(osd))?;
         Some(Route { pg, osd, epoch: entry.epoch, revision: map.revision })
     }
 

@@ -174,14 +174,8 @@ impl MemoryMonitor {
 
     fn map(&self) -> MapDelta {
         let member = Member { osd: OsdId::FIRST, incarnation: Incarnation::new(1) };
-        let entry = PgEntry {
-            pg: PgId { pool: PoolId::FIRST, number: 0 },
-            epoch: Epoch::new(1),
-            revision: MapRevision::new(1),
-            primary: Some(OsdId::FIRST),
-            acting: vec![member],
-            learners: Vec::new(),
-        };
+        let entry = PgEntry::new(PgId { pool: PoolId::FIRST, number: 0 }, [member]);
+        let entry = PgEntry { epoch: Epoch::new(1), revision: MapRevision::new(1), ..entry };
         let osd = OsdInfo {
             id: OsdId::FIRST,
             revision: 1,

@@ -2,11 +2,11 @@
 //!
 //! | it sees | it does |
 //! |---|---|
-//! | a learner reported complete in this epoch, in these runs | in the acting set |
+//! | a learner reported complete in this epoch, in these runs | it takes its position if that is empty or its member goes with this change; else it waits, bound |
 //! | an acting member lost: down, barred, or come back with a damaged store | it goes, if minimum size sound ones remain and all of them were heard from since; else the set stays |
 //! | an acting member in a new run | the new run, same set |
-//! | more acting members than copies | one that is not in the plan goes |
-//! | an OSD of the plan that is up and not acting | learner |
+//! | such a learner, and members that are all well | it takes the position of a member that is not in the plan |
+//! | an OSD of the plan that is up and not acting | learner, for the position that needs it most |
 //! | all as planned | the plan's first OSD leads, if it reaches them, as soon as it may |
 //! | an OSD that rests after many starts | it is no learner, and goes in its next run, if minimum size others remain |
 //! | an acting member or learner whose disk hangs | it goes if minimum size others have disks that answer and were heard from since; else the entry stays |
@@ -16,14 +16,15 @@
 //!   1. Nobody gets into the acting set but by a report of the very epoch and runs of the entry.
 //!   2. Nobody leaves it unless at least minimum size members that hold everything remain, up and
 //!      heard from since.
-//!   3. Each change is the next epoch. Where nothing changes there is no next entry; with members that
+//!   3. Members stay at their positions.
+//!   4. Each change is the next epoch. Where nothing changes there is no next entry; with members that
 //!      are all up and complete that is where acting set and plan are the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{Incarnation, OsdId, Time};
-use format::wire::{Member, PgEntry};
+use base::{Incarnation, OsdId, Position, Time};
+use format::wire::{Learner, MEMBERS_MAX, Member, PgEntry};
 
 /// How an OSD stands. Moments are numbers of events: they order what comes at one time, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,8 +60,6 @@ pub(super) struct DiskStanding {
 
 /// What decides about one PG besides its entry.
 pub(super) struct Given<'a> {
-    /// Of the pool.
-    pub(super) copies: usize,
     /// Of the pool.
     pub(super) min_size: usize,
     /// The plan: one OSD for each copy; the first is to lead.
@@ -175,7 +174,7 @@ impl Given<'_> {
             let oldest = disk(member).and_then(|disk| disk.oldest);
             self.state_of(**member) == State::Sound && oldest.is_none_or(|began| began >= since)
         };
-        entry.acting.iter().filter(answers).count() >= self.min_size
+        entry.acting().filter(answers).count() >= self.min_size
     }
 
     fn heard(&self, osd: OsdId) -> u64 {
@@ -199,36 +198,32 @@ impl Given<'_> {
     }
 }
 
-/// Acting members. Lost ones stay where too few others are there, whoever is filled meanwhile; from here on
-/// nobody joins them, so that an entry does not grow for ever.
-const ACTING_COUNT_MAX: usize = 16;
-
 /// The entry that follows; `None`: the present one stays. Its map revision is the caller's.
 pub(super) fn next_entry(entry: &PgEntry, mut given: Given<'_>) -> Option<PgEntry> {
     let leader = leader_by_links(entry, &mut given);
     let given = &given;
     let stalled_go = given.stalled_go(entry);
-    let mut acting = remaining(with_complete(entry, given), stalled_go, given);
-    if acting.len() > ACTING_COUNT_MAX {
-        acting = remaining(entry.acting.clone(), stalled_go, given);
-    }
-    leave_surplus(&mut acting, leader, given);
-    let learners = learners_beside(&acting, leader, entry, stalled_go, given);
+    let ready = ready_learners(entry, given);
+    let mut positions = entry.positions.clone();
+    let waiting = replace_lost(&mut positions, ready, stalled_go, given);
+    let waiting = replace_surplus(&mut positions, waiting, leader, given);
+    take_new_runs(&mut positions, !waiting.is_empty(), given);
+    let acting: Vec<Member> = positions.iter().flatten().copied().collect();
+    let learners = learners_beside(&positions, leader, entry, stalled_go, given);
     let primary = primary_of(&acting, &learners, leader, given);
-    let is_same = acting == entry.acting && learners == entry.learners && primary == entry.primary;
-    if is_same && !given.renew {
-        return None;
-    }
-    Some(PgEntry { epoch: entry.epoch.next(), primary, acting, learners, ..entry.clone() })
+    let epoch = entry.epoch.next();
+    let next = PgEntry { epoch, positions, learners, primary: None, ..entry.clone() };
+    let next = primary.map_or(next.clone(), |osd| next.led_by(osd));
+    (given.renew || !next.has_same_members(entry)).then_some(next)
 }
 
 /// Who leads by what is known of links: the present primary, or one that reaches enough members where
 /// that one does not. Bars whom the leader cannot reach.
 fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let links = given.links;
-    let primary = entry.primary?;
+    let primary = entry.primary_osd()?;
     let is_sound = |member: &&Member| given.state_of(**member) == State::Sound;
-    let sound: Vec<Member> = entry.acting.iter().filter(is_sound).copied().collect();
+    let sound: Vec<Member> = entry.acting().filter(is_sound).copied().collect();
     let cut = sound.iter().filter(|member| links.is_broken(primary, member.osd)).count();
     if cut == 0 || !sound.iter().any(|member| member.osd == primary) {
         bar(given, links.from(primary));
@@ -241,7 +236,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
         if left - sound.iter().filter(is_doubted).count() >= given.min_size {
             bar(given, links.from(primary));
         } else {
-            bar_others(given, primary, &entry.acting);
+            bar_others(given, primary, entry);
         }
         return Some(primary);
     }
@@ -254,7 +249,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     let (leader, reached) = leaders
         .map(|osd| (osd, reached_by(osd)))
         .reduce(|best, next| if next.1.len() > best.1.len() { next } else { best })?;
-    let gone = entry.acting.iter().filter(|member| !reached.contains(member));
+    let gone = entry.acting().filter(|member| !reached.contains(member));
     let gone_since = gone.map(|member| {
         let lost = (!sound.contains(member)).then(|| given.lost_since(*member));
         // A link that is only doubted parts nobody yet.
@@ -268,7 +263,7 @@ fn leader_by_links(entry: &PgEntry, given: &mut Given<'_>) -> Option<OsdId> {
     match gone_since.filter(may_lead).filter(|_| reached.len() >= given.min_size) {
         Some(gone) => {
             bar(given, gone.into_iter());
-            bar_others(given, leader, &entry.acting);
+            bar_others(given, leader, entry);
             Some(leader)
         }
         None => {
@@ -286,48 +281,121 @@ fn bar(given: &mut Given<'_>, osds: impl Iterator<Item = (OsdId, u64)>) {
 }
 
 /// Bars those that a leader cannot reach and that are no acting members.
-fn bar_others(given: &mut Given<'_>, leader: OsdId, acting: &[Member]) {
-    let is_other = |osd: &OsdId| !acting.iter().any(|member| member.osd == *osd);
+fn bar_others(given: &mut Given<'_>, leader: OsdId, entry: &PgEntry) {
+    let is_other = |osd: &OsdId| entry.position_of(*osd).is_none();
     let links = given.links;
     bar(given, links.from(leader).filter(|(osd, _)| is_other(osd)));
 }
 
-/// The acting members, and learners that hold everything now.
-fn with_complete(entry: &PgEntry, given: &Given<'_>) -> Vec<Member> {
+/// Learners that hold everything now, and may take their positions.
+fn ready_learners(entry: &PgEntry, given: &Given<'_>) -> Vec<Learner> {
     let is_complete = |member: &Member| {
         given.complete.contains(member) || planted::on(Bug::LearnerAddedWithoutReport)
     };
     let is_fit = |member: &Member| given.fit(member.osd) == Some(*member);
-    let joins =
-        |member: &&Member| is_complete(member) && is_fit(member) && !given.is_stalled(member.osd);
-    entry.acting.iter().chain(entry.learners.iter().filter(joins)).copied().collect()
+    let is_ready = |learner: &&Learner| {
+        let member = &learner.member;
+        is_complete(member) && is_fit(member) && !given.is_stalled(member.osd)
+    };
+    entry.learners.iter().filter(is_ready).copied().collect()
 }
 
-/// Those without the lost ones, if that may be; all of them otherwise. In their newest runs.
-fn remaining(mut acting: Vec<Member>, stalled_go: bool, given: &Given<'_>) -> Vec<Member> {
-    let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
+/// Lost members go, if that may be, and learners that are ready take positions that are empty. Those
+/// that are ready and find none are returned: they stay bound.
+fn replace_lost(
+    positions: &mut [Option<Member>],
+    ready: Vec<Learner>,
+    stalled_go: bool,
+    given: &Given<'_>,
+) -> Vec<Learner> {
     let goes = |member: &Member| match given.state_of(*member) {
         State::Sound => false,
         State::Stalled => stalled_go,
         State::Barred | State::Suspect | State::Down => true,
     };
-    let sound: Vec<Member> = acting.iter().copied().filter(is_sound).collect();
-    let lost = acting.iter().filter(|member| goes(member));
-    let since = lost.map(|member| given.lost_since(*member)).max();
+    let acting = || positions.iter().flatten();
+    let lost_count = acting().filter(|member| goes(member)).count();
+    let open_count = positions.len() - acting().count() + lost_count;
+    let joining = ready.iter().take(open_count).map(|learner| learner.member);
+    let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
+    let sound = acting().copied().filter(is_sound);
+    let sound: Vec<Member> = sound.chain(joining.clone()).collect();
     let counted = if planted::on(Bug::RemovedMemberStillCounted) {
-        acting.len()
+        acting().count() + joining.count()
     } else if planted::on(Bug::StalledMemberCounted) {
-        acting.iter().filter(|member| !goes(member)).count()
+        acting().filter(|member| !goes(member)).count() + joining.count()
     } else {
         sound.len()
     };
-    if since.is_some_and(|since| given.may_go_on_with(&sound, counted, since)) {
-        acting.retain(|member| !goes(member));
+    let since = acting().filter(|member| goes(member)).map(|member| given.lost_since(*member));
+    if since.max().is_some_and(|since| given.may_go_on_with(&sound, counted, since)) {
+        for slot in positions.iter_mut() {
+            *slot = slot.filter(|member| !goes(member));
+        }
     }
-    // A run that may have lost data is taken into an entry only where every other one may have, too:
-    // once it is there it counts as sound, and a whole copy might leave for it.
-    let all_suspect = acting.iter().all(|member| given.state_of(*member) == State::Suspect);
-    for member in &mut acting {
+    let mut waiting = Vec::new();
+    for learner in ready {
+        let own = learner.position.index();
+        let all = std::iter::once(own).chain(0..positions.len());
+        match all.into_iter().find(|index| positions[*index].is_none()) {
+            Some(open) => positions[open] = Some(learner.member),
+            None => waiting.push(learner),
+        }
+    }
+    waiting
+}
+
+/// Learners that are ready take the positions of members that the plan does not want, if all are well.
+/// Those that wait on are returned.
+fn replace_surplus(
+    positions: &mut [Option<Member>],
+    ready: Vec<Learner>,
+    leader: Option<OsdId>,
+    given: &Given<'_>,
+) -> Vec<Learner> {
+    let mut waiting = Vec::new();
+    for learner in ready {
+        let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
+        let all_sound = positions.iter().flatten().all(is_sound);
+        let surplus = surplus_position(positions, learner.position.index(), leader, given);
+        let Some(goes) = surplus.filter(|_| all_sound) else {
+            waiting.push(learner);
+            continue;
+        };
+        let mut after = positions.to_vec();
+        after[goes] = Some(learner.member);
+        let rest: Vec<Member> = after.iter().flatten().copied().collect();
+        if given.may_go_on_with(&rest, rest.len(), 0) {
+            positions[goes] = Some(learner.member);
+        } else {
+            waiting.push(learner);
+        }
+    }
+    waiting
+}
+
+/// The position of a member that the plan does not want: this one if it may be, and that of the leader
+/// last of all.
+fn surplus_position(
+    positions: &[Option<Member>],
+    wanted: usize,
+    leader: Option<OsdId>,
+    given: &Given<'_>,
+) -> Option<usize> {
+    let surplus = |index: &usize| {
+        positions[*index].is_some_and(|member| !given.targets.contains(&member.osd))
+    };
+    let leads = |index: &usize| positions[*index].map(|member| member.osd) == leader;
+    let all = || std::iter::once(wanted).chain((0..positions.len()).rev()).filter(surplus);
+    all().find(|index| !leads(index)).or_else(|| all().next())
+}
+
+/// Members are taken in in their newest runs. One that may have lost data is only where every other
+/// one may have, too: once it is there it counts as sound, and a whole copy might leave for it.
+fn take_new_runs(positions: &mut [Option<Member>], others_are_ready: bool, given: &Given<'_>) {
+    let is_suspect = |member: &Member| given.state_of(*member) == State::Suspect;
+    let all_suspect = !others_are_ready && positions.iter().flatten().all(is_suspect);
+    for member in positions.iter_mut().flatten() {
         let is_taken = match given.state_of(*member) {
             State::Sound | State::Barred | State::Stalled => true,
             State::Suspect => all_suspect,
@@ -337,41 +405,25 @@ fn remaining(mut acting: Vec<Member>, stalled_go: bool, given: &Given<'_>) -> Ve
             member.incarnation = given.standings[&member.osd].incarnation;
         }
     }
-    acting
 }
 
-/// Members beyond the number of copies go where the plan does not want them, if all are well.
-fn leave_surplus(acting: &mut Vec<Member>, leader: Option<OsdId>, given: &Given<'_>) {
-    let is_sound = |member: &Member| given.state_of(*member) == State::Sound;
-    while acting.len() > given.copies && acting.iter().all(is_sound) {
-        let is_surplus = |member: &Member| !given.targets.contains(&member.osd);
-        let leads = |member: &Member| leader == Some(member.osd);
-        let goes = acting.iter().rposition(|member| is_surplus(member) && !leads(member));
-        let Some(goes) = goes.or_else(|| acting.iter().rposition(is_surplus)) else { return };
-        let mut rest = acting.clone();
-        rest.remove(goes);
-        if !given.may_go_on_with(&rest, rest.len(), 0) {
-            return;
-        }
-        *acting = rest;
-    }
-}
-
-/// OSDs of the plan that are to be filled: as many as copies lack, and one where none does, so that a
-/// change of the plan does not multiply what is written. Those that are learners already go on; one
-/// that cannot reach the leader does not begin.
+/// OSDs of the plan that are to be filled: as many as there are positions without a member that is
+/// well, and one where all are, so that a change of the plan does not multiply what is written. Those
+/// that are learners already go on; one that cannot reach the leader does not begin.
 fn learners_beside(
-    acting: &[Member],
+    positions: &[Option<Member>],
     leader: Option<OsdId>,
     entry: &PgEntry,
     stalled_go: bool,
     given: &Given<'_>,
-) -> Vec<Member> {
-    let is_acting = |osd: &OsdId| acting.iter().any(|member| member.osd == *osd);
-    let is_learner = |osd: &OsdId| entry.learners.iter().any(|member| member.osd == *osd);
+) -> Vec<Learner> {
+    let acting = || positions.iter().flatten();
+    let is_acting = |osd: &OsdId| acting().any(|member| member.osd == *osd);
+    let is_learner = |osd: &OsdId| entry.learner(*osd).is_some();
     let reaches = |osd: &OsdId| leader.is_none_or(|leader| !given.links.is_broken(*osd, leader));
-    let is_learner_now = |osd: OsdId| given.fit(osd).is_some_and(|m| entry.learners.contains(&m));
-    let is_enough = acting.len() >= given.min_size;
+    let is_learner_now =
+        |osd: OsdId| entry.learner(osd).is_some_and(|it| given.fit(osd) == Some(it.member));
+    let is_enough = acting().count() >= given.min_size;
     let rests = |osd: &OsdId| given.standings.get(osd).is_some_and(|s| s.rests);
     let may_rest = |osd: &OsdId| is_enough && rests(osd) && !is_learner_now(*osd);
     let hangs = |osd: &OsdId| given.is_stalled(*osd) && (stalled_go || !is_learner_now(*osd));
@@ -381,15 +433,45 @@ fn learners_beside(
     let wanted = given.targets.iter().filter(may_learn);
     let mut fit: Vec<Member> = wanted.filter_map(|osd| given.fit(*osd)).collect();
     fit.sort_by_key(|member| !is_learner(&member.osd));
-    fit.truncate(given.copies.saturating_sub(acting.len()).max(1));
-    fit
+    let is_well = |member: &&Member| given.state_of(**member) == State::Sound;
+    let lacking = positions.len() - acting().filter(is_well).count();
+    fit.truncate(lacking.max(1).min(MEMBERS_MAX - acting().count()));
+    let mut learners: Vec<Learner> = Vec::new();
+    for member in fit {
+        let known = entry.learner(member.osd).map(|learner| learner.position);
+        let position = position_to_learn(positions, &learners, known, leader, given);
+        learners.extend(position.map(|position| Learner { member, position }));
+    }
+    learners
+}
+
+/// For which position an OSD is to be filled: one that is empty before one whose member is lost, and
+/// that before one whose member the plan does not want. The one it is filled for already goes before
+/// others of its kind.
+fn position_to_learn(
+    positions: &[Option<Member>],
+    others: &[Learner],
+    known: Option<Position>,
+    leader: Option<OsdId>,
+    given: &Given<'_>,
+) -> Option<Position> {
+    let is_free = |position: &Position| others.iter().all(|other| other.position != *position);
+    let urgency = |position: &Position| match positions[position.index()] {
+        None => 0,
+        Some(member) if given.state_of(member) != State::Sound => 1,
+        Some(member) if given.targets.contains(&member.osd) => 4,
+        Some(member) if leader == Some(member.osd) => 3,
+        Some(_) => 2,
+    };
+    let all = Position::all().take(positions.len()).filter(is_free);
+    all.min_by_key(|position| (urgency(position), known != Some(*position), *position))
 }
 
 /// Who serves: the plan's first OSD when all is as planned, else the leader if it may stay, else one
 /// that is up.
 fn primary_of(
     acting: &[Member],
-    learners: &[Member],
+    learners: &[Learner],
     leader: Option<OsdId>,
     given: &Given<'_>,
 ) -> Option<OsdId> {

@@ -184,7 +184,7 @@ impl Monitor {
         let is_older = |m: &Member| m.osd == osd && m.incarnation < record.info.incarnation;
         let pools = self.committed.pools();
         let mut entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
-        record.suspect && entries.any(|entry| entry.acting.iter().any(is_older))
+        record.suspect && entries.any(|entry| entry.acting().any(is_older))
     }
 
     /// The OSD's record, if it may join.

@@ -175,22 +175,21 @@ impl Monitor {
         let pg = need.pg;
         let Some(entry) = self.committed.pg(pg) else { return };
         if entry.epoch != need.epoch
-            || entry.primary != Some(from)
+            || entry.primary_osd() != Some(from)
             || !self.leads_in_its_run(entry, from)
         {
             return;
         }
-        let is_member =
-            |member: &Member| entry.acting.contains(member) || entry.learners.contains(member);
+        let is_member = |member: &Member| entry.members().any(|known| known == member);
         match need.what {
             Need::NewEpoch => {}
-            Need::Complete(member) if !entry.learners.contains(&member) => return,
+            Need::Complete(member) if !entry.learning().any(|learner| *learner == member) => return,
             Need::Complete(_) => {}
             Need::Failed(member, _) if !is_member(&member) => return,
             Need::Failed(..) => {}
         }
         let epoch = entry.epoch;
-        let others: Vec<OsdId> = entry.acting.iter().map(|member| member.osd).collect();
+        let others: Vec<OsdId> = entry.acting().map(|member| member.osd).collect();
         let asked = self.entries.asked.entry(pg).or_insert(Asked {
             epoch,
             complete: BTreeSet::new(),
@@ -228,8 +227,7 @@ impl Monitor {
     /// Whether the entry names the present run of its primary.
     pub(super) fn leads_in_its_run(&self, entry: &PgEntry, osd: OsdId) -> bool {
         let run = self.committed.osd(osd).map(|record| record.info.incarnation);
-        let member = entry.acting.iter().find(|member| member.osd == osd);
-        member.map(|member| member.incarnation) == run
+        entry.acting_member(osd).map(|member| member.incarnation) == run
     }
 
     fn bar(&mut self, now: Time, pg: PgId, member: Member, why: String) {
@@ -263,8 +261,9 @@ impl Monitor {
     fn notice_link(&mut self, from: OsdId) {
         let mut others = BTreeSet::new();
         for pool in self.committed.pools() {
-            let led = self.committed.pgs(pool.pool.id).filter(|entry| entry.primary == Some(from));
-            others.extend(led.flat_map(|entry| &entry.acting).map(|member| member.osd));
+            let led =
+                self.committed.pgs(pool.pool.id).filter(|entry| entry.primary_osd() == Some(from));
+            others.extend(led.flat_map(|entry| entry.acting()).map(|member| member.osd));
         }
         self.ask_soon(others);
     }
@@ -287,7 +286,7 @@ impl Monitor {
         now: Time,
         entry: &PgEntry,
     ) -> impl Iterator<Item = (OsdId, &Bar)> {
-        let from = entry.primary.into_iter();
+        let from = entry.primary_osd().into_iter();
         let links = from.flat_map(move |from| {
             let links = self.entries.links.range((from, OsdId::FIRST)..);
             links.take_while(move |((id, _), _)| *id == from).map(|((_, osd), bar)| (*osd, bar))
@@ -437,7 +436,6 @@ impl Monitor {
         let asked = asked.filter(|asked| asked.epoch == entry.epoch);
         let is_time = asked.and_then(|asked| asked.renew).is_some_and(|renew| renew.at <= self.now);
         Given {
-            copies: pool.pool.replicas as usize,
             min_size: pool.pool.min_size as usize,
             targets,
             standings,

@@ -97,7 +97,7 @@ pub(super) fn check(
 
 /// The acting members of an entry that told, and have the PG whole.
 fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whole<'a>)> {
-    let acting = entry.acting.iter().map(|member| member.osd);
+    let acting = entry.acting().map(|member| member.osd);
     acting.filter_map(|osd| Some((osd, members.get(&osd)?))).collect()
 }
 
@@ -107,7 +107,7 @@ fn acting<'a>(members: &'a Members<'_>, entry: &PgEntry) -> Vec<(OsdId, &'a Whol
 /// served is never passed over; on another way it counts as served.
 fn served<'a>(members: &'a Members<'_>, by: &Whole<'_>) -> Vec<(OsdId, &'a Whole<'a>)> {
     let all = acting(members, by.entry);
-    let is_known = all.len() == by.entry.acting.len() || !by.is_kept;
+    let is_known = all.len() == by.entry.acting_count() || !by.is_kept;
     let is_served = is_known && all.iter().all(|(_, whole)| whole.goes_on(by.last));
     if is_served { all } else { Vec::new() }
 }
@@ -140,13 +140,13 @@ fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
     }
     let is_lost = |epoch: Epoch| ends.iter().any(|(_, end)| !end.goes_on(epoch));
     let lost = served.into_iter().filter(|(_, epoch)| is_lost(*epoch)).map(|(osd, _)| osd);
-    lost.chain(winner.acting.iter().map(|member| member.osd)).collect()
+    lost.chain(winner.acting().map(|member| member.osd)).collect()
 }
 
 /// Two entries of one epoch: nobody can tell which one was served.
 pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     let acting = |entry: &PgEntry| {
-        let osds = entry.acting.iter().map(|member| member.osd.to_string());
+        let osds = entry.acting().map(|member| member.osd.to_string());
         named(&osds.collect::<Vec<_>>())
     };
     failure(
@@ -165,7 +165,7 @@ pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use base::{Incarnation, MapRevision, PoolId};
+    use base::{Incarnation, PoolId};
     use format::wire::Member;
 
     use super::*;
@@ -179,14 +179,7 @@ mod tests {
 
     fn entry(epoch: u32, acting: &[u32]) -> PgEntry {
         let member = |number: &u32| Member { osd: osd(*number), incarnation: Incarnation::ZERO };
-        PgEntry {
-            pg: PG,
-            epoch: Epoch::new(epoch),
-            revision: MapRevision::ZERO,
-            primary: None,
-            acting: acting.iter().map(member).collect(),
-            learners: Vec::new(),
-        }
+        PgEntry { epoch: Epoch::new(epoch), ..PgEntry::new(PG, acting.iter().map(member)) }
     }
 
     /// An OSD, the entry of its record, what that goes back to, and whether it has seen the way that is kept.

@@ -47,7 +47,7 @@ impl Monitor {
     ) -> Result<(), Failure> {
         let pg = asked.pg;
         let entry = self.pg_to_give_up(pg)?;
-        let osd = entry.primary.filter(|osd| {
+        let osd = entry.primary_osd().filter(|osd| {
             let live = self.osds.get(osd);
             live.is_some_and(|live| live.connection.is_some())
         });
@@ -60,7 +60,7 @@ impl Monitor {
             ));
         };
         // The primary reports such a PG as incomplete, too, and has nothing to give up.
-        if self.members_left(entry).len() < entry.acting.len() {
+        if self.members_left(entry).len() < entry.acting_count() {
             return Err(failure(
                 "invalid",
                 format!("PG {pg} waits for members that are down or came back damaged"),
@@ -99,7 +99,7 @@ impl Monitor {
         let entry = self.pg_to_give_up(pg)?;
         let left = self.members_left(entry);
         let is_left = |osd: &OsdId| left.iter().any(|member| member.osd == *osd);
-        let acting = entry.acting.iter().map(|member| member.osd);
+        let acting = entry.acting().map(|member| member.osd);
         let off: Vec<OsdId> = acting.filter(|osd| !is_left(osd)).collect();
         if off.is_empty() {
             return Err(not_incomplete(pg));
@@ -142,15 +142,14 @@ impl Monitor {
             let hint = format!("accept that: ashlar pg give-up {pg} --they-are-off --yes");
             return Err(failure("not_accepted", message, hint));
         }
-        let present = left.iter().find(|member| entry.primary == Some(member.osd));
-        let next = PgEntry {
-            epoch: entry.epoch.next(),
-            primary: present.or(left.first()).map(|member| member.osd),
-            learners: Vec::new(),
-            acting: left,
-            ..entry.clone()
-        };
-        let answer = json!({ "pg": pg.to_string(), "osd": next.primary, "given_up": off });
+        let leads = entry.primary_osd();
+        let leads = left.iter().find(|member| leads == Some(member.osd)).or(left.first());
+        let leads = leads.expect("one is left").osd;
+        let newest = |member: &Member| left.iter().find(|newest| newest.osd == member.osd).copied();
+        let positions = entry.positions.iter().map(|member| newest(member.as_ref()?)).collect();
+        let (epoch, learners) = (entry.epoch.next(), Vec::new());
+        let next = PgEntry { epoch, positions, learners, ..entry.clone() }.led_by(leads);
+        let answer = json!({ "pg": pg.to_string(), "osd": next.primary_osd(), "given_up": off });
         let batch = self.batch_of_entry(next);
         Ok(Plan::Write { batch, done: Some(Done::Answer(Ok(answer))) })
     }
@@ -158,7 +157,7 @@ impl Monitor {
     /// Acting members that are up, in their newest runs: those whose entry's run is not over, or whose
     /// new one is not suspect; the suspect ones where there are no others.
     fn members_left(&self, entry: &PgEntry) -> Vec<Member> {
-        let up = || entry.acting.iter().filter_map(|named| Some((named, self.present(named.osd)?)));
+        let up = || entry.acting().filter_map(|named| Some((named, self.present(named.osd)?)));
         let is_suspect = |named: &Member, newest: &Member| {
             let record = self.committed.osd(named.osd);
             named.incarnation < newest.incarnation && record.is_some_and(|r| r.suspect)
@@ -241,7 +240,8 @@ impl Monitor {
             return;
         }
         for waits in std::mem::take(&mut self.give_ups) {
-            let entry = self.committed.pg(waits.pg).filter(|entry| entry.primary == Some(osd));
+            let entry =
+                self.committed.pg(waits.pg).filter(|entry| entry.primary_osd() == Some(osd));
             if !entry.is_some_and(|entry| self.pg_state(entry).serves()) {
                 self.give_ups.push(waits);
                 continue;

@@ -12,13 +12,13 @@ use crate::records::{Key, OsdRecord, OutBy, PgShardRecord, Record};
 use crate::settings::Setting;
 use crate::state::{EndpointDown, EndpointRoom, Endpoints};
 
-fn osds(members: &[Member]) -> impl Iterator<Item = OsdId> {
-    members.iter().map(|member| member.osd)
+fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = OsdId> {
+    members.map(|member| member.osd)
 }
 
 /// A member's run: a learner that comes back in another one is another learner.
-fn runs(members: &[Member]) -> impl Iterator<Item = String> {
-    members.iter().map(|member| format!("{}.{}", member.osd, member.incarnation))
+fn runs<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = String> {
+    members.map(|member| format!("{}.{}", member.osd, member.incarnation))
 }
 
 impl Monitor {
@@ -129,17 +129,19 @@ fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
         Some(_) => TraceEvent::info("PG has a new epoch"),
         None => TraceEvent::warn("PG has a new epoch, and nobody who may lead it"),
     };
-    let event = of_pg(event).number("epoch", after.epoch.get()).list("primary", after.primary);
-    let event = event.list("members", osds(&after.acting)).list("learners", osds(&after.learners));
+    let event =
+        of_pg(event).number("epoch", after.epoch.get()).list("primary", after.primary_osd());
+    let event =
+        event.list("members", osds(after.acting())).list("learners", osds(after.learning()));
     effects.push(Effect::Trace(event));
-    let was_learner: Vec<String> = runs(&before.learners).collect();
-    for (member, run) in after.learners.iter().zip(runs(&after.learners)) {
+    let was_learner: Vec<String> = runs(before.learning()).collect();
+    for (member, run) in after.learning().zip(runs(after.learning())) {
         if !was_learner.contains(&run) {
             let event = of_pg(TraceEvent::info("backfill begins")).with("learner", member.osd);
             effects.push(Effect::Trace(event));
         }
     }
-    for (member, run) in after.acting.iter().zip(runs(&after.acting)) {
+    for (member, run) in after.acting().zip(runs(after.acting())) {
         if was_learner.contains(&run) {
             let event = of_pg(TraceEvent::info("backfill is done")).with("learner", member.osd);
             effects.push(Effect::Trace(event));

@@ -91,7 +91,6 @@ impl Monitor {
         }
         let pools = self.committed.pools();
         let mut entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
-        let has = |members: &[format::wire::Member]| members.iter().any(|m| m.osd == osd);
-        entries.find(|entry| has(&entry.acting) || has(&entry.learners)).map(|entry| entry.pg)
+        entries.find(|entry| entry.members().any(|m| m.osd == osd)).map(|entry| entry.pg)
     }
 }

@@ -148,13 +148,10 @@ impl Monitor {
         revision: MapRevision,
         targets: &[Vec<OsdId>],
     ) -> Vec<PgShardRecord> {
-        let entry = |(number, osds): (u32, &Vec<OsdId>)| PgEntry {
-            pg: PgId { pool, number },
-            epoch: Epoch::ZERO.next(),
-            revision,
-            primary: osds.first().copied(),
-            acting: osds.iter().map(|osd| self.member(*osd)).collect(),
-            learners: Vec::new(),
+        let entry = |(number, osds): (u32, &Vec<OsdId>)| {
+            let acting = osds.iter().map(|osd| self.member(*osd));
+            let entry = PgEntry::new(PgId { pool, number }, acting);
+            PgEntry { epoch: Epoch::ZERO.next(), revision, ..entry }
         };
         let numbered: Vec<(u32, &Vec<OsdId>)> = (0..).zip(targets).collect();
         let shards = (0..).zip(numbered.chunks(PG_SHARD_SIZE as usize));

@@ -181,19 +181,19 @@ impl Monitor {
 
     /// The last report of its primary; `None`: it has not told how it is in this epoch.
     pub(super) fn report_of(&self, entry: &PgEntry) -> Option<&OsdReport> {
-        let report = self.osds.get(&entry.primary?)?.current_report()?;
+        let report = self.osds.get(&entry.primary_osd()?)?.current_report()?;
         report.knows(entry).then_some(report)
     }
 
     /// The state of a PG whose acting members are not all there.
     fn waiting_state(&self, entry: &PgEntry) -> Option<PgState> {
         let absence = |member: &Member| self.absence_of(member);
-        let absent: Vec<String> = entry.acting.iter().filter_map(absence).collect();
+        let absent: Vec<String> = entry.acting().filter_map(absence).collect();
         if absent.is_empty() {
             return None;
         }
         let waits_for = format!("it waits for {}", absent.join(", "));
-        let there = entry.acting.len() - absent.len();
+        let there = entry.acting_count() - absent.len();
         let min_size = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.min_size);
         Some(if there == 0 {
             PgState::Down(waits_for)
@@ -221,7 +221,7 @@ impl Monitor {
     /// The state of a PG that is served.
     pub(super) fn serving_state(&self, entry: &PgEntry) -> PgState {
         let replicas = self.committed.pool(entry.pg.pool).map_or(1, |record| record.pool.replicas);
-        if entry.acting.len() < replicas as usize {
+        if entry.acting_count() < replicas as usize {
             PgState::Degraded
         } else if entry.learners.is_empty() {
             PgState::Active
@@ -232,17 +232,16 @@ impl Monitor {
 
     fn pg_row(&self, entry: &PgEntry) -> Value {
         let state = self.pg_state(entry);
-        let members = |members: &[Member]| -> Vec<OsdId> {
-            members.iter().map(|member| member.osd).collect()
-        };
+        let acting: Vec<OsdId> = entry.acting().map(|member| member.osd).collect();
+        let learners: Vec<OsdId> = entry.learning().map(|member| member.osd).collect();
         json!({
             "pg": entry.pg.to_string(),
             "pool": entry.pg.pool,
             "number": entry.pg.number,
             "epoch": entry.epoch,
-            "primary": entry.primary,
-            "acting": members(&entry.acting),
-            "learners": members(&entry.learners),
+            "primary": entry.primary_osd(),
+            "acting": acting,
+            "learners": learners,
             "state": state.name(),
             "why": state.why(),
         })
@@ -286,8 +285,8 @@ impl Monitor {
             row["left_bytes"] = json!(progress.and_then(|progress| progress.left_bytes));
             row
         };
-        row["members"] = entry.acting.iter().map(member).collect();
-        row["learning"] = entry.learners.iter().map(learner).collect();
+        row["members"] = entry.acting().map(member).collect();
+        row["learning"] = entry.learning().map(learner).collect();
         row["planned"] = json!(self.committed.targets_of(pg));
         let barred = self.barred_from(self.now, entry);
         row["barred"] = barred.map(|(osd, bar)| json!({ "osd": osd, "why": bar.why })).collect();
@@ -297,7 +296,7 @@ impl Monitor {
 
     /// How far the filling of a learner is, as its primary reported.
     fn filling_of(&self, entry: &PgEntry, learner: OsdId) -> Option<&FillingProgress> {
-        let live = self.osds.get(&entry.primary?)?;
+        let live = self.osds.get(&entry.primary_osd()?)?;
         let mut filling = live.current_report()?.filling.iter();
         filling.find(|progress| progress.pg == entry.pg && progress.osd == learner)
     }

@@ -93,7 +93,7 @@ impl Monitor {
         let Some(entry) = self.committed.pg(pg) else { return String::new() };
         let record = |member: &Member| self.committed.osd(member.osd);
         let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
-        if let Some(record) = entry.acting.iter().filter_map(record).find(can_return) {
+        if let Some(record) = entry.acting().filter_map(record).find(can_return) {
             return format!(
                 "{} is down: {}. If its disk is lost for good: `ashlar osd out {}`, then `status` says \
                  what else there is to do",
@@ -104,8 +104,7 @@ impl Monitor {
         }
         let is_away = |osd: &OsdId| self.committed.osd(*osd).is_none_or(|record| !record.info.up);
         let absent: Vec<String> = entry
-            .acting
-            .iter()
+            .acting()
             .filter(|member| {
                 let ran_anew = record(member)
                     .is_some_and(|record| record.info.incarnation != member.incarnation);
@@ -124,7 +123,7 @@ impl Monitor {
         if !entry.learners.is_empty() {
             return format!(
                 "it goes on when {} is filled: `ashlar pg describe {pg}` says how much is left",
-                entry.learners[0].osd
+                entry.learners[0].member.osd
             );
         }
         format!(

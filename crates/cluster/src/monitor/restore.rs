@@ -847,7 +847,7 @@ impl<'a> Draft<'a> {
         };
         let candidates: Vec<Candidate> = usable.map(candidate).collect();
         let acting = |id: &PgId| {
-            let members = newest.get(id).into_iter().flat_map(|entry| &entry.acting);
+            let members = newest.get(id).into_iter().flat_map(|entry| entry.acting());
             members.map(|member| member.osd).collect()
         };
         let current: Vec<Vec<OsdId>> = ids.iter().map(acting).collect();
@@ -860,17 +860,8 @@ impl<'a> Draft<'a> {
             Member { osd: *osd, incarnation }
         };
         let new = ids.iter().zip(&targets).filter(|(id, _)| !newest.contains_key(*id));
-        let entry = |(id, osds): (&PgId, &Vec<OsdId>)| {
-            let entry = PgEntry {
-                pg: *id,
-                epoch: Epoch::ZERO,
-                revision: MapRevision::ZERO,
-                primary: osds.first().copied(),
-                acting: osds.iter().map(member).collect(),
-                learners: Vec::new(),
-            };
-            (*id, entry)
-        };
+        let entry =
+            |(id, osds): (&PgId, &Vec<OsdId>)| (*id, PgEntry::new(*id, osds.iter().map(member)));
         Ok(new.map(entry).collect())
     }
 

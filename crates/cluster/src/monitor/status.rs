@@ -87,9 +87,9 @@ impl PgTally {
             PgState::Filling => self.filling += 1,
             PgState::Degraded => {
                 self.degraded += 1;
-                self.last_copy += u32::from(entry.acting.len() == 1);
+                self.last_copy += u32::from(entry.acting_count() == 1);
                 self.filling += u32::from(!entry.learners.is_empty());
-                let osds: Vec<String> = entry.acting.iter().map(|m| m.osd.to_string()).collect();
+                let osds: Vec<String> = entry.acting().map(|m| m.osd.to_string()).collect();
                 let example = || format!("{} is on {} alone", entry.pg, osds.join(", "));
                 self.degraded_example.get_or_insert_with(example);
             }
@@ -193,7 +193,7 @@ impl Monitor {
 
     /// Whether all acting members are up in the runs of the entry.
     pub(super) fn is_whole(&self, entry: &PgEntry) -> bool {
-        entry.acting.iter().all(|member| {
+        entry.acting().all(|member| {
             let info = self.committed.osd(member.osd).map(|record| &record.info);
             info.is_some_and(|info| info.up && info.incarnation == member.incarnation)
         })
@@ -223,8 +223,8 @@ impl Monitor {
             let replicas = record.pool.replicas as usize;
             let entries = self.committed.pgs(record.pool.id).zip(self.targets(record.pool.id));
             for (entry, targets) in entries {
-                awaited.extend(entry.acting.iter().map(|member| member.osd).filter(is_away));
-                if entry.acting.len() < replicas {
+                awaited.extend(entry.acting().map(|member| member.osd).filter(is_away));
+                if entry.acting_count() < replicas {
                     awaited.extend(targets.into_iter().filter(is_away));
                 }
             }
@@ -408,7 +408,7 @@ impl Monitor {
             let pools = self.committed.pools();
             pools.flat_map(|pool| self.committed.pgs(pool.pool.id))
         };
-        let needs = |entry: &&PgEntry| entry.acting.iter().any(|member| member.osd == osd);
+        let needs = |entry: &&PgEntry| entry.acting().any(|member| member.osd == osd);
         let needed = entries().filter(needs).count();
         let waits = |entry: &PgEntry| {
             let state = self.pg_state(entry);
@@ -580,7 +580,7 @@ impl Monitor {
         let is_slow = report.oldest_operation_ms > self.setting(Setting::DiskSlow);
         let age_ms = report.oldest_operation_ms + ago.as_millis();
         let entries = self.committed.pools().flat_map(|pool| self.committed.pgs(pool.pool.id));
-        let is_acting = |entry: &&PgEntry| entry.acting.iter().any(|member| member.osd == osd);
+        let is_acting = |entry: &&PgEntry| entry.acting().any(|member| member.osd == osd);
         let needed = if report.stalled { entries.filter(is_acting).count() } else { 0 };
         let age = format!("for {:.1} s", age_ms as f64 / 1000.0);
         let (code, severity, message) = match (report.stalled, is_slow) {

@@ -242,7 +242,7 @@ impl Monitor {
         };
         let pg = PgId { pool: record.pool, number };
         let entry = self.committed.pg(pg).expect("every PG has an entry");
-        let Some(osd) = entry.primary else { return Err(format!("a member of PG {pg}")) };
+        let Some(osd) = entry.primary_osd() else { return Err(format!("a member of PG {pg}")) };
         let live = self.osds.get(&osd).and_then(|live| live.connection);
         let Some(connection) = live else { return Err(format!("{osd}, which is down")) };
         self.task_sequence_last += 1;

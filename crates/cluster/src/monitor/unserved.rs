@@ -56,7 +56,7 @@ impl Monitor {
             .flat_map(|(osd, report)| report.active.iter().map(|pg| (*osd, *pg)))
             .collect();
         move |entry| {
-            entry.primary.is_some_and(|osd| active.contains(&(osd, entry.pg)))
+            entry.primary_osd().is_some_and(|osd| active.contains(&(osd, entry.pg)))
                 && self.is_whole(entry)
                 && self.report_of(entry).is_some()
         }

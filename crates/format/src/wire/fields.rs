@@ -6,15 +6,15 @@
 //!      left: no count makes a reader allocate more than a small multiple of the body.
 
 use base::{
-    BlockSize, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId,
+    BlockSize, Checksum, Epoch, ImageId, Incarnation, MapRevision, OsdId, PgId, PoolId, Position,
     StripeIndex, UNIT_SIZE, Version,
 };
 
 use super::codec::{DecodeError, wrong};
-use super::{CHAIN_LENGTH_MAX, Member, PgEntry, Place};
+use super::{CHAIN_LENGTH_MAX, Learner, MEMBERS_MAX, Member, PgEntry, Place};
 
-/// Most members, and most learners, of a PG entry on the wire.
-const MEMBER_COUNT_MAX: usize = 64;
+/// Stands where no position is named.
+const NO_POSITION: u8 = u8::MAX;
 /// Most words of a unit bitmap: those of the largest block.
 const BITMAP_WORDS_MAX: usize = BlockSize::MAX.unit_count() as usize / 64;
 /// Longest text for people in a message, in bytes; what is longer is cut.
@@ -87,14 +87,25 @@ pub(super) fn put_entry(bytes: &mut Vec<u8>, entry: &PgEntry) {
     put_pg(bytes, entry.pg);
     put_u32(bytes, entry.epoch.get());
     put_u64(bytes, entry.revision.get());
-    put_u32(bytes, entry.primary.map_or(0, OsdId::get));
-    for members in [&entry.acting, &entry.learners] {
-        assert!(members.len() <= MEMBER_COUNT_MAX);
-        bytes.push(members.len() as u8);
-        for member in members {
-            put_u32(bytes, member.osd.get());
-            put_u64(bytes, member.incarnation.get());
-        }
+    assert!(entry.check().is_ok(), "{:?}: {entry:?}", entry.check());
+    bytes.push(entry.primary.map_or(NO_POSITION, Position::get));
+    bytes.push(entry.positions.len() as u8);
+    for member in &entry.positions {
+        put_u32(bytes, member.map_or(0, |member| member.osd.get()));
+        put_u64(bytes, member.map_or(0, |member| member.incarnation.get()));
+    }
+    bytes.push(entry.learners.len() as u8);
+    for Learner { member, position } in &entry.learners {
+        bytes.push(position.get());
+        put_u32(bytes, member.osd.get());
+        put_u64(bytes, member.incarnation.get());
+    }
+}
+
+fn position(number: u8) -> Result<Position, DecodeError> {
+    match Position::new(number) {
+        Some(position) => Ok(position),
+        None => wrong(format!("there is no position {number}")),
     }
 }
 
@@ -161,10 +172,6 @@ impl<'a> Reader<'a> {
         ImageId::new(self.u32()?).ok_or_else(|| DecodeError("image 0 names nothing".into()))
     }
 
-    pub fn osd(&mut self) -> Result<OsdId, DecodeError> {
-        OsdId::new(self.u32()?).ok_or_else(|| DecodeError("osd.0 names nothing".into()))
-    }
-
     pub fn pg(&mut self) -> Result<PgId, DecodeError> {
         Ok(PgId { pool: self.pool()?, number: self.u32()? })
     }
@@ -220,22 +227,36 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| self.u64()).collect()
     }
 
-    pub fn members(&mut self) -> Result<Vec<Member>, DecodeError> {
-        let count = self.count(MEMBER_COUNT_MAX, "members")?;
-        let member =
-            |_| Ok(Member { osd: self.osd()?, incarnation: Incarnation::new(self.u64()?) });
-        (0..count).map(member).collect()
+    pub fn entry(&mut self) -> Result<PgEntry, DecodeError> {
+        let pg = self.pg()?;
+        let epoch = Epoch::new(self.u32()?);
+        let revision = MapRevision::new(self.u64()?);
+        let primary = match self.u8()? {
+            NO_POSITION => None,
+            number => Some(position(number)?),
+        };
+        let count = self.count(usize::from(Position::COUNT_MAX), "positions")?;
+        let positions = (0..count).map(|_| self.member_or_none()).collect::<Result<_, _>>()?;
+        let count = self.count(MEMBERS_MAX, "learners")?;
+        let learner = |_| {
+            let position = position(self.u8()?)?;
+            match self.member_or_none()? {
+                Some(member) => Ok(Learner { member, position }),
+                None => wrong(format!("nobody learns for {position}")),
+            }
+        };
+        let learners = (0..count).map(learner).collect::<Result<_, _>>()?;
+        let entry = PgEntry { pg, epoch, revision, primary, positions, learners };
+        match entry.check() {
+            Ok(()) => Ok(entry),
+            Err(why) => wrong(format!("the entry of PG {pg}: {why}")),
+        }
     }
 
-    pub fn entry(&mut self) -> Result<PgEntry, DecodeError> {
-        Ok(PgEntry {
-            pg: self.pg()?,
-            epoch: Epoch::new(self.u32()?),
-            revision: MapRevision::new(self.u64()?),
-            primary: OsdId::new(self.u32()?),
-            acting: self.members()?,
-            learners: self.members()?,
-        })
+    fn member_or_none(&mut self) -> Result<Option<Member>, DecodeError> {
+        let osd = OsdId::new(self.u32()?);
+        let incarnation = Incarnation::new(self.u64()?);
+        Ok(osd.map(|osd| Member { osd, incarnation }))
     }
 
     pub fn counted_text(&mut self) -> Result<String, DecodeError> {

@@ -17,14 +17,8 @@ fn member(osd: u32, run: u64) -> Member {
 
 /// An entry whose first member leads it; its revision is ten times its epoch.
 fn entry(epoch: u32, acting: &[Member]) -> PgEntry {
-    PgEntry {
-        pg: PG,
-        epoch: Epoch::new(epoch),
-        revision: MapRevision::new(10 * u64::from(epoch)),
-        primary: acting.first().map(|member| member.osd),
-        acting: acting.to_vec(),
-        learners: Vec::new(),
-    }
+    let (epoch, revision) = (Epoch::new(epoch), MapRevision::new(10 * u64::from(epoch)));
+    PgEntry { epoch, revision, ..PgEntry::new(PG, acting.iter().copied()) }
 }
 
 fn acts_on(revision: u64) -> [(PoolId, MapRevision); 1] {

@@ -111,14 +111,7 @@ impl Host {
 impl Cluster {
     /// So many hosts that have joined, none with a part in the PG.
     pub fn new(count: usize, replicas: u32) -> Cluster {
-        let entry = PgEntry {
-            pg: PG,
-            epoch: Epoch::ZERO,
-            revision: MapRevision::ZERO,
-            primary: None,
-            acting: Vec::new(),
-            learners: Vec::new(),
-        };
+        let entry = PgEntry::new(PG, []);
         let mut cluster = Cluster {
             hosts: (0..count).map(Host::new).collect(),
             now: Time::from_nanos(1_000_000_000),
@@ -435,8 +428,8 @@ impl Cluster {
 
     fn help(&mut self, need: Need) {
         let entry = &self.entry;
-        let all = |members: &[Member]| members.iter().map(|m| index_of(m.osd)).collect::<Vec<_>>();
-        let (mut acting, mut learners) = (all(&entry.acting), all(&entry.learners));
+        let mut acting: Vec<usize> = entry.acting().map(|m| index_of(m.osd)).collect();
+        let mut learners: Vec<usize> = entry.learning().map(|m| index_of(m.osd)).collect();
         match need {
             Need::NewEpoch => {}
             Need::Complete(member) => {
@@ -462,14 +455,10 @@ impl Cluster {
             incarnation: Incarnation::new(self.hosts[*index].runs),
         };
         self.revision += 1;
-        self.entry = PgEntry {
-            pg: PG,
-            epoch: self.entry.epoch.next(),
-            revision: MapRevision::new(self.revision),
-            primary: acting.first().map(|index| osd(*index)),
-            acting: acting.iter().map(member).collect(),
-            learners: learners.iter().map(member).collect(),
-        };
+        let (epoch, revision) = (self.entry.epoch.next(), MapRevision::new(self.revision));
+        let entry = PgEntry::new(PG, acting.iter().map(member));
+        let entry = entry.with_learners(learners.iter().map(member));
+        self.entry = PgEntry { epoch, revision, ..entry };
         self.publish();
     }
 

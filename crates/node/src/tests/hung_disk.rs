@@ -7,7 +7,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The entry without this OSD.
 fn without_us() -> FromMonitor {
     let other = Member { osd: OsdId::new(2).unwrap(), incarnation: Incarnation::new(1) };
-    let entry = PgEntry { primary: Some(other.osd), acting: vec![other], ..entry(2, 1) };
+    let entry = PgEntry { positions: vec![Some(other)], ..entry(2, 1) };
     map(10, 11, vec![entry], &[])
 }
 

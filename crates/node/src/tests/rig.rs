@@ -221,14 +221,8 @@ pub fn monitor() -> Peer {
 /// The entry of [`PG`] in which this OSD serves it in the run `incarnation`.
 pub fn entry(epoch: u32, incarnation: u64) -> PgEntry {
     let member = Member { osd: OSD, incarnation: Incarnation::new(incarnation) };
-    PgEntry {
-        pg: PG,
-        epoch: Epoch::new(epoch),
-        revision: MapRevision::new(1),
-        primary: Some(OSD),
-        acting: vec![member],
-        learners: Vec::new(),
-    }
+    let (epoch, revision) = (Epoch::new(epoch), MapRevision::new(1));
+    PgEntry { epoch, revision, ..PgEntry::new(PG, [member]) }
 }
 
 pub fn pool_delta(since: u64, revision: u64, pgs: Vec<PgEntry>, fences: &[u64]) -> PoolDelta {

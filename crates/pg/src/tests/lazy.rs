@@ -290,7 +290,7 @@ fn a_sync_waits_for_a_learner_that_is_bound() {
     let away = 1 - at;
     world.kill(away);
     world.settle();
-    assert_eq!(world.entry.acting.len(), 1);
+    assert_eq!(world.entry.acting_count(), 1);
     world.start(away);
     while world.lease_givers(at).is_empty() {
         world.round();

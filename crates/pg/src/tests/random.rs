@@ -210,7 +210,7 @@ impl Run {
             let index = member.osd.get() as usize - 1;
             self.world.is_up(index) && self.world.member(index) == *member
         };
-        let others = entry.acting.iter().filter(|member| **member != self.world.member(at));
+        let others = entry.acting().filter(|member| **member != self.world.member(at));
         let is_full = self.world.osds.iter().any(|osd| osd.store.is_full);
         serves && !is_full && others.clone().count() > 0 && others.clone().all(is_there)
     }
@@ -235,8 +235,7 @@ impl Run {
             osd.store.now.is_suspect
                 || osd.store.now.blocks.values().any(|block| block.damaged != 0)
         };
-        let is_member =
-            self.world.entry.acting.iter().any(|member| *member == self.world.member(at));
+        let is_member = self.world.entry.acting().any(|member| *member == self.world.member(at));
         let any_is = self.world.osds.iter().any(is_damaged);
         if !self.world.is_whole() || any_is || !is_member || !self.may_lose_power(at) {
             return;

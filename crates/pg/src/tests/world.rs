@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{BufferPool, Epoch, Incarnation, MapRevision, OsdId};
-use format::wire::{Member, Op, Outcome, PeerBody, PgEntry};
+use base::{BufferPool, Epoch, Incarnation, MapRevision, OsdId, Position};
+use format::wire::{Learner, Member, Op, Outcome, PeerBody, PgEntry};
 
 use super::history::{History, Kind};
 use super::model::{Block, Store, data_of, values_of};
@@ -96,14 +96,7 @@ impl World {
             links: BTreeMap::new(),
             cut: Vec::new(),
             leases: BTreeMap::new(),
-            entry: PgEntry {
-                pg: shape().pg,
-                epoch: Epoch::new(1),
-                revision: MapRevision::new(1),
-                primary: Some(osd_id(0)),
-                acting: Vec::new(),
-                learners: Vec::new(),
-            },
+            entry: PgEntry::new(shape().pg, []),
             copies,
             minimum: if copies <= 2 { 1 } else { 2 },
             plan,
@@ -124,8 +117,17 @@ impl World {
         for index in 0..osds {
             world.start(index);
         }
-        world.entry.acting = world.plan.iter().map(|index| world.member(*index)).collect();
+        let entry = PgEntry::new(shape().pg, world.plan.iter().map(|index| world.member(*index)));
+        let (epoch, revision) = (Epoch::new(1), MapRevision::new(1));
+        world.entry = PgEntry { epoch, revision, ..entry };
         world
+    }
+
+    /// Acting members of the newest entry, by OSD.
+    pub fn acting(&self) -> Vec<Member> {
+        let mut acting: Vec<Member> = self.entry.acting().copied().collect();
+        acting.sort_unstable();
+        acting
     }
 
     pub fn member(&self, index: usize) -> Member {
@@ -209,7 +211,8 @@ impl World {
     pub fn connect(&mut self) {
         for primary in 0..self.osds.len() {
             let Some(pg) = &self.osds[primary].pg else { continue };
-            let Some(entry) = pg.entry().filter(|entry| entry.primary == Some(osd_id(primary)))
+            let Some(entry) =
+                pg.entry().filter(|entry| entry.primary_osd() == Some(osd_id(primary)))
             else {
                 continue;
             };
@@ -307,7 +310,7 @@ impl World {
     /// Nothing up to a mark may be lost at an acting member.
     fn check_mark(&self, primary: usize, mark: base::Version) {
         let entry = self.osds[primary].pg.as_ref().and_then(|pg| pg.entry()).expect("it leads");
-        for member in &entry.acting {
+        for member in entry.acting() {
             let store = &self.osds[index_of(member.osd)].store;
             let lost = store.undurable().find(|version| *version <= mark);
             assert_eq!(lost, None, "{} may lose it, and the mark is {mark}", member.osd);
@@ -402,12 +405,12 @@ impl World {
         if pg.entry().is_some_and(|entered| entered.epoch == entry.epoch) {
             return;
         }
-        let takes_part = entry.acting.contains(&me) || entry.learners.contains(&me);
+        let takes_part = entry.members().any(|member| *member == me);
         if !takes_part || entry.epoch <= pg.epoch_floor() || entry.primary.is_none() {
             self.osds[index].seen = entry.epoch;
             return self.with(index, |pg, actions| pg.halt("no part".into(), actions));
         }
-        let leads = entry.primary == Some(me.osd);
+        let leads = entry.primary_osd() == Some(me.osd);
         if leads && self.has_granted(index, index, entry.epoch) {
             return self.with(index, |pg, actions| pg.halt("grants".into(), actions));
         }
@@ -430,7 +433,8 @@ impl World {
         let mut entry = self.entry.clone();
         let mut is_new = needs.contains(&Need::NewEpoch);
         // A run that began anew stays in the set.
-        for member in entry.acting.iter_mut().chain(&mut entry.learners) {
+        let learning = entry.learners.iter_mut().map(|learner| &mut learner.member);
+        for member in entry.positions.iter_mut().flatten().chain(learning) {
             let index = index_of(member.osd);
             let found = Member {
                 osd: member.osd,
@@ -446,50 +450,69 @@ impl World {
                 .iter()
                 .any(|need| matches!(need, Need::Failed(found, _) if found.osd == member.osd))
         };
-        // One that is complete joins, and lost ones leave, in one change.
-        for need in &needs {
-            if let Need::Complete(member) = need
-                && let Some(at) = entry.learners.iter().position(|learner| learner == member)
-                && self.member(index_of(member.osd)) == *member
-            {
-                entry.acting.push(entry.learners.remove(at));
+        let is_good = |member: &Member| {
+            let osd = &self.osds[index_of(member.osd)];
+            osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
+        };
+        // Those that are complete take positions, and lost ones leave, in one change.
+        let is_ready = |learner: &&Learner| needs.contains(&Need::Complete(learner.member));
+        let mut ready: Vec<Learner> = entry.learners.iter().filter(is_ready).copied().collect();
+        let good = entry.acting().filter(|member| is_good(member)).count();
+        let joining = ready.len().min(entry.positions.len() - good);
+        if good < entry.acting_count() && good + joining >= self.minimum {
+            for slot in &mut entry.positions {
+                *slot = slot.filter(|member| is_good(member));
+            }
+            is_new = true;
+        } else if entry.acting().any(failed) {
+            is_new = true;
+        }
+        ready.retain(|learner| {
+            let own = learner.position.index();
+            let mut all = std::iter::once(own).chain(0..entry.positions.len());
+            let open = all.find(|index| entry.positions[*index].is_none());
+            if let Some(open) = open {
+                entry.positions[open] = Some(learner.member);
+                is_new = true;
+            }
+            open.is_none()
+        });
+        // Or that of one that the plan does not want, where all are good.
+        let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
+        for learner in ready {
+            let slot = &mut entry.positions[learner.position.index()];
+            if good == self.copies && slot.is_some_and(|member| !is_planned(&member)) {
+                *slot = Some(learner.member);
                 is_new = true;
             }
         }
-        let is_good = |world: &World, member: &Member| {
-            let osd = &world.osds[index_of(member.osd)];
-            osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
-        };
-        let good: Vec<Member> =
-            entry.acting.iter().filter(|member| is_good(self, member)).copied().collect();
-        if good.len() < entry.acting.len() && good.len() >= self.minimum {
-            entry.acting = good;
-            is_new = true;
-        } else if entry.acting.iter().any(failed) {
-            is_new = true;
-        }
-        let is_planned = |member: &Member| self.plan.contains(&index_of(member.osd));
-        let stay: Vec<Member> =
-            entry.acting.iter().filter(|member| is_planned(member)).copied().collect();
-        if stay.len() >= self.copies && stay.len() < entry.acting.len() {
-            entry.acting = stay;
-            is_new = true;
-        }
-        let learners: Vec<Member> = (self.plan.iter().copied())
+        let wanted: Vec<Member> = (self.plan.iter().copied())
             .filter(|index| self.is_up(*index))
             .map(|index| self.member(index))
-            .filter(|member| !entry.acting.iter().any(|acting| acting.osd == member.osd))
-            .filter(|member| !failed(member))
+            .filter(|member| entry.position_of(member.osd).is_none() && !failed(member))
             .collect();
+        let mut learners: Vec<Learner> = Vec::new();
+        for member in wanted {
+            let known = entry.learner(member.osd).map(|learner| learner.position);
+            let is_free = |position: &Position| learners.iter().all(|it| it.position != *position);
+            let urgency = |position: &Position| match entry.member_at(*position) {
+                None => 0,
+                Some(member) if !is_good(&member) => 1,
+                Some(member) => 2 + u32::from(is_planned(&member)),
+            };
+            let all = Position::all().take(entry.positions.len()).filter(is_free);
+            let position = all.min_by_key(|it| (urgency(it), known != Some(*it), *it));
+            learners.extend(position.map(|position| Learner { member, position }));
+        }
         is_new |= learners != entry.learners;
         entry.learners = learners;
         let is_up = |osd: &OsdId| {
             let member = self.member(index_of(*osd));
-            entry.acting.contains(&member) && self.is_up(index_of(*osd))
+            entry.acting().any(|acting| *acting == member) && self.is_up(index_of(*osd))
         };
-        let primary = entry.primary.filter(is_up);
-        let other = entry.acting.iter().map(|member| member.osd).find(is_up);
-        let primary = primary.or(other);
+        let primary = entry.primary_osd().filter(is_up);
+        let primary = primary.or_else(|| entry.acting().map(|member| member.osd).find(is_up));
+        let primary = primary.and_then(|osd| entry.position_of(osd));
         is_new |= primary != entry.primary;
         entry.primary = primary;
         if is_new {
@@ -626,7 +649,7 @@ impl World {
         if !self.is_up(index) {
             return;
         }
-        let lost: Vec<Member> = (self.entry.acting.iter().copied())
+        let lost: Vec<Member> = (self.entry.acting().copied())
             .filter(|member| !self.is_up(index_of(member.osd)))
             .collect();
         // Nobody waits for what only lost ones have, where nothing is answered before it is durable.
@@ -648,7 +671,7 @@ impl World {
 
     /// Whether all copies of the plan are there, and serve.
     pub fn is_whole(&self) -> bool {
-        let acting = self.entry.acting.iter().map(|member| index_of(member.osd));
+        let acting = self.entry.acting().map(|member| index_of(member.osd));
         let mut acting: Vec<usize> = acting.collect();
         acting.sort_unstable();
         let mut plan = self.plan.clone();
@@ -658,7 +681,7 @@ impl World {
 
     /// Blocks of a member, with the tombstones that count.
     pub fn blocks(&self, index: usize) -> BTreeMap<blockstore::BlockKey, Block> {
-        let acting = self.entry.acting.iter().map(|member| index_of(member.osd));
+        let acting = self.entry.acting().map(|member| index_of(member.osd));
         let floor = acting.map(|index| self.osds[index].store.now.floor).max().unwrap_or_default();
         let blocks = self.osds[index].store.now.blocks.clone().into_iter();
         blocks.filter(|(_, block)| !block.is_tombstone || block.version > floor).collect()
@@ -666,8 +689,7 @@ impl World {
 
     /// All acting members hold the same.
     pub fn check_equal(&self) {
-        let acting: Vec<usize> =
-            self.entry.acting.iter().map(|member| index_of(member.osd)).collect();
+        let acting: Vec<usize> = self.entry.acting().map(|member| index_of(member.osd)).collect();
         for index in &acting[1..] {
             let (mut one, mut other) = (self.blocks(acting[0]), self.blocks(*index));
             let damaged = |key| {
@@ -709,5 +731,5 @@ fn brief(what: &impl std::fmt::Debug) -> String {
 }
 
 fn leads(pg: &Pg, index: usize) -> bool {
-    pg.entry().is_some_and(|entry| entry.primary == Some(osd_id(index)))
+    pg.entry().is_some_and(|entry| entry.primary_osd() == Some(osd_id(index)))
 }

@@ -14,14 +14,14 @@ fn impossible() -> [Version; 2] {
 
 /// A member of epoch 5: OSD 1 leads if `leads`, else OSD 2; this one is OSD 1.
 fn member(leads: bool, learns: bool) -> Pg {
-    let mut entry = entry(5);
+    let alone = entry(5);
+    let me = alone.acting_member(OsdId::FIRST).expect("it acts alone");
     let other = Member { osd: OTHER, incarnation: Incarnation::new(1) };
-    if learns {
-        entry.learners = std::mem::replace(&mut entry.acting, vec![other]);
-    } else {
-        entry.acting.push(other);
-    }
-    entry.primary = Some(if leads { OsdId::FIRST } else { OTHER });
+    let entry = match learns {
+        true => PgEntry { positions: vec![Some(other)], ..alone }.with_learners([me]),
+        false => PgEntry { positions: vec![Some(me), Some(other)], ..alone },
+    };
+    let entry = entry.led_by(if leads { OsdId::FIRST } else { OTHER });
     let facts = facts(Version::ZERO);
     let mut pg = Pg::new(shape(), OsdId::FIRST, facts, None, BufferPool::default());
     pg.enter(entry, 2, &mut Vec::new());

@@ -89,7 +89,8 @@ impl World {
         let members: Vec<usize> = (0..self.osds.len())
             .filter(|index| {
                 let id = self.osds[*index].id;
-                let leads = |entry: &&format::wire::PgEntry| entry.primary == id && id.is_some();
+                let leads =
+                    |entry: &&format::wire::PgEntry| id.is_some() && entry.primary_osd() == id;
                 self.watch.entries().any(|entry| leads(&entry))
             })
             .collect();

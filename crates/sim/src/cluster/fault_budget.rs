@@ -130,10 +130,10 @@ impl World {
                 let index = self.index_of(member.osd);
                 index.is_some_and(|index| self.osds[index].incarnation == member.incarnation)
             };
-            let is_whole = entry.acting.len() == self.plan.copies as usize
+            let is_whole = entry.acting_count() == self.plan.copies as usize
                 && entry.learners.is_empty()
                 && entry.primary.is_some()
-                && entry.acting.iter().all(runs);
+                && entry.acting().all(runs);
             (!is_whole).then(|| format!("{entry:?}"))
         });
         let not_served = || self.watch.what_is_not_served(|osd| self.index_of(osd));
@@ -182,7 +182,7 @@ impl World {
             && self.watch.entries().all(|entry| {
                 let members = entry.members();
                 let concerns = members.clone().any(|member| member.osd == id);
-                !concerns || entry.acting.iter().any(|member| member.osd != id)
+                !concerns || entry.acting().any(|member| member.osd != id)
             })
     }
 

@@ -106,8 +106,8 @@ impl Grants {
             let known = entries.iter().rfind(|known| known.revision <= holder.told);
             let Some(known) = known.filter(|known| known.epoch < epoch) else { continue };
             let osd = holder.member.osd;
-            let leads = known.primary == Some(osd) && known.acting.contains(&holder.member);
-            let has_left = entry.primary == Some(osd)
+            let leads = known.primary_member() == Some(holder.member);
+            let has_left = entry.primary_osd() == Some(osd)
                 || self.surrendered.contains(&(holder.index, holder.run))
                 || !self.activated.contains(&(pg, known.epoch, member));
             if !leads || has_left {
@@ -146,14 +146,9 @@ mod tests {
     }
 
     fn entry(epoch: u32, primary: usize) -> PgEntry {
-        PgEntry {
-            pg: PG,
-            epoch: Epoch::new(epoch),
-            revision: MapRevision::new(u64::from(epoch)),
-            primary: Some(member(primary).osd),
-            acting: (0..3).map(member).collect(),
-            learners: Vec::new(),
-        }
+        let (number, revision) = (Epoch::new(epoch), MapRevision::new(u64::from(epoch)));
+        let entry = PgEntry::new(PG, (0..3).map(member)).led_by(member(primary).osd);
+        PgEntry { epoch: number, revision, ..entry }
     }
 
     fn at(milliseconds: u64) -> Time {

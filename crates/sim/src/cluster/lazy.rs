@@ -28,7 +28,7 @@ impl World {
             index.map_or(0, |index| self.osds[index].dark)
         };
         let since = |entry: &PgEntry| {
-            let dark = entry.acting.iter().map(|member| {
+            let dark = entry.acting().map(|member| {
                 let index = self.index_of(member.osd);
                 let source = index.and_then(|index| self.watch.filled_by(entry, index));
                 dark_of(Some(member.osd)).max(dark_of(source))

@@ -116,7 +116,7 @@ impl World {
     fn is_acting(&self, index: usize) -> bool {
         let id = self.osds[index].id;
         let is_it = |member: &format::wire::Member| Some(member.osd) == id;
-        self.watch.entries().any(|entry| entry.acting.iter().any(is_it))
+        self.watch.entries().any(|entry| entry.acting().any(is_it))
     }
 
     fn what_is_not_served(&self) -> Option<String> {

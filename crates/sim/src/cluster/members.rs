@@ -126,7 +126,7 @@ fn compare(
     holdings: &mut BTreeMap<base::OsdId, BTreeMap<u32, Holding>>,
 ) -> Result<(), String> {
     let mut members = Vec::new();
-    for member in &entry.acting {
+    for member in entry.acting() {
         let holding = holdings.get_mut(&member.osd).and_then(|pgs| pgs.remove(&entry.pg.number));
         members.push((member.osd, holding.unwrap_or_default()));
     }
@@ -255,14 +255,9 @@ mod tests {
     fn compared(one: &[(u32, Block)], other: &[(u32, Block)], floor: u64) -> bool {
         let osd = |number| OsdId::new(number).expect("not 0");
         let member = |number| Member { osd: osd(number), incarnation: Incarnation::new(1) };
-        let entry = PgEntry {
-            pg: PgId { pool: PoolId::FIRST, number: 0 },
-            epoch: Epoch::new(1),
-            revision: MapRevision::new(1),
-            primary: Some(osd(1)),
-            acting: vec![member(1), member(2)],
-            learners: Vec::new(),
-        };
+        let pg = PgId { pool: PoolId::FIRST, number: 0 };
+        let (epoch, revision) = (Epoch::new(1), MapRevision::new(1));
+        let entry = PgEntry { epoch, revision, ..PgEntry::new(pg, [member(1), member(2)]) };
         let holding = |blocks: &[(u32, Block)]| Holding {
             floor: version(floor),
             blocks: blocks.iter().map(|(at, block)| (key(*at), block.clone())).collect(),

@@ -207,8 +207,8 @@ impl World {
             self.index_of(member.osd).is_none_or(|index| self.osds[index].is_gone)
         };
         let waits = |entry: &&PgEntry| {
-            let lost = entry.acting.iter().filter(is_lost).count();
-            lost > 0 && entry.acting.len() - lost < self.plan.min_size as usize
+            let lost = entry.acting().filter(is_lost).count();
+            lost > 0 && entry.acting_count() - lost < self.plan.min_size as usize
         };
         self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
     }
@@ -380,7 +380,13 @@ impl World {
                     self.created(volume);
                 }
                 Err(failure) if failure.code == "exists" && !first_try => self.created(volume),
-                Err(failure) => return self.refused(failure),
+                Err(failure) => {
+                    let late = self.late_of_that_name(volume).filter(|_| failure.code == "exists");
+                    let Some(late) = late else { return self.refused(failure) };
+                    self.operator.jobs.push_front(Job::Remove(late));
+                    self.operator.tries = 0;
+                    return Ok(());
+                }
             },
             (Job::Remove(volume), result) => match result {
                 Ok(_) => self.removed(volume),
@@ -514,11 +520,20 @@ impl World {
     /// more was done after that.
     fn came_late(&self, failure: &Failure) -> Option<usize> {
         let names = failure.message.split_once("volumes: ")?.1;
-        let is_named = |volume: &Volume| names.split(", ").any(|name| name == volume.name);
+        self.unsure_and_gone(|volume| names.split(", ").any(|name| name == volume.name))
+    }
+
+    /// The same for one whose name another volume is to have.
+    fn late_of_that_name(&self, volume: usize) -> Option<usize> {
+        let name = &self.volumes[volume].name;
+        self.unsure_and_gone(|volume| volume.name == *name)
+    }
+
+    fn unsure_and_gone(&self, is_it: impl Fn(&Volume) -> bool) -> Option<usize> {
         let mut unsure = self.operator.unsure.iter().copied();
         unsure.find(|index| {
             let volume = &self.volumes[*index];
-            volume.life == Life::Gone && is_named(volume)
+            volume.life == Life::Gone && is_it(volume)
         })
     }
 

@@ -78,8 +78,8 @@ impl World {
     /// The primary of some PG, and another member of it.
     pub(super) fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
         let pairs = self.watch.entries().filter_map(|entry| {
-            let primary = entry.primary?;
-            let other = entry.acting.iter().find(|member| member.osd != primary)?;
+            let primary = entry.primary_osd()?;
+            let other = entry.acting().find(|member| member.osd != primary)?;
             Some((primary, other.osd))
         });
         let pairs: Vec<(OsdId, OsdId)> = pairs.collect();

@@ -43,7 +43,7 @@ impl Syncs {
             Some(member) => member == index || self.asked.contains(&(pg, epoch, member)),
             None => false,
         };
-        match entry.acting.iter().find(|member| !was_asked(member.osd)) {
+        match entry.acting().find(|member| !was_asked(member.osd)) {
             Some(member) => Err(format!(
                 "osd {index} answers a sync of {pg} in epoch {epoch} that {} was not asked for",
                 member.osd
@@ -66,14 +66,9 @@ mod tests {
             let osd = OsdId::new(number).unwrap();
             Member { osd, incarnation: Incarnation::new(1) }
         };
-        let entry = PgEntry {
-            pg: PgId { pool: PoolId::FIRST, number: 0 },
-            epoch: Epoch::new(3),
-            revision: MapRevision::new(1),
-            primary: OsdId::new(1),
-            acting: vec![member(1), member(2)],
-            learners: Vec::new(),
-        };
+        let pg = PgId { pool: PoolId::FIRST, number: 0 };
+        let (epoch, revision) = (Epoch::new(3), MapRevision::new(1));
+        let entry = PgEntry { epoch, revision, ..PgEntry::new(pg, [member(1), member(2)]) };
         let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
         let mut syncs = Syncs::default();
         assert!(syncs.judge(0, &entry, index_of).is_ok(), "all was durable when it was answered");

@@ -73,7 +73,7 @@ impl World {
     /// Blocks of a volume, of PGs that one of these leads.
     fn blocks_led_by(&self, members: &[usize], holder: Handle) -> BTreeSet<BlockKey> {
         let ids: Vec<Option<OsdId>> = members.iter().map(|index| self.osds[*index].id).collect();
-        let led = self.watch.entries().filter(|entry| ids.contains(&entry.primary));
+        let led = self.watch.entries().filter(|entry| ids.contains(&entry.primary_osd()));
         let led: BTreeSet<u32> = led.map(|entry| entry.pg.number).collect();
         let blocks = self.volumes[holder.volume].blocks(PoolId::FIRST);
         let blocks = blocks.filter(|(_, pg, _)| led.contains(pg)).map(|(_, _, key)| key);

@@ -177,19 +177,18 @@ impl Watch {
                         let heard = since.map(|since| self.monitors_run_from.max(*since));
                         heard.is_some_and(|heard| now.since(heard) > STALL_IS_KNOWN)
                     };
-                    let is_in = |entry: &PgEntry, osd| entry.acting.iter().any(|m| m.osd == osd);
-                    let left = known.acting.iter().any(|member| !is_in(&entry, member.osd));
-                    let answering =
-                        entry.acting.iter().filter(|member| !hangs(&member.osd)).count();
+                    let is_in = |entry: &PgEntry, osd| entry.acting().any(|m| m.osd == osd);
+                    let left = known.acting().any(|member| !is_in(&entry, member.osd));
+                    let answering = entry.acting().filter(|member| !hangs(&member.osd)).count();
                     if left && answering < min_size && !self.given_up.contains(&entry.pg) {
                         return Err(format!(
                             "{answering} members whose disks answer stay: {known:?} {entry:?}"
                         ));
                     }
                 }
-                let before = known.map_or(0, |known| known.acting.len());
-                let is_given_up = self.given_up.contains(&entry.pg) && !entry.acting.is_empty();
-                if entry.acting.len() < before.min(min_size) && !is_given_up {
+                let before = known.map_or(0, |known| known.acting_count());
+                let is_given_up = self.given_up.contains(&entry.pg) && entry.acting_count() > 0;
+                if entry.acting_count() < before.min(min_size) && !is_given_up {
                     return Err(format!(
                         "fewer than {min_size} of {before} members stay: {entry:?}"
                     ));
@@ -197,7 +196,7 @@ impl Watch {
                 if entry.epoch > epoch {
                     self.grants.entry_told(&entry);
                     ends_epoch = true;
-                    self.withdrawal_count += u64::from(entry.acting.len() < before);
+                    self.withdrawal_count += u64::from(entry.acting_count() < before);
                     self.changed_at = now;
                 }
                 self.entries.insert(entry.pg, entry);
@@ -219,7 +218,8 @@ impl Watch {
     /// the process of an OSD.
     pub fn what_is_not_served(&self, index_of: impl Fn(OsdId) -> Option<usize>) -> Option<String> {
         let is_served = |entry: &PgEntry| {
-            let report = entry.primary.and_then(&index_of).and_then(|it| self.reports.get(&it));
+            let report =
+                entry.primary_osd().and_then(&index_of).and_then(|it| self.reports.get(&it));
             report.is_some_and(|(at, pgs)| *at > self.changed_at && pgs.contains(&entry.pg))
         };
         let entry = self.entries().find(|entry| !is_served(entry))?;
@@ -254,7 +254,7 @@ impl Watch {
                 let known = self.adopted.get(&(*pg, *epoch));
                 // The other acting members are told first, if there are any.
                 let entry = self.grants.entry(*pg, *epoch);
-                let has_others = entry.is_some_and(|entry| entry.acting.len() > 1);
+                let has_others = entry.is_some_and(|entry| entry.acting_count() > 1);
                 let is_bereft = self.bereft.contains(&(*pg, *epoch));
                 if known.is_none() && filling.is_some() && has_others {
                     self.bereft.insert((*pg, *epoch));
@@ -328,9 +328,9 @@ impl Watch {
     pub fn filled_by(&self, entry: &PgEntry, index: usize) -> Option<OsdId> {
         let epoch = self.filled.get(&(entry.pg, index))?;
         let before = self.grants.entry(entry.pg, *epoch)?;
-        let osds = before.acting.iter().map(|member| member.osd);
-        let mut left = osds.filter(|osd| entry.acting.iter().all(|member| member.osd != *osd));
-        before.primary.filter(|_| left.all(|osd| self.were_out.contains(&osd)))
+        let osds = before.acting().map(|member| member.osd);
+        let mut left = osds.filter(|osd| entry.acting().all(|member| member.osd != *osd));
+        before.primary_osd().filter(|_| left.all(|osd| self.were_out.contains(&osd)))
     }
 
     /// Whether a learner has got into the acting set while members were lost, since the PG was active.
@@ -341,7 +341,7 @@ impl Watch {
         let acting = |epoch: Epoch| {
             let entry = self.grants.entry(pg, epoch);
             entry.map_or_else(BTreeSet::new, |entry| {
-                entry.acting.iter().map(|member| member.osd).collect()
+                entry.acting().map(|member| member.osd).collect()
             })
         };
         !was_active && !acting(epoch).is_subset(&acting(*last))
@@ -351,7 +351,7 @@ impl Watch {
     fn is_short(&self, pg: PgId, epoch: Epoch) -> bool {
         let entry = self.entries.get(&pg).filter(|entry| entry.epoch == epoch);
         let copies = self.copies as usize;
-        entry.is_some_and(|entry| entry.acting.len() < copies || !entry.learners.is_empty())
+        entry.is_some_and(|entry| entry.acting_count() < copies || !entry.learners.is_empty())
     }
 
     /// An OSD states itself. Was it an acting member in the epoch of its record, and tombstones might
@@ -360,7 +360,7 @@ impl Watch {
         let epoch = state.record_epoch;
         let Some(floor) = self.floors.get(&(pg, epoch)) else { return Ok(()) };
         let entry = self.grants.entry(pg, epoch);
-        if entry.is_none_or(|entry| entry.acting.iter().all(|member| member.osd != osd)) {
+        if entry.is_none_or(|entry| entry.acting().all(|member| member.osd != osd)) {
             return Ok(());
         }
         // The floor of a later epoch may be durable where its record is not.
@@ -497,7 +497,7 @@ impl Watch {
         index_of: impl Fn(OsdId) -> Option<usize>,
     ) -> Result<(), String> {
         let Some(entry) = self.grants.entry(pg, epoch) else { return Ok(()) };
-        for giver in entry.acting.iter().filter_map(|member| index_of(member.osd)) {
+        for giver in entry.acting().filter_map(|member| index_of(member.osd)) {
             let until = self.leases.get(&(holder, giver)).copied().unwrap_or_default();
             // What is decided in a turn is sent at its end.
             if giver != holder && until + Duration::from_millis(1) < now {
@@ -520,13 +520,13 @@ impl Watch {
         index_of: impl Fn(OsdId) -> Option<usize>,
     ) -> bool {
         let Some(entry) = self.entries.get(&request.pg) else { return true };
-        if entry.primary.and_then(&index_of) != Some(holder) {
+        if entry.primary_osd().and_then(&index_of) != Some(holder) {
             return true;
         }
         let has_lease = |giver: usize| {
             giver == holder || self.leases.get(&(holder, giver)).is_some_and(|until| *until >= now)
         };
-        entry.acting.iter().filter_map(|member| index_of(member.osd)).all(has_lease)
+        entry.acting().filter_map(|member| index_of(member.osd)).all(has_lease)
     }
 }
 
@@ -663,14 +663,9 @@ mod tests {
             osd: OsdId::new(number).expect("not 0"),
             incarnation: Incarnation::new(1),
         };
-        let entry = PgEntry {
-            pg: pg(),
-            epoch: Epoch::new(epoch),
-            revision: MapRevision::new(u64::from(epoch)),
-            primary: OsdId::new(1),
-            acting: (1..).map(member).take(member_count as usize).collect(),
-            learners: Vec::new(),
-        };
+        let (number, revision) = (Epoch::new(epoch), MapRevision::new(u64::from(epoch)));
+        let acting = (1..).map(member).take(member_count as usize);
+        let entry = PgEntry { epoch: number, revision, ..PgEntry::new(pg(), acting) };
         let delta = PoolDelta {
             since: MapRevision::ZERO,
             revision: entry.revision,

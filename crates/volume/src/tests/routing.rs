@@ -266,7 +266,7 @@ fn a_stale_part_goes_out_at_once_when_the_map_moves_on() {
     let number = world.asked[0].1.pg.number;
     world.refuse(Refusal::Stale(None));
     assert!(world.asked.is_empty());
-    let primary = entry(number, 1, 1).primary.map_or(0, |osd| osd.get());
+    let primary = entry(number, 1, 1).primary_osd().map_or(0, |osd| osd.get());
     world.say(map(vec![pool_delta(1, 2, vec![entry(number, 2, primary)])]));
     assert_eq!(world.finish(id), Ok(Answer::Done));
 }

@@ -88,14 +88,8 @@ pub(super) fn pg(number: u32) -> PgId {
 
 pub(super) fn entry(number: u32, epoch: u32, primary: u32) -> PgEntry {
     let member = |osd| format::wire::Member { osd, incarnation: Incarnation::new(1) };
-    PgEntry {
-        pg: pg(number),
-        epoch: Epoch::new(epoch),
-        revision: MapRevision::new(1),
-        primary: OsdId::new(primary),
-        acting: OsdId::new(primary).map(member).into_iter().collect(),
-        learners: Vec::new(),
-    }
+    let entry = PgEntry::new(pg(number), OsdId::new(primary).map(member));
+    PgEntry { epoch: Epoch::new(epoch), revision: MapRevision::new(1), ..entry }
 }
 
 /// The PG of a stripe of the volume.

@@ -12,15 +12,29 @@ fn member(number: u32, run: u64) -> Member {
     Member { osd: osd(number), incarnation: Incarnation::new(run) }
 }
 
-fn entry(primary: u32, acting: &[Member], learners: &[Member]) -> PgEntry {
-    PgEntry {
-        pg: PgId { pool: PoolId::FIRST, number: 0 },
-        epoch: Epoch::new(5),
-        revision: MapRevision::new(1),
-        primary: Some(osd(primary)),
-        acting: acting.to_vec(),
-        learners: learners.to_vec(),
-    }
+/// An entry with so many positions: these members at the first ones, learners for the empty ones and
+/// then for the last of the others.
+fn entry(copies: usize, primary: u32, acting: &[Member], learners: &[Member]) -> PgEntry {
+    let pg = PgId { pool: PoolId::FIRST, number: 0 };
+    let mut entry = PgEntry::new(pg, acting.iter().copied()).led_by(osd(primary));
+    (entry.epoch, entry.revision) = (Epoch::new(5), MapRevision::new(1));
+    entry.positions.resize(copies, None);
+    let all: Vec<Position> = Position::all().take(copies).collect();
+    let (filled, empty) = all.split_at(acting.len());
+    let positions = empty.iter().chain(filled.iter().rev());
+    let learner =
+        |(member, position): (&Member, &Position)| Learner { member: *member, position: *position };
+    entry.learners = learners.iter().zip(positions).map(learner).collect();
+    entry.check().expect("an entry that can be");
+    entry
+}
+
+fn acting(entry: &PgEntry) -> Vec<Member> {
+    entry.acting().copied().collect()
+}
+
+fn learning(entry: &PgEntry) -> Vec<Member> {
+    entry.learning().copied().collect()
 }
 
 /// A pool of a few OSDs: all up in their first run, heard at 10.
@@ -101,7 +115,6 @@ impl Scene {
         next_entry(
             entry,
             Given {
-                copies: self.copies,
                 min_size: self.min_size,
                 targets: &self.targets,
                 standings: &self.standings,
@@ -117,19 +130,20 @@ impl Scene {
 /// What `next` makes of members in their first run.
 fn assert_next(scene: &Scene, before: &PgEntry, primary: u32, acting: &[u32], learners: &[u32]) {
     let next = scene.next(before).expect("there is a next entry");
-    let numbers = |members: &[Member]| -> Vec<u32> {
-        members.iter().map(|member| member.osd.get()).collect()
-    };
-    assert_eq!((&numbers(&next.acting)[..], &numbers(&next.learners)[..]), (acting, learners));
-    assert_eq!((next.primary, next.epoch), (Some(osd(primary)), before.epoch.next()));
+    let (is_acting, is_learning) = (next.acting(), next.learning());
+    let is_acting: Vec<u32> = is_acting.map(|member| member.osd.get()).collect();
+    let is_learning: Vec<u32> = is_learning.map(|member| member.osd.get()).collect();
+    assert_eq!((&is_acting[..], &is_learning[..]), (acting, learners));
+    assert_eq!((next.primary_osd(), next.epoch), (Some(osd(primary)), before.epoch.next()));
+    next.check().expect("it can be");
 }
 
 #[test]
 fn where_all_is_as_planned_nothing_changes() {
     let scene = Scene::new(4, &[1, 2, 3], 2);
-    let rest = entry(1, &[member(3, 1), member(1, 1), member(2, 1)], &[]);
+    let rest = entry(3, 1, &[member(3, 1), member(1, 1), member(2, 1)], &[]);
     assert_eq!(scene.next(&rest), None);
-    let other = PgEntry { primary: Some(osd(2)), ..rest };
+    let other = rest.led_by(osd(2));
     assert_next(&scene, &other, 1, &[3, 1, 2], &[]);
     assert_next(&scene.down(2), &other, 1, &[3, 1], &[]);
 }
@@ -142,44 +156,43 @@ fn an_osd_that_rests_is_taken_in_only_where_it_is_needed() {
         standing.noticed = 9;
     };
     let scene = Scene::new(4, &[1, 2, 3], 2).with(1, restarted);
-    assert_next(&scene, &entry(1, &all, &[]), 2, &[2, 3], &[]);
-    assert_eq!(
-        scene.clone().with(3, |s| s.heard = 8).next(&entry(1, &all, &[])).unwrap().acting,
-        [member(1, 2), all[1], all[2]]
-    );
+    assert_next(&scene, &entry(3, 1, &all, &[]), 2, &[2, 3], &[]);
+    let unheard = scene.clone().with(3, |s| s.heard = 8);
+    let next = unheard.next(&entry(3, 1, &all, &[])).unwrap();
+    assert_eq!(acting(&next), [member(1, 2), all[1], all[2]]);
     // It is no learner before its rest is over, where others suffice.
-    assert_eq!(scene.next(&entry(2, &all[1..], &[])), None);
-    assert_next(&scene, &entry(2, &all[1..2], &[]), 2, &[2], &[1, 3]);
+    assert_eq!(scene.next(&entry(3, 2, &all[1..], &[])), None);
+    assert_next(&scene, &entry(3, 2, &all[1..2], &[]), 2, &[2], &[1, 3]);
     let over = scene.clone().with(1, |standing| standing.rests = false);
-    assert_eq!(over.next(&entry(2, &all[1..], &[])).unwrap().learners, [member(1, 2)]);
+    assert_eq!(learning(&over.next(&entry(3, 2, &all[1..], &[])).unwrap()), [member(1, 2)]);
     // Nobody is put out whose run is in already.
     assert_eq!(
-        scene.next(&entry(2, &[all[1], all[2], member(1, 2)], &[])).unwrap().acting.len(),
+        scene.next(&entry(3, 2, &[all[1], all[2], member(1, 2)], &[])).unwrap().acting_count(),
         3
     );
-    let learns = entry(2, &all[1..], &[member(1, 2)]);
+    let learns = entry(3, 2, &all[1..], &[member(1, 2)]);
     assert_eq!(scene.next(&learns), None);
-    assert_eq!(scene.clone().complete(member(1, 2)).next(&learns).unwrap().acting.len(), 3);
+    assert_eq!(scene.clone().complete(member(1, 2)).next(&learns).unwrap().acting_count(), 3);
     // Too few are left without it: it stays, and it learns.
     let needed = scene.clone().down(2);
-    let next = needed.next(&entry(1, &all, &[])).unwrap();
-    assert_eq!(next.acting, [member(1, 2), member(2, 1), member(3, 1)]);
+    let next = needed.next(&entry(3, 1, &all, &[])).unwrap();
+    assert_eq!(acting(&next), [member(1, 2), member(2, 1), member(3, 1)]);
     let few = Scene::new(3, &[1, 2, 3], 3).with(1, restarted);
-    assert_eq!(few.next(&entry(2, &all[1..], &[])).unwrap().learners, [member(1, 2)]);
+    assert_eq!(learning(&few.next(&entry(3, 2, &all[1..], &[])).unwrap()), [member(1, 2)]);
     let alone = Scene::new(1, &[1], 1).with(1, restarted);
-    assert_eq!(alone.next(&entry(1, &all[..1], &[])).unwrap().acting, [member(1, 2)]);
+    assert_eq!(acting(&alone.next(&entry(1, 1, &all[..1], &[])).unwrap()), [member(1, 2)]);
 }
 
 #[test]
 fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
     let all = [member(1, 1), member(2, 1), member(3, 1)];
-    let rest = entry(1, &all, &[]);
+    let rest = entry(3, 1, &all, &[]);
     let scene = Scene::new(3, &[1, 2, 3], 2);
     let cut = scene.clone().cut(1, &[2, 3]);
     assert_next(&cut, &rest, 2, &[2, 3], &[]);
     // The one that was cut off is no learner while it says that it cannot reach the primary.
-    assert_eq!(cut.next(&entry(2, &all[1..], &[])), None);
-    assert_next(&scene, &entry(2, &all[1..], &[]), 2, &[2, 3], &[1]);
+    assert_eq!(cut.next(&entry(3, 2, &all[1..], &[])), None);
+    assert_next(&scene, &entry(3, 2, &all[1..], &[]), 2, &[2, 3], &[1]);
     // Not before those who go on were heard.
     assert_eq!(cut.clone().with(3, |s| s.heard = 8).next(&rest), None);
     // Where others say the same of it, it is the same.
@@ -187,7 +200,7 @@ fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
     // Where it reaches enough, or nobody reaches more, it stays.
     assert_next(&scene.clone().cut(1, &[2]), &rest, 1, &[1, 3], &[]);
     assert_eq!(cut.clone().cut(3, &[2]).next(&rest), None, "2 and 3 are parted, too");
-    let two = entry(1, &all[..2], &[]);
+    let two = entry(3, 1, &all[..2], &[]);
     assert_eq!(Scene::new(2, &[1, 2], 2).cut(1, &[2]).next(&two), None);
     assert_next(&Scene::new(2, &[1, 2], 1).cut(1, &[2]), &two, 1, &[1], &[]);
     let mut failed = cut;
@@ -198,7 +211,7 @@ fn a_primary_that_reaches_too_few_leaves_the_lead_to_one_that_reaches_enough() {
 #[test]
 fn nobody_leaves_for_a_broken_link_while_the_primary_may_be_the_one_that_is_cut_off() {
     let all = [member(1, 1), member(2, 1), member(3, 1)];
-    let rest = entry(1, &all, &[]);
+    let rest = entry(3, 1, &all, &[]);
     let scene = Scene::new(3, &[1, 2, 3], 2).cut(1, &[2]);
     assert_eq!(scene.clone().doubt(1, 3).next(&rest), None);
     assert_next(&scene.clone().doubt(3, 1), &rest, 1, &[1, 3], &[]);
@@ -208,31 +221,31 @@ fn nobody_leaves_for_a_broken_link_while_the_primary_may_be_the_one_that_is_cut_
     assert_eq!(both.clone().doubt(2, 3).next(&rest), None);
     let four = [all[0], all[1], all[2], member(4, 1)];
     let wide = Scene::new(4, &[1, 2, 3, 4], 3).cut(1, &[2, 3]);
-    assert_next(&wide, &entry(1, &four, &[]), 4, &[1, 2, 3, 4], &[]);
-    assert_eq!(wide.next(&entry(4, &four, &[])), None, "the plan's first does not lead yet");
-    assert_next(&wide.doubt(4, 2), &entry(1, &four, &[]), 3, &[2, 3, 4], &[]);
+    assert_next(&wide, &entry(4, 1, &four, &[]), 4, &[1, 2, 3, 4], &[]);
+    assert_eq!(wide.next(&entry(4, 4, &four, &[])), None, "the plan's first does not lead yet");
+    assert_next(&wide.doubt(4, 2), &entry(4, 1, &four, &[]), 3, &[2, 3, 4], &[]);
 }
 
 #[test]
 fn an_epoch_that_is_asked_for_has_the_same_members() {
     let mut scene = Scene::new(3, &[1, 2, 3], 2);
     scene.renew = true;
-    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let rest = entry(3, 1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     assert_next(&scene, &rest, 1, &[1, 2, 3], &[]);
 }
 
 #[test]
 fn a_new_run_of_a_member_is_a_new_epoch_with_the_same_set() {
     let scene = Scene::new(3, &[1, 2, 3], 2).with(2, |s| s.incarnation = Incarnation::new(2));
-    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let rest = entry(3, 1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     let next = scene.next(&rest).unwrap();
-    assert_eq!(next.acting, [member(1, 1), member(2, 2), member(3, 1)]);
+    assert_eq!(acting(&next), [member(1, 1), member(2, 2), member(3, 1)]);
     assert_eq!(scene.next(&next), None);
 }
 
 #[test]
 fn a_lost_member_goes_when_the_others_were_heard_since() {
-    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let rest = entry(3, 1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     let scene = Scene::new(3, &[1, 2, 3], 2).down(2);
     assert_next(&scene, &rest, 1, &[1, 3], &[]);
     assert_eq!(scene.clone().with(3, |s| s.heard = 8).next(&rest), None, "3 may be gone, too");
@@ -252,84 +265,116 @@ fn a_lost_member_goes_when_the_others_were_heard_since() {
 #[test]
 fn a_run_that_may_have_lost_data_is_taken_in_only_where_all_may_have() {
     let damaged = |s: &mut Standing| (s.incarnation, s.suspect) = (Incarnation::new(2), true);
-    let two = entry(1, &[member(1, 1), member(2, 1)], &[]);
+    let two = entry(2, 1, &[member(1, 1), member(2, 1)], &[]);
     let scene = Scene::new(2, &[1, 2], 2).with(2, damaged);
     assert_eq!(scene.next(&two), None, "1 is whole, and too few");
     let mut barred = Scene::new(2, &[1, 2], 1).with(2, damaged);
     barred.barred.insert(osd(1), 9);
     assert_eq!(barred.next(&two), None, "1 is whole, and barred");
-    assert_eq!(scene.clone().down(1).next(&two).unwrap().acting, two.acting, "1 may come back");
+    assert_eq!(
+        scene.clone().down(1).next(&two).unwrap().positions,
+        two.positions,
+        "1 may come back"
+    );
     let all = scene.with(1, damaged).next(&two).unwrap();
-    assert_eq!(all.acting, [member(1, 2), member(2, 2)]);
+    assert_eq!(acting(&all), [member(1, 2), member(2, 2)]);
 }
 
 #[test]
 fn nobody_goes_below_the_minimum_and_one_that_is_up_leads() {
-    let rest = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let rest = entry(3, 1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     let scene = Scene::new(3, &[1, 2, 3], 2).down(1).down(3);
     assert_next(&scene, &rest, 2, &[1, 2, 3], &[]);
     let all_down = scene.down(2);
     assert_eq!(all_down.next(&rest), None, "nobody speaks for it, and no epoch is spent on that");
-    let two = entry(1, &[member(1, 1), member(2, 1)], &[]);
+    let two = entry(2, 1, &[member(1, 1), member(2, 1)], &[]);
     assert_next(&Scene::new(2, &[1, 2], 1).down(1), &two, 2, &[2], &[]);
-    let one = entry(2, &[member(2, 1)], &[]);
+    let one = entry(2, 2, &[member(2, 1)], &[]);
     assert_eq!(Scene::new(2, &[1, 2], 1).down(1).down(2).next(&one), None);
 }
 
 #[test]
 fn a_learner_gets_in_by_a_report_of_its_run_alone() {
-    let filling = entry(1, &[member(1, 1)], &[member(2, 1)]);
+    let filling = entry(2, 1, &[member(1, 1)], &[member(2, 1)]);
     let scene = Scene::new(2, &[2, 1], 1);
     assert_eq!(scene.next(&filling), None);
     assert_next(&scene.clone().complete(member(2, 1)), &filling, 2, &[1, 2], &[]);
     assert_eq!(scene.clone().complete(member(2, 2)).next(&filling), None);
     let restarted = scene.complete(member(2, 1)).with(2, |s| s.incarnation = Incarnation::new(2));
     let next = restarted.next(&filling).unwrap();
-    assert_eq!((next.acting, next.learners), (vec![member(1, 1)], vec![member(2, 2)]));
+    assert_eq!((acting(&next), learning(&next)), (vec![member(1, 1)], vec![member(2, 2)]));
 }
 
 #[test]
 fn a_complete_learner_joins_and_lost_members_leave_in_one_change() {
-    let filling = entry(1, &[member(1, 1), member(2, 1)], &[member(3, 1)]);
+    let filling = entry(3, 1, &[member(1, 1), member(2, 1)], &[member(3, 1)]);
     let scene = Scene::new(3, &[1, 2, 3], 2).down(2);
     assert_eq!(scene.next(&filling), None);
     assert_next(&scene.complete(member(3, 1)), &filling, 1, &[1, 3], &[]);
 }
 
 #[test]
-fn an_entry_of_lost_members_does_not_grow_for_ever() {
-    // Each that was filled was lost before there were enough.
-    for (count, joins) in [(15, true), (16, false)] {
-        let members: Vec<Member> = (1..=count).map(|number| member(number, 1)).collect();
-        let mut scene = Scene::new(20, &[1, 20, 19], 3).complete(member(20, 1));
-        for number in 2..=count {
-            scene = scene.down(number);
-        }
-        let next = scene.next(&entry(1, &members, &[member(20, 1)]));
-        let acting = next.map(|next| next.acting);
-        assert_eq!(acting.map(|acting| acting.len()), joins.then_some(16));
-        // With enough the lost ones leave, however many they are.
-        let enough = Scene { min_size: 2, ..scene };
-        let next = enough.next(&entry(1, &members, &[member(20, 1)])).expect("it goes on");
-        assert_eq!(next.acting, [member(1, 1), member(20, 1)]);
-    }
+fn a_complete_learner_waits_until_lost_members_leave_in_one_change() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let scene = Scene::new(5, &[1, 4, 5], 3).down(2).down(3);
+    let rest = entry(3, 1, &all, &[]);
+    assert_next(&scene, &rest, 1, &[1, 2, 3], &[4, 5]);
+    let filling = scene.next(&rest).unwrap();
+    let positions: Vec<u8> = filling.learners.iter().map(|it| it.position.get()).collect();
+    assert_eq!(positions, [1, 2]);
+    let one = scene.complete(member(5, 1));
+    assert_eq!(one.next(&filling), None, "with one of them they are too few");
+    let both = one.complete(member(4, 1));
+    assert_next(&both, &filling, 1, &[1, 4, 5], &[]);
+    assert_eq!(both.clone().with(1, |s| s.heard = 8).next(&filling), None, "1 was not heard");
+}
+
+#[test]
+fn members_stay_at_their_positions() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let scene = Scene::new(4, &[1, 3, 4], 2);
+    let degraded = scene.clone().down(2).next(&entry(3, 1, &all, &[])).unwrap();
+    assert_eq!(degraded.positions, [Some(all[0]), None, Some(all[2])]);
+    let new = Learner { member: member(4, 1), position: Position::new(1).unwrap() };
+    assert_eq!(degraded.learners, [new]);
+    let filled = scene.clone().down(2).complete(member(4, 1)).next(&degraded).unwrap();
+    assert_eq!(filled.positions, [Some(all[0]), Some(member(4, 1)), Some(all[2])]);
+    // Where all are well a learner is filled for the one that the plan does not want.
+    let moves = scene.next(&entry(3, 1, &all, &[])).unwrap();
+    assert_eq!((&moves.learners[..], &acting(&moves)[..]), (&[new][..], &all[..]));
+    // Meanwhile another one is lost: what is empty is filled first.
+    let lost = scene.clone().down(3).next(&moves).unwrap();
+    let again = Learner { position: Position::new(2).unwrap(), ..new };
+    assert_eq!((lost.learners, acting(&moves)), (vec![again], all.to_vec()));
+    let complete = scene.down(3).complete(member(4, 1)).next(&moves).unwrap();
+    assert_eq!(complete.positions, [Some(all[0]), Some(all[1]), Some(member(4, 1))]);
+}
+
+#[test]
+fn a_learner_for_the_position_of_a_member_that_is_well_waits_while_another_one_is_not() {
+    let all = [member(1, 1), member(2, 1), member(3, 1)];
+    let scene = Scene::new(4, &[1, 3, 4], 3).complete(member(4, 1));
+    let moves = entry(3, 1, &all, &[member(4, 1)]);
+    assert_next(&scene, &moves, 1, &[1, 4, 3], &[]);
+    let stalled = scene.clone().stalled(1).stalled(3);
+    assert_eq!(stalled.next(&moves), None);
 }
 
 #[test]
 fn copies_move_one_by_one_and_their_number_never_falls() {
-    let mut now = entry(1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
+    let mut now = entry(3, 1, &[member(1, 1), member(2, 1), member(3, 1)], &[]);
     let mut scene = Scene::new(6, &[4, 5, 6], 2);
     let mut steps = 0;
     while let Some(next) = scene.next(&now) {
-        assert_eq!(next.acting.len(), 3);
+        assert_eq!(next.acting_count(), 3);
         assert!(next.learners.len() <= 1);
-        scene.complete = next.learners.iter().copied().collect();
+        scene.complete = next.learning().copied().collect();
         now = next;
         steps += 1;
     }
     assert_eq!(steps, 4);
-    let acting: BTreeSet<u32> = now.acting.iter().map(|member| member.osd.get()).collect();
-    assert_eq!((acting, now.primary), ([4, 5, 6].into(), Some(osd(4))));
+    let acting: BTreeSet<u32> = now.acting().map(|member| member.osd.get()).collect();
+    assert_eq!((acting, now.primary_osd()), ([4, 5, 6].into(), Some(osd(4))));
 }
 
 #[test]
@@ -337,27 +382,28 @@ fn a_member_whose_disk_hangs_goes_where_others_are_enough() {
     let all = [member(1, 1), member(2, 1), member(3, 1)];
     let scene = Scene::new(3, &[1, 2, 3], 2);
     for (hangs, primary) in [(1, 2), (3, 1)] {
-        let next = scene.clone().stalled(hangs).next(&entry(1, &all, &[])).unwrap();
+        let next = scene.clone().stalled(hangs).next(&entry(3, 1, &all, &[])).unwrap();
         let rest: Vec<Member> = all.iter().copied().filter(|m| m.osd != osd(hangs)).collect();
-        assert_eq!((next.primary, next.acting, next.learners), (Some(osd(primary)), rest, vec![]));
+        assert_eq!((next.primary_osd(), acting(&next)), (Some(osd(primary)), rest));
+        assert!(next.learners.is_empty());
     }
     // It is no learner as long as it does.
-    assert_eq!(scene.clone().stalled(3).next(&entry(1, &all[..2], &[])), None);
-    let back = scene.next(&entry(1, &all[..2], &[])).unwrap();
-    assert_eq!(back.learners, [member(3, 1)]);
+    assert_eq!(scene.clone().stalled(3).next(&entry(3, 1, &all[..2], &[])), None);
+    let back = scene.next(&entry(3, 1, &all[..2], &[])).unwrap();
+    assert_eq!(learning(&back), [member(3, 1)]);
     // A learner goes as well, and one that was reported complete does not join.
-    let next = scene.clone().stalled(3).next(&entry(1, &all[..2], &all[2..])).unwrap();
-    assert_eq!((&next.acting[..], &next.learners[..]), (&all[..2], &[][..]));
+    let next = scene.clone().stalled(3).next(&entry(3, 1, &all[..2], &all[2..])).unwrap();
+    assert_eq!((&acting(&next)[..], &next.learners[..]), (&all[..2], &[][..]));
     let mut complete = Scene::new(3, &[1, 3], 2).stalled(3);
     complete.complete.insert(member(3, 1));
-    let one_is_filled = entry(1, &all[..1], &all[2..]);
+    let one_is_filled = entry(3, 1, &all[..1], &all[2..]);
     assert_eq!(complete.next(&one_is_filled), None, "too few others: the entry stays");
 }
 
 #[test]
 fn where_too_few_disks_answer_no_epoch_begins() {
     let all = [member(1, 1), member(2, 1), member(3, 1)];
-    let now = entry(1, &all, &[]);
+    let now = entry(3, 1, &all, &[]);
     let scene = Scene::new(3, &[1, 2, 3], 2);
     assert_eq!(scene.clone().stalled(1).stalled(2).next(&now), None);
     assert_eq!(scene.clone().stalled(1).stalled(2).stalled(3).next(&now), None);
@@ -375,7 +421,7 @@ fn where_too_few_disks_answer_no_epoch_begins() {
     let late = scene.clone().stalled(1).with(2, |standing| standing.disk.oldest = began(99));
     assert_eq!(late.next(&now), None);
     let busy = scene.stalled(1).with(2, |standing| standing.disk.oldest = began(100));
-    assert_eq!(busy.next(&now).unwrap().acting, all[1..]);
+    assert_eq!(acting(&busy.next(&now).unwrap()), all[1..]);
 }
 
 /// A world in which what a member holds is known: whether it has every acknowledged write.
@@ -472,16 +518,18 @@ impl World {
     fn serve(&mut self) {
         let is_good =
             |member: &Member| self.is_there(member) && !self.damaged.contains(&member.osd);
-        let primary = self.entry.primary.expect("somebody leads");
+        let primary = self.entry.primary_osd().expect("somebody leads");
         let reaches = |member: &Member| !self.scene.links.is_broken(primary, member.osd);
-        if !self.entry.acting.iter().all(|member| is_good(member) && reaches(member)) {
+        // Learners that were reported complete are bound: nothing is acknowledged without them.
+        let bound = self.entry.learning().filter(|member| self.scene.complete.contains(member));
+        let needed: Vec<Member> = self.entry.acting().chain(bound).copied().collect();
+        if !needed.iter().all(|member| is_good(member) && reaches(member)) {
             return;
         }
-        let acting: BTreeSet<OsdId> = self.entry.acting.iter().map(|member| member.osd).collect();
-        assert!(acting.is_subset(&self.whole), "{:?}", self.entry);
-        self.whole = acting;
-        let learners = self.entry.learners.clone();
-        for learner in learners {
+        let needed: BTreeSet<OsdId> = needed.iter().map(|member| member.osd).collect();
+        assert!(needed.is_subset(&self.whole), "{:?}", self.entry);
+        self.whole = needed;
+        for learner in learning(&self.entry) {
             if self.is_there(&learner) && self.draw(2) == 0 {
                 self.whole.insert(learner.osd);
                 self.damaged.remove(&learner.osd);
@@ -495,35 +543,36 @@ impl World {
         let before = self.entry.clone();
         let Some(next) = self.scene.next(&before) else { return };
         assert_eq!(next.epoch, before.epoch.next());
-        let ids = |members: &[Member]| -> BTreeSet<OsdId> {
-            members.iter().map(|member| member.osd).collect()
-        };
-        let (was, is) = (ids(&before.acting), ids(&next.acting));
-        assert_eq!(is.len(), next.acting.len(), "nobody twice");
-        assert!(is.is_disjoint(&ids(&next.learners)));
-        for member in next.acting.iter().filter(|member| !was.contains(&member.osd)) {
-            assert!(before.learners.contains(member), "it was a learner: {member:?}");
+        next.check().expect("it can be");
+        assert_eq!(next.positions.len(), self.scene.copies);
+        let ids = |entry: &PgEntry| -> BTreeSet<OsdId> { entry.acting().map(|m| m.osd).collect() };
+        let (was, is) = (ids(&before), ids(&next));
+        for osd in was.intersection(&is) {
+            assert_eq!(before.position_of(*osd), next.position_of(*osd), "{before:?} {next:?}");
+        }
+        for member in next.acting().filter(|member| !was.contains(&member.osd)) {
+            assert!(before.learning().any(|it| it == member), "it was a learner: {member:?}");
             assert!(self.scene.complete.contains(member), "it was reported: {member:?}");
             assert!(self.is_there(member));
         }
         if was.difference(&is).next().is_some() {
             assert!(is.len() >= self.scene.min_size, "{before:?} {next:?}");
-            assert!(next.acting.iter().all(|member| self.is_there(member)));
+            assert!(next.acting().all(|member| self.is_there(member)));
             let hangs = |member: &&Member| self.scene.standings[&member.osd].disk.stalled;
-            let answering = next.acting.len() - next.acting.iter().filter(hangs).count();
+            let answering = next.acting_count() - next.acting().filter(hangs).count();
             assert!(answering >= self.scene.min_size, "{before:?} {next:?}");
             let heard = |member: &Member| {
                 let standing = self.scene.standings[&member.osd];
                 standing.heard > 0 || standing.disk.stalled
             };
-            assert!(next.acting.iter().all(heard));
+            assert!(next.acting().all(heard));
         }
-        assert!(next.learners.iter().all(|member| self.is_there(member)));
-        let has_whole = |entry: &PgEntry| entry.acting.iter().any(|m| self.whole.contains(&m.osd));
+        assert!(next.learning().all(|member| self.is_there(member)));
+        let has_whole = |entry: &PgEntry| entry.acting().any(|m| self.whole.contains(&m.osd));
         assert!(!has_whole(&before) || has_whole(&next), "{before:?} {next:?}");
-        let primary = next.primary.expect("somebody leads");
+        let primary = next.primary_osd().expect("somebody leads");
         assert!(is.contains(&primary));
-        let has_up = next.acting.iter().any(|m| self.scene.standings[&m.osd].up);
+        let has_up = next.acting().any(|m| self.scene.standings[&m.osd].up);
         assert!(!has_up || self.scene.standings[&primary].up, "{next:?}");
         self.entry = next;
         self.scene.complete.clear();
@@ -552,7 +601,7 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
         let acting: Vec<Member> = targets.iter().map(|number| member(*number, 1)).collect();
         let mut world = World {
             whole: acting.iter().map(|member| member.osd).collect(),
-            entry: entry(1, &acting, &[]),
+            entry: entry(copies as usize, 1, &acting, &[]),
             scene,
             damaged: BTreeSet::new(),
             event: 10,
@@ -577,11 +626,11 @@ fn whatever_comes_what_was_acknowledged_stays_among_the_members() {
         }
         for _ in 0..30 {
             world.step();
-            world.scene.complete = world.entry.learners.iter().copied().collect();
+            world.scene.complete = world.entry.learning().copied().collect();
         }
         assert_eq!(world.scene.next(&world.entry), None, "seed {seed}");
-        let acting: BTreeSet<OsdId> = world.entry.acting.iter().map(|m| m.osd).collect();
+        let acting: BTreeSet<OsdId> = world.entry.acting().map(|m| m.osd).collect();
         assert_eq!(acting, world.scene.targets.iter().copied().collect(), "seed {seed}");
-        assert_eq!(world.entry.primary, world.scene.targets.first().copied(), "seed {seed}");
+        assert_eq!(world.entry.primary_osd(), world.scene.targets.first().copied(), "seed {seed}");
     }
 }

@@ -87,7 +87,7 @@ fn come_again(rig: &mut Rig) {
 
 /// What lies at OSDs, in all the records that matter to data.
 fn members(rig: &Rig) -> Vec<(PgId, BTreeSet<base::OsdId>)> {
-    let of = |entry: &format::wire::PgEntry| entry.acting.iter().map(|m| m.osd).collect();
+    let of = |entry: &format::wire::PgEntry| entry.acting().map(|m| m.osd).collect();
     rig.entries().iter().map(|entry| (entry.pg, of(entry))).collect()
 }
 
@@ -145,7 +145,12 @@ fn a_key_that_cannot_be_read_at_the_start_stops_changes_and_not_the_monitor() {
             assert_eq!(damage_told(&mut rig), None, "{key}");
             come_again(&mut rig);
             assert_eq!(rig.entries().len(), before.len(), "{key}");
-            assert!(rig.entries().iter().zip(&before).all(|(now, then)| now.acting == then.acting));
+            assert!(
+                rig.entries()
+                    .iter()
+                    .zip(&before)
+                    .all(|(now, then)| now.positions == then.positions)
+            );
             let session = rig.monitor.committed.session(SessionId::new(2));
             assert!(session.is_some(), "{key}: nobody's attachment ends");
             rig.make_volume("w", GIB).unwrap();
@@ -333,7 +338,7 @@ fn numbers_that_were_never_given_are_damage_and_stop_no_monitor() {
         ("counter/osd", "/last", above(1 << 20)),
         ("pg/1/0", "/pgs/0/epoch", epochs),
         ("pg/1/0", "/pgs/0/revision", above(REVISION_MAX.get())),
-        ("pg/1/0", "/pgs/0/acting/0/incarnation", above(NUMBER_MAX)),
+        ("pg/1/0", "/pgs/0/positions/0/incarnation", above(NUMBER_MAX)),
         ("fence/1", "/fences/0/session", above(SESSION_MAX.get())),
         ("fence/1", "/fences/0/revision", above(REVISION_MAX.get())),
         ("lock/1", "/session", above(SESSION_MAX.get())),

@@ -61,7 +61,7 @@ fn check_end(rig: &mut Rig) {
         rig.osds.values().flat_map(|osd| osd.deleted.iter().map(|(pg, ..)| *pg)).collect();
     assert_eq!(deleted.len(), pool.pgs.len(), "every PG was asked to delete");
     for entry in &pool.pgs {
-        let member = entry.acting[0];
+        let member = entry.positions[0].unwrap();
         assert_eq!(member.incarnation, map.osds[&member.osd].incarnation);
         assert!(entry.revision <= pool.revision);
     }

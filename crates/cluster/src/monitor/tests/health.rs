@@ -54,10 +54,10 @@ fn how_pgs_stand_is_told_with_the_remedy() {
 
     rig.boot(4);
     let filling = rig.entries().into_iter().find(|entry| !entry.learners.is_empty()).unwrap();
-    let (pg, primary) = (filling.pg, filling.primary.unwrap().get());
+    let (pg, primary) = (filling.pg, filling.primary_osd().unwrap().get());
     let progress = |done, left| FillingProgress {
         pg,
-        osd: filling.learners[0].osd,
+        osd: filling.learners[0].member.osd,
         done_bytes: done,
         left_bytes: left,
     };
@@ -81,8 +81,8 @@ fn how_pgs_stand_is_told_with_the_remedy() {
 
     // Both members of a PG are gone, one after the other: it waits for the one that was there last.
     let waiting = rig.entries().into_iter().find(|entry| entry.learners.is_empty()).unwrap();
-    let first = waiting.acting[0].osd.get();
-    let second = waiting.acting[1].osd.get();
+    let first = waiting.acting().nth(0).unwrap().osd.get();
+    let second = waiting.acting().nth(1).unwrap().osd.get();
     rig.kill_osd(first);
     rig.kill_osd(second);
     rig.boot(first);

@@ -37,7 +37,7 @@ fn an_osd_boots_and_the_map_reaches_everyone() {
     let pool = map.pools.values().next().unwrap();
     assert_eq!(pool.pgs.len(), 8);
     for osd in 1..=3 {
-        let led = pool.pgs.iter().filter(|entry| entry.primary == Some(osd_id(osd))).count();
+        let led = pool.pgs.iter().filter(|entry| entry.primary_osd() == Some(osd_id(osd))).count();
         assert!((2..=3).contains(&led));
         assert_eq!(rig.osds[&osd_id(osd)].map, map);
     }
@@ -59,10 +59,10 @@ fn a_new_run_ends_the_epoch_of_its_pgs_and_only_those_are_sent() {
     assert!(map.osds[&osd_id(2)].up);
     let pool = *map.pools.keys().next().unwrap();
     for (old, new) in before.pools[&pool].pgs.iter().zip(&map.pools[&pool].pgs) {
-        if old.primary == Some(osd_id(2)) {
+        if old.primary_osd() == Some(osd_id(2)) {
             assert_eq!(new.epoch, old.epoch.next());
-            assert_eq!(new.acting[0].incarnation.get(), 2);
-            assert_eq!(new.primary, old.primary);
+            assert_eq!(new.positions[0].unwrap().incarnation.get(), 2);
+            assert_eq!(new.primary_osd(), old.primary_osd());
         } else {
             assert_eq!(new, old);
         }
@@ -612,7 +612,7 @@ fn status_tells_health_with_reasons() {
         assert_eq!(rig.status()["health"], health, "{check}");
         assert!(rig.checks().contains(&check.to_string()), "{check}");
     }
-    let osd = rig.osds[&osd_id(1)].map.pg(pg).unwrap().primary.unwrap();
+    let osd = rig.osds[&osd_id(1)].map.pg(pg).unwrap().primary_osd().unwrap();
     let number = osd.get();
     rig.report(3 - number, |_| {});
     let give_up = Command::PgGiveUp { pg, accepted: true, they_are_off: false };
@@ -634,7 +634,7 @@ fn status_tells_health_with_reasons() {
     let client = rig.client();
     assert_eq!(rig.command_over(client, give_up.clone()), None);
     let entry = rig.osds[&osd].map.pg(pg).unwrap().clone();
-    let told = (pg, entry.epoch, entry.acting[0].incarnation);
+    let told = (pg, entry.epoch, entry.positions[0].unwrap().incarnation);
     assert_eq!(rig.osds[&osd].gave_up, [told]);
     let answer = |rig: &Rig| match rig.inbox.get(&client).and_then(|inbox| inbox.back()) {
         Some(FromMonitor::Answer { result, .. }) => Some(result.clone()),

@@ -17,7 +17,7 @@ fn lines(all: &[TraceEvent], what: &str) -> Vec<String> {
 }
 
 fn osds(entry: &PgEntry) -> Vec<OsdId> {
-    entry.acting.iter().map(|member| member.osd).collect()
+    entry.acting().map(|member| member.osd).collect()
 }
 
 #[test]
@@ -54,9 +54,9 @@ fn a_member_that_dies_and_comes_back_leaves_a_line_for_each_change() {
         "info PG has a new epoch  pg={} epoch={} primary={} members={},{}",
         entry.pg,
         entry.epoch,
-        entry.primary.unwrap(),
-        entry.acting[0].osd,
-        entry.acting[1].osd
+        entry.primary_osd().unwrap(),
+        entry.acting().nth(0).unwrap().osd,
+        entry.acting().nth(1).unwrap().osd
     );
     assert_eq!(*newest, expected);
     rig.command(Command::OsdOut { osd: osd_id(3) }).unwrap();

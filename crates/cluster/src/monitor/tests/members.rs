@@ -10,8 +10,8 @@ use super::rig::{Mishap, Rig, osd_id};
 use crate::message::{Command, Failure, Need, Unreachable};
 use crate::records::OutBy;
 
-fn osds(members: &[Member]) -> BTreeSet<u32> {
-    members.iter().map(|member| member.osd.get()).collect()
+fn osds<'a>(members: impl Iterator<Item = &'a Member>) -> BTreeSet<u32> {
+    members.map(|member| member.osd.get()).collect()
 }
 
 fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
@@ -22,10 +22,10 @@ fn code<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
 fn assert_at_rest(rig: &Rig) {
     for (entry, targets) in rig.entries().iter().zip(rig.targets()) {
         let planned: BTreeSet<u32> = targets.iter().map(|osd| osd.get()).collect();
-        assert_eq!(osds(&entry.acting), planned, "{entry:?}");
+        assert_eq!(osds(entry.acting()), planned, "{entry:?}");
         assert_eq!(entry.learners, [], "{entry:?}");
-        assert_eq!(entry.primary, Some(targets[0]), "{entry:?}");
-        for member in &entry.acting {
+        assert_eq!(entry.primary_osd(), Some(targets[0]), "{entry:?}");
+        for member in entry.acting() {
             let run = rig.monitor.committed.osd(member.osd).unwrap().info.incarnation;
             assert_eq!(member.incarnation, run, "{entry:?}");
         }
@@ -38,7 +38,7 @@ fn up(rig: &Rig, number: u32) -> bool {
 
 /// Members and learners of each PG, without runs.
 fn sets(rig: &Rig) -> Vec<(BTreeSet<u32>, BTreeSet<u32>)> {
-    rig.entries().iter().map(|entry| (osds(&entry.acting), osds(&entry.learners))).collect()
+    rig.entries().iter().map(|entry| (osds(entry.acting()), osds(entry.learning()))).collect()
 }
 
 #[test]
@@ -47,8 +47,9 @@ fn a_pool_of_copies_is_planned_and_balanced() {
     assert_at_rest(&rig);
     for number in 1..=4 {
         let entries = rig.entries();
-        let holds = entries.iter().filter(|entry| osds(&entry.acting).contains(&number)).count();
-        let leads = entries.iter().filter(|entry| entry.primary == Some(osd_id(number))).count();
+        let holds = entries.iter().filter(|entry| osds(entry.acting()).contains(&number)).count();
+        let leads =
+            entries.iter().filter(|entry| entry.primary_osd() == Some(osd_id(number))).count();
         assert_eq!((holds, leads), (48, 16), "osd.{number}");
     }
 }
@@ -62,27 +63,27 @@ fn a_member_that_dies_leaves_and_comes_back_through_learning() {
     assert_eq!(rig.entries(), before, "it may come back");
     rig.advance(Duration::from_millis(2));
     for (old, new) in before.iter().zip(rig.entries()) {
-        if !osds(&old.acting).contains(&2) {
+        if !osds(old.acting()).contains(&2) {
             assert_eq!(*old, new);
             continue;
         }
         assert_eq!(new.epoch, old.epoch.next(), "one epoch for one failure");
-        assert_eq!((new.acting.len(), new.learners.len()), (1, 0));
-        assert_eq!(new.primary, Some(new.acting[0].osd));
+        assert_eq!((new.acting_count(), new.learners.len()), (1, 0));
+        assert_eq!(new.primary_osd(), new.acting().next().map(|m| m.osd));
     }
     rig.boot(2);
     for (old, new) in before.iter().zip(rig.entries()) {
-        if osds(&old.acting).contains(&2) {
-            assert_eq!(osds(&new.learners), [2].into());
-            assert_eq!(new.learners[0].incarnation.get(), 2);
-            assert_ne!(new.primary, Some(osd_id(2)));
+        if osds(old.acting()).contains(&2) {
+            assert_eq!(osds(new.learning()), [2].into());
+            assert_eq!(new.learners[0].member.incarnation.get(), 2);
+            assert_ne!(new.primary_osd(), Some(osd_id(2)));
         }
     }
     rig.fill();
     assert_at_rest(&rig);
     for (old, new) in before.iter().zip(rig.entries()) {
         let epochs = new.epoch.get() - old.epoch.get();
-        assert_eq!(epochs, if osds(&old.acting).contains(&2) { 3 } else { 0 });
+        assert_eq!(epochs, if osds(old.acting()).contains(&2) { 3 } else { 0 });
     }
 }
 
@@ -94,8 +95,8 @@ fn a_member_that_restarts_within_the_grace_stays() {
     rig.boot(2);
     rig.advance(Duration::from_secs(5));
     for (old, new) in before.iter().zip(rig.entries()) {
-        assert_eq!(osds(&old.acting), osds(&new.acting));
-        assert_eq!(new.epoch.get() - old.epoch.get(), u32::from(osds(&old.acting).contains(&2)));
+        assert_eq!(osds(old.acting()), osds(new.acting()));
+        assert_eq!(new.epoch.get() - old.epoch.get(), u32::from(osds(old.acting()).contains(&2)));
     }
     assert_at_rest(&rig);
 }
@@ -107,12 +108,12 @@ fn nobody_leaves_below_the_minimum_and_the_pg_goes_on_when_enough_are_back() {
     rig.crash_osd(3);
     rig.advance(Duration::from_secs(5));
     for entry in rig.entries() {
-        assert_eq!(osds(&entry.acting), [1, 2, 3].into());
-        assert_eq!(entry.primary, Some(osd_id(1)), "one that is up speaks for it");
+        assert_eq!(osds(entry.acting()), [1, 2, 3].into());
+        assert_eq!(entry.primary_osd(), Some(osd_id(1)), "one that is up speaks for it");
     }
     rig.boot(3);
     for entry in rig.entries() {
-        assert_eq!((osds(&entry.acting), osds(&entry.learners)), ([1, 3].into(), [].into()));
+        assert_eq!((osds(entry.acting()), osds(entry.learning())), ([1, 3].into(), [].into()));
     }
     rig.boot(2);
     rig.fill();
@@ -137,20 +138,20 @@ fn a_second_failure_keeps_the_last_copy_in_its_place() {
 fn a_learner_that_knew_none_of_the_lost_is_heard_before_they_leave_for_it() {
     let mut rig = Rig::with_copies(4, 3, 2, 1);
     let before = rig.entry(0);
-    let (left, lost) = (osds(&before.acting[..1]), osds(&before.acting[1..]));
-    let spare = (1..=4).find(|number| !osds(&before.acting).contains(number)).unwrap();
+    let (left, lost) = (osds(before.acting().take(1)), osds(before.acting().skip(1)));
+    let spare = (1..=4).find(|number| !osds(before.acting()).contains(number)).unwrap();
     lost.iter().for_each(|number| rig.crash_osd(*number));
     rig.advance(Duration::from_secs(5));
     let osd = osd_id(*lost.first().unwrap());
     rig.command(Command::OsdOut { osd }).unwrap();
     let waiting = rig.entry(0);
     assert_eq!(
-        (osds(&waiting.acting), osds(&waiting.learners)),
-        (osds(&before.acting), [spare].into())
+        (osds(waiting.acting()), osds(waiting.learning())),
+        (osds(before.acting()), [spare].into())
     );
-    rig.need(&waiting, Need::Complete(waiting.learners[0]));
+    rig.need(&waiting, Need::Complete(waiting.learners[0].member));
     let goes_on = rig.entry(0);
-    assert_eq!(osds(&goes_on.acting), left.into_iter().chain([spare]).collect());
+    assert_eq!(osds(goes_on.acting()), left.into_iter().chain([spare]).collect());
 }
 
 #[test]
@@ -164,7 +165,7 @@ fn nobody_leaves_before_the_others_were_heard() {
     rig.advance(Duration::from_millis(400));
     assert!(!up(&rig, 1), "it did not answer");
     assert!(sets(&rig).iter().all(|(acting, _)| acting.len() == 3), "two of three are gone");
-    assert!(rig.entries().iter().all(|entry| entry.primary == Some(osd_id(3))));
+    assert!(rig.entries().iter().all(|entry| entry.primary_osd() == Some(osd_id(3))));
     // The connection of osd.1 was closed; the same run comes back.
     rig.osds.get_mut(&osd_id(1)).unwrap().is_silent = false;
     rig.boot(1);
@@ -239,7 +240,7 @@ fn an_osd_that_leaves_is_down_without_grace_and_its_pgs_go_on() {
     rig.say(connection, &crate::message::ToMonitor::OsdLeaves);
     assert!(!up(&rig, 2));
     assert_eq!(rig.now, before);
-    assert!(rig.entries().iter().all(|entry| !osds(&entry.acting).contains(&2)));
+    assert!(rig.entries().iter().all(|entry| !osds(entry.acting()).contains(&2)));
 }
 
 #[test]
@@ -262,8 +263,9 @@ fn words_of_an_earlier_run_take_nobody_down() {
 fn a_broken_link_parts_two_osds_where_one_leads_the_other_and_nowhere_else() {
     let mut rig = Rig::with_copies(3, 2, 1, 64);
     let before = rig.entries();
-    let led =
-        |entry: &PgEntry| entry.primary == Some(osd_id(1)) && osds(&entry.acting).contains(&2);
+    let led = |entry: &PgEntry| {
+        entry.primary_osd() == Some(osd_id(1)) && osds(entry.acting()).contains(&2)
+    };
     assert!(before.iter().any(led));
     for _ in 0..2 {
         rig.unreachable(1, 2, Unreachable::Silent);
@@ -274,7 +276,7 @@ fn a_broken_link_parts_two_osds_where_one_leads_the_other_and_nowhere_else() {
     assert!(up(&rig, 2));
     for (old, new) in before.iter().zip(rig.entries()) {
         if led(old) {
-            assert_eq!((osds(&new.acting), osds(&new.learners)), ([1].into(), [].into()));
+            assert_eq!((osds(new.acting()), osds(new.learning())), ([1].into(), [].into()));
         } else {
             assert_eq!(*old, new);
         }
@@ -290,9 +292,10 @@ fn a_broken_link_parts_two_osds_where_one_leads_the_other_and_nowhere_else() {
 fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_it_is_needed() {
     let mut rig = Rig::with_copies(3, 2, 1, 16);
     let takes_part = |rig: &Rig| {
-        let mut members = rig.entries().into_iter().flat_map(|e| [e.acting, e.learners].concat());
+        let entries = rig.entries();
+        let mut members = entries.iter().flat_map(PgEntry::members);
         let run = rig.monitor.committed.osd(osd_id(1)).unwrap().info.incarnation;
-        members.any(|member| member == Member { osd: osd_id(1), incarnation: run })
+        members.any(|member| *member == Member { osd: osd_id(1), incarnation: run })
     };
     let rests = |rig: &mut Rig| rig.checks().contains(&"osd_restarting".to_string());
     for _ in 0..3 {
@@ -327,8 +330,8 @@ fn an_osd_that_starts_again_and_again_rests_longer_each_time_and_is_there_where_
     rig.kill_osd(1);
     rig.boot(1);
     assert!(rests(&mut rig) && takes_part(&rig));
-    for entry in rig.entries().iter().filter(|entry| osds(&entry.acting) == [1].into()) {
-        assert_eq!(entry.primary, Some(osd_id(1)));
+    for entry in rig.entries().iter().filter(|entry| osds(entry.acting()) == [1].into()) {
+        assert_eq!(entry.primary_osd(), Some(osd_id(1)));
     }
     // One that runs for a while has a clean sheet.
     rig.boot(2);
@@ -357,12 +360,12 @@ fn say(rig: &mut Rig, links: &[(u32, u32)]) {
 fn a_primary_that_only_the_monitor_reaches_does_not_keep_its_pgs_from_the_others() {
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     let before = rig.entries();
-    let leads = |entry: &PgEntry| entry.primary == Some(osd_id(1));
+    let leads = |entry: &PgEntry| entry.primary_osd() == Some(osd_id(1));
     assert!(before.iter().any(leads));
     say(&mut rig, &[(1, 2), (1, 3)]);
     for (old, new) in before.iter().zip(rig.entries()) {
         if leads(old) {
-            assert_eq!((osds(&new.acting), osds(&new.learners)), ([2, 3].into(), [].into()));
+            assert_eq!((osds(new.acting()), osds(new.learning())), ([2, 3].into(), [].into()));
             assert!(!leads(&new));
             assert_eq!(new.epoch, old.epoch.next(), "one epoch for it");
         } else {
@@ -385,7 +388,7 @@ fn osds_that_accuse_each_other_change_entries_less_and_less_often() {
         // A primary says whom of its PGs it cannot reach, and a link is broken for both.
         let mut said = BTreeSet::new();
         for entry in rig.entries() {
-            let from = entry.primary.unwrap().get();
+            let from = entry.primary_osd().unwrap().get();
             let members = entry.members();
             let others = members.map(|member| member.osd.get()).filter(|other| *other != from);
             said.extend(others.filter(|other| [from, *other].contains(&1)).map(|to| (from, to)));
@@ -396,7 +399,7 @@ fn osds_that_accuse_each_other_change_entries_less_and_less_often() {
         rig.advance(Duration::from_secs(1));
     }
     for (old, new) in first.iter().zip(rig.entries()) {
-        assert!(osds(&new.acting).is_superset(&[2, 3].into()), "{new:?}");
+        assert!(osds(new.acting()).is_superset(&[2, 3].into()), "{new:?}");
         let epochs = new.epoch.get() - old.epoch.get();
         assert!(epochs <= 2 * (4 + span / 60), "{epochs} epochs");
     }
@@ -411,9 +414,9 @@ fn a_member_that_failed_its_primary_comes_back_later_each_time() {
     let mut waits = Vec::new();
     for _ in 0..3 {
         let entry = rig.entry(0);
-        let other = *entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap();
+        let other = *entry.acting().find(|m| Some(m.osd) != entry.primary_osd()).unwrap();
         rig.need(&entry, Need::Failed(other, "its store is full".into()));
-        assert_eq!(rig.entry(0).acting.len(), 1);
+        assert_eq!(rig.entry(0).acting_count(), 1);
         assert_eq!(rig.entry(0).learners, []);
         let mut waited = 0;
         while rig.entry(0).learners.is_empty() {
@@ -434,7 +437,7 @@ fn a_primary_gets_the_epoch_it_asks_for_once_and_not_too_often() {
     rig.advance(Duration::from_millis(10));
     let second = rig.entry(0);
     assert_eq!(second.epoch, first.epoch.next());
-    assert_eq!((&second.acting, second.primary), (&first.acting, first.primary));
+    assert_eq!((&second.positions, second.primary), (&first.positions, first.primary));
     rig.need(&first, Need::NewEpoch);
     rig.advance(Duration::from_secs(1));
     assert_eq!(rig.entry(0), second, "that epoch is over");
@@ -453,15 +456,15 @@ fn a_primary_gets_the_epoch_it_asks_for_once_and_not_too_often() {
 fn only_a_report_of_this_epoch_and_these_runs_makes_a_learner_a_member() {
     let mut rig = Rig::with_copies(3, 2, 1, 1);
     let entry = rig.entry(0);
-    let other = entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap().osd.get();
+    let other = entry.acting().find(|m| Some(m.osd) != entry.primary_osd()).unwrap().osd.get();
     rig.kill_osd(other);
     rig.boot(other);
     let filling = rig.entry(0);
-    let learner = filling.learners[0];
+    let learner = filling.learners[0].member;
     let wrong = [
         Need::Complete(Member { incarnation: base::Incarnation::new(1), ..learner }),
         Need::Complete(Member {
-            osd: osd_id(6 - other - filling.primary.unwrap().get()),
+            osd: osd_id(6 - other - filling.primary_osd().unwrap().get()),
             ..learner
         }),
     ];
@@ -474,12 +477,10 @@ fn only_a_report_of_this_epoch_and_these_runs_makes_a_learner_a_member() {
     rig.need(&old, Need::Complete(learner));
     assert_eq!(rig.entry(0), filling);
     // Not its primary: the learner itself.
-    let mut foreign = filling.clone();
-    foreign.primary = Some(learner.osd);
-    rig.need(&foreign, Need::Complete(learner));
+    rig.need_from(learner.osd, &filling, Need::Complete(learner));
     assert_eq!(rig.entry(0), filling);
     rig.need(&filling, Need::Complete(learner));
-    assert_eq!(rig.entry(0).acting.len(), 2);
+    assert_eq!(rig.entry(0).acting_count(), 2);
     let done = rig.entry(0);
     rig.need(&filling, Need::Complete(learner));
     assert_eq!(rig.entry(0), done, "said again");
@@ -489,13 +490,13 @@ fn only_a_report_of_this_epoch_and_these_runs_makes_a_learner_a_member() {
 fn a_complete_learner_that_dies_is_no_member() {
     let mut rig = Rig::with_copies(3, 2, 1, 1);
     let entry = rig.entry(0);
-    let other = entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap().osd.get();
+    let other = entry.acting().find(|m| Some(m.osd) != entry.primary_osd()).unwrap().osd.get();
     rig.kill_osd(other);
     rig.boot(other);
     let filling = rig.entry(0);
     rig.kill_osd(other);
-    rig.need(&filling, Need::Complete(filling.learners[0]));
-    assert_eq!(rig.entry(0).acting.len(), 1);
+    rig.need(&filling, Need::Complete(filling.learners[0].member));
+    assert_eq!(rig.entry(0).acting_count(), 1);
     assert_eq!(rig.entry(0).learners, []);
 }
 
@@ -506,13 +507,13 @@ fn an_osd_that_is_added_gets_its_share_through_learning() {
     rig.add_osd(4);
     let moves = |rig: &Rig| rig.entries().iter().filter(|e| !e.learners.is_empty()).count();
     assert_eq!(moves(&rig), 32);
-    assert!(rig.entries().iter().all(|entry| entry.acting.len() == 2));
+    assert!(rig.entries().iter().all(|entry| entry.acting_count() == 2));
     rig.fill();
     assert_at_rest(&rig);
-    let of_four = rig.entries().iter().filter(|e| osds(&e.acting).contains(&4)).count();
+    let of_four = rig.entries().iter().filter(|e| osds(e.acting()).contains(&4)).count();
     assert_eq!(of_four, 32);
     let stayed =
-        before.iter().zip(rig.entries()).filter(|(a, b)| osds(&a.acting) == osds(&b.acting));
+        before.iter().zip(rig.entries()).filter(|(a, b)| osds(a.acting()) == osds(b.acting()));
     assert_eq!(stayed.count(), 32);
 }
 
@@ -524,16 +525,16 @@ fn an_osd_that_stays_away_goes_out_and_is_in_again_when_it_returns() {
     rig.advance(Duration::from_secs(599));
     assert_eq!(rig.entries(), quiet);
     rig.advance(Duration::from_secs(2));
-    assert!(rig.entries().iter().all(|entry| entry.acting.len() + entry.learners.len() == 2));
+    assert!(rig.entries().iter().all(|entry| entry.acting_count() + entry.learners.len() == 2));
     assert!(rig.checks().contains(&"osd_out".to_string()));
     rig.fill();
     assert_at_rest(&rig);
-    assert!(rig.entries().iter().all(|entry| !osds(&entry.acting).contains(&4)));
+    assert!(rig.entries().iter().all(|entry| !osds(entry.acting()).contains(&4)));
     rig.boot(4);
     rig.report(4, |_| {});
     rig.fill();
     assert_at_rest(&rig);
-    let of_four = rig.entries().iter().filter(|e| osds(&e.acting).contains(&4)).count();
+    let of_four = rig.entries().iter().filter(|e| osds(e.acting()).contains(&4)).count();
     assert_eq!(of_four, 32);
     assert!(!rig.checks().contains(&"osd_out".to_string()));
 }
@@ -604,7 +605,7 @@ fn a_damaged_store_that_restarts_counts_as_absent() {
     rig.crash_osd(2);
     rig.boot(2);
     for entry in rig.entries() {
-        assert!(!osds(&entry.acting).contains(&2), "{entry:?}");
+        assert!(!osds(entry.acting()).contains(&2), "{entry:?}");
     }
     assert!(sets(&rig).iter().any(|(_, learners)| *learners == [2].into()));
     rig.fill();
@@ -620,14 +621,14 @@ fn a_damaged_store_is_no_member_while_a_better_one_may_come() {
     rig.osds.get_mut(&osd_id(2)).unwrap().suspect = true;
     rig.boot(2);
     for entry in rig.entries() {
-        let two = entry.acting.iter().find(|member| member.osd == osd_id(2)).unwrap();
+        let two = entry.acting().find(|member| member.osd == osd_id(2)).unwrap();
         assert_eq!(two.incarnation.get(), 1, "its new run is not taken in");
     }
     rig.crash_osd(2);
     rig.osds.get_mut(&osd_id(2)).unwrap().suspect = false;
     rig.boot(2);
     for entry in rig.entries() {
-        let two = entry.acting.iter().find(|member| member.osd == osd_id(2)).unwrap();
+        let two = entry.acting().find(|member| member.osd == osd_id(2)).unwrap();
         assert_eq!(two.incarnation.get(), 1, "another start fills nothing");
     }
     rig.boot(1);
@@ -656,8 +657,7 @@ fn an_epoch_ends_with_each_change_and_no_epoch_comes_twice() {
             _ => rig.restart(),
         }
         for (old, new) in last.iter().zip(rig.entries()) {
-            let is_same = (&old.acting, &old.learners, old.primary)
-                == (&new.acting, &new.learners, new.primary);
+            let is_same = old.has_same_members(&new);
             assert!(is_same || new.epoch > old.epoch, "{old:?} {new:?}");
             if new.epoch > old.epoch {
                 assert!(seen.insert((new.pg.number, new.epoch.get())));
@@ -691,7 +691,7 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     let left = rig.entry(0);
     assert_eq!(code(rig.command(give_up(true))), "unavailable");
     rig.boot(1);
-    assert_eq!(osds(&rig.entry(0).acting), [1, 3].into());
+    assert_eq!(osds(rig.entry(0).acting()), [1, 3].into());
     rig.report(1, |report| report.damaged_units = 1);
     let error = rig.command(give_up(false)).unwrap_err();
     assert_eq!(error.code, "not_accepted");
@@ -716,13 +716,13 @@ fn members_that_are_off_are_given_up_by_name_alone() {
     let given_up = rig.command(give_up(true)).unwrap();
     assert_eq!(given_up, json!({ "pg": pg.to_string(), "osd": 1, "given_up": [3] }));
     let entry = rig.entry(0);
-    assert_eq!((osds(&entry.acting), entry.primary), ([1].into(), Some(osd_id(1))));
+    assert_eq!((osds(entry.acting()), entry.primary_osd()), ([1].into(), Some(osd_id(1))));
     assert!(entry.epoch > left.epoch);
-    assert_eq!(osds(&rig.entry(1).acting), [1, 3].into(), "the others are not given up");
+    assert_eq!(osds(rig.entry(1).acting()), [1, 3].into(), "the others are not given up");
     // Who comes back brings no news.
     rig.boot(3);
     rig.boot(2);
-    assert_eq!((osds(&rig.entry(0).acting)), [1].into());
+    assert_eq!((osds(rig.entry(0).acting())), [1].into());
     rig.fill();
     assert_at_rest(&rig);
 }
@@ -732,7 +732,7 @@ fn what_people_write_of_pools_and_osds_is_followed() {
     let mut rig = Rig::with_copies(4, 3, 3, 16);
     rig.kill_osd(4);
     let waits =
-        |rig: &Rig| rig.entries().iter().filter(|entry| osds(&entry.acting).contains(&4)).count();
+        |rig: &Rig| rig.entries().iter().filter(|entry| osds(entry.acting()).contains(&4)).count();
     assert_eq!(waits(&rig), 12, "all three copies must be there");
     let set = Command::PoolSet {
         pool: "p".into(),
@@ -870,7 +870,7 @@ fn a_failure_domain_may_change_where_the_copies_can_follow() {
 fn a_damaged_member_is_given_up_with_those_that_are_off_and_does_not_lead() {
     let mut rig = Rig::with_copies(3, 3, 2, 8);
     let entry = rig.entry(0);
-    let numbers: Vec<u32> = entry.acting.iter().map(|member| member.osd.get()).collect();
+    let numbers: Vec<u32> = entry.acting().map(|member| member.osd.get()).collect();
     let (damaged, whole, off) = (numbers[0], numbers[1], numbers[2]);
     for number in &numbers {
         rig.crash_osd(*number);
@@ -880,12 +880,12 @@ fn a_damaged_member_is_given_up_with_those_that_are_off_and_does_not_lead() {
     rig.boot(damaged);
     rig.boot(whole);
     let waits = rig.entry(0);
-    assert_eq!(osds(&waits.acting), [1, 2, 3].into());
+    assert_eq!(osds(waits.acting()), [1, 2, 3].into());
     let give_up = Command::PgGiveUp { pg: entry.pg, accepted: true, they_are_off: true };
     let given_up = rig.command(give_up).unwrap();
     assert_eq!(given_up["given_up"], json!([damaged, off]));
     let next = rig.entry(0);
-    assert_eq!((osds(&next.acting), next.primary), ([whole].into(), Some(osd_id(whole))));
+    assert_eq!((osds(next.acting()), next.primary_osd()), ([whole].into(), Some(osd_id(whole))));
 }
 
 #[test]
@@ -896,11 +896,11 @@ fn others_are_heard_again_before_a_pg_goes_on_without_one_that_missed_a_monitors
     rig.tick();
     rig.advance(Duration::from_millis(4_500));
     let before = rig.entries();
-    assert!(up(&rig, 2) && before.iter().all(|entry| osds(&entry.acting).contains(&2)));
+    assert!(up(&rig, 2) && before.iter().all(|entry| osds(entry.acting()).contains(&2)));
     rig.osds.get_mut(&osd_id(3)).unwrap().is_silent = true;
     rig.advance(Duration::from_millis(600));
     assert!(!up(&rig, 2) && up(&rig, 3));
-    let has_two = |entry: &PgEntry| osds(&entry.acting).contains(&2);
+    let has_two = |entry: &PgEntry| osds(entry.acting()).contains(&2);
     assert!(rig.entries().iter().all(has_two), "osd.3 was not heard since");
     rig.osds.get_mut(&osd_id(3)).unwrap().is_silent = false;
     rig.boot(3);
@@ -917,7 +917,7 @@ fn after_a_monitors_start_those_who_went_on_are_believed_and_those_who_just_star
         rig.unreachable(1, 3, how);
         rig.advance(Duration::from_millis(750));
         assert!(!up(&rig, 3), "osd.1 ran all the time");
-        assert!(!rig.entries().iter().any(|entry| osds(&entry.acting).contains(&3)));
+        assert!(!rig.entries().iter().any(|entry| osds(entry.acting()).contains(&3)));
 
         // Everything was switched off.
         let mut rig = Rig::with_copies(3, 3, 2, 8);
@@ -990,10 +990,10 @@ fn a_link_that_is_known_as_broken_parts_the_members_of_new_pgs_too() {
     rig.unreachable(1, 2, Unreachable::Silent);
     rig.tick();
     for entry in rig.entries() {
-        let parted = entry.primary == Some(osd_id(1));
-        assert_eq!(osds(&entry.acting).contains(&2), !parted, "{entry:?}");
+        let parted = entry.primary_osd() == Some(osd_id(1));
+        assert_eq!(osds(entry.acting()).contains(&2), !parted, "{entry:?}");
     }
-    assert!(rig.entries().iter().any(|entry| entry.primary == Some(osd_id(1))));
+    assert!(rig.entries().iter().any(|entry| entry.primary_osd() == Some(osd_id(1))));
 }
 
 #[test]
@@ -1001,7 +1001,7 @@ fn an_epoch_that_is_asked_for_after_many_failures_waits_no_longer_than_five_seco
     let mut rig = Rig::with_copies(2, 2, 2, 1);
     for _ in 0..7 {
         let entry = rig.entry(0);
-        let other = *entry.acting.iter().find(|m| Some(m.osd) != entry.primary).unwrap();
+        let other = *entry.acting().find(|m| Some(m.osd) != entry.primary_osd()).unwrap();
         rig.need(&entry, Need::Failed(other, "its store is full".into()));
         let mut waited = 0;
         while rig.entry(0).epoch == entry.epoch {

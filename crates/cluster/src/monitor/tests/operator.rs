@@ -130,7 +130,7 @@ fn pools_osds_and_settings_may_be_put_and_are_in_force_at_once() {
     rig.make_pool("new", 8).unwrap();
     rig.read_map(client, &mut map).unwrap();
     let new = map.pools.values().nth(1).unwrap();
-    assert!(new.pgs.iter().all(|entry| entry.primary == Some(osd_id(1))), "osd.2 is not in");
+    assert!(new.pgs.iter().all(|entry| entry.primary_osd() == Some(osd_id(1))), "osd.2 is not in");
 }
 
 #[test]

@@ -647,7 +647,7 @@ impl Rig {
     pub fn report(&mut self, number: u32, edit: impl FnOnce(&mut OsdReport)) {
         let osd = &self.osds[&osd_id(number)];
         let entries = osd.map.pools.values().flat_map(|pool| &pool.pgs);
-        let led = entries.filter(|entry| entry.primary == Some(osd_id(number)));
+        let led = entries.filter(|entry| entry.primary_osd() == Some(osd_id(number)));
         let mut report = OsdReport {
             revisions: osd.map.pools.iter().map(|(pool, map)| (*pool, map.revision)).collect(),
             size_bytes: 10 << 30,
@@ -748,7 +748,11 @@ impl Rig {
 
     /// The entry's primary says what it needs.
     pub fn need(&mut self, entry: &PgEntry, what: Need) {
-        let osd = &self.osds[&entry.primary.unwrap()];
+        self.need_from(entry.primary_osd().unwrap(), entry, what);
+    }
+
+    pub fn need_from(&mut self, from: OsdId, entry: &PgEntry, what: Need) {
+        let osd = &self.osds[&from];
         let needs = vec![PgNeed { pg: entry.pg, epoch: entry.epoch, what }];
         self.say(osd.connection.unwrap(), &ToMonitor::PgNeeds { needs });
     }
@@ -773,8 +777,8 @@ impl Rig {
                     epoch: entry.epoch,
                     what: Need::Complete(*member),
                 };
-                let of_primary = needs.entry(entry.primary.unwrap()).or_default();
-                of_primary.extend(entry.learners.iter().map(complete));
+                let of_primary = needs.entry(entry.primary_osd().unwrap()).or_default();
+                of_primary.extend(entry.learning().map(complete));
             }
             for (osd, needs) in needs {
                 let connection = self.osds[&osd].connection.unwrap();
