@@ -74,8 +74,8 @@ pub enum Bug {
     CounterReusedAfterRestart,
     /// PG: what a returning member holds and was never adopted stays there.
     DivergenceKept,
-    /// PG: a filling goes on behind its position without bringing up what lies before it.
-    PositionTrusted,
+    /// PG: a filling goes on behind its cursor without bringing up what lies before it.
+    CursorTrusted,
     /// PG: a copy for a learner does not wait for its turn among the writes of its block.
     FillOvertakesWrite,
     /// PG: an epoch in which learners were filled without all members is activated when these come.
@@ -118,14 +118,14 @@ pub enum Bug {
     ForgottenSessionServed,
     /// Cluster: a session that was closed while changes of it had no answer is not fenced.
     UncleanCloseNotFenced,
-    /// PG: a learner keeps its position without the blocks that are still to be copied whole.
+    /// PG: a learner keeps its cursor without the blocks that are still to be copied whole.
     WholeNotKept,
     /// Volume: a sync covers what was acknowledged while it was under way.
     SyncCoversLaterWrites,
     /// PG: a listing takes blocks of equal versions for equal, also above what the learner has.
     EqualVersionBelieved,
-    /// PG: a learner keeps what it has before its position as what it has of all blocks.
-    CompleteWithPosition,
+    /// PG: a learner keeps what it has before its cursor as what it has of all blocks.
+    CompleteWithCursor,
     /// Cluster: a volume is attached beside a lazy holder whose connection is gone.
     AbsentHolderPassedOver,
 }
@@ -169,7 +169,7 @@ impl Bug {
         ("tombstone-dropped-early", Bug::TombstoneDroppedEarly),
         ("counter-reused-after-restart", Bug::CounterReusedAfterRestart),
         ("divergence-kept", Bug::DivergenceKept),
-        ("position-trusted", Bug::PositionTrusted),
+        ("cursor-trusted", Bug::CursorTrusted),
         ("fill-overtakes-write", Bug::FillOvertakesWrite),
         ("filled-epoch-activated", Bug::FilledEpochActivated),
         ("removed-member-still-counted", Bug::RemovedMemberStillCounted),
@@ -191,7 +191,7 @@ impl Bug {
         ("whole-not-kept", Bug::WholeNotKept),
         ("sync-covers-later-writes", Bug::SyncCoversLaterWrites),
         ("equal-version-believed", Bug::EqualVersionBelieved),
-        ("complete-with-position", Bug::CompleteWithPosition),
+        ("complete-with-cursor", Bug::CompleteWithCursor),
         ("absent-holder-passed-over", Bug::AbsentHolderPassedOver),
     ];
 }

@@ -355,10 +355,10 @@ impl Run {
 
     fn filling(&mut self) -> Option<Filling> {
         let (complete, since) = (self.version(), self.version());
-        let position = (self.random.below(2) == 0).then(|| self.key());
+        let cursor = (self.random.below(2) == 0).then(|| self.key());
         let whole = vec![self.key()];
         let listing = self.random.below(2) == 0;
-        (self.random.below(2) == 0).then_some(Filling { complete, position, since, whole, listing })
+        (self.random.below(2) == 0).then_some(Filling { complete, cursor, since, whole, listing })
     }
 
     fn change(&mut self) -> Change {

@@ -1,14 +1,14 @@
 //! Learners at their primary: from where each is filled, and its filling in key order.
 //!
 //! ```text
-//!   State ──▶ what it holds that was never adopted ──▶ Activate ──▶ blocks up to its position
+//!   State ──▶ what it holds that was never adopted ──▶ Activate ──▶ blocks up to its cursor
 //!   ──▶ blocks behind it, with Progress now and then ──▶ bound ──▶ last Progress ──▶ Complete
 //! ```
 //!
 //! Invariants
 //!   1. From its activation on a learner gets every write, in version order.
 //!   2. A block of which the learner may lack or have too much is copied: what is behind the
-//!      position by versions above `complete`, what is before it above `since`, and `whole`.
+//!      cursor by versions above `complete`, what is before it above `since`, and `whole`.
 //!   3. Before it is reported complete a learner is bound: nothing is acknowledged without it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +53,7 @@ pub struct Filler {
     todo: BTreeMap<BlockKey, Option<Units>>,
     /// Blocks on their way, in key order; true: durable at the learner.
     started: BTreeMap<BlockKey, bool>,
-    /// Blocks filled since the position was last kept.
+    /// Blocks filled since the cursor was last kept.
     filled_count: usize,
     progress_is_open: bool,
     is_bound: bool,
@@ -78,7 +78,7 @@ struct Unanswered {
 /// Which blocks are being filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Those up to the position, which lack only what is newer than `since`.
+    /// Those up to the cursor, which lack only what is newer than `since`.
     Before,
     /// Those behind it.
     Behind,
@@ -118,7 +118,7 @@ impl Filler {
 
     /// Whether a block belongs to the phase.
     fn has_in_phase(&self, key: BlockKey) -> bool {
-        let is_before = self.filling.position.is_some_and(|position| key <= position);
+        let is_before = self.filling.cursor.is_some_and(|cursor| key <= cursor);
         is_before == (self.phase == Phase::Before)
     }
 
@@ -146,15 +146,15 @@ impl Filler {
         if is_found { self.todo.pop_first() } else { None }
     }
 
-    /// Moves the position behind all blocks that are done.
-    fn move_position(&mut self) {
+    /// Moves the cursor behind all blocks that are done.
+    fn move_cursor(&mut self) {
         while let Some(first) = self.started.first_entry()
             && *first.get()
         {
             let key = first.remove_entry().0;
             self.filled_count += 1;
             if self.phase == Phase::Behind {
-                self.filling.position = self.filling.position.max(Some(key));
+                self.filling.cursor = self.filling.cursor.max(Some(key));
             }
         }
     }
@@ -163,7 +163,7 @@ impl Filler {
     fn to_keep(&self) -> Filling {
         let whole = self.whole.iter().copied().filter(|_| !planted::on(Bug::WholeNotKept));
         let filling = Filling { whole: whole.collect(), ..self.filling.clone() };
-        match planted::on(Bug::CompleteWithPosition) {
+        match planted::on(Bug::CompleteWithCursor) {
             true => Filling { complete: filling.since, ..filling },
             false => filling,
         }
@@ -202,22 +202,22 @@ fn judge(lead: &Lead, state: &MemberState, floor: Version) -> (Filling, Option<V
     let cap = |version: Version| end.filter(|_| is_known).map_or(version, |end| version.min(end));
     let complete = cap(state.complete);
     let known = state.filling.clone().filter(|_| is_known);
-    let (position, since) = match &known {
-        Some(filling) if cap(filling.since) >= floor => (filling.position, cap(filling.since)),
+    let (cursor, since) = match &known {
+        Some(filling) if cap(filling.since) >= floor => (filling.cursor, cap(filling.since)),
         _ => (None, Version::ZERO),
     };
     let is_listed = known.as_ref().is_some_and(|filling| filling.listing);
     let listing = !is_known || is_listed || complete < floor;
-    let since = if position.is_some() { since } else { Version::ZERO };
+    let since = if cursor.is_some() { since } else { Version::ZERO };
     let known = known.filter(|_| !planted::on(Bug::WholeForgotten));
     let whole = known.map(|filling| filling.whole).unwrap_or_default();
-    (Filling { complete, position, since, whole, listing }, end)
+    (Filling { complete, cursor, since, whole, listing }, end)
 }
 
 /// Everything is compared, from the beginning.
 fn list_all(filling: &mut Filling) {
     filling.listing = true;
-    filling.position = None;
+    filling.cursor = None;
     filling.since = Version::ZERO;
     filling.whole.clear();
 }
@@ -236,12 +236,12 @@ impl Pg {
             return;
         }
         let (mut filling, end) = judge(lead, state, floor);
-        if filling.listing && filling.position.is_none() {
+        if filling.listing && filling.cursor.is_none() {
             list_all(&mut filling);
         }
         let beyond = end.filter(|end| state.held > *end && !planted::on(Bug::DivergenceKept));
         match beyond {
-            Some(end) if !filling.listing || filling.position.is_some() => {
+            Some(end) if !filling.listing || filling.cursor.is_some() => {
                 self.lead().peers[index].intake = Some(Intake { end, filling, after: None });
                 self.list_intake(index, actions);
             }
@@ -438,9 +438,9 @@ impl Pg {
         filler.is_listed = false;
         filler.cursor = match phase {
             Phase::Before => None,
-            Phase::Behind => filler.filling.position,
+            Phase::Behind => filler.filling.cursor,
         };
-        let is_trusted = phase == Phase::Before && planted::on(Bug::PositionTrusted);
+        let is_trusted = phase == Phase::Before && planted::on(Bug::CursorTrusted);
         let is_both = phase == Phase::Behind && filler.filling.listing;
         let changed = changes.since(filler.threshold()).filter(|_| !is_both);
         let whole: Vec<BlockKey> = filler.whole.union(&filler.crossing).copied().collect();
@@ -460,7 +460,7 @@ impl Pg {
                 filler.todo.insert(key, None);
             }
         }
-        if is_trusted || (phase == Phase::Before && filler.filling.position.is_none()) {
+        if is_trusted || (phase == Phase::Before && filler.filling.cursor.is_none()) {
             filler.todo.clear();
             filler.is_listed = true;
         }
@@ -494,7 +494,7 @@ impl Pg {
                 break;
             }
         }
-        self.keep_position(index, actions);
+        self.keep_cursor(index, actions);
     }
 
     fn may_fill(&mut self) -> bool {
@@ -506,7 +506,7 @@ impl Pg {
     /// Finds more blocks to fill; false: pages must be waited for.
     fn find_more(&mut self, index: usize, actions: &mut Vec<Action>) -> bool {
         let Some(filler) = self.filler(index) else { return false };
-        let (threshold, position) = (filler.threshold(), filler.filling.position);
+        let (threshold, cursor) = (filler.threshold(), filler.filling.cursor);
         let own_newer_than = match filler.source {
             Source::Both { .. } => Version::ZERO,
             _ => threshold,
@@ -527,7 +527,7 @@ impl Pg {
             self.send(index, PeerBody::List { call, newer_than, after }, actions);
         }
         let Some(filler) = self.filler(index) else { return false };
-        let upto = position.filter(|_| filler.phase == Phase::Before);
+        let upto = cursor.filter(|_| filler.phase == Phase::Before);
         filler.find_listed(threshold, upto)
     }
 
@@ -599,12 +599,12 @@ impl Pg {
         filler.done_bytes += bytes;
         filler.whole.remove(&key);
         filler.crossing.remove(&key);
-        filler.move_position();
+        filler.move_cursor();
         self.pump(actions);
     }
 
     /// Lets the learner keep how far it is, where it is time; goes on to the next phase.
-    fn keep_position(&mut self, index: usize, actions: &mut Vec<Action>) {
+    fn keep_cursor(&mut self, index: usize, actions: &mut Vec<Action>) {
         let mark = self.mark();
         let floor = self.local_state.floor;
         let progress_every = self.shape.limits.progress_every;
@@ -620,9 +620,9 @@ impl Pg {
         }
         if filler.phase == Phase::Before && is_done {
             filler.filling.since = mark;
-            let has_position = filler.filling.position.is_some();
+            let has_cursor = filler.filling.cursor.is_some();
             self.begin_phase(index, Phase::Behind);
-            if has_position {
+            if has_cursor {
                 self.send_progress(index, floor, mark, actions);
             }
             return self.pump(actions);

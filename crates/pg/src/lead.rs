@@ -106,7 +106,7 @@ pub enum Asked {
     Adopt { job: usize },
     /// A fill.
     Fill { key: blockstore::BlockKey, bytes: u64 },
-    /// A learner's position.
+    /// A learner's cursor.
     Progress,
     /// Everything so far, durably.
     Sync,

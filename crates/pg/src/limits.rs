@@ -13,7 +13,7 @@ pub struct Limits {
     pub whole_count_max: usize,
     /// Changes of the change list.
     pub change_count_max: usize,
-    /// So many filled blocks make a learner's position durable.
+    /// So many filled blocks make a learner's cursor durable.
     pub progress_every: usize,
     /// Lazy writes that were answered and are not durable; half of it begins a sync.
     pub unsynced_count_max: usize,

@@ -5,7 +5,7 @@
 //!   1. It states itself when nothing of the epochs before is under way at its store.
 //!   2. Writes come in version order without gaps. One that the store refused ends its part in the
 //!      epoch: nothing later is taken.
-//!   3. A position is kept when all that came before it is durable.
+//!   3. A cursor is kept when all that came before it is durable.
 
 use base::{OsdId, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
@@ -29,7 +29,7 @@ pub struct Follow {
     /// Changes at the store, in the order they came. A lazy one ends when it is written: a note
     /// behind it is durable after it.
     taken: Window,
-    /// A position that waits for all that came before it.
+    /// A cursor that waits for all that came before it.
     progress: Option<Progress>,
 }
 
@@ -321,10 +321,10 @@ impl Pg {
         let entry = self.entry.clone().expect("an epoch is entered");
         let epoch = entry.epoch;
         let record = self.record.as_ref().filter(|record| record.entry.epoch == epoch);
-        let record = record.ok_or("a position before the record is durable")?;
+        let record = record.ok_or("a cursor before the record is durable")?;
         let is_open = self.follow.as_ref().is_some_and(|follow| follow.progress.is_some());
         if record.filling.is_none() || is_open || self.noting.is_some() {
-            return Err("a position of a filling that is not under way".into());
+            return Err("a cursor of a filling that is not under way".into());
         }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
             self.check_key(*key)?;
@@ -338,7 +338,7 @@ impl Pg {
         Ok(())
     }
 
-    /// Keeps a position once all that came before it is durable.
+    /// Keeps a cursor once all that came before it is durable.
     fn keep_progress(&mut self, actions: &mut Vec<Action>) {
         let follow = self.follow();
         let ended = follow.taken.ended();
@@ -540,7 +540,7 @@ impl Pg {
                     self.progress_noted(index, actions);
                     Ok(())
                 }
-                _ => Err("a position that was not asked for".into()),
+                _ => Err("a cursor that was not asked for".into()),
             },
             PeerBody::Stale(_) => Ok(()),
             _ => Err("a message of a primary".into()),

@@ -52,7 +52,7 @@ struct RecordText {
 #[derive(Serialize, Deserialize)]
 struct FillingText {
     complete: VersionText,
-    position: Option<String>,
+    cursor: Option<String>,
     since: VersionText,
     whole: Vec<String>,
     listing: bool,
@@ -110,7 +110,7 @@ impl FillingText {
     fn of(filling: &Filling) -> FillingText {
         FillingText {
             complete: VersionText::of(filling.complete),
-            position: filling.position.map(key_text),
+            cursor: filling.cursor.map(key_text),
             since: VersionText::of(filling.since),
             whole: filling.whole.iter().copied().map(key_text).collect(),
             listing: filling.listing,
@@ -124,7 +124,7 @@ impl FillingText {
         let whole = self.whole.iter().map(|text| read_key(pg, text));
         Ok(Filling {
             complete: self.complete.read()?,
-            position: self.position.map(|text| read_key(pg, &text)).transpose()?,
+            cursor: self.cursor.map(|text| read_key(pg, &text)).transpose()?,
             since: self.since.read()?,
             whole: whole.collect::<Result<_, String>>()?,
             listing: self.listing,

@@ -8,7 +8,7 @@
 //!   1. A version that was answered and is not durable stays in the window until a sync that began
 //!      after it was given has ended at every acting member and every learner bound by then: the
 //!      mark, and with it the floor, stay before it. A learner that is bound later has everything
-//!      given before durably when it keeps its last position.
+//!      given before durably when it keeps its last cursor.
 //!   2. A sync covers every version given before it, answered or not: it goes to each member behind
 //!      the writes, and at each store it covers what came before it.
 //!   3. A member states itself when what it took lazily in the epochs before is durable: what it

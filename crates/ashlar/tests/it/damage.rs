@@ -146,11 +146,15 @@ fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
     assert!(text_of(&check).contains("row @G"), "{}", text_of(&check));
 
     cluster.start(&[]);
+    let incomplete_in = |status: &Value| {
+        let mut checks = status["checks"].as_array().expect("a list").iter();
+        checks.find(|check| check["code"] == "pg_incomplete").cloned()
+    };
+    cluster.wait_status("its PGs to be incomplete", |status| incomplete_in(status).is_some());
     let status = cluster.json(&["status"]);
     assert_eq!(status["health"], "error", "{status:#}");
     assert_eq!(status["pgs"]["active"], 0, "{status:#}");
-    let checks = status["checks"].as_array().expect("a list");
-    let incomplete = checks.iter().find(|check| check["code"] == "pg_incomplete").expect("said");
+    let incomplete = incomplete_in(&status).expect("just seen");
     assert!(incomplete["hint"].as_str().expect("a text").contains("give-up"), "{incomplete}");
     let text = qemu_io(&cluster, "read 0 16M");
     assert!(text.contains("Input/output error"), "{text}");

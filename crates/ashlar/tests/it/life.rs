@@ -25,6 +25,7 @@ fn everything_is_intact_after_a_restart() {
     let cluster = Cluster::up("restart", &["--osds", "3", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x31 0 33M"]);
+    wait_for("the session to end", || cluster.json(&["volume", "info", "v"])["attached"] == 0);
     let volumes = lasting(cluster.json(&["volume", "ls"]));
     let pools = lasting(cluster.json(&["pool", "ls"]));
     let again = run(Command::new(ASHLAR).args(["up", "--detach", "--dir"]).arg(cluster.path()));
@@ -56,6 +57,7 @@ fn everything_is_intact_after_a_restart() {
 #[test]
 fn status_answers_for_a_healthy_cluster() {
     let cluster = Cluster::up("status", &["--osds", "2", "--osd-size", "256MiB"]);
+    cluster.wait_healthy();
     let status = cluster.json(&["status"]);
     assert_eq!(status["health"], "ok", "{status:#}");
     let checks = status["checks"].as_array().expect("a list");
@@ -257,8 +259,8 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
     up.args(["up", "--detach", "--json", "--dir"]).arg(cluster.path());
     let ready: Value = serde_json::from_str(&succeed(&mut up)).expect("JSON");
     assert_eq!(ready["osds_failed"], serde_json::json!([1]), "{ready}");
+    cluster.wait_status("an OSD to be missed", |status| status["health"] == "error");
     let status = cluster.json(&["status"]);
-    assert_eq!(status["health"], "error", "{status:#}");
     let checks = status["checks"].as_array().expect("a list");
     let down = checks.iter().find(|check| check["code"] == "osd_down").expect("it is named");
     assert!(down["message"].as_str().expect("a text").contains("osd.1 is down"), "{down}");
@@ -275,11 +277,12 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
     });
 
     // What the other one has is served.
-    let rows = cluster.json(&["pg", "ls", "--pool", "single"]);
-    for row in rows.as_array().expect("a list") {
-        let expected = if row["primary"] == 1 { "down" } else { "active" };
-        assert_eq!(row["state"], expected, "{row}");
-    }
+    let is_as_it_should_be =
+        |row: &Value| row["state"] == if row["primary"] == 1 { "down" } else { "active" };
+    wait_for("each PG to be down or served", || {
+        let rows = cluster.json(&["pg", "ls", "--pool", "single"]);
+        rows.as_array().expect("a list").iter().all(is_as_it_should_be)
+    });
     let mut blocks = 0..128;
     assert!(blocks.any(|block| is_read(&cluster, block)), "half of them lie on osd.2");
 }

@@ -34,7 +34,7 @@ fn start_and_recover(cluster: &Cluster, text: &str) {
     up.args(["up", "--detach", "--dir"]).arg(cluster.path());
     let up = up.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     wait_for("the monitor to notice", || is_older(cluster));
-    let patience = std::time::Duration::from_secs(60);
+    let patience = std::time::Duration::from_secs(120);
     cluster.refused(&["volume", "create", "x", "--size", "16MiB"], "state_older");
     // All of them have told when the recovery can be described.
     let mut error = Value::Null;

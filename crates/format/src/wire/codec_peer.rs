@@ -311,7 +311,7 @@ fn put_filling(bytes: &mut Vec<u8>, pool: PoolId, filling: Option<&Filling>) {
     put_bool(bytes, filling.is_some());
     let Some(filling) = filling else { return };
     put_version(bytes, filling.complete);
-    put_optional_key(bytes, pool, filling.position);
+    put_optional_key(bytes, pool, filling.cursor);
     put_version(bytes, filling.since);
     put_bool(bytes, filling.listing);
     put_count(bytes, filling.whole.len(), WHOLE_COUNT_MAX);
@@ -414,12 +414,12 @@ impl Reader<'_> {
             return Ok(None);
         }
         let complete = self.version()?;
-        let position = self.optional_key(pool)?;
+        let cursor = self.optional_key(pool)?;
         let since = self.version()?;
         let listing = self.bool()?;
         let count = self.list(WHOLE_COUNT_MAX, KEY_SIZE, "keys")?;
         let whole = (0..count).map(|_| self.key(pool)).collect::<Result<_, _>>()?;
-        Ok(Some(Filling { complete, position, since, whole, listing }))
+        Ok(Some(Filling { complete, cursor, since, whole, listing }))
     }
 
     fn content(&mut self, payload: &mut Option<Buffer>) -> Result<Content, DecodeError> {

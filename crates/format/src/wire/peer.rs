@@ -198,11 +198,11 @@ pub struct Activation {
 /// How far a learner is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Filling {
-    /// Blocks behind `position` are complete up to here.
+    /// Blocks behind `cursor` are complete up to here.
     pub complete: Version,
     /// Blocks up to this key were filled and are complete up to `since`; `None`: none yet.
-    pub position: Option<BlockKey>,
-    /// See `position`.
+    pub cursor: Option<BlockKey>,
+    /// See `cursor`.
     pub since: Version,
     /// Blocks that are to be copied whole, or removed: they hold what was never adopted. At most
     /// [`WHOLE_COUNT_MAX`].

@@ -40,7 +40,7 @@ fn history() -> Vec<Activation> {
 fn filling() -> Filling {
     Filling {
         complete: version_of(200),
-        position: Some(key(4)),
+        cursor: Some(key(4)),
         since: version_of(250),
         whole: vec![key(5), key(6)],
         listing: false,
@@ -188,12 +188,12 @@ fn any_history() -> impl Strategy<Value = Vec<Activation>> {
 }
 
 fn any_filling() -> impl Strategy<Value = Option<Filling>> {
-    let position = proptest::option::of(any_key());
+    let cursor = proptest::option::of(any_key());
     let whole = vec(any_key(), 0..40);
-    let filling = (any_version(), position, any_version(), whole, any::<bool>()).prop_map(
-        |(complete, position, since, whole, listing)| Filling {
+    let filling = (any_version(), cursor, any_version(), whole, any::<bool>()).prop_map(
+        |(complete, cursor, since, whole, listing)| Filling {
             complete,
-            position,
+            cursor,
             since,
             whole,
             listing,

@@ -295,7 +295,7 @@ fn a_sync_waits_for_a_learner_that_is_bound() {
     while world.lease_givers(at).is_empty() {
         world.round();
     }
-    // It was told of its last position; the monitor does not know yet.
+    // It was told of its last cursor; the monitor does not know yet.
     write(&mut world, 2, 0);
     let before = told_to_sync(&world).len();
     let number = world.sync(at);

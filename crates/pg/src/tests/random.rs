@@ -322,7 +322,7 @@ fn planted_bugs_are_found() {
         Bug::TombstoneDroppedEarly,
         Bug::CounterReusedAfterRestart,
         Bug::DivergenceKept,
-        Bug::PositionTrusted,
+        Bug::CursorTrusted,
         Bug::FillOvertakesWrite,
         Bug::SyncOfPrimaryAlone,
         Bug::MarkCountsUnflushed,

@@ -140,7 +140,7 @@ fn an_activation_that_one_member_recorded_counts_for_nothing() {
 }
 
 #[test]
-fn a_learner_that_is_interrupted_keeps_its_position() {
+fn a_learner_that_is_interrupted_keeps_its_cursor() {
     let mut world = whole(2, 2);
     for stripe in 0..20 {
         write(&mut world, stripe, 0, 1);
@@ -151,7 +151,7 @@ fn a_learner_that_is_interrupted_keeps_its_position() {
     for stripe in 0..20 {
         write(&mut world, stripe, 1, 1);
     }
-    let mut positions = Vec::new();
+    let mut cursors = Vec::new();
     for turn in 0..2 {
         world.start(away);
         let before = repairs_to(&world, away);
@@ -160,20 +160,20 @@ fn a_learner_that_is_interrupted_keeps_its_position() {
         }
         world.crash(away, 0);
         world.settle();
-        // What changed while it was away lies before its position, too.
+        // What changed while it was away lies before its cursor, too.
         for stripe in 0..4 {
             write(&mut world, stripe + turn * 4, 2, 1);
         }
-        positions.push(fillings(&world, away).last().unwrap().position);
+        cursors.push(fillings(&world, away).last().unwrap().cursor);
     }
     world.start(away);
     let before = repairs_to(&world, away);
     world.settle();
     assert!(world.is_whole());
     world.check_equal();
-    positions.push(fillings(&world, away).last().unwrap().position);
-    assert_eq!(positions[0], None);
-    assert!(positions.is_sorted() && positions[1] > None && positions[2] > positions[1]);
+    cursors.push(fillings(&world, away).last().unwrap().cursor);
+    assert_eq!(cursors[0], None);
+    assert!(cursors.is_sorted() && cursors[1] > None && cursors[2] > cursors[1]);
     assert!(repairs_to(&world, away) - before < 20, "not all of it again");
 }
 
@@ -838,7 +838,7 @@ fn another_member_goes_on_filling_when_the_one_that_was_left_goes() {
     world.plan = vec![gone[1], gone[0], 3];
     world.settle();
     assert_eq!(world.acting(), [world.member(gone[1]), world.member(3)]);
-    assert!(fillings(&world, 3).last().unwrap().position.is_some(), "it goes on");
+    assert!(fillings(&world, 3).last().unwrap().cursor.is_some(), "it goes on");
     world.check_equal();
     for (stripe, value) in (0..).zip(kept) {
         assert_eq!(world.value(stripe, 0), value);

@@ -50,7 +50,7 @@ fn state() -> MemberState {
 }
 
 fn filling(complete: Version, since: Version) -> Filling {
-    Filling { complete, position: None, since, whole: Vec::new(), listing: false }
+    Filling { complete, cursor: None, since, whole: Vec::new(), listing: false }
 }
 
 fn activate(adopted: Version, filling: Option<Filling>) -> PeerBody {

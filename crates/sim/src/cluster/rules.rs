@@ -90,7 +90,7 @@ impl World {
             PeerBody::Activated => self.watch.grants.activated(pg, epoch, from),
             PeerBody::State(_) | PeerBody::Query { .. } => {
                 if let (PeerBody::State(state), Some(osd)) = (&message.body, self.osds[from].id) {
-                    self.watch.judge_state(from, pg, state)?;
+                    self.watch.judge_state(from, osd, pg, state)?;
                     self.watch.judge_floor(osd, pg, state)?;
                 }
                 let holders = (0..self.osds.len()).filter(|index| *index != from);

@@ -427,8 +427,19 @@ impl Watch {
         self.tails.extend(epochs);
     }
 
-    /// An OSD states itself: it has what the marks of the epoch of its record promised.
-    pub fn judge_state(&self, from: usize, pg: PgId, state: &MemberState) -> Result<(), String> {
+    /// An OSD states itself: it has what the marks of the epoch of its record promised. One that was
+    /// filled in that epoch may have some of it without stating it (docs/internals/pg.md, rule 27).
+    pub fn judge_state(
+        &self,
+        from: usize,
+        osd: OsdId,
+        pg: PgId,
+        state: &MemberState,
+    ) -> Result<(), String> {
+        let entry = self.grants.entry(pg, state.record_epoch);
+        if entry.is_some_and(|entry| entry.learner(osd).is_some()) {
+            return Ok(());
+        }
         if self.tails.get(&(from, pg)).is_some_and(|lost| state.record_epoch <= *lost) {
             return Ok(());
         }
@@ -455,7 +466,7 @@ impl Watch {
         };
         sequels.add(how, 1);
         sequels.add("learner with unadopted blocks", u64::from(!filling.whole.is_empty()));
-        sequels.add("learner whose filling goes on", u64::from(filling.position.is_some()));
+        sequels.add("learner whose filling goes on", u64::from(filling.cursor.is_some()));
         let before = self.fillings.insert((pg, to), epoch);
         let interrupted = before.is_some_and(|before| before < epoch);
         sequels.add("learner interrupted", u64::from(interrupted));
@@ -562,7 +573,8 @@ mod tests {
                 history: Vec::new(),
                 filling: None,
             };
-            watch.judge_state(from, pg(), &state)
+            let osd = OsdId::new(from as u32 + 1).expect("not 0");
+            watch.judge_state(from, osd, pg(), &state)
         };
         assert_eq!(states(&watch, 0, 2, 7, false), Ok(()));
         assert!(states(&watch, 0, 2, 6, false).is_err());
@@ -579,6 +591,17 @@ mod tests {
         }
         assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
         assert!(states(&watch, 0, 3, 6, false).is_err());
+        // One that was filled in that epoch need not state it.
+        let learner = r#",null],"learners":[{"member":{"osd":3,"incarnation":1},"position":2}]"#;
+        let filled = map(4, 2).replace(r#"],"learners":[]"#, learner);
+        assert_eq!(watch.monitor_says(&filled, Time::ZERO), Ok(true));
+        let mut told = write(4, (4, 11), 0);
+        if let PeerBody::Write { mark, .. } = &mut told.body {
+            *mark = Version { epoch: Epoch::new(4), counter: 10 };
+        }
+        assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
+        assert!(states(&watch, 1, 4, 9, false).is_err());
+        assert_eq!(states(&watch, 2, 4, 9, false), Ok(()));
     }
 
     fn write(epoch: u32, version: (u32, u64), offset: u32) -> PeerMessage {
@@ -737,7 +760,7 @@ mod tests {
         let activate = |is_learner: bool| {
             let zero = Version::ZERO;
             let (since, whole) = (zero, Vec::new());
-            let filling = Filling { complete: zero, position: None, since, whole, listing: false };
+            let filling = Filling { complete: zero, cursor: None, since, whole, listing: false };
             let (floor, history, filling) = (zero, Vec::new(), is_learner.then_some(filling));
             PeerBody::Activate { adopted: zero, floor, history, filling }
         };
@@ -802,7 +825,7 @@ mod tests {
         assert!(!watch.is_damage_given(ImageId::FIRST), "it is an acting member");
         let zero = Version::ZERO;
         let (since, whole) = (zero, Vec::new());
-        let filling = Filling { complete: zero, position: None, since, whole, listing: false };
+        let filling = Filling { complete: zero, cursor: None, since, whole, listing: false };
         let (floor, history, filling) = (zero, Vec::new(), Some(filling));
         says(&mut watch, PeerBody::Activate { adopted: zero, floor, history, filling });
         says(&mut watch, repair(0));

@@ -81,7 +81,7 @@ fn how_pgs_stand_is_told_with_the_remedy() {
 
     // Both members of a PG are gone, one after the other: it waits for the one that was there last.
     let waiting = rig.entries().into_iter().find(|entry| entry.learners.is_empty()).unwrap();
-    let first = waiting.acting().nth(0).unwrap().osd.get();
+    let first = waiting.acting().next().unwrap().osd.get();
     let second = waiting.acting().nth(1).unwrap().osd.get();
     rig.kill_osd(first);
     rig.kill_osd(second);

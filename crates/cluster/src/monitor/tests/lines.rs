@@ -55,7 +55,7 @@ fn a_member_that_dies_and_comes_back_leaves_a_line_for_each_change() {
         entry.pg,
         entry.epoch,
         entry.primary_osd().unwrap(),
-        entry.acting().nth(0).unwrap().osd,
+        entry.acting().next().unwrap().osd,
         entry.acting().nth(1).unwrap().osd
     );
     assert_eq!(*newest, expected);

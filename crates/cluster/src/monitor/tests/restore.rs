@@ -262,7 +262,7 @@ fn the_entry_of_the_highest_epoch_is_taken_from_whoever_has_it() {
     let backup = rig.store.clone();
     let first = rig.entries()[0].clone();
     // The PG goes on elsewhere.
-    let leaves = first.acting().nth(0).unwrap().osd.get();
+    let leaves = first.acting().next().unwrap().osd.get();
     rig.command(Command::OsdOut { osd: osd_id(leaves) }).unwrap();
     rig.fill();
     let newest = rig.entries()[0].clone();
@@ -645,7 +645,7 @@ fn a_pg_that_was_served_in_two_ways_is_refused_until_one_is_declared_lost() {
     rig.advance(Duration::from_secs(10));
     let stale = rig.entry(0);
     assert_eq!(
-        (stale.acting_count(), stale.acting().nth(0).unwrap().osd),
+        (stale.acting_count(), stale.acting().next().unwrap().osd),
         (1, osd_id(2)),
         "{stale:?}"
     );
