@@ -368,7 +368,7 @@ mod tests {
             "reads       7/s",
             "writes      -",
             "pool        fast: 0",
-            "used of 1GiB (0 %)",
+            "used of 1 GiB (0 %)",
             "tcp:a:1 on h",
             "osd.2       ended (exit status: 1), started again within 20 s; see /l",
             "nbd         ended (signal: 9), not started again; see /n",

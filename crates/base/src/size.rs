@@ -93,24 +93,25 @@ impl fmt::Debug for BlockSize {
     }
 }
 
-/// A size in bytes with the text form `10GiB`; digits alone are bytes. Decimal units are read, too,
-/// and made whole units of 4 KiB: `10GB` is 10,000,003,072 bytes.
+/// A size in bytes. Shown as people say it, rounded: `14.5 GiB`. Read as people type it: `10GiB`, or
+/// digits alone for bytes. Decimal units are read, too, and made whole units of 4 KiB: `10GB` is
+/// 10,000,003,072 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Size(pub u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (unit, name) in [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")] {
-            if self.0 >= unit && self.0.is_multiple_of(unit) {
-                return write!(f, "{}{name}", self.0 / unit);
+        let units = [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
+        let Some((unit, name)) = units.into_iter().find(|(unit, _)| self.0 >= *unit) else {
+            return write!(f, "{} B", self.0);
+        };
+        let tenths = (u128::from(self.0) * 10 + u128::from(unit) / 2) / u128::from(unit);
+        match tenths {
+            _ if tenths >= 1_000 || tenths.is_multiple_of(10) => {
+                write!(f, "{} {name}", (tenths + 5) / 10)
             }
+            _ => write!(f, "{}.{} {name}", tenths / 10, tenths % 10),
         }
-        for (unit, name) in [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")] {
-            if self.0 >= unit {
-                return write!(f, "{:.1}{name}", self.0 as f64 / unit as f64);
-            }
-        }
-        write!(f, "{}B", self.0)
     }
 }
 
@@ -153,8 +154,19 @@ mod tests {
         assert_eq!("512".parse(), Ok(Size(512)));
         assert_eq!("10GB".parse(), Ok(Size(10_000_003_072)));
         assert_eq!("2TB".parse::<Size>().map(|size| size.0 % UNIT_SIZE), Ok(0));
-        assert_eq!(Size(10 * GIB).to_string(), "10GiB");
-        assert_eq!(Size(1536).to_string(), "1.5KiB");
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1_023, "1023 B"),
+            (1_536, "1.5 KiB"),
+            (10 * GIB, "10 GiB"),
+            (15_235_584 * KIB, "14.5 GiB"),
+            (731 * MIB + 300 * KIB, "731 MiB"),
+            (99 * MIB + 999 * KIB, "100 MiB"),
+            (u64::MAX, "16777216 TiB"),
+        ] {
+            assert_eq!(Size(bytes).to_string(), text);
+        }
+        assert_eq!("14 GiB".parse(), Ok(Size(14 * GIB)));
         assert!("GiB".parse::<Size>().is_err());
         assert!("10 parsecs".parse::<Size>().is_err());
         assert!("99999999999999999999".parse::<Size>().is_err());

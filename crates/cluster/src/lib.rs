@@ -8,11 +8,12 @@
 //! ```
 
 pub mod copy;
+pub mod heartbeat;
 pub mod map;
 pub mod message;
 pub mod monitor;
 pub mod numbers;
-pub mod reach;
+pub mod reconnect;
 mod record_errors;
 pub mod records;
 pub mod settings;

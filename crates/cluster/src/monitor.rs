@@ -60,10 +60,10 @@ use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, SessionId, Time,
 use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::{CONTROL_SIZE_MAX, Message};
 
+use crate::heartbeat::LEFT_AFTER;
 use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::numbers::{self, NUMBER_MAX};
-use crate::reach::LEFT_AFTER;
 use crate::records::{MonitorRecord, TaskId};
 use crate::settings::Setting;
 use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};

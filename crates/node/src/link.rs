@@ -3,11 +3,12 @@
 //! While the link is down I/O goes on.
 
 use base::{ConnectionId, Duration, Time};
-use cluster::reach::{Beat, Heartbeat, Reach};
+use cluster::heartbeat::{Beat, Heartbeat};
+use cluster::reconnect::Reconnect;
 
 /// The link and how far it has come.
 pub struct Link {
-    reach: Reach,
+    reconnect: Reconnect,
     pub stage: LinkStage,
     heartbeat: Heartbeat,
 }
@@ -42,7 +43,7 @@ impl Link {
     /// Requires: at least one address.
     pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Link {
         Link {
-            reach: Reach::new(addresses, delay_min, delay_max),
+            reconnect: Reconnect::new(addresses, delay_min, delay_max),
             stage: LinkStage::Idle,
             heartbeat: Heartbeat::default(),
         }
@@ -50,17 +51,17 @@ impl Link {
 
     /// Where monitors listen, as one of them said.
     pub fn learn(&mut self, told: Vec<String>) {
-        self.reach.learn(told);
+        self.reconnect.learn(told);
     }
 
     /// What was told, if that is another list than the one taken before.
     pub fn take_told(&mut self) -> Option<Vec<String>> {
-        self.reach.take_told()
+        self.reconnect.take_told()
     }
 
     /// All addresses, in the order in which they are tried.
     pub fn addresses(&self) -> &[String] {
-        self.reach.addresses()
+        self.reconnect.addresses()
     }
 
     /// Whether a monitor is looked for.
@@ -110,7 +111,7 @@ impl Link {
     pub fn step(&mut self, now: Time) -> Option<LinkStep> {
         match self.stage {
             LinkStage::Down { until } if until <= now => {
-                let (address, until) = self.reach.connect(now);
+                let (address, until) = self.reconnect.connect(now);
                 Some(LinkStep::Connect { address, until })
             }
             LinkStage::Connecting { connection, until }
@@ -151,7 +152,7 @@ impl Link {
 
     /// The monitor answered the boot.
     pub fn join(&mut self, connection: ConnectionId) {
-        self.reach.served();
+        self.reconnect.served();
         self.stage = LinkStage::Joined { connection };
     }
 
@@ -162,6 +163,6 @@ impl Link {
 
     /// The connection is gone: the next address is tried after a delay.
     pub fn lose(&mut self, now: Time) {
-        self.stage = LinkStage::Down { until: self.reach.lost(now) };
+        self.stage = LinkStage::Down { until: self.reconnect.lost(now) };
     }
 }

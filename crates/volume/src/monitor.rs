@@ -1,8 +1,9 @@
 //! The connection to a monitor: the map and the sessions come over it. I/O goes on without it.
 
 use base::{ConnectionId, SessionId, Time, TraceEvent};
+use cluster::heartbeat::{Beat, Heartbeat};
 use cluster::message::{Failure, FromMonitor, ToMonitor};
-use cluster::reach::{Beat, Heartbeat, Reach};
+use cluster::reconnect::Reconnect;
 use format::door::{CloseReason, NetEffect, Peer, Role};
 use format::wire::Message;
 
@@ -14,7 +15,7 @@ use crate::{Attached, Effect, VolumeHandle};
 /// Where the connection to the monitors stands.
 pub(crate) struct MonitorLink {
     state: MonitorState,
-    reach: Reach,
+    reconnect: Reconnect,
     heartbeat: Heartbeat,
     /// When `Timer::Monitor` rings. A word of the monitor does not put it off: it rings and is set again.
     alarm: Option<Time>,
@@ -44,7 +45,7 @@ impl MonitorLink {
     pub(crate) fn new(monitors: &[String]) -> MonitorLink {
         MonitorLink {
             state: MonitorState::Idle,
-            reach: Reach::new(monitors.to_vec(), CONNECT_DELAY_MIN, CONNECT_DELAY_MAX),
+            reconnect: Reconnect::new(monitors.to_vec(), CONNECT_DELAY_MIN, CONNECT_DELAY_MAX),
             heartbeat: Heartbeat::default(),
             alarm: None,
             untrusted_count: 0,
@@ -126,7 +127,7 @@ impl ClientCore {
     /// Where monitors listen, if one of them said so and it is another list than the one taken before:
     /// for those who start later.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
-        self.monitor.reach.take_told()
+        self.monitor.reconnect.take_told()
     }
 
     /// The monitor answered an ask: it has heard what it was told before that.
@@ -135,7 +136,7 @@ impl ClientCore {
     }
 
     fn connect_monitor(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let (address, until) = self.monitor.reach.connect(now);
+        let (address, until) = self.monitor.reconnect.connect(now);
         let connection = self.next_connection();
         self.monitor.state = MonitorState::Connecting { connection };
         self.set_alarm(until);
@@ -219,7 +220,7 @@ impl ClientCore {
         }
         self.monitor.resubscribed = false;
         self.monitor.state = MonitorState::Waiting;
-        let until = self.monitor.reach.lost(now);
+        let until = self.monitor.reconnect.lost(now);
         self.set_alarm(until);
         if let CloseReason::Untrusted(why) = reason {
             self.monitor.untrusted_count += 1;
@@ -266,7 +267,7 @@ impl ClientCore {
         };
         self.monitor.heartbeat.word(now);
         if message != FromMonitor::Pong {
-            self.monitor.reach.served();
+            self.monitor.reconnect.served();
             if !std::mem::replace(&mut self.monitor.is_told, true) {
                 effects.push(Effect::Trace(TraceEvent::info("a monitor answers")));
             }
@@ -287,7 +288,7 @@ impl ClientCore {
                 self.end_fenced(effects);
                 self.map_changed(now, effects);
             }
-            FromMonitor::Monitors { addresses } => self.monitor.reach.learn(addresses),
+            FromMonitor::Monitors { addresses } => self.monitor.reconnect.learn(addresses),
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
                 self.drop_farewells(request);
                 match self.opening(request) {

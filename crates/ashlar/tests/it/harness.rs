@@ -1,8 +1,10 @@
 //! A cluster of real processes in a temporary directory, and helpers to wait for what it does.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -16,10 +18,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A directory that goes away with its owner.
 pub struct Directory(PathBuf);
 
+/// Directories there are: tests that run at the same time must not share one.
+static DIRECTORIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
 impl Directory {
     /// An empty directory. Its path is short: socket names are limited to 107 bytes.
     pub fn new(name: &str) -> Directory {
         let path = std::env::temp_dir().join(format!("ashlar-{}-{name}", std::process::id()));
+        let is_new = DIRECTORIES.lock().expect("nobody panics with it").insert(path.clone());
+        assert!(is_new, "another test uses {} now", path.display());
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("the temporary directory is writable");
         Directory(path)
@@ -36,6 +43,9 @@ impl Drop for Directory {
             eprintln!("kept for inspection: {}", self.0.display());
         } else {
             let _ = fs::remove_dir_all(&self.0);
+        }
+        if let Ok(mut directories) = DIRECTORIES.lock() {
+            directories.remove(&self.0);
         }
     }
 }

@@ -170,9 +170,9 @@ fn up_says_what_it_does_and_how_far_it_is() {
         "starting the monitor",
         "making OSD 1 of 2",
         "making OSD 1 of 2: 100% of ",
-        "osd.1: 256MiB at ",
+        "osd.1: 256 MiB at ",
         "making OSD 2 of 2: 100% of ",
-        "osd.2: 256MiB at ",
+        "osd.2: 256 MiB at ",
         "starting 2 OSDs",
     ] {
         let found = rest.iter().position(|line| line.starts_with(expected));

@@ -343,7 +343,7 @@ fn an_osd_taken_out_is_emptied_while_it_serves_and_taken_in_again() {
 
 #[test]
 fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() {
-    let cluster = three("copies-away", "512MiB", &[]);
+    let cluster = three("copies-missed", "512MiB", &[]);
     for volume in ["changed", "removed", "cut"] {
         cluster.run(&["volume", "create", volume, "--size", "64MiB"]);
         ask(&cluster, volume, &pieces("write", 1, 64));

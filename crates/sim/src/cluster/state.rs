@@ -645,8 +645,8 @@ mod tests {
                 "pg": { "pool": 1, "number": 0 },
                 "epoch": epoch,
                 "revision": 9,
-                "primary": primary,
-                "acting": [],
+                "primary": 0,
+                "positions": [{ "osd": primary, "incarnation": 1 }],
                 "learners": [],
             });
             serde_json::json!({ "pool": 1, "shard": 0, "pgs": [pg] }).to_string()

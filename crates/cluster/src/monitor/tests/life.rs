@@ -678,7 +678,7 @@ fn a_volume_that_waits_for_room_is_named_with_its_bytes() {
     };
     rig.say(client, &waits(session, 12 << 10));
     let message = check(&mut rig).unwrap();
-    assert!(message.starts_with("12KiB of volume v "), "{message}");
+    assert!(message.starts_with("12 KiB of volume v "), "{message}");
     let stranger = rig.client();
     rig.say(stranger, &waits(session, 0));
     assert!(check(&mut rig).is_some(), "it is not the other's session");

@@ -1,0 +1,197 @@
+//! How OSDs and clients connect to a monitor, and to the next one when it is lost.
+//!
+//! One address after another is tried, each a moment after the one before failed. A connection that does
+//! not stand after a second is given up: a silent host costs that second, and since the time doubles after
+//! each round of all addresses, a slow monitor is reached nevertheless.
+//!
+//! I/O goes on without a monitor.
+
+use base::{Duration, Time};
+
+/// Addresses of monitors that are remembered.
+const ADDRESS_COUNT_MAX: usize = 800;
+/// How long the first connection to an address may take.
+const CONNECT_SPAN_MIN: Duration = Duration::from_secs(1);
+/// And the longest: it may have to look up a name, for which a second server of names is asked after 5 s.
+const CONNECT_SPAN_MAX: Duration = Duration::from_secs(8);
+
+/// Which address is tried next, when, and for how long.
+pub struct Reconnect {
+    /// Those this process was started with.
+    known: Vec<String>,
+    /// All of them, in the order in which they are tried.
+    addresses: Vec<String>,
+    /// Where monitors listen, as one of them said last.
+    told: Vec<String>,
+    /// They are others than before, and nobody has taken note of that.
+    is_news: bool,
+    /// Which address is tried, or was last.
+    place: usize,
+    delay_min: Duration,
+    delay_max: Duration,
+    delay: Duration,
+    /// Connections in a row that came to nothing.
+    loss_count: usize,
+    /// A monitor serves over the present connection.
+    is_served: bool,
+}
+
+impl Reconnect {
+    /// Requires: at least one address.
+    pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> Reconnect {
+        assert!(!addresses.is_empty());
+        Reconnect {
+            known: addresses.clone(),
+            addresses,
+            told: Vec::new(),
+            is_news: false,
+            place: 0,
+            delay_min,
+            delay_max,
+            delay: delay_min,
+            loss_count: 0,
+            is_served: false,
+        }
+    }
+
+    /// Where monitors listen, as one of them said, in an order in which each is followed by another
+    /// monitor's: they are tried before those that it did not name, the one after the present one first.
+    pub fn learn(&mut self, mut told: Vec<String>) {
+        told.truncate(ADDRESS_COUNT_MAX);
+        self.is_news |= self.told != told;
+        self.told.clone_from(&told);
+        let present = std::mem::replace(&mut self.addresses, told).swap_remove(self.place);
+        let more = self.known.iter().filter(|address| !self.addresses.contains(address));
+        self.addresses.extend(more.cloned().collect::<Vec<_>>());
+        let place = self.addresses.iter().position(|address| *address == present);
+        self.place = place.unwrap_or(self.addresses.len() - 1);
+    }
+
+    /// What was told, if that is another list than the one taken before: for those who start later.
+    pub fn take_told(&mut self) -> Option<Vec<String>> {
+        std::mem::take(&mut self.is_news).then(|| self.told.clone())
+    }
+
+    /// All addresses, in the order in which they are tried.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// The address to connect to now, and when that has taken too long.
+    pub fn connect(&mut self, now: Time) -> (String, Time) {
+        let rounds = 0..self.loss_count / self.addresses.len();
+        let doubled = |span: Duration, _| span.doubled_up_to(CONNECT_SPAN_MAX);
+        let until = now + rounds.take(8).fold(CONNECT_SPAN_MIN, doubled);
+        (self.addresses[self.place].clone(), until)
+    }
+
+    /// The monitor at the end of the connection serves.
+    pub fn served(&mut self) {
+        self.delay = self.delay_min;
+        self.loss_count = 0;
+        self.is_served = true;
+    }
+
+    /// The connection is gone, or never came to be: when the next address is tried.
+    pub fn lost(&mut self, now: Time) -> Time {
+        self.place = (self.place + 1) % self.addresses.len();
+        if !std::mem::take(&mut self.is_served) {
+            self.loss_count = self.loss_count.saturating_add(1);
+        }
+        let until = now + self.delay;
+        self.delay = self.delay.doubled_up_to(self.delay_max);
+        until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIN: Duration = Duration::from_millis(50);
+    const MAX: Duration = Duration::from_millis(150);
+
+    fn reconnect(addresses: &[&str]) -> Reconnect {
+        Reconnect::new(addresses.iter().map(ToString::to_string).collect(), MIN, MAX)
+    }
+
+    fn list(addresses: &[&str]) -> Vec<String> {
+        addresses.iter().map(ToString::to_string).collect()
+    }
+
+    /// Connects so often in vain; what was tried.
+    fn tried(reconnect: &mut Reconnect, count: usize) -> Vec<String> {
+        let tries = (0..count).map(|_| {
+            let (address, _) = reconnect.connect(Time::ZERO);
+            reconnect.lost(Time::ZERO);
+            address
+        });
+        tries.collect()
+    }
+
+    #[test]
+    fn monitors_that_are_told_of_are_tried_and_the_known_ones_stay() {
+        let mut reconnect = reconnect(&["a"]);
+        reconnect.learn(list(&["b", "c"]));
+        assert_eq!(tried(&mut reconnect, 4), ["a", "b", "c", "a"]);
+        // Taken once, and again when it changes.
+        assert_eq!(reconnect.take_told(), Some(list(&["b", "c"])));
+        assert_eq!(reconnect.take_told(), None);
+        reconnect.learn(list(&["b", "c"]));
+        assert_eq!(reconnect.take_told(), None);
+        reconnect.learn(list(&["c"]));
+        assert_eq!(reconnect.take_told(), Some(list(&["c"])));
+    }
+
+    #[test]
+    fn after_a_monitor_the_one_that_follows_it_in_the_newest_list_is_tried() {
+        let mut reconnect = reconnect(&["c", "a"]);
+        assert_eq!(reconnect.connect(Time::ZERO).0, "c");
+        reconnect.served();
+        reconnect.learn(list(&["a", "b", "c", "d"]));
+        reconnect.lost(Time::ZERO);
+        assert_eq!(tried(&mut reconnect, 3), ["d", "a", "b"]);
+        // After one that nobody knows any more: from the beginning.
+        let mut reconnect = Reconnect::new(list(&["x", "y"]), MIN, MAX);
+        reconnect.learn(list(&["a", "b"]));
+        assert_eq!(tried(&mut reconnect, 2), ["x", "y"]);
+        reconnect.learn(list(&["c", "d"]));
+        reconnect.lost(Time::ZERO);
+        assert_eq!(tried(&mut reconnect, 2), ["c", "d"]);
+    }
+
+    #[test]
+    fn each_failure_tries_another_address_later() {
+        let mut reconnect = reconnect(&["a", "b"]);
+        let mut now = Time::ZERO;
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let (address, _) = reconnect.connect(now);
+            let next = reconnect.lost(now);
+            seen.push((address, next.since(now).as_millis()));
+            now = next;
+        }
+        let wanted = [("a", 50), ("b", 100), ("a", 150), ("b", 150)];
+        assert_eq!(seen, wanted.map(|(address, delay)| (address.to_string(), delay)));
+    }
+
+    #[test]
+    fn a_silent_address_costs_a_second_and_a_slow_one_is_waited_for_in_later_rounds() {
+        let mut reconnect = reconnect(&["a", "b"]);
+        let spans = |reconnect: &mut Reconnect, count: usize| {
+            let connects = (0..count).map(|_| {
+                let (_, until) = reconnect.connect(Time::ZERO);
+                reconnect.lost(Time::ZERO);
+                until.since(Time::ZERO).as_millis()
+            });
+            connects.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            spans(&mut reconnect, 8),
+            [1_000, 1_000, 2_000, 2_000, 4_000, 4_000, 8_000, 8_000]
+        );
+        reconnect.served();
+        reconnect.lost(Time::ZERO);
+        assert_eq!(spans(&mut reconnect, 3), [1_000, 1_000, 2_000]);
+    }
+}
