@@ -1,5 +1,5 @@
-//! Brings the acting members to the same blocks: of each block the newest version wins, wherever it
-//! is. Their lists are walked side by side, page by page.
+//! Brings the acting members to the same blocks. Their lists are walked side by side, page by page; which
+//! version of a block wins is the face's answer.
 //!
 //! Invariants
 //!   1. Up to `lowest` all acting members hold the same; only what is newer is compared. Where one
@@ -14,9 +14,10 @@ use blockstore::BlockKey;
 use format::wire::{ListedBlock, PeerBody};
 
 use super::copy::{Job, Purpose};
+use super::face::{Adoption, Statement};
 use super::lead::{Ask, Asked, Lead};
 use super::limits::ADOPTIONS_MAX;
-use super::{Action, Call, CallId, NewerFor, Pg, Serving};
+use super::{Action, Call, CallId, NewerFor, Pg, Serving, face};
 
 /// How far the comparison is.
 #[derive(Default)]
@@ -117,17 +118,15 @@ impl Compare {
 }
 
 impl Lead {
-    /// Whether a block is deleted, of which acting members listed these versions: one of them lacks
-    /// it, tombstones of that version are gone there, and it has lost nothing up to that version.
-    fn is_deleted(&self, versions: &[Version], newest: Version) -> bool {
-        let mut members = self.peers.iter().zip(versions);
-        self.compare.lowest == Version::ZERO
-            && members.any(|(peer, version)| {
-                let state = peer.state.as_ref();
-                // A disk that lost the block, and not the floor above it, proves no deletion.
-                let floor = state.map_or(Version::ZERO, |state| state.floor.min(state.complete));
-                *version == Version::ZERO && newest <= floor
-            })
+    /// Up to which version an acting member proves the deletion of what it lacks: tombstones of such
+    /// versions are gone there, and it has lost nothing up to them.
+    fn deleted_up_to(&self, index: usize) -> Version {
+        if self.compare.lowest > Version::ZERO {
+            return Version::ZERO;
+        }
+        let state = self.peers[index].state.as_ref();
+        // A disk that lost the block, and not the floor above it, proves no deletion.
+        state.map_or(Version::ZERO, |state| state.floor.min(state.complete))
     }
 }
 
@@ -180,27 +179,19 @@ impl Pg {
         let lead = self.lead();
         let versions: Vec<Version> =
             lead.compare.pages.iter_mut().map(|page| page.take(key)).collect();
-        let newest = versions.iter().copied().max().unwrap_or_default();
-        let mut targets = lead.acting;
-        if lead.is_deleted(&versions, newest) {
-            for (index, _) in
-                versions.iter().enumerate().filter(|(_, version)| **version == Version::ZERO)
-            {
-                targets.take(index);
+        let statement = |(index, version): (usize, &Version)| Statement {
+            version: *version,
+            deleted_up_to: lead.deleted_up_to(index),
+        };
+        let stated: Vec<Statement> = versions.iter().enumerate().map(statement).collect();
+        match face::adopt(&stated) {
+            Adoption::Same => {}
+            Adoption::Remove { from } => self.begin_job(Job::removal(key, from), actions),
+            Adoption::Copy { newest, sources, to } => {
+                let purpose = Purpose::Adopt { newest, targets: to };
+                self.begin_job(Job::new(key, None, sources, purpose), actions);
             }
-            return self.begin_job(Job::removal(key, targets), actions);
         }
-        let mut sources: Vec<usize> = (0..versions.len()).collect();
-        for (index, _) in versions.iter().enumerate().filter(|(_, version)| **version == newest) {
-            targets.take(index);
-        }
-        if targets.is_empty() {
-            return;
-        }
-        // Units that the newest copy lost come from the next older one.
-        sources.sort_by_key(|index| std::cmp::Reverse(versions[*index]));
-        let job = Job::new(key, None, sources, Purpose::Adopt { newest, targets });
-        self.begin_job(job, actions);
     }
 
     /// Asks this OSD's own store for blocks with versions above one.

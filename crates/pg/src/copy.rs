@@ -20,23 +20,18 @@ use base::planted::{self, Bug};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
+use super::face::Gathering;
 use super::lead::{Ask, Asked, Contact};
-use super::units::{Copied, Held, Units};
+use super::units::{Held, Units};
 use super::write::{Follower, WriteFor, WriteKind};
-use super::{Action, Call, MemberSet, Need, Pg};
+use super::{Action, Call, MemberSet, Need, Pg, face};
 
 /// The copy of one block.
 pub struct Job {
     key: BlockKey,
-    /// `None`: the whole block.
-    wants: Option<Units>,
+    gathering: Gathering,
     /// Members to ask, in order.
     sources: VecDeque<usize>,
-    held: Option<Held>,
-    /// Some units came from another source than the first.
-    is_mixed: bool,
-    /// Some units came from a copy of an older version.
-    is_older: bool,
     /// Its place in the queue of the block's writes, once it has its turn.
     hold: Option<usize>,
     purpose: Purpose,
@@ -55,15 +50,13 @@ pub enum Purpose {
 
 impl Job {
     pub fn new(key: BlockKey, wants: Option<Units>, sources: Vec<usize>, purpose: Purpose) -> Job {
-        let sources = sources.into();
-        let (held, hold) = (None, None);
-        Job { key, wants, sources, held, is_mixed: false, is_older: false, hold, purpose }
+        Job { key, gathering: Gathering::of(wants), sources: sources.into(), hold: None, purpose }
     }
 
     /// A block that is deleted goes from acting members that still have it.
     pub fn removal(key: BlockKey, targets: MemberSet) -> Job {
         let purpose = Purpose::Adopt { newest: Version::ZERO, targets };
-        Job { held: Some(Held::Gone), ..Job::new(key, None, Vec::new(), purpose) }
+        Job { gathering: Gathering::of_nothing(), ..Job::new(key, None, Vec::new(), purpose) }
     }
 }
 
@@ -116,41 +109,28 @@ impl Pg {
             // Somebody mended it meanwhile, or wrote it anew.
             return self.end_job(job, actions);
         }
-        let found = &mut self.lead().jobs[job];
-        found.wants = Some(lost);
-        found.held = Some(Held::Copy(Copied::zeros(version, Units::default())));
+        self.lead().jobs[job].gathering = Gathering::of_lost(version, lost);
         self.gather(job, actions);
     }
 
     /// Asks the next source for what is missing.
     fn gather(&mut self, job: usize, actions: &mut Vec<Action>) {
-        let missing = self.missing_units(job);
+        let block_size = self.shape.block_size;
         let me = self.lead().me;
         let found = &mut self.lead().jobs[job];
-        let key = found.key;
-        let is_whole = found.held.is_none() && found.wants.is_none();
-        let is_done = found.held.is_some() && missing.is_empty();
+        let (key, gathering) = (found.key, &found.gathering);
+        let is_done = gathering.is_done(block_size);
+        let units = match gathering.wants_whole() {
+            true => Vec::new(),
+            false => gathering.missing(block_size).words(block_size),
+        };
         let source = found.sources.pop_front().filter(|_| !is_done);
         let Some(source) = source else { return self.gathered(job, actions) };
-        let words = missing.words(self.shape.block_size);
-        let units = if is_whole { Vec::new() } else { words };
         if source == me {
             self.call(Call::Copy(job), StoreRequest::Copy { key, units }, actions);
         } else {
             let call = self.ask(Ask { peer: source, what: Asked::Fetch { job } });
             self.send(source, PeerBody::Fetch { call, key, units }, actions);
-        }
-    }
-
-    /// Units that are wanted and did not come yet.
-    fn missing_units(&mut self, job: usize) -> Units {
-        let all = Units::from_range(0..self.shape.block_size.unit_count());
-        let found = &self.lead().jobs[job];
-        let wants = found.wants.unwrap_or(all);
-        match &found.held {
-            None => wants,
-            Some(Held::Gone | Held::Tombstone(_)) => Units::default(),
-            Some(Held::Copy(copied)) => wants.without(&copied.units),
         }
     }
 
@@ -183,41 +163,35 @@ impl Pg {
     }
 
     fn source_answered(&mut self, job: usize, held: Held, actions: &mut Vec<Action>) {
-        let missing = self.missing_units(job);
+        let block_size = self.shape.block_size;
         let found = &mut self.lead.as_mut().expect("jobs are the primary's").jobs[job];
-        match &mut found.held {
-            None => found.held = Some(held),
-            Some(Held::Copy(known)) => {
-                let is_same = held.version() == known.version;
-                let is_adopted = matches!(found.purpose, Purpose::Adopt { .. });
-                let more = match held {
-                    Held::Copy(copied) if is_same || is_adopted => Some(copied),
-                    Held::Gone | Held::Tombstone(_) if is_adopted => {
-                        Some(Copied::zeros(known.version, missing))
-                    }
-                    // In an active epoch all acting members hold the same version.
-                    _ => None,
-                };
-                if let Some(more) = more {
-                    found.is_mixed |= !more.units.is_empty();
-                    found.is_older |= !more.units.is_empty() && !is_same;
-                    known.complete_with(&more, &self.buffers);
-                }
-            }
-            Some(Held::Gone | Held::Tombstone(_)) => unreachable!("nothing is missing of it"),
-        }
+        // In an active epoch all acting members hold the same version.
+        let takes_older = matches!(found.purpose, Purpose::Adopt { .. });
+        found.gathering.take(held, takes_older, block_size, &self.buffers);
         self.gather(job, actions);
     }
 
     /// No source has more.
     fn gathered(&mut self, job: usize, actions: &mut Vec<Action>) {
-        let key = self.lead().jobs[job].key;
-        let lost = self.missing_units(job);
+        let block_size = self.shape.block_size;
         let found = &mut self.lead().jobs[job];
-        let held = found.held.take().expect("the first source answered");
-        match found.purpose {
-            Purpose::Adopt { newest, targets } => {
-                self.adopt(job, newest, targets, held, &lost, actions);
+        let (key, purpose) = (found.key, found.purpose);
+        let gathering = std::mem::replace(&mut found.gathering, Gathering::of_nothing());
+        let lost = gathering.missing(block_size);
+        let (is_mixed, is_older) = (gathering.is_mixed, gathering.is_older);
+        let held = gathering.into_held();
+        match purpose {
+            Purpose::Adopt { newest, targets } if held.version() == newest => {
+                let held = if is_older { self.as_of_this_epoch(held) } else { held };
+                // Units that came from another copy go to those of the newest version as well.
+                let targets = if is_mixed { self.lead().acting } else { targets };
+                self.adopt(job, targets, held, &lost, actions);
+            }
+            Purpose::Adopt { .. } => {
+                // It stated another version: it will be judged anew.
+                self.lead().jobs.remove(job);
+                let why = "a member's block is not as it was listed".to_owned();
+                self.end_epoch(Need::NewEpoch, why, actions);
             }
             Purpose::Fill { learner } => {
                 self.send_fill(learner, key, held, &lost, actions);
@@ -261,36 +235,29 @@ impl Pg {
         }
     }
 
-    /// Gives the newest copy to all acting members that have another one.
+    /// A block made of several versions. A member that is away may hold the newest one as it was written:
+    /// this is another content, and it must get it. No write has the version that it gets: the first
+    /// one's counter is one more.
+    fn as_of_this_epoch(&mut self, mut held: Held) -> Held {
+        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
+        if let Held::Copy(copied) = &mut held {
+            copied.version = Version { epoch, counter: self.lead().highest_complete().counter };
+        }
+        held
+    }
+
+    /// Gives what was gathered to acting members that have something else.
     fn adopt(
         &mut self,
         job: usize,
-        newest: Version,
         targets: MemberSet,
-        mut held: Held,
+        held: Held,
         lost: &Units,
         actions: &mut Vec<Action>,
     ) {
-        if held.version() != newest {
-            // It stated another version: it will be judged anew.
-            self.lead().jobs.remove(job);
-            let why = "a member's block is not as it was listed".to_owned();
-            return self.end_epoch(Need::NewEpoch, why, actions);
-        }
-        let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
-        let lead = self.lead();
-        let me = lead.me;
-        // A member that is away may hold the newest version as it was written: this is another content,
-        // and it must get it. No write has that version: the first one's counter is one more.
-        if lead.jobs[job].is_older
-            && let Held::Copy(copied) = &mut held
-        {
-            copied.version = Version { epoch, counter: lead.highest_complete().counter };
-        }
         let newest = held.version();
-        // Units that came from another copy go to those of the newest version as well.
-        let targets = if lead.jobs[job].is_mixed { lead.acting } else { targets };
-        let key = lead.jobs[job].key;
+        let lead = self.lead();
+        let (me, key) = (lead.me, lead.jobs[job].key);
         lead.jobs[job].purpose = Purpose::Adopt { newest, targets };
         let content = held.into_content(self.shape.block_size, lost);
         for index in targets.iter() {
@@ -355,7 +322,7 @@ impl Pg {
         let Some(lead) = self.lead.as_ref().filter(|_| self.is_filling()) else { return false };
         let others = lead.acting_others();
         let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
-        let sources: Vec<usize> = others.collect();
+        let sources = face::sources(others);
         if sources.is_empty() {
             return false;
         }

@@ -24,7 +24,7 @@ use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Contact, Lead};
 use super::units::{Held, Units};
 use super::write::Write;
-use super::{Action, MemberSet, Need, NewerFor, Pg, Serving};
+use super::{Action, MemberSet, Need, NewerFor, Pg, Serving, face};
 
 /// A learner whose blocks beyond the end of its epoch are being listed.
 pub struct Intake {
@@ -487,7 +487,7 @@ impl Pg {
                 let lead = self.lead();
                 let others = lead.acting_others();
                 let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
-                let sources = std::iter::once(lead.me).chain(others).collect();
+                let sources = face::sources(std::iter::once(lead.me).chain(others));
                 let job = Job::new(key, units, sources, Purpose::Fill { learner: index });
                 self.queue_job(job, None, actions);
             } else if filler.is_listed || !self.find_more(index, actions) {

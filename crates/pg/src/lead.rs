@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
-use base::{Epoch, OsdId, Version};
+use base::{Epoch, OsdId, Position, Version};
 use blockstore::{NoteKey, Request as StoreRequest};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PeerBody, PgEntry};
 use slab::Slab;
@@ -63,6 +63,8 @@ pub struct Lead {
 /// A member as its primary sees it.
 pub struct Peer {
     pub member: Member,
+    /// Where it acts, or what for it learns.
+    pub position: Position,
     pub contact: Contact,
     pub state: Option<MemberState>,
     /// Of a learner that is being judged.
@@ -126,8 +128,9 @@ pub enum Absence {
 impl Lead {
     /// Requires: `me` is a member of the entry, which has at most [`MEMBERS_MAX`].
     pub fn new(entry: &PgEntry, me: OsdId) -> Lead {
-        let members = entry.members();
-        let peers: Vec<Peer> = members.map(|member| Peer::new(*member)).collect();
+        let acting = entry.filled().map(|(position, member)| Peer::new(*member, position));
+        let learners = entry.learners.iter().map(|it| Peer::new(it.member, it.position));
+        let peers: Vec<Peer> = acting.chain(learners).collect();
         assert!(peers.len() <= MEMBERS_MAX);
         let me = peers.iter().position(|peer| peer.member.osd == me);
         let me = me.filter(|me| *me < entry.acting_count()).expect("a primary is an acting member");
@@ -180,8 +183,9 @@ impl Lead {
 }
 
 impl Peer {
-    fn new(member: Member) -> Peer {
-        Peer { member, contact: Contact::Away, state: None, intake: None, filler: None }
+    fn new(member: Member, position: Position) -> Peer {
+        let contact = Contact::Away;
+        Peer { member, position, contact, state: None, intake: None, filler: None }
     }
 }
 

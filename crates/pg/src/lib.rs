@@ -30,6 +30,7 @@ mod changes;
 mod compare;
 mod copy;
 mod delete;
+mod face;
 mod fill;
 mod lead;
 mod limits;

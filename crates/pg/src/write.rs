@@ -8,8 +8,7 @@ use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Change, Outcome, PeerBody, Refusal};
 
 use super::{
-    Action, Call, MemberSet, Need, Pg, Serving, Ticket, has_unit, next_version, refusal_of,
-    units_of,
+    Action, Call, MemberSet, Need, Pg, Serving, Ticket, face, has_unit, next_version, refusal_of,
 };
 
 /// One write at its primary.
@@ -137,21 +136,15 @@ impl Pg {
         follower: Option<Follower>,
         actions: &mut Vec<Action>,
     ) {
-        let (first, end) = match &kind {
-            WriteKind::Write { offset, data, .. } => units_of(*offset, data.len() as u32),
-            WriteKind::Zero { offset, length, .. } => units_of(*offset, *length),
-            WriteKind::Delete | WriteKind::HandedOver => (0, self.shape.block_size.unit_count()),
-            // No read waits for it.
-            WriteKind::Hold => (0, 0),
-        };
-        assert!(first < end || matches!(kind, WriteKind::Hold));
+        let units = face::footprint(&kind, self.shape.block_size);
+        assert!(!units.is_empty() || matches!(kind, WriteKind::Hold));
         let order = self.queued_next;
         self.queued_next += 1;
         let slot = self.writes.insert(Write {
             issuer,
             key,
             order,
-            units: first..end,
+            units,
             kind,
             stage: WriteStage::Queued,
             followers: follower.into_iter().collect(),
@@ -252,7 +245,7 @@ impl Pg {
         let (acting_count, peer_count) = (lead.acting.count(), lead.peers.len());
         for (index, peer) in lead.peers.iter().enumerate() {
             if index != lead.me && self.write_targets.has(index) {
-                let change = change.clone();
+                let change = face::change_at(&change, peer.position);
                 let body = PeerBody::Write { version, mark, key, block_size, lazy, change };
                 actions.push(Action::Send { to: peer.member.osd, body });
             }
