@@ -474,11 +474,16 @@ impl Journal {
     /// A group was written.
     pub fn group_written(&mut self, start: Lsn) {
         let at = self.groups.partition_point(|group| group.start < start);
-        self.groups[at].stage = GroupStage::Done;
+        let group = &mut self.groups[at];
+        let is_on_its_way = matches!(group.stage, GroupStage::Writing);
+        assert!(group.start == start && is_on_its_way, "a group is written once");
+        group.stage = GroupStage::Done;
         while let Some(Group { end, stage: GroupStage::Done, .. }) = self.groups.front() {
+            assert!(*end > self.written, "groups are written in order");
             self.written = *end;
             self.groups.pop_front();
         }
+        assert!(self.written <= self.tail);
         self.shrink_cache();
     }
 

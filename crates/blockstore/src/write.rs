@@ -512,6 +512,7 @@ impl Parts {
 
     fn change_inline(&mut self, change: &Change, key: BlockKey) {
         let header = change.header;
+        assert!(header.checksums.len() as u64 * UNIT_SIZE == u64::from(header.length));
         let is_new = place_of(change.old) == LOCATION_NONE;
         self.overlay(key, |overlay| {
             if is_new {
@@ -532,6 +533,8 @@ impl Parts {
 
     fn change_large(&mut self, change: &Change, key: BlockKey) {
         let header = change.header;
+        assert!(header.checksums.len() as u64 * UNIT_SIZE == u64::from(header.length));
+        assert!(header.location != LOCATION_NONE, "its data has a place of its own");
         self.overlay(key, |overlay| {
             overlay.reset();
             for (index, checksum) in header.checksums.iter().enumerate() {

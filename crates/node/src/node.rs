@@ -782,7 +782,10 @@ impl Node {
                         let (blocks, is_last) = self.list_newer(slot, newer_than, after, count_max);
                         self.pgs[slot].listed_newer(call, blocks, is_last, &mut self.actions);
                     }
-                    Action::Send { to, body } => self.send(now, slot, to, body, effects),
+                    Action::Send { to, body } => {
+                        assert!(to != self.identity.osd, "a PG tells itself by a call");
+                        self.send(now, slot, to, body, effects);
+                    }
                     Action::Need(need) => self.pg_needs(slot, need),
                     Action::Reply { ticket, outcome } => {
                         self.answer(now, slot, ticket, outcome, effects);

@@ -316,7 +316,10 @@ impl Node {
     /// Whether all members have space for what a request brings: once it has a version it must fit.
     fn judge_space(&mut self, now: Time, slot: usize, scope: &Scope) -> Verdict {
         match self.space_for(now, slot, self.space_bytes(slot, scope)) {
-            Space::Enough => Verdict::Serve(slot),
+            Space::Enough => {
+                assert!(self.pgs[slot].id() == scope.pg);
+                Verdict::Serve(slot)
+            }
             Space::Full => Verdict::Refuse(Refusal::Full),
             Space::Unknown => {
                 self.waits_for_space = true;

@@ -255,8 +255,10 @@ impl Pg {
         follow.next = Some(next_version(version, epoch));
         follow.mark = follow.mark.max(mark);
         let order = follow.taken.begin(0);
+        assert!(first < end && end <= block_size.unit_count());
         self.changes.add(version, key, first..end);
         self.local_state.wrote(version);
+        assert!(self.local_state.held >= version);
         self.call(Call::Taken { order, version }, request, actions);
         Ok(())
     }

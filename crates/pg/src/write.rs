@@ -196,6 +196,7 @@ impl Pg {
                 assert!(missing.within(self.ack_required).is_empty() || is_planted);
                 // A sync that began after it was given may have ended meanwhile.
                 let durable = durable || self.syncs.covers(version.counter);
+                assert!(version <= self.newest && version.epoch == self.newest.epoch);
                 write.stage = WriteStage::Done { version, durable };
                 if durable || planted::on(Bug::MarkCountsUnflushed) {
                     self.window.end(version.counter);
@@ -216,8 +217,10 @@ impl Pg {
         let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
         let mark = self.mark();
         let version = next_version(self.newest, epoch);
-        assert!(version > self.newest);
+        assert!(version > self.newest && version.counter == self.newest.counter + 1);
+        assert!(mark <= self.newest);
         let write = &mut self.writes[slot];
+        assert!(matches!(write.stage, WriteStage::Queued | WriteStage::Examine));
         let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
         let lazy = kind.is_lazy();
         let missing = self.write_targets;
