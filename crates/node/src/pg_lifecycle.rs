@@ -369,7 +369,7 @@ impl Node {
     }
 
     /// While members of a PG are lost, and too many for the monitor to make an entry without them:
-    /// learners are filled, and what is certain is read.
+    /// learners are filled meanwhile.
     fn fill_meanwhile(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
         let osds = &self.map.osds;
         let absence = |member: Member| match osds.get(&member.osd) {

@@ -162,7 +162,7 @@ impl Pg {
     }
 
     /// A page of an acting member came.
-    pub(crate) fn compare_listed(
+    pub(crate) fn on_compare_list(
         &mut self,
         index: usize,
         blocks: Vec<ListedBlock>,

@@ -83,7 +83,7 @@ impl Pg {
     }
 
     /// No write of the job's block is under way, and none begins before [`Pg::end_job`].
-    pub(crate) fn hold_begins(&mut self, job: usize, slot: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn on_hold(&mut self, job: usize, slot: usize, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         found.hold = Some(slot);
         let key = found.key;
@@ -94,7 +94,7 @@ impl Pg {
     }
 
     /// What this OSD lost of a block is known.
-    pub(crate) fn mend_looked(
+    pub(crate) fn on_lost_units(
         &mut self,
         job: usize,
         result: Result<Answer, StoreError>,
@@ -135,7 +135,7 @@ impl Pg {
     }
 
     /// This OSD's own copy.
-    pub(crate) fn copied(
+    pub(crate) fn on_own_copy(
         &mut self,
         job: usize,
         result: Result<Answer, StoreError>,
@@ -146,11 +146,11 @@ impl Pg {
         };
         let held = Held::of(content, self.shape.block_size, false);
         let held = held.expect("the store knows the size of its blocks");
-        self.source_answered(job, held, actions);
+        self.on_source(job, held, actions);
     }
 
     /// A member's copy.
-    pub(crate) fn peer_copied(
+    pub(crate) fn on_peer_copy(
         &mut self,
         job: usize,
         content: Content,
@@ -158,11 +158,11 @@ impl Pg {
     ) -> Result<(), String> {
         let held = Held::of(content, self.shape.block_size, true)?;
         self.check_version(held.version())?;
-        self.source_answered(job, held, actions);
+        self.on_source(job, held, actions);
         Ok(())
     }
 
-    fn source_answered(&mut self, job: usize, held: Held, actions: &mut Vec<Action>) {
+    fn on_source(&mut self, job: usize, held: Held, actions: &mut Vec<Action>) {
         let block_size = self.shape.block_size;
         let found = &mut self.lead.as_mut().expect("jobs are the primary's").jobs[job];
         // In an active epoch all acting members hold the same version.
@@ -214,7 +214,7 @@ impl Pg {
     }
 
     /// What this OSD lost is durable here again.
-    pub(crate) fn mended(
+    pub(crate) fn on_mended(
         &mut self,
         (job, units): (usize, usize),
         result: Result<Answer, StoreError>,
@@ -286,7 +286,7 @@ impl Pg {
     }
 
     /// This OSD's own repair for equal blocks ended.
-    pub(crate) fn adopted_here(
+    pub(crate) fn on_adopted_here(
         &mut self,
         job: usize,
         result: Result<Answer, StoreError>,
@@ -294,7 +294,7 @@ impl Pg {
     ) {
         let me = self.lead().me;
         match result {
-            Ok(_) => self.adopted_by(me, job, actions),
+            Ok(_) => self.on_adopted_by(me, job, actions),
             Err(_) => {
                 let why = "its store is full".to_owned();
                 let need = Need::Failed(self.lead().peers[me].member, why.clone());
@@ -304,7 +304,7 @@ impl Pg {
     }
 
     /// A member has the newest copy durably.
-    pub(crate) fn adopted_by(&mut self, index: usize, job: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn on_adopted_by(&mut self, index: usize, job: usize, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let Purpose::Adopt { targets, .. } = &mut found.purpose else {
             unreachable!("the job gives the newest copy to all");
@@ -319,7 +319,7 @@ impl Pg {
     /// Lets a read wait until units that this OSD lost were fetched from other members; false
     /// where there is nobody else.
     pub(crate) fn mend(&mut self, key: BlockKey, read: usize, actions: &mut Vec<Action>) -> bool {
-        let Some(lead) = self.lead.as_ref().filter(|_| self.is_filling()) else { return false };
+        let Some(lead) = self.lead.as_ref().filter(|_| self.may_copy()) else { return false };
         let others = lead.acting_others();
         let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
         let sources = face::sources(others);

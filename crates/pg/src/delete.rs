@@ -104,7 +104,7 @@ impl Pg {
         self.end_of_deletion_part(slot, actions);
     }
 
-    pub(crate) fn block_deleted(
+    pub(crate) fn on_block_deleted(
         &mut self,
         slot: usize,
         outcome: Result<Outcome, Refusal>,

@@ -226,7 +226,7 @@ impl Pg {
     /// A learner is known, or learners are filled from now on: begins to fill it.
     pub(crate) fn welcome(&mut self, index: usize, actions: &mut Vec<Action>) {
         let floor = self.local_state.floor;
-        let is_filling = self.is_filling();
+        let is_filling = self.may_copy();
         let lead = self.lead();
         let peer = &lead.peers[index];
         let Some(state) = peer.state.as_ref().filter(|_| peer.contact == Contact::Known) else {
@@ -257,7 +257,7 @@ impl Pg {
     }
 
     /// A learner listed blocks beyond the end of its epoch: they are to be copied whole.
-    pub(crate) fn intake_listed(
+    pub(crate) fn on_intake_list(
         &mut self,
         index: usize,
         blocks: Vec<ListedBlock>,
@@ -341,7 +341,7 @@ impl Pg {
     }
 
     /// A learner has a write durably.
-    pub(crate) fn learner_wrote(
+    pub(crate) fn on_learner_wrote(
         &mut self,
         index: usize,
         version: Version,
@@ -392,7 +392,7 @@ impl Pg {
     }
 
     /// A learner's record is durable.
-    pub(crate) fn learner_recorded(
+    pub(crate) fn on_learner_recorded(
         &mut self,
         index: usize,
         actions: &mut Vec<Action>,
@@ -468,7 +468,7 @@ impl Pg {
 
     /// Starts fills while there is room, and finishes what is done.
     pub(crate) fn pump(&mut self, actions: &mut Vec<Action>) {
-        if !self.is_filling() {
+        if !self.may_copy() {
             return;
         }
         let lead = self.lead();
@@ -480,7 +480,7 @@ impl Pg {
     }
 
     fn pump_learner(&mut self, index: usize, actions: &mut Vec<Action>) {
-        while self.is_filling() && self.may_fill() {
+        while self.may_copy() && self.may_fill() {
             let Some(filler) = self.filler(index) else { return };
             if let Some((key, units)) = filler.next() {
                 filler.started.insert(key, false);
@@ -532,7 +532,7 @@ impl Pg {
     }
 
     /// A page of this OSD's own blocks came.
-    pub(crate) fn fill_listed(
+    pub(crate) fn on_own_list(
         &mut self,
         index: usize,
         blocks: Vec<ListedBlock>,
@@ -551,7 +551,7 @@ impl Pg {
     }
 
     /// A page of a learner's blocks came.
-    pub(crate) fn learner_listed(
+    pub(crate) fn on_learner_list(
         &mut self,
         index: usize,
         blocks: Vec<ListedBlock>,
@@ -587,7 +587,7 @@ impl Pg {
     }
 
     /// A block is durable at a learner.
-    pub(crate) fn filled(
+    pub(crate) fn on_filled(
         &mut self,
         index: usize,
         key: BlockKey,
@@ -662,7 +662,7 @@ impl Pg {
     }
 
     /// A learner keeps its progress durably.
-    pub(crate) fn progress_noted(&mut self, index: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn on_progress_noted(&mut self, index: usize, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let peer = &mut lead.peers[index];
         let Some(filler) = &mut peer.filler else { return };

@@ -278,7 +278,7 @@ impl Pg {
     }
 
     /// A member stated itself.
-    pub(crate) fn stated(
+    pub(crate) fn on_state(
         &mut self,
         index: usize,
         state: MemberState,
@@ -467,10 +467,10 @@ impl Pg {
     }
 
     /// The own record is durable, or cannot be written.
-    pub(crate) fn own_record_noted(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+    pub(crate) fn on_own_record_noted(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         if is_durable {
-            return self.recorded(me, actions);
+            return self.on_recorded(me, actions);
         }
         let why = "its activation could not be journaled: its store is full".to_owned();
         if self.lead().is_alone() {
@@ -484,7 +484,7 @@ impl Pg {
     }
 
     /// The record of an acting member is durable.
-    pub(crate) fn recorded(&mut self, index: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn on_recorded(&mut self, index: usize, actions: &mut Vec<Action>) {
         let lead = self.lead();
         lead.unrecorded.take(index);
         if lead.unrecorded.is_empty() && self.serving == Serving::Journaling {

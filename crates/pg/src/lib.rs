@@ -284,7 +284,7 @@ pub enum Serving {
     /// As primary: serves.
     Active,
     /// As primary: acting members are lost, and those left are too few to serve. Learners are filled
-    /// meanwhile, and what is certain may be read; the epoch is never activated.
+    /// meanwhile, and nothing is served; the epoch is never activated.
     Filling,
     /// As primary: the epoch cannot go on, the next one is asked for.
     Ended {
@@ -566,10 +566,10 @@ impl Pg {
             }
             Call::Newer(NewerFor::Compare) => {
                 let me = self.lead().me;
-                let came = self.compare_listed(me, blocks, is_last, actions);
+                let came = self.on_compare_list(me, blocks, is_last, actions);
                 came.expect("the node lists what was asked");
             }
-            Call::Newer(NewerFor::Fill(index)) => self.fill_listed(index, blocks, is_last, actions),
+            Call::Newer(NewerFor::Fill(index)) => self.on_own_list(index, blocks, is_last, actions),
             Call::Dropped => {}
             _ => unreachable!("only a list of newer blocks is answered so"),
         }
@@ -689,15 +689,16 @@ impl Pg {
         }
         match what {
             NoteFor::Nobody => {}
-            NoteFor::Lead => self.own_record_noted(is_durable, actions),
+            NoteFor::Lead => self.on_own_record_noted(is_durable, actions),
             NoteFor::Activation | NoteFor::Progress { .. } => {
                 self.followed_record_noted(what, is_durable, actions);
             }
         }
     }
 
-    /// Whether learners are filled now.
-    fn is_filling(&self) -> bool {
+    /// Whether blocks are copied, and writes of the epoch go on: active, or below the minimum size while
+    /// learners are filled.
+    fn may_copy(&self) -> bool {
         matches!(self.serving, Serving::Active | Serving::Filling)
     }
 
@@ -775,18 +776,18 @@ impl Pg {
             self.unflushed.wrote();
         }
         match call {
-            Call::Write(slot) => self.written(slot, result, actions),
-            Call::Examine(slot) => self.examined(slot, result, actions),
-            Call::Fetch(slot) => self.fetched(slot, result, actions),
-            Call::Layer { read, layer } => self.layer_known(read, layer, result, actions),
-            Call::Part { read, part } => self.part_fetched(read, part, result, actions),
+            Call::Write(slot) => self.on_own_written(slot, result, actions),
+            Call::Examine(slot) => self.on_examined(slot, result, actions),
+            Call::Fetch(slot) => self.on_fetched(slot, result, actions),
+            Call::Layer { read, layer } => self.on_layer(read, layer, result, actions),
+            Call::Part { read, part } => self.on_part(read, part, result, actions),
             Call::Flush { covers, what } => self.flushed(covers, what, &result, actions),
             Call::Note => self.noted(result, actions),
-            Call::Copy(job) => self.copied(job, result, actions),
-            Call::MendLook(job) => self.mend_looked(job, result, actions),
-            Call::Mend { job, units } => self.mended((job, units), result, actions),
-            Call::Adopt(job) => self.adopted_here(job, result, actions),
-            Call::Taken { order, version } => self.taken(order, version, result, actions),
+            Call::Copy(job) => self.on_own_copy(job, result, actions),
+            Call::MendLook(job) => self.on_lost_units(job, result, actions),
+            Call::Mend { job, units } => self.on_mended((job, units), result, actions),
+            Call::Adopt(job) => self.on_adopted_here(job, result, actions),
+            Call::Taken { order, version } => self.on_taken(order, version, result, actions),
             Call::PeerRepair { order, call } => self.repaired(order, call, result, actions),
             Call::PeerCopy { call } => self.copied_for_peer(call, result, actions),
             Call::AbsolveFilled { call } => self.filled_absolved(call, actions),

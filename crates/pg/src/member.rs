@@ -103,7 +103,7 @@ impl Pg {
         let stage = self.follow().stage;
         match (body, stage) {
             (PeerBody::Stale(_), _) | (_, FollowStage::Failed) => Ok(()),
-            (PeerBody::Query { .. }, _) => self.queried(actions),
+            (PeerBody::Query { .. }, _) => self.on_query(actions),
             (_, FollowStage::Silent | FollowStage::Asked) => {
                 Err("it speaks before it asked".into())
             }
@@ -152,7 +152,7 @@ impl Pg {
         }
     }
 
-    fn queried(&mut self, actions: &mut Vec<Action>) -> Result<(), String> {
+    fn on_query(&mut self, actions: &mut Vec<Action>) -> Result<(), String> {
         let follow = self.follow();
         if follow.stage == FollowStage::Active {
             return Err("a member takes part once in an epoch".into());
@@ -397,7 +397,7 @@ impl Pg {
     }
 
     /// The store ended a write that the primary sent.
-    pub(crate) fn taken(
+    pub(crate) fn on_taken(
         &mut self,
         order: u64,
         version: Version,
@@ -497,9 +497,9 @@ impl Pg {
             return Ok(());
         }
         match body {
-            PeerBody::State(state) => self.stated(index, state, actions),
+            PeerBody::State(state) => self.on_state(index, state, actions),
             PeerBody::Written { version, durable } => {
-                self.member_wrote(index, version, durable, actions)
+                self.on_member_wrote(index, version, durable, actions)
             }
             PeerBody::Synced { call } => match self.asked(index, call)? {
                 Asked::Sync => {
@@ -519,27 +519,27 @@ impl Pg {
                     self.check_version(block.version)?;
                 }
                 match self.asked(index, call)? {
-                    Asked::Compare => self.compare_listed(index, blocks, is_last, actions),
-                    Asked::Intake => self.intake_listed(index, blocks, is_last, actions),
-                    Asked::Listing => self.learner_listed(index, blocks, is_last, actions),
+                    Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
+                    Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
+                    Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
                     _ => Err("a list that was not asked for".into()),
                 }
             }
             PeerBody::Fetched { call, content } => match self.asked(index, call)? {
-                Asked::Fetch { job } => self.peer_copied(job, content, actions),
+                Asked::Fetch { job } => self.on_peer_copy(job, content, actions),
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {
                 match self.asked(index, call)? {
-                    Asked::Adopt { job } => self.adopted_by(index, job, actions),
-                    Asked::Fill { key, bytes } => self.filled(index, key, bytes, actions),
+                    Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
+                    Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
                     _ => return Err("a repair that was not asked for".into()),
                 }
                 Ok(())
             }
             PeerBody::Noted { call } => match self.asked(index, call)? {
                 Asked::Progress => {
-                    self.progress_noted(index, actions);
+                    self.on_progress_noted(index, actions);
                     Ok(())
                 }
                 _ => Err("a cursor that was not asked for".into()),
@@ -561,12 +561,12 @@ impl Pg {
     fn member_activated(&mut self, index: usize, actions: &mut Vec<Action>) -> Result<(), String> {
         let lead = self.lead();
         if !lead.acting.has(index) {
-            return self.learner_recorded(index, actions);
+            return self.on_learner_recorded(index, actions);
         }
         if !lead.unrecorded.has(index) || lead.history.is_empty() {
             return Err("an activation that was not asked for".into());
         }
-        self.recorded(index, actions);
+        self.on_recorded(index, actions);
         Ok(())
     }
 }

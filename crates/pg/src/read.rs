@@ -132,7 +132,7 @@ impl Pg {
     }
 
     /// The store told the allocation of one layer.
-    pub(crate) fn layer_known(
+    pub(crate) fn on_layer(
         &mut self,
         slot: usize,
         layer: usize,
@@ -191,7 +191,7 @@ impl Pg {
     }
 
     /// The store read one part of a chain.
-    pub(crate) fn part_fetched(
+    pub(crate) fn on_part(
         &mut self,
         slot: usize,
         part: usize,
@@ -233,7 +233,7 @@ impl Pg {
     }
 
     /// The store read the only layer.
-    pub(crate) fn fetched(
+    pub(crate) fn on_fetched(
         &mut self,
         slot: usize,
         result: Result<Answer, StoreError>,

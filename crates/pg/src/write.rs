@@ -155,7 +155,7 @@ impl Pg {
 
     /// Starts the writes of a block that need wait no longer; none in an epoch that ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
-        while self.is_filling()
+        while self.may_copy()
             && let Some(slot) = self.startable(key)
         {
             self.advance_write(slot, actions);
@@ -185,7 +185,7 @@ impl Pg {
             WriteStage::Queued if write.kind.needs_examination() => {
                 write.stage = WriteStage::Examine;
                 if let WriteFor::Job(job) = write.issuer {
-                    return self.hold_begins(job, slot, actions);
+                    return self.on_hold(job, slot, actions);
                 }
                 let request = StoreRequest::Extents { key: write.key };
                 self.call(Call::Examine(slot), request, actions);
@@ -283,7 +283,7 @@ impl Pg {
     }
 
     /// The block of a compare-and-set, zero or delete is known; no other write of it is under way.
-    pub(crate) fn examined(
+    pub(crate) fn on_examined(
         &mut self,
         slot: usize,
         result: Result<Answer, StoreError>,
@@ -322,7 +322,7 @@ impl Pg {
     }
 
     /// This OSD's own store ended its part.
-    pub(crate) fn written(
+    pub(crate) fn on_own_written(
         &mut self,
         slot: usize,
         result: Result<Answer, StoreError>,
@@ -331,7 +331,7 @@ impl Pg {
         let lead = self.lead.as_ref().expect("a primary serves");
         let (me, is_alone) = (lead.me, lead.peers.len() == 1);
         match result {
-            Ok(answer) => self.member_ended(me, slot, answer != Answer::Written, actions),
+            Ok(answer) => self.count_copy(me, slot, answer != Answer::Written, actions),
             Err(error) => {
                 let WriteStage::Replicate { version, .. } = self.writes[slot].stage else {
                     unreachable!("only a replicated write is at the store");
@@ -350,7 +350,7 @@ impl Pg {
     }
 
     /// A member has a write; durably, if it says so or the write is not lazy.
-    pub(crate) fn member_wrote(
+    pub(crate) fn on_member_wrote(
         &mut self,
         index: usize,
         version: Version,
@@ -365,7 +365,7 @@ impl Pg {
             return Err("a version that was not given".into());
         }
         if !self.lead().acting.has(index) {
-            self.learner_wrote(index, version, actions);
+            self.on_learner_wrote(index, version, actions);
         }
         // One that ended needed no copy of this member.
         if let Some(slot) = self.window.slot(version.counter) {
@@ -374,12 +374,12 @@ impl Pg {
             if !durable && !is_lazy {
                 return Err(format!("version {version} is not lazy, and was not made durable"));
             }
-            self.member_ended(index, slot, durable, actions);
+            self.count_copy(index, slot, durable, actions);
         }
         Ok(())
     }
 
-    fn member_ended(
+    fn count_copy(
         &mut self,
         index: usize,
         slot: usize,
@@ -448,7 +448,7 @@ impl Pg {
                 actions.push(Action::Reply { ticket, outcome });
             }
             (WriteFor::Deletion(deletion), Some(outcome)) => {
-                self.block_deleted(deletion, outcome, actions);
+                self.on_block_deleted(deletion, outcome, actions);
             }
             (_, outcome) => assert!(outcome.is_none()),
         }
