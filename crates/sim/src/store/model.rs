@@ -31,6 +31,9 @@ pub struct Model {
     order_last: u64,
     /// No entry up to this order can be lost: a later one was answered.
     entries_certain: u64,
+    /// The store may move blocks: data of a move that a crash cuts off takes later changes of its block
+    /// along, which were not answered before it (docs/internals/disk.md: row H).
+    moves_blocks: bool,
 }
 
 /// One PG's versions.
@@ -253,6 +256,11 @@ impl Block {
 }
 
 impl Model {
+    /// Of a store that is new. `moves_blocks`: see there.
+    pub fn new(moves_blocks: bool) -> Model {
+        Model { moves_blocks, ..Model::default() }
+    }
+
     /// A block, made when it is first named.
     pub fn block(&mut self, key: BlockKey, pg: PgId, size: BlockSize) -> &mut Block {
         self.pgs.entry(pg).or_default();
@@ -445,7 +453,8 @@ impl Model {
             }
             let pg = self.pgs.get_mut(&block.pg).expect("made with its first block");
             for change in &mut block.later {
-                if change.large && !change.answered || change.order > self.entries_certain {
+                let may_lack_data = change.large || self.moves_blocks;
+                if may_lack_data && !change.answered || change.order > self.entries_certain {
                     break;
                 }
                 change.answered = true;

@@ -123,6 +123,8 @@ impl World {
             disk.set_host(layout.data.offset, free_bytes);
         }
         trace.line(format_args!("created {options:?} {}", if plan.polite { "polite" } else { "" }));
+        let first = plan.pools[0].block_size;
+        let moves_blocks = plan.pools.iter().any(|pool| pool.block_size != first);
         World {
             work: Random::new(run.seed, "work"),
             chaos: Random::new(run.seed, "chaos"),
@@ -132,7 +134,7 @@ impl World {
             damage: Damage::new(&layout),
             store: None,
             stage: Stage::Opening,
-            model: Model::default(),
+            model: Model::new(moves_blocks),
             pool: BufferPool::default(),
             agenda: BTreeMap::new(),
             agenda_last: 0,
