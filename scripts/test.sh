@@ -38,8 +38,8 @@ if [ "$what" = check ]; then
     part 'simulator, 50 seeds' cargo_ci run -p sim -- --seeds 1..50
     exit 0
 fi
-part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 10
+part 'simulator, 500 seeds' cargo_ci run -p sim -- --seeds 1..500 --cpu-minutes-max 15
 part 'planted bugs' cargo_ci run -p sim --features planted -- --planted all --seeds 1..500 \
-    --cpu-minutes-max 15
+    --cpu-minutes-max 25
 part 'planted bugs of one PG' cargo_ci test -p pg --features planted --lib -- planted_bugs_are_found
 part 'real processes' cargo_ci test -p ashlar --test it -- --test-threads=2
