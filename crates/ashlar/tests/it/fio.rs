@@ -3,15 +3,19 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::harness::{Cluster, finish, text_of};
 
+/// What goes on for longer than this hangs. It reports also while it waits.
+const PATIENCE: Duration = Duration::from_secs(900);
+
 /// A random mix of reads and writes, then a verification of everything written.
 pub struct Fio {
     child: Option<Child>,
+    began: Instant,
     /// Bytes that it reads or writes; then it reads all it has written once more.
     size: u64,
     /// What it reports, each second and at its end.
@@ -63,7 +67,13 @@ impl Fio {
                 }
             }
         });
-        Fio { child: Some(child), size, reports, last: Value::Null }
+        Fio { child: Some(child), began: Instant::now(), size, reports, last: Value::Null }
+    }
+
+    /// Waits for its next report; `None` when it has ended.
+    fn next_report(&self) -> Option<Value> {
+        assert!(self.began.elapsed() < PATIENCE, "after {PATIENCE:?}: {:#}", self.last);
+        self.reports.recv_timeout(Duration::from_secs(120)).ok()
     }
 
     fn bytes(&self, direction: &str) -> u64 {
@@ -73,7 +83,7 @@ impl Fio {
     /// Waits until so many bytes are written.
     pub fn wait_written(&mut self, bytes: u64) {
         while self.bytes("write") < bytes {
-            self.last = self.reports.recv().expect("fio goes on");
+            self.last = self.next_report().expect("fio goes on");
         }
     }
 
@@ -82,9 +92,9 @@ impl Fio {
     pub fn writes_on(&mut self) -> bool {
         self.reports.try_iter().for_each(|report| self.last = report);
         let before = self.bytes("write");
-        match self.reports.recv() {
-            Ok(report) => self.last = report,
-            Err(_) => return false,
+        match self.next_report() {
+            Some(report) => self.last = report,
+            None => return false,
         }
         self.bytes("write") > before
     }
@@ -98,7 +108,7 @@ impl Fio {
 
     /// Waits for its end; the bytes it wrote, all of which it read and verified.
     pub fn verified_bytes(&mut self) -> u64 {
-        while let Ok(report) = self.reports.recv_timeout(Duration::from_secs(120)) {
+        while let Some(report) = self.next_report() {
             self.last = report;
         }
         let child = self.child.take().expect("it is waited for once");

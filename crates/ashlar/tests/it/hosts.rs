@@ -102,24 +102,26 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
     let load = Load { uri: hosts.start_nbd(CLIENT, "v", &[]), round: Cell::new(0) };
+    // A client that stays while this is asked: fio may have come to its end.
+    let mut session = QemuIo::open(&[&load.uri]);
+    session.ask("write -P 1 0 4k");
+    hosts.assert_commit(CLIENT, "v");
+    session.close();
 
-    let leader = hosts.leader(CLIENT).expect("one leads");
+    let leader = hosts.leader(CLIENT);
     let wait = load.under(
         &mut hosts,
-        |hosts| {
-            hosts.assert_commit(CLIENT, "v");
-            hosts.set_link(leader, V4, false);
-        },
+        |hosts| hosts.set_link(leader, V4, false),
         |hosts| hosts.set_link(leader, V4, true),
     );
     judge("one of two networks of the leading monitor's host is gone", wait);
 
-    let leaders = [hosts.leader(CLIENT).expect("one leads"), hosts.etcd_leader()];
+    let leaders = [hosts.leader(CLIENT), hosts.etcd_leader()];
     let silent = other_than(&leaders);
     let wait = load.under_silence(&mut hosts, silent);
     judge("a host is silent", wait);
 
-    let leader = hosts.leader(CLIENT).expect("one leads");
+    let leader = hosts.leader(CLIENT);
     let wait = load.under_silence(&mut hosts, leader);
     judge("that of the leading monitor is silent", wait);
 
@@ -150,7 +152,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     judge("two members of etcd are killed, one after the other", wait);
     without_most_of_etcd(&mut hosts, &load);
 
-    let leader = hosts.leader(CLIENT).expect("one leads");
+    let leader = hosts.leader(CLIENT);
     let wait = load.under(
         &mut hosts,
         |hosts| {
@@ -165,7 +167,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     );
     judge("the leading monitor is killed", wait);
 
-    let names = hosts.names_on(hosts.leader(CLIENT).expect("one leads"));
+    let names = hosts.names_on(hosts.leader(CLIENT));
     assert_eq!(names.len(), 3, "etcd, monitor and OSD");
     let wait = load.under(&mut hosts, |hosts| hosts.kill(&names), |hosts| begin_all(hosts, &names));
     judge("everything on the leader's host is killed", wait);
@@ -185,7 +187,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     judge("everything is killed and started a minute later, from then", wait);
 
     // Told to end, the leader gives its lease back.
-    let leader = hosts.leader(CLIENT).expect("one leads");
+    let leader = hosts.leader(CLIENT);
     hosts.stop(&format!("mon.{leader}"));
     hosts.await_leader_but(CLIENT, leader);
     // Each round wrote half of the volume at least.
@@ -197,7 +199,6 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     let first = hosts.etcd_leader();
     let second = other_than(&[first]);
     let dead = [first, second].map(|host| format!("etcd.{host}"));
-    let asked = Cell::new(None);
     let names = |status: &Value, host: usize| {
         let mut checks = status["checks"].as_array().expect("a list").iter();
         checks.any(|check| {
@@ -213,14 +214,14 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
                 status["seconds_old"].is_number()
                     && status["osds"].as_array().is_some_and(|osds| osds.len() == 3)
             });
-            let set = ["config", "set", "nearly_full_percent", "85"];
-            let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
-            assert!(waiting.says.contains("etcd cannot be asked at"), "{}", waiting.says);
-            asked.set(Some(waiting));
         },
         |hosts| {
+            // A command waits for half a minute: what it waits for comes at once.
+            let set = ["config", "set", "nearly_full_percent", "85"];
+            let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
             hosts.begin(&dead[0]);
-            asked.take().expect("just asked").done();
+            assert!(waiting.says.contains("etcd cannot be asked at"), "{}", waiting.says);
+            waiting.done();
             hosts.await_status(CLIENT, "the other member to be named", |status| {
                 status["seconds_old"].is_null() && names(status, second)
             });
@@ -251,13 +252,13 @@ fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
     hosts.json(3, &[&pool[..], &["--pgs", "16"]].concat());
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
-    // Slow enough to go on when the minute is over.
+    // Two minutes of it: it goes on when the minute is over, and what is done before and after it.
     let uri = hosts.start_nbd(CLIENT, "v", &[]);
-    let mut fio = Fio::start_at_rate(&uri, 56 << 20, 43, 700 << 10);
+    let mut fio = Fio::start_at_rate(&uri, 56 << 20, 43, 450 << 10);
     fio.wait_written(1 << 20);
     hosts.assert_commit(CLIENT, "v");
 
-    let leader = hosts.leader(CLIENT).expect("one leads");
+    let leader = hosts.leader(CLIENT);
     let name = format!("mon.{leader}");
     hosts.kill(std::slice::from_ref(&name));
     hosts.await_leader_but(CLIENT, leader);
@@ -265,7 +266,7 @@ fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
     std::thread::sleep(A_MINUTE);
     hosts.begin(&name);
     hosts.await_monitors(CLIENT, 3);
-    assert!((0..20).any(|_| fio.writes_on()), "it has not ended meanwhile");
+    assert!((0..60).any(|_| fio.writes_on()), "it has not ended meanwhile");
     assert!(fio.verified_bytes() > 20 << 20);
     judge("the leading monitor is away for a minute", fio.longest_wait());
     hosts.await_whole(CLIENT);
@@ -306,8 +307,22 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
     let mut session = QemuIo::open(&[&hosts.start_nbd(3, "v", &[])]);
     session.ask("write -P 1 0 8M");
     hosts.assert_commit(3, "v");
-    assert!(hosts.connections_between_osds(V4) > 0, "their own network is tried first");
-    assert_eq!(hosts.connections_between_osds(V6), 0);
+    let uses_its_own = |hosts: &Hosts| {
+        hosts.connections_between_osds(V4) > 0 && hosts.connections_between_osds(V6) == 0
+    };
+    // A peer that does not answer for a second is tried over the other network: where a busy
+    // machine was the reason, an OSD begins anew.
+    for _ in 0..5 {
+        if uses_its_own(&hosts) {
+            break;
+        }
+        hosts.kill(&["osd.2".to_owned()]);
+        hosts.begin("osd.2");
+        hosts.await_osds(3);
+        session.ask("write -P 1 0 8M");
+        hosts.await_whole(3);
+    }
+    assert!(uses_its_own(&hosts), "their own network is tried first");
 
     // Only that network goes: two copies are written on, over the other one.
     let began = Instant::now();
@@ -349,8 +364,8 @@ fn a_cut_off_primary_answers_nothing_old() {
     hosts.json(1, &[&pool[..], &["--pgs", "1"]].concat());
     hosts.json(1, &["volume", "create", "v", "--size", "16MiB"]);
     hosts.await_whole(1);
-    // The client's session is not over while it is cut off.
-    hosts.set(1, "session_timeout_ms", "60s");
+    // The client's session is not over while it is cut off, however long a write takes meanwhile.
+    hosts.set(1, "session_timeout_ms", "100s");
     let rows = hosts.json(1, &["pg", "ls", "--pool", "one"]);
     let primary = rows[0]["primary"].as_u64().expect("a number") as usize;
     let mut far = QemuIo::open(&[&hosts.start_nbd(1, "v", &["--shared"])]);
@@ -378,6 +393,8 @@ fn what_cannot_be_joined_made_or_run_is_said() {
     let shape = Shape { hosts: 2, etcds: 1, etcd_in, monitors: 1, osds: 0, networks, commit };
     let mut hosts = Hosts::new("nohosts", shape);
     hosts.begin("etcd.1");
+    // `init` does not wait for long.
+    hosts.etcd_leader();
     let there = hosts.home(1);
     let init = |network: &str, code: &str| {
         let mut command = hosts.on(1, ASHLAR);

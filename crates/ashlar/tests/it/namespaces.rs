@@ -249,7 +249,8 @@ impl Hosts {
     pub fn etcd_leader(&self) -> usize {
         let leads = |host: usize| {
             let mut ask = self.on(host, "bash");
-            let place = format!("/dev/tcp/{}/{ETCD_PORT}", self.etcd_host(host));
+            let address = self.etcd_host(host);
+            let place = format!("/dev/tcp/{}/{ETCD_PORT}", address.trim_matches(['[', ']']));
             let line = format!(
                 "exec 3<>{place} && printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
             );
@@ -270,10 +271,13 @@ impl Hosts {
         for host in 1..=self.shape.etcds {
             self.begin(&format!("etcd.{host}"));
         }
+        // `init` waits for etcd, and commands for the first monitor, and neither for long.
+        self.etcd_leader();
         let mut init = self.on(1, ASHLAR);
         init.args(["init", "--state", &self.etcd_urls()]).args(self.shape.networks);
         succeed(init.arg("--dir").arg(self.home(1)));
         self.begin("mon.1");
+        self.await_monitors(1, 1);
         for host in 2..=self.shape.hosts {
             let token = self.json(1, &["token"])["token"].as_str().expect("a text").to_owned();
             let mut join = self.on(host, ASHLAR);
@@ -294,18 +298,28 @@ impl Hosts {
         self.await_osds(1);
     }
 
-    /// The host whose monitor leads, as another one says; its id is the same.
-    pub fn leader(&self, asked: usize) -> Option<usize> {
+    /// The host whose monitor leads, as another one says; its id is the same. `None`: nobody does.
+    fn leader_now(&self, asked: usize) -> Option<usize> {
         let rows = self.try_json(asked, &["mon", "ls"])?;
         let leads = rows.as_array()?.iter().find(|row| row["leads"] == true)?;
         usize::try_from(leads["id"].as_u64()?).ok()
+    }
+
+    /// The host whose monitor leads, as soon as one does.
+    pub fn leader(&self, asked: usize) -> usize {
+        let mut leader = None;
+        wait_for("a monitor to lead", || {
+            leader = self.leader_now(asked);
+            leader.is_some()
+        });
+        leader.expect("just seen")
     }
 
     /// Waits until another host's monitor leads.
     pub fn await_leader_but(&self, asked: usize, former: usize) -> usize {
         let mut leader = former;
         wait_for("another monitor to lead", || {
-            leader = self.leader(asked).unwrap_or(former);
+            leader = self.leader_now(asked).unwrap_or(former);
             leader != former
         });
         leader
@@ -361,9 +375,10 @@ impl Hosts {
         let first = if network == V4 { "10.77.1.1" } else { "[fd77::1]" };
         let ss = succeed(self.on(2, "ss").args(["-Htn", "state", "established"]));
         let has_first = |line: &&str| line.split_whitespace().any(|word| word.starts_with(first));
-        // Those with monitors are not meant.
+        // Those with monitors are not meant. A port that only begins like theirs is another one.
+        let is_monitor = |word: &str| word.ends_with(":4130") || word.ends_with(":4131");
         let lines = ss.lines().filter(has_first);
-        lines.filter(|line| !line.contains(":4130") && !line.contains(":4131")).count()
+        lines.filter(|line| !line.split_whitespace().any(is_monitor)).count()
     }
 
     /// Starts an NBD server on a host, with these options. NBD clients reach the volume by this
@@ -394,6 +409,11 @@ impl Hosts {
         let volumes = self.json(asked, &["volume", "ls"]);
         for row in volumes.as_array().expect("a list") {
             let name = row["name"].as_str().expect("a text");
+            // A client may still be leaving, and nobody else has its volume until then.
+            wait_for("the volume's clients to have left", || {
+                let info = self.try_json(asked, &["volume", "info", name]);
+                info.is_some_and(|info| info["sessions"].as_array().is_some_and(Vec::is_empty))
+            });
             let read =
                 ["bench", "volume", name, "--op", "randread", "--depth", "8", "--seconds", "1"];
             assert!(self.json(asked, &read)["ops_per_second"].as_f64() > Some(0.0), "{name}");

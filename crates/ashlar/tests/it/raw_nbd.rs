@@ -25,7 +25,8 @@ impl Client {
     /// Has the greeting, and has said its flags.
     fn connect(socket: &Path) -> Client {
         let mut stream = UnixStream::connect(socket).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        // What takes longer hangs.
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).expect("a greeting");
         assert_eq!(&greeting[..8], b"NBDMAGIC");

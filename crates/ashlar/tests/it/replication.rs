@@ -94,7 +94,8 @@ fn fio_survives_kills(name: &str, commit: &str) {
     cluster.run(&["volume", "create", "v", "--size", "144MiB"]);
     let (begin, mut verified, mut longest) = (Instant::now(), 0, 0.0f64);
     let mut seed = 21;
-    let mut fio = Fio::start(&cluster, "v", 128 << 20, seed);
+    // The first one is slow: it has the volume for as long as others are let in beside it.
+    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 128 << 20, seed, 4 << 20);
     fio.wait_written(4 << 20);
     let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
     assert_eq!(lock["lazy"], commit == "fsync", "{lock}");
@@ -228,11 +229,10 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     fs::rename(&lost, &blocks).expect("ours");
     let refused = cluster.refused(&["osd", "start", "2"], "died").to_string();
     assert!(refused.contains("this cluster has no osd.2"), "{refused}");
-    let log = fs::read_to_string(cluster.path().join("log/up.log")).expect("it is there");
-    assert!(
-        log.contains("was removed from the cluster: it is started no more  child=osd.2"),
-        "{log}"
-    );
+    wait_for("`up` to say that it starts it no more", || {
+        let log = fs::read_to_string(cluster.path().join("log/up.log")).expect("it is there");
+        log.contains("was removed from the cluster: it is started no more  child=osd.2")
+    });
     fs::remove_file(&blocks).expect("ours");
     cluster.down();
     // Another OSD in its place gets its share.
@@ -255,23 +255,24 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
     ask(&cluster, "old", &pieces("write", 1, 64));
     cluster.wait_clean();
     let nbd = cluster.pid("nbd", 1);
-    // About a minute of random reads and writes.
-    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 192 << 20, 31, 3 << 20);
+    // More than a minute and a half of random reads and writes, several times what follows takes.
+    let mut fio = Fio::start_at_rate(&cluster.uri("v"), 192 << 20, 31, 2 << 20);
     fio.wait_written(8 << 20);
     let pid = cluster.pid("osd", 2);
     fs::remove_dir_all(directory_of(&cluster, 2)).expect("ours");
     kill_9(pid);
     cluster.wait_osd(2, false);
-    assert!(fio.writes_on(), "one copy is enough to go on");
+    assert!((0..60).any(|_| fio.writes_on()), "one copy is enough to go on");
     // As docs/commands.md says.
     cluster.run(&["osd", "out", "2"]);
     cluster.start(&["--osds", "3", "--osd-size", "1GiB"]);
     cluster.wait_osd(4, true);
     cluster.wait_clean();
     cluster.run(&["osd", "rm", "2"]);
+    // A third of two copies of 64 MiB and more.
+    wait_for("the new OSD to hold its share", || used_bytes(&cluster, 4) > 16 << 20);
     let holds = used_bytes(&cluster, 4);
-    assert!(holds > 16 << 20, "{holds} bytes: a third of two copies of 64 MiB and more");
-    assert!(fio.writes_on(), "all this was done under its load");
+    assert!((0..60).any(|_| fio.writes_on()), "all this was done under its load");
     let (verified, longest) = (fio.verified_bytes(), fio.longest_wait());
     report(&format!(
         "a destroyed disk replaced under load: {verified} bytes written and verified, the longest wait was \
@@ -304,8 +305,9 @@ fn an_osd_that_stays_away_is_taken_out_by_itself_and_in_again_when_it_is_back() 
     ask(&cluster, "v", &pieces("write", 2, 32));
     wait_for("it to be out", || !is_in(2));
     cluster.wait_clean();
-    let held = used_bytes(&cluster, 1) + used_bytes(&cluster, 3);
-    assert!(held >= 2 * (64 << 20), "{held} bytes in two copies");
+    wait_for("the others to hold two copies", || {
+        used_bytes(&cluster, 1) + used_bytes(&cluster, 3) >= 2 * (64 << 20)
+    });
     start_osd(&cluster, 2);
     wait_for("it to be in", || is_in(2));
     cluster.wait_clean();
@@ -326,7 +328,7 @@ fn an_osd_taken_out_is_emptied_while_it_serves_and_taken_in_again() {
         let row = rows.into_iter().find(|row| row["name"] == format!("osd.{osd}"));
         row.expect("it is there")["pgs"].as_u64().expect("a number")
     };
-    assert!(pgs(1) > 0);
+    wait_for("it to have PGs", || pgs(1) > 0);
     cluster.run(&["osd", "out", "1"]);
     ask(&cluster, "v", &pieces("write", 2, 64));
     wait_for("it to have no PGs", || pgs(1) == 0);
@@ -493,17 +495,15 @@ fn what_is_left_of_a_pg_is_served_when_its_other_members_are_given_up() {
         cluster.wait_osd(osd, false);
     }
     wait_for("the status to say so", || has_check(&cluster, "pg_incomplete"));
-    let pgs = cluster.json(&["pg", "ls"]);
-    let waiting: Vec<String> = pgs
-        .as_array()
-        .expect("a list")
-        .iter()
-        .filter(|row| row["state"] == "incomplete")
-        .map(|row| row["pg"].as_str().expect("a name").to_owned())
-        // Those of the other pool have two copies: some wait only until the monitor has looked.
-        .filter(|pg| pg.starts_with("2."))
-        .collect();
-    assert!(waiting.len() >= 16, "{pgs:#}");
+    // Those of the other pool have two copies: some wait only until the monitor has looked.
+    let mut waiting: Vec<String> = Vec::new();
+    wait_for("each PG of three copies to wait", || {
+        let rows = cluster.json(&["pg", "ls", "--pool", "safe"]);
+        let rows = rows.as_array().expect("a list").iter();
+        let incomplete = rows.filter(|row| row["state"] == "incomplete");
+        waiting = incomplete.map(|row| row["pg"].as_str().expect("a name").to_owned()).collect();
+        waiting.len() >= 16
+    });
     let asked = cluster.refused(&["pg", "give-up", &waiting[0], "--they-are-off"], "not_accepted");
     let message = asked["message"].as_str().expect("a text");
     assert!(message.contains("osd.1") && message.contains("osd.2"), "{message}");
@@ -598,9 +598,21 @@ fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Durati
     longest
 }
 
+/// How often an OSD has told the monitor that it stops: that is when it hands its leases back.
+fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
+    let log = fs::read_to_string(cluster.path().join("log/mon.1.log")).expect("it is there");
+    let named = format!("osd=osd.{osd}");
+    let is_stop = |line: &&str| line.contains("OSD says that it stops") && line.contains(&named);
+    log.lines().filter(is_stop).count()
+}
+
+/// Less than what is left of a lease of 0.9 s, which is renewed three times in it.
+const SHORT: Duration = Duration::from_millis(500);
+
 /// A stop that is planned hands over: nobody finds out by a time-out, so none may matter. Those by which
 /// others would notice are a minute here, and a lease that is not handed back has to be waited out for at
-/// least 0.6 s of its 0.9 s, each time. A busy machine is slow now and then: each OSD may try some times.
+/// least 0.6 s of its 0.9 s, each time. A busy machine is slow now and then: each OSD may try some times,
+/// and a try counts against it only if writes are short right after it, when nothing happens.
 #[test]
 fn an_osd_that_is_stopped_hands_over_and_nobody_waits_for_a_time_out() {
     let cluster = three("copies-planned", "512MiB", &[]);
@@ -616,15 +628,22 @@ fn an_osd_that_is_stopped_hands_over_and_nobody_waits_for_a_time_out() {
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
     let mut waits = Vec::new();
     for osd in 1..=3 {
-        let hands_over = (0..8).any(|_| {
+        let mut long_count = 0;
+        for _ in 0..16 {
+            let before = count_of_stops(&cluster, osd);
             let longest = longest_write_while(&mut qemu, || stop_osd(&cluster, osd));
+            wait_for("its word that it stops", || count_of_stops(&cluster, osd) > before);
             start_osd(&cluster, osd);
             cluster.wait_clean();
             waits.push(longest);
-            assert!(longest < Duration::from_secs(30), "{waits:?}");
-            longest < Duration::from_millis(500)
-        });
-        assert!(hands_over, "osd.{osd}: {waits:?}");
+            assert!(longest < Duration::from_secs(45), "{waits:?}");
+            if longest < SHORT {
+                break;
+            }
+            let undisturbed = longest_write_while(&mut qemu, || ());
+            long_count += u32::from(undisturbed < SHORT);
+            assert!(long_count < 8, "osd.{osd}: {waits:?}");
+        }
     }
     report(&format!("an OSD was stopped: writes took at most {waits:.2?} each time"));
     qemu.close();
@@ -684,7 +703,11 @@ fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
     // Whoever leads now, reads never fail, and both copies are read at last.
     let leader = || cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].clone();
     let mut is_counted = false;
-    for osd in 1..=3u64 {
+    for (turn, osd) in [1u64, 2, 3, 1, 2, 3].into_iter().enumerate() {
+        // The damaged copy's holder may have come to lead only at the end of the first three.
+        if turn >= 3 && is_counted {
+            break;
+        }
         let led_by = leader();
         qemu_io(&cluster, "v", &[&format!("read -P {PATTERN} 0 16M")]);
         if led_by == primary && leader() == primary && !is_counted {
@@ -767,8 +790,10 @@ fn an_osd_of_another_cluster_in_the_place_of_one_is_refused_and_gone_without() {
     let output = run(up.args(["up", "--detach", "--dir"]).arg(cluster.path()));
     assert!(output.status.success(), "{}", text_of(&output));
     cluster.wait_osd(2, false);
-    let log = fs::read_to_string(cluster.path().join("log/osd.2.log")).expect("it is there");
-    assert!(log.contains("belongs to cluster"), "{log}");
+    wait_for("it to say why", || {
+        let log = fs::read_to_string(cluster.path().join("log/osd.2.log")).expect("it is there");
+        log.contains("belongs to cluster")
+    });
     ask(&cluster, "v", &pieces("read", 1, 32));
     ask(&cluster, "v", &pieces("write", 2, 32));
     cluster.down();
