@@ -109,7 +109,8 @@ impl Osd {
         let member = |number: &u32| Member { osd: osd(*number), incarnation };
         let (epoch, revision) = (Epoch::new(1), MapRevision::new(1));
         let entry = PgEntry { epoch, revision, ..PgEntry::new(PG, acting.iter().map(member)) };
-        let record = Record { entry, adopted: Version::ZERO, history: Vec::new(), filling: None };
+        let (adopted, history) = (Version::ZERO, Vec::new());
+        let record = Record { entry, adopted, history, filling: None, dropped: None };
         self.ask(Request::Note { key: NoteKey::Pg(PG), bytes: record.encode() });
     }
 

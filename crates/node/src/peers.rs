@@ -89,6 +89,7 @@ fn is_from_primary(body: &PeerBody) -> bool {
         | PeerBody::Write { .. }
         | PeerBody::Sync { .. }
         | PeerBody::Mark { .. }
+        | PeerBody::Drop { .. }
         | PeerBody::Progress { .. }
         | PeerBody::Stale(_) => true,
         PeerBody::State(_)

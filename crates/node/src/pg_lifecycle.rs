@@ -277,7 +277,13 @@ impl Node {
     pub(crate) fn shape_of(&self, pg: PgId) -> Shape {
         let rules = &self.map.pools[&pg.pool].pool;
         let limits = self.settings.pg_limits;
-        Shape { pg, pg_count: rules.pg_count, block_size: rules.block_size, limits }
+        Shape {
+            pg,
+            pg_count: rules.pg_count,
+            block_size: rules.block_size,
+            limits,
+            face: &pg::Copies,
+        }
     }
 
     fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {

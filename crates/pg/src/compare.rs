@@ -6,6 +6,10 @@
 //!      lacks what another's floor has passed, `lowest` is zero: all is compared, and what a member
 //!      lacks at or below its floor is deleted.
 //!   2. It ends when every repair is durable on every acting member.
+//!   3. A version that too few have was never acknowledged, and goes (pools of pieces alone). First whoever
+//!      has it keeps a record by which it states nothing from that version on: whoever is away and has it
+//!      too is then beyond the end of its epoch, whatever happens. Then they get the version before, and
+//!      all state themselves anew, in the next epoch.
 
 use std::collections::VecDeque;
 
@@ -17,7 +21,7 @@ use super::copy::{Job, Purpose};
 use super::face::{Adoption, Statement};
 use super::lead::{Ask, Asked, Lead};
 use super::limits::ADOPTIONS_MAX;
-use super::{Action, Call, CallId, NewerFor, Pg, Serving, face};
+use super::{Action, Call, CallId, MemberSet, Need, NewerFor, NoteFor, Pg, Serving};
 
 /// How far the comparison is.
 #[derive(Default)]
@@ -25,6 +29,21 @@ pub struct Compare {
     lowest: Version,
     /// Of each acting member.
     pages: Vec<Page>,
+    /// Blocks whose newest version goes.
+    returns: Vec<Return>,
+    /// Members whose records do not say yet that they lack it.
+    undropped: MemberSet,
+    /// Some versions went: the members are to state themselves anew.
+    has_returned: bool,
+}
+
+/// A block whose newest version goes from those who have it.
+struct Return {
+    key: BlockKey,
+    newest: Version,
+    from: MemberSet,
+    /// One that has the version before.
+    like: usize,
 }
 
 /// A walk over a list of blocks in key order.
@@ -113,7 +132,8 @@ pub fn check_list(
 
 impl Compare {
     pub fn new(count: usize, lowest: Version) -> Compare {
-        Compare { lowest, pages: (0..count).map(|_| Page::default()).collect() }
+        let pages = (0..count).map(|_| Page::default()).collect();
+        Compare { lowest, pages, ..Compare::default() }
     }
 }
 
@@ -141,9 +161,73 @@ impl Pg {
             }
             match pages.iter().filter_map(Page::next_key).min() {
                 Some(key) => self.compare_block(key, actions),
-                None if self.lead().jobs.is_empty() => return self.journal(actions),
+                None if self.lead().jobs.is_empty() => return self.compared(actions),
                 None => return,
             }
+        }
+    }
+
+    /// All blocks were compared, and all repairs are durable.
+    fn compared(&mut self, actions: &mut Vec<Action>) {
+        let compare = &self.lead().compare;
+        if compare.has_returned {
+            let why = "writes that too few members have were taken back".to_owned();
+            return self.end_epoch(Need::NewEpoch, why, actions);
+        }
+        if compare.returns.is_empty() {
+            return self.journal(actions);
+        }
+        if !compare.undropped.is_empty() {
+            return;
+        }
+        for index in 0..self.lead().acting.count() {
+            let lead = self.lead();
+            let me = lead.me;
+            let its = lead.compare.returns.iter().filter(|it| it.from.has(index));
+            let Some(version) = its.map(|it| it.newest).min() else { continue };
+            lead.compare.undropped.add(index);
+            if index == me {
+                self.drop_from(version, NoteFor::OwnDrop, actions);
+            } else {
+                let call = self.ask(Ask { peer: index, what: Asked::Drop });
+                self.send(index, PeerBody::Drop { call, version }, actions);
+            }
+        }
+    }
+
+    /// Keeps a record by which this OSD states nothing from a version on.
+    pub(crate) fn drop_from(&mut self, version: Version, what: NoteFor, actions: &mut Vec<Action>) {
+        let mut record = self.record.clone().expect("who was active has a record");
+        record.dropped = Some(record.dropped.map_or(version, |known| known.min(version)));
+        self.note(record, what, actions);
+    }
+
+    /// Likewise this OSD's own.
+    pub(crate) fn on_own_drop_noted(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+        let me = self.lead().me;
+        if is_durable {
+            return self.on_dropped(me, actions);
+        }
+        let why = "its store has no room for a record".to_owned();
+        let need = Need::Failed(self.lead().peers[me].member, why.clone());
+        self.end_epoch(need, why, actions);
+    }
+
+    /// A member's record says that it lacks what goes.
+    pub(crate) fn on_dropped(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let compare = &mut self.lead().compare;
+        compare.undropped.take(index);
+        if !compare.undropped.is_empty() || self.serving != Serving::Comparing {
+            return;
+        }
+        let compare = &mut self.lead().compare;
+        compare.has_returned = true;
+        for Return { key, from, like, .. } in std::mem::take(&mut compare.returns) {
+            let lead = self.lead();
+            let sources = std::iter::once(like).chain(from.iter());
+            let sources = sources.map(|index| lead.source(index)).collect();
+            let purpose = Purpose::Return { targets: from };
+            self.begin_job(Job::new(key, sources, purpose), actions);
         }
     }
 
@@ -184,12 +268,17 @@ impl Pg {
             deleted_up_to: lead.deleted_up_to(index),
         };
         let stated: Vec<Statement> = versions.iter().enumerate().map(statement).collect();
-        match face::adopt(&stated) {
+        match self.shape.face.adopt(&stated) {
             Adoption::Same => {}
-            Adoption::Remove { from } => self.begin_job(Job::removal(key, from), actions),
-            Adoption::Copy { newest, sources, to } => {
-                let purpose = Purpose::Adopt { newest, targets: to };
-                self.begin_job(Job::new(key, None, sources, purpose), actions);
+            Adoption::Remove { from } => self.remove_from(key, from, actions),
+            Adoption::Forward { newest, sources, to } => {
+                let lead = self.lead();
+                let sources = sources.into_iter().map(|index| lead.source(index)).collect();
+                let purpose = Purpose::Adopt { version: newest, targets: to };
+                self.begin_job(Job::new(key, sources, purpose), actions);
+            }
+            Adoption::Back { newest, from, like } => {
+                self.lead().compare.returns.push(Return { key, newest, from, like });
             }
         }
     }

@@ -13,58 +13,96 @@
 //!   3. A version stands for one content: where units of an older copy took the place of lost ones, the
 //!      block gets a version of the new epoch.
 
-use std::collections::VecDeque;
-
 use base::Version;
 use base::planted::{self, Bug};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
-use super::face::Gathering;
+use super::face::{Gathering, Source, Wanted, WantedFor};
+use super::kind::WriteKind;
 use super::lead::{Ask, Asked, Contact};
 use super::units::{Held, Units};
-use super::write::{Follower, WriteFor, WriteKind};
-use super::{Action, Call, MemberSet, Need, Pg, face};
+use super::write::{Follower, WriteFor};
+use super::{Action, Call, MemberSet, Need, Pg};
 
-/// The copy of one block.
+/// What is gathered of one block.
 pub struct Job {
     key: BlockKey,
-    gathering: Gathering,
-    /// Members to ask, in order.
-    sources: VecDeque<usize>,
+    stage: JobStage,
     /// Its place in the queue of the block's writes, once it has its turn.
     hold: Option<usize>,
     purpose: Purpose,
 }
 
-/// What a copy is for.
+/// How far a job is. Top to bottom is the order in time.
+enum JobStage {
+    /// It waits for its turn, or for what this OSD lost: these can be asked then.
+    Waiting(Vec<Source>),
+    /// Members are asked.
+    Gathering(Box<dyn Gathering>),
+    /// Members get what came of it.
+    Giving,
+}
+
+/// What a job is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// The acting members `targets` get the block in its newest version.
-    Adopt { newest: Version, targets: MemberSet },
-    /// A learner gets it.
-    Fill { learner: usize },
+    /// The acting members `targets` get the block in this version; `ZERO`: it goes from them.
+    Adopt { version: Version, targets: MemberSet },
+    /// The acting members `targets` get back the version before.
+    Return { targets: MemberSet },
+    /// A learner gets it, or only some units; `None`: all.
+    Fill { learner: usize, units: Option<Units> },
     /// Units that this OSD lost come back.
     Mend,
+    /// The operation in this slot has to know it.
+    Operation { slot: usize },
 }
 
 impl Job {
-    pub fn new(key: BlockKey, wants: Option<Units>, sources: Vec<usize>, purpose: Purpose) -> Job {
-        Job { key, gathering: Gathering::of(wants), sources: sources.into(), hold: None, purpose }
-    }
-
-    /// A block that is deleted goes from acting members that still have it.
-    pub fn removal(key: BlockKey, targets: MemberSet) -> Job {
-        let purpose = Purpose::Adopt { newest: Version::ZERO, targets };
-        Job { gathering: Gathering::of_nothing(), ..Job::new(key, None, Vec::new(), purpose) }
+    pub fn new(key: BlockKey, sources: Vec<Source>, purpose: Purpose) -> Job {
+        Job { key, stage: JobStage::Waiting(sources), hold: None, purpose }
     }
 }
 
 impl Pg {
-    /// Begins a job that needs no turn in its block's queue: nothing is written in the epoch yet.
+    /// Begins a job that needs no turn in its block's queue: nothing is written in the epoch yet, or an
+    /// operation has its turn.
     pub(crate) fn begin_job(&mut self, job: Job, actions: &mut Vec<Action>) {
+        let wanted_for = match job.purpose {
+            Purpose::Adopt { .. } => WantedFor::Adoption,
+            Purpose::Return { .. } => WantedFor::Return,
+            Purpose::Operation { .. } => WantedFor::Operation,
+            Purpose::Fill { units, .. } => WantedFor::Learner(units),
+            Purpose::Mend => unreachable!("what was lost must be known first"),
+        };
         let job = self.lead().jobs.insert(job);
-        self.gather(job, actions);
+        self.gather_for(job, wanted_for, actions);
+    }
+
+    /// A block is deleted: it goes from acting members that still have it.
+    pub(crate) fn remove_from(
+        &mut self,
+        key: BlockKey,
+        targets: MemberSet,
+        actions: &mut Vec<Action>,
+    ) {
+        let purpose = Purpose::Adopt { version: Version::ZERO, targets };
+        let stage = JobStage::Giving;
+        let job = self.lead().jobs.insert(Job { stage, ..Job::new(key, Vec::new(), purpose) });
+        for index in targets.iter() {
+            self.give(job, index, Version::ZERO, Content::Gone, actions);
+        }
+    }
+
+    /// Members that were heard of in this epoch, as sources; this OSD, if it is to be one, first.
+    pub(crate) fn sources(&self, with_me: bool) -> Vec<Source> {
+        let lead = self.lead.as_ref().expect("this OSD leads the epoch");
+        let others = lead.acting_others();
+        let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
+        let me = Some(lead.me).filter(|_| with_me);
+        let all = me.into_iter().chain(others);
+        all.map(|index| lead.source(index)).collect()
     }
 
     /// Begins a job at its turn among the writes of its block. `follower` goes on when it ends.
@@ -77,7 +115,8 @@ impl Pg {
         let key = job.key;
         let job = self.lead().jobs.insert(job);
         if planted::on(Bug::FillOvertakesWrite) && follower.is_none() {
-            return self.gather(job, actions);
+            let Purpose::Fill { units, .. } = self.lead().jobs[job].purpose else { return };
+            return self.gather_for(job, WantedFor::Learner(units), actions);
         }
         self.write(WriteFor::Job(job), key, WriteKind::Hold, follower, actions);
     }
@@ -89,7 +128,12 @@ impl Pg {
         let key = found.key;
         match found.purpose {
             Purpose::Mend => self.call(Call::MendLook(job), StoreRequest::Extents { key }, actions),
-            _ => self.gather(job, actions),
+            Purpose::Fill { units, .. } => {
+                self.gather_for(job, WantedFor::Learner(units), actions);
+            }
+            Purpose::Adopt { .. } | Purpose::Return { .. } | Purpose::Operation { .. } => {
+                unreachable!("it takes no turn of its own")
+            }
         }
     }
 
@@ -109,23 +153,31 @@ impl Pg {
             // Somebody mended it meanwhile, or wrote it anew.
             return self.end_job(job, actions);
         }
-        self.lead().jobs[job].gathering = Gathering::of_lost(version, lost);
+        self.gather_for(job, WantedFor::Mending(version, lost), actions);
+    }
+
+    /// Begins to ask members.
+    fn gather_for(&mut self, job: usize, purpose: WantedFor, actions: &mut Vec<Action>) {
+        let (block_size, face) = (self.shape.block_size, self.shape.face);
+        let found = &mut self.lead().jobs[job];
+        let stage = std::mem::replace(&mut found.stage, JobStage::Giving);
+        let JobStage::Waiting(sources) = stage else {
+            unreachable!("a job asks members once");
+        };
+        let wanted = Wanted { purpose, sources, block_size };
+        found.stage = JobStage::Gathering(face.gather(wanted));
         self.gather(job, actions);
     }
 
     /// Asks the next source for what is missing.
     fn gather(&mut self, job: usize, actions: &mut Vec<Action>) {
-        let block_size = self.shape.block_size;
         let me = self.lead().me;
         let found = &mut self.lead().jobs[job];
-        let (key, gathering) = (found.key, &found.gathering);
-        let is_done = gathering.is_done(block_size);
-        let units = match gathering.wants_whole() {
-            true => Vec::new(),
-            false => gathering.missing(block_size).words(block_size),
+        let key = found.key;
+        let JobStage::Gathering(gathering) = &mut found.stage else {
+            unreachable!("members are being asked");
         };
-        let source = found.sources.pop_front().filter(|_| !is_done);
-        let Some(source) = source else { return self.gathered(job, actions) };
+        let Some((source, units)) = gathering.next() else { return self.gathered(job, actions) };
         if source == me {
             self.call(Call::Copy(job), StoreRequest::Copy { key, units }, actions);
         } else {
@@ -146,46 +198,50 @@ impl Pg {
         };
         let held = Held::of(content, self.shape.block_size, false);
         let held = held.expect("the store knows the size of its blocks");
-        self.on_source(job, held, actions);
+        let me = self.lead().me;
+        self.on_source(me, job, held, actions);
     }
 
     /// A member's copy.
     pub(crate) fn on_peer_copy(
         &mut self,
+        index: usize,
         job: usize,
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         let held = Held::of(content, self.shape.block_size, true)?;
         self.check_version(held.version())?;
-        self.on_source(job, held, actions);
+        self.on_source(index, job, held, actions);
         Ok(())
     }
 
-    fn on_source(&mut self, job: usize, held: Held, actions: &mut Vec<Action>) {
-        let block_size = self.shape.block_size;
+    fn on_source(&mut self, index: usize, job: usize, held: Held, actions: &mut Vec<Action>) {
         let found = &mut self.lead.as_mut().expect("jobs are the primary's").jobs[job];
-        // In an active epoch all acting members hold the same version.
-        let takes_older = matches!(found.purpose, Purpose::Adopt { .. });
-        found.gathering.take(held, takes_older, block_size, &self.buffers);
+        let JobStage::Gathering(gathering) = &mut found.stage else {
+            unreachable!("members are being asked");
+        };
+        gathering.take(index, held, &self.buffers);
         self.gather(job, actions);
     }
 
     /// No source has more.
     fn gathered(&mut self, job: usize, actions: &mut Vec<Action>) {
-        let block_size = self.shape.block_size;
         let found = &mut self.lead().jobs[job];
         let (key, purpose) = (found.key, found.purpose);
-        let gathering = std::mem::replace(&mut found.gathering, Gathering::of_nothing());
-        let lost = gathering.missing(block_size);
-        let (is_mixed, is_older) = (gathering.is_mixed, gathering.is_older);
-        let held = gathering.into_held();
+        let stage = std::mem::replace(&mut found.stage, JobStage::Giving);
+        let JobStage::Gathering(gathering) = stage else {
+            unreachable!("members were asked");
+        };
         match purpose {
-            Purpose::Adopt { newest, targets } if held.version() == newest => {
-                let held = if is_older { self.as_of_this_epoch(held) } else { held };
+            Purpose::Adopt { version, targets } if gathering.version() == version => {
                 // Units that came from another copy go to those of the newest version as well.
-                let targets = if is_mixed { self.lead().acting } else { targets };
-                self.adopt(job, targets, held, &lost, actions);
+                let targets = if gathering.is_mixed() { self.lead().acting } else { targets };
+                let version = match gathering.is_older() {
+                    true => self.version_of_this_epoch(),
+                    false => version,
+                };
+                self.adopt(job, targets, version, gathering.as_ref(), actions);
             }
             Purpose::Adopt { .. } => {
                 // It stated another version: it will be judged anew.
@@ -193,22 +249,29 @@ impl Pg {
                 let why = "a member's block is not as it was listed".to_owned();
                 self.end_epoch(Need::NewEpoch, why, actions);
             }
-            Purpose::Fill { learner } => {
-                self.send_fill(learner, key, held, &lost, actions);
+            Purpose::Return { targets } => {
+                self.adopt(job, targets, gathering.version(), gathering.as_ref(), actions);
+            }
+            Purpose::Fill { learner, .. } => {
+                let position = self.lead().peers[learner].position;
+                let content = gathering.content_at(position, gathering.version());
+                self.send_fill(learner, key, content, actions);
                 self.end_job(job, actions);
             }
             Purpose::Mend => {
-                let is_empty = matches!(&held, Held::Copy(copied) if copied.units.is_empty());
-                if is_empty {
+                let me = self.lead().me;
+                let position = self.lead().peers[me].position;
+                let content = gathering.content_at(position, gathering.version());
+                let units = intact_count(&content);
+                if units == 0 && matches!(content, Content::Block { .. }) {
                     return self.end_job(job, actions);
                 }
-                let units = match &held {
-                    Held::Copy(copied) => copied.units.count(),
-                    Held::Gone | Held::Tombstone(_) => 0,
-                };
-                let content = held.into_content(self.shape.block_size, &Units::default());
                 let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
                 self.call(Call::Mend { job, units }, request, actions);
+            }
+            Purpose::Operation { slot } => {
+                self.lead().jobs.remove(job);
+                self.on_pieces(slot, gathering.as_ref(), actions);
             }
         }
     }
@@ -235,15 +298,12 @@ impl Pg {
         }
     }
 
-    /// A block made of several versions. A member that is away may hold the newest one as it was written:
-    /// this is another content, and it must get it. No write has the version that it gets: the first
-    /// one's counter is one more.
-    fn as_of_this_epoch(&mut self, mut held: Held) -> Held {
+    /// The version of a block that is made of several ones. A member that is away may hold the newest one
+    /// as it was written: this is another content, and it must get it. No write has the version that it
+    /// gets: the first one's counter is one more.
+    fn version_of_this_epoch(&mut self) -> Version {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
-        if let Held::Copy(copied) = &mut held {
-            copied.version = Version { epoch, counter: self.lead().highest_complete().counter };
-        }
-        held
+        Version { epoch, counter: self.lead().highest_complete().counter }
     }
 
     /// Gives what was gathered to acting members that have something else.
@@ -251,23 +311,32 @@ impl Pg {
         &mut self,
         job: usize,
         targets: MemberSet,
-        held: Held,
-        lost: &Units,
+        version: Version,
+        gathering: &dyn Gathering,
         actions: &mut Vec<Action>,
     ) {
-        let newest = held.version();
+        self.lead().jobs[job].purpose = Purpose::Adopt { version, targets };
+        for index in targets.iter() {
+            let content = gathering.content_at(self.lead().peers[index].position, version);
+            self.give(job, index, version, content, actions);
+        }
+    }
+
+    fn give(
+        &mut self,
+        job: usize,
+        index: usize,
+        version: Version,
+        content: Content,
+        actions: &mut Vec<Action>,
+    ) {
         let lead = self.lead();
         let (me, key) = (lead.me, lead.jobs[job].key);
-        lead.jobs[job].purpose = Purpose::Adopt { newest, targets };
-        let content = held.into_content(self.shape.block_size, lost);
-        for index in targets.iter() {
-            let content = content.clone();
-            if index == me {
-                self.repair_own(key, newest, content, Call::Adopt(job), actions);
-            } else {
-                let call = self.ask(Ask { peer: index, what: Asked::Adopt { job } });
-                self.send(index, PeerBody::Repair { call, key, content }, actions);
-            }
+        if index == me {
+            self.repair_own(key, version, content, Call::Adopt(job), actions);
+        } else {
+            let call = self.ask(Ask { peer: index, what: Asked::Adopt { job } });
+            self.send(index, PeerBody::Repair { call, key, content }, actions);
         }
     }
 
@@ -319,15 +388,24 @@ impl Pg {
     /// Lets a read wait until units that this OSD lost were fetched from other members; false
     /// where there is nobody else.
     pub(crate) fn mend(&mut self, key: BlockKey, read: usize, actions: &mut Vec<Action>) -> bool {
-        let Some(lead) = self.lead.as_ref().filter(|_| self.may_copy()) else { return false };
-        let others = lead.acting_others();
-        let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
-        let sources = face::sources(others);
+        if self.lead.is_none() || !self.may_copy() {
+            return false;
+        }
+        let sources = self.sources(false);
         if sources.is_empty() {
             return false;
         }
-        let job = Job::new(key, None, sources, Purpose::Mend);
+        let job = Job::new(key, sources, Purpose::Mend);
         self.queue_job(job, Some(Follower::Read(read)), actions);
         true
+    }
+}
+
+/// How many units a content has that could be read.
+fn intact_count(content: &Content) -> usize {
+    let count = |words: &[u64]| words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+    match content {
+        Content::Block { units, damaged, .. } => count(units) - count(damaged),
+        Content::Gone | Content::Tombstone { .. } => 0,
     }
 }

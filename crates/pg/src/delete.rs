@@ -5,7 +5,8 @@ use base::{ImageId, StripeIndex};
 use blockstore::BlockKey;
 use format::wire::{Outcome, Refusal};
 
-use super::write::{Follower, WriteFor, WriteKind};
+use super::kind::WriteKind;
+use super::write::{Follower, WriteFor};
 use super::{Action, Call, CallId, Listing, Pg, Ticket};
 
 /// Most blocks that one portion deletes.

@@ -1,46 +1,164 @@
-//! The face of a pool of copies: what a key holds, and what of it lies at which position.
+//! What a key holds: the face that a kind of pool turns to the core.
 //!
-//! The rest of this crate is the core: epochs, members, versions, the window, leases, peering and
-//! backfill. It orders changes of keys, and where a step depends on what a key holds it asks here. A
-//! pool whose positions hold different things, as pieces of a stripe, answers the same questions
-//! otherwise.
+//! The core is the rest of this crate: epochs, members, versions, the window, leases, peering and
+//! backfill. It orders changes of keys; where a step depends on what a key holds, and what of it lies at
+//! which position, it asks a [`Face`]. [`Copies`] is that of replicated blocks. A pool whose positions
+//! hold different things, as pieces of a stripe, answers the same questions otherwise.
 //!
-//! | the core asks | copies answer |
-//! |---|---|
-//! | which part of its key a change touches ([`footprint`]) | the units that it names |
-//! | what a position does for a change ([`change_at`]) | the same everywhere |
-//! | what becomes of a key that acting members state in different versions ([`adopt`]) | the newest wins, unless a member proves that it was deleted |
-//! | whom to read a key from ([`sources`]) | anybody who holds everything: one, and others for what that one lost |
-//! | what of it is missing still, and what an answer adds ([`Gathering`]) | units that no source has given |
+//! | the core asks | copies answer | pieces of a stripe answer |
+//! |---|---|---|
+//! | does every position hold all of a key ([`Face::is_whole_everywhere`]) | yes: one reads, fills and proves alone | no: a role is recorded, and a member that changes it has nothing |
+//! | which units a change touches ([`Face::footprint`]) | those that it names | those, and their parity |
+//! | what must be known before it starts ([`Face::needs`]) | nothing, or the block's extents | other pieces: the core gathers them |
+//! | what each position does for it ([`Gathering::prepare`]) | the same | its own piece |
+//! | which version of a key stays ([`Face::adopt`]) | the newest, unless it was deleted | the newest, if enough have it to make the rest; else the one before |
+//! | what a position is to hold ([`Gathering::content_at`]) | what the first source has, completed by others | what enough others make of it |
 //!
 //! Invariants
 //!   1. Answers are values: nothing here changes the PG.
 //!   2. What one source gave is never replaced by what another one has.
+//!   3. An operation that needs to know its key starts when all earlier ones of that key have ended:
+//!      nothing that it read is ever taken back.
 
+use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::ops::Range;
 
 use base::{BlockSize, BufferPool, Position, Version};
-use format::wire::Change;
+use format::wire::{Change, Content, Outcome, Refusal};
 
+use super::kind::{Wants, WriteKind};
 use super::units::{Copied, Held, Units};
-use super::write::WriteKind;
 use super::{MemberSet, units_of};
 
-/// The units of its block that a write touches: those that overlap take turns.
-pub fn footprint(kind: &WriteKind, block_size: BlockSize) -> Range<u32> {
-    let (first, end) = match kind {
-        WriteKind::Write { offset, data, .. } => units_of(*offset, data.len() as u32),
-        WriteKind::Zero { offset, length, .. } => units_of(*offset, *length),
-        WriteKind::Delete | WriteKind::HandedOver => (0, block_size.unit_count()),
-        // No read waits for it.
-        WriteKind::Hold => (0, 0),
-    };
-    first..end
+/// What a kind of pool knows of its keys. Faces are few, and live as long as the process.
+pub trait Face: Debug + Sync {
+    /// Whether every position holds all of a key, so that any acting member alone has everything that
+    /// was acknowledged.
+    fn is_whole_everywhere(&self) -> bool;
+
+    /// The units of its key that an operation touches: those that overlap take turns.
+    fn footprint(&self, kind: &WriteKind, block_size: BlockSize) -> Range<u32>;
+
+    /// What must be known of the key before an operation starts.
+    fn needs(&self, kind: &WriteKind) -> Needs;
+
+    /// Judges what all acting members state of a key that one of them has. In the order of positions.
+    fn adopt(&self, stated: &[Statement]) -> Adoption;
+
+    /// What of a key is copied to a learner that lacks changes of these units; `None`: all of it.
+    fn units_to_fill(&self, changed: Units) -> Option<Units>;
+
+    /// Begins to gather what is wanted of a key.
+    fn gather(&self, wanted: Wanted) -> Box<dyn Gathering>;
 }
 
-/// What the member at a position, or a learner for it, does for a change.
-pub fn change_at(change: &Change, _position: Position) -> Change {
-    change.clone()
+/// What must be known of a key before an operation on it starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Needs {
+    /// Nothing: it may follow an operation that has not ended.
+    Nothing,
+    /// That all earlier ones have ended.
+    Turn,
+    /// What this OSD's store says of the block.
+    Extents,
+    /// What members hold: the answer is [`Gathering::prepare`]'s.
+    Pieces,
+}
+
+/// What is wanted of a key.
+pub struct Wanted {
+    /// What for.
+    pub purpose: WantedFor,
+    /// Whom it can come from: members who hold what was acknowledged, or the version that stays.
+    pub sources: Vec<Source>,
+    /// Of its pool.
+    pub block_size: BlockSize,
+}
+
+/// A member that can be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Its index.
+    pub index: usize,
+    /// What it holds.
+    pub position: Position,
+}
+
+/// What something is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WantedFor {
+    /// An operation that must know its key.
+    Operation,
+    /// Acting members that lack the version that stays. What the first source lost of it may come from
+    /// an older one.
+    Adoption,
+    /// Acting members that go back to the version that the first source has.
+    Return,
+    /// A learner; `None`: all of it.
+    Learner(Option<Units>),
+    /// This OSD, which has this version and lost these units of it.
+    Mending(Version, Units),
+}
+
+/// What is wanted of a key, and what has come of it.
+pub trait Gathering {
+    /// Whom to ask next, and for which units (a bitmap; empty: all). `None`: nobody.
+    fn next(&mut self) -> Option<(usize, Vec<u64>)>;
+
+    /// A source answered.
+    fn take(&mut self, source: usize, answer: Held, buffers: &BufferPool);
+
+    /// Whether parts came from several sources that hold the same: all are to have them.
+    fn is_mixed(&self) -> bool;
+
+    /// Whether something came from a copy of an older version: what came is no version that was written.
+    fn is_older(&self) -> bool;
+
+    /// The version that came; `ZERO`: there is nothing.
+    fn version(&self) -> Version;
+
+    /// What a position is to hold, under this version. What nobody could read is named as damaged, so
+    /// that no older data stays there.
+    fn content_at(&self, position: Position, version: Version) -> Content;
+
+    /// What an operation does, now that its key is known.
+    fn prepare(&self, kind: WriteKind, buffers: &BufferPool) -> Prepared;
+}
+
+/// What an operation does.
+pub enum Prepared {
+    /// It changes its key.
+    Change(Changed),
+    /// It ends without a change.
+    Answer(Result<Outcome, Refusal>),
+}
+
+/// A change of a key, for each position.
+#[derive(Debug)]
+pub enum Changed {
+    /// The same everywhere.
+    Everywhere(Change),
+    /// To each its own, by position.
+    ByPosition(Vec<Change>),
+}
+
+impl Changed {
+    /// What the member at a position, or a learner for it, does.
+    pub fn at(&self, position: Position) -> Change {
+        match self {
+            Changed::Everywhere(change) => change.clone(),
+            Changed::ByPosition(changes) => changes[position.index()].clone(),
+        }
+    }
+
+    /// Likewise, and the others are done.
+    pub fn into_change_at(self, position: Position) -> Change {
+        match self {
+            Changed::Everywhere(change) => change,
+            Changed::ByPosition(mut changes) => changes.swap_remove(position.index()),
+        }
+    }
 }
 
 /// What an acting member states of a key at the beginning of an epoch.
@@ -55,110 +173,163 @@ pub struct Statement {
 /// What becomes of a key, of which acting members state this; members by their index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Adoption {
-    /// They hold the same.
+    /// They hold the same version.
     Same,
     /// It was deleted.
     Remove {
         /// Who has it still.
         from: MemberSet,
     },
-    /// It is copied.
-    Copy {
-        /// The version that wins.
+    /// The newest version stays.
+    Forward {
+        /// Which one.
         newest: Version,
-        /// Whom to read it from, in this order: what the newest copy lost comes from older ones.
+        /// Whom to read it from, in this order.
         sources: Vec<usize>,
         /// Who lacks it.
         to: MemberSet,
     },
+    /// Too few have the newest version to make the rest of it: it was never acknowledged, and goes.
+    Back {
+        /// Which one goes.
+        newest: Version,
+        /// Who has it.
+        from: MemberSet,
+        /// One that has the version before, which they get again.
+        like: usize,
+    },
 }
 
-/// Judges what all acting members state of a key that one of them has.
-pub fn adopt(stated: &[Statement]) -> Adoption {
-    let newest = stated.iter().map(|statement| statement.version).max().unwrap_or_default();
-    let lacks = |statement: &&Statement| statement.version == Version::ZERO;
-    let is_deleted = stated.iter().filter(lacks).any(|it| newest <= it.deleted_up_to);
-    let mut others = MemberSet::default();
-    for (index, statement) in stated.iter().enumerate() {
-        let stays = if is_deleted { Version::ZERO } else { newest };
-        if statement.version != stays {
-            others.add(index);
+/// The face of replicated blocks: every position holds the whole block.
+#[derive(Clone, Copy, Debug)]
+pub struct Copies;
+
+impl Face for Copies {
+    fn is_whole_everywhere(&self) -> bool {
+        true
+    }
+
+    fn footprint(&self, kind: &WriteKind, block_size: BlockSize) -> Range<u32> {
+        units_named(kind, block_size)
+    }
+
+    fn needs(&self, kind: &WriteKind) -> Needs {
+        match kind {
+            WriteKind::Write { expected: None, .. } => Needs::Nothing,
+            WriteKind::Write { .. } | WriteKind::Zero { .. } | WriteKind::Delete => Needs::Extents,
+            WriteKind::Read { .. } => unreachable!("any acting member reads alone"),
+            WriteKind::Hold | WriteKind::HandedOver => unreachable!("it does nothing to its key"),
         }
     }
-    if is_deleted {
-        return Adoption::Remove { from: others };
+
+    fn adopt(&self, stated: &[Statement]) -> Adoption {
+        let newest = stated.iter().map(|statement| statement.version).max().unwrap_or_default();
+        let lacks = |statement: &&Statement| statement.version == Version::ZERO;
+        let is_deleted = stated.iter().filter(lacks).any(|it| newest <= it.deleted_up_to);
+        let mut others = MemberSet::default();
+        for (index, statement) in stated.iter().enumerate() {
+            let stays = if is_deleted { Version::ZERO } else { newest };
+            if statement.version != stays {
+                others.add(index);
+            }
+        }
+        if is_deleted {
+            return Adoption::Remove { from: others };
+        }
+        if others.is_empty() {
+            return Adoption::Same;
+        }
+        // What the newest copy lost comes from older ones.
+        let mut sources: Vec<usize> = (0..stated.len()).collect();
+        sources.sort_by_key(|index| std::cmp::Reverse(stated[*index].version));
+        Adoption::Forward { newest, sources, to: others }
     }
-    if others.is_empty() {
-        return Adoption::Same;
+
+    fn units_to_fill(&self, changed: Units) -> Option<Units> {
+        Some(changed)
     }
-    let mut sources: Vec<usize> = (0..stated.len()).collect();
-    sources.sort_by_key(|index| std::cmp::Reverse(stated[*index].version));
-    Adoption::Copy { newest, sources, to: others }
+
+    fn gather(&self, wanted: Wanted) -> Box<dyn Gathering> {
+        let Wanted { purpose, sources, block_size } = wanted;
+        let (wants, held, names_lost) = match purpose {
+            WantedFor::Adoption => (None, None, true),
+            WantedFor::Learner(units) => (units, None, true),
+            WantedFor::Mending(version, lost) => {
+                let held = Held::Copy(Copied::zeros(version, Units::default()));
+                (Some(lost), Some(held), false)
+            }
+            WantedFor::Operation => unreachable!("what this OSD has is enough"),
+            WantedFor::Return => unreachable!("the newest version stays"),
+        };
+        Box::new(CopyGathering {
+            wants,
+            held,
+            sources: sources.into_iter().map(|source| source.index).collect(),
+            takes_older: purpose == WantedFor::Adoption,
+            names_lost,
+            is_mixed: false,
+            is_older: false,
+            block_size,
+        })
+    }
 }
 
-/// Whom to read a key from, of these members, who hold everything: each has all of it.
-pub fn sources(whole: impl Iterator<Item = usize>) -> Vec<usize> {
-    whole.collect()
+/// The units that an operation names.
+pub fn units_named(kind: &WriteKind, block_size: BlockSize) -> Range<u32> {
+    let (first, end) = match kind {
+        WriteKind::Write { offset, data, .. } => units_of(*offset, data.len() as u32),
+        WriteKind::Zero { offset, length, .. }
+        | WriteKind::Read { wants: Wants::Data { offset, length }, .. } => {
+            units_of(*offset, *length)
+        }
+        WriteKind::Delete
+        | WriteKind::Read { wants: Wants::Allocation, .. }
+        | WriteKind::HandedOver => (0, block_size.unit_count()),
+        // No read waits for it.
+        WriteKind::Hold => (0, 0),
+    };
+    first..end
 }
 
-/// What is wanted of a key, and what has come of it.
-pub struct Gathering {
+/// Copies of a block: the first source's, and from others what that one lost.
+struct CopyGathering {
     /// `None`: the whole block.
     wants: Option<Units>,
     held: Option<Held>,
-    /// Some units came from another source than the first.
-    pub is_mixed: bool,
-    /// Some units came from a copy of an older version.
-    pub is_older: bool,
+    /// Members to ask, in order.
+    sources: VecDeque<usize>,
+    /// What the first one lost may come from an older version; else all hold the same one.
+    takes_older: bool,
+    /// What nobody could read becomes damaged; else it stays as it is.
+    names_lost: bool,
+    is_mixed: bool,
+    is_older: bool,
+    block_size: BlockSize,
 }
 
-impl Gathering {
-    /// Nothing has come yet. `None`: the whole block is wanted.
-    pub fn of(wants: Option<Units>) -> Gathering {
-        Gathering { wants, held: None, is_mixed: false, is_older: false }
-    }
-
-    /// It is known that nothing is there.
-    pub fn of_nothing() -> Gathering {
-        Gathering { held: Some(Held::Gone), ..Gathering::of(None) }
-    }
-
-    /// Of a block whose version is known, some units.
-    pub fn of_lost(version: Version, lost: Units) -> Gathering {
-        let held = Held::Copy(Copied::zeros(version, Units::default()));
-        Gathering { held: Some(held), ..Gathering::of(Some(lost)) }
-    }
-
-    /// Whether everything is wanted, whatever it is.
-    pub fn wants_whole(&self) -> bool {
-        self.held.is_none() && self.wants.is_none()
-    }
-
+impl CopyGathering {
     /// Units that are wanted and did not come yet.
-    pub fn missing(&self, block_size: BlockSize) -> Units {
-        let wants = self.wants.unwrap_or(Units::from_range(0..block_size.unit_count()));
+    fn missing(&self) -> Units {
+        let wants = self.wants.unwrap_or(Units::from_range(0..self.block_size.unit_count()));
         match &self.held {
             None => wants,
             Some(Held::Gone | Held::Tombstone(_)) => Units::default(),
             Some(Held::Copy(copied)) => wants.without(&copied.units),
         }
     }
+}
 
-    /// Whether nothing more is to be asked for.
-    pub fn is_done(&self, block_size: BlockSize) -> bool {
-        self.held.is_some() && self.missing(block_size).is_empty()
+impl Gathering for CopyGathering {
+    fn next(&mut self) -> Option<(usize, Vec<u64>)> {
+        let missing = self.missing();
+        let is_done = self.held.is_some() && missing.is_empty();
+        let wants_whole = self.held.is_none() && self.wants.is_none();
+        let source = self.sources.pop_front().filter(|_| !is_done)?;
+        Some((source, if wants_whole { Vec::new() } else { missing.words(self.block_size) }))
     }
 
-    /// A source answered. `takes_older`: what the first one lost may come from an older version; else all
-    /// hold the same one.
-    pub fn take(
-        &mut self,
-        answer: Held,
-        takes_older: bool,
-        block_size: BlockSize,
-        buffers: &BufferPool,
-    ) {
-        let missing = self.missing(block_size);
+    fn take(&mut self, _source: usize, answer: Held, buffers: &BufferPool) {
+        let missing = self.missing();
         let known = match &mut self.held {
             None => {
                 self.held = Some(answer);
@@ -169,8 +340,10 @@ impl Gathering {
         };
         let is_same = answer.version() == known.version;
         let more = match answer {
-            Held::Copy(copied) if is_same || takes_older => copied,
-            Held::Gone | Held::Tombstone(_) if takes_older => Copied::zeros(known.version, missing),
+            Held::Copy(copied) if is_same || self.takes_older => copied,
+            Held::Gone | Held::Tombstone(_) if self.takes_older => {
+                Copied::zeros(known.version, missing)
+            }
             _ => return,
         };
         self.is_mixed |= !more.units.is_empty();
@@ -180,9 +353,29 @@ impl Gathering {
         assert!(before.without(&known.units).is_empty());
     }
 
-    /// What has come. Requires: the first source answered.
-    pub fn into_held(self) -> Held {
-        self.held.expect("the first source answered")
+    fn is_mixed(&self) -> bool {
+        self.is_mixed
+    }
+
+    fn is_older(&self) -> bool {
+        self.is_older
+    }
+
+    fn version(&self) -> Version {
+        self.held.as_ref().map_or(Version::ZERO, Held::version)
+    }
+
+    fn content_at(&self, _position: Position, version: Version) -> Content {
+        let lost = if self.names_lost { self.missing() } else { Units::default() };
+        let mut held = self.held.clone().expect("the first source answered");
+        if let Held::Copy(copied) = &mut held {
+            copied.version = version;
+        }
+        held.into_content(self.block_size, &lost)
+    }
+
+    fn prepare(&self, _kind: WriteKind, _buffers: &BufferPool) -> Prepared {
+        unreachable!("what this OSD has is enough")
     }
 }
 
@@ -210,49 +403,66 @@ mod tests {
 
     #[test]
     fn the_newest_version_goes_to_all_others_and_is_read_first() {
-        assert_eq!(adopt(&stated(&[4, 4, 4])), Adoption::Same);
-        let copy = |newest, sources: &[usize], to: &[usize]| Adoption::Copy {
+        assert_eq!(Copies.adopt(&stated(&[4, 4, 4])), Adoption::Same);
+        let forward = |newest, sources: &[usize], to: &[usize]| Adoption::Forward {
             newest: version(newest),
             sources: sources.to_vec(),
             to: members(to),
         };
-        assert_eq!(adopt(&stated(&[4, 7, 4])), copy(7, &[1, 0, 2], &[0, 2]));
-        assert_eq!(adopt(&stated(&[0, 7, 7])), copy(7, &[1, 2, 0], &[0]));
+        assert_eq!(Copies.adopt(&stated(&[4, 7, 4])), forward(7, &[1, 0, 2], &[0, 2]));
+        assert_eq!(Copies.adopt(&stated(&[0, 7, 7])), forward(7, &[1, 2, 0], &[0]));
     }
 
     #[test]
     fn a_key_is_removed_where_a_member_without_it_proves_its_deletion() {
         let mut all = stated(&[4, 0, 5]);
         all[1].deleted_up_to = version(4);
-        let is_copied = |all: &[Statement]| matches!(adopt(all), Adoption::Copy { .. });
-        assert!(is_copied(&all), "that was an older one");
+        let stays = |all: &[Statement]| matches!(Copies.adopt(all), Adoption::Forward { .. });
+        assert!(stays(&all), "that was an older one");
         all[1].deleted_up_to = version(5);
-        assert_eq!(adopt(&all), Adoption::Remove { from: members(&[0, 2]) });
+        assert_eq!(Copies.adopt(&all), Adoption::Remove { from: members(&[0, 2]) });
         // Who has it proves nothing.
         let mut all = stated(&[4, 5, 5]);
         all[0].deleted_up_to = version(9);
-        assert!(is_copied(&all));
+        assert!(stays(&all));
     }
 
     #[test]
     fn what_is_lost_comes_from_the_same_version_or_where_that_may_be_from_an_older_one() {
-        let size = BlockSize::MIN;
         let buffers = BufferPool::default();
         let copy = |counter, units| Held::Copy(Copied::zeros(version(counter), units));
         let some = |units: Range<u32>| Units::from_range(units);
-        let mut one = Gathering::of(None);
-        assert!(one.wants_whole() && !one.is_done(size));
-        one.take(copy(7, some(0..3)), false, size, &buffers);
-        assert_eq!((one.missing(size), one.is_mixed), (some(3..4), false));
-        one.take(copy(6, some(0..4)), false, size, &buffers);
-        assert_eq!((one.missing(size), one.is_mixed), (some(3..4), false));
-        one.take(copy(6, some(0..4)), true, size, &buffers);
-        assert!(one.is_done(size) && one.is_mixed && one.is_older);
-        assert_eq!(one.into_held().version(), version(7));
-        let mut other = Gathering::of_lost(version(7), some(1..2));
-        assert_eq!(other.missing(size), some(1..2));
-        other.take(copy(7, some(1..2)), false, size, &buffers);
-        assert!(other.is_done(size) && other.is_mixed && !other.is_older);
-        assert!(Gathering::of_nothing().is_done(size));
+        let sources = |count: usize| {
+            let sources = (0..count).zip(Position::all());
+            sources.map(|(index, position)| Source { index, position }).collect()
+        };
+        let gather = |purpose, count| {
+            let block_size = BlockSize::MIN;
+            Copies.gather(Wanted { purpose, sources: sources(count), block_size })
+        };
+        let words = |units: Units| units.words(BlockSize::MIN);
+        let damaged = |gathering: &dyn Gathering| match gathering
+            .content_at(Position::all().next().unwrap(), version(7))
+        {
+            Content::Block { damaged, .. } => damaged,
+            other => panic!("{other:?}"),
+        };
+        for purpose in [WantedFor::Learner(None), WantedFor::Adoption] {
+            let mut one = gather(purpose, 2);
+            assert_eq!(one.next(), Some((0, Vec::new())), "the whole block");
+            one.take(0, copy(7, some(0..3)), &buffers);
+            assert_eq!(one.next(), Some((1, words(some(3..4)))));
+            one.take(1, copy(6, some(0..4)), &buffers);
+            let takes_older = purpose == WantedFor::Adoption;
+            assert_eq!((one.is_mixed(), one.is_older()), (takes_older, takes_older));
+            let lost = if takes_older { Units::default() } else { some(3..4) };
+            assert_eq!(damaged(&*one), words(lost));
+            assert_eq!((one.next(), one.version()), (None, version(7)));
+        }
+        let mut other = gather(WantedFor::Mending(version(7), some(1..2)), 3);
+        assert_eq!(other.next(), Some((0, words(some(1..2)))));
+        other.take(0, copy(7, some(1..2)), &buffers);
+        assert_eq!(other.next(), None, "nothing is missing");
+        assert!(other.is_mixed() && !other.is_older());
     }
 }

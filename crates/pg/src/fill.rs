@@ -17,14 +17,14 @@ use base::hash::hash_range_of_pg;
 use base::planted::{self, Bug};
 use base::{OsdId, Version};
 use blockstore::BlockKey;
-use format::wire::{Filling, ListedBlock, MemberState, PeerBody};
+use format::wire::{Content, Filling, ListedBlock, MemberState, PeerBody};
 
 use super::compare::{Page, check_list};
 use super::copy::{Job, Purpose};
 use super::lead::{Ask, Asked, Contact, Lead};
-use super::units::{Held, Units};
+use super::units::Units;
 use super::write::Write;
-use super::{Action, MemberSet, Need, NewerFor, Pg, Serving, face};
+use super::{Action, MemberSet, Need, NewerFor, Pg, Serving};
 
 /// A learner whose blocks beyond the end of its epoch are being listed.
 pub struct Intake {
@@ -430,7 +430,7 @@ impl Pg {
     }
 
     fn begin_phase(&mut self, index: usize, phase: Phase) {
-        let Pg { lead, changes, .. } = self;
+        let Pg { lead, changes, shape, .. } = self;
         let lead = lead.as_mut().expect("this OSD leads the epoch");
         let filler = lead.peers[index].filler.as_mut().expect("the learner takes part");
         filler.phase = phase;
@@ -449,7 +449,8 @@ impl Pg {
             filler.source = Source::Both { own, learner };
         } else if let Some(changed) = changed {
             let blocks = changed.into_iter().filter(|(key, _)| filler.has_in_phase(*key));
-            let blocks: Vec<_> = blocks.map(|(key, units)| (key, Some(units))).collect();
+            let blocks: Vec<_> =
+                blocks.map(|(key, units)| (key, shape.face.units_to_fill(units))).collect();
             filler.todo.extend(blocks);
             filler.is_listed = true;
         } else {
@@ -484,11 +485,8 @@ impl Pg {
             let Some(filler) = self.filler(index) else { return };
             if let Some((key, units)) = filler.next() {
                 filler.started.insert(key, false);
-                let lead = self.lead();
-                let others = lead.acting_others();
-                let others = others.filter(|index| lead.peers[*index].contact == Contact::Known);
-                let sources = face::sources(std::iter::once(lead.me).chain(others));
-                let job = Job::new(key, units, sources, Purpose::Fill { learner: index });
+                let purpose = Purpose::Fill { learner: index, units };
+                let job = Job::new(key, self.sources(true), purpose);
                 self.queue_job(job, None, actions);
             } else if filler.is_listed || !self.find_more(index, actions) {
                 break;
@@ -571,17 +569,15 @@ impl Pg {
         &mut self,
         index: usize,
         key: BlockKey,
-        held: Held,
-        lost: &Units,
+        content: Content,
         actions: &mut Vec<Action>,
     ) {
         let Some(filler) = self.filler(index).filter(|filler| filler.is_begun) else { return };
         assert!(filler.started.get(&key) == Some(&false));
-        let bytes = match &held {
-            Held::Copy(copied) => copied.size_bytes(),
-            Held::Gone | Held::Tombstone(_) => 0,
+        let bytes = match &content {
+            Content::Block { data, .. } => data.as_ref().map_or(0, |data| data.len() as u64),
+            Content::Gone | Content::Tombstone { .. } => 0,
         };
-        let content = held.into_content(self.shape.block_size, lost);
         let call = self.ask(Ask { peer: index, what: Asked::Fill { key, bytes } });
         self.send(index, PeerBody::Repair { call, key, content }, actions);
     }
@@ -684,7 +680,8 @@ impl Pg {
         for index in lead.unreported.iter() {
             let peer = &lead.peers[index];
             let Some(filler) = &peer.filler else { continue };
-            let is_before = |write: &Write| write.order < filler.bound_at && !write.is_hold();
+            let is_before =
+                |write: &Write| write.order < filler.bound_at && !write.changes_nothing();
             if !writes.iter().any(|(_, write)| is_before(write)) {
                 actions.push(Action::Need(Need::Complete(peer.member)));
                 lead.unreported.take(index);

@@ -25,6 +25,7 @@ use slab::Slab;
 
 use super::compare::Compare;
 use super::copy::Job;
+use super::face::Source;
 use super::fill::{Filler, Intake};
 use super::sync::Syncs;
 use super::window::Window;
@@ -112,6 +113,8 @@ pub enum Asked {
     Progress,
     /// Everything so far, durably.
     Sync,
+    /// A record by which it states nothing of a version that goes.
+    Drop,
 }
 
 /// How an acting member that has not stated itself stands, by the map.
@@ -173,6 +176,11 @@ impl Lead {
     pub fn highest_complete(&self) -> Version {
         let complete = self.acting_states().map(|state| state.complete);
         complete.max().expect("there are acting members")
+    }
+
+    /// A member as a source of what it holds.
+    pub fn source(&self, index: usize) -> Source {
+        Source { index, position: self.peers[index].position }
     }
 
     /// Acting members other than this OSD.
@@ -269,7 +277,7 @@ impl Pg {
 
     /// Nothing of the epochs before is under way here: the members are judged.
     pub(crate) fn ask_members(&mut self, actions: &mut Vec<Action>) {
-        let state = self.local_state.state(self.record.as_ref());
+        let state = self.own_state();
         self.serving = Serving::Asking;
         let lead = self.lead();
         let me = lead.me;
@@ -390,7 +398,7 @@ impl Pg {
         }
         let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
         let count = lead.acting.count();
-        if lead.peers.len() == count {
+        if lead.peers.len() == count || !self.shape.face.is_whole_everywhere() {
             return;
         }
         let member = lead.peers[lead.me].member;
@@ -462,7 +470,7 @@ impl Pg {
             self.send(index, body, actions);
         }
         self.take_floor(floor, actions);
-        let record = Record { entry, adopted, history, filling: None };
+        let record = Record { entry, adopted, history, filling: None, dropped: None };
         self.note(record, NoteFor::Lead, actions);
     }
 

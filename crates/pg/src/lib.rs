@@ -32,10 +32,12 @@ mod copy;
 mod delete;
 mod face;
 mod fill;
+mod kind;
 mod lead;
 mod limits;
 mod local_state;
 mod member;
+mod member_set;
 mod read;
 mod record;
 mod sync;
@@ -57,26 +59,29 @@ use base::{
 };
 use blockstore::{Answer, BlockKey, PgFacts, Request as StoreRequest, StoreError};
 use format::wire::{
-    CHAIN_LENGTH_MAX, Filling, ListedBlock, MEMBERS_MAX, Member, Op, Outcome, PAYLOAD_SIZE_MAX,
+    CHAIN_LENGTH_MAX, Filling, ListedBlock, Member, MemberState, Op, Outcome, PAYLOAD_SIZE_MAX,
     PeerBody, PgEntry, Place, Refusal,
 };
 use slab::Slab;
 
 pub use delete::DELETE_PORTION_MAX;
+pub use face::{Copies, Face};
 pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
 
 use changes::Changes;
 use delete::Deletion;
+use kind::{Wants, WriteKind};
 use lead::Lead;
 use limits::{COUNTER_MAX, LOST_LOOKS_MAX};
 use local_state::LocalState;
 use member::Follow;
-use read::{Read, Wants};
+use member_set::MemberSet;
+use read::Read;
 use sync::{FlushFor, Syncs, Unflushed};
 use window::Window;
-use write::{Write, WriteFor, WriteKind};
+use write::{Write, WriteFor};
 
 /// Names an operation; the node's choice, not reused before its reply.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -259,6 +264,10 @@ enum NoteFor {
     Activation,
     /// The primary that fills this learner.
     Progress { call: u32 },
+    /// This OSD as primary, which takes something back.
+    OwnDrop,
+    /// The primary, which takes something back.
+    Drop { call: u32 },
     /// The epoch is over, or the connection is gone.
     Nobody,
 }
@@ -293,48 +302,6 @@ pub enum Serving {
     },
 }
 
-/// A set of members, by their index among those of the entry: acting ones by position, then learners.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-struct MemberSet(u32);
-
-impl MemberSet {
-    /// The first `count` members. Requires: at most [`MEMBERS_MAX`].
-    fn all(count: usize) -> MemberSet {
-        assert!(count <= MEMBERS_MAX);
-        MemberSet(((1u64 << count) - 1) as u32)
-    }
-
-    fn has(self, index: usize) -> bool {
-        self.0 & (1 << index) != 0
-    }
-
-    fn add(&mut self, index: usize) {
-        assert!(index < MEMBERS_MAX);
-        self.0 |= 1 << index;
-    }
-
-    fn take(&mut self, index: usize) {
-        self.0 &= !(1 << index);
-    }
-
-    /// Those that are in both.
-    fn within(self, other: MemberSet) -> MemberSet {
-        MemberSet(self.0 & other.0)
-    }
-
-    fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    fn count(self) -> usize {
-        self.0.count_ones() as usize
-    }
-
-    fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MEMBERS_MAX).filter(move |index| self.has(*index))
-    }
-}
-
 /// What a PG is made with; all of it outlives epochs.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -346,6 +313,8 @@ pub struct Shape {
     pub block_size: BlockSize,
     /// How much of everything it holds at once.
     pub limits: Limits,
+    /// What its keys hold.
+    pub face: &'static dyn Face,
 }
 
 /// One placement group at one of its members.
@@ -575,6 +544,19 @@ impl Pg {
         }
     }
 
+    /// What this OSD states in its newest entry. Where positions differ, what it holds is that of the
+    /// position that its record names: a member with another one has nothing.
+    fn own_state(&self) -> MemberState {
+        let position = |entry: &PgEntry| {
+            let learner = entry.learner(self.me).map(|learner| learner.position);
+            entry.position_of(self.me).or(learner)
+        };
+        let now = self.entry.as_ref().and_then(position);
+        let recorded = self.record.as_ref().and_then(|record| position(&record.entry));
+        let is_in_role = self.shape.face.is_whole_everywhere() || now == recorded;
+        self.local_state.state(self.record.as_ref(), is_in_role)
+    }
+
     /// Answers all that is open, and forgets the epoch. What is at the store ends, and is not
     /// answered to anyone.
     fn abandon(&mut self, actions: &mut Vec<Action>) {
@@ -690,7 +672,8 @@ impl Pg {
         match what {
             NoteFor::Nobody => {}
             NoteFor::Lead => self.on_own_record_noted(is_durable, actions),
-            NoteFor::Activation | NoteFor::Progress { .. } => {
+            NoteFor::OwnDrop => self.on_own_drop_noted(is_durable, actions),
+            NoteFor::Activation | NoteFor::Progress { .. } | NoteFor::Drop { .. } => {
                 self.followed_record_noted(what, is_durable, actions);
             }
         }
@@ -741,10 +724,11 @@ impl Pg {
         match op {
             Op::Read { place, offset, length, parents } => {
                 let wants = Wants::Data { offset, length };
-                self.read(ticket, self.key(place), parents, wants, actions);
+                self.begin_read(ticket, self.key(place), parents, wants, actions);
             }
             Op::Extents { place, parents } => {
-                self.read(ticket, self.key(place), parents, Wants::Allocation, actions);
+                let wants = Wants::Allocation;
+                self.begin_read(ticket, self.key(place), parents, wants, actions);
             }
             Op::Write { place, offset, checksums, data, expected, lazy } => {
                 let lazy = lazy && self.may_be_lazy();
@@ -759,6 +743,22 @@ impl Pg {
             Op::Sync => self.sync(ticket, actions),
             Op::DeleteRange { image, from } => self.delete(ticket, image, from, actions),
         }
+    }
+
+    fn begin_read(
+        &mut self,
+        ticket: Ticket,
+        key: BlockKey,
+        parents: Vec<ImageId>,
+        wants: Wants,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.shape.face.is_whole_everywhere() {
+            return self.read(ticket, key, parents, wants, actions);
+        }
+        // It takes its turn: pieces of two versions make no stripe.
+        let kind = WriteKind::Read { wants, parents };
+        self.write(WriteFor::Client(ticket), key, kind, None, actions);
     }
 
     /// The store answered.

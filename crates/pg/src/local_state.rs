@@ -68,18 +68,21 @@ impl LocalState {
             return filling.complete;
         }
         let epoch = record.entry.epoch;
-        if self.last.epoch != epoch {
-            return record.adopted;
-        }
-        match self.hole.filter(|hole| hole.epoch == epoch) {
+        let hole = self.hole.filter(|hole| hole.epoch == epoch);
+        let complete = match hole {
+            _ if self.last.epoch != epoch => record.adopted,
             None => self.last,
             Some(hole) => version_before(hole, record),
+        };
+        match record.dropped {
+            Some(dropped) if dropped <= complete => version_before(dropped, record),
+            _ => complete,
         }
     }
 
-    /// What the member states.
-    pub fn state(&self, record: Option<&Record>) -> MemberState {
-        let record = record.filter(|_| self.is_believed);
+    /// What the member states. `is_in_role`: what it holds is what its position in the new entry holds.
+    pub fn state(&self, record: Option<&Record>, is_in_role: bool) -> MemberState {
+        let record = record.filter(|_| self.is_believed && is_in_role);
         MemberState {
             record_epoch: record.map_or(Epoch::ZERO, |record| record.entry.epoch),
             complete: record.map_or(Version::ZERO, |record| self.complete(record)),

@@ -123,6 +123,9 @@ impl Pg {
             (PeerBody::Repair { call, key, content }, _) => {
                 self.take_repair(call, key, content, actions)
             }
+            (PeerBody::Drop { call, version }, FollowStage::Stated) => {
+                self.take_drop(call, version, actions)
+            }
             (PeerBody::Activate { adopted, floor, history, filling }, FollowStage::Stated) => {
                 self.take_activation(adopted, floor, history, filling, actions)
             }
@@ -167,11 +170,27 @@ impl Pg {
         if self.follow().stage != FollowStage::Asked {
             return;
         }
-        let state = self.local_state.state(self.record.as_ref());
+        let state = self.own_state();
         let follow = self.follow();
         follow.stage = FollowStage::Stated;
         follow.taken = Window::new(0);
         self.answer(PeerBody::State(state), actions);
+    }
+
+    /// Writes from this version on go: this member states none of them from now on.
+    fn take_drop(
+        &mut self,
+        call: u32,
+        version: Version,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.check_version(version)?;
+        let is_known = self.record.as_ref().is_some_and(|record| record.filling.is_none());
+        if self.shape.face.is_whole_everywhere() || !is_known || self.noting.is_some() {
+            return Err("a version is taken back that cannot be".into());
+        }
+        self.drop_from(version, NoteFor::Drop { call }, actions);
+        Ok(())
     }
 
     fn take_activation(
@@ -214,7 +233,7 @@ impl Pg {
         } else {
             follow.next = None;
         }
-        let record = Record { entry, adopted, history, filling };
+        let record = Record { entry, adopted, history, filling, dropped: None };
         self.note(record, NoteFor::Activation, actions);
         Ok(())
     }
@@ -332,7 +351,8 @@ impl Pg {
             self.check_key(*key)?;
         }
         let adopted = if filling.is_some() { record.adopted } else { complete };
-        let record = Record { entry, adopted, history: record.history.clone(), filling };
+        let history = record.history.clone();
+        let record = Record { entry, adopted, history, filling, dropped: None };
         let follow = self.follow();
         let behind = follow.taken.begun();
         follow.progress = Some(Progress { behind, call, record, floor });
@@ -368,6 +388,7 @@ impl Pg {
         }
         let is_filled = self.record.as_ref().is_some_and(|record| record.filling.is_none());
         match what {
+            NoteFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
             NoteFor::Activation => self.answer(PeerBody::Activated, actions),
             NoteFor::Progress { call } if is_filled && self.local_state.is_suspect => {
                 // What was lost is here again; the record that says so comes first.
@@ -380,7 +401,9 @@ impl Pg {
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
-            NoteFor::Lead | NoteFor::Nobody => unreachable!("this OSD does not lead"),
+            NoteFor::Lead | NoteFor::OwnDrop | NoteFor::Nobody => {
+                unreachable!("this OSD does not lead")
+            }
         }
     }
 
@@ -526,7 +549,7 @@ impl Pg {
                 }
             }
             PeerBody::Fetched { call, content } => match self.asked(index, call)? {
-                Asked::Fetch { job } => self.on_peer_copy(job, content, actions),
+                Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
                 _ => Err("a block that was not asked for".into()),
             },
             PeerBody::Repaired { call } => {
@@ -540,6 +563,10 @@ impl Pg {
             PeerBody::Noted { call } => match self.asked(index, call)? {
                 Asked::Progress => {
                     self.on_progress_noted(index, actions);
+                    Ok(())
+                }
+                Asked::Drop => {
+                    self.on_dropped(index, actions);
                     Ok(())
                 }
                 _ => Err("a cursor that was not asked for".into()),

@@ -7,6 +7,7 @@ use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Outcome, Refusal};
 
 use super::chain::Chain;
+use super::kind::Wants;
 use super::write::Follower;
 use super::{Action, Call, Pg, Ticket, refusal_of, units_of};
 
@@ -23,15 +24,6 @@ pub struct Read {
     /// So many blocks may be fetched from other members, where this OSD lost units of them.
     mends_left: usize,
     stage: ReadStage,
-}
-
-/// What a read asks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wants {
-    /// Bytes of a range.
-    Data { offset: u32, length: u32 },
-    /// Which units of the whole block are written.
-    Allocation,
 }
 
 /// How far a read has come. Top to bottom is the order in time.

@@ -22,6 +22,8 @@ pub struct Record {
     pub history: Vec<Activation>,
     /// What a learner lacks; `None`: nothing.
     pub filling: Option<Filling>,
+    /// From this version on nothing is stated: some of it was taken back.
+    pub dropped: Option<Version>,
 }
 
 impl Record {
@@ -46,6 +48,8 @@ struct RecordText {
     history: Vec<(u32, VersionText)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     filling: Option<FillingText>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dropped: Option<VersionText>,
 }
 
 /// See [`Filling`].
@@ -86,6 +90,7 @@ impl RecordText {
                 .map(|past| (past.epoch.get(), VersionText::of(past.adopted)))
                 .collect(),
             filling: record.filling.as_ref().map(FillingText::of),
+            dropped: record.dropped.map(VersionText::of),
         }
     }
 
@@ -101,6 +106,7 @@ impl RecordText {
             history: history.collect::<Result<_, String>>()?,
             adopted: self.adopted.read()?,
             filling: self.filling.map(|filling| filling.into_filling(pg)).transpose()?,
+            dropped: self.dropped.map(|version| version.read()).transpose()?,
             entry: self.entry,
         })
     }

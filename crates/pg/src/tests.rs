@@ -3,6 +3,7 @@
 mod history;
 mod lazy;
 mod model;
+mod parity;
 mod random;
 mod scenarios;
 mod world;
@@ -49,6 +50,7 @@ fn shape() -> Shape {
         pg_count: 1,
         block_size: BLOCK_SIZE,
         limits: Limits::SMALL,
+        face: &Copies,
     }
 }
 
@@ -58,7 +60,7 @@ fn facts(last: Version) -> PgFacts {
 
 fn record(epoch: u32, adopted: Version) -> Record {
     let history = vec![Activation { epoch: Epoch::new(epoch), adopted }];
-    Record { entry: entry(epoch), adopted, history, filling: None }
+    Record { entry: entry(epoch), adopted, history, filling: None, dropped: None }
 }
 
 pub fn entry(epoch: u32) -> PgEntry {

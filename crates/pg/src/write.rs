@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
+use base::Version;
 use base::planted::{self, Bug};
-use base::{Buffer, Checksum, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Change, Outcome, PeerBody, Refusal};
 
+use super::copy::{Job, Purpose};
+use super::face::{Changed, Gathering, Needs, Prepared};
+use super::kind::WriteKind;
 use super::{
-    Action, Call, MemberSet, Need, Pg, Serving, Ticket, face, has_unit, next_version, refusal_of,
+    Action, Call, MemberSet, Need, Pg, Serving, Ticket, has_unit, next_version, refusal_of,
 };
 
 /// One write at its primary.
@@ -34,26 +37,6 @@ pub enum WriteFor {
     Deletion(usize),
     /// A copy of the block: it takes its turn, and changes nothing here.
     Job(usize),
-}
-
-/// What is to be done to the block.
-pub enum WriteKind {
-    /// Put data; with `expected`, only if the block has that version.
-    Write {
-        offset: u32,
-        checksums: Vec<Checksum>,
-        data: Buffer,
-        expected: Option<Version>,
-        lazy: bool,
-    },
-    /// Make a range read as zeros.
-    Zero { offset: u32, length: u32, lazy: bool },
-    /// Delete the block.
-    Delete,
-    /// Change nothing: no other write of the block is under way until it ends.
-    Hold,
-    /// Its data is with the members.
-    HandedOver,
 }
 
 /// How far a write has come. Top to bottom is the order in time.
@@ -94,8 +77,8 @@ impl Write {
     }
 
     /// Whether it changes nothing.
-    pub fn is_hold(&self) -> bool {
-        matches!(self.issuer, WriteFor::Job(_))
+    pub fn changes_nothing(&self) -> bool {
+        self.kind.changes_nothing()
     }
 
     /// Whether it has its version, and this member did not answer it.
@@ -103,26 +86,6 @@ impl Write {
         match self.stage {
             WriteStage::Replicate { missing, .. } => missing.has(index),
             _ => false,
-        }
-    }
-}
-
-impl WriteKind {
-    /// Whether the block must be known before the write can start.
-    fn needs_examination(&self) -> bool {
-        match self {
-            WriteKind::Write { expected, .. } => expected.is_some(),
-            WriteKind::Zero { .. } | WriteKind::Delete | WriteKind::Hold => true,
-            WriteKind::HandedOver => false,
-        }
-    }
-
-    /// Whether it may be answered before it is durable. A deletion never is: its tombstone goes
-    /// when the floor passes it.
-    fn is_lazy(&self) -> bool {
-        match self {
-            WriteKind::Write { lazy, .. } | WriteKind::Zero { lazy, .. } => *lazy,
-            WriteKind::Delete | WriteKind::Hold | WriteKind::HandedOver => false,
         }
     }
 }
@@ -136,7 +99,7 @@ impl Pg {
         follower: Option<Follower>,
         actions: &mut Vec<Action>,
     ) {
-        let units = face::footprint(&kind, self.shape.block_size);
+        let units = self.shape.face.footprint(&kind, self.shape.block_size);
         assert!(!units.is_empty() || matches!(kind, WriteKind::Hold));
         let order = self.queued_next;
         self.queued_next += 1;
@@ -168,7 +131,7 @@ impl Pg {
         for (_, slot) in self.queue.range((key, 0)..=(key, u64::MAX)) {
             let write = &self.writes[*slot];
             match write.stage {
-                WriteStage::Queued if is_first || !write.kind.needs_examination() => {
+                WriteStage::Queued if is_first || self.needs(write) == Needs::Nothing => {
                     return Some(*slot);
                 }
                 WriteStage::Queued | WriteStage::Examine => return None,
@@ -178,26 +141,27 @@ impl Pg {
         None
     }
 
+    /// What must be known before a queued write starts; a hold waits for its turn alone.
+    fn needs(&self, write: &Write) -> Needs {
+        match write.issuer {
+            WriteFor::Job(_) => Needs::Turn,
+            WriteFor::Client(_) | WriteFor::Deletion(_) => self.shape.face.needs(&write.kind),
+        }
+    }
+
     /// Moves a write to its next stage. The caller has seen that what the stage waits for came.
     fn advance_write(&mut self, slot: usize, actions: &mut Vec<Action>) {
-        let write = &mut self.writes[slot];
+        let write = &self.writes[slot];
         match write.stage {
-            WriteStage::Queued if write.kind.needs_examination() => {
-                write.stage = WriteStage::Examine;
-                if let WriteFor::Job(job) = write.issuer {
-                    return self.on_hold(job, slot, actions);
-                }
-                let request = StoreRequest::Extents { key: write.key };
-                self.call(Call::Examine(slot), request, actions);
-            }
-            WriteStage::Queued | WriteStage::Examine => self.replicate(slot, actions),
+            WriteStage::Queued => self.begin_write(slot, actions),
+            WriteStage::Examine => self.replicate_as_named(slot, actions),
             WriteStage::Replicate { missing, version, durable, .. } => {
                 let is_planted = planted::on(Bug::AckBeforeMembers);
                 assert!(missing.within(self.ack_required).is_empty() || is_planted);
                 // A sync that began after it was given may have ended meanwhile.
                 let durable = durable || self.syncs.covers(version.counter);
                 assert!(version <= self.newest && version.epoch == self.newest.epoch);
-                write.stage = WriteStage::Done { version, durable };
+                self.writes[slot].stage = WriteStage::Done { version, durable };
                 if durable || planted::on(Bug::MarkCountsUnflushed) {
                     self.window.end(version.counter);
                 } else {
@@ -212,8 +176,62 @@ impl Pg {
         }
     }
 
+    /// A write has its turn.
+    fn begin_write(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let (needs, write) = (self.needs(&self.writes[slot]), &mut self.writes[slot]);
+        let key = write.key;
+        if needs != Needs::Nothing {
+            write.stage = WriteStage::Examine;
+            // What it is about to read is never taken back.
+            let order = write.order;
+            assert!(self.queue.range((key, 0)..(key, order)).next().is_none());
+        }
+        match (needs, write.issuer) {
+            (Needs::Nothing, _) => self.replicate_as_named(slot, actions),
+            (Needs::Turn, WriteFor::Job(job)) => self.on_hold(job, slot, actions),
+            (Needs::Turn, _) => unreachable!("a hold is a job's"),
+            (Needs::Extents, _) => {
+                self.call(Call::Examine(slot), StoreRequest::Extents { key }, actions);
+            }
+            (Needs::Pieces, _) => {
+                let job = Job::new(key, self.sources(true), Purpose::Operation { slot });
+                self.begin_job(job, actions);
+            }
+        }
+    }
+
+    /// What an operation has to know of its key has come from the members. No other one of it is under
+    /// way.
+    pub(crate) fn on_pieces(
+        &mut self,
+        slot: usize,
+        pieces: &dyn Gathering,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.serving != Serving::Active {
+            // No version is given any more: it is answered when the next epoch comes.
+            return;
+        }
+        let write = &mut self.writes[slot];
+        assert!(write.stage == WriteStage::Examine);
+        let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
+        let lazy = kind.is_lazy();
+        match pieces.prepare(kind, &self.buffers) {
+            Prepared::Change(change) => self.replicate(slot, change, lazy, actions),
+            Prepared::Answer(outcome) => self.end_write(slot, outcome, actions),
+        }
+    }
+
+    /// Every member does what the write's sender named.
+    fn replicate_as_named(&mut self, slot: usize, actions: &mut Vec<Action>) {
+        let write = &mut self.writes[slot];
+        let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
+        let lazy = kind.is_lazy();
+        self.replicate(slot, Changed::Everywhere(kind.into_change()), lazy, actions);
+    }
+
     /// Gives the write its version and hands it to every member.
-    fn replicate(&mut self, slot: usize, actions: &mut Vec<Action>) {
+    fn replicate(&mut self, slot: usize, changed: Changed, lazy: bool, actions: &mut Vec<Action>) {
         let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
         let mark = self.mark();
         let version = next_version(self.newest, epoch);
@@ -221,38 +239,26 @@ impl Pg {
         assert!(mark <= self.newest);
         let write = &mut self.writes[slot];
         assert!(matches!(write.stage, WriteStage::Queued | WriteStage::Examine));
-        let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
-        let lazy = kind.is_lazy();
         let missing = self.write_targets;
         write.stage = WriteStage::Replicate { missing, version, lazy, durable: true };
         let (pg, key, block_size) = (self.shape.pg, write.key, self.shape.block_size);
-        let units = match kind {
-            WriteKind::Delete => 0..block_size.unit_count(),
-            _ => write.units.clone(),
-        };
-        let change = match kind {
-            WriteKind::Write { offset, checksums, data, .. } => {
-                assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
-                Change::Write { offset, checksums, data }
-            }
-            WriteKind::Zero { offset, length, .. } => Change::Zero { offset, length },
-            WriteKind::Delete => {
-                self.has_tombstones = true;
-                Change::Delete
-            }
-            WriteKind::Hold => unreachable!("a hold changes nothing"),
-            WriteKind::HandedOver => unreachable!("a write is handed over once"),
-        };
+        let mut units = write.units.clone();
+        if matches!(changed, Changed::Everywhere(Change::Delete)) {
+            self.has_tombstones = true;
+            units = 0..block_size.unit_count();
+        }
         let lead = self.lead.as_mut().expect("a primary serves");
         lead.mark_told = mark;
         let (acting_count, peer_count) = (lead.acting.count(), lead.peers.len());
         for (index, peer) in lead.peers.iter().enumerate() {
             if index != lead.me && self.write_targets.has(index) {
-                let change = face::change_at(&change, peer.position);
+                let change = changed.at(peer.position);
                 let body = PeerBody::Write { version, mark, key, block_size, lazy, change };
                 actions.push(Action::Send { to: peer.member.osd, body });
             }
         }
+        let change = changed.into_change_at(lead.peers[lead.me].position);
+        // Pieces of a stripe are of one size.
         let bytes = match &change {
             Change::Write { data, .. } => data.len() as u64,
             Change::Zero { .. } | Change::Delete => 0,

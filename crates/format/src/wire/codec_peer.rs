@@ -35,6 +35,7 @@ const BODY_STALE: u8 = 16;
 const BODY_SYNC: u8 = 17;
 const BODY_SYNCED: u8 = 18;
 const BODY_MARK: u8 = 19;
+const BODY_DROP: u8 = 20;
 
 const CONTENT_GONE: u8 = 0;
 const CONTENT_TOMBSTONE: u8 = 1;
@@ -135,6 +136,10 @@ pub(super) fn encode_peer(message: &PeerMessage, bytes: &mut Vec<u8>) {
             bytes.push(BODY_MARK);
             put_version(bytes, *mark);
         }
+        PeerBody::Drop { call, version } => {
+            put_call(bytes, BODY_DROP, *call);
+            put_version(bytes, *version);
+        }
         PeerBody::Progress { call, filling, complete, floor } => {
             put_call(bytes, BODY_PROGRESS, *call);
             put_version(bytes, *complete);
@@ -204,6 +209,7 @@ fn decode_body(
         BODY_SYNC => PeerBody::Sync { call: reader.u32()? },
         BODY_SYNCED => PeerBody::Synced { call: reader.u32()? },
         BODY_MARK => PeerBody::Mark { mark: reader.version()? },
+        BODY_DROP => PeerBody::Drop { call: reader.u32()?, version: reader.version()? },
         BODY_PROGRESS => {
             let call = reader.u32()?;
             let (complete, floor) = (reader.version()?, reader.version()?);

@@ -92,6 +92,14 @@ pub enum PeerBody {
         /// As asked.
         call: u32,
     },
+    /// Primary, in pools of pieces: too few have some writes from this version on, and those go. State
+    /// nothing from it on; durable when answered by [`PeerBody::Noted`].
+    Drop {
+        /// Names the answer.
+        call: u32,
+        /// The first that goes.
+        version: Version,
+    },
     /// Primary: take your part in the epoch; durable when answered.
     Activate {
         /// The version adopted.

@@ -150,6 +150,7 @@ pub fn examples() -> Vec<(&'static str, Message)> {
         ("peer-sync", peer(PeerBody::Sync { call: 8 })),
         ("peer-synced", peer(PeerBody::Synced { call: 8 })),
         ("peer-mark", peer(PeerBody::Mark { mark: version() })),
+        ("peer-drop", peer(PeerBody::Drop { call: 9, version: version() })),
         ("peer-progress", peer(progress(Some(filling())))),
         ("peer-progress-end", peer(progress(None))),
         ("peer-noted", peer(PeerBody::Noted { call: 6 })),
@@ -309,6 +310,7 @@ fn any_body() -> impl Strategy<Value = PeerBody> {
         any::<u32>().prop_map(|call| PeerBody::Sync { call }),
         any::<u32>().prop_map(|call| PeerBody::Synced { call }),
         any_version().prop_map(|mark| { PeerBody::Mark { mark } }),
+        (any::<u32>(), any_version()).prop_map(|(call, version)| PeerBody::Drop { call, version }),
         (any::<u32>(), any_filling(), any_version(), any_version()).prop_map(
             |(call, filling, complete, floor)| PeerBody::Progress {
                 call,

@@ -10,8 +10,9 @@ use format::wire::{Learner, Member, Op, Outcome, PeerBody, PgEntry};
 
 use super::history::{History, Kind};
 use super::model::{Block, Store, data_of, values_of};
+use super::parity::{Parity, Pieces, xor};
 use super::{UNIT, place_in, shape};
-use crate::{Absence, Action, Need, Pg, Record, Serving, Ticket};
+use crate::{Absence, Action, Need, Pg, Record, Serving, Shape, Ticket};
 
 /// A small generator; the seed is printed by every failure.
 pub struct Random(u64);
@@ -60,6 +61,7 @@ pub struct World {
     /// (giver, holder): the holder may count on the giver's grant of this epoch.
     leases: BTreeMap<(usize, usize), Epoch>,
     pub entry: PgEntry,
+    shape: Shape,
     pub copies: usize,
     /// Fewest members that serve.
     pub minimum: usize,
@@ -89,14 +91,25 @@ fn index_of(osd: OsdId) -> usize {
 }
 
 impl World {
+    /// A pool of copies.
     pub fn new(seed: u64, osds: usize, copies: usize) -> World {
+        World::of(seed, osds, copies, shape())
+    }
+
+    /// A pool of two pieces and their parity.
+    pub fn of_pieces(seed: u64, osds: usize) -> World {
+        World::of(seed, osds, 3, Shape { face: &Parity, ..shape() })
+    }
+
+    fn of(seed: u64, osds: usize, copies: usize, shape: Shape) -> World {
         let plan: Vec<usize> = (0..copies).collect();
         let mut world = World {
             osds: Vec::new(),
             links: BTreeMap::new(),
             cut: Vec::new(),
             leases: BTreeMap::new(),
-            entry: PgEntry::new(shape().pg, []),
+            entry: PgEntry::new(shape.pg, []),
+            shape,
             copies,
             minimum: if copies <= 2 { 1 } else { 2 },
             plan,
@@ -117,7 +130,7 @@ impl World {
         for index in 0..osds {
             world.start(index);
         }
-        let entry = PgEntry::new(shape().pg, world.plan.iter().map(|index| world.member(*index)));
+        let entry = PgEntry::new(shape.pg, world.plan.iter().map(|index| world.member(*index)));
         let (epoch, revision) = (Epoch::new(1), MapRevision::new(1));
         world.entry = PgEntry { epoch, revision, ..entry };
         world
@@ -172,7 +185,7 @@ impl World {
         if self.is_traced {
             println!("{index} starts: {facts:?} {record:?}");
         }
-        osd.pg = Some(Pg::new(shape(), osd_id(index), facts, record, BufferPool::default()));
+        osd.pg = Some(Pg::new(self.shape, osd_id(index), facts, record, BufferPool::default()));
     }
 
     /// The power goes; the store keeps `more` entries beyond what is durable.
@@ -455,10 +468,16 @@ impl World {
             osd.pg.is_some() && !osd.store.now.is_suspect && !failed(member)
         };
         // Those that are complete take positions, and lost ones leave, in one change.
+        let is_whole = self.shape.face.is_whole_everywhere();
         let is_ready = |learner: &&Learner| needs.contains(&Need::Complete(learner.member));
         let mut ready: Vec<Learner> = entry.learners.iter().filter(is_ready).copied().collect();
         let good = entry.acting().filter(|member| is_good(member)).count();
-        let joining = ready.len().min(entry.positions.len() - good);
+        // A piece is of use at its own position alone.
+        let fits = |learner: &&Learner| {
+            let member = entry.positions[learner.position.index()];
+            is_whole || !member.is_some_and(|member| is_good(&member))
+        };
+        let joining = ready.iter().filter(fits).count().min(entry.positions.len() - good);
         if good < entry.acting_count() && good + joining >= self.minimum {
             for slot in &mut entry.positions {
                 *slot = slot.filter(|member| is_good(member));
@@ -470,7 +489,8 @@ impl World {
         ready.retain(|learner| {
             let own = learner.position.index();
             let mut all = std::iter::once(own).chain(0..entry.positions.len());
-            let open = all.find(|index| entry.positions[*index].is_none());
+            let open =
+                all.find(|index| entry.positions[*index].is_none() && (is_whole || *index == own));
             if let Some(open) = open {
                 entry.positions[open] = Some(learner.member);
                 is_new = true;
@@ -687,8 +707,11 @@ impl World {
         blocks.filter(|(_, block)| !block.is_tombstone || block.version > floor).collect()
     }
 
-    /// All acting members hold the same.
+    /// All acting members hold the same, or pieces that belong together.
     pub fn check_equal(&self) {
+        if !self.shape.face.is_whole_everywhere() {
+            return self.check_pieces();
+        }
         let acting: Vec<usize> = self.entry.acting().map(|member| index_of(member.osd)).collect();
         for index in &acting[1..] {
             let (mut one, mut other) = (self.blocks(acting[0]), self.blocks(*index));
@@ -708,6 +731,25 @@ impl World {
                 assert_eq!(Some(block), other.remove(&key), "members differ in {key:?}");
             }
             assert_eq!(other, BTreeMap::new(), "a member has too much");
+        }
+    }
+
+    fn check_pieces(&self) {
+        let all: Vec<(usize, BTreeMap<_, Block>)> = (self.entry.filled())
+            .map(|(position, member)| (position.index(), self.blocks(index_of(member.osd))))
+            .collect();
+        let mut stripes: BTreeMap<_, BTreeMap<usize, Pieces>> = BTreeMap::new();
+        for (position, blocks) in all {
+            for (key, block) in blocks {
+                let pieces = Pieces::of(block.version, &block.units);
+                stripes.entry(key).or_default().insert(position, pieces);
+            }
+        }
+        for (key, pieces) in stripes {
+            assert_eq!(pieces.len(), 3, "a piece of {key:?} is missing");
+            let versions = [0, 1, 2].map(|position| pieces[&position].version);
+            assert_eq!(versions, [versions[0]; 3], "pieces of several versions of {key:?}");
+            assert_eq!(xor(&pieces[&0].now, &pieces[&1].now), pieces[&2].now, "{key:?}");
         }
     }
 

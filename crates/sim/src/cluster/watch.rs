@@ -315,6 +315,7 @@ impl Watch {
             | PeerBody::Activated
             | PeerBody::Written { .. }
             | PeerBody::Mark { .. }
+            | PeerBody::Drop { .. }
             | PeerBody::Sync { .. }
             | PeerBody::Synced { .. }
             | PeerBody::Progress { .. }
