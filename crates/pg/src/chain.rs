@@ -14,7 +14,6 @@ use base::{Buffer, BufferPool, Checksum, ImageId, UNIT_SIZE, Version};
 use format::wire::Refusal;
 
 use super::has_unit;
-use super::read::BlockSeen;
 use super::write::merge_bitmaps;
 
 /// What is known of a chain, and what of it has been read.
@@ -28,6 +27,13 @@ pub struct Chain {
     refusal: Option<Refusal>,
     /// A layer with damaged units.
     damaged: Option<ImageId>,
+}
+
+/// A block as a read found it.
+#[derive(Clone, Copy)]
+pub struct BlockSeen {
+    pub image: ImageId,
+    pub version: Version,
 }
 
 struct Layer {

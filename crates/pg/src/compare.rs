@@ -17,9 +17,9 @@ use base::Version;
 use blockstore::BlockKey;
 use format::wire::{ListedBlock, PeerBody};
 
+use super::ask::{Ask, Asked};
 use super::copy::{Job, Purpose};
 use super::face::{Adoption, Statement};
-use super::lead::{Ask, Asked, Lead};
 use super::limits::ADOPTIONS_MAX;
 use super::{Action, Call, CallId, MemberSet, Need, NewerFor, NoteFor, Pg, Serving};
 
@@ -137,19 +137,6 @@ impl Compare {
     }
 }
 
-impl Lead {
-    /// Up to which version an acting member proves the deletion of what it lacks: tombstones of such
-    /// versions are gone there, and it has lost nothing up to them.
-    fn deleted_up_to(&self, index: usize) -> Version {
-        if self.compare.lowest > Version::ZERO {
-            return Version::ZERO;
-        }
-        let state = self.peers[index].state.as_ref();
-        // A disk that lost the block, and not the floor above it, proves no deletion.
-        state.map_or(Version::ZERO, |state| state.floor.min(state.complete))
-    }
-}
-
 impl Pg {
     /// Goes on comparing until pages or repairs must be waited for.
     pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
@@ -263,9 +250,10 @@ impl Pg {
         let lead = self.lead();
         let versions: Vec<Version> =
             lead.compare.pages.iter_mut().map(|page| page.take(key)).collect();
+        let compares_all = lead.compare.lowest == Version::ZERO;
         let statement = |(index, version): (usize, &Version)| Statement {
             version: *version,
-            deleted_up_to: lead.deleted_up_to(index),
+            deleted_up_to: if compares_all { lead.deleted_up_to(index) } else { Version::ZERO },
         };
         let stated: Vec<Statement> = versions.iter().enumerate().map(statement).collect();
         match self.shape.face.adopt(&stated) {

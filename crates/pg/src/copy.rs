@@ -18,11 +18,10 @@ use base::planted::{self, Bug};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
+use super::ask::{Ask, Asked, Contact};
 use super::face::{Gathering, Source, Wanted, WantedFor};
-use super::kind::WriteKind;
-use super::lead::{Ask, Asked, Contact};
+use super::operation::{Follower, WriteFor, WriteKind};
 use super::units::{Held, Units};
-use super::write::{Follower, WriteFor};
 use super::{Action, Call, MemberSet, Need, Pg};
 
 /// What is gathered of one block.

@@ -5,8 +5,7 @@ use base::{ImageId, StripeIndex};
 use blockstore::BlockKey;
 use format::wire::{Outcome, Refusal};
 
-use super::kind::WriteKind;
-use super::write::{Follower, WriteFor};
+use super::operation::{Follower, WriteFor, WriteKind};
 use super::{Action, Call, CallId, Listing, Pg, Ticket};
 
 /// Most blocks that one portion deletes.

@@ -27,7 +27,7 @@ use std::ops::Range;
 use base::{BlockSize, BufferPool, Position, Version};
 use format::wire::{Change, Content, Outcome, Refusal};
 
-use super::kind::{Wants, WriteKind};
+use super::operation::{Wants, WriteKind};
 use super::units::{Copied, Held, Units};
 use super::{MemberSet, units_of};
 

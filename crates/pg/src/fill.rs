@@ -17,11 +17,11 @@ use base::hash::hash_range_of_pg;
 use base::planted::{self, Bug};
 use base::{OsdId, Version};
 use blockstore::BlockKey;
-use format::wire::{Content, Filling, ListedBlock, MemberState, PeerBody};
+use format::wire::{Activation, Content, Filling, ListedBlock, MemberState, PeerBody};
 
+use super::ask::{Ask, Asked, Contact};
 use super::compare::{Page, check_list};
 use super::copy::{Job, Purpose};
-use super::lead::{Ask, Asked, Contact, Lead};
 use super::units::Units;
 use super::write::Write;
 use super::{Action, MemberSet, Need, NewerFor, Pg, Serving};
@@ -195,9 +195,13 @@ impl Filler {
 
 /// From where a learner is to be filled, and the version beyond which what it holds was never
 /// adopted (`None`: what it holds is this epoch's).
-fn judge(lead: &Lead, state: &MemberState, floor: Version) -> (Filling, Option<Version>) {
-    let is_known = lead.history.iter().any(|past| past.epoch <= state.record_epoch);
-    let next = lead.history.iter().find(|next| next.epoch > state.record_epoch);
+fn judge(
+    history: &[Activation],
+    state: &MemberState,
+    floor: Version,
+) -> (Filling, Option<Version>) {
+    let is_known = history.iter().any(|past| past.epoch <= state.record_epoch);
+    let next = history.iter().find(|next| next.epoch > state.record_epoch);
     let end = next.map(|next| next.adopted);
     let cap = |version: Version| end.filter(|_| is_known).map_or(version, |end| version.min(end));
     let complete = cap(state.complete);
@@ -235,7 +239,7 @@ impl Pg {
         if !is_filling {
             return;
         }
-        let (mut filling, end) = judge(lead, state, floor);
+        let (mut filling, end) = judge(&lead.history, state, floor);
         if filling.listing && filling.cursor.is_none() {
             list_all(&mut filling);
         }

@@ -23,6 +23,7 @@ use blockstore::{NoteKey, Request as StoreRequest};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PeerBody, PgEntry};
 use slab::Slab;
 
+use super::ask::{Ask, Contact};
 use super::compare::Compare;
 use super::copy::Job;
 use super::face::Source;
@@ -72,49 +73,6 @@ pub struct Peer {
     pub intake: Option<Intake>,
     /// Of a learner that takes part.
     pub filler: Option<Filler>,
-}
-
-/// How far the talk with a member is. Top to bottom is the order in time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Contact {
-    /// There is no connection.
-    Away,
-    /// It was asked how it stands.
-    Asked,
-    /// It answered.
-    Known,
-    /// It cannot go on in this epoch.
-    Out,
-}
-
-/// A question to a member.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
-    pub peer: usize,
-    pub what: Asked,
-}
-
-/// See [`Ask`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
-    /// Blocks, to compare those of acting members.
-    Compare,
-    /// Blocks that a learner holds and the PG did not adopt.
-    Intake,
-    /// Blocks of a learner, for a full comparison.
-    Listing,
-    /// A block for a job.
-    Fetch { job: usize },
-    /// A repair for the same blocks on all acting members.
-    Adopt { job: usize },
-    /// A fill.
-    Fill { key: blockstore::BlockKey, bytes: u64 },
-    /// A learner's cursor.
-    Progress,
-    /// Everything so far, durably.
-    Sync,
-    /// A record by which it states nothing of a version that goes.
-    Drop,
 }
 
 /// How an acting member that has not stated itself stands, by the map.
@@ -176,6 +134,13 @@ impl Lead {
     pub fn highest_complete(&self) -> Version {
         let complete = self.acting_states().map(|state| state.complete);
         complete.max().expect("there are acting members")
+    }
+
+    /// Up to which version an acting member proves the deletion of what it lacks: tombstones of such
+    /// versions are gone there. A disk that lost the block, and not the floor above it, proves nothing.
+    pub fn deleted_up_to(&self, index: usize) -> Version {
+        let state = self.peers[index].state.as_ref();
+        state.map_or(Version::ZERO, |state| state.floor.min(state.complete))
     }
 
     /// A member as a source of what it holds.

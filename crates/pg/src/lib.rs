@@ -25,6 +25,7 @@
 //!      record of it.
 //!   5. What is open when a new entry comes is answered [`Refusal::Stale`]: it may have happened.
 
+mod ask;
 mod chain;
 mod changes;
 mod compare;
@@ -32,12 +33,12 @@ mod copy;
 mod delete;
 mod face;
 mod fill;
-mod kind;
 mod lead;
 mod limits;
 mod local_state;
 mod member;
 mod member_set;
+mod operation;
 mod read;
 mod record;
 mod sync;
@@ -72,16 +73,16 @@ pub use record::Record;
 
 use changes::Changes;
 use delete::Deletion;
-use kind::{Wants, WriteKind};
 use lead::Lead;
 use limits::{COUNTER_MAX, LOST_LOOKS_MAX};
 use local_state::LocalState;
 use member::Follow;
 use member_set::MemberSet;
+use operation::{Wants, WriteFor, WriteKind};
 use read::Read;
 use sync::{FlushFor, Syncs, Unflushed};
 use window::Window;
-use write::{Write, WriteFor};
+use write::Write;
 
 /// Names an operation; the node's choice, not reused before its reply.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -11,8 +11,8 @@ use base::{OsdId, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 
+use super::ask::{Asked, Contact};
 use super::changes::Changes;
-use super::lead::{Asked, Contact};
 use super::sync::FlushFor;
 use super::units::{Held, Units};
 use super::window::Window;

@@ -6,9 +6,8 @@ use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Outcome, Refusal};
 
-use super::chain::Chain;
-use super::kind::Wants;
-use super::write::Follower;
+use super::chain::{BlockSeen, Chain};
+use super::operation::{Follower, Wants};
 use super::{Action, Call, Pg, Ticket, refusal_of, units_of};
 
 /// One read.
@@ -38,13 +37,6 @@ enum ReadStage {
     Fetch,
     /// Its answer holds what later writes did: it waits until all members hold that.
     Overtaken(Outcome, Vec<BlockSeen>),
-}
-
-/// A block as a read found it.
-#[derive(Clone, Copy)]
-pub struct BlockSeen {
-    pub image: ImageId,
-    pub version: Version,
 }
 
 impl Pg {

@@ -18,7 +18,7 @@ use base::planted::{self, Bug};
 use blockstore::{Answer, Request as StoreRequest, StoreError};
 use format::wire::{Outcome, PeerBody};
 
-use super::lead::{Ask, Asked};
+use super::ask::{Ask, Asked};
 use super::{Action, Call, MemberSet, Pg, Serving, Ticket};
 
 /// Syncs of an epoch at its primary.

@@ -9,7 +9,7 @@ use format::wire::{Change, Outcome, PeerBody, Refusal};
 
 use super::copy::{Job, Purpose};
 use super::face::{Changed, Gathering, Needs, Prepared};
-use super::kind::WriteKind;
+use super::operation::{Follower, WriteFor, WriteKind};
 use super::{
     Action, Call, MemberSet, Need, Pg, Serving, Ticket, has_unit, next_version, refusal_of,
 };
@@ -28,17 +28,6 @@ pub struct Write {
     pub followers: Vec<Follower>,
 }
 
-/// Who is told that a write ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum WriteFor {
-    /// A client.
-    Client(Ticket),
-    /// A deletion by range.
-    Deletion(usize),
-    /// A copy of the block: it takes its turn, and changes nothing here.
-    Job(usize),
-}
-
 /// How far a write has come. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WriteStage {
@@ -51,15 +40,6 @@ enum WriteStage {
     Replicate { missing: MemberSet, version: Version, lazy: bool, durable: bool },
     /// Everywhere, or found needless: the block has `version`.
     Done { version: Version, durable: bool },
-}
-
-/// What waits for the end of a write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Follower {
-    /// A read of the same units.
-    Read(usize),
-    /// A deletion of the same image.
-    Deletion(usize),
 }
 
 impl Write {

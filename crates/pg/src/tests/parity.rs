@@ -23,7 +23,7 @@ use crate::MemberSet;
 use crate::face::{
     Adoption, Changed, Face, Gathering, Needs, Prepared, Statement, Wanted, WantedFor,
 };
-use crate::kind::{Wants, WriteKind};
+use crate::operation::{Wants, WriteKind};
 use crate::units::{Held, Units};
 
 /// Units of a piece.

@@ -1,7 +1,29 @@
-//! What is done to a key in its turn.
+//! What is done to a key in its turn, who waits for it, and what goes on when it ends.
 
 use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
 use format::wire::Change;
+
+use super::Ticket;
+
+/// Who is told that a write ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteFor {
+    /// A client.
+    Client(Ticket),
+    /// A deletion by range.
+    Deletion(usize),
+    /// A copy of the block: it takes its turn, and changes nothing here.
+    Job(usize),
+}
+
+/// What waits for the end of a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Follower {
+    /// A read of the same units.
+    Read(usize),
+    /// A deletion of the same image.
+    Deletion(usize),
+}
 
 /// What is done to a key. What changes nothing takes its turn, too.
 pub enum WriteKind {
