@@ -26,11 +26,10 @@
 //!   5. What is open when a new entry comes is answered [`Refusal::Stale`]: it may have happened.
 
 mod ask;
-mod chain;
 mod changes;
 mod compare;
+mod copies;
 mod copy;
-mod delete;
 mod face;
 mod fill;
 mod lead;
@@ -39,7 +38,6 @@ mod local_state;
 mod member;
 mod member_set;
 mod operation;
-mod read;
 mod record;
 mod sync;
 mod units;
@@ -65,21 +63,22 @@ use format::wire::{
 };
 use slab::Slab;
 
-pub use delete::DELETE_PORTION_MAX;
-pub use face::{Copies, Face};
+pub use copies::Copies;
+pub use copies::delete::DELETE_PORTION_MAX;
+pub use face::Face;
 pub use lead::Absence;
 pub use limits::Limits;
 pub use record::Record;
 
 use changes::Changes;
-use delete::Deletion;
+use copies::delete::Deletion;
+use copies::read::Read;
 use lead::Lead;
 use limits::{COUNTER_MAX, LOST_LOOKS_MAX};
 use local_state::LocalState;
 use member::Follow;
 use member_set::MemberSet;
 use operation::{Wants, WriteFor, WriteKind};
-use read::Read;
 use sync::{FlushFor, Syncs, Unflushed};
 use window::Window;
 use write::Write;

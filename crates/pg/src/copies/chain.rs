@@ -13,8 +13,8 @@ use std::ops::Range;
 use base::{Buffer, BufferPool, Checksum, ImageId, UNIT_SIZE, Version};
 use format::wire::Refusal;
 
-use super::has_unit;
-use super::write::merge_bitmaps;
+use crate::has_unit;
+use crate::write::merge_bitmaps;
 
 /// What is known of a chain, and what of it has been read.
 pub struct Chain {

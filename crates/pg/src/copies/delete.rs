@@ -5,8 +5,8 @@ use base::{ImageId, StripeIndex};
 use blockstore::BlockKey;
 use format::wire::{Outcome, Refusal};
 
-use super::operation::{Follower, WriteFor, WriteKind};
-use super::{Action, Call, CallId, Listing, Pg, Ticket};
+use crate::operation::{Follower, WriteFor, WriteKind};
+use crate::{Action, Call, CallId, Listing, Pg, Ticket};
 
 /// Most blocks that one portion deletes.
 pub const DELETE_PORTION_MAX: usize = 256;

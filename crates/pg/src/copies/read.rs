@@ -7,8 +7,8 @@ use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Outcome, Refusal};
 
 use super::chain::{BlockSeen, Chain};
-use super::operation::{Follower, Wants};
-use super::{Action, Call, Pg, Ticket, refusal_of, units_of};
+use crate::operation::{Follower, Wants};
+use crate::{Action, Call, Pg, Ticket, refusal_of, units_of};
 
 /// One read.
 pub struct Read {
