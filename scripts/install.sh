@@ -38,6 +38,8 @@ if [ "$want" = test ]; then
     need ip iproute2
     need curl curl
     need debugfs e2fsprogs
+    # Another implementation of the erasure codes, to compare with.
+    [ -e /usr/include/isa-l.h ] || packages="$packages libisal-dev"
     cargo fmt --version >/dev/null 2>&1 || packages="$packages rustfmt-web"
     cargo clippy --version >/dev/null 2>&1 || packages="$packages rust-web-clippy"
 fi
