@@ -86,12 +86,17 @@ impl Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         let memory = self.memory.take().expect("dropped once");
-        let Some(pool) = self.pool.upgrade() else { return };
+        let Some(pool) = self.pool.upgrade() else {
+            crate::mark!(buffer_outlives_its_pool);
+            return;
+        };
         let mut shared = pool.borrow_mut();
         let Some(class) = class_of(memory.capacity).1 else { return };
         if shared.free_bytes + memory.capacity <= FREE_BYTES_MAX {
             shared.free_bytes += memory.capacity;
             shared.free[class].push(memory);
+        } else {
+            crate::mark!(full_pool_keeps_no_buffer);
         }
     }
 }
@@ -211,7 +216,10 @@ impl Buffer {
         let Buffer { pooled, range } = self;
         match Rc::try_unwrap(pooled) {
             Ok(pooled) => Ok(BufferMut { pooled, size: range.end }),
-            Err(pooled) => Err(Buffer { pooled, range }),
+            Err(pooled) => {
+                crate::mark!(shared_buffer_stays_frozen);
+                Err(Buffer { pooled, range })
+            }
         }
     }
 }
@@ -280,6 +288,7 @@ mod tests {
 
     #[test]
     fn a_shared_buffer_stays_frozen() {
+        crate::check!(shared_buffer_stays_frozen);
         let pool = BufferPool::default();
         let buffer = pool.copy_of(b"stone");
         let other = buffer.clone();
@@ -291,7 +300,19 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_keeps_free_buffers_up_to_its_limit() {
+        crate::check!(full_pool_keeps_no_buffer);
+        let pool = BufferPool::default();
+        let size = 4 << 20;
+        let count = FREE_BYTES_MAX / size + 1;
+        let buffers: Vec<BufferMut> = (0..count).map(|_| pool.take(size)).collect();
+        drop(buffers);
+        assert_eq!(pool.shared.borrow().free_bytes, FREE_BYTES_MAX);
+    }
+
+    #[test]
     fn handles_outlive_their_pool() {
+        crate::check!(buffer_outlives_its_pool);
         let buffer = BufferPool::default().copy_of(&[9; 10]);
         assert_eq!(&buffer[..], &[9; 10]);
     }

@@ -50,6 +50,9 @@ impl Histogram {
                 return Duration::from_nanos(bucket_end(bucket).min(self.max));
             }
         }
+        if crate::never!(self.count > 0) {
+            return self.max();
+        }
         Duration::ZERO
     }
 

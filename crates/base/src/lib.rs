@@ -1,8 +1,10 @@
-//! Words that every crate shares: ids, sizes, time, checksums, buffers, histograms, trace events.
+//! Words that every crate shares: ids, sizes, time, checksums, buffers, histograms, trace events, and
+//! assertions weaker than `assert!`.
 //!
 //! Nothing here opens a file, reads a clock or draws a random number. The only dependency computes
 //! CRC-32C; its bytes are frozen by a test.
 
+pub mod assertions;
 pub mod buffer;
 pub mod checksum;
 pub mod hash;
@@ -14,6 +16,7 @@ pub mod size;
 pub mod time;
 pub mod trace;
 
+pub use assertions::never_count;
 pub use buffer::{Buffer, BufferMut, BufferPool};
 pub use checksum::{Checksum, crc32c};
 pub use ids::{

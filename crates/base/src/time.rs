@@ -28,6 +28,8 @@ impl Time {
 
     /// The span since `earlier`; zero if that is later.
     pub const fn since(self, earlier: Time) -> Duration {
+        // Times of different events are compared: their order is not given.
+        crate::maybe!(self.0 < earlier.0);
         Duration(self.0.saturating_sub(earlier.0))
     }
 }

@@ -250,6 +250,7 @@ impl SimDisk {
             InFlight::Read { offset, mut buffer } => {
                 let end = offset + buffer.len() as u64;
                 if self.unreadable.range(offset..end).next().is_some() {
+                    base::mark!(read_meets_unreadable_sector);
                     let result = Err(DiskError::Io("simulated unreadable sector".into()));
                     return DiskEvent::Read { op, buffer, result };
                 }
@@ -356,6 +357,9 @@ impl SimDisk {
         if durable && !covers_cached {
             self.put(offset, &data);
         } else {
+            if durable {
+                base::mark!(durable_write_waits_for_cached_ones);
+            }
             let completed = self.completed_count;
             self.cached.push(Written { offset, data, completed, pinned: durable });
         }
@@ -717,6 +721,7 @@ mod tests {
 
     #[test]
     fn a_durable_write_over_a_cached_one_wins() {
+        base::check!(durable_write_waits_for_cached_ones);
         for seed in 0..200 {
             let mut bench = Bench::new(seed);
             bench.write(0, 1024, 1, false);
@@ -783,6 +788,21 @@ mod tests {
             lost_later |= bench.bytes(0, 512)[0] == 0;
         }
         assert!(lost_later);
+    }
+
+    #[test]
+    fn an_unreadable_sector_is_read_again_once_it_is_written() {
+        base::check!(read_meets_unreadable_sector);
+        let mut bench = Bench::new(1);
+        bench.write(0, 4096, 1, true);
+        bench.disk.break_sector(700);
+        let op = bench.op();
+        let buffer = bench.pool.take(1024);
+        bench.disk.submit(DiskEffect::Read { op, offset: 0, buffer });
+        let event = bench.disk.complete(op, None, &mut bench.random);
+        assert!(matches!(event, DiskEvent::Read { result: Err(_), .. }), "{event:?}");
+        bench.write(512, 512, 2, true);
+        assert_eq!(bench.bytes(0, 1024), [[1; 512], [2; 512]].concat());
     }
 
     #[test]

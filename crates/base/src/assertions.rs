@@ -1,0 +1,167 @@
+//! Assertions that are weaker than `assert!`, and marks of rare branches.
+//!
+//! | word | the condition | in a release build |
+//! |---|---|---|
+//! | `assert!` | is proven: if it fails, stopping is safer than going on | panics |
+//! | [`never!`](crate::never) | is believed to be false: the caller survives it if it is true | counts, and goes on |
+//! | [`maybe!`](crate::maybe) | is sometimes true, sometimes false: both are right | nothing |
+//!
+//! [`mark!`](crate::mark) stands in a branch that is rarely taken, [`check!`](crate::check) in the one test that
+//! takes it: a test that no longer gets there fails. Marks count by name, on their thread, and only where debug
+//! assertions are on.
+
+use std::cell::Cell;
+#[cfg(debug_assertions)]
+use std::{cell::RefCell, collections::BTreeMap};
+
+thread_local! {
+    static NEVER_COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static MARKS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Whether a condition is true that is believed to be always false. The caller handles it:
+/// `if never!(queue.is_empty()) { return }`. Where debug assertions are on, it panics; elsewhere it is counted.
+#[macro_export]
+macro_rules! never {
+    ($condition:expr) => {{
+        let is_true: bool = $condition;
+        if is_true {
+            $crate::assertions::never_happened(stringify!($condition));
+        }
+        is_true
+    }};
+}
+
+/// Says that a condition is sometimes true and sometimes false, where a reader could believe otherwise. It must be
+/// a `bool`; it is never evaluated.
+#[macro_export]
+macro_rules! maybe {
+    ($condition:expr) => {
+        if false {
+            let _: bool = $condition;
+        }
+    };
+}
+
+/// Counts that a branch is taken. One test of the same crate says `check!` with the same name.
+#[macro_export]
+macro_rules! mark {
+    ($name:ident) => {
+        $crate::assertions::count_mark(stringify!($name))
+    };
+}
+
+/// Fails the test at its end unless, from here on, it takes the branch with this mark.
+#[macro_export]
+macro_rules! check {
+    ($name:ident) => {
+        let _check = $crate::assertions::Check::begin(stringify!($name));
+    };
+}
+
+/// A condition of [`never!`](crate::never) is true.
+#[cold]
+pub fn never_happened(condition: &'static str) {
+    NEVER_COUNT.with(|count| count.set(count.get() + 1));
+    if cfg!(debug_assertions) {
+        panic!("never true, it was believed: {condition}");
+    }
+}
+
+/// How often, on this thread, a condition of [`never!`](crate::never) was true.
+pub fn never_count() -> u64 {
+    NEVER_COUNT.with(Cell::get)
+}
+
+/// A branch with a mark is taken.
+#[cfg(debug_assertions)]
+pub fn count_mark(name: &'static str) {
+    MARKS.with(|marks| *marks.borrow_mut().entry(name).or_default() += 1);
+}
+
+/// A branch with a mark is taken: nobody counts.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub fn count_mark(_name: &'static str) {}
+
+#[cfg(debug_assertions)]
+fn mark_count(name: &str) -> u64 {
+    MARKS.with(|marks| marks.borrow().get(name).copied().unwrap_or(0))
+}
+
+/// Looks, when it is dropped, whether a mark was met since it was made.
+#[must_use]
+pub struct Check {
+    #[cfg(debug_assertions)]
+    name: &'static str,
+    #[cfg(debug_assertions)]
+    count_before: u64,
+}
+
+#[cfg(debug_assertions)]
+impl Check {
+    /// Counts from here on.
+    pub fn begin(name: &'static str) -> Check {
+        Check { name, count_before: mark_count(name) }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Check {
+    fn drop(&mut self) {
+        // A test that fails already says why.
+        if !std::thread::panicking() {
+            assert!(mark_count(self.name) > self.count_before, "{} was not met", self.name);
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+impl Check {
+    /// Marks do not count in this build.
+    pub fn begin(_name: &'static str) -> Check {
+        Check {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    #[test]
+    fn never_gives_its_condition_and_counts_when_it_is_true() {
+        assert!(!crate::never!(1 > 2));
+        assert_eq!(never_count(), 0);
+        let result = catch_unwind(|| crate::never!(2 > 1));
+        // With debug assertions it panics; else the caller learns that it is true.
+        assert_eq!(result.ok(), (!cfg!(debug_assertions)).then_some(true));
+        assert_eq!(never_count(), 1);
+    }
+
+    #[test]
+    fn maybe_never_evaluates_its_condition() {
+        let evaluations = Cell::new(0);
+        crate::maybe!({
+            evaluations.set(1);
+            true
+        });
+        assert_eq!(evaluations.get(), 0);
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    fn a_check_fails_unless_its_mark_is_met_after_it() {
+        let count = |name| catch_unwind(|| drop(Check::begin(name))).is_ok();
+        count_mark("met before");
+        assert!(!count("met before"));
+        let check = Check::begin("met after");
+        count_mark("met after");
+        drop(check);
+    }
+}
