@@ -7,9 +7,9 @@
 
 use base::Duration;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
-use super::world::{Item, World};
+use super::agenda::Item;
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
 /// How often a primary goes astray.

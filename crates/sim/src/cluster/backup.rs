@@ -3,9 +3,10 @@
 
 use base::{Duration, Time};
 
-use super::Process;
+use super::agenda::Item;
 use super::operator::Job;
-use super::world::{Item, World};
+use super::process::Process;
+use super::world::World;
 use crate::random::{Chance, Random};
 
 /// When it is taken, in milliseconds of the work.

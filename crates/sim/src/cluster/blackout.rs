@@ -5,9 +5,8 @@
 
 use base::Duration;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
-use super::world::World;
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
 /// How long it is away.

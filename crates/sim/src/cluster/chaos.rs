@@ -2,22 +2,15 @@
 
 use base::{Duration, OsdId, UNIT_SIZE};
 
-use super::Process;
-use super::disks::{Flip, Osd};
+use super::agenda::Item;
+use super::client::CutOff;
 use super::net::Wake;
-use super::world::{Item, World};
+use super::osd::{Flip, Osd};
+use super::process::Process;
+use super::world::World;
 use crate::disk::Crash;
 use crate::random::Chance;
 use crate::register::Moment;
-
-/// A client cut off its monitor.
-#[derive(Clone, Copy, Debug)]
-pub struct Divorce {
-    /// Which client.
-    pub client: usize,
-    /// A volume that it has attached, and that is to be removed meanwhile.
-    pub volume: usize,
-}
 
 impl World {
     /// After an event: something may break.
@@ -77,16 +70,16 @@ impl World {
     }
 
     /// Cuts a client off its monitors until its session has ended.
-    pub(super) fn divorce(&mut self) {
+    pub(super) fn cut_off_client(&mut self) {
         let client = self.chaos.index(self.clients.len());
         let Some(volume) = self.clients[client].attached_volumes().next() else {
-            return self.schedule(Duration::from_millis(50), Item::Divorce);
+            return self.schedule(Duration::from_millis(50), Item::CutOffClient);
         };
         self.fault("client cut off its monitor");
-        self.divorce = Some(Divorce { client, volume });
+        self.cut_off = Some(CutOff { client, volume });
         let span = Duration::from_millis(self.chaos.range(12_000..20_000));
         self.cut_off_monitors(Process::Client(client), span);
-        self.schedule(span, Item::Remarry);
+        self.schedule(span, Item::ReconnectClient);
     }
 
     fn draw_process(&mut self) -> Process {
@@ -210,7 +203,7 @@ impl World {
 
     /// A volume that a cut off client holds.
     pub(super) fn stale_volume(&self) -> Option<usize> {
-        self.divorce.map(|divorce| divorce.volume)
+        self.cut_off.map(|cut_off| cut_off.volume)
     }
 
     /// Whether a client believes that it has the volume attached.

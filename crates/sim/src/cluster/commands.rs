@@ -1,9 +1,7 @@
 //! Who gives commands: builds the cluster, makes, resizes and removes volumes, and at the end
 //! removes all and sees that nothing is left.
 
-use std::collections::{BTreeSet, VecDeque};
-
-use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, Time, UNIT_SIZE};
+use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
 use cluster::monitor::is_not_done_yet;
 use cluster::settings::Setting;
@@ -11,84 +9,15 @@ use format::door::{NetEffect, NetEvent};
 use format::wire::{Member, Message, PgEntry};
 use serde_json::Value;
 
-use super::Process;
-use super::monitors::monitor_address;
+use super::operator::Job;
+use super::osd::Osd;
+use super::process::{Process, monitor_address};
 use super::volume_model::{Life, Shape, Volume};
 use super::world::World;
 use crate::random::Chance;
 
-/// One thing the operator does.
-#[derive(Clone, Debug)]
-pub enum Job {
-    /// Gives an OSD its id and starts it.
-    CreateOsd(usize),
-    /// Makes the pool.
-    CreatePool,
-    /// Makes a volume.
-    Create(usize),
-    /// Removes one.
-    Remove(usize),
-    /// Changes the size of one, to so many units.
-    Resize(usize, u64),
-    /// Takes the lock of one from its holder.
-    Unlock(usize),
-    /// Sets a setting to so many milliseconds.
-    Set(Setting, u64),
-    /// Removes the pool.
-    RemovePool,
-    /// Looks for PGs that wait for the operator.
-    FindSuspect,
-    /// Accepts what such a PG lost.
-    GiveUp(u32),
-    /// Looks for PGs that wait for members whose disks are lost.
-    FindLost,
-    /// Lets such a PG go on without them.
-    GiveUpMembers(PgId),
-    /// Takes an OSD out of the cluster, or back in.
-    SetOut(usize, bool),
-    /// Has an OSD forgotten whose disk is lost.
-    RemoveOsd(usize),
-    /// Has the state store, of which a backup was put back then, take what OSDs know.
-    Recover {
-        /// When.
-        since: Time,
-        /// OSDs that never come again.
-        lost: Vec<OsdId>,
-    },
-    /// Has keys written back that another hand changed.
-    Undo,
-    /// Waits until no task is left.
-    AwaitTasks,
-    /// Waits until no OSD uses space.
-    AwaitEmpty,
-}
-
 /// What was cut off by a partition is done by then, or never.
 const LATE_MAX: Duration = Duration::from_secs(15);
-
-/// The operator's process.
-#[derive(Default)]
-pub struct Operator {
-    connection: Option<ConnectionId>,
-    is_connected: bool,
-    connection_last: u64,
-    request_last: u64,
-    /// What is to be done, in order.
-    pub jobs: VecDeque<Job>,
-    /// The command of the first job that is under way.
-    waiting: Option<u64>,
-    tries: u64,
-    /// A try of it was cut off then, and may still be done.
-    cut_off: Option<Time>,
-    /// It is the end: everything goes.
-    removes_all: bool,
-    /// What was last answered, for people.
-    pub last: String,
-    /// A loss was accepted.
-    gave_up: bool,
-    /// Volumes of which a creation was interrupted: it may be done late, even after a removal.
-    unsure: BTreeSet<usize>,
-}
 
 impl World {
     /// The operator's turn: gives the next command.
@@ -118,18 +47,17 @@ impl World {
         let waits = matches!(self.operator.jobs[0], Job::AwaitTasks | Job::AwaitEmpty);
         let may_look = self.knowledge_rotted && (waits || self.operator.tries == 0);
         if may_look && self.work.chance(Chance::percent(20)) {
-            self.operator.jobs.push_front(Job::FindSuspect);
-            self.operator.tries = 0;
+            self.operator.do_first(Job::FindSuspect);
         }
         let job = self.operator.jobs[0].clone();
         if matches!(job, Job::FindLost) {
-            self.finish_job();
+            self.operator.finish_job();
             let lost = self.pgs_that_wait_for_lost_members();
             lost.into_iter().for_each(|pg| self.operator.jobs.push_front(Job::GiveUpMembers(pg)));
             return Ok(());
         }
         let Some(command) = self.command_of(&job) else {
-            self.finish_job();
+            self.operator.finish_job();
             return Ok(());
         };
         self.operator.request_last += 1;
@@ -198,7 +126,7 @@ impl World {
 
     /// Whether an unlock of the volume is under way.
     pub(super) fn is_being_unlocked(&self, volume: usize) -> bool {
-        matches!(self.operator.jobs.front(), Some(Job::Unlock(other)) if *other == volume)
+        self.operator.is_unlocking(volume)
     }
 
     /// PGs of whose acting members so many lost their disks that fewer than the minimum are left.
@@ -215,7 +143,7 @@ impl World {
 
     /// An OSD goes out, or one comes in again. Enough of them stay for all copies.
     fn plan_out(&mut self) {
-        let is_there = |osd: &super::disks::Osd| osd.id.is_some() && !osd.is_gone;
+        let is_there = |osd: &Osd| osd.id.is_some() && !osd.is_gone;
         let out = (0..self.osds.len()).find(|index| {
             let osd = &self.osds[*index];
             is_there(osd) && osd.is_out
@@ -332,13 +260,7 @@ impl World {
                 Ok(())
             }
             NetEvent::Closed { .. } => {
-                self.operator.connection = None;
-                self.operator.is_connected = false;
-                if self.operator.waiting.take().is_some() {
-                    self.operator.cut_off = Some(self.now);
-                    if let Some(Job::Create(volume)) = self.operator.jobs.front() {
-                        self.operator.unsure.insert(*volume);
-                    }
+                if self.operator.disconnected(self.now) {
                     self.tally.faults.add("operator's command interrupted", 1);
                 }
                 Ok(())
@@ -383,8 +305,7 @@ impl World {
                 Err(failure) => {
                     let late = self.late_of_that_name(volume).filter(|_| failure.code == "exists");
                     let Some(late) = late else { return self.refused(failure) };
-                    self.operator.jobs.push_front(Job::Remove(late));
-                    self.operator.tries = 0;
+                    self.operator.do_first(Job::Remove(late));
                     return Ok(());
                 }
             },
@@ -431,8 +352,7 @@ impl World {
             (Job::RemoveOsd(_), Ok(_)) => self.tally.operations.add("OSD removed", 1),
             (Job::RemoveOsd(_), Err(failure)) if failure.code == "not_found" && !first_try => {}
             (Job::RemoveOsd(_), Err(failure)) if failure.code == "busy" => {
-                self.operator.jobs.push_front(Job::FindLost);
-                self.operator.tries = 0;
+                self.operator.do_first(Job::FindLost);
                 return Ok(());
             }
             (Job::Set(..), Ok(_)) => self.tally.operations.add("config set", 1),
@@ -442,12 +362,11 @@ impl World {
             }
             (Job::RemovePool, Err(failure)) if self.came_late(&failure).is_some() => {
                 let volume = self.came_late(&failure).expect("just seen");
-                self.operator.jobs.push_front(Job::Remove(volume));
-                self.operator.tries = 0;
+                self.operator.do_first(Job::Remove(volume));
                 return Ok(());
             }
             (Job::FindSuspect, Ok(answer)) => {
-                self.finish_job();
+                self.operator.finish_job();
                 let rows = answer.as_array().ok_or_else(|| format!("pg ls: {answer}"))?;
                 let waits =
                     |row: &&Value| row["why"].as_str().is_some_and(|why| why.contains("give-up"));
@@ -485,7 +404,7 @@ impl World {
                     // They may wait for what a lost disk's PGs wait for: that comes first.
                     if self.operator.jobs.iter().any(|job| matches!(job, Job::FindLost)) {
                         self.operator.jobs.push_back(Job::AwaitTasks);
-                        self.finish_job();
+                        self.operator.finish_job();
                     }
                     return Ok(());
                 }
@@ -503,7 +422,7 @@ impl World {
             (Job::FindLost, Ok(_)) => unreachable!("it asks nobody"),
             (_, Err(failure)) => return self.refused(failure),
         }
-        self.finish_job();
+        self.operator.finish_job();
         Ok(())
     }
 
@@ -535,12 +454,6 @@ impl World {
             let volume = &self.volumes[*index];
             volume.life == Life::Gone && is_it(volume)
         })
-    }
-
-    fn finish_job(&mut self) {
-        self.operator.jobs.pop_front();
-        self.operator.tries = 0;
-        self.operator.cut_off = None;
     }
 
     /// The volume stays as it is.

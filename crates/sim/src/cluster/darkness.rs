@@ -3,10 +3,9 @@
 
 use base::Duration;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
-use super::users::Handle;
-use super::world::World;
+use super::client::Handle;
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 use crate::disk::Crash;
 use crate::random::{Chance, Random};
 

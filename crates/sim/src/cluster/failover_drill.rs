@@ -1,80 +1,25 @@
 //! The drill: a member goes while everything else is well, and nobody may wait longer than that
 //! takes by design.
 
-use base::{Duration, Time};
+use base::Duration;
 
-use super::Process;
+use super::agenda::Item;
+use super::drill::Drill;
 use super::plan::Departure;
-use super::users::Handle;
-use super::world::{Item, World};
+use super::process::Process;
+use super::world::World;
 
 /// Between two operations of the drill.
 const ASK_EVERY: Duration = Duration::from_millis(4);
 
-/// For how long the cluster must have been whole: whoever waits for a while before he calls somebody
-/// again has called.
-pub(super) const WHOLE_FOR: Duration = Duration::from_secs(2);
-
 /// Before the drill for longer: who has left a monitor for its silence gives the next one more time.
 const CALM_FOR: Duration = Duration::from_secs(6);
-
-/// How long they are asked before answers are judged.
-const WARM: Duration = Duration::from_millis(200);
-
-/// How long they are asked then before the member goes.
-const CALM: Duration = Duration::from_millis(400);
-
-/// How much longer they are asked than one may take then: what comes late is seen.
-const SPAN: Duration = Duration::from_secs(3);
 
 /// How long a disk hangs: to the end of the drill.
 const HANGS_FOR: Duration = Duration::from_secs(12);
 
 /// How long a connection with a monitor may be silent before it is broken off.
 const TIME_OUT: Duration = Duration::from_secs(2);
-
-/// How long an operation may take while nothing happens.
-const CALM_MAX: Duration = Duration::from_millis(200);
-
-/// A drill under way.
-pub struct Drill {
-    attached: Handle,
-    /// When it ends.
-    end: Time,
-    /// Whom it takes, how and when.
-    pub(super) victim: usize,
-    departure: Departure,
-    leaves_at: Option<Time>,
-    /// Operations asked before that are not judged.
-    judged_from: Time,
-    /// The longest answer before the member went took so long.
-    longest_calm: Duration,
-    /// And since.
-    longest: Duration,
-}
-
-impl Drill {
-    /// An operation is answered.
-    pub(super) fn note_answer(&mut self, now: Time, asked_at: Time) {
-        if asked_at < self.judged_from {
-            return;
-        }
-        let is_calm = self.leaves_at.is_some();
-        let longest = if is_calm { &mut self.longest_calm } else { &mut self.longest };
-        *longest = now.since(asked_at).max(*longest);
-    }
-}
-
-/// How long an operation may take when a member goes so.
-fn longest_of(departure: Departure) -> Duration {
-    match departure {
-        Departure::Killed => Duration::from_millis(500),
-        Departure::Silent | Departure::SilentWithFollower => Duration::from_millis(3000),
-        Departure::Stopped => Duration::from_millis(200),
-        Departure::SilentWithLeader => Duration::from_millis(6000),
-        Departure::DiskHangs => Duration::from_millis(7000),
-    }
-}
 
 impl World {
     /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
@@ -101,22 +46,13 @@ impl World {
         let victim = *self.chaos.pick(&members);
         self.plan.disk_latency = self.plan.disk_latency.min(100_000);
         self.net.calm_down(50_000);
-        let most = longest_of(departure);
-        self.drill = Some(Drill {
-            attached,
-            end: self.now + WARM + CALM + most + SPAN,
-            victim,
-            departure,
-            leaves_at: Some(self.now + WARM + CALM),
-            judged_from: self.now + WARM,
-            longest_calm: Duration::ZERO,
-            longest: Duration::ZERO,
-        });
+        self.net.calm_down(50_000);
+        self.drill = Some(Drill::new(self.now, attached, victim, departure));
         self.schedule(ASK_EVERY, Item::Drill);
         // What rotted at the others, and nobody has read since, has no other copy meanwhile.
         let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
         self.wait("an operation of the drill is never answered", |world| {
-            let is_over = world.drill.as_ref().is_none_or(|drill| world.now > drill.end);
+            let is_over = world.drill.as_ref().is_none_or(|drill| drill.is_over(world.now));
             is_over && world.clients.iter().all(|client| client.open.is_empty())
         })?;
         let drill = self.drill.take().expect("it is under way");
@@ -128,21 +64,10 @@ impl World {
         if !self.is_running(Process::Osd(drill.victim)) {
             self.schedule(Duration::ZERO, Item::Start(Process::Osd(drill.victim)));
         }
-        let (longest_calm, longest) = (drill.longest_calm, drill.longest);
+        let (longest_calm, longest) = drill.longest();
         self.trace
             .line(format_args!("{:?} drill: {departure:?} {longest_calm:?} {longest:?}", self.now));
-        if longest_calm > CALM_MAX {
-            return Err(format!(
-                "an operation takes {longest_calm:?}, not {CALM_MAX:?} at most, though nothing happens"
-            ));
-        }
-        if longest > most {
-            return Err(format!(
-                "osd {} goes ({departure:?}), and an operation takes {longest:?}, not \
-                 {most:?} at most",
-                drill.victim
-            ));
-        }
+        drill.judge()?;
         self.detach_all()?;
         self.wait_until_whole()?;
         self.must_be_whole = must_be_whole;
@@ -152,11 +77,12 @@ impl World {
     /// An operation of the drill; and at its time the member goes.
     pub(super) fn drill_turn(&mut self) -> Result<(), String> {
         let Some(drill) = &mut self.drill else { return Ok(()) };
-        if self.now > drill.end {
+        if drill.is_over(self.now) {
             return Ok(());
         }
         let (attached, victim, departure) = (drill.attached, drill.victim, drill.departure);
-        let leaves = drill.leaves_at.take_if(|at| *at <= self.now).is_some();
+        let leaves = drill.leaves_now(self.now);
+        let silent_until = drill.silent_until(self.now);
         self.schedule(ASK_EVERY, Item::Drill);
         if leaves {
             self.fault("OSD gone in a drill");
@@ -173,14 +99,14 @@ impl World {
                     self.silence(Process::Monitor(leader));
                     let wakes = self.net.time_out(self.now, Process::Monitor(leader), TIME_OUT);
                     self.wake(wakes);
-                    self.state.cut_off(leader, self.now + longest_of(departure) + SPAN);
+                    self.state.cut_off(leader, silent_until);
                 }
                 Departure::SilentWithFollower => {
                     self.fault("following monitor gone in a drill");
                     self.silence(Process::Osd(victim));
                     let follower = self.follower_of(Process::Client(attached.client));
                     self.silence(Process::Monitor(follower));
-                    self.state.cut_off(follower, self.now + longest_of(departure) + SPAN);
+                    self.state.cut_off(follower, silent_until);
                 }
             }
         }

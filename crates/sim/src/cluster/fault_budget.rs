@@ -15,36 +15,17 @@
 
 use std::collections::BTreeSet;
 
-use base::{Duration, Incarnation, OsdId, Time};
+use base::{Duration, Incarnation, OsdId};
 use cluster::map::FailureDomain;
 
-use super::Process;
-use super::disks::Flip;
+use super::agenda::Item;
 use super::operator::Job;
+use super::osd::{Flip, Osd};
 use super::plan::Faults;
-use super::world::{Item, World};
+use super::process::Process;
+use super::truce::Truce;
+use super::world::World;
 use crate::random::Chance;
-
-/// How long the cluster may take to be whole again once faults rest.
-const TRUCE_MAX: Duration = Duration::from_secs(90);
-
-/// For how long it must have been whole: whoever was suspected before has been heard again.
-const WHOLE_FOR: Duration = Duration::from_secs(3);
-
-/// How often it is looked at meanwhile.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// Faults rest.
-#[derive(Clone, Copy, Debug)]
-pub struct Truce {
-    since: Time,
-    /// When the cluster is looked at next.
-    look_at: Time,
-    /// Since when it is whole.
-    whole_since: Option<Time>,
-    /// A strike ends it; else it ends by itself.
-    strikes: bool,
-}
 
 impl World {
     /// A strike is due: faults rest until it may come.
@@ -60,34 +41,31 @@ impl World {
         self.faults = Faults::NONE;
         // A frame that is damaged ends an epoch, and the next one may come 5 s later.
         self.net.set_weather(self.plan.weather.calm());
-        let (since, look_at) = (self.now, self.now);
         self.watch.has_refused_room = false;
-        self.truce = Some(Truce { since, look_at, whole_since: None, strikes });
+        self.truce = Some(Truce::begin(self.now, strikes));
     }
 
     /// After an event of a truce.
     pub(super) fn keep_truce(&mut self, truce: Truce) -> Result<(), String> {
-        if self.now < truce.look_at {
+        if !truce.is_looked_at(self.now) {
             return Ok(());
         }
         let lack = self.what_members_lack();
-        let is_over = self.now.since(truce.since) > TRUCE_MAX;
-        if is_over && lack.is_some() && self.has_full_member() {
+        let is_late = truce.is_late(self.now);
+        if is_late && lack.is_some() && self.has_full_member() {
             // Not all copies find room: nothing is taken from those that are there.
             self.trace.line(format_args!("{:?} copies without room", self.now));
             self.truce = None;
             self.faults = self.plan.faults;
             return Ok(());
         }
-        if let Some(lack) = lack.as_ref().filter(|_| is_over) {
+        if let Some(lack) = lack.as_ref().filter(|_| is_late) {
             return Err(format!("without faults the cluster does not get whole: {lack}"));
         }
-        let whole_since = lack.is_none().then(|| truce.whole_since.unwrap_or(self.now));
+        let truce = truce.seen(self.now, lack.is_none());
         // Statistics are recorded at any time: no transaction may be under way only when it ends.
-        let is_due = whole_since.is_some_and(|since| self.now.since(since) >= WHOLE_FOR);
-        if !is_due || !self.monitors_rest() {
-            let look_at = self.now + LOOK_EVERY;
-            self.truce = Some(Truce { look_at, whole_since, ..truce });
+        if !truce.may_end(self.now) || !self.monitors_rest() {
+            self.truce = Some(truce);
             return Ok(());
         }
         self.truce = None;
@@ -116,7 +94,7 @@ impl World {
         if let Some(process) = self.frozen.keys().next() {
             return Some(format!("{process:?} stands still"));
         }
-        let starts = |osd: &&super::disks::Osd| {
+        let starts = |osd: &&Osd| {
             !osd.is_gone && (osd.node.is_none() || osd.incarnation == Incarnation::ZERO)
         };
         if let Some(osd) = self.osds.iter().find(starts) {

@@ -3,9 +3,10 @@
 
 use base::{ClusterId, Duration};
 
-use super::Process;
-use super::disks::Osd;
-use super::world::{Item, World};
+use super::agenda::Item;
+use super::osd::Osd;
+use super::process::Process;
+use super::world::World;
 use crate::random::{Chance, Random};
 
 /// For how long the cluster must have been whole before: nobody needs the one that goes.

@@ -9,10 +9,9 @@ use std::collections::BTreeSet;
 use base::{Duration, PoolId};
 use format::disk::BlockKey;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
-use super::users::Handle;
-use super::world::World;
+use super::client::Handle;
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
 /// Blocks that are written.

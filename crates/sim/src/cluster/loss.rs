@@ -6,10 +6,10 @@
 use base::Duration;
 use cluster::settings::Setting;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
+use super::agenda::Item;
 use super::operator::Job;
-use super::world::{Item, World};
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 use crate::random::Chance;
 
 /// How long an OSD is down before it goes out by itself, where the operator does not say it.

@@ -10,8 +10,8 @@ use base::{BufferPool, PgId, PoolId, Time, Version};
 use blockstore::{Answer, BlockKey, Effect, Event, Request, RequestId, Store};
 use format::wire::{Content, PgEntry};
 
-use super::Process;
-use super::disks::Osd;
+use super::osd::Osd;
+use super::process::Process;
 use super::world::World;
 use crate::disk::{Crash, SimDisk};
 use crate::random::Random;

@@ -1,40 +1,18 @@
 //! Monitors: one leads by its lease, the others relay their connections to it; and what happens to them.
 
-use base::{Duration, MonitorId};
-use cluster::monitor::{self, Election};
+use base::Duration;
+use cluster::monitor;
 use cluster::state::StateEvent;
 
-use super::Process;
+use super::agenda::Item;
+use super::monitor::MonitorProcess;
+use super::process::Process;
 use super::state::{MonitorRun, StateStep, Step};
-use super::world::{Item, World};
+use super::world::World;
 use crate::random::Chance;
 
 /// How long a monitor that is told to end tries to give its lease back.
 const RETIRE_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// Where a monitor listens.
-pub fn monitor_address(index: usize) -> String {
-    format!("tcp:mon{index}:1")
-}
-
-/// Where all of them do.
-pub fn monitor_addresses(count: usize) -> Vec<String> {
-    (0..count).map(monitor_address).collect()
-}
-
-/// Its id.
-pub fn monitor_id(index: usize) -> MonitorId {
-    MonitorId::new(index as u32 + 1).expect("counted from 1")
-}
-
-/// One monitor.
-#[derive(Default)]
-pub struct MonitorProcess {
-    /// Its logic, while it runs.
-    pub election: Option<Election>,
-    /// Its operator asked it to stop.
-    is_stopping: bool,
-}
 
 impl World {
     /// All monitors.
@@ -43,39 +21,21 @@ impl World {
     }
 
     pub(super) fn start_monitor(&mut self, index: usize) {
-        let identity = monitor::Identity {
-            cluster: self.cluster,
-            monitor: monitor_id(index),
-            pid: 1 + index as u32,
-            host: format!("mon{index}"),
-            addresses: vec![monitor_address(index)],
-            // No two starts have the same, nor do leads, each of which adds one.
-            nonce: (self.now.as_nanos() * self.monitors.len() as u64 + index as u64) << 16,
-        };
-        let election = match self.plan.is_embedded {
-            true => Election::only(identity),
-            false => Election::new(identity, true),
-        };
-        self.monitors[index] = MonitorProcess { election: Some(election), is_stopping: false };
+        let (count, is_embedded) = (self.monitors.len(), self.plan.is_embedded);
+        self.monitors[index] =
+            MonitorProcess::start(index, count, self.cluster, self.now, is_embedded);
     }
 
     /// Monitors that believe that they lead.
     fn leaders(&self) -> Vec<usize> {
-        let leads = |index: &usize| {
-            let election = self.monitors[*index].election.as_ref();
-            election.is_some_and(|election| election.leader() == Some(monitor_id(*index)))
-        };
+        let leads = |index: &usize| self.monitors[*index].follows(*index);
         (0..self.monitors.len()).filter(leads).collect()
     }
 
     /// The monitor that leads, if all run and agree on it.
     pub(super) fn agreed_leader(&self) -> Option<usize> {
         let [leader] = self.leaders()[..] else { return None };
-        let agrees = |monitor: &MonitorProcess| {
-            let election = monitor.election.as_ref();
-            election.is_some_and(|election| election.leader() == Some(monitor_id(leader)))
-        };
-        self.monitors.iter().all(agrees).then_some(leader)
+        self.monitors.iter().all(|monitor| monitor.follows(leader)).then_some(leader)
     }
 
     pub(super) fn apply_monitor(
@@ -124,9 +84,7 @@ impl World {
         if dies {
             return self.kill(process);
         }
-        let monitor = &self.monitors[index];
-        let is_retired = monitor.election.as_ref().is_some_and(Election::is_retired);
-        if monitor.is_stopping && is_retired {
+        if self.monitors[index].has_retired() {
             self.monitor_stopped(index);
         }
         Ok(())

@@ -15,7 +15,7 @@ use base::{BufferPool, ConnectionId, Duration, Time};
 use format::door::{CloseReason, NetEvent, Peer};
 use format::wire::{self, Message};
 
-use super::Process;
+use super::process::Process;
 use crate::random::{Chance, Random};
 
 /// Longest wait for a handshake, in milliseconds: what the reactor waits for an address that is not a name.
@@ -645,6 +645,7 @@ impl Net {
 
     /// The shell of an end closes a connection over which nonsense came.
     fn protocol_error(&mut self, id: EndId, why: wire::DecodeError) -> (Process, NetEvent) {
+        base::mark!(nonsense_closes_the_connection);
         let (process, connection) = (self.end(id).process, self.end(id).id);
         self.end(id).open = false;
         self.end(id).queue.clear();
@@ -821,6 +822,7 @@ mod tests {
 
     #[test]
     fn a_flipped_bit_of_a_frame_closes_the_connection() {
+        base::check!(nonsense_closes_the_connection);
         let weather = Weather { corrupt_frame: Chance::percent(100), ..CALM };
         let mut bench = Bench::new(1, weather);
         bench.run();

@@ -9,9 +9,9 @@ use format::door::{DiskEffect, DiskOp};
 use node::Node;
 use pg::Limits;
 
-use super::hung::Hang;
-use super::monitors::monitor_addresses;
+use super::disk_hang::Hang;
 use super::plan::Plan;
+use super::process::{monitor_addresses, osd_address};
 use crate::disk::SimDisk;
 use crate::register::Moment;
 use crate::store::install_store;
@@ -176,7 +176,7 @@ impl Osd {
             osd: self.id.expect("created before it starts"),
             store: self.store.to_string(),
             monitors: monitor_addresses(plan.monitor_count),
-            addresses: vec![super::world::osd_address(index)],
+            addresses: vec![osd_address(index)],
             peer_addresses: Vec::new(),
             pid: 100 + index as u32,
             path: format!("/sim/osd{index}"),
@@ -186,8 +186,7 @@ impl Osd {
         let pg_limits = if plan.has_small_limits { Limits::SMALL } else { Limits::default() };
         let store = Osd::store_settings(plan);
         let stalls = self.stalls.take();
-        self.hang.is_tried = stalls.is_some();
-        self.hang.said_since = self.hang.said_since.filter(|_| stalls.is_some());
+        self.hang.run_starts(stalls.is_some());
         let stalls = stalls.unwrap_or_default();
         let settings = node::Settings { store, pg_limits, stalls, ..node::Settings::default() };
         let size = self.disk.as_ref().expect("created before it starts").size();

@@ -131,7 +131,7 @@ pub struct Faults {
     /// Of events: something happens to the leading monitor.
     pub leader: Chance,
     /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
-    pub divorce: Option<u64>,
+    pub client_cut_off: Option<u64>,
     /// A write or flush of a disk fails.
     pub disk_error: Chance,
     /// Of events: a bit flips on a disk, or a sector cannot be read any more.
@@ -327,7 +327,7 @@ impl Faults {
         isolation: Chance::NEVER,
         seclusion: Chance::NEVER,
         leader: Chance::NEVER,
-        divorce: None,
+        client_cut_off: None,
         disk_error: Chance::NEVER,
         rot: Chance::NEVER,
         read_error: Chance::NEVER,
@@ -356,7 +356,7 @@ impl Faults {
             isolation: if is_copied { some(random, 50, 600) } else { Chance::NEVER },
             seclusion: Chance::NEVER,
             leader: Chance::NEVER,
-            divorce: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
+            client_cut_off: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),
             rot,
             read_error,

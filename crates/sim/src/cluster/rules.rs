@@ -4,9 +4,9 @@ use base::{ConnectionId, PgId, SessionId};
 use cluster::message::FromMonitor;
 use format::wire::{Member, Message, Outcome, PeerBody, PeerMessage};
 
-use super::Process;
 use super::grants::Holder;
 use super::net::EndId;
+use super::process::Process;
 use super::world::World;
 
 impl World {

@@ -11,10 +11,10 @@
 use base::{Duration, OsdId};
 use cluster::settings::Setting;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
+use super::agenda::Item;
 use super::operator::Job;
-use super::world::{Item, World};
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
 /// How often a primary is cut off.

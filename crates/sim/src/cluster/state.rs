@@ -548,7 +548,7 @@ mod tests {
     impl Bench {
         fn new() -> Bench {
             let door = StateDoor::new(Random::new(1, "state"));
-            Bench { door, tally: super::super::tally(), now: Time::ZERO, request_last: 0 }
+            Bench { door, tally: super::super::catalog::tally(), now: Time::ZERO, request_last: 0 }
         }
 
         fn ask(&mut self, run: MonitorRun, effect: StateEffect) -> Result<Vec<Step>, String> {

@@ -13,12 +13,11 @@ use std::collections::BTreeSet;
 use base::{Duration, OsdId, PoolId};
 use format::disk::BlockKey;
 
-use super::Process;
-use super::drill::WHOLE_FOR;
+use super::client::Handle;
 use super::loss::TIME_OUT;
 use super::operator::Job;
-use super::users::Handle;
-use super::world::World;
+use super::process::Process;
+use super::world::{WHOLE_FOR, World};
 
 /// Blocks that are written and read.
 const BLOCK_COUNT_MAX: usize = 16;

@@ -1,176 +1,21 @@
 //! Clients and what their users do: attach, read, write, discard, detach.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use base::{BufferPool, Duration, PoolId, SessionId, Time, UNIT_SIZE};
+use base::{PoolId, SessionId, UNIT_SIZE};
 use format::disk::BlockKey;
 use volume::{
-    Answer, Attached, ClientCore, Effect, Event, Operation, Piece, RequestId, Settings,
-    VolumeError, VolumeHandle,
+    Answer, Attached, Effect, Event, Operation, Piece, RequestId, VolumeError, VolumeHandle,
 };
 
-use super::monitors::monitor_addresses;
-use super::plan::Plan;
+use super::catalog::OPERATIONS;
+use super::client::{Attachment, Handle, Open, Stage, Work};
+use super::process::Process;
 use super::volume_model::{ChangeId, Life, PIECE_SIZE, Volume};
 use super::world::World;
-use super::{OPERATIONS, Process};
 use crate::random::Chance;
 use crate::register::Moment;
-
-/// One client.
-#[derive(Default)]
-pub struct Client {
-    /// Its process, while it runs.
-    pub core: Option<ClientCore>,
-    /// What it has attached, or is attaching.
-    pub attached: BTreeMap<VolumeHandle, Attachment>,
-    /// Operations without an answer.
-    pub open: BTreeMap<RequestId, Open>,
-    name_last: u64,
-}
-
-/// One attachment.
-pub struct Attachment {
-    volume: usize,
-    /// Once it is open.
-    session: SessionId,
-    read_only: bool,
-    stage: Stage,
-    /// The volume was live, and nobody changed it, when the attach was asked.
-    sure: bool,
-    /// It has the lock.
-    locked: bool,
-    /// It may be told that changes are done before they are durable.
-    lazy: bool,
-    /// Somebody took, or may have taken, its lock: what it still asks lazily may be lost.
-    overruled: bool,
-}
-
-/// How far an attachment is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    Opening,
-    Open { units: u64, opened: Moment },
-    Closing,
-}
-
-/// An operation without an answer.
-pub struct Open {
-    handle: VolumeHandle,
-    volume: usize,
-    /// Of the attachment: its session, when it was opened, and with how many units.
-    session: SessionId,
-    opened: (Moment, u64),
-    work: Work,
-    from: Moment,
-    fault_count: u64,
-    asked_at: Time,
-}
-
-/// An attachment that is open: whose, which, of which volume, and its size in units.
-#[derive(Clone, Copy, Debug)]
-pub struct Handle {
-    pub(super) client: usize,
-    handle: VolumeHandle,
-    pub(super) volume: usize,
-    units: u64,
-}
-
-enum Work {
-    Read { pieces: Range<u64> },
-    Change { id: ChangeId },
-    Flush,
-    Extents { units: Range<u64> },
-}
-
-impl Work {
-    /// The range that it asks for.
-    fn pieces(&self, volume: &Volume) -> Option<Range<u64>> {
-        match self {
-            Work::Read { pieces } => Some(pieces.clone()),
-            Work::Change { id } => volume.pieces_of(*id),
-            Work::Flush => None,
-            Work::Extents { units } => Some(units.start * 8..units.end * 8),
-        }
-    }
-}
-
-impl Client {
-    /// A new process of it.
-    pub fn start(&mut self, plan: &Plan, pool: BufferPool) {
-        let settings = Settings {
-            monitors: monitor_addresses(plan.monitor_count),
-            client: "sim".to_string(),
-            pid: 1,
-            host: "client".to_string(),
-            address: None,
-            retry_for: plan.patience.map(Duration::from_millis),
-            unsynced_size_max: plan.unsynced_size_max,
-        };
-        self.core = Some(ClientCore::new(settings, pool));
-    }
-
-    /// Its process is gone. What it had asked may still happen.
-    pub fn die(&mut self) {
-        self.core = None;
-        self.attached.clear();
-        self.open.clear();
-    }
-
-    /// Volumes that it believes to have attached.
-    pub fn attached_volumes(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = |attachment: &&Attachment| matches!(attachment.stage, Stage::Open { .. });
-        self.attached.values().filter(open).map(|attachment| attachment.volume)
-    }
-
-    /// Volumes of which it believes to have the lock.
-    pub fn locked_volumes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.attached.values().filter(|attachment| attachment.locked).map(|it| it.volume)
-    }
-
-    /// Its attachments of a volume may be over without its knowledge: names them.
-    pub fn overrule(&mut self, volume: usize) -> Vec<VolumeHandle> {
-        let of_it = self.attached.iter_mut().filter(|(_, attachment)| attachment.volume == volume);
-        let overruled = of_it.map(|(handle, attachment)| {
-            attachment.overruled = true;
-            *handle
-        });
-        overruled.collect()
-    }
-
-    /// Those that are lazy are over: another one was opened.
-    pub fn overrule_lazy(&mut self, volume: usize, but: Option<VolumeHandle>) {
-        for (handle, attachment) in &mut self.attached {
-            let is_it = attachment.volume == volume && Some(*handle) != but;
-            attachment.overruled |= is_it && attachment.lazy;
-        }
-    }
-
-    /// Attachments that nobody has asked to end.
-    pub fn to_detach(&self) -> Vec<VolumeHandle> {
-        self.attached
-            .iter()
-            .filter(|(_, attachment)| attachment.stage != Stage::Closing)
-            .map(|(handle, _)| *handle)
-            .collect()
-    }
-
-    /// Whether no attach is under way.
-    pub fn is_settled(&self) -> bool {
-        self.attached.values().all(|attachment| attachment.stage != Stage::Opening)
-    }
-
-    /// Whether no detach is under way.
-    pub fn has_let_go(&self) -> bool {
-        self.attached.values().all(|attachment| attachment.stage != Stage::Closing)
-    }
-
-    fn next_name(&mut self) -> u64 {
-        self.name_last += 1;
-        self.name_last
-    }
-}
 
 impl World {
     /// A user's turn.
@@ -203,7 +48,7 @@ impl World {
     }
 
     fn is_cut_off(&self, index: usize) -> bool {
-        self.divorce.is_some_and(|divorce| divorce.client == index)
+        self.cut_off.is_some_and(|cut_off| cut_off.client == index)
     }
 
     fn attach(&mut self, index: usize) -> Result<(), String> {

@@ -3,6 +3,7 @@
 //! A register is a unit; in the first units of a volume, where unaligned writes go, it is a piece
 //! of 512 bytes, so that a write of a part of a unit is judged by what it changes.
 
+mod change;
 mod fences;
 mod lazy;
 
@@ -15,9 +16,8 @@ use format::disk::BlockKey;
 
 use crate::pattern;
 use crate::register::{History, Moment, NEVER, Value};
-use fences::Fences;
-pub use lazy::Owner;
-use lazy::Unsynced;
+use change::{Change, Fences, Unsynced};
+pub use change::{ChangeId, Owner};
 
 /// The grain of unaligned writes, in bytes.
 pub const PIECE_SIZE: u64 = 512;
@@ -27,9 +27,6 @@ const PIECE_COUNT: u64 = UNIT_SIZE / PIECE_SIZE;
 
 /// Units at a volume's start whose registers are pieces.
 const FINE_UNIT_COUNT: u64 = 3;
-
-/// Names an operation that changes a volume; its value, but for discards.
-pub type ChangeId = u64;
 
 /// One volume, under one name, from its creation to its end.
 pub struct Volume {
@@ -82,14 +79,6 @@ pub enum Life {
     Live,
     /// It is removed.
     Gone,
-}
-
-#[derive(Clone)]
-struct Change {
-    by: SessionId,
-    value: Value,
-    from: Moment,
-    pieces: Range<u64>,
 }
 
 /// From when on sessions from before a cut, or of a removed volume, are refused everywhere.

@@ -11,21 +11,21 @@ use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use volume::VolumeHandle;
 
-use super::Process;
+use super::agenda::{Agenda, Item};
 use super::arrivals::Arrivals;
-use super::chaos::Divorce;
+use super::client::{Client, CutOff};
 use super::clock::Clock;
-use super::disks::{DiskWork, Osd};
+use super::disk_hang::Hangs;
 use super::drill::Drill;
-use super::fault_budget::Truce;
-use super::hung::Hangs;
-use super::monitors::{MonitorProcess, monitor_address, monitor_id};
+use super::monitor::MonitorProcess;
 use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
+use super::osd::{DiskWork, Osd};
 use super::plan::{Faults, Plan};
-use super::state::{StateDoor, StateStep};
+use super::process::{Process, monitor_address, monitor_id, osd_address};
+use super::state::StateDoor;
 use super::syncs::Syncs;
-use super::users::Client;
+use super::truce::Truce;
 use super::volume_model::{Life, Volume};
 use super::watch::Watch;
 use crate::outcome::Run;
@@ -33,15 +33,14 @@ use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// Where an OSD listens.
-pub fn osd_address(index: usize) -> String {
-    format!("tcp:osd{index}:1")
-}
-
 /// Events after which a run without end is given up.
 const STEP_COUNT_MAX: u64 = 3_000_000;
 /// Events after which no more faults begin, where they leave little time for anything else.
 const FAULTY_STEP_COUNT_MAX: u64 = STEP_COUNT_MAX / 2;
+
+/// For how long the cluster must have been whole: whoever waits for a while before he calls somebody
+/// again has called.
+pub const WHOLE_FOR: Duration = Duration::from_secs(2);
 
 /// How long a cluster without faults may take for what was asked.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -92,11 +91,10 @@ pub struct World {
     pub(super) operator: Operator,
     pub(super) volumes: Vec<Volume>,
     pub(super) lives: BTreeMap<Process, u64>,
-    agenda: BTreeMap<(Time, u64), (u64, Item)>,
-    agenda_last: u64,
+    agenda: Agenda,
     pub(super) now: Time,
     stage: Stage,
-    pub(super) divorce: Option<Divorce>,
+    pub(super) cut_off: Option<CutOff>,
     /// Attachments whose session is over.
     pub(super) to_close: Vec<(usize, VolumeHandle)>,
     /// Attachments whose volume is to be written whole.
@@ -139,74 +137,6 @@ enum Stage {
     Work,
     /// No fault happens any more, nothing new is asked by itself.
     End,
-}
-
-/// What comes at its time.
-pub enum Item {
-    /// An end of a connection has an event.
-    Net(EndId),
-    /// A connect reaches its target.
-    Arrive(EndId),
-    /// An operation of an OSD's disk ends.
-    Disk(usize, DiskOp, DiskWork),
-    /// It ended while the process stood still.
-    DiskEnded(usize, DiskOp, DiskWork),
-    /// The state store goes on.
-    State(StateStep),
-    /// The end of a turn of an OSD's loop.
-    OsdTurn(usize),
-    /// A client's users ask something.
-    ClientTurn(usize),
-    /// The operator looks what is to be done.
-    OperatorTurn,
-    /// A process starts.
-    Start(Process),
-    /// Two processes reach each other again.
-    Heal(Process, Process),
-    /// An OSD's process ends.
-    Crash(usize),
-    /// A monitor that was asked to stop ends.
-    MonitorEnds(usize),
-    /// A truce begins, and ends with the loss of data.
-    Strike,
-    /// The drill goes on.
-    Drill,
-    /// A client is cut off its monitor.
-    Divorce,
-    /// It may reach its monitor again.
-    Remarry,
-    /// The state store is copied.
-    Backup,
-    /// The disk of an OSD ends nothing for so long.
-    Hang(usize, Duration),
-}
-
-impl Item {
-    /// The process with which it dies.
-    fn owner(&self) -> Option<Process> {
-        match self {
-            Item::Disk(index, ..) | Item::DiskEnded(index, ..) | Item::OsdTurn(index) => {
-                Some(Process::Osd(*index))
-            }
-            Item::State(StateStep::Tell((index, _), _)) | Item::MonitorEnds(index) => {
-                Some(Process::Monitor(*index))
-            }
-            Item::ClientTurn(index) => Some(Process::Client(*index)),
-            Item::Net(_)
-            | Item::Arrive(_)
-            | Item::State(StateStep::Reach { .. } | StateStep::EndLeases)
-            | Item::OperatorTurn
-            | Item::Start(_)
-            | Item::Heal(..)
-            | Item::Crash(_)
-            | Item::Strike
-            | Item::Drill
-            | Item::Divorce
-            | Item::Remarry
-            | Item::Hang(..)
-            | Item::Backup => None,
-        }
-    }
 }
 
 impl World {
@@ -252,11 +182,10 @@ impl World {
             operator: Operator::default(),
             volumes: Vec::new(),
             lives: BTreeMap::new(),
-            agenda: BTreeMap::new(),
-            agenda_last: 0,
+            agenda: Agenda::default(),
             now: Time::from_nanos(1_000_000_000),
             stage: Stage::Build,
-            divorce: None,
+            cut_off: None,
             dark_until: Time::ZERO,
             to_close: Vec::new(),
             to_fill: Vec::new(),
@@ -272,7 +201,7 @@ impl World {
             sessions: BTreeMap::new(),
             arrivals: Arrivals::default(),
             syncs: Syncs::default(),
-            tally: super::tally(),
+            tally: super::catalog::tally(),
             trace: Trace::new(run.verbose),
             plan,
         }
@@ -300,14 +229,14 @@ impl World {
         self.build()?;
         self.stage = Stage::Work;
         self.faults = self.plan.faults;
-        if let Some(after) = self.faults.divorce {
-            self.schedule(Duration::from_millis(after), Item::Divorce);
+        if let Some(after) = self.faults.client_cut_off {
+            self.schedule(Duration::from_millis(after), Item::CutOffClient);
         }
         self.plan_strike();
         self.plan_backup();
         while self.asked_count < self.plan.operation_count
             || self.tally.faults.sum() < 5
-            || self.divorce.is_some()
+            || self.cut_off.is_some()
             || self.strikes_open > 0
             || self.truce.is_some()
         {
@@ -341,7 +270,7 @@ impl World {
     fn end(&mut self) -> Result<(), String> {
         self.stage = Stage::End;
         self.faults = Faults::NONE;
-        self.divorce = None;
+        self.cut_off = None;
         self.end_hangs();
         self.plan.slow_disk = Chance::NEVER;
         self.net.set_weather(self.plan.weather.calm());
@@ -519,8 +448,7 @@ impl World {
 
     pub(super) fn schedule_at(&mut self, at: Time, item: Item) {
         let life = item.owner().map_or(0, |owner| self.life(owner));
-        self.agenda_last += 1;
-        self.agenda.insert((at, self.agenda_last), (life, item));
+        self.agenda.push(at, life, item);
     }
 
     pub(super) fn life(&self, process: Process) -> u64 {
@@ -575,7 +503,7 @@ impl World {
         if self.step_count > STEP_COUNT_MAX {
             return Err(format!("it does not come to an end ({:?})", self.stage));
         }
-        let agenda = self.agenda.first_key_value().map(|((at, _), _)| *at);
+        let agenda = self.agenda.next_at();
         let deadline = self.next_deadline();
         match deadline {
             Some((at, process)) if agenda.is_none_or(|agenda| agenda > at) => {
@@ -584,8 +512,7 @@ impl World {
                 self.tick(process)?;
             }
             _ => {
-                let ((at, _), (life, item)) =
-                    self.agenda.pop_first().expect("the operator always looks again");
+                let (at, life, item) = self.agenda.pop().expect("the operator always looks again");
                 self.now = self.now.max(at);
                 if item.owner().is_some_and(|owner| self.life(owner) != life) {
                     if let Item::State(step) = &item {
@@ -593,8 +520,7 @@ impl World {
                     }
                 } else if let Some(thaws) = self.thaws_at(&item) {
                     let (at, item) = self.put_off(item, thaws);
-                    self.agenda_last += 1;
-                    self.agenda.insert((at, self.agenda_last), (life, item));
+                    self.agenda.push(at, life, item);
                 } else {
                     self.take(item)?;
                 }
@@ -704,9 +630,9 @@ impl World {
                 Ok(())
             }
             Item::Drill => self.drill_turn(),
-            Item::Divorce => {
+            Item::CutOffClient => {
                 if self.stage == Stage::Work {
-                    self.divorce();
+                    self.cut_off_client();
                 }
                 Ok(())
             }
@@ -718,8 +644,8 @@ impl World {
                 self.hang(index, span);
                 Ok(())
             }
-            Item::Remarry => {
-                self.divorce = None;
+            Item::ReconnectClient => {
+                self.cut_off = None;
                 Ok(())
             }
         }

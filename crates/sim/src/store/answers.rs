@@ -7,7 +7,8 @@ use blockstore::{Answer, BlockKey, CommitMode, StoreError};
 use format::disk::UnitSet;
 use format::wire::Content;
 
-use super::asks::{Asked, Todo, place_of};
+use super::asked::{Asked, Todo};
+use super::asks::place_of;
 use super::model::{Expected, State, UNKNOWN};
 use super::world::{Stage, World};
 use crate::pattern;

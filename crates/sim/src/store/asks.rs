@@ -8,53 +8,12 @@ use blockstore::{BlockKey, NoteKey, Request};
 use format::disk::UnitSet;
 use format::wire::Content;
 
+use super::asked::{Asked, Todo};
+use super::catalog::OPERATIONS;
 use super::model::{ChangeKind, UNKNOWN};
 use super::world::World;
 use crate::pattern;
 use crate::random::Chance;
-
-/// An open request, and what its answer is compared with.
-#[derive(Debug)]
-pub(super) enum Asked {
-    Change {
-        key: BlockKey,
-        order: u64,
-    },
-    Read {
-        key: BlockKey,
-        order: u64,
-        units: Range<u32>,
-    },
-    Extents {
-        key: BlockKey,
-        order: u64,
-    },
-    Copy {
-        key: BlockKey,
-        order: u64,
-        units: UnitSet,
-    },
-    /// A repair that says what is there.
-    Mend,
-    Note {
-        key: NoteKey,
-        order: u64,
-    },
-    Sync {
-        order: u64,
-    },
-    Floor,
-    Absolve {
-        pg: PgId,
-    },
-}
-
-/// What a restart wants asked.
-#[derive(Debug)]
-pub(super) enum Todo {
-    Read(BlockKey, Range<u32>),
-    Absolve(PgId),
-}
 
 /// A block that the workload names.
 #[derive(Clone, Copy)]
@@ -68,7 +27,7 @@ struct Target {
 const WRITE: usize = 0;
 const DELETE: usize = 2;
 /// A write of a whole block: counted as a write.
-const WHOLE_WRITE: usize = super::OPERATIONS.len();
+const WHOLE_WRITE: usize = OPERATIONS.len();
 
 /// What tells a unit's bytes from those of every other place.
 pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
@@ -104,7 +63,7 @@ impl World {
             return Ok(());
         }
         self.asked_count += 1;
-        self.tally.operations.add(super::OPERATIONS[kind % WHOLE_WRITE], 1);
+        self.tally.operations.add(OPERATIONS[kind % WHOLE_WRITE], 1);
         match kind {
             WHOLE_WRITE => self.ask_write(target, 0..target.size.unit_count()),
             WRITE => {

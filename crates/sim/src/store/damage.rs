@@ -1,30 +1,18 @@
-//! Faults of the medium within the limits of what one copy can tell: errors, rot, lies.
-//!
-//! Limits. What nobody has recorded as durable yet cannot be told from a torn write, so rot hits
-//! only what was written before the last quiet moment after which a change was answered. A disk
-//! lies only about small writes to the data area, which are write-back: there a checksum tells.
+//! What a run damaged so far, and what follows from it for the answers of the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use base::{BlockSize, UNIT_SIZE};
+use base::UNIT_SIZE;
 use blockstore::BlockKey;
 use format::disk::{Area, Superblock};
-use format::door::DiskError;
-
-use super::world::{Operation, Stage, World};
-use crate::disk::WriteFault;
-use crate::random::Chance;
-
-/// Sectors that cannot be read, at a time: recovery reads what is around each one by one.
-const UNREADABLE_MAX: usize = 4;
 
 /// What was damaged so far, and what follows from it.
 pub(super) struct Damage {
-    superblock: Range<u64>,
-    journal: Range<u64>,
-    checkpoints: Range<u64>,
-    data: Range<u64>,
+    pub(super) superblock: Range<u64>,
+    pub(super) journal: Range<u64>,
+    pub(super) checkpoints: Range<u64>,
+    pub(super) data: Range<u64>,
     /// Stored bytes were damaged.
     pub happened: bool,
     /// Journal or checkpoints were damaged: the store may not know what it had.
@@ -32,20 +20,20 @@ pub(super) struct Damage {
     /// A write or flush failed: the store must stop.
     pub must_stop: bool,
     /// Units that damage to the data area may have hit, at most.
-    units_hit: u64,
+    pub(super) units_hit: u64,
     /// Units that were answered as damaged.
     units_met: BTreeSet<(BlockKey, u32)>,
     /// How often reads at an offset failed in this run of the store: never so often that it gives
     /// the place up.
     pub read_errors: BTreeMap<u64, u32>,
     /// Flipped bits: (offset, mask, bytes of the sector afterwards).
-    flips: Vec<(u64, u8)>,
+    pub(super) flips: Vec<(u64, u8)>,
     /// Sectors were unreadable when the store opened, and it counted what they held as lost.
-    has_lost_sectors: bool,
+    pub(super) has_lost_sectors: bool,
     /// A root may have been damaged since the store opened: it may open with an older one.
     pub may_lack_root: bool,
     /// What was written up to here, counted by the disk, is recorded as durable.
-    settled: u64,
+    pub(super) settled: u64,
     /// Likewise as soon as one more change is answered.
     settling: u64,
     /// Which units each change wrote.
@@ -107,203 +95,5 @@ impl Damage {
             return Ok(());
         }
         Err(format!("{count} units are answered as damaged, {} were hit: {key:?}", self.units_hit))
-    }
-}
-
-impl World {
-    /// An error for an operation of the disk that ends.
-    pub(super) fn draw_disk_error(&mut self, operation: Operation) -> Option<DiskError> {
-        let is_read = matches!(operation, Operation::Read { .. });
-        if self.stage != Stage::Open && !(is_read && self.stage == Stage::Opening) {
-            return None;
-        }
-        let faults = &self.plan.faults;
-        let io = |what: &str| Some(DiskError::Io(format!("simulated {what} error")));
-        match operation {
-            Operation::Write { .. } if self.chaos.chance(faults.write_error) => {
-                self.tally.faults.add("write error", 1);
-                io("write")
-            }
-            Operation::Write { offset, .. }
-                if self.damage.data.contains(&offset) && self.chaos.chance(faults.no_space) =>
-            {
-                self.tally.faults.add("no space in the file system", 1);
-                Some(DiskError::NoSpace)
-            }
-            Operation::Reserve if self.chaos.chance(faults.no_space) => {
-                self.tally.faults.add("no space in the file system", 1);
-                Some(DiskError::NoSpace)
-            }
-            Operation::Flush if self.chaos.chance(faults.write_error) => {
-                self.tally.faults.add("flush error", 1);
-                io("flush")
-            }
-            Operation::Read { offset, .. }
-                if self.chaos.chance(faults.read_error)
-                    && self.damage.read_errors.get(&offset).is_none_or(|count| *count < 2) =>
-            {
-                *self.damage.read_errors.entry(offset).or_default() += 1;
-                let opening = self.stage == Stage::Opening;
-                let kind = if opening { "read error while opening" } else { "read error" };
-                self.tally.faults.add(kind, 1);
-                io("read")
-            }
-            _ => None,
-        }
-    }
-
-    /// A lie about a small write to the data area.
-    pub(super) fn draw_lie(&mut self, operation: Operation) -> Option<WriteFault> {
-        let Operation::Write { offset, length } = operation else { return None };
-        // The smallest large write is a whole block of the smallest size.
-        let small = length < BlockSize::MIN.bytes();
-        if !small || !self.damage.data.contains(&offset) || self.stage != Stage::Open {
-            return None;
-        }
-        if !self.chaos.chance(self.plan.faults.lying) {
-            return None;
-        }
-        let unit_count = length.div_ceil(UNIT_SIZE);
-        let aside = self.settled_page(self.damage.data.clone());
-        let fault = match aside {
-            Some(to) if self.is_settled(to, length) && self.chaos.chance(Chance::percent(50)) => {
-                self.tally.faults.add("write misdirected", 1);
-                self.damage.units_hit += 2 * unit_count;
-                WriteFault::Misdirected { to }
-            }
-            _ => {
-                self.tally.faults.add("write lost by a lying disk", 1);
-                self.damage.units_hit += unit_count;
-                WriteFault::Lost
-            }
-        };
-        self.damage.happened = true;
-        self.trace.line(format_args!("{:?} {fault:?} of {operation:?}", self.now));
-        Some(fault)
-    }
-
-    fn is_settled(&self, offset: u64, length: u64) -> bool {
-        let end = offset + length;
-        end <= self.damage.data.end
-            && (offset..end)
-                .step_by(UNIT_SIZE as usize)
-                .all(|page| self.disk.written_last(page) <= self.damage.settled)
-    }
-
-    /// A written page of the area that is recorded as durable.
-    fn settled_page(&mut self, area: Range<u64>) -> Option<u64> {
-        let settled = self.damage.settled;
-        let pages: Vec<u64> = self
-            .disk
-            .written_pages()
-            .filter(|page| area.contains(page) && self.disk.written_last(*page) <= settled)
-            .collect();
-        (!pages.is_empty()).then(|| *self.chaos.pick(&pages))
-    }
-
-    /// Bits may flip now.
-    pub(super) fn rot(&mut self) {
-        if self.stage != Stage::Open {
-            return;
-        }
-        let faults = &self.plan.faults;
-        let (data, journal, checkpoint) =
-            (faults.rot_data, faults.rot_journal, faults.rot_checkpoint);
-        self.break_sectors(self.plan.faults.unreadable);
-        if self.chaos.chance(data) {
-            self.rot_in(self.damage.data.clone(), "rot in the data area");
-        }
-        if self.chaos.chance(journal) {
-            self.rot_in(self.damage.journal.clone(), "rot in the journal");
-        }
-        if self.chaos.chance(checkpoint) {
-            self.rot_in(self.damage.checkpoints.clone(), "rot in the checkpoint area");
-            self.rot_in(self.damage.superblock.clone(), "rot in a superblock");
-        }
-    }
-
-    /// Others may use the file system below, or free some of it.
-    pub(super) fn change_host(&mut self) {
-        let Some(most) = self.plan.host_bytes else { return };
-        if self.stage == Stage::Quiet || !self.chaos.chance(self.plan.faults.host_use) {
-            return;
-        }
-        let free_bytes = if self.chaos.chance(Chance::percent(50)) { 0 } else { most };
-        self.trace.line(format_args!("{:?} {free_bytes} bytes free below", self.now));
-        self.tally.faults.add("file system used by others", 1);
-        self.disk.set_host(self.damage.data.start, free_bytes);
-    }
-
-    /// A sector may become unreadable: at once, or while the power was off.
-    pub(super) fn break_sectors(&mut self, chance: Chance) {
-        if !self.chaos.chance(chance) || self.disk.unreadable_count() >= UNREADABLE_MAX {
-            return;
-        }
-        let areas = [
-            (self.damage.journal.clone(), "unreadable sector in the journal"),
-            (self.damage.checkpoints.clone(), "unreadable sector in the checkpoint area"),
-            (self.damage.superblock.clone(), "unreadable sector in a superblock"),
-            (self.damage.data.clone(), "unreadable sector in the data area"),
-        ];
-        let (area, kind) = areas[self.chaos.weighted(&[4, 4, 3, 2])].clone();
-        // What the last requests wrote is as likely as the rest.
-        let last = self.disk.completed_count();
-        let recent =
-            if self.chaos.chance(Chance::percent(50)) { last.saturating_sub(20) } else { 0 };
-        let pages: Vec<u64> = self
-            .disk
-            .written_pages()
-            .filter(|page| area.contains(page) && self.disk.written_last(*page) >= recent)
-            .collect();
-        if pages.is_empty() {
-            return;
-        }
-        let offset = *self.chaos.pick(&pages) + self.chaos.below(UNIT_SIZE);
-        self.trace.line(format_args!("{:?} {kind} at {offset}", self.now));
-        self.tally.faults.add(kind, 1);
-        self.disk.break_sector(offset);
-        self.damage.happened = true;
-        self.damage.may_lack_root |= area == self.damage.checkpoints;
-        match area == self.damage.data {
-            true => self.damage.units_hit += 1,
-            false => self.damage.deep = true,
-        }
-    }
-
-    fn rot_in(&mut self, area: Range<u64>, kind: &'static str) {
-        let is_data = area == self.damage.data;
-        let Some(page) = self.settled_page(area) else { return };
-        if !self.disk.is_quiet(page) {
-            return;
-        }
-        let offset = page + self.chaos.below(UNIT_SIZE);
-        let mask = 1 << self.chaos.below(8);
-        self.trace.line(format_args!("{:?} {kind} at {offset}", self.now));
-        self.tally.faults.add(kind, 1);
-        self.disk.rot(offset, mask);
-        self.damage.happened = true;
-        self.damage.may_lack_root |= self.damage.checkpoints.contains(&page);
-        if is_data {
-            self.damage.units_hit += 1;
-        } else {
-            self.damage.deep = true;
-            self.damage.flips.push((offset, mask));
-        }
-    }
-
-    /// Flips back what still can be. Whether there was anything.
-    pub(super) fn heal(&mut self) -> bool {
-        let flips = std::mem::take(&mut self.damage.flips);
-        for (offset, mask) in &flips {
-            self.trace.line(format_args!("{:?} heal {offset}", self.now));
-            self.disk.heal(*offset, *mask);
-        }
-        let mended = self.disk.mend_sectors();
-        if mended && self.damage.has_lost_sectors {
-            // What an earlier start had settled as lost may be there again.
-            let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
-            pgs.into_iter().for_each(|pg| self.model.forget(pg));
-        }
-        mended || !flips.is_empty()
     }
 }

@@ -8,54 +8,19 @@
 //! ```
 
 mod answers;
+mod asked;
 mod asks;
+mod catalog;
 mod damage;
+mod faults;
 mod model;
 mod plan;
 mod world;
 
+pub use catalog::{FAULTS, OPERATIONS, SEQUELS, tally};
 pub use world::install_store;
 
 use crate::outcome::{Outcome, Run};
-use crate::tally::Tally;
-
-/// What is asked of a store.
-pub const OPERATIONS: [&str; 10] =
-    ["write", "zero", "delete", "read", "extents", "note", "sync", "floor", "copy", "repair"];
-
-/// What happens to it.
-pub const FAULTS: [&str; 27] = [
-    "lazily answered",
-    "power cut",
-    "process killed",
-    "crash while opening",
-    "unflushed write lost",
-    "unflushed write torn",
-    "unflushed writes reordered",
-    "slow disk operation",
-    "write error",
-    "flush error",
-    "read error",
-    "read error while opening",
-    "unreadable sector in the journal",
-    "unreadable sector in the checkpoint area",
-    "unreadable sector in a superblock",
-    "unreadable sector in the data area",
-    "no space in the file system",
-    "file system full",
-    "file system used by others",
-    "store full",
-    "write lost by a lying disk",
-    "write misdirected",
-    "rot in the data area",
-    "rot in the journal",
-    "rot in the checkpoint area",
-    "rot in a superblock",
-    "suspect PG",
-];
-
-/// What follows from it all.
-pub const SEQUELS: [&str; 1] = ["KiB of blocks moved"];
 
 /// Runs one seed.
 pub fn run(run: Run) -> Outcome {
@@ -63,9 +28,4 @@ pub fn run(run: Run) -> Outcome {
     let result = world.run();
     let (hash, tally) = world.into_parts();
     Outcome { hash, tally, result }
-}
-
-/// Zero of everything.
-pub fn tally() -> Tally {
-    Tally::new(&OPERATIONS, &FAULTS, &SEQUELS)
 }

@@ -10,7 +10,8 @@ use blockstore::{
 use format::disk::Superblock;
 use format::door::{DiskEffect, DiskError, DiskEvent, DiskOp};
 
-use super::asks::{Asked, Todo};
+use super::asked::{Asked, Todo};
+use super::catalog::tally;
 use super::damage::Damage;
 use super::model::Model;
 use super::plan::Plan;
@@ -147,7 +148,7 @@ impl World {
             epoch: Epoch::ZERO,
             step_count: 0,
             opening_crashes: 0,
-            tally: super::tally(),
+            tally: tally(),
             trace,
             plan,
         }

@@ -9,24 +9,14 @@
 //!     └── may happen at any time ────────────────────┘
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use base::SessionId;
 
-use super::{Change, Volume};
+use super::Volume;
+use super::change::Change;
 use crate::register::Moment;
-
-/// The sessions of a volume.
-#[derive(Default)]
-pub(super) struct Fences {
-    /// Each with those that were fenced when it was opened, until a PG has answered it.
-    sessions: BTreeMap<SessionId, BTreeSet<SessionId>>,
-    /// PGs that have answered a session.
-    served: BTreeSet<(SessionId, u32)>,
-    /// Since when a PG does nothing of a session any more.
-    over: BTreeMap<(SessionId, u32), Moment>,
-}
 
 impl Volume {
     /// A session was opened when those for which `is_fenced` says so were fenced.

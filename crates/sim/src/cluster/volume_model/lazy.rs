@@ -10,32 +10,11 @@
 //!     └────────────────────┴──▶ each register holds one of the values that no safe write replaced
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::collections::BTreeSet;
 
-use super::{ChangeId, Volume};
+use super::Volume;
+use super::change::{ChangeId, Owner, Unsafe};
 use crate::register::{Moment, NEVER};
-
-/// What was asked of a volume lazily, and no flush covers.
-#[derive(Default)]
-pub(super) struct Unsynced {
-    changes: BTreeMap<ChangeId, Unsafe>,
-    /// By PG: every member of it lost power after that moment.
-    dark: BTreeMap<u32, Moment>,
-}
-
-struct Unsafe {
-    owner: Owner,
-    pieces: Range<u64>,
-    from: Moment,
-    /// When it was answered.
-    to: Moment,
-    /// Since when its owner is gone.
-    left: Option<Moment>,
-}
-
-/// Names an attachment: its client, and its number there.
-pub type Owner = (usize, u64);
 
 impl Volume {
     /// The change that was just asked may be told done before it is durable.
@@ -124,6 +103,8 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use base::{ImageId, SessionId};
 
     use super::super::{PIECE_SIZE, Shape};

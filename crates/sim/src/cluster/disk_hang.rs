@@ -1,0 +1,137 @@
+//! How the disk of an OSD hangs, and what its OSD may say of that.
+//!
+//! An OSD may say that it is stalled only where its disk was, and that it is no longer only when the disk has
+//! answered for long enough.
+
+use base::{Duration, Time};
+
+use crate::random::{Chance, Random};
+
+/// No disk hangs that ends everything so soon.
+const SLOW_MAX: Duration = Duration::from_secs(4);
+/// It says so when an operation is older than five seconds, by a clock that may be fast.
+const STALL_MIN: Duration = Duration::from_millis(4500);
+/// It has answered for ten seconds, by such a clock, when it says that it does.
+const ANSWERED_MIN: Duration = Duration::from_millis(8500);
+/// A probe that met this took more than a second.
+const SEEN_MIN: Duration = Duration::from_millis(2500);
+/// An operation that met a disk that hangs is looked at again after so long.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Disks hang for long so often in a run: each time doubles the time for which they must answer.
+const LONG_COUNT_MAX: u32 = 3;
+
+/// How disks hang in a run.
+pub(super) struct Hangs {
+    pub(super) random: Random,
+    /// Of events.
+    chance: Chance,
+    long_count: u32,
+}
+
+/// How a disk hangs, and what its OSD says of that.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Hang {
+    since: Time,
+    until: Time,
+    /// The end of the last one that every probe must have noticed.
+    answers_since: Time,
+    /// Before that it had answered for long enough: its OSD may have found so before it could say it.
+    had_answered: bool,
+    /// Its OSD has said so since then.
+    said_since: Option<Time>,
+    /// This run began after the disk hung: it must show that it answers.
+    is_tried: bool,
+}
+
+impl Hangs {
+    pub(super) fn draw(seed: u64) -> Hangs {
+        let mut random = Random::new(seed, "hangs");
+        let happens = random.chance(Chance::percent(40));
+        let chance = if happens { Chance(random.scale(20..400) as u32) } else { Chance::NEVER };
+        Hangs { random, chance, long_count: 0 }
+    }
+
+    /// One that is to begin now, of the `osd_count` disks: whose, and for how long.
+    pub(super) fn next(&mut self, osd_count: usize) -> Option<(usize, Duration)> {
+        if !self.random.chance(self.chance) {
+            return None;
+        }
+        let index = self.random.index(osd_count);
+        let is_long = self.random.chance(Chance::percent(50));
+        let span = match is_long && self.long_count < LONG_COUNT_MAX {
+            true => self.random.range(5_500..14_000),
+            false => self.random.range(500..SLOW_MAX.as_millis()),
+        };
+        Some((index, Duration::from_millis(span)))
+    }
+
+    /// A disk begins to hang. Whether for so long that its OSD may say so.
+    pub(super) fn note(&mut self, span: Duration) -> bool {
+        self.long_count += u32::from(span > SLOW_MAX);
+        span > SLOW_MAX
+    }
+
+    /// Whether the member of the drill stays, and its disk hangs.
+    pub(super) fn takes_drill(&mut self) -> bool {
+        self.random.chance(Chance::percent(50))
+    }
+}
+
+impl Hang {
+    /// When an operation that would end now is looked at again.
+    pub(super) fn again_at(&self, now: Time) -> Option<Time> {
+        (now < self.until).then(|| self.until.min(now + LOOK_EVERY))
+    }
+
+    /// The disk hangs for `span` from now on; if it hangs already, until then at least.
+    pub(super) fn begin(&mut self, now: Time, span: Duration) {
+        if self.until <= now {
+            if self.until.since(self.since) > SEEN_MIN {
+                self.answers_since = self.until;
+            }
+            self.had_answered = now.since(self.answers_since) >= ANSWERED_MIN;
+            self.since = now;
+        }
+        self.until = self.until.max(now + span);
+    }
+
+    /// The disk answers from now on.
+    pub(super) fn end(&mut self, now: Time) {
+        self.until = self.until.min(now);
+    }
+
+    /// A run of the OSD starts. `knows`: the one before it told it that the disk had hung.
+    pub(super) fn run_starts(&mut self, knows: bool) {
+        self.is_tried = knows;
+        self.said_since = self.said_since.filter(|_| knows);
+    }
+
+    /// Since when the OSD says that it is stalled.
+    pub(super) fn said_since(&self) -> Option<Time> {
+        self.said_since
+    }
+
+    /// The OSD says whether it is stalled: is that true of its disk?
+    pub(super) fn judge(&mut self, now: Time, is_stalled: bool) -> Result<(), String> {
+        let span = self.until.since(self.since).min(now.since(self.since));
+        match (self.said_since, is_stalled) {
+            (None, true) if !self.is_tried && span < STALL_MIN => {
+                return Err(format!("says that its disk hangs: {span:?}"));
+            }
+            (None, true) => self.said_since = Some(now),
+            (Some(_), false) => {
+                let answers = now.since(self.until);
+                let is_early = answers < ANSWERED_MIN && !self.had_answered;
+                if self.is_tried && span > SEEN_MIN && is_early {
+                    return Err(format!(
+                        "counts as one whose disk answers, {answers:?} after it hung"
+                    ));
+                }
+                self.said_since = None;
+                self.is_tried = false;
+            }
+            (None, false) | (Some(_), true) => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+//! One monitor's process.
+
+use base::{ClusterId, Time};
+use cluster::monitor::{Election, Identity};
+
+use super::process::{monitor_address, monitor_id};
+
+/// One monitor.
+#[derive(Default)]
+pub struct MonitorProcess {
+    /// Its logic, while it runs.
+    pub election: Option<Election>,
+    /// Its operator asked it to stop.
+    pub(super) is_stopping: bool,
+}
+
+impl MonitorProcess {
+    /// One that starts: the `index`-th of `count`. Without others (`is_embedded`) it leads without a lease.
+    pub fn start(
+        index: usize,
+        count: usize,
+        cluster: ClusterId,
+        now: Time,
+        is_embedded: bool,
+    ) -> MonitorProcess {
+        let identity = Identity {
+            cluster,
+            monitor: monitor_id(index),
+            pid: 1 + index as u32,
+            host: format!("mon{index}"),
+            addresses: vec![monitor_address(index)],
+            // No two starts have the same, nor do leads, each of which adds one.
+            nonce: (now.as_nanos() * count as u64 + index as u64) << 16,
+        };
+        let election = match is_embedded {
+            true => Election::only(identity),
+            false => Election::new(identity, true),
+        };
+        MonitorProcess { election: Some(election), is_stopping: false }
+    }
+
+    /// Whether it runs and believes that the `index`-th monitor leads.
+    pub fn follows(&self, index: usize) -> bool {
+        let election = self.election.as_ref();
+        election.is_some_and(|election| election.leader() == Some(monitor_id(index)))
+    }
+
+    /// Whether it was asked to stop and has given its lease back.
+    pub fn has_retired(&self) -> bool {
+        self.is_stopping && self.election.as_ref().is_some_and(Election::is_retired)
+    }
+}

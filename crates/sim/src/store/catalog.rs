@@ -1,0 +1,47 @@
+//! Every kind of operation and fault that a run of a store counts, by name. A kind that never happens over
+//! many seeds fails the run of the simulator.
+
+use crate::tally::Tally;
+
+/// What is asked of a store.
+pub const OPERATIONS: [&str; 10] =
+    ["write", "zero", "delete", "read", "extents", "note", "sync", "floor", "copy", "repair"];
+
+/// What happens to it.
+pub const FAULTS: [&str; 27] = [
+    "lazily answered",
+    "power cut",
+    "process killed",
+    "crash while opening",
+    "unflushed write lost",
+    "unflushed write torn",
+    "unflushed writes reordered",
+    "slow disk operation",
+    "write error",
+    "flush error",
+    "read error",
+    "read error while opening",
+    "unreadable sector in the journal",
+    "unreadable sector in the checkpoint area",
+    "unreadable sector in a superblock",
+    "unreadable sector in the data area",
+    "no space in the file system",
+    "file system full",
+    "file system used by others",
+    "store full",
+    "write lost by a lying disk",
+    "write misdirected",
+    "rot in the data area",
+    "rot in the journal",
+    "rot in the checkpoint area",
+    "rot in a superblock",
+    "suspect PG",
+];
+
+/// What follows from it all.
+pub const SEQUELS: [&str; 1] = ["KiB of blocks moved"];
+
+/// Zero of everything.
+pub fn tally() -> Tally {
+    Tally::new(&OPERATIONS, &FAULTS, &SEQUELS)
+}
