@@ -240,7 +240,7 @@ fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
         },
     );
     print_total(part, &seeds, &total, hash);
-    let missing = [total.faults.missing(), total.sequels.missing()].concat();
+    let missing = [total.faults.missing(), total.consequences.missing()].concat();
     let complete = seed_count < SEED_COUNT_FOR_ALL_FAULTS || missing.is_empty();
     if !complete {
         println!("FAILED: never happened in {seed_count} seeds: {}", missing.join(", "));
@@ -267,10 +267,10 @@ fn print_total(part: Part, seeds: &RangeInclusive<u64>, total: &Tally, hash: u64
     for (name, count) in total.faults.iter() {
         println!("  {count:>9} {name}");
     }
-    if total.sequels.iter().next().is_some() {
-        println!("  sequels:");
+    if total.consequences.iter().next().is_some() {
+        println!("  consequences:");
     }
-    for (name, count) in total.sequels.iter() {
+    for (name, count) in total.consequences.iter() {
         println!("  {count:>9} {name}");
     }
 }

@@ -145,7 +145,7 @@ impl History {
     /// gone: the register holds what they or others wrote that no later write replaced which is not
     /// among them. No operation takes effect at `now` or the moment behind it. `None`: there is
     /// only one such value.
-    pub fn after_dark(&self, lost: &BTreeSet<Moment>, now: Moment) -> Option<History> {
+    pub fn after_power_loss(&self, lost: &BTreeSet<Moment>, now: Moment) -> Option<History> {
         let safe = self.writes.iter().filter(|write| write.happened && !lost.contains(&write.from));
         let safe = safe.map(|write| write.from).max().unwrap_or(0);
         let left = self.writes.iter().filter(|write| write.to >= safe);

@@ -54,7 +54,7 @@ pub struct Tally {
     /// Faults, by kind.
     pub faults: Counts,
     /// What followed from them, by kind.
-    pub sequels: Counts,
+    pub consequences: Counts,
 }
 
 impl Tally {
@@ -62,12 +62,12 @@ impl Tally {
     pub fn new(
         operations: &[&'static str],
         faults: &[&'static str],
-        sequels: &[&'static str],
+        consequences: &[&'static str],
     ) -> Tally {
         Tally {
             operations: Counts::new(operations),
             faults: Counts::new(faults),
-            sequels: Counts::new(sequels),
+            consequences: Counts::new(consequences),
         }
     }
 
@@ -75,6 +75,6 @@ impl Tally {
     pub fn merge(&mut self, other: &Tally) {
         self.operations.merge(&other.operations);
         self.faults.merge(&other.faults);
-        self.sequels.merge(&other.sequels);
+        self.consequences.merge(&other.consequences);
     }
 }

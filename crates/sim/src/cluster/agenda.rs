@@ -20,13 +20,21 @@ pub struct Agenda {
     /// By time, then in order; each with the run of its process that it belongs to.
     items: BTreeMap<(Time, u64), (u64, Item)>,
     number_last: u64,
+    /// Items by which the state may change.
+    transaction_count: u64,
 }
 
 impl Agenda {
     /// Puts an item down, for a run of its process.
     pub fn push(&mut self, at: Time, life: u64, item: Item) {
         self.number_last += 1;
+        self.transaction_count += u64::from(item.is_of_transaction());
         self.items.insert((at, self.number_last), (life, item));
+    }
+
+    /// Whether a transaction of the state store is under way.
+    pub fn has_transactions(&self) -> bool {
+        self.transaction_count > 0
     }
 
     /// When the first item comes.
@@ -37,6 +45,7 @@ impl Agenda {
     /// Takes the first item: its time, the run that it belongs to, and the item.
     pub fn pop(&mut self) -> Option<(Time, u64, Item)> {
         let ((at, _), (life, item)) = self.items.pop_first()?;
+        self.transaction_count -= u64::from(item.is_of_transaction());
         Some((at, life, item))
     }
 }
@@ -82,6 +91,11 @@ pub enum Item {
 }
 
 impl Item {
+    /// Whether the state store may change by it.
+    fn is_of_transaction(&self) -> bool {
+        matches!(self, Item::State(step) if step.is_of_transaction())
+    }
+
     /// The process that takes it: if that run of it ends before, so does the item.
     pub fn owner(&self) -> Option<Process> {
         match self {

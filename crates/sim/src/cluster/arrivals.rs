@@ -17,7 +17,7 @@ use format::wire::{Op, Reply, Request};
 use crate::tally::Counts;
 
 /// One run of an OSD's process: which OSD, and which run.
-type OsdRun = (usize, u64);
+pub type OsdRun = (usize, u64);
 
 /// Everything that arrived so far.
 #[derive(Default)]

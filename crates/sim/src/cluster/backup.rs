@@ -53,7 +53,7 @@ impl World {
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
         // Who was down in the backup may leave its PGs when the first OSD is back.
         let lack = self.wait_until_whole_for(WHOLE_FOR)?;
-        self.must_be_whole &= lack.is_none();
+        self.faults.must_be_whole &= lack.is_none();
         Ok(lack)
     }
 

@@ -31,13 +31,13 @@ impl World {
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
         // Who comes back first may serve alone, and have what is rotten.
-        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let dies_at = random.index(OPERATION_COUNT);
         for operation in 0..OPERATION_COUNT {
             self.ask_for_drill(attached)?;
             if operation == dies_at {
                 self.fault("everything killed at once");
-                self.dark_until = self.now + AWAY_FOR;
+                self.faults.power_off_until = self.now + AWAY_FOR;
                 let osds = (0..self.osds.len()).map(Process::Osd);
                 self.kill_all(osds.chain(self.monitor_processes()))?;
             }
@@ -48,13 +48,13 @@ impl World {
         })?;
         self.detach_all()?;
         self.wait_until_whole_for(WHOLE_FOR)?;
-        self.must_be_whole = must_be_whole;
+        self.faults.must_be_whole = must_be_whole;
         self.read_everything()
     }
 
     /// Has monitors or their store away, if they are to be. Requires: the cluster is whole, and no fault
     /// happens.
-    pub(super) fn go_headless(&mut self) -> Result<(), String> {
+    pub(super) fn run_without_monitors(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "headless");
         if random.chance(Chance::percent(90)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
@@ -65,7 +65,7 @@ impl World {
         let back_at = self.now + AWAY_FOR;
         if self.plan.is_embedded || random.chance(Chance::percent(50)) {
             self.fault("all monitors away for a minute");
-            self.dark_until = back_at;
+            self.faults.power_off_until = back_at;
             self.kill_all(self.monitor_processes())?;
         } else {
             self.fault("state store away for a minute");

@@ -1,7 +1,7 @@
 //! Every kind of operation and fault that a run of a cluster counts, by name. A kind that never happens over
 //! many seeds fails the run of the simulator.
 
-use super::watch::SEQUELS;
+use super::watch::CONSEQUENCES;
 use crate::tally::Tally;
 
 /// What users and the operator do.
@@ -118,5 +118,5 @@ pub const FAULTS: [&str; 84] = [
 
 /// Zero of everything.
 pub fn tally() -> Tally {
-    Tally::new(&OPERATIONS, &FAULTS, &SEQUELS)
+    Tally::new(&OPERATIONS, &FAULTS, &CONSEQUENCES)
 }

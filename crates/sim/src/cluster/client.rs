@@ -174,3 +174,12 @@ pub struct CutOff {
     /// A volume that it has attached, and that is to be removed meanwhile.
     pub volume: usize,
 }
+
+/// Attachments that something is due for after the present event: each with its client.
+#[derive(Default)]
+pub struct AttachmentsDue {
+    /// Those whose session is over.
+    pub(super) to_close: Vec<(usize, VolumeHandle)>,
+    /// Those whose volume is to be written whole.
+    pub(super) to_fill: Vec<(usize, VolumeHandle)>,
+}

@@ -3,11 +3,24 @@
 //! Invariant: of a time `local` of a clock, [`Clock::world`] is the first time of the world at which
 //! the clock shows `local` or more.
 
+use std::collections::BTreeMap;
+
 use base::{Duration, Time};
 
 use crate::random::{Chance, Random};
 
 const MILLION: u128 = 1_000_000;
+
+/// What has a clock of its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Host {
+    /// The host of a monitor, by its index.
+    Monitor(usize),
+    /// The host of a client, by its index.
+    Client(usize),
+    /// A host of OSDs, by its number.
+    Osds(usize),
+}
 
 /// How far from the true rate a clock runs, at most, in parts of a million. Leases allow for 10 %.
 const DRIFT_MAX: u64 = 80_000;
@@ -51,6 +64,21 @@ impl Clock {
         let passed = u128::from(local.as_nanos().saturating_sub(self.offset)) * MILLION;
         let world = passed.div_ceil(u128::from(self.rate));
         Time::from_nanos(u64::try_from(world).unwrap_or(u64::MAX))
+    }
+}
+
+/// The clock of each host.
+pub struct Clocks(BTreeMap<Host, Clock>);
+
+impl Clocks {
+    /// One for each host, in their order.
+    pub fn draw(random: &mut Random, drift: bool, hosts: impl Iterator<Item = Host>) -> Clocks {
+        Clocks(hosts.map(|host| (host, Clock::draw(random, drift))).collect())
+    }
+
+    /// That of a host. Requires: it was drawn.
+    pub fn of(&self, host: Host) -> Clock {
+        self.0[&host]
     }
 }
 

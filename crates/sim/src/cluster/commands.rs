@@ -26,7 +26,7 @@ impl World {
             if self.stage_is_work() {
                 self.plan_job();
             }
-            if self.operator.jobs.is_empty() && !self.knowledge_rotted {
+            if self.operator.jobs.is_empty() && !self.faults.knowledge_rotted {
                 return Ok(());
             }
         }
@@ -45,7 +45,7 @@ impl World {
             return Ok(());
         }
         let waits = matches!(self.operator.jobs[0], Job::AwaitTasks | Job::AwaitEmpty);
-        let may_look = self.knowledge_rotted && (waits || self.operator.tries == 0);
+        let may_look = self.faults.knowledge_rotted && (waits || self.operator.tries == 0);
         if may_look && self.work.chance(Chance::percent(20)) {
             self.operator.do_first(Job::FindSuspect);
         }
@@ -77,14 +77,14 @@ impl World {
             .filter(|volume| self.volumes[*volume].life == Life::Live)
             .collect();
         let want = self.work.below(100);
-        if self.chaos.chance(self.faults.out) {
+        if self.chaos.chance(self.faults.rates.out) {
             self.plan_out();
         } else if self.chaos.chance(self.plan.unlocks)
             && let Some((client, volume)) = self.locked_by()
         {
             // Whoever holds it hangs, mostly, and so does an OSD that goes on serving it.
-            if self.chaos.chance(Chance::percent(60)) && self.may_seclude() {
-                self.seclude(Some(client));
+            if self.chaos.chance(Chance::percent(60)) && self.may_isolate() {
+                self.isolate_from_monitors(Some(client));
             }
             self.operator.jobs.push_back(Job::Unlock(volume));
         } else if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {

@@ -23,7 +23,7 @@ const TIME_OUT: Duration = Duration::from_secs(2);
 
 impl World {
     /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn hold_drill(&mut self) -> Result<(), String> {
+    pub(super) fn run_drill(&mut self) -> Result<(), String> {
         let Some(mut departure) = self.plan.drill else { return Ok(()) };
         if self.hangs.takes_drill() {
             departure = Departure::DiskHangs;
@@ -50,7 +50,7 @@ impl World {
         self.drill = Some(Drill::new(self.now, attached, victim, departure));
         self.schedule(ASK_EVERY, Item::Drill);
         // What rotted at the others, and nobody has read since, has no other copy meanwhile.
-        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         self.wait("an operation of the drill is never answered", |world| {
             let is_over = world.drill.as_ref().is_none_or(|drill| drill.is_over(world.now));
             is_over && world.clients.iter().all(|client| client.open.is_empty())
@@ -70,7 +70,7 @@ impl World {
         drill.judge()?;
         self.detach_all()?;
         self.wait_until_whole()?;
-        self.must_be_whole = must_be_whole;
+        self.faults.must_be_whole = must_be_whole;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What may be taken from the disks, and when: the limits within which nothing may be lost.
 //!
-//! With one copy: `chaos.rs` says what may rot. With more:
+//! With one copy: `faults.rs` says what may rot. With more:
 //! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of
 //!   any PG; and only while the acting sets of all PGs concerned have another member, whose copy is
 //!   good. Nothing else is taken from disks in such a run: what rotted is found only when it is read.
@@ -30,7 +30,7 @@ use crate::random::Chance;
 impl World {
     /// A strike is due: faults rest until it may come.
     pub(super) fn strike_is_due(&mut self) {
-        self.strikes_open -= 1;
+        self.faults.strikes_open -= 1;
         if self.stage_is_work() {
             self.begin_truce(true);
         }
@@ -38,11 +38,11 @@ impl World {
 
     fn begin_truce(&mut self, strikes: bool) {
         self.trace.line(format_args!("{:?} truce", self.now));
-        self.faults = Faults::NONE;
+        self.faults.rates = Faults::NONE;
         // A frame that is damaged ends an epoch, and the next one may come 5 s later.
         self.net.set_weather(self.plan.weather.calm());
         self.watch.has_refused_room = false;
-        self.truce = Some(Truce::begin(self.now, strikes));
+        self.faults.truce = Some(Truce::begin(self.now, strikes));
     }
 
     /// After an event of a truce.
@@ -55,8 +55,8 @@ impl World {
         if is_late && lack.is_some() && self.has_full_member() {
             // Not all copies find room: nothing is taken from those that are there.
             self.trace.line(format_args!("{:?} copies without room", self.now));
-            self.truce = None;
-            self.faults = self.plan.faults;
+            self.faults.truce = None;
+            self.faults.rates = self.plan.faults;
             return Ok(());
         }
         if let Some(lack) = lack.as_ref().filter(|_| is_late) {
@@ -65,11 +65,11 @@ impl World {
         let truce = truce.seen(self.now, lack.is_none());
         // Statistics are recorded at any time: no transaction may be under way only when it ends.
         if !truce.may_end(self.now) || !self.monitors_rest() {
-            self.truce = Some(truce);
+            self.faults.truce = Some(truce);
             return Ok(());
         }
-        self.truce = None;
-        self.faults = self.plan.faults;
+        self.faults.truce = None;
+        self.faults.rates = self.plan.faults;
         self.net.set_weather(self.plan.weather);
         if truce.strikes { self.strike() } else { Ok(()) }
     }
@@ -83,7 +83,7 @@ impl World {
 
     /// Whether no transaction is under way, and another one would be done.
     fn monitors_rest(&self) -> bool {
-        self.state.is_reached(self.now) && self.transactions_open == 0
+        self.state.is_reached(self.now) && !self.agenda.has_transactions()
     }
 
     /// Likewise, whatever transactions are under way.
@@ -91,7 +91,7 @@ impl World {
         if !self.net.is_whole() {
             return Some("processes are cut off each other".to_string());
         }
-        if let Some(process) = self.frozen.keys().next() {
+        if let Some(process) = self.runs.any_frozen() {
             return Some(format!("{process:?} stands still"));
         }
         let starts = |osd: &&Osd| {
@@ -156,7 +156,7 @@ impl World {
             return true;
         }
         let Some(id) = self.osds[index].id else { return false };
-        self.domain_of(index) == self.rot_domain
+        self.domain_of(index) == self.faults.rot_domain
             && self.watch.entries().all(|entry| {
                 let members = entry.members();
                 let concerns = members.clone().any(|member| member.osd == id);
@@ -226,7 +226,7 @@ impl World {
         osd.is_gone = true;
         osd.disk = None;
         let host = osd.host;
-        self.note_dark(index);
+        self.note_power_loss(index);
         let next = self.osds.len();
         self.add_osd(host);
         Ok(next)
@@ -239,7 +239,7 @@ impl World {
         self.osds[index].note_idle(now);
         self.kill(Process::Osd(index))?;
         // It counts as lost.
-        self.note_dark(index);
+        self.note_power_loss(index);
         let osd = &mut self.osds[index];
         let (Some(layout), Some(disk)) = (&osd.layout, &mut osd.disk) else { return Ok(()) };
         let is_journal = tail || self.chaos.chance(Chance::percent(60));
@@ -280,7 +280,7 @@ impl World {
     /// The next strike, if there is to be one.
     pub(super) fn plan_strike(&mut self) {
         if let Some(after) = self.plan.strikes.pop() {
-            self.strikes_open += 1;
+            self.faults.strikes_open += 1;
             self.schedule(Duration::from_millis(after), Item::Strike);
         }
     }

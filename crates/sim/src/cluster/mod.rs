@@ -5,30 +5,32 @@
 //!   users ─▶ ClientCore ─┐            ┌─ Node ─ SimDisk
 //!   users ─▶ ClientCore ─┼─── Net ────┼─ Node ─ SimDisk
 //!   operator ────────────┘    │       └─ ...
-//!                          Stations ─ StateDoor
+//!                          Elections ─ StateDoor
 //! ```
 
 mod agenda;
 mod arrivals;
-mod astray;
 mod backup;
 mod blackout;
 mod catalog;
-mod chaos;
 mod client;
 mod clock;
 mod commands;
-mod darkness;
+mod counters;
 mod disk_hang;
+mod diverged_member;
 mod drill;
 mod failover_drill;
 mod fault_budget;
-mod foreign;
+mod fault_state;
+mod faults;
+mod foreign_osd;
 mod grants;
-mod hung;
-mod lazy;
-mod leavers;
-mod loss;
+mod hung_disks;
+mod late_requests;
+mod lazy_writes;
+mod lease_spans;
+mod lock_takeover;
 mod manual_edits;
 mod members;
 mod monitor;
@@ -36,13 +38,15 @@ mod monitors;
 mod net;
 mod operator;
 mod osd;
+mod osd_loss;
 mod plan;
+mod power_loss;
 mod process;
+mod request_watch;
 mod rules;
-mod spans;
+mod runs;
 mod state;
 mod syncs;
-mod takeover;
 mod truce;
 mod users;
 mod volume_model;

@@ -63,16 +63,16 @@ impl World {
         });
         effects.retain(|effect| !matches!(effect, monitor::Effect::LogLevel(_)));
         let run = (index, self.life(process));
-        let (until, dies) = self.draw_death(effects.len(), self.faults.monitor_dies);
+        let (until, dies) = self.draw_death(effects.len(), self.faults.rates.monitor_dies);
         for effect in effects.into_iter().take(until) {
             match effect {
                 monitor::Effect::Net(effect) => self.net_effect(process, effect)?,
                 monitor::Effect::State(effect) => {
-                    let faults = self.faults.state;
+                    let faults = self.faults.rates.state;
                     let steps = self.state.apply(self.now, run, effect, faults, &mut self.tally)?;
                     self.schedule_state(steps);
                 }
-                monitor::Effect::Ready => self.tally.sequels.add("monitor came to lead", 1),
+                monitor::Effect::Ready => self.tally.consequences.add("monitor came to lead", 1),
                 monitor::Effect::Trace(_) | monitor::Effect::LogLevel(_) => {
                     unreachable!("taken above")
                 }
@@ -98,14 +98,12 @@ impl World {
             {
                 continue;
             }
-            self.transactions_open += u64::from(what.is_of_transaction());
             self.schedule_at(at, Item::State(what));
         }
     }
 
     /// A step of the state store.
     pub(super) fn take_state(&mut self, step: StateStep) -> Result<(), String> {
-        self.transactions_open -= u64::from(step.is_of_transaction());
         let steps = match step {
             StateStep::Tell((index, _), event) => {
                 return self.apply_monitor(index, monitor::Event::State(event));
@@ -143,13 +141,13 @@ impl World {
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
         let run = (index, self.life(process));
         let wakes = self.net.process_left(self.now, process);
-        self.bury(process, wakes);
+        self.end_run(process, wakes);
         self.monitor_died(index, run);
         self.schedule_start(process);
     }
 
     /// Something happens to whoever leads, or believes that he does.
-    pub(super) fn trouble_leader(&mut self) -> Result<(), String> {
+    pub(super) fn disturb_leader(&mut self) -> Result<(), String> {
         let leaders = self.leaders();
         if leaders.is_empty() {
             return Ok(());

@@ -65,7 +65,7 @@ pub struct Osd {
     /// A write or flush failed: the node must stop.
     pub must_stop: bool,
     /// When it last lost power, and with it what was not flushed.
-    pub dark: Moment,
+    pub power_lost_at: Moment,
 }
 
 /// A bit that flipped.
@@ -130,7 +130,7 @@ impl Osd {
             stalls: None,
             turn_due: false,
             must_stop: false,
-            dark: 0,
+            power_lost_at: 0,
         }
     }
 

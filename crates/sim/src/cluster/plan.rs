@@ -71,7 +71,7 @@ pub struct Plan {
     /// measured.
     pub drill: Option<Departure>,
     /// At the end more members go for long than PGs can spare, and others take their place.
-    pub suffers_loss: bool,
+    pub loses_osds: bool,
     /// The stores are sparse files.
     pub is_sparse: bool,
     /// Of attaches: the volume's lock is wanted.
@@ -127,7 +127,7 @@ pub struct Faults {
     pub isolation: Chance,
     /// Of events: an OSD does not reach the monitors for a while, but everybody else; and some
     /// clients do not reach them either.
-    pub seclusion: Chance,
+    pub monitor_isolation: Chance,
     /// Of events: something happens to the leading monitor.
     pub leader: Chance,
     /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
@@ -246,7 +246,7 @@ impl Plan {
             strikes_deep,
             unlocks: Chance::percent(*random.pick(&[0, 4, 12])),
             drill,
-            suffers_loss: false,
+            loses_osds: false,
             is_sparse: random.chance(Chance::percent(50)),
             locks: Chance::percent(*random.pick(&[0, 0, 10, 50, 90])),
             unsynced_size_max: *random.pick(&[1, 1, 2, 64]) * MIB,
@@ -271,9 +271,9 @@ impl Plan {
         // What rotted is found only when it is read: nobody may go for good.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
         let may_go = self.min_size > 1 && !rots && !self.may_fill();
-        self.suffers_loss = may_go && random.chance(Chance::percent(90));
+        self.loses_osds = may_go && random.chance(Chance::percent(90));
         if self.copies > 1 {
-            self.faults.seclusion = some(random, 40, 400);
+            self.faults.monitor_isolation = some(random, 40, 400);
         }
         self
     }
@@ -325,7 +325,7 @@ impl Faults {
         connection_breaks: Chance::NEVER,
         partition: Chance::NEVER,
         isolation: Chance::NEVER,
-        seclusion: Chance::NEVER,
+        monitor_isolation: Chance::NEVER,
         leader: Chance::NEVER,
         client_cut_off: None,
         disk_error: Chance::NEVER,
@@ -354,7 +354,7 @@ impl Faults {
             connection_breaks: some(random, 80, 4_000 / scale),
             partition: some(random, 50, 1_000 / scale),
             isolation: if is_copied { some(random, 50, 600) } else { Chance::NEVER },
-            seclusion: Chance::NEVER,
+            monitor_isolation: Chance::NEVER,
             leader: Chance::NEVER,
             client_cut_off: random.chance(Chance::percent(40)).then(|| random.range(100..3000)),
             disk_error: some(random, 20, 1_000),

@@ -22,9 +22,9 @@ impl World {
             (Process::Monitor(_), Message::Control(text)) => {
                 // What was started in the epoch before is sent again, and may happen twice.
                 let ends_epoch = self.watch.monitor_says(text, self.now)?;
-                self.fault_count += u64::from(ends_epoch);
+                self.faults.count += u64::from(ends_epoch);
                 if ends_epoch {
-                    self.judge_dark();
+                    self.judge_power_losses();
                 }
             }
             (Process::Osd(index), Message::Control(text)) => {
@@ -35,10 +35,10 @@ impl World {
             (Process::Osd(from), Message::Peer(message)) => {
                 if let Some(Process::Osd(to)) = to {
                     if let PeerBody::Sync { .. } = message.body {
-                        self.syncs.asked(message.pg, message.epoch, to);
+                        self.requests.syncs.asked(message.pg, message.epoch, to);
                     }
                     self.judge_part(from, message)?;
-                    return self.watch.peer_says(to, message, &mut self.tally.sequels);
+                    return self.watch.peer_says(to, message, &mut self.tally.consequences);
                 }
             }
             (Process::Osd(holder), Message::Lease(message)) => {
@@ -62,18 +62,18 @@ impl World {
         match message {
             Message::Request(request) if request.session != SessionId::ZERO => {
                 let run = (index, self.life(process));
-                self.arrivals.note(run, request, &mut self.tally.faults);
-                let told = self.told.get(&run).copied().unwrap_or_default();
-                let is_held = self.arrivals.note_session(run, request, told);
-                self.tally.sequels.add("request of an older session waits", u64::from(is_held));
+                let is_held = self.requests.on_arrived(run, request, &mut self.tally.faults);
+                self.tally
+                    .consequences
+                    .add("request of an older session waits", u64::from(is_held));
                 let index_of = |id| self.index_of(id);
                 let meets_lease = self.watch.request_arrives(index, request, now, index_of);
-                self.tally.sequels.add("request met no lease", u64::from(!meets_lease));
+                self.tally.consequences.add("request met no lease", u64::from(!meets_lease));
             }
             Message::Lease(message) => {
                 if let (_, Process::Osd(giver)) = self.net.processes(end) {
-                    let sequels = &mut self.tally.sequels;
-                    self.watch.lease_answered(index, giver, message, now, sequels);
+                    let consequences = &mut self.tally.consequences;
+                    self.watch.lease_answered(index, giver, message, now, consequences);
                 }
             }
             Message::Control(text) => {
@@ -112,7 +112,7 @@ impl World {
             index,
             run,
             member: Member { osd: osd.id?, incarnation: osd.incarnation },
-            told: self.told.get(&(index, run)).copied().unwrap_or_default(),
+            told: self.requests.told((index, run)),
             now: self.local(process),
         })
     }
@@ -122,54 +122,35 @@ impl World {
     pub(super) fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
         let reply = match message {
             Message::Request(request) => {
-                let named = (request.pg, request.epoch, request.revision);
-                self.named.insert((request.session, request.sequence), named);
+                self.requests.on_sent(request);
                 return Ok(());
             }
             Message::Reply(reply) => reply,
             Message::Control(_) | Message::Peer(_) | Message::Lease(_) => return Ok(()),
         };
         let Process::Osd(index) = from else { return Ok(()) };
-        let named = self.named.remove(&(reply.session, reply.sequence));
-        let (Some((pg, epoch, revision)), Ok(outcome)) = (named, &reply.outcome) else {
-            return Ok(());
-        };
+        let named = self.requests.take_named(reply);
+        let (Some(named), Ok(outcome)) = (named, &reply.outcome) else { return Ok(()) };
+        let (pg, epoch) = (named.pg, named.epoch);
         self.session_served(pg, reply.session);
         if let Outcome::Read { .. } = outcome {
             let (now, index_of) = (self.local(from), |osd| self.index_of(osd));
             self.watch.judge_read(index, pg, epoch, now, index_of)?;
         }
-        let (session, sequence) = (reply.session, reply.sequence);
         let is_lazy = matches!(outcome, Outcome::Written { durable: false, .. });
-        self.tally.sequels.add("change answered before it was durable", is_lazy.into());
+        self.tally.consequences.add("change answered before it was durable", is_lazy.into());
         if is_lazy {
-            self.syncs.answered_lazily(pg, epoch);
+            self.requests.syncs.answered_lazily(pg, epoch);
         }
         if let (Outcome::Synced, Some(entry)) = (outcome, self.watch.grants.entry(pg, epoch)) {
-            self.syncs.judge(index, entry, |osd| self.index_of(osd))?;
+            self.requests.syncs.judge(index, entry, |osd| self.index_of(osd))?;
         }
-        // What finds nothing to change answers with an old version.
-        if let Outcome::Written { version, .. } = outcome
-            && version.epoch > epoch
-        {
-            return Err(format!(
-                "request {sequence} of session {session} names epoch {epoch}, but it got version \
-                 {version}"
-            ));
-        }
-        let told = self.told.get(&(index, self.life(from))).copied().unwrap_or_default();
-        if told < revision {
-            return Err(format!(
-                "request {sequence} of session {session} names revision {revision}, but osd \
-                 {index}, which did it, was told no more than {told}"
-            ));
-        }
-        Ok(())
+        self.requests.judge((index, self.life(from)), reply, named, outcome)
     }
 
     /// A volume is attached.
     pub(super) fn session_opened(&mut self, volume: usize, session: SessionId) {
-        self.sessions.insert(session, volume);
+        self.requests.on_opened(session, volume);
         let state = &self.state;
         self.volumes[volume].opened(session, |older| {
             state.is_fenced_for(session, older) || !state.has_session(older)
@@ -178,17 +159,17 @@ impl World {
 
     /// A PG does what a session asks: it does nothing more of those fenced before.
     fn session_served(&mut self, pg: PgId, session: SessionId) {
-        let Some(volume) = self.sessions.get(&session).copied() else { return };
+        let Some(volume) = self.requests.volume_of(session) else { return };
         let now = self.moment();
         let closed = self.volumes[volume].served(pg.number, session, now);
-        self.tally.sequels.add("fenced change without an answer is over", closed);
+        self.tally.consequences.add("fenced change without an answer is over", closed);
     }
 
     /// An OSD is told of the map.
     fn note_map(&mut self, index: usize, text: &str) {
         let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
         let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };
-        let known = self.told.entry((index, self.life(Process::Osd(index)))).or_default();
-        *known = newest.max(*known);
+        let run = (index, self.life(Process::Osd(index)));
+        self.requests.on_map(run, newest);
     }
 }

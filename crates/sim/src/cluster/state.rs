@@ -437,7 +437,7 @@ impl StateDoor {
         let takes = transaction.operations().iter().any(|it| it.key() == LEADER_KEY);
         if !matches!(outcome, TransactionOutcome::Committed { .. }) {
             let is_former = !is_leaders && !takes;
-            tally.sequels.add("transaction of a former leader refused", u64::from(is_former));
+            tally.consequences.add("transaction of a former leader refused", u64::from(is_former));
             return Ok(());
         }
         if takes {
@@ -449,7 +449,7 @@ impl StateDoor {
                 ));
             }
             let is_new = self.leader.replace(run) != Some(run);
-            tally.sequels.add("monitor took leadership", u64::from(is_new));
+            tally.consequences.add("monitor took leadership", u64::from(is_new));
         } else if !is_leaders {
             return Err(format!(
                 "monitor {run:?} changes the state, but {:?} leads: {:?}",
@@ -461,7 +461,7 @@ impl StateDoor {
         for operation in transaction.operations() {
             self.judge_write(operation)?;
             let resumed = self.session_goes_on(operation);
-            tally.sequels.add("session went on after its time", resumed.into());
+            tally.consequences.add("session went on after its time", resumed.into());
         }
         // What another hand wrote binds nobody.
         let edited = self.edited().map(str::to_string);
@@ -617,7 +617,7 @@ mod tests {
         assert!(bench.write(OTHER, "b", "1", None, 0).is_err());
         // One that is refused changes nothing.
         assert!(bench.write(OTHER, "a", "1", None, 0).is_ok());
-        assert_eq!(bench.tally.sequels.get("transaction of a former leader refused"), 1);
+        assert_eq!(bench.tally.consequences.get("transaction of a former leader refused"), 1);
         bench.now = bench.now + Duration::from_secs(3);
         assert!(bench.write(ONE, "a", "2", None, 2).is_err(), "its lease is over");
     }

@@ -48,7 +48,7 @@ impl World {
     }
 
     fn is_cut_off(&self, index: usize) -> bool {
-        self.cut_off.is_some_and(|cut_off| cut_off.client == index)
+        self.faults.cut_off.is_some_and(|cut_off| cut_off.client == index)
     }
 
     fn attach(&mut self, index: usize) -> Result<(), String> {
@@ -187,7 +187,7 @@ impl World {
         if read_only && matches!(kind, 1..=3) {
             kind = 0;
         }
-        self.asked_count += 1;
+        self.counts.asked += 1;
         self.tally.operations.add(OPERATIONS[kind], 1);
         let range = self.draw_units(units);
         let pieces = range.start * 8..range.end * 8;
@@ -378,7 +378,7 @@ impl World {
             "{:?} client{index} asks {id:?} of {}: {operation:?}",
             self.now, self.volumes[volume].name
         ));
-        let fault_count = self.fault_count;
+        let fault_count = self.faults.count;
         let Attachment { session, stage: Stage::Open { units, opened }, .. } =
             self.clients[index].attached[&handle]
         else {
@@ -428,7 +428,7 @@ impl World {
         };
         match result {
             Ok(attached) => {
-                self.tally.sequels.add("lock granted to a lazy holder", attached.lazy.into());
+                self.tally.consequences.add("lock granted to a lazy holder", attached.lazy.into());
                 let name = &self.volumes[attachment.volume].name;
                 if attached.image.name != *name {
                     return Err(format!("{name} was attached as {}", attached.image.name));
@@ -451,7 +451,7 @@ impl World {
                     let volume = &mut self.volumes[attachment.volume];
                     if self.plan.prefills && !attachment.read_only && !volume.is_filled {
                         volume.is_filled = true;
-                        self.to_fill.push((index, handle));
+                        self.due.to_fill.push((index, handle));
                     }
                 }
                 let volume = attachment.volume;
@@ -467,7 +467,7 @@ impl World {
                 let sure = attachment.sure && volume.life == Life::Live;
                 self.clients[index].attached.remove(&handle);
                 let for_lock = failure.code == "locked";
-                self.tally.sequels.add("attach refused for a lock", for_lock.into());
+                self.tally.consequences.add("attach refused for a lock", for_lock.into());
                 if sure && failure.code == "not_found" {
                     return Err(format!("an attach of a volume that is there: {failure:?}"));
                 }
@@ -499,7 +499,7 @@ impl World {
         }
         match (open.work, result) {
             (Work::Change { id }, Ok(Answer::Done)) => {
-                let repeated = open.fault_count != self.fault_count;
+                let repeated = open.fault_count != self.faults.count;
                 if repeated {
                     self.tally.faults.add("write retried across a failure", 1);
                 }
@@ -545,7 +545,9 @@ impl World {
                 self.tally.faults.add("pool full", 1);
             }
             // With more copies than one another one is good, once all of them are there.
-            VolumeError::Damaged if self.rot_happened && (!self.must_be_whole || is_lost) => {
+            VolumeError::Damaged
+                if self.faults.rot_happened && (!self.faults.must_be_whole || is_lost) =>
+            {
                 self.tally.faults.add("damaged range met", 1);
             }
             VolumeError::Ended => {
@@ -554,7 +556,7 @@ impl World {
                 if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
                     // To be closed by its user, but not within this answer.
                     attachment.stage = Stage::Closing;
-                    self.to_close.push((index, handle));
+                    self.due.to_close.push((index, handle));
                 }
             }
             VolumeError::TimedOut if self.plan.patience.is_some() => {

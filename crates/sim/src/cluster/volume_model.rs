@@ -56,7 +56,7 @@ pub struct Volume {
     /// What was told done and may still be lost.
     unsynced: Unsynced,
     /// Registers of which something of that may have been lost, and when last.
-    dimmed: BTreeMap<u64, Moment>,
+    lost_since: BTreeMap<u64, Moment>,
     /// Sessions that had it, and where those that are fenced are over.
     fences: Fences,
 }
@@ -107,7 +107,7 @@ impl Volume {
             shape,
             given_up: BTreeMap::new(),
             unsynced: Unsynced::default(),
-            dimmed: BTreeMap::new(),
+            lost_since: BTreeMap::new(),
             fences: Fences::default(),
         }
     }
@@ -315,8 +315,9 @@ impl Volume {
         let is_cut = self.cut.is_some_and(|first_unit| register >= first_unit * PIECE_COUNT);
         let is_old = self.began.range(..=register).any(|(_, began)| from < *began);
         let lost = self.pg_of(register).and_then(|pg| self.given_up.get(&pg));
-        let is_dimmed = self.dimmed.get(&register).is_some_and(|dimmed| from <= *dimmed);
-        !is_cut && !is_old && !is_dimmed && lost.is_none_or(|lost| from > *lost)
+        let may_be_lost =
+            self.lost_since.get(&register).is_some_and(|lost_since| from <= *lost_since);
+        !is_cut && !is_old && !may_be_lost && lost.is_none_or(|lost| from > *lost)
     }
 
     /// Looks for an order of all operations of every register.

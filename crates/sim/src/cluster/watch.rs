@@ -32,7 +32,7 @@ use crate::tally::Counts;
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
 /// What is counted.
-pub const SEQUELS: [&str; 28] = [
+pub const CONSEQUENCES: [&str; 28] = [
     "monitor took leadership",
     "monitor came to lead",
     "transaction of a former leader refused",
@@ -231,7 +231,7 @@ impl Watch {
         &mut self,
         to: usize,
         message: &PeerMessage,
-        sequels: &mut Counts,
+        consequences: &mut Counts,
     ) -> Result<(), String> {
         let PeerMessage { pg, epoch, body } = message;
         match body {
@@ -258,16 +258,17 @@ impl Watch {
                 let is_bereft = self.bereft.contains(&(*pg, *epoch));
                 if known.is_none() && filling.is_some() && has_others {
                     self.bereft.insert((*pg, *epoch));
-                    sequels.add("learner to be filled while members are lost", 1);
+                    consequences.add("learner to be filled while members are lost", 1);
                 } else if is_bereft && filling.is_none() {
                     return Err(format!(
                         "epoch {epoch} of {pg} is activated, though learners were filled in it \
                          while members were lost"
                     ));
                 } else if known.is_none() {
-                    sequels.add("epoch activated", 1);
+                    consequences.add("epoch activated", 1);
                     let went_on = u64::from(self.goes_on_with_learner(*pg, *epoch));
-                    sequels.add("PG that waited for lost members went on with a learner", went_on);
+                    consequences
+                        .add("PG that waited for lost members went on with a learner", went_on);
                     self.filled.retain(|(filled, _), _| filled != pg);
                 }
                 if known.is_some_and(|known| known != adopted) {
@@ -275,22 +276,22 @@ impl Watch {
                 }
                 self.adopted.insert((*pg, *epoch), *adopted);
                 match filling {
-                    Some(filling) => self.filling_begins(*pg, *epoch, to, filling, sequels),
+                    Some(filling) => self.filling_begins(*pg, *epoch, to, filling, consequences),
                     None => drop(self.fillings.remove(&(*pg, to))),
                 }
             }
             PeerBody::Progress { filling: None, .. } => {
                 if self.fillings.remove(&(*pg, to)).is_some() {
-                    sequels.add("learner complete", 1);
+                    consequences.add("learner complete", 1);
                 }
                 if self.bereft.contains(&(*pg, *epoch)) {
                     self.filled.insert((*pg, to), *epoch);
                 }
             }
-            PeerBody::List { .. } => sequels.add("members compared", 1),
-            PeerBody::Fetch { .. } => sequels.add("newest copy fetched from a member", 1),
+            PeerBody::List { .. } => consequences.add("members compared", 1),
+            PeerBody::Fetch { .. } => consequences.add("newest copy fetched from a member", 1),
             PeerBody::Repair { key, content, .. } => {
-                sequels.add("block repaired at a member", 1);
+                consequences.add("block repaired at a member", 1);
                 self.judge_repair(*pg, *epoch, key, content)?;
                 if let Content::Block { damaged, .. } = content
                     && damaged.iter().any(|word| *word != 0)
@@ -299,12 +300,12 @@ impl Watch {
                     self.damage_given.insert(key.image);
                 }
             }
-            PeerBody::Stale(_) => sequels.add("message of an old epoch", 1),
+            PeerBody::Stale(_) => consequences.add("message of an old epoch", 1),
             PeerBody::Failed { why } => {
                 judge_refusal(why)?;
                 if why.contains("no room for a copy") {
                     self.has_refused_room = true;
-                    sequels.add("copy refused for lack of space", 1);
+                    consequences.add("copy refused for lack of space", 1);
                 }
             }
             PeerBody::Query { .. }
@@ -458,19 +459,19 @@ impl Watch {
         epoch: Epoch,
         to: usize,
         filling: &Filling,
-        sequels: &mut Counts,
+        consequences: &mut Counts,
     ) {
         let how = if filling.listing {
             "learner to be compared by listing"
         } else {
             "learner to be filled by versions"
         };
-        sequels.add(how, 1);
-        sequels.add("learner with unadopted blocks", u64::from(!filling.whole.is_empty()));
-        sequels.add("learner whose filling goes on", u64::from(filling.cursor.is_some()));
+        consequences.add(how, 1);
+        consequences.add("learner with unadopted blocks", u64::from(!filling.whole.is_empty()));
+        consequences.add("learner whose filling goes on", u64::from(filling.cursor.is_some()));
         let before = self.fillings.insert((pg, to), epoch);
         let interrupted = before.is_some_and(|before| before < epoch);
-        sequels.add("learner interrupted", u64::from(interrupted));
+        consequences.add("learner interrupted", u64::from(interrupted));
     }
 
     /// An OSD asks another one for a lease, at a time of its clock.
@@ -487,15 +488,15 @@ impl Watch {
         giver: usize,
         message: &LeaseMessage,
         now: Time,
-        sequels: &mut Counts,
+        consequences: &mut Counts,
     ) {
         let LeaseMessage::Granted { stamp, valid_ms, lost, .. } = message else { return };
         let Some(asked) = self.renewals.remove(&(holder, giver, *stamp)) else { return };
-        sequels.add("lease granted", 1);
-        sequels.add("PG lost by a lease's answer", lost.len() as u64);
+        consequences.add("lease granted", 1);
+        consequences.add("PG lost by a lease's answer", lost.len() as u64);
         let until = asked + Duration::from_millis(u64::from(*valid_ms));
         let before = self.leases.insert((holder, giver), until);
-        sequels.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
+        consequences.add("lease ran out", u64::from(before.is_some_and(|before| before < now)));
     }
 
     /// An OSD answers a read in an epoch, at a time of its clock: every other acting member grants.
@@ -556,14 +557,14 @@ mod tests {
 
     #[test]
     fn a_member_that_lacks_what_the_mark_promised_is_found() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let version = |counter| Version { epoch: Epoch::new(2), counter };
         let mut told = write(2, (2, 9), 0);
         if let PeerBody::Write { mark, .. } = &mut told.body {
             *mark = version(7);
         }
-        assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
+        assert_eq!(watch.peer_says(1, &told, &mut consequences), Ok(()));
         let states = |watch: &Watch, from, record_epoch, counter, is_suspect| {
             let state = MemberState {
                 record_epoch: Epoch::new(record_epoch),
@@ -590,7 +591,7 @@ mod tests {
         if let PeerBody::Write { mark, .. } = &mut told.body {
             *mark = Version { epoch: Epoch::new(3), counter: 9 };
         }
-        assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
+        assert_eq!(watch.peer_says(1, &told, &mut consequences), Ok(()));
         assert!(states(&watch, 0, 3, 6, false).is_err());
         // One that was filled in that epoch need not state it.
         let learner = r#",null],"learners":[{"member":{"osd":3,"incarnation":1},"position":2}]"#;
@@ -600,7 +601,7 @@ mod tests {
         if let PeerBody::Write { mark, .. } = &mut told.body {
             *mark = Version { epoch: Epoch::new(4), counter: 10 };
         }
-        assert_eq!(watch.peer_says(1, &told, &mut sequels), Ok(()));
+        assert_eq!(watch.peer_says(1, &told, &mut consequences), Ok(()));
         assert!(states(&watch, 1, 4, 9, false).is_err());
         assert_eq!(states(&watch, 2, 4, 9, false), Ok(()));
     }
@@ -623,9 +624,9 @@ mod tests {
 
     #[test]
     fn a_version_that_names_two_writes_is_found() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
-        let mut say = |message: &PeerMessage| watch.peer_says(1, message, &mut sequels);
+        let mut say = |message: &PeerMessage| watch.peer_says(1, message, &mut consequences);
         assert_eq!(say(&write(2, (2, 9), 0)), Ok(()));
         assert_eq!(say(&write(2, (2, 9), 0)), Ok(()));
         assert_eq!(say(&write(2, (2, 10), 4096)), Ok(()));
@@ -635,16 +636,16 @@ mod tests {
 
     #[test]
     fn a_copy_that_is_older_than_a_write_sent_before_it_is_found() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let written = write(2, (2, 9), 0);
         let PeerBody::Write { key, .. } = written.body else { unreachable!("it is a write") };
-        assert_eq!(watch.peer_says(1, &written, &mut sequels), Ok(()));
+        assert_eq!(watch.peer_says(1, &written, &mut consequences), Ok(()));
         let mut repair = |epoch: u32, counter: u64| {
             let version = Version { epoch: Epoch::new(epoch.min(2)), counter };
             let body = PeerBody::Repair { call: 0, key, content: Content::Tombstone { version } };
             let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
-            watch.peer_says(1, &message, &mut sequels)
+            watch.peer_says(1, &message, &mut consequences)
         };
         assert_eq!(repair(2, 9), Ok(()));
         assert!(repair(2, 8).is_err());
@@ -653,7 +654,7 @@ mod tests {
 
     #[test]
     fn an_epoch_that_adopts_two_versions_is_found() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let mut activate = |epoch: u32, counter: u64| {
             let adopted = Version { epoch: Epoch::new(1), counter };
@@ -664,13 +665,13 @@ mod tests {
                 filling: None,
             };
             let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
-            watch.peer_says(1, &message, &mut sequels)
+            watch.peer_says(1, &message, &mut consequences)
         };
         assert_eq!(activate(2, 5), Ok(()));
         assert_eq!(activate(2, 5), Ok(()));
         assert_eq!(activate(3, 6), Ok(()));
         assert!(activate(2, 6).is_err());
-        assert_eq!(sequels.get("epoch activated"), 2);
+        assert_eq!(consequences.get("epoch activated"), 2);
     }
 
     fn map(epoch: u32, member_count: u64) -> String {
@@ -723,7 +724,7 @@ mod tests {
 
     #[test]
     fn tombstones_that_go_while_members_lack_are_found() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let version = |counter| Version { epoch: Epoch::new(1), counter };
         // Two of three copies, then all.
@@ -733,7 +734,7 @@ mod tests {
             let (adopted, floor) = (version(u64::from(epoch)), version(5));
             let body = PeerBody::Activate { adopted, floor, history, filling };
             let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
-            assert_eq!(watch.peer_says(1, &message, &mut sequels), Ok(()));
+            assert_eq!(watch.peer_says(1, &message, &mut consequences), Ok(()));
             if epoch == 2 {
                 let osd = |number| OsdId::new(number).expect("not 0");
                 let state = |floor| MemberState {
@@ -756,7 +757,7 @@ mod tests {
 
     #[test]
     fn an_epoch_that_goes_on_though_learners_were_filled_without_its_members_is_found() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let activate = |is_learner: bool| {
             let zero = Version::ZERO;
@@ -767,7 +768,7 @@ mod tests {
         };
         let mut says = |watch: &mut Watch, epoch: u32, body: PeerBody| {
             let message = PeerMessage { pg: pg(), epoch: Epoch::new(epoch), body };
-            watch.peer_says(1, &message, &mut sequels)
+            watch.peer_says(1, &message, &mut consequences)
         };
         watch.monitor_says(&map(2, 3), Time::ZERO).expect("an entry");
         assert_eq!(says(&mut watch, 2, activate(true)), Ok(()));
@@ -778,7 +779,7 @@ mod tests {
             assert_eq!(says(&mut watch, 3, activate(is_learner)), Ok(()));
         }
         assert_eq!(says(&mut watch, 3, write(3, (3, 9), 0).body), Ok(()));
-        assert_eq!(sequels.get("learner to be filled while members are lost"), 1);
+        assert_eq!(consequences.get("learner to be filled while members are lost"), 1);
     }
 
     #[test]
@@ -803,11 +804,11 @@ mod tests {
 
     #[test]
     fn only_a_learner_that_is_given_damage_loses_it() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let mut says = |watch: &mut Watch, body: PeerBody| {
             let message = PeerMessage { pg: pg(), epoch: Epoch::new(2), body };
-            assert_eq!(watch.peer_says(1, &message, &mut sequels), Ok(()));
+            assert_eq!(watch.peer_says(1, &message, &mut consequences), Ok(()));
         };
         let repair = |damaged: u64| {
             let (pool, image, stripe) = (PoolId::FIRST, ImageId::FIRST, StripeIndex::new(0));
@@ -837,7 +838,7 @@ mod tests {
 
     #[test]
     fn a_lease_runs_out_on_its_holders_clock() {
-        let mut sequels = Counts::new(&SEQUELS);
+        let mut consequences = Counts::new(&CONSEQUENCES);
         let mut watch = Watch::default();
         let at = |milliseconds| Time::ZERO + Duration::from_millis(milliseconds);
         for (asked, answered, stamp) in [(0, 10, 1), (100, 110, 2), (500, 520, 3)] {
@@ -852,11 +853,11 @@ mod tests {
                 limit_bytes: 1,
                 share_bytes: 1,
             };
-            watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);
-            watch.lease_answered(0, 1, &granted, at(answered), &mut sequels);
+            watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);
+            watch.lease_answered(0, 1, &granted, at(answered), &mut consequences);
         }
-        assert_eq!(sequels.get("lease granted"), 3);
-        assert_eq!(sequels.get("lease ran out"), 1);
+        assert_eq!(consequences.get("lease granted"), 3);
+        assert_eq!(consequences.get("lease ran out"), 1);
         watch.monitor_says(&map(1, 2), Time::ZERO).expect("an entry");
         let index_of = |osd: OsdId| Some(osd.get() as usize - 1);
         let judge = |now| watch.judge_read(0, pg(), Epoch::new(1), at(now), index_of);

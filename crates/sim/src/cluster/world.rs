@@ -1,31 +1,26 @@
 //! All processes of a cluster, their disks, network and state store, in the order of time.
 
-use std::collections::BTreeMap;
-
-use base::{
-    BufferPool, ClusterId, Duration, Epoch, Incarnation, MapRevision, PgId, SessionId, Time,
-    TraceEvent,
-};
+use base::{BufferPool, ClusterId, Duration, Incarnation, Time, TraceEvent};
 use cluster::monitor::{self, Election};
 use format::door::{DiskError, DiskOp, NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
-use volume::VolumeHandle;
 
 use super::agenda::{Agenda, Item};
-use super::arrivals::Arrivals;
-use super::client::{Client, CutOff};
-use super::clock::Clock;
+use super::client::{AttachmentsDue, Client};
+use super::clock::{Clock, Clocks, Host};
+use super::counters::Counters;
 use super::disk_hang::Hangs;
 use super::drill::Drill;
+use super::fault_state::FaultState;
 use super::monitor::MonitorProcess;
 use super::net::{EndId, Net, Wake};
 use super::operator::{Job, Operator};
 use super::osd::{DiskWork, Osd};
 use super::plan::{Faults, Plan};
 use super::process::{Process, monitor_address, monitor_id, osd_address};
+use super::request_watch::RequestWatch;
+use super::runs::Runs;
 use super::state::StateDoor;
-use super::syncs::Syncs;
-use super::truce::Truce;
 use super::volume_model::{Life, Volume};
 use super::watch::Watch;
 use crate::outcome::Run;
@@ -58,8 +53,7 @@ const CLEARED_WITHIN: Duration = Duration::from_secs(8);
 pub struct World {
     pub(super) plan: Plan,
     pub(super) seed: u64,
-    /// Those of the plan, while faults happen.
-    pub(super) faults: Faults,
+    pub(super) faults: FaultState,
     pub(super) cluster: ClusterId,
     pub(super) work: Random,
     pub(super) chaos: Random,
@@ -68,64 +62,24 @@ pub struct World {
     pub(super) pool: BufferPool,
     pub(super) net: Net,
     pub(super) state: StateDoor,
-    /// Steps of the state store's transactions that are still to come.
-    pub(super) transactions_open: u64,
-    clocks: BTreeMap<Host, Clock>,
-    /// Processes that stand still, and until when.
-    pub(super) frozen: BTreeMap<Process, Time>,
+    clocks: Clocks,
+    pub(super) runs: Runs,
     pub(super) watch: Watch,
-    pub(super) truce: Option<Truce>,
-    /// Strikes that are still to come.
-    pub(super) strikes_open: u64,
-    /// Where data may rot, if there is more than one copy.
-    pub(super) rot_domain: usize,
     pub(super) drill: Option<Drill>,
     pub(super) hangs: Hangs,
-    /// Until then nothing starts.
-    pub(super) dark_until: Time,
-    /// All copies are there, and no fault happens: nothing is damaged.
-    pub(super) must_be_whole: bool,
     pub(super) monitors: Vec<MonitorProcess>,
     pub(super) osds: Vec<Osd>,
     pub(super) clients: Vec<Client>,
     pub(super) operator: Operator,
     pub(super) volumes: Vec<Volume>,
-    pub(super) lives: BTreeMap<Process, u64>,
-    agenda: Agenda,
+    pub(super) agenda: Agenda,
     pub(super) now: Time,
     stage: Stage,
-    pub(super) cut_off: Option<CutOff>,
-    /// Attachments whose session is over.
-    pub(super) to_close: Vec<(usize, VolumeHandle)>,
-    /// Attachments whose volume is to be written whole.
-    pub(super) to_fill: Vec<(usize, VolumeHandle)>,
-    pub(super) asked_count: u64,
-    pub(super) moment_last: u64,
-    pub(super) value_last: u64,
-    pub(super) fault_count: u64,
-    pub(super) rot_happened: bool,
-    /// What a store knows of itself was damaged: PGs may be suspect.
-    pub(super) knowledge_rotted: bool,
-    step_count: u64,
-    /// The PG, epoch and revision that each request without an answer names.
-    pub(super) named: BTreeMap<(SessionId, u64), (PgId, Epoch, MapRevision)>,
-    /// The revision of the pool's map that each run of an OSD was last told.
-    pub(super) told: BTreeMap<(usize, u64), MapRevision>,
-    /// The volume that each session was opened for.
-    pub(super) sessions: BTreeMap<SessionId, usize>,
-    pub(super) arrivals: Arrivals,
-    pub(super) syncs: Syncs,
+    pub(super) due: AttachmentsDue,
+    pub(super) requests: RequestWatch,
+    pub(super) counts: Counters,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
-}
-
-/// What has a clock of its own.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Host {
-    Monitor(usize),
-    Client(usize),
-    /// A host of OSDs.
-    Osds(usize),
 }
 
 /// How far the run is. Top to bottom is the order in time.
@@ -145,30 +99,23 @@ impl World {
         let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"));
         let pool = BufferPool::default();
         let net = Net::new(Random::new(run.seed, "net"), pool.clone(), plan.weather);
-        let mut clocks = Random::new(run.seed, "clocks");
         let hosts = (0..plan.host_count).map(Host::Osds);
         let hosts = hosts
             .chain((0..plan.client_count).map(Host::Client))
             .chain((0..plan.monitor_count).map(Host::Monitor));
-        let clocks =
-            hosts.map(|host| (host, Clock::draw(&mut clocks, plan.clocks_drift))).collect();
+        let clocks = Clocks::draw(&mut Random::new(run.seed, "clocks"), plan.clocks_drift, hosts);
         let mut chaos = Random::new(run.seed, "cluster chaos");
         World {
-            faults: Faults::NONE,
+            faults: FaultState::new(chaos.index(plan.domain_count())),
             cluster: ClusterId::new(u128::from(run.seed) + 1),
             work: Random::new(run.seed, "cluster work"),
-            rot_domain: chaos.index(plan.domain_count()),
             chaos,
             seed: run.seed,
-            transactions_open: 0,
             clocks,
-            frozen: BTreeMap::new(),
+            runs: Runs::default(),
             watch: Watch::default(),
-            truce: None,
-            strikes_open: 0,
             drill: None,
             hangs: Hangs::draw(run.seed),
-            must_be_whole: false,
             medium: Random::new(run.seed, "cluster medium"),
             timing: Random::new(run.seed, "cluster timing"),
             net,
@@ -181,26 +128,12 @@ impl World {
             clients: (0..plan.client_count).map(|_| Client::default()).collect(),
             operator: Operator::default(),
             volumes: Vec::new(),
-            lives: BTreeMap::new(),
             agenda: Agenda::default(),
             now: Time::from_nanos(1_000_000_000),
             stage: Stage::Build,
-            cut_off: None,
-            dark_until: Time::ZERO,
-            to_close: Vec::new(),
-            to_fill: Vec::new(),
-            asked_count: 0,
-            moment_last: 0,
-            value_last: 0,
-            fault_count: 0,
-            rot_happened: false,
-            knowledge_rotted: false,
-            step_count: 0,
-            named: BTreeMap::new(),
-            told: BTreeMap::new(),
-            sessions: BTreeMap::new(),
-            arrivals: Arrivals::default(),
-            syncs: Syncs::default(),
+            due: AttachmentsDue::default(),
+            requests: RequestWatch::default(),
+            counts: Counters::default(),
             tally: super::catalog::tally(),
             trace: Trace::new(run.verbose),
             plan,
@@ -228,23 +161,21 @@ impl World {
     pub fn run(&mut self) -> Result<(), String> {
         self.build()?;
         self.stage = Stage::Work;
-        self.faults = self.plan.faults;
-        if let Some(after) = self.faults.client_cut_off {
+        self.faults.rates = self.plan.faults;
+        if let Some(after) = self.faults.rates.client_cut_off {
             self.schedule(Duration::from_millis(after), Item::CutOffClient);
         }
         self.plan_strike();
         self.plan_backup();
-        while self.asked_count < self.plan.operation_count
+        while self.counts.asked < self.plan.operation_count
             || self.tally.faults.sum() < 5
-            || self.cut_off.is_some()
-            || self.strikes_open > 0
-            || self.truce.is_some()
+            || self.faults.is_pending()
         {
             self.step()?;
-            if self.step_count == FAULTY_STEP_COUNT_MAX {
-                self.faults = Faults::NONE;
+            if self.counts.steps == FAULTY_STEP_COUNT_MAX {
+                self.faults.rates = Faults::NONE;
             }
-            if self.asked_count >= self.plan.operation_count && self.tally.faults.sum() < 5 {
+            if self.counts.asked >= self.plan.operation_count && self.tally.faults.sum() < 5 {
                 let process = Process::Osd(self.chaos.index(self.osds.len()));
                 if self.is_running(process) {
                     self.kill(process)?;
@@ -269,8 +200,8 @@ impl World {
     /// Ends all faults; then everything asked must be done, and everything be in order.
     fn end(&mut self) -> Result<(), String> {
         self.stage = Stage::End;
-        self.faults = Faults::NONE;
-        self.cut_off = None;
+        self.faults.rates = Faults::NONE;
+        self.faults.cut_off = None;
         self.end_hangs();
         self.plan.slow_disk = Chance::NEVER;
         self.net.set_weather(self.plan.weather.calm());
@@ -294,16 +225,16 @@ impl World {
         self.detach_all()?;
         self.plan_all_in();
         let lack = self.wait_until_whole()?;
-        self.must_be_whole = self.plan.copies > 1 && lack.is_none();
-        self.hold_drill()?;
+        self.faults.must_be_whole = self.plan.copies > 1 && lack.is_none();
+        self.run_drill()?;
         self.black_out()?;
-        self.go_headless()?;
-        let lack = lack.or(self.hang_together()?);
+        self.run_without_monitors()?;
+        let lack = lack.or(self.hang_all_disks()?);
         self.change_leases()?;
-        self.leave_things_behind()?;
-        self.go_dark()?;
-        self.go_astray()?;
-        self.suffer_loss()?;
+        self.leave_requests_behind()?;
+        self.lose_all_power()?;
+        self.return_diverged_member()?;
+        self.lose_osds()?;
         self.edit_by_hand()?;
         self.start_foreign_osd()?;
         let lack = lack.or(self.restore_backup()?);
@@ -452,7 +383,7 @@ impl World {
     }
 
     pub(super) fn life(&self, process: Process) -> u64 {
-        self.lives.get(&process).copied().unwrap_or(0)
+        self.runs.number(process)
     }
 
     pub(super) fn wake(&mut self, wakes: impl IntoIterator<Item = Wake>) {
@@ -473,14 +404,14 @@ impl World {
             Process::Osd(index) => Host::Osds(self.osds[index].host),
             Process::Operator => return Clock::TRUE,
         };
-        self.clocks[&host]
+        self.clocks.of(host)
     }
 
     /// The next timer of a process, in the world's time: not before the process goes on.
     fn next_deadline(&self) -> Option<(Time, Process)> {
         let due = |(at, process)| {
             let due = self.clock(process).world(at);
-            let thaws = self.frozen.get(&process).copied();
+            let thaws = self.runs.frozen_until(process);
             (thaws.map_or(due, |thaws| thaws.max(due)), process)
         };
         let monitors = self.monitors.iter().enumerate().filter_map(|(index, monitor)| {
@@ -499,8 +430,8 @@ impl World {
 
     /// Takes the next event in time.
     fn step(&mut self) -> Result<(), String> {
-        self.step_count += 1;
-        if self.step_count > STEP_COUNT_MAX {
+        self.counts.steps += 1;
+        if self.counts.steps > STEP_COUNT_MAX {
             return Err(format!("it does not come to an end ({:?})", self.stage));
         }
         let agenda = self.agenda.next_at();
@@ -514,39 +445,37 @@ impl World {
             _ => {
                 let (at, life, item) = self.agenda.pop().expect("the operator always looks again");
                 self.now = self.now.max(at);
-                if item.owner().is_some_and(|owner| self.life(owner) != life) {
-                    if let Item::State(step) = &item {
-                        self.transactions_open -= u64::from(step.is_of_transaction());
+                if item.owner().is_none_or(|owner| self.life(owner) == life) {
+                    match self.thaws_at(&item) {
+                        Some(thaws) => {
+                            let (at, item) = self.put_off(item, thaws);
+                            self.agenda.push(at, life, item);
+                        }
+                        None => self.take(item)?,
                     }
-                } else if let Some(thaws) = self.thaws_at(&item) {
-                    let (at, item) = self.put_off(item, thaws);
-                    self.agenda.push(at, life, item);
-                } else {
-                    self.take(item)?;
                 }
             }
         }
-        for (client, handle) in std::mem::take(&mut self.to_close) {
+        for (client, handle) in std::mem::take(&mut self.due.to_close) {
             if self.clients[client].core.is_some() {
                 self.apply_client(client, volume::Event::Close { volume: handle, patient: false })?;
             }
         }
-        for (client, handle) in std::mem::take(&mut self.to_fill) {
+        for (client, handle) in std::mem::take(&mut self.due.to_fill) {
             self.fill_volume(client, handle)?;
         }
-        self.chaos()
+        self.inject_faults()
     }
 
     /// When a process that stands still can take the item.
     fn thaws_at(&mut self, item: &Item) -> Option<Time> {
-        let now = self.now;
-        self.frozen.retain(|_, until| *until > now);
+        self.runs.thaw(self.now);
         let process = match item {
             Item::Net(end) => self.net.processes(*end).0,
             Item::Arrive(end) => self.net.processes(*end).1,
             item => item.owner()?,
         };
-        self.frozen.get(&process).copied()
+        self.runs.frozen_until(process)
     }
 
     /// What becomes of an item whose process stands still. The disk goes on meanwhile: an operation that
@@ -606,7 +535,7 @@ impl World {
                 let pause = self.timing.chance(Chance::percent(1));
                 let after = if pause { Duration::from_millis(500) } else { after };
                 // Who only waits for a session to end need not work hard.
-                let is_enough = self.asked_count > self.plan.operation_count;
+                let is_enough = self.counts.asked > self.plan.operation_count;
                 let after = if is_enough { Duration::from_millis(200) } else { after };
                 self.schedule(after, Item::ClientTurn(index));
                 self.client_turn(index)
@@ -645,7 +574,7 @@ impl World {
                 Ok(())
             }
             Item::ReconnectClient => {
-                self.cut_off = None;
+                self.faults.cut_off = None;
                 Ok(())
             }
         }
@@ -666,8 +595,7 @@ impl World {
                 self.check_rules(from, &message)?;
                 if let (Process::Osd(index), Message::Reply(reply)) = (from, &message) {
                     let run = (index, self.life(from));
-                    let told = self.told.get(&run).copied().unwrap_or_default();
-                    self.arrivals.answered(run, reply, told)?;
+                    self.requests.on_answered(run, reply)?;
                 }
                 self.watch_sending(from, connection, &message)?;
                 let wake = self.net.send(self.now, from, connection, &message);
@@ -726,7 +654,7 @@ impl World {
         self.wake(wake);
         if matches!(event, NetEvent::Closed { .. }) {
             // Whoever hears it may send again what it had sent.
-            self.fault_count += 1;
+            self.faults.count += 1;
         }
         match process {
             Process::Monitor(index) => self.apply_monitor(index, monitor::Event::Net(event)),
@@ -792,7 +720,7 @@ impl World {
             _ => None,
         });
         effects.retain(|effect| !matches!(effect, node::Effect::LogLevel(_)));
-        let (until, dies) = self.draw_death(effects.len(), self.faults.osd_dies);
+        let (until, dies) = self.draw_death(effects.len(), self.faults.rates.osd_dies);
         for effect in effects.into_iter().take(until) {
             match effect {
                 node::Effect::Disk(effect) => {
@@ -834,7 +762,7 @@ impl World {
 
     fn disk_done(&mut self, index: usize, op: DiskOp, work: DiskWork) -> Result<(), String> {
         let now = self.now;
-        let fails = work == DiskWork::Change && self.chaos.chance(self.faults.disk_error);
+        let fails = work == DiskWork::Change && self.chaos.chance(self.faults.rates.disk_error);
         let read_fails = self.read_fails(index, work);
         let osd = &mut self.osds[index];
         osd.ended(now);
@@ -860,7 +788,7 @@ impl World {
         if osd.is_unreadable(offset, length) {
             return true;
         }
-        if !self.chaos.chance(self.faults.read_error) {
+        if !self.chaos.chance(self.faults.rates.read_error) {
             return false;
         }
         let layout = osd.layout.as_ref().expect("its disk is read");
@@ -870,8 +798,8 @@ impl World {
         if is_copied && !(is_data && is_open && self.may_rot(index)) {
             return false;
         }
-        self.rot_happened = true;
-        self.knowledge_rotted |= !is_data;
+        self.faults.rot_happened = true;
+        self.faults.knowledge_rotted |= !is_data;
         self.fault("disk read error");
         true
     }
@@ -891,7 +819,7 @@ impl World {
             volume::Effect::Trace(event) => Some(event),
             _ => None,
         });
-        let (until, dies) = self.draw_death(effects.len(), self.faults.client_dies);
+        let (until, dies) = self.draw_death(effects.len(), self.faults.rates.client_dies);
         for effect in effects.into_iter().take(until) {
             self.client_effect(index, effect)?;
         }

@@ -39,9 +39,9 @@ pub const FAULTS: [&str; 27] = [
 ];
 
 /// What follows from it all.
-pub const SEQUELS: [&str; 1] = ["KiB of blocks moved"];
+pub const CONSEQUENCES: [&str; 1] = ["KiB of blocks moved"];
 
 /// Zero of everything.
 pub fn tally() -> Tally {
-    Tally::new(&OPERATIONS, &FAULTS, &SEQUELS)
+    Tally::new(&OPERATIONS, &FAULTS, &CONSEQUENCES)
 }

@@ -17,7 +17,7 @@ mod model;
 mod plan;
 mod world;
 
-pub use catalog::{FAULTS, OPERATIONS, SEQUELS, tally};
+pub use catalog::{CONSEQUENCES, FAULTS, OPERATIONS, tally};
 pub use world::install_store;
 
 use crate::outcome::{Outcome, Run};

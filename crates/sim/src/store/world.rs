@@ -193,7 +193,7 @@ impl World {
 
     fn count_moves(&mut self) {
         let moved = self.store().moved_bytes() / base::KIB;
-        self.tally.sequels.add("KiB of blocks moved", moved);
+        self.tally.consequences.add("KiB of blocks moved", moved);
     }
 
     fn wait_until_open(&mut self) -> Result<(), String> {

@@ -25,7 +25,7 @@ pub(super) struct Change {
 pub(super) struct Unsynced {
     pub(super) changes: BTreeMap<ChangeId, Unsafe>,
     /// By PG: every member of it lost power after that moment.
-    pub(super) dark: BTreeMap<u32, Moment>,
+    pub(super) power_lost: BTreeMap<u32, Moment>,
 }
 
 /// A change that is lost if its client and the power of its PG go.

@@ -40,12 +40,12 @@ impl Volume {
     }
 
     /// All members of a PG have lost power since `since`. Whether anything may be lost by that.
-    pub fn went_dark(&mut self, pg: u32, since: Moment, now: Moment) -> bool {
-        let dark = self.unsynced.dark.entry(pg).or_default();
-        if *dark >= since {
+    pub fn lost_power(&mut self, pg: u32, since: Moment, now: Moment) -> bool {
+        let power_lost = self.unsynced.power_lost.entry(pg).or_default();
+        if *power_lost >= since {
             return false;
         }
-        *dark = since;
+        *power_lost = since;
         let lost = self.unsynced.changes.values().filter(|change| change.left.is_some());
         let registers = lost.flat_map(|change| Volume::registers_in(&change.pieces));
         let registers: BTreeSet<u64> = registers.filter(|it| self.is_of(*it, pg)).collect();
@@ -79,12 +79,17 @@ impl Volume {
     /// From now on the register holds one of the values that no safe write replaced.
     fn lose_of(&mut self, register: u64, now: Moment) -> bool {
         let began = self.began.range(..=register).map(|(_, began)| *began).max().unwrap_or(0);
-        let dark = |pg: &u32| self.is_of(register, *pg);
-        let dark = self.unsynced.dark.iter().filter(|(pg, _)| dark(pg)).map(|(_, dark)| *dark);
-        let dark = dark.max().unwrap_or(0);
+        let power_lost = |pg: &u32| self.is_of(register, *pg);
+        let power_lost = self
+            .unsynced
+            .power_lost
+            .iter()
+            .filter(|(pg, _)| power_lost(pg))
+            .map(|(_, power_lost)| *power_lost);
+        let power_lost = power_lost.max().unwrap_or(0);
         let is_lost = |change: &&Unsafe| {
             let touches = || Volume::registers_in(&change.pieces).any(|other| other == register);
-            change.left.is_some() && (began..dark).contains(&change.from) && touches()
+            change.left.is_some() && (began..power_lost).contains(&change.from) && touches()
         };
         let lost = self.unsynced.changes.values().filter(is_lost);
         let lost: BTreeSet<Moment> = lost.map(|change| change.from).collect();
@@ -92,11 +97,11 @@ impl Volume {
             return false;
         }
         let Some(history) = self.registers.get_mut(&register) else { return false };
-        let Some(next) = history.after_dark(&lost, now) else { return false };
+        let Some(next) = history.after_power_loss(&lost, now) else { return false };
         let mut history = std::mem::replace(history, next);
         self.leave_open(register, &mut history);
         self.ended.push((register, history));
-        self.dimmed.insert(register, now);
+        self.lost_since.insert(register, now);
         true
     }
 }
@@ -162,7 +167,7 @@ mod tests {
                             may_lose |= volume.left_by(|owner| owner == ME, 20);
                         }
                         if !leave && is_dark {
-                            may_lose |= volume.went_dark(0, 15, 20);
+                            may_lose |= volume.lost_power(0, 15, 20);
                         }
                     }
                     assert_eq!(may_lose, is_gone && is_dark);
@@ -175,7 +180,7 @@ mod tests {
 
     fn lose_all(mut volume: Volume) -> Volume {
         volume.left_by(|_| true, 20);
-        volume.went_dark(0, 15, 22);
+        volume.lost_power(0, 15, 22);
         volume
     }
 
@@ -196,7 +201,7 @@ mod tests {
         }
         volume.flushed(8, ME);
         assert!(!volume.left_by(|_| true, 20));
-        assert!(!volume.went_dark(0, 15, 22));
+        assert!(!volume.lost_power(0, 15, 22));
     }
 
     #[test]
@@ -208,14 +213,14 @@ mod tests {
             volume.left_by(|owner| owner == ME, 8);
             volume.flushed(9, by);
             volume.done(8, 10, false);
-            assert_eq!(volume.went_dark(0, 15, 20), may_lose);
+            assert_eq!(volume.lost_power(0, 15, 20), may_lose);
         }
     }
 
     #[test]
     fn power_that_was_lost_before_takes_nothing() {
         let mut volume = written();
-        assert!(!volume.went_dark(0, 2, 19));
+        assert!(!volume.lost_power(0, 2, 19));
         assert!(!volume.left_by(|_| true, 20));
     }
 
@@ -244,7 +249,7 @@ mod tests {
         volume.ask(8, SessionId::ZERO, 8, PIECES, 9);
         volume.asked_lazily(8, (1, 1));
         volume.done(8, 10, false);
-        assert!(!volume.went_dark(0, 15, 20), "its client lives and writes it again");
+        assert!(!volume.lost_power(0, 15, 20), "its client lives and writes it again");
         assert!(reads(volume, &[8], 30));
     }
 }

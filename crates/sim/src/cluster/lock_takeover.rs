@@ -14,8 +14,8 @@ use base::{Duration, OsdId, PoolId};
 use format::disk::BlockKey;
 
 use super::client::Handle;
-use super::loss::TIME_OUT;
 use super::operator::Job;
+use super::osd_loss::TIME_OUT;
 use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 

@@ -14,11 +14,11 @@ use crate::register::Moment;
 
 impl World {
     /// After an event: something may break.
-    pub(super) fn chaos(&mut self) -> Result<(), String> {
-        if let Some(truce) = self.truce {
+    pub(super) fn inject_faults(&mut self) -> Result<(), String> {
+        if let Some(truce) = self.faults.truce {
             return self.keep_truce(truce);
         }
-        let faults = self.faults;
+        let faults = self.faults.rates;
         if self.stage_is_work() {
             self.hang_some();
         }
@@ -42,11 +42,11 @@ impl World {
         if self.net.is_whole() && self.chaos.chance(faults.isolation) {
             self.isolate();
         }
-        if self.net.is_whole() && self.chaos.chance(faults.seclusion) {
-            self.seclude(None);
+        if self.net.is_whole() && self.chaos.chance(faults.monitor_isolation) {
+            self.isolate_from_monitors(None);
         }
         if self.chaos.chance(faults.leader) {
-            self.trouble_leader()?;
+            self.disturb_leader()?;
         }
         if self.chaos.chance(faults.freeze) {
             let process = self.draw_process();
@@ -76,7 +76,7 @@ impl World {
             return self.schedule(Duration::from_millis(50), Item::CutOffClient);
         };
         self.fault("client cut off its monitor");
-        self.cut_off = Some(CutOff { client, volume });
+        self.faults.cut_off = Some(CutOff { client, volume });
         let span = Duration::from_millis(self.chaos.range(12_000..20_000));
         self.cut_off_monitors(Process::Client(client), span);
         self.schedule(span, Item::ReconnectClient);
@@ -108,7 +108,7 @@ impl World {
 
     /// An OSD that is cut off the monitors only: it keeps its map while others get a newer one, and
     /// asks them for leases. Clients that are cut off, too, go on asking it; this one does, if any.
-    pub(super) fn seclude(&mut self, client: Option<usize>) {
+    pub(super) fn isolate_from_monitors(&mut self, client: Option<usize>) {
         self.fault("OSD cut off the monitors only");
         let index = self.chaos.index(self.osds.len());
         let span = Duration::from_millis(self.chaos.scale(1000..10_000));
@@ -120,8 +120,8 @@ impl World {
     }
 
     /// Whether faults happen, and nobody is cut off anybody.
-    pub(super) fn may_seclude(&self) -> bool {
-        self.truce.is_none() && self.net.is_whole()
+    pub(super) fn may_isolate(&self) -> bool {
+        self.faults.truce.is_none() && self.net.is_whole()
     }
 
     fn cut_off_some_clients(&mut self, span: Duration) {
@@ -140,12 +140,12 @@ impl World {
 
     /// A process takes no event for a while; its host's clock goes on.
     pub(super) fn freeze(&mut self, process: Process, span: Duration) {
-        if !self.is_running(process) || self.frozen.contains_key(&process) {
+        if !self.is_running(process) || self.runs.frozen_until(process).is_some() {
             return;
         }
         self.trace.line(format_args!("{:?} {process:?} stands still for {span:?}", self.now));
         self.fault("process stood still");
-        self.frozen.insert(process, self.now + span);
+        self.runs.freeze(process, self.now + span);
         if let Process::Monitor(_) = process {
             self.watch.monitor_stands_still(self.now + span);
         }
@@ -185,7 +185,7 @@ impl World {
         let process = Process::Osd(index);
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
         let wakes = self.net.process_left(self.now, process);
-        self.bury(process, wakes);
+        self.end_run(process, wakes);
         self.osds[index].ends();
         let disk = self.osds[index].disk.as_mut().expect("it ran");
         disk.crash(Crash::Process, &mut self.medium);
@@ -203,7 +203,7 @@ impl World {
 
     /// A volume that a cut off client holds.
     pub(super) fn stale_volume(&self) -> Option<usize> {
-        self.cut_off.map(|cut_off| cut_off.volume)
+        self.faults.cut_off.map(|cut_off| cut_off.volume)
     }
 
     /// Whether a client believes that it has the volume attached.
@@ -267,10 +267,10 @@ impl World {
                 osd.flips.push(Flip { offset, mask, age: disk.written_last(page) });
             }
         }
-        self.rot_happened = true;
+        self.faults.rot_happened = true;
         self.fault(kind);
         if !is_data {
-            self.knowledge_rotted = true;
+            self.faults.knowledge_rotted = true;
             // Most of what lies there is read when the store is opened.
             let after = Duration::from_millis(self.chaos.scale(1..100));
             self.schedule(after, Item::Crash(index));
@@ -307,7 +307,7 @@ impl World {
         let life = self.life(process);
         let silent = self.chaos.chance(Chance::percent(10)) && self.drill.is_none();
         let wakes = self.net.process_died(self.now, process, silent);
-        self.bury(process, wakes);
+        self.end_run(process, wakes);
         match process {
             Process::Monitor(index) => {
                 self.fault("monitor killed");
@@ -326,9 +326,8 @@ impl World {
     }
 
     /// A process is gone, and with it all that was to come for it.
-    pub(super) fn bury(&mut self, process: Process, wakes: Vec<Wake>) {
-        *self.lives.entry(process).or_default() += 1;
-        self.frozen.remove(&process);
+    pub(super) fn end_run(&mut self, process: Process, wakes: Vec<Wake>) {
+        self.runs.end(process);
         self.wake(wakes);
     }
 
@@ -337,7 +336,7 @@ impl World {
             return;
         }
         let pause = Duration::from_nanos(self.chaos.scale(100_000..3_000_000_000));
-        self.schedule_at(self.now.max(self.dark_until) + pause, Item::Start(process));
+        self.schedule_at(self.now.max(self.faults.power_off_until) + pause, Item::Start(process));
     }
 
     fn kill_osd(&mut self, index: usize, crash: Option<Crash>) {
@@ -353,7 +352,7 @@ impl World {
         self.tally.faults.add("unflushed write torn", report.torn);
         self.tally.faults.add("unflushed writes reordered", report.reordered);
         if power {
-            self.note_dark(index);
+            self.note_power_loss(index);
         }
     }
 
@@ -403,19 +402,17 @@ impl World {
 
     /// A fault that may have made somebody send something again.
     pub(super) fn fault(&mut self, name: &'static str) {
-        self.fault_count += 1;
+        self.faults.count += 1;
         self.tally.faults.add(name, 1);
     }
 
     /// A number that grows with each call.
     pub(super) fn moment(&mut self) -> Moment {
-        self.moment_last += 1;
-        self.moment_last
+        self.counts.next_moment()
     }
 
     /// A value that was never written.
     pub(super) fn next_value(&mut self) -> u64 {
-        self.value_last += 1;
-        self.value_last
+        self.counts.next_value()
     }
 }

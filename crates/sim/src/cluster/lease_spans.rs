@@ -41,7 +41,7 @@ impl World {
             return Ok(());
         }
         // What rotted at the others has no other copy meanwhile.
-        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let lease = Setting::Lease.definition();
         for _ in 0..ROUND_COUNT {
             self.set_lease(lease.max)?;
@@ -66,7 +66,7 @@ impl World {
         }
         self.set_lease(lease.default)?;
         self.wait_until_whole_for(WHOLE_FOR)?;
-        self.must_be_whole = must_be_whole;
+        self.faults.must_be_whole = must_be_whole;
         Ok(())
     }
 

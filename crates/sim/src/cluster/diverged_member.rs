@@ -12,7 +12,7 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How often a primary goes astray.
+/// How often a primary diverges.
 const ROUND_COUNT: usize = 2;
 
 /// How often it is interrupted then, at most.
@@ -28,14 +28,14 @@ const ASTRAY_FOR: Duration = Duration::from_millis(60);
 const CUT_OFF_FOR: Duration = Duration::from_secs(2);
 
 impl World {
-    /// Has them go astray, if that is to be. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn go_astray(&mut self) -> Result<(), String> {
+    /// Lets primaries diverge, if the seed asks for it. Requires: the cluster is whole, and no fault happens.
+    pub(super) fn return_diverged_member(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "astray");
         let is_tried = self.plan.copies > 1 && random.chance(Chance::percent(40));
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
-        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         for _ in 0..ROUND_COUNT {
             self.wait("a client does not start", |world| world.clients[0].core.is_some())?;
             let Some(writer) = self.attach_one(None)? else { break };
@@ -51,13 +51,13 @@ impl World {
             let wakes = self.net.heal_all(self.now);
             self.wake(wakes);
             for _ in 0..random.range(1..DEATH_COUNT_MAX + 1) {
-                let learner = self.tally.sequels.get("learner to be filled by versions")
-                    + self.tally.sequels.get("learner to be compared by listing");
+                let learner = self.tally.consequences.get("learner to be filled by versions")
+                    + self.tally.consequences.get("learner to be compared by listing");
                 let end = self.now + CUT_OFF_FOR;
                 self.wait("time stands still", |world| {
-                    let sequels = &world.tally.sequels;
-                    let filled = sequels.get("learner to be filled by versions")
-                        + sequels.get("learner to be compared by listing");
+                    let consequences = &world.tally.consequences;
+                    let filled = consequences.get("learner to be filled by versions")
+                        + consequences.get("learner to be compared by listing");
                     filled > learner || world.now > end
                 })?;
                 self.pass(Duration::from_nanos(random.scale(1..FILLED_FOR_MAX) * 1000))?;
@@ -71,7 +71,7 @@ impl World {
         self.wait("a client does not start", |world| world.clients[0].core.is_some())?;
         self.detach_all()?;
         self.wait_until_whole_for(WHOLE_FOR)?;
-        self.must_be_whole = must_be_whole;
+        self.faults.must_be_whole = must_be_whole;
         Ok(())
     }
 }

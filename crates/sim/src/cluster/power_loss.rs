@@ -13,11 +13,11 @@ use crate::random::{Chance, Random};
 const ROUND_COUNT: usize = 4;
 
 /// OSDs start within this.
-const DARK_FOR: Duration = Duration::from_millis(200);
+const POWER_OFF_FOR: Duration = Duration::from_millis(200);
 
 impl World {
     /// Has it go, if that is to be. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn go_dark(&mut self) -> Result<(), String> {
+    pub(super) fn lose_all_power(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "darkness");
         // What a client repeats after a loss of power waits for room: on full disks a flush would, too.
         let is_tried = random.chance(Chance::percent(50)) && !self.plan.may_fill();
@@ -28,7 +28,7 @@ impl World {
         if !self.is_lazy(holder) {
             return self.detach_all();
         }
-        let must_be_whole = std::mem::replace(&mut self.must_be_whole, false);
+        let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let blocks = self.first_blocks(holder);
         for _ in 0..ROUND_COUNT {
             self.write_all(holder, &blocks)?;
@@ -45,7 +45,7 @@ impl World {
                 self.all_answered(holder)?;
             }
             self.fault("all OSDs lost power around a flush");
-            self.dark_until = self.now + DARK_FOR;
+            self.faults.power_off_until = self.now + POWER_OFF_FOR;
             for index in 0..self.osds.len() {
                 if self.is_running(Process::Osd(index)) {
                     self.kill_by(Process::Osd(index), Some(Crash::Power))?;
@@ -57,7 +57,7 @@ impl World {
         self.all_answered(holder)?;
         self.detach_all()?;
         self.wait_until_whole_for(WHOLE_FOR)?;
-        self.must_be_whole = must_be_whole;
+        self.faults.must_be_whole = must_be_whole;
         self.read_everything()
     }
 

@@ -25,7 +25,7 @@ const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
 
 impl World {
     /// Holds both, if they are to be. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn leave_things_behind(&mut self) -> Result<(), String> {
+    pub(super) fn leave_requests_behind(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "leavers");
         let (closes, is_silent) =
             (random.chance(Chance::percent(35)), random.chance(Chance::percent(10)));

@@ -1,6 +1,6 @@
 //! When what was told done before it was durable may be lost; `volume_model::lazy` judges by it.
 //!
-//! A PG *went dark* when every member that it has, or gets, lost power since: then it serves without
+//! A PG *went lost_power* when every member that it has, or gets, lost power since: then it serves without
 //! what none of them had flushed. Members are those of the newest entry that the monitor told. One that
 //! was filled while members were lost, and out of the cluster, has what the one has that filled it.
 
@@ -16,37 +16,37 @@ use super::world::World;
 
 impl World {
     /// An OSD lost what its disk had not flushed.
-    pub(super) fn note_dark(&mut self, index: usize) {
-        self.osds[index].dark = self.moment();
-        self.judge_dark();
+    pub(super) fn note_power_loss(&mut self, index: usize) {
+        self.osds[index].power_lost_at = self.moment();
+        self.judge_power_losses();
     }
 
-    /// An OSD lost power, or an entry changed: PGs may have gone dark.
-    pub(super) fn judge_dark(&mut self) {
-        let dark_of = |osd: Option<OsdId>| {
+    /// An OSD lost power, or an entry changed: PGs may have gone lost_power.
+    pub(super) fn judge_power_losses(&mut self) {
+        let power_lost_at = |osd: Option<OsdId>| {
             let index = osd.and_then(|osd| self.index_of(osd));
-            index.map_or(0, |index| self.osds[index].dark)
+            index.map_or(0, |index| self.osds[index].power_lost_at)
         };
         let since = |entry: &PgEntry| {
-            let dark = entry.acting().map(|member| {
+            let lost_power = entry.acting().map(|member| {
                 let index = self.index_of(member.osd);
                 let source = index.and_then(|index| self.watch.filled_by(entry, index));
-                dark_of(Some(member.osd)).max(dark_of(source))
+                power_lost_at(Some(member.osd)).max(power_lost_at(source))
             });
-            dark.min().filter(|since| *since > 0).map(|since| (entry.pg.number, since))
+            lost_power.min().filter(|since| *since > 0).map(|since| (entry.pg.number, since))
         };
-        let dark: Vec<_> = self.watch.entries().filter_map(since).collect();
-        if dark.is_empty() {
+        let lost_power: Vec<_> = self.watch.entries().filter_map(since).collect();
+        if lost_power.is_empty() {
             return;
         }
         let now = self.two_moments();
         let mut lost = 0;
         for volume in &mut self.volumes {
-            for (pg, since) in &dark {
-                lost += u64::from(volume.went_dark(*pg, *since, now));
+            for (pg, since) in &lost_power {
+                lost += u64::from(volume.lost_power(*pg, *since, now));
             }
         }
-        self.tally.sequels.add("change that no flush covered may be lost", lost);
+        self.tally.consequences.add("change that no flush covered may be lost", lost);
     }
 
     /// Attachments are gone, and with them what they kept.
@@ -54,7 +54,7 @@ impl World {
         let now = self.two_moments();
         let volumes = self.volumes.iter_mut();
         let lost = volumes.filter_map(|volume| volume.left_by(&is_gone, now).then_some(())).count();
-        self.tally.sequels.add("change that no flush covered may be lost", lost as u64);
+        self.tally.consequences.add("change that no flush covered may be lost", lost as u64);
     }
 
     /// The lock of a volume is taken from its holder, or about to be: whoever is attached may be over,
@@ -76,7 +76,7 @@ impl World {
         }
         let now = self.two_moments();
         let lost = self.volumes[volume].left_by(|owner| owner != by, now);
-        self.tally.sequels.add("change that no flush covered may be lost", lost.into());
+        self.tally.consequences.add("change that no flush covered may be lost", lost.into());
     }
 
     /// Nothing takes effect at this moment or the one behind it.

@@ -74,7 +74,7 @@ impl World {
     /// All disks hang together, or one takes three seconds: no member leaves. Or a host stands still for
     /// long: nobody says that its disk hangs. What lacks afterwards, if disks are too full: a member may have
     /// left its PGs for a moment, and they got others. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn hang_together(&mut self) -> Result<Option<String>, String> {
+    pub(super) fn hang_all_disks(&mut self) -> Result<Option<String>, String> {
         if self.hangs.random.chance(Chance::percent(75))
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()
         {
@@ -121,7 +121,7 @@ impl World {
         }
         self.detach_all()?;
         let lack = self.wait_until_whole_for(WHOLE_FOR)?;
-        self.must_be_whole &= lack.is_none();
+        self.faults.must_be_whole &= lack.is_none();
         Ok(lack)
     }
 }

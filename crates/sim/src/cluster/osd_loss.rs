@@ -26,8 +26,8 @@ const DRAW_COUNT: usize = 8;
 
 impl World {
     /// Holds the loss, if there is to be one. Requires: the cluster is whole, and no fault happens.
-    pub(super) fn suffer_loss(&mut self) -> Result<(), String> {
-        if !self.plan.suffers_loss || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
+    pub(super) fn lose_osds(&mut self) -> Result<(), String> {
+        if !self.plan.loses_osds || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
         let Some(lost) = self.draw_lost() else { return Ok(()) };
@@ -83,10 +83,10 @@ impl World {
             let wakes = self.net.time_out(self.now, Process::Osd(*index), TIME_OUT);
             self.wake(wakes);
         }
-        let (filled, end) = (self.tally.sequels.get(FILLED), self.now + MISSED_FOR);
+        let (filled, end) = (self.tally.consequences.get(FILLED), self.now + MISSED_FOR);
         self.operator.jobs.extend(lost.iter().map(|index| Job::SetOut(*index, true)));
         self.wait("time stands still", |world| {
-            world.tally.sequels.get(FILLED) > filled || world.now > end
+            world.tally.consequences.get(FILLED) > filled || world.now > end
         })?;
         let wakes = self.net.heal_all(self.now);
         self.wake(wakes);

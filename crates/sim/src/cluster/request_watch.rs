@@ -1,0 +1,117 @@
+//! What passes by of requests and replies: which epoch and revision each request names, which map each run of an
+//! OSD was told, and which volume each session belongs to.
+//!
+//! Invariants it judges
+//!   1. Nothing is done in a newer epoch than its request names.
+//!   2. An OSD does nothing that names a newer revision of the pool's map than it was told.
+
+use std::collections::BTreeMap;
+
+use base::{Epoch, MapRevision, PgId, SessionId};
+use format::wire::{Outcome, Reply, Request};
+
+use super::arrivals::{Arrivals, OsdRun};
+use super::syncs::Syncs;
+use crate::tally::Counts;
+
+/// What a request names.
+#[derive(Clone, Copy, Debug)]
+pub struct Named {
+    /// The PG that it is for.
+    pub pg: PgId,
+    /// The epoch in which its client believes the PG to be.
+    pub epoch: Epoch,
+    /// The revision of the pool's map that its client has.
+    pub revision: MapRevision,
+}
+
+/// Everything seen of requests so far.
+#[derive(Default)]
+pub struct RequestWatch {
+    /// What each request without an answer names.
+    named: BTreeMap<(SessionId, u64), Named>,
+    /// The revision of the pool's map that each run of an OSD was last told.
+    told: BTreeMap<OsdRun, MapRevision>,
+    /// The volume that each session was opened for.
+    volumes: BTreeMap<SessionId, usize>,
+    arrivals: Arrivals,
+    /// Syncs, and what was answered before it was durable.
+    pub(super) syncs: Syncs,
+}
+
+impl RequestWatch {
+    /// A client sends a request.
+    pub fn on_sent(&mut self, request: &Request) {
+        let named = Named { pg: request.pg, epoch: request.epoch, revision: request.revision };
+        self.named.insert((request.session, request.sequence), named);
+    }
+
+    /// A request reaches a run of an OSD. Whether it waits there for a newer map.
+    pub fn on_arrived(&mut self, run: OsdRun, request: &Request, faults: &mut Counts) -> bool {
+        self.arrivals.note(run, request, faults);
+        let told = self.told(run);
+        self.arrivals.note_session(run, request, told)
+    }
+
+    /// A run of an OSD answers: judged by the order in which requests arrived.
+    pub fn on_answered(&mut self, run: OsdRun, reply: &Reply) -> Result<(), String> {
+        let told = self.told(run);
+        self.arrivals.answered(run, reply, told)
+    }
+
+    /// What the request of a reply named. It has its answer.
+    pub fn take_named(&mut self, reply: &Reply) -> Option<Named> {
+        self.named.remove(&(reply.session, reply.sequence))
+    }
+
+    /// Judges what a run of an OSD did for a request.
+    pub fn judge(
+        &self,
+        run: OsdRun,
+        reply: &Reply,
+        named: Named,
+        outcome: &Outcome,
+    ) -> Result<(), String> {
+        let (session, sequence) = (reply.session, reply.sequence);
+        let Named { epoch, revision, .. } = named;
+        // What finds nothing to change answers with an old version.
+        if let Outcome::Written { version, .. } = outcome
+            && version.epoch > epoch
+        {
+            return Err(format!(
+                "request {sequence} of session {session} names epoch {epoch}, but it got version \
+                 {version}"
+            ));
+        }
+        let told = self.told(run);
+        if told < revision {
+            return Err(format!(
+                "request {sequence} of session {session} names revision {revision}, but osd \
+                 {}, which did it, was told no more than {told}",
+                run.0
+            ));
+        }
+        Ok(())
+    }
+
+    /// The revision of the map that a run of an OSD was last told.
+    pub fn told(&self, run: OsdRun) -> MapRevision {
+        self.told.get(&run).copied().unwrap_or_default()
+    }
+
+    /// A run of an OSD is told a revision of the map.
+    pub fn on_map(&mut self, run: OsdRun, revision: MapRevision) {
+        let known = self.told.entry(run).or_default();
+        *known = revision.max(*known);
+    }
+
+    /// A session is opened for a volume.
+    pub fn on_opened(&mut self, session: SessionId, volume: usize) {
+        self.volumes.insert(session, volume);
+    }
+
+    /// The volume that a session was opened for.
+    pub fn volume_of(&self, session: SessionId) -> Option<usize> {
+        self.volumes.get(&session).copied()
+    }
+}
