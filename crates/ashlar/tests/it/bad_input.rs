@@ -1,4 +1,4 @@
-//! Is every bad input a clear error that loses nothing?
+//! Does every bad input end in a clear error, without a loss?
 
 #![allow(clippy::big_endian_bytes)] // NBD is big-endian.
 
@@ -21,7 +21,7 @@ fn bad_names_and_sizes_are_refused() {
     }
     let error = cluster.refused(&["volume", "create", "v", "--size", "10"], "invalid");
     assert_eq!(error["message"], "10 bytes is too small; did you mean 10GiB?");
-    // A device's name that was misspelt is no directory, which would be one in memory there.
+    // A misspelt device name must not become a directory in `/dev`, which lies in memory.
     for wrong in ["/dev/ashlar-typo", "/dev/../dev/ashlar-typo", "/dev/null"] {
         cluster.refused(&["osd", "create", wrong, "--size", "1GiB"], "invalid");
     }
@@ -61,7 +61,7 @@ fn bad_names_and_sizes_are_refused() {
     ] {
         cluster.refused(unknown, "not_found");
     }
-    // The longest name there may be.
+    // The longest allowed name.
     let longest = "x".repeat(63);
     cluster.run(&["volume", "create", &longest, "--size", "1GiB"]);
     assert_eq!(cluster.json(&["volume", "ls"])[0]["name"], longest);
@@ -70,7 +70,7 @@ fn bad_names_and_sizes_are_refused() {
 }
 
 #[test]
-fn a_pool_that_cannot_be_placed_names_the_remedy() {
+fn a_pool_that_cannot_be_placed_is_refused_with_a_remedy() {
     let cluster = Cluster::up("place", &["--osds", "2", "--osd-size", "256MiB"]);
     let pool = |replicas: &str, domain: &str, found: &str, remedy: &str| {
         let create = ["pool", "create", "p", "--replicas", replicas, "--failure-domain", domain];
@@ -78,7 +78,7 @@ fn a_pool_that_cannot_be_placed_names_the_remedy() {
         assert!(error["message"].as_str().is_some_and(|text| text.contains(found)), "{error}");
         assert!(error["hint"].as_str().is_some_and(|text| text.contains(remedy)), "{error}");
     };
-    // Where there are OSDs enough, they only have to share their host.
+    // If there are enough OSDs, the remedy is to let copies share a host.
     pool("2", "host", "2 hosts that are up, there are 1", "--failure-domain osd");
     pool("3", "host", "3 hosts that are up, there are 1", "start more OSDs");
     pool("3", "osd", "3 OSDs that are up, there are 2", "start more OSDs");
@@ -120,7 +120,7 @@ fn a_wrong_key_is_refused_by_everyone() {
     fs::write(&key, "no key").expect("writable");
     let mut status = Command::new(ASHLAR);
     refused(status.args(["status", "--json", "--cluster"]).arg(other.path()), "key");
-    // Nobody was hurt, and the OSD that was run with the wrong key is as it was.
+    // Nothing was disturbed, and the OSD that was run with the wrong key is unchanged.
     cluster.run(&["osd", "start", "2"]);
     cluster.wait_clean();
     cluster.wait_healthy();
@@ -129,7 +129,7 @@ fn a_wrong_key_is_refused_by_everyone() {
 }
 
 #[test]
-fn lying_nbd_clients_hurt_nobody() {
+fn malformed_nbd_requests_disturb_nobody() {
     use std::os::unix::net::UnixStream;
     let cluster = Cluster::up("liar", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
@@ -140,7 +140,7 @@ fn lying_nbd_clients_hurt_nobody() {
         stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).expect("a socket");
         stream
     };
-    // Rubbish instead of a handshake.
+    // Garbage instead of a handshake.
     let mut stream = connect();
     let _ = stream.write_all(&[0xff; 4096]);
     let mut rest = Vec::new();
@@ -194,7 +194,7 @@ fn lying_nbd_clients_hurt_nobody() {
 }
 
 #[test]
-fn rubbish_on_cluster_ports_hurts_nobody() {
+fn garbage_on_cluster_ports_disturbs_nobody() {
     let cluster = Cluster::up("rubbish", &["--osds", "1", "--osd-size", "256MiB"]);
     let status = cluster.json(&["status"]);
     let processes = status["processes"].as_array().expect("a list").clone();

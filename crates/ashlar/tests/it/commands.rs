@@ -1,4 +1,4 @@
-//! Do the operator's commands tell what they promise?
+//! Do the operator's commands show what they promise?
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn rows(value: &Value) -> &[Value] {
 }
 
 #[test]
-fn a_list_that_nobody_reads_to_its_end_is_no_failure() {
+fn a_list_whose_reader_stops_early_is_not_a_failure() {
     let cluster = Cluster::up("pipe", &["--osds", "1", "--osd-size", "128MiB"]);
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -58,7 +58,7 @@ fn placement_groups_are_listed_and_described() {
         assert_eq!(described[key], few[5][key], "{key}");
     }
     assert!(cluster.run(&["pg", "describe", name]).contains("active"));
-    // Its OSD goes: that is said, with the reason.
+    // Its OSD goes down: the output says so, with the reason.
     let osd = few[5]["primary"].to_string();
     cluster.run(&["osd", "stop", &osd]);
     cluster.wait_osd(few[5]["primary"].as_u64().expect("an OSD"), false);
@@ -107,7 +107,7 @@ fn settings_and_state_are_shown() {
 }
 
 #[test]
-fn an_osd_is_inspected_and_says_what_it_recovered() {
+fn osd_inspect_and_the_log_report_what_recovery_found() {
     let cluster = Cluster::up("inspect", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     qemu_io(&cluster, "v", &["write -P 3 0 32M", "write -P 4 100k 4k", "flush"]);
@@ -148,7 +148,7 @@ fn assert_measured(value: &Value) {
 }
 
 #[test]
-fn measurements_have_all_their_numbers() {
+fn benchmarks_report_all_their_numbers() {
     let cluster = Cluster::up("bench", &["--osds", "1", "--osd-size", "512MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "128MiB"]);
     for (op, block_size) in

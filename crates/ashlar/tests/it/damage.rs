@@ -1,4 +1,4 @@
-//! Are bytes that changed on a disk found, and never returned as data?
+//! Are bytes that changed on a disk detected, and never returned as data?
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -26,11 +26,11 @@ fn cluster_with_data(name: &str) -> Cluster {
 }
 
 #[test]
-fn a_flipped_data_byte_is_an_error_not_data() {
+fn a_flipped_data_byte_is_returned_as_an_error_never_as_data() {
     let cluster = cluster_with_data("flip");
     let path = cluster.osd_paths()[0].join("blocks");
     let file = OpenOptions::new().read(true).write(true).open(&path).expect("ours");
-    // Whole blocks were written past the journal: find one unit of the pattern near the end.
+    // Whole blocks bypass the journal: find one unit of the pattern near the end.
     let size = file.metadata().expect("open").len();
     let mut unit = [0; 4096];
     let mut offset = size - 4096;
@@ -83,7 +83,7 @@ fn scatter(path: &Path, mut offset: u64) {
     file.sync_all().expect("writable");
 }
 
-/// Reads all that was written, in 64 pieces: how many were right, and how many errors.
+/// Reads everything that was written, in 64 pieces. Returns how many were right, and how many were errors.
 fn read_pieces(cluster: &Cluster) -> (u32, u32) {
     let (mut right, mut errors) = (0, 0);
     for piece in 0..64 {
@@ -98,7 +98,7 @@ fn read_pieces(cluster: &Cluster) -> (u32, u32) {
 }
 
 #[test]
-fn damage_all_over_an_osd_file_is_never_returned_as_data() {
+fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
     let cluster = cluster_with_data("scatter");
     let osd = cluster.osd_paths()[0].clone();
     let found = succeed(Command::new(ASHLAR).args(["osd", "inspect", "--json"]).arg(&osd));
@@ -108,14 +108,14 @@ fn damage_all_over_an_osd_file_is_never_returned_as_data() {
         let check = run(Command::new(ASHLAR).args(["osd", "check"]).arg(&osd));
         assert_eq!(check.status.code(), Some(1), "{}", text_of(&check));
     };
-    // Data alone: what is hit is an error, and nothing else is.
+    // Only data is hit: the damaged pieces are errors, and no others.
     scatter(&osd.join("blocks"), data);
     is_damaged();
     cluster.start(&[]);
     let (right, errors) = read_pieces(&cluster);
     assert!(right > 0 && errors > 0, "{right} pieces are right, {errors} errors");
     cluster.down();
-    // Journal and checkpoints too, behind the superblocks.
+    // Journal and checkpoints are hit too: everything behind the superblocks.
     scatter(&osd.join("blocks"), 1 << 20);
     is_damaged();
     cluster.start(&[]);
@@ -123,8 +123,8 @@ fn damage_all_over_an_osd_file_is_never_returned_as_data() {
     assert!(errors > 0, "the damage hit nothing");
 }
 
-/// A lost piece of the journal may have held acknowledged writes of any PG: each refuses requests
-/// until the operator accepts that.
+/// A lost piece of the journal may have held acknowledged writes of any PG, so each PG refuses requests until the
+/// operator accepts the loss.
 #[test]
 fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
     let cluster = Cluster::up("give-up", &["--osds", "1", "--osd-size", "256MiB"]);
@@ -180,7 +180,7 @@ fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
     cluster.wait_active();
     cluster.refused(&["pg", "give-up", pgs[0]], "invalid");
     cluster.wait_healthy();
-    // What is left is what was written, or what was there before it.
+    // Each piece holds what was written last, or what it held before that.
     for _ in 0..2 {
         let copy = cluster.path().join("copy");
         succeed(Command::new("nbdcopy").arg(cluster.uri("v")).arg(&copy));
@@ -190,7 +190,7 @@ fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
         assert!(blocks.iter().all(|block| all(block, PATTERN) || all(block, 0)));
         let kept = blocks.iter().filter(|block| all(block, PATTERN)).count();
         assert!(kept > 100, "{kept} of 128 blocks are left");
-        // And so it stays over a restart; what was given up is no damage any more.
+        // It stays so across a restart; accepted losses no longer count as damage.
         cluster.check_osds();
         cluster.start(&[]);
     }

@@ -1,4 +1,4 @@
-//! Is what is on a disk looked at before it is used, and never overwritten by mistake?
+//! Are disks examined before they are used, and never overwritten by mistake?
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::harness::{ASHLAR, Cluster, Directory, LoopDevice, qemu_io, run, succeed, text_of};
 
-/// `osd check`, `osd inspect` and `osd run` all refuse it with this code.
+/// Asserts that `osd check`, `osd inspect` and `osd run` all refuse the file with this code.
 fn refused_by_all(cluster: &Cluster, osd: &Path, code: &str) -> Value {
     let path = osd.display().to_string();
     cluster.refused(&["osd", "check", &path], code);
@@ -29,7 +29,7 @@ fn open(osd: &Path) -> File {
 }
 
 #[test]
-fn what_is_no_osd_is_refused() {
+fn files_that_are_not_an_osd_are_refused() {
     let cluster = Cluster::up("disks", &["--osds", "1", "--osd-size", "256MiB"]);
     let sound = cluster.osd_paths()[0].clone();
     cluster.run(&["osd", "stop", "1"]);
@@ -42,7 +42,7 @@ fn what_is_no_osd_is_refused() {
     refused_by_all(&cluster, osd, "not_a_store");
     write(&[0x55; 1 << 20]);
     refused_by_all(&cluster, osd, "not_a_store");
-    // The beginning of an OSD: cut within its header, and behind it.
+    // The beginning of an OSD: cut within its header, and after it.
     let mut start = vec![0; 1 << 19];
     open(&sound).read_exact_at(&mut start, 0).expect("long");
     for length in [11, 100, SUPERBLOCK_SIZE - 1] {
@@ -57,14 +57,14 @@ fn what_is_no_osd_is_refused() {
         let error = cluster.refused(&["osd", "run", &path], "store");
         assert!(message(&error).contains("blocks") || message(&error).contains("byte"), "{error}");
     }
-    // Nothing was lost meanwhile.
+    // The OSD itself has lost nothing.
     cluster.run(&["osd", "start", "1"]);
     cluster.wait_active();
     cluster.check_osds();
 }
 
 #[test]
-fn damaged_headers_are_refused_and_one_copy_is_enough() {
+fn damaged_headers_are_refused_but_one_good_copy_is_enough() {
     let cluster = Cluster::up("headers", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     qemu_io(&cluster, "v", &["write -P 0x21 0 16M"]);
@@ -80,7 +80,7 @@ fn damaged_headers_are_refused_and_one_copy_is_enough() {
             file.write_all_at(copy, offset).expect("writable");
         }
     };
-    // A flipped bit anywhere in both copies.
+    // A flipped bit in both copies.
     for byte in [0, 9, 13, 40, 100, SUPERBLOCK_SIZE - 1] {
         let mut damaged = copies;
         for copy in &mut damaged {
@@ -90,7 +90,7 @@ fn damaged_headers_are_refused_and_one_copy_is_enough() {
         let error = refused_by_all(&cluster, &osd, "not_a_store");
         assert!(message(&error).contains("blocks"), "{error}");
     }
-    // A newer format, sound in itself.
+    // A newer format that is valid in itself.
     let mut newer = copies;
     for copy in &mut newer {
         copy[12..16].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
@@ -100,7 +100,7 @@ fn damaged_headers_are_refused_and_one_copy_is_enough() {
     write(&newer);
     let error = refused_by_all(&cluster, &osd, "newer_format");
     assert!(message(&error).contains("newer"), "{error}");
-    // Either copy alone is enough, and the other is written again.
+    // One copy, either one, is enough; the other is written anew.
     for damaged in [0, 1] {
         let mut one = copies;
         one[damaged] = [0xee; SUPERBLOCK_SIZE];
@@ -138,7 +138,7 @@ fn a_second_daemon_on_the_same_disk_is_refused() {
     cluster.wait_osd(created["id"].as_u64().expect("a number"), true);
     let rows = || {
         let mut rows = cluster.json(&["osd", "ls"]);
-        // What it uses is told now and then.
+        // The space that it uses is reported now and then.
         for row in rows.as_array_mut().expect("a list") {
             row["used_bytes"] = Value::Null;
         }
@@ -170,11 +170,11 @@ fn devices_with_foreign_data_are_refused_and_left_alone() {
         let file = OpenOptions::new().write(true).open(device).expect("a device");
         file.write_all_at(bytes, offset).and_then(|()| file.sync_all()).expect("writable");
     };
-    // The copy of a GPT in the last sector, where the first was wiped.
+    // The backup of a GPT in the last sector, with the first one wiped.
     let gpt = |device: &str| write(device, size - 512, b"EFI PART\0\0\x01\0");
-    // Where btrfs has its superblock.
+    // The place of btrfs's superblock.
     let btrfs = |device: &str| write(device, (64 << 10) + 64, b"_BHRfS_M");
-    // An OSD that was made before.
+    // An OSD that was created before.
     let osd = |device: &str| drop(cluster.json(&["osd", "create", device]));
     let makers: [&dyn Fn(&str); 4] = [&ext4, &gpt, &btrfs, &osd];
     for (name, make) in ["ext4", "gpt", "btrfs", "osd"].into_iter().zip(makers) {
@@ -189,7 +189,7 @@ fn devices_with_foreign_data_are_refused_and_left_alone() {
         let count = |rows: &Value| rows.as_array().map(Vec::len);
         assert_eq!(count(&after), count(&osds), "{name}: no OSD was registered");
     }
-    // One id was given out for the OSD that was made, and none for those that were not.
+    // Only the OSD that was created has been given an id.
     let last = |row: &Value| row["value"]["last"].as_u64();
     let after = cluster.json(&["state", "get", "counter/osd"]);
     assert_eq!(last(&after), last(&counter).map(|last| last + 1), "{after}");
@@ -221,7 +221,7 @@ fn a_refused_create_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_raw_device_is_an_osd_too() {
+fn an_osd_runs_on_a_raw_device() {
     let cluster = Cluster::up("device", &["--osds", "1", "--osd-size", "256MiB"]);
     let device = LoopDevice::new(cluster.path(), "backing", 512 << 20);
     let created = cluster.json(&["osd", "create", &device.path]);

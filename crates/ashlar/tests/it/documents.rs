@@ -1,4 +1,4 @@
-//! Do the documents and the sources say the truth, and keep the rules of the house?
+//! Are the documents true, and do the sources follow the rules of this project?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -36,9 +36,9 @@ fn sources() -> Vec<PathBuf> {
     files(&root().join("crates"), ".rs")
 }
 
-/// The words of each line that docs/logs.md lists stand in the sources.
+/// Every log line that docs/logs.md lists occurs in the sources.
 #[test]
-fn lines_of_logs_are_those_that_daemons_write() {
+fn documented_log_lines_exist_in_the_sources() {
     let text = read(&root().join("docs/logs.md"));
     let lines = text.split("## Lines").nth(1).expect("the section exists");
     let first_cells =
@@ -58,7 +58,7 @@ fn lines_of_logs_are_those_that_daemons_write() {
 
 /// Every step of "Follow one write" is `path: symbol`, and the symbol is defined in that file.
 #[test]
-fn follow_one_write_names_what_exists() {
+fn the_architecture_names_files_and_symbols_that_exist() {
     let text = read(&root().join("ARCHITECTURE.md"));
     let section = text.split("## Follow one write").nth(1).expect("the section exists");
     let steps: Vec<&str> = section
@@ -91,7 +91,7 @@ fn follow_one_write_names_what_exists() {
     }
 }
 
-/// The arrows of the map point down: no crate uses one above it.
+/// A crate uses only crates that stand above it in the map of ARCHITECTURE.md.
 #[test]
 fn crates_use_only_what_lies_below_them() {
     let order = [
@@ -181,7 +181,7 @@ fn unsafe_code_says_why_it_is_sound() {
 
 /// Nothing we link is under GPL-type terms only.
 #[test]
-fn licences_are_permissive() {
+fn every_licence_is_permissive() {
     let metadata = succeed(
         Command::new(env!("CARGO"))
             .args(["metadata", "--format-version=1", "--locked", "--all-features"])
@@ -301,10 +301,10 @@ fn documents_link_to_what_exists() {
     assert!(links > 5);
 }
 
-/// The parts of all names in a line of code: `BlockKey::new` has block, key and new.
+/// The parts of all names in a line of code: `BlockKey::new` has the parts block, key and new.
 fn parts_of_names(line: &str) -> Vec<String> {
     let code = line.split("//").next().unwrap_or_default();
-    // What stands in quotes is no name.
+    // Text in quotes is not a name.
     let code: String = code.split('"').step_by(2).collect::<Vec<_>>().join(" ");
     let mut parts = vec![String::new()];
     let mut before = ' ';
@@ -322,7 +322,7 @@ fn parts_of_names(line: &str) -> Vec<String> {
     parts
 }
 
-/// Words that the glossary rejects altogether are no part of any name.
+/// No name has a part that the glossary rejects altogether.
 #[test]
 fn rejected_words_are_not_used() {
     let glossary = read(&root().join("docs/glossary.md"));
@@ -341,4 +341,35 @@ fn rejected_words_are_not_used() {
             }
         }
     }
+}
+
+/// The names in calls of a macro of one argument: of `mark` or `check`.
+fn macro_names(source: &str, name: &str) -> Vec<String> {
+    let call = format!("{name}!(");
+    let calls = source.lines().filter_map(|line| {
+        let (before, rest) = line.split_once(&call)?;
+        let is_code = !before.contains("//") && !before.ends_with(['_', '`', '"']);
+        is_code.then(|| rest.split(')').next().unwrap_or_default().to_owned())
+    });
+    calls.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_')).collect()
+}
+
+/// A mark in a rare branch is met by one test, which fails if it no longer gets there.
+#[test]
+fn every_mark_is_checked_by_exactly_one_test_of_its_crate() {
+    let mut mark_count = 0;
+    for directory in fs::read_dir(root().join("crates")).expect("a directory").flatten() {
+        let sources: Vec<String> =
+            files(&directory.path().join("src"), ".rs").iter().map(|path| read(path)).collect();
+        let names = |name: &str| -> Vec<String> {
+            let mut names: Vec<String> =
+                sources.iter().flat_map(|source| macro_names(source, name)).collect();
+            names.sort();
+            names
+        };
+        let (marks, checks) = (names("mark"), names("check"));
+        assert_eq!(marks, checks, "marks and checks of {}", directory.path().display());
+        mark_count += marks.len();
+    }
+    assert!(mark_count >= 6, "{mark_count}");
 }

@@ -1,4 +1,4 @@
-//! Clusters whose state lies in etcd.
+//! Clusters with their state in etcd.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::harness::{
     wait_for,
 };
 
-/// The etcd of a cluster's `up`.
+/// The process of the etcd that `up` runs.
 pub fn etcd_pid(cluster: &Cluster) -> Option<u32> {
     let data = cluster.path().join("etcd").display().to_string();
     let processes = fs::read_dir("/proc").expect("Linux").flatten();
@@ -38,7 +38,7 @@ fn has_check(status: &Value, code: &str) -> bool {
 }
 
 #[test]
-fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
+fn a_cluster_survives_the_loss_of_its_etcd_and_finds_its_state_again() {
     let cluster = Cluster::up("etcd", &["--state=etcd", "--osds=2", "--osd-size=256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     let mut session = QemuIo::open(&[&cluster.uri("v")]);
@@ -46,17 +46,17 @@ fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
     let keys = cluster.json(&["state", "ls"]);
     assert!(keys.as_array().is_some_and(|keys| keys.len() > 3), "{keys}");
 
-    // Silent: noticed, told, and nobody's reads and writes wait for it.
+    // etcd falls silent: `status` reports it, and no read or write waits for it.
     let etcd = etcd_pid(&cluster).expect("`up` runs it");
     signal(etcd, Signal::STOP);
     wait_for("status to tell of it", || has_check(&cluster.json(&["status"]), "state_unavailable"));
     session.ask("write -P 2 4M 4M");
     session.ask("read -P 1 0 4M");
-    // What would change something says why it waits.
+    // A command that would change something says why it waits.
     let create = &mut cluster.command(&["volume", "create", "w", "--size", "16MiB"]);
     let create = Waiting::start(create);
     assert!(create.says.contains("etcd cannot be asked at http://"), "{}", create.says);
-    // Dead: started again, and everything goes on.
+    // etcd dies: it is started again, and everything goes on.
     kill_9(etcd);
     session.ask("write -P 3 8M 4M");
     cluster.wait_status("etcd to be back", |status| {
@@ -82,14 +82,14 @@ fn a_cluster_outlives_its_etcd_and_finds_its_state_again() {
     qemu_io(&cluster, "v", &["read -P 1 0 4M", "read -P 2 4M 4M", "read -P 3 8M 4M"]);
     cluster.check_osds();
 
-    // A lost state is never replaced by an empty one.
+    // A lost state is never replaced with an empty one.
     fs::rename(cluster.path().join("etcd/member"), cluster.path().join("away")).expect("renamed");
     let error = refused(&mut up(&[]), "state");
     assert!(error["message"].as_str().is_some_and(|text| text.contains("lost")), "{error}");
 }
 
 #[test]
-fn where_etcd_is_not_installed_its_package_is_named() {
+fn a_missing_etcd_is_reported_with_the_name_of_its_package() {
     let directory = Directory::new("noetcd");
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--json", "--state=etcd", "--dir"]).arg(directory.path());
@@ -99,7 +99,7 @@ fn where_etcd_is_not_installed_its_package_is_named() {
 }
 
 #[test]
-fn a_monitor_without_its_etcd_says_so_and_keeps_trying() {
+fn a_monitor_that_cannot_reach_etcd_says_so_and_keeps_trying() {
     let cluster = Cluster::up("deadetcd", &["--osds=1", "--osd-size=128MiB"]);
     cluster.down();
     let monitor = Command::new(ASHLAR)
@@ -127,7 +127,7 @@ fn a_monitor_without_its_etcd_says_so_and_keeps_trying() {
 }
 
 #[test]
-fn ten_thousand_pgs_start_against_etcd() {
+fn ten_thousand_pgs_start_with_their_state_in_etcd() {
     let cluster = Cluster::up("manypgs", &["--state=etcd", "--osds=3", "--osd-size=1GiB"]);
     let started = Instant::now();
     cluster.run(&["pool", "create", "big", "--pgs", "8192", "--failure-domain", "osd"]);
@@ -135,10 +135,10 @@ fn ten_thousand_pgs_start_against_etcd() {
     cluster.wait_active();
     let made = started.elapsed();
     let total = cluster.json(&["status"])["pgs"]["total"].clone();
-    // Those of the first pool, too.
+    // The PGs of the first pool, too.
     assert!(total.as_u64() > Some(8192 + 2048), "{total}");
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "big"]);
-    // A block of 128 KiB here and there, in one PG after the other.
+    // Blocks of 128 KiB, each in another PG.
     let places = |verb: &str| -> Vec<String> {
         (0..64).map(|at| format!("{verb} -P {} {at}M 132k", at + 1)).collect()
     };
@@ -149,7 +149,7 @@ fn ten_thousand_pgs_start_against_etcd() {
     cluster.kill_everything();
     wait_for("etcd to be gone with `up`", || etcd_pid(&cluster).is_none());
     let started = Instant::now();
-    // Returns when every PG is served.
+    // `up` returns when every PG is served.
     cluster.start(&[]);
     let restarted = started.elapsed();
     let pgs = cluster.json(&["status"])["pgs"].clone();
@@ -164,7 +164,7 @@ fn ten_thousand_pgs_start_against_etcd() {
     ));
 }
 
-/// The etcd of a cluster's `up`: where it listens, and how the cluster's keys begin there.
+/// The etcd that `up` runs: its address, and the prefix of the cluster's keys.
 fn etcd_of(cluster: &Cluster) -> (String, String) {
     let text = fs::read_to_string(cluster.path().join("cluster.toml")).expect("it is there");
     let address = text.split("etcd:http://").nth(1).and_then(|rest| rest.split('"').next());
@@ -173,7 +173,7 @@ fn etcd_of(cluster: &Cluster) -> (String, String) {
     (address, format!("ashlar/{}/", id.as_str().expect("a text")))
 }
 
-/// Writes a key into it, past the monitor, as `etcdctl put` does: by etcd's own gateway for HTTP.
+/// Writes a key without the monitor, as `etcdctl put` would, through etcd's own HTTP gateway.
 fn hand_writes(cluster: &Cluster, key: &str, value: &str) {
     put(&etcd_of(cluster), key, value);
 }
@@ -208,7 +208,7 @@ fn base64(text: &str) -> String {
 }
 
 #[test]
-fn what_another_hand_writes_into_etcd_is_in_force_or_named_until_it_is_undone() {
+fn a_foreign_edit_of_etcd_takes_effect_or_is_reported_until_it_is_undone() {
     let cluster = Cluster::up("etcdhand", &["--state=etcd", "--osds=1", "--osd-size=128MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     let report_ms = || cluster.json(&["config", "get", "osd_report_ms"])["value"].clone();
@@ -229,7 +229,7 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_named_until_it_is_undone() 
     hand_writes(&cluster, "config/osd_report_ms", &record(5));
     wait_for("the bad value to be named", || is_undone("config/osd_report_ms", "from 100 to"));
     assert_eq!(report_ms(), 200, "the last good value stays");
-    // So it is with pools.
+    // The same holds for pools.
     let pool = cluster.json(&["state", "get", "pool/1"])["value"].clone();
     let edited = |field: &str, value: Value| {
         let mut pool = pool.clone();
@@ -243,14 +243,14 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_named_until_it_is_undone() 
     edited("replicas", 3.into());
     wait_for("the bad number to be named", || is_undone("pool/1", "cannot change"));
     assert_eq!((shown("name"), shown("replicas")), ("main".into(), replicas));
-    // The number of transactions is put back by the next one; leadership is taken again.
+    // The next transaction restores the transaction counter; the monitor takes leadership again.
     for (key, value) in [("change", "300"), ("leader", "400")] {
         hand_writes(&cluster, key, "{}");
         wait_for("the edit to be named", || is_undone(key, ""));
         cluster.run(&["config", "set", "osd_report_ms", value]);
         assert_eq!(report_ms().to_string(), value);
     }
-    // What keeps data safe stops changes until the operator has it put back. I/O goes on.
+    // An edit of what keeps data safe blocks all changes until the operator has it undone. I/O goes on.
     qemu_io(&cluster, "v", &["write -P 1 0 4M"]);
     for key in ["pg/1/0", "counter/osd", "session/77", "image/1"] {
         let value = || {
@@ -279,7 +279,7 @@ fn what_another_hand_writes_into_etcd_is_in_force_or_named_until_it_is_undone() 
 }
 
 #[test]
-fn keys_that_cannot_be_read_stop_changes_alone_and_come_back_from_osds() {
+fn unreadable_keys_block_only_changes_and_are_restored_from_osds() {
     let cluster = Cluster::up("etcddamage", &["--state=etcd", "--osds=2", "--osd-size=256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     let mut session = QemuIo::open(&[&cluster.uri("v")]);
@@ -287,7 +287,7 @@ fn keys_that_cannot_be_read_stop_changes_alone_and_come_back_from_osds() {
     cluster.wait_clean();
     let etcd = etcd_of(&cluster);
     let is_damaged = || has_check(&cluster.json(&["status"]), "state_damaged");
-    // While no monitor leads, so that nobody undoes it.
+    // No monitor leads meanwhile, so that nobody undoes it.
     let damage = |keys: &[&str]| {
         let up = cluster.up_pid();
         signal(up, Signal::STOP);
@@ -302,7 +302,7 @@ fn keys_that_cannot_be_read_stop_changes_alone_and_come_back_from_osds() {
     session.ask("read -P 1 0 4M");
     cluster.refused(&["volume", "create", "w", "--size", "16MiB"], "state_damaged");
     assert_eq!(cluster.json(&["state", "get", "pg/1/0"])["value"], "rubbish");
-    // Written well it is in force again.
+    // Once it is readable, it is in force again.
     put(&etcd, "pg/1/0", &good);
     wait_for("it to be read", || !is_damaged());
     cluster.run(&["volume", "create", "w", "--size", "16MiB"]);

@@ -1,4 +1,4 @@
-//! Is anything lost when processes die during writes?
+//! Are acknowledged writes lost when processes die during writes?
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,12 +37,12 @@ fn fio_survives_kills(name: &str, commit: &str) {
 }
 
 #[test]
-fn fio_verifies_over_killed_osds_in_fsync_mode() {
+fn fio_verifies_across_kills_of_the_only_osd_in_fsync_mode() {
     fio_survives_kills("fio-fsync", "fsync");
 }
 
 #[test]
-fn fio_verifies_over_killed_osds_in_immediate_mode() {
+fn fio_verifies_across_kills_of_the_only_osd_in_immediate_mode() {
     fio_survives_kills("fio-now", "immediate");
 }
 
@@ -58,8 +58,7 @@ fn place_of(step: u32) -> String {
     format!("{}k 512k", (step * 37 % 512) * 512)
 }
 
-/// Writes all over a volume; after some writes, twice, `interrupt` does its worst among them.
-/// Then everything is read back.
+/// Writes all over a volume. `interrupt` runs twice while writes are under way; then everything is read back.
 fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
     cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
     let image = patient_image(cluster, "v");
@@ -68,7 +67,7 @@ fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
         let command = format!("write -P {} {}", pattern_of(step), place_of(step));
         qemu.begin(&command);
         if step == 100 || step == 250 {
-            // Behind a hundred acknowledged writes, with this one under way.
+            // After a hundred acknowledged writes, with this one under way.
             interrupt();
         }
         let line = qemu.end();
@@ -100,7 +99,7 @@ fn writes_go_on_when_the_monitor_is_killed() {
 }
 
 #[test]
-fn writes_go_on_when_an_osd_is_killed_and_started_again() {
+fn writes_go_on_when_an_osd_is_killed_and_restarted() {
     let cluster = Cluster::up("kill-osd", &["--osds", "2", "--osd-size", "512MiB"]);
     let mut osd = 0;
     writes_survive(&cluster, || {
@@ -152,7 +151,7 @@ fn a_stopped_osd_stays_stopped_and_its_io_waits() {
     qemu.args(["-f", "raw", "-c", "write -P 5 0 1M", "-c", "read -P 5 0 1M"]);
     qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut qemu = qemu.spawn().expect("qemu-io is installed");
-    // Longer than `--restart-after`: only a hand brings it back.
+    // Longer than `--restart-after`: only a command starts it again.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(cluster.json(&["osd", "ls"])[0]["up"], false);
     assert!(qemu.try_wait().expect("a child").is_none(), "its I/O waits");

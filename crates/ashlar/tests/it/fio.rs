@@ -1,4 +1,4 @@
-//! fio on a volume: random reads and writes, and a verification of all that was written.
+//! fio on a volume: random reads and writes, and a verification of everything that was written.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -9,33 +9,33 @@ use serde_json::Value;
 
 use crate::harness::{Cluster, finish, text_of};
 
-/// What goes on for longer than this hangs. It reports also while it waits.
+/// Longer than this means that fio hangs. It reports even while it waits.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A random mix of reads and writes, then a verification of everything written.
 pub struct Fio {
     child: Option<Child>,
     began: Instant,
-    /// Bytes that it reads or writes; then it reads all it has written once more.
+    /// Bytes that it reads or writes; then it reads everything that it wrote once more.
     size: u64,
-    /// What it reports, each second and at its end.
+    /// Its reports, one each second and one at its end.
     reports: Receiver<Value>,
     last: Value,
 }
 
 impl Fio {
-    /// Reads at 5 MB/s and writes at 7 MB/s, with a flush behind each 32nd write: 384 MiB take 32
-    /// seconds and the time of the reading.
+    /// Reads at 5 MB/s and writes at 7 MB/s, with a flush after every 32nd write: 384 MiB take 32 seconds,
+    /// plus the final reading.
     pub fn start(cluster: &Cluster, volume: &str, size: u64, seed: u32) -> Fio {
         Fio::start_at(&cluster.uri(volume), size, seed)
     }
 
-    /// The same on any NBD server's volume.
+    /// The same on a volume of any NBD server.
     pub fn start_at(uri: &str, size: u64, seed: u32) -> Fio {
         Fio::start_at_rate(uri, size, seed, 12_288 << 10)
     }
 
-    /// Likewise, at so many bytes a second, both kinds together.
+    /// The same, at so many bytes a second, reads and writes together.
     pub fn start_at_rate(uri: &str, size: u64, seed: u32, rate: u64) -> Fio {
         let mut fio = Command::new("fio");
         fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--rwmixread=40"]);
@@ -43,7 +43,7 @@ impl Fio {
         fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
         fio.arg("--fsync=32");
         fio.args([format!("--size={size}"), format!("--randseed={seed}")]);
-        // Of ten operations four are reads.
+        // Four of ten operations are reads.
         fio.arg(format!("--rate={},{}", rate * 4 / 10, rate * 6 / 10));
         fio.args(["--output-format=json", "--status-interval=1"]);
         fio.arg(format!("--uri={uri}"));
@@ -54,7 +54,7 @@ impl Fio {
         std::thread::spawn(move || {
             let mut text = String::new();
             for line in output.lines().map_while(Result::ok) {
-                // Between its documents fio says other things.
+                // fio prints other lines between its JSON documents.
                 if line == "{" {
                     text.clear();
                 }
@@ -70,7 +70,7 @@ impl Fio {
         Fio { child: Some(child), began: Instant::now(), size, reports, last: Value::Null }
     }
 
-    /// Waits for its next report; `None` when it has ended.
+    /// Waits for the next report. `None`: fio has ended.
     fn next_report(&self) -> Option<Value> {
         assert!(self.began.elapsed() < PATIENCE, "after {PATIENCE:?}: {:#}", self.last);
         self.reports.recv_timeout(Duration::from_secs(120)).ok()
@@ -80,15 +80,15 @@ impl Fio {
         self.last[direction]["io_bytes"].as_u64().unwrap_or(0)
     }
 
-    /// Waits until so many bytes are written.
+    /// Waits until it has written so many bytes.
     pub fn wait_written(&mut self, bytes: u64) {
         while self.bytes("write") < bytes {
             self.last = self.next_report().expect("fio goes on");
         }
     }
 
-    /// Waits for its next report; whether it has written since the one before. It has not where it is
-    /// at its end, or reads what it wrote.
+    /// Waits for the next report. Whether fio has written since the report before: not if it has ended, or is reading
+    /// what it wrote.
     pub fn writes_on(&mut self) -> bool {
         self.reports.try_iter().for_each(|report| self.last = report);
         let before = self.bytes("write");
@@ -99,14 +99,14 @@ impl Fio {
         self.bytes("write") > before
     }
 
-    /// The longest that it waited so far for one read, write or flush, in seconds. Which of them waits is
-    /// chance: a flush goes alone, and nothing else is under way then.
+    /// The longest wait so far for one read, write or flush, in seconds. Which of them waits is chance: fio does
+    /// nothing else during a flush.
     pub fn longest_wait(&self) -> f64 {
         let longest = |kind: &str| self.last[kind]["lat_ns"]["max"].as_f64().unwrap_or(0.0);
         ["read", "write", "sync"].map(longest).into_iter().fold(0.0, f64::max) / 1e9
     }
 
-    /// Waits for its end; the bytes it wrote, all of which it read and verified.
+    /// Waits for its end. Returns how many bytes it wrote; it has read and verified all of them.
     pub fn verified_bytes(&mut self) -> u64 {
         while let Some(report) = self.next_report() {
             self.last = report;
@@ -116,7 +116,7 @@ impl Fio {
         assert!(output.status.success(), "{}", text_of(&output));
         assert_eq!(self.last["error"], 0, "{:#}", self.last);
         let bytes = |direction: &str| self.last[direction]["io_bytes"].as_u64().expect("a number");
-        // What the mix did not write it read; what it wrote was read at the end.
+        // What the mix did not write, it read; what it wrote, it read at the end.
         let read_in_mix = self.size - bytes("write");
         assert_eq!(bytes("read") - read_in_mix, bytes("write"));
         bytes("write")

@@ -15,10 +15,10 @@ pub const ASHLAR: &str = env!("CARGO_BIN_EXE_ashlar");
 /// How long anything may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A directory that goes away with its owner.
+/// A temporary directory; dropping it deletes it.
 pub struct Directory(PathBuf);
 
-/// Directories there are: tests that run at the same time must not share one.
+/// Counts directories: tests that run at the same time must not share one.
 static DIRECTORIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 impl Directory {
@@ -50,13 +50,13 @@ impl Drop for Directory {
     }
 }
 
-/// A running cluster; goes down with its owner.
+/// A running cluster; dropping it stops it.
 pub struct Cluster {
     pub directory: Directory,
 }
 
 impl Cluster {
-    /// `up --detach` with `arguments` added.
+    /// Runs `up --detach` with further `arguments`.
     pub fn up(name: &str, arguments: &[&str]) -> Cluster {
         let cluster = Cluster { directory: Directory::new(name) };
         cluster.start(arguments);
@@ -79,25 +79,25 @@ impl Cluster {
         self.directory.path()
     }
 
-    /// A command of ashlar's on this cluster.
+    /// A command of `ashlar` on this cluster.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(ASHLAR);
         command.args(arguments).arg("--cluster").arg(self.path());
         command
     }
 
-    /// Runs a command that must succeed; its text.
+    /// Runs a command that must succeed. Returns its output.
     pub fn run(&self, arguments: &[&str]) -> String {
         succeed(&mut self.command(arguments))
     }
 
-    /// Runs a command that must succeed with `--json`; its value.
+    /// Runs a command with `--json` that must succeed. Returns the value.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let text = succeed(self.command(arguments).arg("--json"));
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
 
-    /// Runs a command that must fail with exit code 1 and this error code; its error.
+    /// Runs a command that must fail with exit code 1 and this error code. Returns the error.
     pub fn refused(&self, arguments: &[&str], code: &str) -> Value {
         refused(self.command(arguments).arg("--json"), code)
     }
@@ -109,23 +109,23 @@ impl Cluster {
         address.expect("an address").to_owned()
     }
 
-    /// A directory that leads to this cluster, over another address of its monitor.
+    /// A directory with the settings of this cluster, but another address of its monitor.
     pub fn copy_of_files(&self, name: &str, monitor: &str) -> Directory {
         let copy = Directory::new(name);
         let text = fs::read_to_string(self.path().join("cluster.toml")).expect("it is there");
         let text = text.replace(&self.monitor_address(), monitor);
         fs::write(copy.path().join("cluster.toml"), text).expect("writable");
-        // The mode comes along.
+        // The copy keeps the mode.
         fs::copy(self.path().join("key"), copy.path().join("key")).expect("writable");
         copy
     }
 
-    /// Address of a volume for NBD clients.
+    /// The address of a volume for NBD clients.
     pub fn uri(&self, volume: &str) -> String {
         format!("nbd+unix:///{volume}?socket={}", self.path().join("nbd.sock").display())
     }
 
-    /// The process of a role, as `status` tells: `osd` 1, `mon` 1, `nbd` 1.
+    /// The process id of a role, as `status` says: `osd` 1, `mon` 1, `nbd` 1.
     pub fn pid(&self, role: &str, id: u64) -> u32 {
         let mut found = None;
         wait_for("the process to be known", || {
@@ -162,7 +162,7 @@ impl Cluster {
         found.expect("`up --detach` runs on").0
     }
 
-    /// Every process of the cluster, and `up`, at once.
+    /// Kills every process of the cluster, and `up`, at once.
     pub fn kill_everything(&self) {
         let pids = self.processes();
         assert!(pids.len() >= 3, "up, monitor and OSDs run");
@@ -172,7 +172,7 @@ impl Cluster {
         wait_for("the killed processes to be gone", || pids.iter().all(|pid| !is_running(*pid)));
     }
 
-    /// Kills an OSD and waits until it is gone. Nobody starts it again: `--restart-after never`.
+    /// Kills an OSD and waits until it is gone. Requires `--restart-after never`: nothing starts it again.
     pub fn kill_osd_for_good(&self, id: u64) {
         let pid = self.pid("osd", id);
         kill_9(pid);
@@ -204,12 +204,12 @@ impl Cluster {
         });
     }
 
-    /// Waits until `status` has nothing to warn of.
+    /// Waits until `status` has no warning.
     pub fn wait_healthy(&self) {
         self.wait_status("health to be ok", |status| status["health"] == "ok");
     }
 
-    /// Waits until `status` is as it should be; it is printed if it does not become so.
+    /// Waits until `status` satisfies a condition; prints it if it never does.
     pub fn wait_status(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -222,7 +222,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the cluster, runs `osd check` on every OSD and compares the copies: nothing may be wrong.
+    /// Stops the cluster, runs `osd check` on every OSD and compares the copies. Nothing may be wrong.
     pub fn check_osds(&self) {
         self.down();
         self.check_stopped_osds();
@@ -230,8 +230,8 @@ impl Cluster {
         assert_eq!(found["different"], 0, "{found:#}");
     }
 
-    /// Waits until all copies are there and stops the cluster: the copies are the same, and nobody holds
-    /// anything else. Tells how many blocks were compared.
+    /// Waits until all copies are there and stops the cluster. The copies must be the same, and no OSD may hold
+    /// anything else. Returns how many blocks were compared.
     pub fn check_copies(&self) -> u64 {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -243,21 +243,21 @@ impl Cluster {
             if found["clean"] == true {
                 return found["blocks"].as_u64().expect("a number");
             }
-            // Members that left drop what they had in the background, some seconds after.
+            // Members that left a PG drop its data in the background, some seconds later.
             assert!(Instant::now() < deadline, "waited {PATIENCE:?}: {found:#}");
             self.start(&[]);
             std::thread::sleep(Duration::from_secs(8));
         }
     }
 
-    /// What `check` says of the copies of all OSDs, which are stopped.
+    /// What `check` says about the copies of all OSDs. Requires: they are stopped.
     pub fn compare_stopped_osds(&self) -> Value {
         let mut compare = Command::new(ASHLAR);
         let output = run(compare.args(["check", "--json"]).args(self.osd_paths()));
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text_of(&output)))
     }
 
-    /// `osd check` on every OSD while nothing runs.
+    /// Runs `osd check` on every OSD. Requires: nothing runs.
     pub fn check_stopped_osds(&self) {
         for path in self.osd_paths() {
             let text = succeed(Command::new(ASHLAR).args(["osd", "check", "--json"]).arg(&path));
@@ -273,7 +273,7 @@ impl Cluster {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|n| n.starts_with("osd."))
         };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(named).collect();
-        // One that lost its disk has a directory only.
+        // An OSD that lost its disk has only a directory.
         paths.retain(|path| path.join("blocks").exists());
         paths.sort();
         assert!(!paths.is_empty());
@@ -290,10 +290,10 @@ impl Drop for Cluster {
     }
 }
 
-/// Says something past the test runner's capture, for people who watch the run.
+/// Prints a line even if the test passes, for people who watch the run.
 pub fn report(line: &str) {
     use std::io::Write;
-    // The runner captures the print macros only.
+    // The test runner captures only the print macros.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
@@ -326,23 +326,23 @@ fn processes_of_ashlar() -> Vec<(u32, Vec<String>)> {
 /// Whether a process runs.
 pub fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // A zombie has ended; only its parent has not looked yet.
+    // A zombie has ended; its parent has not waited for it yet.
     !stat.is_empty() && !stat.contains(") Z ")
 }
 
-/// Runs a command that must succeed; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 pub fn succeed(command: &mut Command) -> String {
     let output = run(command);
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text_of(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with exit code 1 and this JSON error code; the error.
+/// Runs a command that must fail with exit code 1 and this JSON error code. Returns the error.
 pub fn refused(command: &mut Command, code: &str) -> Value {
     error_of(command, 1, code)
 }
 
-/// Runs a command that was typed wrong: exit code 2.
+/// Runs a command that was mistyped: it must end with exit code 2.
 pub fn misused(command: &mut Command) -> Value {
     error_of(command, 2, "usage")
 }
@@ -362,14 +362,14 @@ fn error_of(command: &mut Command, status: i32, code: &str) -> Value {
     error
 }
 
-/// Runs a command; bounded in time.
+/// Runs a command, with a time limit.
 pub fn run(command: &mut Command) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
     finish(child, PATIENCE)
 }
 
-/// Runs qemu-io commands on a volume; all must be done, and reads must find their pattern.
+/// Runs qemu-io commands on a volume. All must succeed, and reads must find their pattern.
 pub fn qemu_io(cluster: &Cluster, volume: &str, commands: &[&str]) {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw"]).arg(cluster.uri(volume));
@@ -388,7 +388,7 @@ pub fn assert_qemu_io(output: &Output, count: usize) {
     assert_eq!(done, count, "{text}");
 }
 
-/// `wrote N/N bytes at ...`: all of it.
+/// Whether a line `wrote N/M bytes at ...` says that all was done.
 fn is_done_in_full(line: &str) -> bool {
     let mut words = line.split_whitespace();
     let is_done = matches!(words.next(), Some("wrote" | "read" | "discard"));
@@ -396,7 +396,7 @@ fn is_done_in_full(line: &str) -> bool {
         && words.next().and_then(|word| word.split_once('/')).is_some_and(|(done, all)| done == all)
 }
 
-/// Options of an image that waits for a lost server and goes on.
+/// Options of an image that waits for a lost server and reconnects.
 pub fn patient_image(cluster: &Cluster, volume: &str) -> String {
     let socket = cluster.path().join("nbd.sock");
     format!(
@@ -406,7 +406,7 @@ pub fn patient_image(cluster: &Cluster, volume: &str) -> String {
     )
 }
 
-/// What one qemu-io command prints, whether it is done or not.
+/// What one qemu-io command prints, whether it succeeds or not.
 pub fn qemu_io_text(cluster: &Cluster, volume: &str, command: &str) -> String {
     let mut qemu = Command::new("qemu-io");
     let text = text_of(&run(qemu.args(["-f", "raw", "-c", command]).arg(cluster.uri(volume))));
@@ -434,7 +434,7 @@ pub fn text_of(output: &Output) -> String {
     format!("{out}{}", String::from_utf8_lossy(&output.stderr))
 }
 
-/// Asks again and again until it is so.
+/// Polls until the condition holds.
 pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
@@ -443,7 +443,7 @@ pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A command that cannot be done yet, and the first that it says of that.
+/// A command that has to wait, and the first line that it prints about that.
 pub struct Waiting {
     child: Child,
     /// The first line on its standard error.
@@ -451,7 +451,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Starts it, and waits for its first word.
+    /// Starts it and waits for its first line.
     pub fn start(command: &mut Command) -> Waiting {
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
@@ -461,7 +461,7 @@ impl Waiting {
         Waiting { child, says }
     }
 
-    /// Waits until it was done after all.
+    /// Waits until it succeeds.
     pub fn done(self) {
         let output = finish(self.child, PATIENCE);
         assert!(output.status.success(), "{}{}", self.says, text_of(&output));
@@ -502,7 +502,7 @@ fn read_full(from: &mut impl std::io::Read, buffer: &mut [u8]) -> usize {
     filled
 }
 
-/// A file of `size` bytes that differ everywhere and are the same each time for one `seed`.
+/// Writes a file of `size` random bytes, which depend only on `seed`.
 pub fn pattern_file(path: &Path, size: usize, seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(size);
@@ -516,7 +516,7 @@ pub fn pattern_file(path: &Path, size: usize, seed: u64) {
     fs::write(path, bytes).expect("the temporary directory is writable");
 }
 
-/// A block device over a file; goes away with its owner.
+/// A block device over a file; dropping it removes it.
 pub struct LoopDevice {
     /// The device.
     pub path: String,

@@ -1,4 +1,4 @@
-//! What do clients see when OSDs that hold their data stand still, or die together, under their writes?
+//! What do clients see when OSDs that hold their data pause, or die together, under their writes?
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,21 +14,21 @@ use crate::replication::{
 };
 use crate::servers::{Detour, NbdServer};
 
-/// Pieces of 1 MiB that a stream writes, again and again.
+/// Pieces of 1 MiB that a stream writes over and over.
 const STREAM_PIECES: u64 = 16;
 
-/// A client that writes without a pause, piece by piece, each time with another pattern, until it is told
-/// to end. So whatever happens, happens under a write.
+/// A client that writes without a pause, piece by piece, each time with another pattern, until it is told to
+/// stop. So whatever happens, a write is under way.
 pub struct Stream {
-    /// Where its pieces begin, in MiB.
+    /// Where its first piece lies, in MiB.
     begin: u64,
     acknowledged: Arc<AtomicU64>,
     is_to_end: Arc<AtomicBool>,
-    /// Ends with the longest that a write took.
+    /// Returns how long the longest write took.
     thread: JoinHandle<Duration>,
 }
 
-/// What the write of a number, from 0 on, writes where.
+/// The pattern and the place of a write, by its number, counted from 0.
 fn stream_write(begin: u64, number: u64) -> (u64, u64) {
     (begin + number % STREAM_PIECES, 1 + (begin * 13 + number / STREAM_PIECES) % 250)
 }
@@ -62,7 +62,7 @@ impl Stream {
         self.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many more of them.
+    /// Waits until so many more are acknowledged.
     pub fn wait_for_more(&self, more: u64) {
         let wanted = self.count() + more;
         wait_for("a stream of writes to go on", || {
@@ -71,7 +71,7 @@ impl Stream {
         });
     }
 
-    /// Ends it: the reads that find what it has written, and the longest that a write took.
+    /// Stops it. Returns the reads that find what it wrote, and how long the longest write took.
     pub fn end(self) -> (Vec<String>, Duration) {
         self.is_to_end.store(true, Ordering::Relaxed);
         let longest = self.thread.join().expect("each write was done");
@@ -82,7 +82,7 @@ impl Stream {
     }
 }
 
-/// The OSD that leads the only PG of a pool, if one does.
+/// The primary of the only PG of a pool, if it has one.
 fn primary_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
     let rows = cluster.json(&["pg", "ls", "--pool", pool]);
     assert_eq!(rows.as_array().map(Vec::len), Some(1));
@@ -90,20 +90,20 @@ fn primary_of_one(cluster: &Cluster, pool: &str) -> Option<u64> {
 }
 
 #[test]
-fn a_primary_that_stood_still_under_writes_answers_nothing_old_and_loses_nothing() {
-    // Who shares a volume has no lazy writes.
+fn a_primary_paused_under_writes_never_serves_stale_data_and_loses_nothing() {
+    // Clients that share a volume write durably, so the OSDs commit at once.
     let cluster = three("stood-still", "512MiB", &["--commit", "immediate"]);
-    // One PG: whoever leads it is asked for everything.
+    // One PG: its primary gets every request.
     let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
     cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "one"]);
     cluster.wait_clean();
-    // A client that stands still for so long keeps its session.
+    // A client that is paused for that long keeps its session.
     cluster.run(&["config", "set", "session_timeout_ms", "10min"]);
     ask(&cluster, "v", &pieces("write", 1, 64));
     let streams: Vec<Stream> =
         [0, 16, 32].map(|begin| Stream::start(&cluster, "v", begin)).into_iter().collect();
-    // Another client, which hears of the monitor by a way of its own.
+    // Another client, which reaches the monitor on a path of its own.
     let detour = Detour::to(cluster.monitor_address());
     let files = cluster.copy_of_files("stood-still-files", &detour.address.to_string());
     let server = NbdServer::start(files.path(), "near.sock");
@@ -113,20 +113,20 @@ fn a_primary_that_stood_still_under_writes_answers_nothing_old_and_loses_nothing
     let former = primary_of_one(&cluster, "one").expect("the pool is served");
     let (osd, monitor) = (cluster.pid("osd", former), cluster.pid("mon", 1));
 
-    // Both stand still, the primary with writes under way, and neither hears what comes of that.
+    // Both are paused, the primary with writes under way, and neither learns what follows.
     server.signal(Signal::STOP);
     detour.cut();
     signal(osd, Signal::STOP);
     wait_for("another primary", || {
         primary_of_one(&cluster, "one").is_some_and(|primary| primary != former)
     });
-    // All is overwritten there, what was under way before, too.
+    // The new primary gets everything overwritten, including what was under way before.
     streams.iter().for_each(|stream| stream.wait_for_more(2 * STREAM_PIECES));
     let ended: Vec<(Vec<String>, Duration)> = streams.into_iter().map(Stream::end).collect();
     let longest = ended.iter().map(|(_, longest)| *longest).max().expect("three");
     let reads: Vec<String> = ended.into_iter().flat_map(|(reads, _)| reads).collect();
 
-    // The client goes on first: it asks the primary that it knows, for no monitor tells it of another.
+    // The client resumes first: it asks the primary that it knows, because no monitor tells it about another.
     signal(monitor, Signal::STOP);
     near.begin(&reads[0]);
     server.signal(Signal::CONT);
@@ -155,7 +155,7 @@ fn a_primary_that_stood_still_under_writes_answers_nothing_old_and_loses_nothing
 }
 
 #[test]
-fn with_two_of_three_holders_dead_writes_wait_until_one_is_back_with_all_that_was_acknowledged() {
+fn with_two_of_three_members_dead_writes_wait_and_no_acknowledged_write_is_lost() {
     let cluster = three_copies("two-dead", "512MiB", &["--restart-after", "never"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
     ask(&cluster, "v", &pieces("write", 1, 64));
@@ -173,14 +173,14 @@ fn with_two_of_three_holders_dead_writes_wait_until_one_is_back_with_all_that_wa
         rows.as_array().expect("a list").iter().all(is_waiting)
     });
     assert!(has_check(&cluster, "pg_incomplete"));
-    // What was acknowledged before is counted by then.
+    // By then everything that was acknowledged before is counted.
     wait_for("the stream to stand still", || {
         let before = stream.count();
         std::thread::sleep(Duration::from_secs(1));
         stream.count() == before
     });
     let before = stream.count();
-    // There is no event for something that does not happen.
+    // Nothing signals that no write is acknowledged, so the test can only wait.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(stream.count(), before, "the third alone acknowledges nothing");
     assert!(!cluster.command(&["check"]).output().expect("it runs").status.success());
@@ -205,12 +205,12 @@ fn with_two_of_three_holders_dead_writes_wait_until_one_is_back_with_all_that_wa
 }
 
 #[test]
-fn the_only_whole_holder_dies_while_another_is_filled_and_all_is_there_when_it_is_back() {
+fn nothing_is_lost_when_the_only_complete_member_dies_during_backfill_and_returns() {
     let cluster = three("source-dies", "1GiB", &["--restart-after", "never"]);
     cluster.run(&["volume", "create", "v", "--size", "320MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 192));
     let list = |row: &Value, key: &str| row[key].as_array().expect("a list").clone();
-    // Whom one OSD alone fills, if that is seen before it is done.
+    // The OSD that alone fills this learner, if the backfill is seen before it is done.
     let source_of = |learner: u64| {
         let mut source = None;
         wait_for("it to be filled", || {
@@ -225,7 +225,7 @@ fn the_only_whole_holder_dies_while_another_is_filled_and_all_is_there_when_it_i
         });
         source
     };
-    // PGs whose only whole member is this one, which is down.
+    // How many PGs have this OSD, which is down, as their only complete member.
     let wait_for_it = |source: u64| {
         let rows = cluster.json(&["pg", "ls"]);
         let rows = rows.as_array().expect("a list").clone().into_iter();
@@ -243,7 +243,7 @@ fn the_only_whole_holder_dies_while_another_is_filled_and_all_is_there_when_it_i
         kill_9(cluster.pid("osd", source));
         cluster.wait_osd(source, false);
         match wait_for_it(source) {
-            // It was too late: who was filled has all.
+            // Too late: the backfill was done, and the learner has everything.
             0 => ask(&cluster, "v", &pieces("read", seed, 192)),
             waiting => break (source, waiting),
         }
@@ -253,7 +253,7 @@ fn the_only_whole_holder_dies_while_another_is_filled_and_all_is_there_when_it_i
     wait_for("the status to say so", || has_check(&cluster, "pg_down"));
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // 1024 blocks in 64 PGs: some lie in one that waits, also if it is the only one.
+    // 1024 blocks in 64 PGs: some lie in a PG that waits, even if only one waits.
     qemu.begin("write -P 251 192M 128M");
     assert_eq!(
         qemu.ended_within(Duration::from_secs(2)),

@@ -10,13 +10,13 @@ use serde_json::Value;
 use crate::harness::{ASHLAR, QemuIo, Waiting, refused, report, run, succeed, wait_for};
 use crate::namespaces::{Hosts, Shape, V4, V6};
 
-/// The host with the client alone, which nothing happens to.
+/// The host that runs only the client. Nothing happens to it.
 const CLIENT: usize = 4;
 
-/// What each round of the load writes and reads at least, in bytes.
+/// The least that each round of the load writes and reads, in bytes.
 const LOAD_SIZE: u64 = 64 << 20;
 
-/// A load that goes on while something is broken, and after that; then all is read and verified.
+/// A load that runs while something is broken and after that; then everything is read and verified.
 struct Load {
     uri: String,
     round: Cell<u32>,
@@ -41,7 +41,7 @@ impl Load {
         fio.longest_wait()
     }
 
-    /// Likewise, while nothing of one host is heard.
+    /// The same, while one host is silent.
     fn under_silence(&self, hosts: &mut Hosts, host: usize) -> f64 {
         self.under(hosts, |hosts| hosts.set_links(host, false), |hosts| hosts.set_links(host, true))
     }
@@ -51,23 +51,23 @@ fn other_than(hosts: &[usize]) -> usize {
     (1..=3).find(|host| !hosts.contains(host)).expect("three hosts, of which two are named")
 }
 
-/// Says how long fio waited, and that nobody had to help.
+/// Prints how long fio waited, and that nobody had to help.
 fn judge(what: &str, waited: f64) {
     report(&format!("3 hosts: {what}: fio waited {waited:.1} s"));
     assert!(waited <= WAIT_MAX, "{what}: fio waited {waited:.1} s");
 }
 
-// How long clients wait by design is asserted in simulated time, where no other load is: the drill of the
-// simulator (`sim::cluster::drill`), in three of ten seeds where a member can be spared, asserts 0.5 s after
-// the death of an OSD, 3 s after it fell silent, 6 s where the leading monitor fell silent with it, and 0.2 s
-// after it was stopped. Here real processes share a machine with other tests: what is shown is that clients
-// go on by themselves, and every byte is right.
+// The simulator asserts how long clients wait by design, in simulated time, where no other load is. Its failover
+// drill (`sim::cluster::failover_drill`), in three of ten seeds where a member can be spared, allows 0.5 s after the
+// death of an OSD, 3 s after it fell silent, 6 s if the leading monitor fell silent with it, and 0.2 s after it was
+// stopped. Here real processes share a machine with other tests: these tests show that clients go on without help,
+// and that every byte is right.
 
-/// Seconds. By design it is two to three where leading goes on (`docs/commands.md`), and up to ten where
-/// another monitor or member of etcd has to lead first; the rest is for a machine that does much else.
+/// In seconds. By design it is two to three if the leader stays (`docs/commands.md`), and up to ten if another
+/// monitor or member of etcd has to lead first; the rest is for a busy machine.
 const WAIT_MAX: f64 = 45.0;
 
-/// How long everything stays away once.
+/// How long everything stays down once.
 const A_MINUTE: Duration = Duration::from_secs(60);
 
 fn begin_all(hosts: &mut Hosts, names: &[String]) {
@@ -77,7 +77,7 @@ fn begin_all(hosts: &mut Hosts, names: &[String]) {
 }
 
 #[test]
-fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
+fn clients_only_wait_whatever_dies_or_is_cut_off() {
     let mut hosts = Hosts::new(
         "hosts",
         Shape {
@@ -102,7 +102,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
     let load = Load { uri: hosts.start_nbd(CLIENT, "v", &[]), round: Cell::new(0) };
-    // A client that stays while this is asked: fio may have come to its end.
+    // A client that stays for this question: fio may have ended.
     let mut session = QemuIo::open(&[&load.uri]);
     session.ask("write -P 1 0 4k");
     hosts.assert_commit(CLIENT, "v");
@@ -135,7 +135,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
         &mut hosts,
         |hosts| {
             hosts.kill(&[format!("etcd.{first}")]);
-            // A change is made without it, and without one that followed.
+            // A change succeeds without it, and without a monitor that followed.
             let began = Instant::now();
             hosts.set(CLIENT, "nearly_full_percent", "83");
             let waited = began.elapsed().as_secs_f64();
@@ -177,7 +177,7 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
         &mut hosts,
         |hosts| {
             hosts.kill(&names);
-            // The time itself is the trial: leases, sessions and patience run out meanwhile.
+            // The time itself is the test: leases, sessions and timeouts run out meanwhile.
             std::thread::sleep(A_MINUTE);
             begin_all(hosts, &names);
         },
@@ -186,15 +186,15 @@ fn whatever_dies_or_is_cut_off_the_clients_only_wait() {
     let wait = wait - A_MINUTE.as_secs_f64();
     judge("everything is killed and started a minute later, from then", wait);
 
-    // Told to end, the leader gives its lease back.
+    // A leader that is told to stop gives its lease back.
     let leader = hosts.leader(CLIENT);
     hosts.stop(&format!("mon.{leader}"));
     hosts.await_leader_but(CLIENT, leader);
-    // Each round wrote half of the volume at least.
+    // Each round wrote at least half of the volume.
     hosts.check_copies(CLIENT, LOAD_SIZE / (128 << 10) / 2);
 }
 
-/// Nobody can lead: volumes are used all the same, and what cannot be done is said.
+/// No monitor can lead: volumes work all the same, and commands say what cannot be done.
 fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     let first = hosts.etcd_leader();
     let second = other_than(&[first]);
@@ -216,7 +216,7 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
             });
         },
         |hosts| {
-            // A command waits for half a minute: what it waits for comes at once.
+            // A command waits for up to half a minute; what it waits for comes at once.
             let set = ["config", "set", "nearly_full_percent", "85"];
             let waiting = Waiting::start(&mut hosts.ashlar(CLIENT, &set));
             hosts.begin(&dead[0]);
@@ -232,9 +232,9 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     judge("most members of etcd are killed", wait);
 }
 
-/// Two are left, of which one leads on: OSDs and clients do not notice, nor when the third is back.
+/// Two are left, and one of them leads: OSDs and clients do not notice, nor do they when the third is back.
 #[test]
-fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
+fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     let mut hosts = Hosts::new(
         "lead",
         Shape {
@@ -252,7 +252,7 @@ fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
     hosts.json(3, &[&pool[..], &["--pgs", "16"]].concat());
     hosts.json(2, &["volume", "create", "v", "--size", "64MiB"]);
     hosts.await_whole(CLIENT);
-    // Two minutes of it: it goes on when the minute is over, and what is done before and after it.
+    // Two minutes of load: the minute, and what comes before and after it.
     let uri = hosts.start_nbd(CLIENT, "v", &[]);
     let mut fio = Fio::start_at_rate(&uri, 56 << 20, 43, 450 << 10);
     fio.wait_written(1 << 20);
@@ -262,7 +262,7 @@ fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
     let name = format!("mon.{leader}");
     hosts.kill(std::slice::from_ref(&name));
     hosts.await_leader_but(CLIENT, leader);
-    // The time itself is the trial, as where everything is away.
+    // The time itself is the test, as it is where everything is down.
     std::thread::sleep(A_MINUTE);
     hosts.begin(&name);
     hosts.await_monitors(CLIENT, 3);
@@ -274,7 +274,7 @@ fn the_leading_monitor_is_away_for_a_minute_and_nobody_waits() {
 }
 
 #[test]
-fn osds_use_a_network_of_their_own_while_it_is_there() {
+fn osds_prefer_the_cluster_network_while_it_works() {
     let mut hosts = Hosts::new(
         "osdnet",
         Shape {
@@ -288,7 +288,7 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
         },
     );
     hosts.make_cluster();
-    // Another monitor on a host that has one, and on an IPv6 network alone.
+    // A second monitor on one host, and only on the IPv6 network.
     let second = hosts.home(1).join("mon.2");
     succeed(hosts.ashlar(1, &["mon", "create", "--port", "4131"]).arg(&second));
     let mut run_second = hosts.ashlar(1, &["mon", "run"]);
@@ -310,8 +310,8 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
     let uses_its_own = |hosts: &Hosts| {
         hosts.connections_between_osds(V4) > 0 && hosts.connections_between_osds(V6) == 0
     };
-    // A peer that does not answer for a second is tried over the other network: where a busy
-    // machine was the reason, an OSD begins anew.
+    // An OSD tries the other network when a peer does not answer for a second. If only the machine was busy,
+    // an OSD starts anew.
     for _ in 0..5 {
         if uses_its_own(&hosts) {
             break;
@@ -324,7 +324,7 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
     }
     assert!(uses_its_own(&hosts), "their own network is tried first");
 
-    // Only that network goes: two copies are written on, over the other one.
+    // Only that network goes down: writes go on with two copies, over the other one.
     let began = Instant::now();
     hosts.set_link(2, V4, false);
     session.ask("write -P 2 0 8M");
@@ -341,10 +341,10 @@ fn osds_use_a_network_of_their_own_while_it_is_there() {
     hosts.check_copies(3, 16 << 3);
 }
 
-/// While others write, a PG's primary stands cut off with a client of its own, and neither knows. There is
-/// one network: where there are two, the primary tries the other one, and has ended its epoch by that.
+/// While others write, the primary of a PG is cut off together with a client, and neither knows it. There is one
+/// network: with two, the primary would try the other one and so learn that its epoch has ended.
 #[test]
-fn a_cut_off_primary_answers_nothing_old() {
+fn a_primary_that_is_cut_off_never_serves_stale_data() {
     let mut hosts = Hosts::new(
         "cutoff",
         Shape {
@@ -358,13 +358,13 @@ fn a_cut_off_primary_answers_nothing_old() {
         },
     );
     hosts.make_cluster();
-    // The monitor's host stays, and has no copy.
+    // The monitor's host stays and has no copy.
     hosts.json(1, &["osd", "out", "1"]);
     let pool = ["pool", "create", "one", "--replicas", "2", "--failure-domain", "host"];
     hosts.json(1, &[&pool[..], &["--pgs", "1"]].concat());
     hosts.json(1, &["volume", "create", "v", "--size", "16MiB"]);
     hosts.await_whole(1);
-    // The client's session is not over while it is cut off, however long a write takes meanwhile.
+    // The client's session does not end while it is cut off, however long a write takes meanwhile.
     hosts.set(1, "session_timeout_ms", "100s");
     let rows = hosts.json(1, &["pg", "ls", "--pool", "one"]);
     let primary = rows[0]["primary"].as_u64().expect("a number") as usize;
@@ -387,13 +387,13 @@ fn a_cut_off_primary_answers_nothing_old() {
 }
 
 #[test]
-fn what_cannot_be_joined_made_or_run_is_said() {
+fn commands_say_why_they_cannot_join_create_or_run() {
     let networks = &[];
     let (etcd_in, commit) = (V4, "fsync");
     let shape = Shape { hosts: 2, etcds: 1, etcd_in, monitors: 1, osds: 0, networks, commit };
     let mut hosts = Hosts::new("nohosts", shape);
     hosts.begin("etcd.1");
-    // `init` does not wait for long.
+    // `init` waits only briefly.
     hosts.etcd_leader();
     let there = hosts.home(1);
     let init = |network: &str, code: &str| {
@@ -421,7 +421,7 @@ fn what_cannot_be_joined_made_or_run_is_said() {
     let mut join = hosts.on(1, ASHLAR);
     join.args(["join", &token, "--json", "--dir"]).arg(&there);
     refused(&mut join, "exists");
-    // A store that does not hold the cluster is never taken for a new one.
+    // A state store without the cluster's state is never used as if it were new.
     let text = fs::read_to_string(there.join("cluster.toml")).expect("it is there");
     let elsewhere = text.replace(":2379", ":2379/elsewhere");
     assert_ne!(elsewhere, text);

@@ -1,5 +1,5 @@
-//! A device that ends nothing and reports no error: a loop device over a file that a user-space server serves, which
-//! is stopped.
+//! A device that completes nothing and reports no error: a loop device over a file that a user-space server serves.
+//! The test pauses that server.
 
 use std::fs;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ impl HungDevice {
 }
 
 impl Drop for HungDevice {
-    /// Nothing that hangs is left behind, whatever happened.
+    /// Cleans up whatever happened: nothing that hangs may stay behind.
     fn drop(&mut self) {
         self.signal(Signal::CONT);
         if let Some(mut osd) = self.osd.take() {
@@ -52,14 +52,14 @@ impl Drop for HungDevice {
             let _ = osd.wait();
         }
         drop(self.device.take());
-        // The kernel may still be about to let the device go: the server ends when it has.
+        // The kernel may not have released the device yet; the server ends once it has.
         let _ = Command::new("fusermount3").arg("-uz").arg(&self.file).output();
         let _ = self.server.wait();
     }
 }
 
 #[test]
-fn a_disk_that_hangs_stops_nobody_is_named_and_comes_back() {
+fn a_hung_disk_blocks_nobody_is_reported_and_comes_back() {
     let cluster = Cluster::up("hung", &["--osds", "2", "--osd-size", "512MiB"]);
     let mut hung = HungDevice::new(&cluster, 512 << 20);
     let path = hung.device.as_ref().expect("just made").path.clone();
@@ -70,7 +70,7 @@ fn a_disk_that_hangs_stops_nobody_is_named_and_comes_back() {
     let words = fs::File::create(&log).expect("writable");
     hung.osd = Some(daemon.stderr(words).spawn().expect("starts"));
     cluster.wait_osd(id, true);
-    // It leads some of the PGs, and is another member of the rest.
+    // It is the primary of some PGs and another member of the rest.
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
     cluster.run(&[&create[..], &["--pgs", "16"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB", "--pool", "safe"]);
@@ -86,7 +86,7 @@ fn a_disk_that_hangs_stops_nobody_is_named_and_comes_back() {
     stream.wait_for_more(16);
 
     hung.signal(Signal::STOP);
-    // Who asks seldom may find it hung already, and its log tells that it was slow before.
+    // A slow test may find it hung already; then the log tells that it was slow before.
     wait_for("the disk to be named", || {
         has_check(&cluster, "disk_slow") || has_check(&cluster, "osd_stalled")
     });
@@ -100,7 +100,7 @@ fn a_disk_that_hangs_stops_nobody_is_named_and_comes_back() {
         text.contains(&format!("osd.{id}")) && text.contains("has not answered")
     });
     ask(&cluster, "v", &pieces("read", 1, 64).split_off(16));
-    // It has no part while it hangs.
+    // It takes no part in any PG while it hangs.
     std::thread::sleep(Duration::from_secs(2));
     assert!(has_check(&cluster, "osd_stalled"));
 

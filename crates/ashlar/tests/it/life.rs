@@ -11,7 +11,7 @@ use crate::harness::{
     text_of, wait_for,
 };
 
-/// The rows of a list without what changes while clients work.
+/// The rows of a list without the columns that change while clients work.
 fn lasting(mut list: Value) -> Value {
     for row in list.as_array_mut().expect("a list") {
         let row = row.as_object_mut().expect("a row");
@@ -31,7 +31,7 @@ fn everything_is_intact_after_a_restart() {
     let again = run(Command::new(ASHLAR).args(["up", "--detach", "--dir"]).arg(cluster.path()));
     assert!(again.status.success());
     assert!(text_of(&again).contains("is running"), "{}", text_of(&again));
-    // What cannot be done while it runs is no success, and what can be done is.
+    // Commands that need a stopped cluster fail while it runs; the others succeed.
     let larger = |size: &str| {
         let mut larger = Command::new(ASHLAR);
         larger.args(["up", "--detach", "--json", "--osds", "4", "--osd-size", size, "--dir"]);
@@ -55,7 +55,7 @@ fn everything_is_intact_after_a_restart() {
 }
 
 #[test]
-fn status_answers_for_a_healthy_cluster() {
+fn status_describes_a_healthy_cluster() {
     let cluster = Cluster::up("status", &["--osds", "2", "--osd-size", "256MiB"]);
     cluster.wait_healthy();
     let status = cluster.json(&["status"]);
@@ -75,7 +75,7 @@ fn status_answers_for_a_healthy_cluster() {
 }
 
 #[test]
-fn a_volume_is_made_resized_and_removed() {
+fn a_volume_is_created_resized_and_removed() {
     let cluster = Cluster::up("volume", &["--osds", "2", "--osd-size", "256MiB"]);
     let used = || {
         let rows = cluster.json(&["osd", "ls"]);
@@ -97,7 +97,7 @@ fn a_volume_is_made_resized_and_removed() {
         let used: u64 = used();
         used <= (2 * 17) << 20
     });
-    // Grown again, the cut part is zeros, not what was there before.
+    // After it has grown again, the part that was cut reads as zeros.
     wait_for("the shrinking to be done", || {
         run(&mut cluster.command(&["volume", "resize", "v", "64MiB"])).status.success()
     });
@@ -119,7 +119,7 @@ fn a_volume_is_made_resized_and_removed() {
 }
 
 #[test]
-fn an_attached_volume_is_not_removed() {
+fn an_attached_volume_cannot_be_removed() {
     let cluster = Cluster::up("attached", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     let mut qemu = QemuIo::open(&["-f", "raw", &cluster.uri("v")]);
@@ -127,7 +127,7 @@ fn an_attached_volume_is_not_removed() {
     assert_eq!(cluster.json(&["volume", "info", "v"])["attached"], 1);
     cluster.refused(&["volume", "rm", "v"], "busy");
     cluster.refused(&["volume", "resize", "v", "8MiB", "--shrink"], "busy");
-    // Larger is harmless.
+    // Growing it is harmless.
     cluster.run(&["volume", "resize", "v", "32MiB"]);
     qemu.ask("read -P 7 0 1M");
     qemu.close();
@@ -157,7 +157,7 @@ fn pools_have_their_own_block_sizes() {
 }
 
 #[test]
-fn up_says_what_it_does_and_how_far_it_is() {
+fn up_reports_what_it_does_and_its_progress() {
     let cluster = Cluster { directory: Directory::new("progress") };
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--detach", "--osds", "2", "--osd-size", "256MiB", "--dir"]);
@@ -185,7 +185,7 @@ fn up_says_what_it_does_and_how_far_it_is() {
 }
 
 #[test]
-fn up_keeps_what_is_there_and_adds_what_is_asked_for() {
+fn up_keeps_existing_osds_and_adds_missing_ones() {
     let cluster = Cluster::up("keep", &["--osds", "2", "--osd-size", "256MiB"]);
     let ids = || {
         let rows = cluster.json(&["osd", "ls"]);
@@ -209,9 +209,9 @@ fn up_keeps_what_is_there_and_adds_what_is_asked_for() {
 }
 
 #[test]
-fn up_killed_while_it_makes_an_osd_goes_on_where_it_was() {
+fn up_killed_while_it_creates_an_osd_resumes_where_it_was() {
     let cluster = Cluster { directory: Directory::new("cut-short") };
-    // Large enough that it is killed long before the end.
+    // Large enough that `up` is killed long before the end.
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--osds", "1", "--osd-size", "16GiB", "--dir"]).arg(cluster.path());
     let mut up = up.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
@@ -234,7 +234,7 @@ fn up_killed_while_it_makes_an_osd_goes_on_where_it_was() {
 }
 
 #[test]
-fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
+fn an_osd_that_does_not_start_blocks_only_its_own_data() {
     let cluster = Cluster::up("dead-osd", &["--osds", "2", "--osd-size", "256MiB"]);
     let create = ["pool", "create", "single", "--replicas", "1", "--failure-domain", "osd"];
     cluster.run(&create);
@@ -266,7 +266,7 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
     assert!(down["message"].as_str().expect("a text").contains("osd.1 is down"), "{down}");
     assert!(down["hint"].as_str().expect("a text").contains("log"), "{down}");
 
-    // `up` tries again, ever more seldom, and says so.
+    // `up` retries at growing intervals, and says so.
     wait_for("an OSD that is tried again later", || {
         let status = cluster.json(&["status"]);
         let ended = status["ended"].as_array().expect("a list");
@@ -276,7 +276,7 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
         })
     });
 
-    // What the other one has is served.
+    // The data of the other OSD is served.
     let is_as_it_should_be =
         |row: &Value| row["state"] == if row["primary"] == 1 { "down" } else { "active" };
     wait_for("each PG to be down or served", || {
@@ -287,10 +287,10 @@ fn an_osd_that_does_not_start_keeps_only_its_own_data_away() {
     assert!(blocks.any(|block| is_read(&cluster, block)), "half of them lie on osd.2");
 }
 
-/// Whether a block of 128 KiB of volume `v` is read soon; it is full of fives.
+/// Whether a block of 128 KiB of volume `v`, which is full of fives, can be read soon.
 fn is_read(cluster: &Cluster, block: u64) -> bool {
     let mut qemu = Command::new("qemu-io");
-    // Read-only: else it flushes in the end, and that waits for every OSD.
+    // Read-only: otherwise qemu-io flushes at the end, which waits for every OSD.
     qemu.args(["-r", "-f", "raw", "-c", &format!("read -P 5 {}k 4k", block * 128)]);
     let child = qemu.arg(cluster.uri("v")).stdout(Stdio::piped()).spawn().expect("installed");
     let pid = child.id();
@@ -305,10 +305,10 @@ fn is_read(cluster: &Cluster, block: u64) -> bool {
 }
 
 #[test]
-fn the_cluster_is_found_by_name_by_variable_and_by_itself() {
+fn the_cluster_is_found_by_option_by_variable_and_by_default() {
     let home = Directory::new("find");
     let cluster = Cluster { directory: home };
-    // As `make up` does it: `.ashlar` in the current folder.
+    // What `make up` does: `.ashlar` in the current directory.
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--detach", "--osds", "1", "--osd-size", "256MiB"]);
     succeed(up.current_dir(cluster.path()));
@@ -335,7 +335,7 @@ fn the_cluster_is_found_by_name_by_variable_and_by_itself() {
         let text = succeed(&mut volumes(way));
         assert!(text.contains("\"here\""), "{text}");
     }
-    // What is named goes before what is found.
+    // An option takes precedence over what is found.
     refused(volumes(&|_| {}).current_dir("/"), "no_cluster");
     refused(volumes(&|_| {}).current_dir(&below).arg("--cluster").arg(&below), "no_cluster");
     refused(volumes(&|_| {}).current_dir(&below).env("ASHLAR_CLUSTER", &below), "no_cluster");

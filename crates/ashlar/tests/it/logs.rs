@@ -1,5 +1,5 @@
-//! What daemons write to their logs: time, level, who and what; for people and as JSON; by a level
-//! that changes while they run.
+//! What daemons write to their logs: time, level, daemon and event, as text and as JSON, filtered by a level that
+//! can change while they run.
 
 use std::fs;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::harness::{Cluster, wait_for};
 
-/// The lines that a daemon has written so far.
+/// The lines that a daemon has logged so far.
 fn lines(cluster: &Cluster, name: &str) -> Vec<String> {
     let path = cluster.path().join(format!("log/{name}.log"));
     let text = fs::read_to_string(path).expect("it has a log");
     text.lines().map(str::to_owned).collect()
 }
 
-/// Likewise, of JSON lines.
+/// The same, parsed as JSON.
 fn events(cluster: &Cluster, name: &str) -> Vec<Value> {
     let parse = |line: String| {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{name}: {error}: {line}"))
@@ -34,7 +34,7 @@ fn assert_time(text: &str) {
 }
 
 #[test]
-fn lines_have_time_and_level_and_the_level_changes_while_daemons_run() {
+fn log_lines_have_time_and_level_and_the_level_changes_at_run_time() {
     const CHANGED: &str = "the level of the log is changed";
     let sizes = ["--osds", "2", "--osd-size", "256MiB"];
     let cluster = Cluster::up("logs", &[&sizes[..], &["--log-format", "json"]].concat());
@@ -57,7 +57,7 @@ fn lines_have_time_and_level_and_the_level_changes_while_daemons_run() {
     );
     assert_eq!(count(&cluster, "mon.1", "this monitor leads"), 1);
 
-    // What is not an error is heard no more, until the setting is gone.
+    // Only errors are logged now, until the setting is removed.
     cluster.run(&["config", "set", "log_level", "error"]);
     for name in ["osd.1", "mon.1"] {
         wait_for("the level to be in force", || count(&cluster, name, CHANGED) == 1);
@@ -83,7 +83,7 @@ fn lines_have_time_and_level_and_the_level_changes_while_daemons_run() {
     wait_for("the level to be in force", || count(&cluster, "osd.1", CHANGED) == 3);
     cluster.down();
 
-    // For people.
+    // The text form.
     let written = lines(&cluster, "osd.1").len();
     cluster.start(&[]);
     let new = lines(&cluster, "osd.1").split_off(written);

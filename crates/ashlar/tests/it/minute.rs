@@ -1,7 +1,7 @@
-//! Do clients only wait while what their cluster depends on is away for a whole minute?
+//! Do clients only wait while what their cluster depends on is down for a whole minute?
 //!
-//! Leases, sessions, grace times and everybody's patience run out meanwhile. The same on several hosts,
-//! with three monitors and three members of etcd, is in `hosts`.
+//! Leases, sessions, grace times and timeouts run out meanwhile. `hosts` does the same on several hosts, with
+//! three monitors and three members of etcd.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use crate::harness::{Cluster, is_running, kill_9, report, wait_for};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Who dies, to be started again by `up` a minute later.
+/// What dies; `up` starts it again a minute later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Away {
-    /// Whatever knows the cluster's state.
+    /// Everything that knows the cluster's state.
     MonitorAndEtcd,
-    /// And all that holds data: all but the clients.
+    /// That, and everything that holds data: all but the clients.
     Everything,
 }
 
@@ -27,8 +27,8 @@ fn clients_only_wait(commit: &str, away: Away) {
     let cluster = Cluster::up(&name, &[&up[..], &["--commit", commit]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     cluster.wait_clean();
-    // Where it need not wait it works all the time, for longer than the minute and what is done
-    // before and after it. Where it has to wait, it is still at work when they die.
+    // If it need not wait, it runs all the time: longer than the minute and what comes before and after it. If
+    // it has to wait, it is still running when they die.
     let rate = if with_osds { 2 << 20 } else { 500 << 10 };
     let count = cluster.processes().len();
     assert_eq!(count, 6, "up, monitor, three OSDs, NBD server");
@@ -57,7 +57,7 @@ fn clients_only_wait(commit: &str, away: Away) {
          was {longest:.1} s"
     ));
     match away {
-        // Whoever waited for them waited for a minute.
+        // A client that waited for them waited for a minute.
         Away::MonitorAndEtcd => assert!(longest < 45.0, "nobody waits for them: {longest:.1} s"),
         Away::Everything => {
             assert!(
@@ -71,9 +71,9 @@ fn clients_only_wait(commit: &str, away: Away) {
     assert!(cluster.check_copies() > 0);
 }
 
-/// All wait at the same time.
+/// All cases run at the same time.
 #[test]
-fn what_is_away_for_a_minute_only_makes_clients_wait() {
+fn clients_only_wait_while_the_cluster_is_down_for_a_minute() {
     std::thread::scope(|scope| {
         let cases = ["fsync", "immediate"]
             .into_iter()

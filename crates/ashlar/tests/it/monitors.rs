@@ -1,4 +1,4 @@
-//! Does every host find the monitors that are left, whichever it was told of first?
+//! Does every host find the remaining monitors, whichever monitor it knew first?
 
 use std::fs;
 use std::io::Write;
@@ -15,14 +15,14 @@ fn knows(hosts: &Hosts, host: usize, monitor: &str) -> bool {
     text.contains(&format!("\"tcp:{monitor}\""))
 }
 
-/// How often the OSD said that, over all its runs.
+/// How often the OSD's log says that, over all its runs.
 fn said(hosts: &Hosts, what: &str) -> usize {
     let log = fs::read_to_string(hosts.path("osd.1.log")).unwrap_or_default();
     log.matches(what).count()
 }
 
 #[test]
-fn a_daemon_that_was_told_of_one_monitor_joins_over_another_when_that_is_lost() {
+fn a_daemon_that_knew_one_monitor_joins_through_another_when_that_one_is_lost() {
     let networks = &["--network", "10.77.1.0/24"];
     let shape =
         Shape { hosts: 3, etcds: 1, etcd_in: V4, monitors: 2, osds: 1, networks, commit: "fsync" };
@@ -41,7 +41,7 @@ fn a_daemon_that_was_told_of_one_monitor_joins_over_another_when_that_is_lost() 
     let osd = ["osd.1".to_owned()];
     hosts.kill(&osd);
 
-    // On two hosts one daemon alone hears of a new monitor: an NBD server, and a monitor.
+    // On two hosts only one daemon learns about a new monitor: an NBD server, and a monitor.
     let path = hosts.home(2).join("mon.3");
     succeed(hosts.ashlar(2, &["mon", "create", "--port", "4131"]).arg(&path));
     let mut command = hosts.ashlar(2, &["mon", "run"]);
@@ -51,7 +51,7 @@ fn a_daemon_that_was_told_of_one_monitor_joins_over_another_when_that_is_lost() 
         assert!(knows(&hosts, host, first) && knows(&hosts, host, second), "the others stay");
     }
 
-    // An OSD whose host was told of the first monitor only, as its token was made early.
+    // The host of this OSD knows only the first monitor, because its token was made early.
     let settings = hosts.home(1).join("cluster.toml");
     let text = fs::read_to_string(&settings).expect("it is there");
     let rest = text.lines().filter(|line| !line.starts_with("monitors"));
@@ -78,8 +78,8 @@ fn a_daemon_that_was_told_of_one_monitor_joins_over_another_when_that_is_lost() 
     wait_for("the OSD to join over another", || said(&hosts, "joined the cluster") > runs);
     hosts.await_osds(1);
 
-    // Without any it says whom it asked.
-    // It may have said so before, while it knew fewer.
+    // Without any monitor the error names those that were asked.
+    // It may have logged that before, while it knew fewer.
     let before = said(&hosts, "no monitor answers");
     hosts.kill(&["mon.2".to_owned(), "mon.3".to_owned()]);
     wait_for("the OSD to say that nobody answers", || said(&hosts, "no monitor answers") > before);
@@ -111,7 +111,7 @@ fn contents(directory: &Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn what_is_for_one_machine_refuses_hosts_of_several_and_touches_nothing() {
+fn commands_for_one_machine_refuse_a_cluster_of_several_hosts_and_change_nothing() {
     let directory = Directory::new("several");
     let dir = directory.path();
     let mut options = fs::File::options();
@@ -141,11 +141,11 @@ fn what_is_for_one_machine_refuses_hosts_of_several_and_touches_nothing() {
         run(&["osd", "stop", "1"], "several_hosts");
         let error = run(&["osd", "start", "1"], "several_hosts");
         assert!(error["hint"].as_str().expect("a text").contains("osd run"), "{error}");
-        // Any directory would be that of the first monitor.
+        // Without this any directory would do as that of the first monitor.
         run(&["mon", "run", &dir.join("mon.1").display().to_string()], "not_found");
         assert_eq!(contents(dir), before);
     }
-    // The first host of a cluster whose settings are lost.
+    // The first host of a cluster, with its settings lost.
     fs::remove_file(dir.join("cluster.toml")).expect("it is there");
     fs::create_dir(dir.join("mon.1")).expect("writable");
     fs::write(dir.join("mon.1/monitor.toml"), "id = 1\nlisten = []\n").expect("writable");

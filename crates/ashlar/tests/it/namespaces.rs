@@ -1,7 +1,7 @@
-//! Network namespaces that stand for hosts, and a cluster on them.
+//! Network namespaces that act as hosts, and a cluster on them.
 //!
-//! Each host is connected to an IPv4 and to an IPv6 network and has a name of its own. Files are
-//! shared: what tells a host from another is its directory `hostN`.
+//! Each host is connected to an IPv4 and an IPv6 network and has a name of its own. All hosts share the file
+//! system: each has its own directory `hostN`.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -29,22 +29,22 @@ fn ip(arguments: &str) {
     );
 }
 
-/// What runs where: on the first so many hosts.
+/// How many hosts run what: always the first ones.
 pub struct Shape {
     pub hosts: usize,
     /// Members of etcd.
     pub etcds: usize,
-    /// The network that etcd is in.
+    /// The network that etcd uses.
     pub etcd_in: &'static str,
     pub monitors: usize,
     pub osds: usize,
-    /// For `ashlar init`.
+    /// Further options of `ashlar init`.
     pub networks: &'static [&'static str],
     /// The commit mode of OSDs.
     pub commit: &'static str,
 }
 
-/// Hosts, and all that runs on them; it ends with its owner.
+/// The hosts and everything that runs on them; dropping it stops all of it.
 pub struct Hosts {
     pub shape: Shape,
     directory: Directory,
@@ -81,7 +81,7 @@ impl Hosts {
         hosts
     }
 
-    /// The namespace of a host; 0: that of the switches between them.
+    /// The namespace of a host; host 0 is the switches between them.
     fn namespace(&self, host: usize) -> String {
         format!("{}-{host}", self.prefix)
     }
@@ -90,15 +90,15 @@ impl Hosts {
         self.directory.path().join(name)
     }
 
-    /// The directory that makes a host one of the cluster's.
+    /// The directory with the host's settings of the cluster.
     pub fn home(&self, host: usize) -> PathBuf {
         self.path(&format!("host{host}"))
     }
 
     // ---- networks
 
-    /// Cuts a host off from one of its networks, or connects it again. What it sends gets lost; its
-    /// own port stays up.
+    /// Cuts a host off from one of its networks, or connects it again. What it sends is lost; its own port stays
+    /// up.
     pub fn set_link(&self, host: usize, network: &str, is_up: bool) {
         let state = match is_up {
             true => format!("master {network}"),
@@ -107,7 +107,7 @@ impl Hosts {
         ip(&format!("-n {} link set {network}-{host} {state}", self.namespace(0)));
     }
 
-    /// Cuts a host off from everybody, or connects it again.
+    /// Cuts a host off from all others, or connects it again.
     pub fn set_links(&self, host: usize, is_up: bool) {
         for network in [V4, V6] {
             self.set_link(host, network, is_up);
@@ -120,13 +120,13 @@ impl Hosts {
     pub fn on(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(host), "unshare", "--uts", "sh", "-c"]);
-        // It ends with the test, whatever becomes of that.
+        // It ends with the test, whether that passes or fails.
         let line = format!("hostname host{host} && exec setpriv --pdeathsig KILL \"$0\" \"$@\"");
         command.arg(line).arg(program);
         command
     }
 
-    /// A command of ashlar's on a host that belongs to the cluster.
+    /// A command of `ashlar` on a host that belongs to the cluster.
     pub fn ashlar(&self, host: usize, arguments: &[&str]) -> Command {
         let mut command = self.on(host, ASHLAR);
         command.args(arguments).arg("--cluster").arg(self.home(host));
@@ -138,20 +138,20 @@ impl Hosts {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
 
-    /// The same, where it may be refused for the moment.
+    /// The same, for a command that may be refused for a while.
     fn try_json(&self, host: usize, arguments: &[&str]) -> Option<Value> {
         let output = run(self.ashlar(host, arguments).arg("--json"));
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     }
 
-    /// Gives a setting a value, again and again until a monitor says that it has.
+    /// Sets a setting, and retries until a monitor confirms it.
     pub fn set(&self, host: usize, name: &str, value: &str) {
         wait_for("a setting to change", || {
             self.try_json(host, &["config", "set", name, value]).is_some()
         });
     }
 
-    /// Starts a program that runs on, with its words in `NAME.log`.
+    /// Starts a program in the background; its output goes to `NAME.log`.
     pub fn start(&mut self, name: &str, command: &mut Command) {
         let log = File::options().create(true).append(true).open(self.path(&format!("{name}.log")));
         let log = log.expect("the temporary directory is writable");
@@ -160,7 +160,7 @@ impl Hosts {
         self.daemons.push((name.to_owned(), child.expect("it starts")));
     }
 
-    /// What runs on a host besides `ashlar nbd`: names for [`Hosts::kill`] and [`Hosts::begin`].
+    /// What runs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and [`Hosts::begin`] take.
     pub fn names_on(&self, host: usize) -> Vec<String> {
         let parts =
             [("etcd", self.shape.etcds), ("mon", self.shape.monitors), ("osd", self.shape.osds)];
@@ -188,7 +188,7 @@ impl Hosts {
         self.start(name, &mut command);
     }
 
-    /// All of them die at the same time.
+    /// Kills all of them at the same time.
     pub fn kill(&mut self, names: &[String]) {
         let dead = self.daemons.extract_if(.., |(name, _)| names.contains(name));
         let mut dead: Vec<(String, Child)> = dead.collect();
@@ -202,7 +202,7 @@ impl Hosts {
         }
     }
 
-    /// Tells a program to end, and waits for that.
+    /// Tells a program to stop, and waits for it.
     pub fn stop(&mut self, name: &str) {
         let place = self.daemons.iter().position(|(known, _)| known == name);
         let (_, mut child) = self.daemons.remove(place.expect("it was started"));
@@ -233,19 +233,19 @@ impl Hosts {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &members.join(",")])
-            // Only processes die here, and what is measured is not this disk.
+            // Only processes die here, so etcd need not flush.
             .args(["--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn"]);
         command
     }
 
-    /// For `ashlar init --state`.
+    /// The value for `ashlar init --state`.
     pub fn etcd_urls(&self) -> String {
         let urls = (1..=self.shape.etcds)
             .map(|host| format!("http://{}:{ETCD_PORT}", self.etcd_host(host)));
         format!("etcd:{}", urls.collect::<Vec<_>>().join(","))
     }
 
-    /// The host whose member leads etcd, as that one says.
+    /// The host whose member says that it leads etcd.
     pub fn etcd_leader(&self) -> usize {
         let leads = |host: usize| {
             let mut ask = self.on(host, "bash");
@@ -266,12 +266,12 @@ impl Hosts {
 
     // ---- the cluster
 
-    /// Makes a cluster, and waits until everybody is there. Every host belongs to it.
+    /// Creates a cluster and waits until all daemons have joined. Every host belongs to it.
     pub fn make_cluster(&mut self) {
         for host in 1..=self.shape.etcds {
             self.begin(&format!("etcd.{host}"));
         }
-        // `init` waits for etcd, and commands for the first monitor, and neither for long.
+        // `init` waits for etcd and commands wait for the first monitor, but only briefly.
         self.etcd_leader();
         let mut init = self.on(1, ASHLAR);
         init.args(["init", "--state", &self.etcd_urls()]).args(self.shape.networks);
@@ -298,14 +298,14 @@ impl Hosts {
         self.await_osds(1);
     }
 
-    /// The host whose monitor leads, as another one says; its id is the same. `None`: nobody does.
+    /// The host whose monitor leads, as another monitor says; its id is the same. `None`: none leads.
     fn leader_now(&self, asked: usize) -> Option<usize> {
         let rows = self.try_json(asked, &["mon", "ls"])?;
         let leads = rows.as_array()?.iter().find(|row| row["leads"] == true)?;
         usize::try_from(leads["id"].as_u64()?).ok()
     }
 
-    /// The host whose monitor leads, as soon as one does.
+    /// Waits until a monitor leads; returns its host.
     pub fn leader(&self, asked: usize) -> usize {
         let mut leader = None;
         wait_for("a monitor to lead", || {
@@ -325,7 +325,7 @@ impl Hosts {
         leader
     }
 
-    /// Waits until so many monitors are there, and up.
+    /// Waits until so many monitors are up.
     pub fn await_monitors(&self, asked: usize, count: usize) {
         let is_up = |rows: &Value| {
             let rows = rows.as_array().expect("a list");
@@ -347,7 +347,7 @@ impl Hosts {
         });
     }
 
-    /// Waits until every monitor and every OSD is there, and every PG has all its copies.
+    /// Waits until every monitor and every OSD is up, and every PG has all its copies.
     pub fn await_whole(&self, asked: usize) {
         self.await_monitors(asked, self.shape.monitors);
         self.await_osds(asked);
@@ -365,24 +365,24 @@ impl Hosts {
         });
     }
 
-    /// Waits until `status`, as one host is told it, is so.
+    /// Waits until `status` on one host satisfies a condition.
     pub fn await_status(&self, asked: usize, what: &str, is_so: impl Fn(&Value) -> bool) {
         wait_for(what, || self.try_json(asked, &["status"]).is_some_and(|status| is_so(&status)));
     }
 
-    /// Connections of the second host's OSD with that of the first one in a network, where no etcd is.
+    /// Connections between the OSDs of the first two hosts in a network that etcd does not use.
     pub fn connections_between_osds(&self, network: &str) -> usize {
         let first = if network == V4 { "10.77.1.1" } else { "[fd77::1]" };
         let ss = succeed(self.on(2, "ss").args(["-Htn", "state", "established"]));
         let has_first = |line: &&str| line.split_whitespace().any(|word| word.starts_with(first));
-        // Those with monitors are not meant. A port that only begins like theirs is another one.
+        // Leaves out connections with monitors. A longer port that only begins like theirs is another port.
         let is_monitor = |word: &str| word.ends_with(":4130") || word.ends_with(":4131");
         let lines = ss.lines().filter(has_first);
         lines.filter(|line| !line.split_whitespace().any(is_monitor)).count()
     }
 
-    /// Starts an NBD server on a host, with these options. NBD clients reach the volume by this
-    /// address, from anywhere.
+    /// Starts an NBD server on a host, with these options. NBD clients anywhere reach the volume at the
+    /// returned address.
     pub fn start_nbd(&mut self, host: usize, volume: &str, options: &[&str]) -> String {
         let name = format!("nbd-{volume}-{host}");
         let socket = self.path(&format!("{name}.sock"));
@@ -393,23 +393,23 @@ impl Hosts {
         format!("nbd+unix:///{volume}?socket={}", socket.display())
     }
 
-    /// Asserts that a volume's only client, which has its lock, is answered as the commit mode says:
-    /// before its writes are flushed, or behind.
+    /// Asserts that the only client of a volume, which has its lock, is answered as the commit mode says: before its
+    /// writes are flushed, or after.
     pub fn assert_commit(&self, asked: usize, volume: &str) {
         let info = self.json(asked, &["volume", "info", volume]);
         assert_eq!(info["lock"]["lazy"], self.shape.commit == "fsync", "{info:#}");
     }
 
-    /// Waits until every PG has all its copies, and stops the OSDs: each is sound, and the copies of so
-    /// many blocks at least are the same.
+    /// Waits until every PG has all its copies and stops the OSDs: `osd check` finds nothing wrong, and the copies of
+    /// at least so many blocks are the same.
     pub fn check_copies(&mut self, asked: usize, least: u64) {
         self.await_clean(asked);
-        // An OSD may have reported what it served before the last entries: what is read now is served as they
-        // say, so that members have noted them.
+        // An OSD may have sent its report before the last entries of the map. A read now is served under these
+        // entries, so members have recorded them.
         let volumes = self.json(asked, &["volume", "ls"]);
         for row in volumes.as_array().expect("a list") {
             let name = row["name"].as_str().expect("a text");
-            // A client may still be leaving, and nobody else has its volume until then.
+            // The last client may still be detaching, and no other can attach its volume until then.
             wait_for("the volume's clients to have left", || {
                 let info = self.try_json(asked, &["volume", "info", name]);
                 info.is_some_and(|info| info["sessions"].as_array().is_some_and(Vec::is_empty))
@@ -418,7 +418,7 @@ impl Hosts {
                 ["bench", "volume", name, "--op", "randread", "--depth", "8", "--seconds", "1"];
             assert!(self.json(asked, &read)["ops_per_second"].as_f64() > Some(0.0), "{name}");
         }
-        // First of all who would take each OSD that ends out of its PGs: what it has would be compared
+        // Monitors stop first: they would take each stopped OSD out of its PGs, and its copies would be compared
         // with nothing.
         let is_monitor = |name: &String| name.starts_with("mon.");
         let monitors = self.daemons.iter().map(|(name, _)| name.clone()).filter(is_monitor);
@@ -440,10 +440,10 @@ impl Hosts {
         let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
         assert_eq!(found["different"], 0, "{found:#}");
         assert!(found["blocks"].as_u64() >= Some(least), "{least} blocks: {found:#}");
-        // Each with another copy.
+        // Each block is compared with another copy.
         let bytes = least * (128 << 10);
         assert!(found["bytes_compared"].as_u64() >= Some(bytes), "{bytes} bytes: {found:#}");
-        // Whatever else is found is what a member drops in the background.
+        // Anything else that is found is being dropped in the background.
         let errors = found["findings"].as_array().expect("a list").iter();
         let errors = errors.filter(|finding| finding["severity"] == "error");
         assert_eq!(errors.count(), 0, "{found:#}");

@@ -1,4 +1,4 @@
-//! Do the tools that people use on NBD servers work?
+//! Do the usual NBD tools work?
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -42,7 +42,7 @@ fn exports_are_listed_with_their_sizes() {
 }
 
 #[test]
-fn copies_are_equal_and_holes_stay_holes() {
+fn copied_volumes_are_equal_and_holes_stay_holes() {
     let cluster = Cluster::up("copy", &["--osds", "2", "--osd-size", "512MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "128MiB"]);
     let scratch = cluster.path().join("scratch");
@@ -68,7 +68,7 @@ fn copies_are_equal_and_holes_stay_holes() {
 }
 
 #[test]
-fn unaligned_writes_keep_their_neighbours() {
+fn unaligned_writes_leave_neighbouring_bytes_alone() {
     let cluster = Cluster::up("unaligned", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     let commands = [
@@ -126,7 +126,7 @@ fn read_only_exports_refuse_writes_over_tcp() {
     qemu_io(&cluster, "v", &["write -P 0x77 0 64k"]);
     let (mut server, mut uri) = (None::<Child>, String::new());
     wait_for("the server to listen", || {
-        // Somebody else may take the port before the server does: it ends, and another is tried.
+        // Another program may take the port before the server does: it exits, and the test tries another port.
         let has_ended = |child: &mut Child| child.try_wait().expect("a child").is_some();
         if server.as_mut().is_none_or(has_ended) {
             let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -150,7 +150,7 @@ fn read_only_exports_refuse_writes_over_tcp() {
 }
 
 #[test]
-fn a_client_that_was_silent_for_longer_than_its_time_goes_on() {
+fn a_client_whose_session_expired_attaches_again_and_goes_on() {
     let cluster = Cluster::up("silent", &["--osds", "3", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     cluster.run(&["config", "set", "session_timeout_ms", "1000"]);
@@ -161,7 +161,7 @@ fn a_client_that_was_silent_for_longer_than_its_time_goes_on() {
     let monitor = cluster.pid("mon", 1);
     cluster.kill("mon", 1);
     wait_for("a new monitor", || cluster.pid("mon", 1) != monitor);
-    // Who does not come to the new monitor has its time, and has the volume no more.
+    // A session that does not reach the new monitor expires, and loses the volume.
     wait_for("the session to end", || {
         cluster.json(&["volume", "info", "v"])["sessions"].as_array().is_some_and(Vec::is_empty)
     });
@@ -174,9 +174,9 @@ fn a_client_that_was_silent_for_longer_than_its_time_goes_on() {
     cluster.check_copies();
 }
 
-/// The server that lost its lock hears nothing of it from the monitor: OSDs must refuse it.
+/// The monitor cannot tell the server that it lost its lock: OSDs must refuse its writes.
 #[test]
-fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
+fn a_server_that_lost_its_lock_can_no_longer_write() {
     let up = ["--osds", "3", "--osd-size", "256MiB", "--commit", "fsync"];
     let cluster = Cluster::up("unlock", &up);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
@@ -186,7 +186,7 @@ fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
     let mut hanging = server.open_patiently("v");
     hanging.ask("write -P 1 0 4M");
     assert_eq!(cluster.json(&["volume", "info", "v"])["lock"]["lazy"], true);
-    // Nobody else has the volume meanwhile, readers neither.
+    // No other client has the volume meanwhile, nor does a reader.
     for read_only in [&[][..], &["-r"]] {
         let mut other = Command::new("qemu-io");
         other.args(read_only).args(["-f", "raw", &cluster.uri("v"), "-c", "read 0 4k"]);
@@ -202,11 +202,11 @@ fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
     detour.cut();
     cluster.run(&["volume", "unlock", "v", "--yes"]);
     qemu_io(&cluster, "v", &["write -P 3 0 1M", "flush"]);
-    // The way that it knows by now leads nowhere, either.
+    // The monitor's own address, which it knows by now, does not answer either.
     let monitor = Pid::from_raw(cluster.pid("mon", 1) as i32).expect("a pid is not 0");
     kill_process(monitor, Signal::STOP).expect("it runs");
     server.signal(Signal::CONT);
-    // Its write goes to the OSDs in this time. It may be refused now, or after it heard why.
+    // Its write reaches the OSDs in this time. It is refused now, or once the server has learned why.
     let early = hanging.ended_within(Duration::from_secs(3));
     kill_process(monitor, Signal::CONT).expect("it is stopped");
     let line = early.unwrap_or_else(|| hanging.end());
@@ -221,12 +221,12 @@ fn late_writes_of_a_server_that_lost_its_lock_are_errors_and_change_nothing() {
     cluster.check_copies();
 }
 
-/// Who attaches its volumes next need not wait for a session that nobody has any more.
+/// The next client that attaches the volumes need not wait for a dead session to expire.
 #[test]
-fn a_server_that_is_told_to_end_gives_its_volumes_back_whether_osds_answer_or_not() {
+fn a_server_that_is_told_to_stop_detaches_its_volumes_whether_osds_answer_or_not() {
     let up = ["--osds", "2", "--osd-size", "256MiB", "--commit", "fsync"];
     let cluster = Cluster::up("nbd-ends", &up);
-    // A session that is over soon was given back: nothing else ends it.
+    // Only a detach can end the session soon: everything else takes far longer.
     cluster.run(&["config", "set", "session_timeout_ms", "10min"]);
     let info = |volume: &str| cluster.json(&["volume", "info", volume]);
     let nobody_has = |volume: &str| {
@@ -265,13 +265,13 @@ fn a_server_that_is_told_to_end_gives_its_volumes_back_whether_osds_answer_or_no
     });
     busy.leave();
     osds.iter().for_each(|osd| kill_process(*osd, Signal::CONT).expect("it is stopped"));
-    // What may still be on its way is done before anything of the next one, or never.
+    // Requests that are still on their way take effect before those of the next client, or never.
     qemu_io(&cluster, "busy", &["read -P 1 1M 3M", "write -P 3 0 1M", "read -P 3 0 1M"]);
     cluster.check_copies();
 }
 
 #[test]
-fn ext4_lives_on_a_volume() {
+fn an_ext4_file_system_works_on_a_volume() {
     let cluster = Cluster::up("fuse", &["--osds", "2", "--osd-size", "512MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
     let disk = cluster.path().join("disk");
@@ -282,7 +282,7 @@ fn ext4_lives_on_a_volume() {
         fs::metadata(&disk).is_ok_and(|metadata| metadata.len() == 256 << 20)
     });
     succeed(Command::new("/usr/sbin/mke2fs").args(["-q", "-t", "ext4", "-F"]).arg(&disk));
-    // Files are put in and read back by debugfs where no loop device can be mounted.
+    // If no loop device can be mounted, debugfs writes the files and reads them back.
     let source = cluster.path().join("source");
     pattern_file(&source, 8 << 20, 3);
     for number in 0..8 {
@@ -298,7 +298,7 @@ fn ext4_lives_on_a_volume() {
     succeed(fsck.args(["-f", "-n"]).arg(&disk));
     succeed(Command::new("fusermount3").arg("-u").arg(&disk));
     assert!(fuse.wait().expect("it ends").success());
-    // And again after everything was down.
+    // And again after a restart of everything.
     cluster.check_osds();
     cluster.start(&[]);
     let image = cluster.path().join("image");

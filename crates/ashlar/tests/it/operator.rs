@@ -1,4 +1,4 @@
-//! Do settings, pools and keys of the state store change as operators ask, while the cluster runs?
+//! Can operators change settings, pools and keys of the state store while the cluster runs?
 
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::process::ExitStatusExt;
@@ -26,7 +26,7 @@ fn an_operator_changes_settings_pools_and_keys_of_a_running_cluster() {
     cluster.check_osds();
 }
 
-/// An OSD of its own, beside those of `up`: its command returns when it serves.
+/// An OSD besides those of `up`. Returns when it serves.
 fn daemon_in_the_background(cluster: &Cluster) {
     let path = cluster.path().join("background");
     let path = path.to_str().expect("as we named it");
@@ -51,21 +51,21 @@ fn daemon_in_the_background(cluster: &Cluster) {
     cluster.run(&["osd", "rm", "3"]);
 }
 
-/// `state watch --json`, read line by line.
+/// The output of `state watch --json`, line by line.
 struct Watch {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
     errors: BufReader<ChildStderr>,
 }
 
-/// A `state watch --json` that has begun, what it tells, and its errors.
+/// Starts `state watch --json`. Returns the process, its output and its errors.
 pub fn begin_watch(
     cluster: &Cluster,
     prefix: &str,
 ) -> (Child, Lines<BufReader<ChildStdout>>, BufReader<ChildStderr>) {
     let mut command = cluster.command(&["state", "watch", prefix, "--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
-    // It says when it has begun.
+    // It prints a line when it has begun.
     let mut line = String::new();
     let mut errors = BufReader::new(child.stderr.take().expect("piped"));
     errors.read_line(&mut line).expect("readable");
@@ -80,7 +80,7 @@ impl Watch {
         Watch { child, lines, errors }
     }
 
-    /// The next change of a key that begins so.
+    /// The next change of a key with this prefix.
     fn next(&mut self, prefix: &str) -> Value {
         loop {
             let line = self.lines.next().expect("it goes on").expect("readable");
@@ -109,10 +109,10 @@ fn settings(cluster: &Cluster, watch: &mut Watch) {
     cluster.refused(&["config", "set", "colour", "5"], "not_found");
     let limit = ["config", "set", "nearly_full_percent"];
     assert!(cluster.run(&[&limit[..], &["70%"]].concat()).contains("70"));
-    // It outlives the monitor.
+    // The change survives a restart of the monitor.
     cluster.kill("mon", 1);
     assert_eq!(cluster.json(&["config", "get", "nearly_full_percent"])["value"], 70);
-    // The watch ends with its monitor, after what it had been told, and says so.
+    // The watch ends when its monitor ends, after all changes up to then, and says so.
     assert_eq!(watch.next("config/")["value"]["value"], 70);
     while watch.lines.next().is_some() {}
     assert_eq!(watch.child.wait().expect("it ends").code(), Some(1));
@@ -139,7 +139,7 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     qemu_io(cluster, "v", &["write -P 7 0 16M"]);
     let error = cluster.refused(&["pool", "rm", "extra"], "busy");
     assert!(error["message"].as_str().is_some_and(|text| text.contains("1 volumes: v")), "{error}");
-    // An OSD that was away while volume and pool were removed clears what it holds, too.
+    // An OSD that was down while volume and pool were removed frees their space, too.
     cluster.run(&["osd", "stop", "2"]);
     cluster.wait_osd(2, false);
     wait_for("the volume to be detached", || {
@@ -150,7 +150,7 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     let gone = watch.next("removed_pool/");
     assert_eq!(gone["value"]["name"], "extra", "{gone}");
     assert_eq!(rows(&cluster.json(&["pool", "ls"])).len(), 1);
-    // With one OSD that is up, one copy is all there can be.
+    // With one OSD up, only one copy is possible.
     let row = cluster.json(&["pool", "create", "extra", "--pgs", "8"]);
     assert_eq!(row["replicas"], 1);
     assert_eq!(row["id"], 3, "an id is never given again");
@@ -163,7 +163,7 @@ fn pools(cluster: &Cluster, watch: &mut Watch) {
     cluster.wait_active();
 }
 
-/// Volume `v` is removed in the background: that is seen while the last OSD stands still, and ends after.
+/// Removes volume `v`. The task is visible while the last OSD is paused, and ends after that.
 fn removal_is_a_task(cluster: &Cluster) {
     let pid = Pid::from_raw(cluster.pid("osd", 1) as i32).expect("it runs");
     kill_process(pid, Signal::STOP).expect("it runs");
@@ -218,12 +218,12 @@ fn tree_and_status(cluster: &Cluster) {
     for row in rows(&cluster.json(&["osd", "ls"])) {
         assert!(row["path"].as_str().is_some_and(|path| path.starts_with('/')), "{row}");
     }
-    // What runs in the background comes and goes: osd.2 was taken out a moment ago.
+    // Other background tasks may be listed too: osd.2 was put out a moment ago.
     assert!(cluster.json(&["task", "ls"]).is_array());
     wait_for("an idle cluster", || {
         cluster.run(&["task", "ls"]).starts_with("nothing runs in the background")
     });
-    // `status --watch` tells the next status when something changed.
+    // `status --watch` prints a new status when something has changed.
     let mut command: Command = cluster.command(&["status", "--watch", "--json"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -235,7 +235,7 @@ fn tree_and_status(cluster: &Cluster) {
     osd["in"] = json!(true);
     succeed(cluster.command(&["state", "put", "osd/2"]).arg(osd.to_string()));
     while next()["osds"][1]["in"] == false {}
-    // A signal ends it without a word. (Not SIGINT: who runs tests in the background ignores that.)
+    // A signal ends it silently. (Not SIGINT: a shell that runs tests in the background makes them ignore it.)
     kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
     let output = finish(child, Duration::from_secs(20));
     assert_eq!(output.status.signal(), Some(15), "{}", text_of(&output));

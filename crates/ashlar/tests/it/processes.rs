@@ -1,4 +1,4 @@
-//! Who lives, who dies, and who is told: processes, supervision, sessions.
+//! Processes and their supervision; sessions of clients that vanish.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -27,7 +27,7 @@ fn children_end_when_up_is_killed() {
     cluster.check_osds();
 }
 
-/// A terminal sends it to all of its programs at once.
+/// A terminal sends the signal to all of its programs at once.
 #[test]
 fn ctrl_c_stops_clients_before_what_they_need() {
     let cluster = Cluster { directory: Directory::new("ctrl-c") };
@@ -55,7 +55,7 @@ fn ctrl_c_stops_clients_before_what_they_need() {
 }
 
 #[test]
-fn a_killed_child_is_started_again() {
+fn a_killed_child_is_restarted() {
     let cluster = Cluster::up("again", &["--osds", "1", "--osd-size", "256MiB"]);
     for role in ["osd", "mon", "nbd"] {
         let pid = cluster.pid(role, 1);
@@ -68,11 +68,11 @@ fn a_killed_child_is_started_again() {
 }
 
 #[test]
-fn a_killed_child_stays_dead_if_that_is_wanted() {
+fn a_killed_child_stays_dead_with_restart_after_never() {
     let up = ["--osds", "2", "--osd-size", "256MiB", "--restart-after", "never"];
     let cluster = Cluster::up("never", &up);
     cluster.kill_osd_for_good(1);
-    // Twice as long as the usual time. There is no event for something that does not happen.
+    // Twice as long as a restart usually takes: nothing signals that a process is not started.
     std::thread::sleep(Duration::from_secs(2));
     cluster.wait_status("a warning: the other has all", |status| status["health"] == "warn");
     let status = cluster.json(&["status"]);
@@ -81,12 +81,12 @@ fn a_killed_child_stays_dead_if_that_is_wanted() {
     let checks = status["checks"].as_array().expect("a list");
     let about = checks.iter().find(|check| check["code"] == "osd_down").expect("it is said");
     assert!(about["hint"].as_str().expect("a text").contains("osd start"), "{about}");
-    // `status` leaves out what `up` does not say within a second.
+    // `status` leaves this out if `up` does not answer within a second.
     wait_for("`status` to say that it stays dead", || {
         let text = cluster.run(&["status"]);
         text.contains("1 of 2 up") && text.contains("), not started again; see /")
     });
-    // A hand brings it back.
+    // A command starts it again.
     cluster.run(&["osd", "start", "1"]);
     cluster.wait_clean();
     cluster.wait_healthy();
@@ -94,7 +94,7 @@ fn a_killed_child_stays_dead_if_that_is_wanted() {
 }
 
 #[test]
-fn a_stopped_osd_stays_stopped_over_a_restart_of_up() {
+fn a_stopped_osd_stays_stopped_when_up_restarts() {
     let cluster = Cluster::up("stopped", &["--osds", "2", "--osd-size", "256MiB"]);
     cluster.run(&["osd", "stop", "2"]);
     cluster.wait_osd(2, false);
@@ -118,7 +118,7 @@ fn a_stopped_osd_stays_stopped_over_a_restart_of_up() {
 }
 
 #[test]
-fn io_goes_on_while_there_is_no_monitor() {
+fn io_goes_on_without_a_monitor() {
     let up = ["--osds", "2", "--osd-size", "256MiB", "--restart-after", "never"];
     let cluster = Cluster::up("no-mon", &up);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
@@ -146,12 +146,12 @@ fn io_goes_on_while_there_is_no_monitor() {
     qemu_io(&cluster, "v", &reads);
 }
 
-/// A session ends some time after its connection to the monitor went, whether its client died or
-/// lives on. Only then its volume may be removed or cut, and who lives on is fenced first.
+/// A session ends some time after its connection to the monitor broke, whether its client died or not. Only then
+/// can its volume be removed or made smaller, and a client that is still alive is fenced first.
 #[test]
 fn a_lost_client_is_fenced_before_its_volume_is_removed_or_cut() {
     let cluster = Cluster::up("fence", &["--osds", "1", "--osd-size", "512MiB"]);
-    // Long enough for three commands to be refused meanwhile, however slow they are.
+    // Long enough for three commands to be refused meanwhile, even if they are slow.
     cluster.run(&["config", "set", "session_timeout_ms", "30s"]);
     for volume in ["dead", "removed", "cut"] {
         cluster.run(&["volume", "create", volume, "--size", "32MiB"]);
@@ -175,7 +175,7 @@ fn a_lost_client_is_fenced_before_its_volume_is_removed_or_cut() {
     cut.ask("write -P 5 0 1M");
     let lost = Instant::now();
     drop(dying);
-    // It knows the monitor's own address by now: standing still it does not come back by that.
+    // The client knows the monitor's own address by now: it is paused so that it cannot reconnect there.
     living.signal(Signal::STOP);
     detour.cut();
     refused();
@@ -193,14 +193,14 @@ fn a_lost_client_is_fenced_before_its_volume_is_removed_or_cut() {
     let fences = cluster.json(&["state", "get", "fence/1"]).to_string();
     assert_eq!(fences.matches("\"session\"").count(), 3, "{fences}");
 
-    // Whoever does not know of it is refused, whatever it asks.
+    // The client does not know that its session ended: every request is refused.
     living.signal(Signal::CONT);
     for (client, ask) in [(&mut removed, "write -P 6 0 1M"), (&mut cut, "write -P 7 15M 2M")] {
         client.begin(ask);
         let line = client.end();
         assert!(line.contains("failed"), "{ask}: {line}");
     }
-    // With a new session it gets what is left.
+    // With a new session it can use what is left.
     let mut again = living.open("cut");
     again.ask("read -P 5 0 1M");
     again.ask("read -P 3 1M 15M");

@@ -1,4 +1,4 @@
-//! An NBD client that says exactly what a test wants, and clients that leave, lie or do nothing.
+//! An NBD client that sends exactly what a test wants: clients that leave, send nonsense or do nothing.
 
 #![allow(clippy::big_endian_bytes)] // NBD is big-endian.
 
@@ -22,10 +22,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// Has the greeting, and has said its flags.
+    /// Connects, reads the greeting and sends the flags.
     fn connect(socket: &Path) -> Client {
         let mut stream = UnixStream::connect(socket).expect("it listens");
-        // What takes longer hangs.
+        // Longer than this means that the server hangs.
         stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).expect("a greeting");
@@ -34,7 +34,7 @@ impl Client {
         Client { stream }
     }
 
-    /// Uses a volume. Returns when it is attached.
+    /// Chooses a volume. Returns when it is attached.
     pub fn user(socket: &Path, volume: &str) -> Client {
         let mut client = Client::connect(socket);
         let mut option = b"IHAVEOPT".to_vec();
@@ -90,7 +90,7 @@ fn a_departed_clients_write_never_overwrites_a_later_clients() {
         departed.ask(WRITE, 0, length);
         departed.send(&vec![b'A'; length as usize]);
         drop(departed);
-        // Waits for the one before, and not for ever: the OSD does not answer.
+        // Waits for the write before, but not for ever: the OSD does not answer.
         let mut later = Client::user(&socket_of(&cluster), "v");
         later.ask(WRITE, 0, 4096);
         later.send(&[b'B'; 4096]);
@@ -128,7 +128,7 @@ fn a_write_that_promises_more_than_it_sends_writes_nothing() {
 }
 
 #[test]
-fn a_write_of_an_absurd_length_is_an_error_and_hurts_nobody() {
+fn a_write_of_an_absurd_length_fails_and_disturbs_nobody() {
     let cluster = Cluster::up("absurd", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     let pid = cluster.pid("nbd", 1);
@@ -136,7 +136,7 @@ fn a_write_of_an_absurd_length_is_an_error_and_hurts_nobody() {
     for length in [(32 << 20) + 1, 1 << 30, u32::MAX] {
         let mut liar = Client::user(&socket_of(&cluster), "v");
         liar.ask(WRITE, 0, length);
-        // It may be cut off at once, or answered after so many bytes.
+        // The server may close the connection at once, or answer after reading so many bytes.
         let _ = liar.stream.write_all(&[0xee; 1 << 16]);
         let mut reply = Vec::new();
         if length == (32 << 20) + 1 {
@@ -158,7 +158,7 @@ fn a_write_of_an_absurd_length_is_an_error_and_hurts_nobody() {
 }
 
 #[test]
-fn idle_connections_do_not_stop_the_io_of_others() {
+fn idle_connections_do_not_block_the_io_of_others() {
     let cluster = Cluster::up("idle", &["--osds", "1", "--osd-size", "256MiB"]);
     cluster.run(&["volume", "create", "v", "--size", "16MiB"]);
     let mut user = Client::user(&socket_of(&cluster), "v");
@@ -172,7 +172,7 @@ fn idle_connections_do_not_stop_the_io_of_others() {
         stream.read_to_end(&mut greeting).is_ok()
     };
     wait_for("those beyond the limit to be refused", || idle.iter().rev().take(70).any(closed));
-    // The OSD is connected again while they are there.
+    // The OSD is connected anew while they are there.
     cluster.kill("osd", 1);
     user.ask(WRITE, 0, 4096);
     user.send(&[b'A'; 4096]);

@@ -1,4 +1,4 @@
-//! A backup of the state store is put back: nothing older is served, and nothing is lost.
+//! A backup of the state store is put back: no stale data is served, and nothing is lost.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -28,7 +28,7 @@ fn three(name: &str, more: &[&str]) -> Cluster {
     Cluster::up(name, &[&["--osds", "3", "--osd-size", "256MiB"], more].concat())
 }
 
-/// Starts the cluster while nothing may be served: `up` is ready when it is recovered.
+/// Starts the cluster while nothing may be served: `up` becomes ready once the state is recovered.
 fn start_and_recover(cluster: &Cluster, text: &str) {
     let mut up = Command::new(ASHLAR);
     up.args(["up", "--detach", "--dir"]).arg(cluster.path());
@@ -36,7 +36,7 @@ fn start_and_recover(cluster: &Cluster, text: &str) {
     wait_for("the monitor to notice", || is_older(cluster));
     let patience = std::time::Duration::from_secs(120);
     cluster.refused(&["volume", "create", "x", "--size", "16MiB"], "state_older");
-    // All of them have told when the recovery can be described.
+    // `state recover` can describe the recovery once all OSDs have reported.
     let mut error = Value::Null;
     wait_for("all OSDs to have told", || {
         let output = cluster.command(&["state", "recover", "--json"]).output().expect("it runs");
@@ -56,14 +56,14 @@ fn start_and_recover(cluster: &Cluster, text: &str) {
     cluster.wait_clean();
 }
 
-/// What happens between the backup and its return; `v` has 1s in its first 8 MiB before.
+/// What happens after the backup was taken. Before, the first 8 MiB of `v` hold ones.
 fn live_on(cluster: &Cluster) {
     cluster.run(&["volume", "create", "w", "--size", "64MiB"]);
     cluster.run(&["volume", "rm", "gone"]);
     cluster.run(&["volume", "resize", "v", "128MiB"]);
     qemu_io(cluster, "w", &["write -P 7 0 8M"]);
     qemu_io(cluster, "v", &["write -P 2 4M 8M", "write -P 3 100M 4M"]);
-    // Epochs go on, and a member is brought up to date.
+    // Epochs go up, and a member is brought up to date.
     let pid = cluster.pid("osd", 2);
     kill_9(pid);
     wait_for("another process in its place", || cluster.pid("osd", 2) != pid);
@@ -84,7 +84,7 @@ fn verify(cluster: &Cluster) {
     qemu_io(cluster, "v", &["read -P 1 0 4M", "read -P 2 4M 8M", "read -P 3 100M 4M"]);
     qemu_io(cluster, "w", &["read -P 7 0 8M", "read -P 8 8M 8M", "read -P 0 16M 8M"]);
     assert_eq!(cluster.json(&["config", "get", "osd_grace_ms"])["value"], 400);
-    // It is a cluster as any other.
+    // It works like any other cluster.
     qemu_io(cluster, "w", &["write -P 5 0 4M", "read -P 5 0 4M"]);
     cluster.run(&["volume", "create", "next", "--size", "16MiB"]);
     qemu_io(cluster, "next", &["read -P 0 0 16M", "write -P 6 0 16M"]);
@@ -103,7 +103,7 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
     fs::write(&file, backup).expect("written");
     start_and_recover(&cluster, "volumes that come back: w; that were removed since: gone");
     verify(&cluster);
-    // And it is older for nobody, at the next start neither.
+    // Nobody finds it older any more, nor at the next start.
     cluster.down();
     cluster.start(&[]);
     assert!(!is_older(&cluster));
@@ -111,13 +111,13 @@ fn an_older_state_file_is_refused_until_it_is_recovered_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_is_served_goes_on_while_an_older_state_is_put_back_and_recovered() {
+fn io_goes_on_while_an_older_state_is_put_back_and_recovered() {
     let cluster = three("recover-on", &[]);
     prepare(&cluster);
     let file = cluster.path().join("mon.1/state.redb");
     let mut session = QemuIo::open(&[&cluster.uri("v")]);
     session.ask("write -P 11 16M 4M");
-    // Stopped for the copy: what a file system may tear is another matter.
+    // The monitor is stopped for the copy, so that the copy is consistent.
     let swap = |with: Option<Vec<u8>>| {
         let up = Pid::from_raw(i32::try_from(cluster.up_pid()).expect("a process id"));
         let up = up.expect("not 0");
@@ -164,7 +164,7 @@ fn etcd(cluster: &Cluster, method: &str, body: &Value) -> Value {
     serde_json::from_str(&succeed(&mut curl)).expect("JSON")
 }
 
-/// All keys; the leader's goes with its lease.
+/// All keys. The leader's key disappears with its lease.
 const ALL: [(&str, &str); 2] = [("key", "AA=="), ("range_end", "AA==")];
 
 #[test]
@@ -174,7 +174,7 @@ fn older_keys_in_etcd_are_refused_until_they_are_recovered() {
     let all: Value = ALL.into_iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
     let backup = etcd(&cluster, "range", &all)["kvs"].as_array().expect("keys").clone();
     live_on(&cluster);
-    // No monitor leads: what it watches, it would put right.
+    // No monitor may lead: it would watch the keys and undo the change.
     let up = Pid::from_raw(i32::try_from(cluster.up_pid()).expect("a process id"));
     let up = up.expect("not 0");
     let monitor = cluster.pid("mon", 1);
@@ -182,7 +182,7 @@ fn older_keys_in_etcd_are_refused_until_they_are_recovered() {
     kill_9(monitor);
     etcd(&cluster, "deleterange", &all);
     for pair in &backup {
-        // That of the leader was under a lease.
+        // The leader's key had a lease.
         if pair.get("lease").is_none() {
             etcd(&cluster, "put", &json!({ "key": pair["key"], "value": pair["value"] }));
         }

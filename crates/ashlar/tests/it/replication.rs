@@ -25,7 +25,7 @@ pub fn three(name: &str, size: &str, more: &[&str]) -> Cluster {
     Cluster::up(name, &[&["--osds", "3", "--osd-size", size], more].concat())
 }
 
-/// Three OSDs, and beside the default pool one with 3 copies.
+/// Three OSDs, with a second pool of 3 copies besides the default one.
 pub fn three_copies(name: &str, size: &str, more: &[&str]) -> Cluster {
     let cluster = three(name, size, more);
     let create = ["pool", "create", "safe", "--replicas", "3", "--failure-domain", "osd"];
@@ -35,7 +35,7 @@ pub fn three_copies(name: &str, size: &str, more: &[&str]) -> Cluster {
     cluster
 }
 
-/// Kills an OSD that `up` starts again, and waits for that.
+/// Kills an OSD and waits until `up` has started it again.
 fn kill_osd(cluster: &Cluster, osd: u64) {
     let pid = cluster.pid("osd", osd);
     kill_9(pid);
@@ -65,7 +65,7 @@ pub fn has_check(cluster: &Cluster, code: &str) -> bool {
     status["checks"].as_array().expect("a list").iter().any(|check| check["code"] == code)
 }
 
-/// A pattern that differs from piece to piece: `write -P`, `read -P` of so many pieces of 1 MiB.
+/// Commands `write -P` or `read -P` for so many pieces of 1 MiB, each with a pattern of its own.
 pub fn pieces(verb: &str, seed: u64, count: u64) -> Vec<String> {
     (0..count).map(|at| format!("{verb} -P {} {at}M 1M", 1 + (at * 7 + seed) % 250)).collect()
 }
@@ -75,8 +75,8 @@ pub fn ask(cluster: &Cluster, volume: &str, commands: &[String]) {
     qemu_io(cluster, volume, &commands);
 }
 
-/// While one server has volume `v`, another one is let in, without a lock, and each write of both is
-/// durable when it is answered. fio leaves the last 16 MiB alone.
+/// Attaches volume `v` a second time, without a lock, while one server has it. Then every write of both is
+/// durable when it is answered. fio does not touch the last 16 MiB.
 fn beside_a_holder_that_is_not_lazy(cluster: &Cluster) {
     let server = NbdServer::start(cluster.path(), "second.sock");
     let mut second = server.open("v");
@@ -94,7 +94,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
     cluster.run(&["volume", "create", "v", "--size", "144MiB"]);
     let (begin, mut verified, mut longest) = (Instant::now(), 0, 0.0f64);
     let mut seed = 21;
-    // The first one is slow: it has the volume for as long as others are let in beside it.
+    // The first one is slow, so that it has the volume for as long as the second one.
     let mut fio = Fio::start_at_rate(&cluster.uri("v"), 128 << 20, seed, 4 << 20);
     fio.wait_written(4 << 20);
     let lock = cluster.json(&["volume", "info", "v"])["lock"].clone();
@@ -104,7 +104,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
     }
     let mut led = BTreeSet::new();
     for osd in [1, 2, 3, 2, 3, 1, 3, 1, 2] {
-        // Each dies while fio writes: another one goes on where it has come to its end.
+        // Each OSD dies while fio writes; when one fio ends, the next begins.
         while !fio.writes_on() {
             verified += fio.verified_bytes();
             longest = longest.max(fio.longest_wait());
@@ -117,7 +117,7 @@ fn fio_survives_kills(name: &str, commit: &str) {
             led.insert(osd);
         }
         kill_osd(&cluster, osd);
-        // Two copies: the next may only die when both are whole again.
+        // With two copies, the next may die only when both copies are complete again.
         cluster.wait_clean();
     }
     assert_eq!(led.len(), 3, "each dies as a primary");
@@ -143,7 +143,7 @@ fn fio_verifies_while_every_osd_is_killed_in_immediate_mode() {
 }
 
 #[test]
-fn everything_is_killed_at_once_and_started_later() {
+fn nothing_is_lost_when_everything_is_killed_at_once_and_started_later() {
     let cluster = three("copies-all", "512MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "128MiB"]);
     let image = patient_image(&cluster, "v");
@@ -173,7 +173,7 @@ fn everything_is_killed_at_once_and_started_later() {
 }
 
 #[test]
-fn the_monitor_and_an_osd_are_killed_together() {
+fn nothing_is_lost_when_the_monitor_and_an_osd_are_killed_together() {
     let cluster = three("copies-mon", "512MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     let image = patient_image(&cluster, "v");
@@ -217,7 +217,7 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     fs::rename(&blocks, &lost).expect("ours");
     let refused = cluster.refused(&["osd", "start", "2"], "not_found").to_string();
     assert!(refused.contains("ashlar up --osds 3"), "{refused}");
-    // One copy of some blocks is left; nobody who reads or writes notices.
+    // Some blocks have one copy left; clients do not notice.
     ask(&cluster, "v", &pieces("read", 1, 96));
     ask(&cluster, "v", &pieces("write", 2, 48));
     cluster.refused(&["osd", "rm", "2"], "busy");
@@ -225,7 +225,7 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     cluster.wait_clean();
     cluster.run(&["osd", "rm", "2"]);
     cluster.refused(&["osd", "rm", "2"], "not_found");
-    // One that was removed is not taken in again, nor started again and again.
+    // A removed OSD cannot join again, and `up` does not keep starting it.
     fs::rename(&lost, &blocks).expect("ours");
     let refused = cluster.refused(&["osd", "start", "2"], "died").to_string();
     assert!(refused.contains("this cluster has no osd.2"), "{refused}");
@@ -235,7 +235,7 @@ fn an_osd_whose_disk_is_lost_is_replaced() {
     });
     fs::remove_file(&blocks).expect("ours");
     cluster.down();
-    // Another OSD in its place gets its share.
+    // A new OSD in its place gets its share.
     cluster.start(&["--osds", "3", "--osd-size", "512MiB"]);
     cluster.wait_osd(4, true);
     cluster.wait_clean();
@@ -255,7 +255,7 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
     ask(&cluster, "old", &pieces("write", 1, 64));
     cluster.wait_clean();
     let nbd = cluster.pid("nbd", 1);
-    // More than a minute and a half of random reads and writes, several times what follows takes.
+    // More than a minute and a half of random reads and writes: several times as long as what follows.
     let mut fio = Fio::start_at_rate(&cluster.uri("v"), 192 << 20, 31, 2 << 20);
     fio.wait_written(8 << 20);
     let pid = cluster.pid("osd", 2);
@@ -263,13 +263,13 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
     kill_9(pid);
     cluster.wait_osd(2, false);
     assert!((0..60).any(|_| fio.writes_on()), "one copy is enough to go on");
-    // As docs/commands.md says.
+    // The steps of docs/commands.md.
     cluster.run(&["osd", "out", "2"]);
     cluster.start(&["--osds", "3", "--osd-size", "1GiB"]);
     cluster.wait_osd(4, true);
     cluster.wait_clean();
     cluster.run(&["osd", "rm", "2"]);
-    // A third of two copies of 64 MiB and more.
+    // A third of two copies of at least 64 MiB.
     wait_for("the new OSD to hold its share", || used_bytes(&cluster, 4) > 16 << 20);
     let holds = used_bytes(&cluster, 4);
     assert!((0..60).any(|_| fio.writes_on()), "all this was done under its load");
@@ -287,7 +287,7 @@ fn an_osd_whose_disk_is_destroyed_is_replaced_under_load() {
 }
 
 #[test]
-fn an_osd_that_stays_away_is_taken_out_by_itself_and_in_again_when_it_is_back() {
+fn an_osd_that_stays_down_goes_out_automatically_and_in_again_when_it_returns() {
     let cluster = three("copies-away", "512MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 64));
@@ -298,7 +298,7 @@ fn an_osd_that_stays_away_is_taken_out_by_itself_and_in_again_when_it_is_back() 
         row.expect("it is there")["in"].as_bool().expect("yes or no")
     };
     stop_osd(&cluster, 2);
-    // Whoever leads next counts anew.
+    // The next monitor that leads starts counting again.
     let monitor = cluster.pid("mon", 1);
     kill_9(monitor);
     wait_for("another monitor in its place", || cluster.pid("mon", 1) != monitor);
@@ -318,7 +318,7 @@ fn an_osd_that_stays_away_is_taken_out_by_itself_and_in_again_when_it_is_back() 
 }
 
 #[test]
-fn an_osd_taken_out_is_emptied_while_it_serves_and_taken_in_again() {
+fn an_osd_that_is_out_is_emptied_while_it_serves_and_can_be_put_in_again() {
     let cluster = three("copies-out", "512MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 64));
@@ -344,7 +344,7 @@ fn an_osd_taken_out_is_emptied_while_it_serves_and_taken_in_again() {
 }
 
 #[test]
-fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() {
+fn an_osd_that_was_down_catches_up_on_writes_trims_and_removals() {
     let cluster = three("copies-missed", "512MiB", &[]);
     for volume in ["changed", "removed", "cut"] {
         cluster.run(&["volume", "create", volume, "--size", "64MiB"]);
@@ -356,7 +356,7 @@ fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() 
         let added = format!("added{osd}");
         cluster.run(&["volume", "create", &added, "--size", "32MiB"]);
         ask(&cluster, &added, &pieces("write", osd, 32));
-        // Parts of blocks too, and a part written twice.
+        // Parts of blocks too, one of them written twice.
         ask(&cluster, "changed", &pieces("write", 10 + osd, 16));
         qemu_io(&cluster, "changed", &["discard 16M 16M", "write -P 9 33M 4k", "write -z 34M 64k"]);
         if osd == 2 {
@@ -383,8 +383,7 @@ fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() 
     }
     ask(&cluster, "cut", &pieces("read", 1, 16));
     qemu_io(&cluster, "cut", &["read -P 0 16M 48M"]);
-    // changed 48 MiB, added 96 MiB and cut 16 MiB, twice: nothing of what was trimmed, removed and
-    // cut is left.
+    // changed 48 MiB, added 96 MiB and cut 16 MiB, twice: nothing that was trimmed, removed or cut is left.
     let used = || (1..=3).map(|osd| used_bytes(&cluster, osd)).sum::<u64>();
     wait_for("the space of what is gone to be free", || used() <= ((48 + 96 + 16 + 1) * 2) << 20);
     assert!(cluster.check_copies() >= 160 * 8);
@@ -394,14 +393,14 @@ fn what_was_written_trimmed_and_removed_while_an_osd_was_away_is_so_there_too() 
 }
 
 #[test]
-fn a_second_osd_dies_while_the_first_is_brought_up() {
+fn a_second_osd_dies_during_the_backfill_of_the_first() {
     let cluster = three_copies("copies-second", "1GiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "192MiB", "--pool", "safe"]);
     ask(&cluster, "v", &pieces("write", 1, 192));
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
     let second = cluster.pid("osd", 2);
-    // A filling may be over before anybody looks: then the first is sent away again.
+    // A backfill may be over before the test looks; then the first OSD is stopped again.
     let is_being_filled = || {
         stop_osd(&cluster, 1);
         ask(&cluster, "v", &pieces("write", 2, 192));
@@ -434,7 +433,7 @@ fn a_second_osd_dies_while_the_first_is_brought_up() {
 }
 
 #[test]
-fn with_one_of_three_copies_left_pgs_wait_until_a_second_is_filled() {
+fn with_one_of_three_copies_left_pgs_wait_for_the_backfill_of_a_second() {
     let cluster = three_copies("copies-min", "512MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "safe"]);
     ask(&cluster, "v", &pieces("write", 1, 32));
@@ -453,12 +452,12 @@ fn with_one_of_three_copies_left_pgs_wait_until_a_second_is_filled() {
     };
     let mut qemu = begin(&["-f", "raw", "-c", "write -P 77 0 4M", "-c", "read -P 77 0 4M"]);
     let mut reader = begin(&["-r", "-f", "raw", "-c", &pieces("read", 2, 32)[8]]);
-    // There is no event for something that does not happen.
+    // Nothing signals that no write is acknowledged, so the test can only wait.
     std::thread::sleep(Duration::from_secs(3));
     for child in [&mut qemu, &mut reader] {
         assert!(child.try_wait().expect("a child").is_none(), "one disk alone answers nothing");
     }
-    // The one that was away first does not know the last writes: it gets them from the one that is left.
+    // The OSD that was stopped first lacks the last writes: it gets them from the one that is left.
     start_osd(&cluster, 1);
     assert_qemu_io(&finish(qemu, Duration::from_secs(100)), 2);
     assert_qemu_io(&finish(reader, Duration::from_secs(100)), 1);
@@ -472,7 +471,7 @@ fn with_one_of_three_copies_left_pgs_wait_until_a_second_is_filled() {
     });
     ask(&cluster, "v", &pieces("read", 2, 32).split_off(4));
     ask(&cluster, "v", &pieces("write", 3, 16).split_off(4));
-    // The second brings nothing new any more.
+    // The other one has nothing new.
     start_osd(&cluster, 2);
     cluster.wait_clean();
     ask(&cluster, "v", &pieces("read", 3, 16).split_off(4));
@@ -482,7 +481,7 @@ fn with_one_of_three_copies_left_pgs_wait_until_a_second_is_filled() {
 }
 
 #[test]
-fn what_is_left_of_a_pg_is_served_when_its_other_members_are_given_up() {
+fn a_pg_is_served_by_its_last_member_once_the_others_are_given_up() {
     let cluster = three_copies("copies-given", "512MiB", &["--restart-after", "never"]);
     cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "safe"]);
     ask(&cluster, "v", &pieces("write", 1, 32));
@@ -495,7 +494,7 @@ fn what_is_left_of_a_pg_is_served_when_its_other_members_are_given_up() {
         cluster.wait_osd(osd, false);
     }
     wait_for("the status to say so", || has_check(&cluster, "pg_incomplete"));
-    // Those of the other pool have two copies: some wait only until the monitor has looked.
+    // PGs of the other pool have two copies: some wait only until the monitor has noticed.
     let mut waiting: Vec<String> = Vec::new();
     wait_for("each PG of three copies to wait", || {
         let rows = cluster.json(&["pg", "ls", "--pool", "safe"]);
@@ -510,11 +509,11 @@ fn what_is_left_of_a_pg_is_served_when_its_other_members_are_given_up() {
     for pg in &waiting {
         cluster.run(&["pg", "give-up", pg, "--they-are-off", "--yes"]);
     }
-    // Each acknowledged write was on the third, too, and it goes on alone.
+    // The third has every acknowledged write, so it can go on alone.
     ask(&cluster, "v", &pieces("read", 1, 32));
     ask(&cluster, "v", &pieces("write", 2, 16));
     qemu_io(&cluster, "v", &["discard 16M 8M"]);
-    // They come back after all: what they have is old, and they get what there is now.
+    // The two come back after all: their data is old, and they are brought up to date.
     start_osd(&cluster, 1);
     start_osd(&cluster, 2);
     cluster.wait_clean();
@@ -532,9 +531,9 @@ pub fn signal(pid: u32, signal: Signal) {
 }
 
 #[test]
-fn a_primary_that_stands_still_is_replaced_and_follows_when_it_goes_on() {
+fn a_paused_primary_is_replaced_and_rejoins_when_it_resumes() {
     let cluster = three("copies-stop", "512MiB", &[]);
-    // Its silence alone (`osd_silent_ms`, 2 s) may end the wait: all else that could is far off.
+    // Only its silence (`osd_silent_ms`, 2 s) can end the wait: all other timeouts are far longer.
     for setting in ["session_timeout_ms", "osd_return_ms", "osd_out_after_ms"] {
         cluster.run(&["config", "set", setting, "600s"]);
     }
@@ -560,14 +559,14 @@ fn a_primary_that_stands_still_is_replaced_and_follows_when_it_goes_on() {
         }
         waits.push(longest);
         signal(pid, Signal::CONT);
-        // What it held before is old now.
+        // What it held before is stale now.
         for command in pieces("read", 1 + osd, 64) {
             qemu.ask(&command);
         }
         cluster.wait_clean();
     }
     report(&format!("an OSD stood still: writes took at most {waits:.2?} each time"));
-    // All else that could end them is ten minutes away.
+    // All other timeouts are ten minutes.
     assert!(waits.iter().all(|wait| *wait < Duration::from_secs(60)), "{waits:?}");
     for command in pieces("read", 4, 64) {
         qemu.ask(&command);
@@ -577,7 +576,7 @@ fn a_primary_that_stands_still_is_replaced_and_follows_when_it_goes_on() {
     assert!(cluster.check_copies() >= 512);
 }
 
-/// The longest write of 1 MiB to all PGs, one after the other, from before `event` until after it.
+/// Writes 1 MiB to all PGs, one after the other, from before `event` until after it. Returns the longest write.
 fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Duration {
     let mut longest = Duration::ZERO;
     let mut places = (0..64).cycle();
@@ -592,13 +591,13 @@ fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Durati
         while !event.is_finished() {
             write(qemu);
         }
-        // Every PG once more.
+        // Writes to every PG once more.
         (0..64).for_each(|_| write(qemu));
     });
     longest
 }
 
-/// How often an OSD has told the monitor that it stops: that is when it hands its leases back.
+/// How often an OSD has told the monitor that it stops, which is when it hands its leases back.
 fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     let log = fs::read_to_string(cluster.path().join("log/mon.1.log")).expect("it is there");
     let named = format!("osd=osd.{osd}");
@@ -606,15 +605,15 @@ fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
     log.lines().filter(is_stop).count()
 }
 
-/// Less than what is left of a lease of 0.9 s, which is renewed three times in it.
+/// Less than what is left of a lease of 0.9 s, which is renewed every 0.3 s.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// A stop that is planned hands over: nobody finds out by a time-out, so none may matter. Those by which
-/// others would notice are a minute here, and a lease that is not handed back has to be waited out for at
-/// least 0.6 s of its 0.9 s, each time. A busy machine is slow now and then: each OSD may try some times,
-/// and a try counts against it only if writes are short right after it, when nothing happens.
+/// A planned stop hands over: nobody should have to notice it by a timeout. All timeouts that would notice it are a
+/// minute here, and a lease that is not handed back must be waited out for at least 0.6 s of its 0.9 s. A busy
+/// machine is slow now and then: each OSD gets several tries, and a try counts as a failure only if writes are
+/// short right after it, when nothing happens.
 #[test]
-fn an_osd_that_is_stopped_hands_over_and_nobody_waits_for_a_time_out() {
+fn a_stopped_osd_hands_its_leases_back_and_nobody_waits_for_a_timeout() {
     let cluster = three("copies-planned", "512MiB", &[]);
     for (setting, value) in
         [("osd_silent_ms", "60s"), ("osd_grace_ms", "60s"), ("lease_ms", "900ms")]
@@ -652,7 +651,7 @@ fn an_osd_that_is_stopped_hands_over_and_nobody_waits_for_a_time_out() {
 
 const PATTERN: u8 = 0xa7;
 
-/// Flips a byte in every second unit of `PATTERN` in the data of a stopped OSD: so many.
+/// Flips a byte in every second unit of `PATTERN` in the data of a stopped OSD. Returns how many.
 fn damage(osd: &Path) -> u32 {
     let found = run(Command::new(ASHLAR).args(["osd", "inspect", "--json"]).arg(osd));
     let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
@@ -677,9 +676,9 @@ fn damage(osd: &Path) -> u32 {
 }
 
 #[test]
-fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
+fn damaged_bytes_are_detected_served_from_the_other_copy_and_repaired() {
     let cluster = three("copies-rot", "256MiB", &[]);
-    // One PG: its primary is who reads.
+    // One PG: its primary serves every read.
     let create = ["pool", "create", "one", "--replicas", "2", "--pgs", "1"];
     cluster.run(&[&create[..], &["--failure-domain", "osd"]].concat());
     cluster.run(&["volume", "create", "v", "--size", "32MiB", "--pool", "one"]);
@@ -700,11 +699,11 @@ fn damaged_bytes_are_found_answered_from_the_other_copy_and_repaired() {
 
     cluster.start(&[]);
     cluster.wait_clean();
-    // Whoever leads now, reads never fail, and both copies are read at last.
+    // Whichever OSD is the primary, reads never fail, and in the end both copies were read.
     let leader = || cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].clone();
     let mut is_counted = false;
     for (turn, osd) in [1u64, 2, 3, 1, 2, 3].into_iter().enumerate() {
-        // The damaged copy's holder may have come to lead only at the end of the first three.
+        // The OSD with the damaged copy may have become primary only at the end of the first three reads.
         if turn >= 3 && is_counted {
             break;
         }
@@ -736,7 +735,7 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
     qemu_io(&cluster, "v", &["write -P 3 0 64M", "flush"]);
     let image = patient_image(&cluster, "v");
     let mut qemu = QemuIo::open(&["--image-opts", &image]);
-    // The error that a write of these many MiB from there ends in.
+    // The error of a write of so many MiB at this offset.
     let refused = |qemu: &mut QemuIo, from: u64, count: u64| {
         qemu.begin(&format!("write -P 4 {from}M {count}M"));
         let line = qemu.end();
@@ -750,8 +749,8 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
         cluster.json(&["volume", "info", "v"])["io"]["refused_full"].as_u64() > Some(0)
     });
 
-    // An OSD dies and is back, twice, under a client that has not flushed. All that was begun fits: every
-    // PG gets its copies again, with nothing deleted.
+    // An OSD dies and comes back, twice, while a client has not flushed. Every write that was begun fits: every
+    // PG gets its copies again, and nothing is deleted.
     for osd in [1, 2] {
         kill_osd(&cluster, osd);
         qemu.ask("read -P 3 0 64M");
@@ -774,7 +773,7 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
 }
 
 #[test]
-fn an_osd_of_another_cluster_in_the_place_of_one_is_refused_and_gone_without() {
+fn a_foreign_osd_in_the_place_of_another_is_refused_and_the_cluster_goes_on_without_it() {
     let cluster = three("copies-mine", "256MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 32));
@@ -800,17 +799,17 @@ fn an_osd_of_another_cluster_in_the_place_of_one_is_refused_and_gone_without() {
     let compared = run(Command::new(ASHLAR).args(["check", "--json"]).args(cluster.osd_paths()));
     assert_eq!(compared.status.code(), Some(1), "{}", text_of(&compared));
     assert!(text_of(&compared).contains("another cluster"), "{}", text_of(&compared));
-    // The right disk is back, and gets what it missed.
+    // The right disk comes back and gets what it missed.
     fs::rename(&aside, mine.join("blocks")).expect("ours");
     cluster.start(&[]);
     ask(&cluster, "v", &pieces("read", 2, 32));
     assert!(cluster.check_copies() >= 256);
 }
 
-/// A disk that was restored from an old copy says that it has what it has, and that is too little: the others
-/// bring it up, and nothing old is read.
+/// A disk that was restored from an old copy states what it has, which is too little: the others bring it up to date,
+/// and no stale data is read.
 #[test]
-fn an_osd_restored_from_an_old_copy_gets_what_it_lacks() {
+fn an_osd_restored_from_an_old_copy_is_brought_up_to_date() {
     let cluster = three("copies-old", "256MiB", &[]);
     cluster.run(&["volume", "create", "v", "--size", "32MiB"]);
     ask(&cluster, "v", &pieces("write", 1, 32));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::harness::{Cluster, same_bytes, succeed};
 
-/// Copies installed packages' files into `to` until there are enough of both.
+/// Copies files of installed packages into `to` until there are enough files and bytes.
 fn unpacked_packages(to: &Path, bytes_min: u64, files_min: u32) {
     let (mut bytes, mut files) = (0, 0);
     let mut pending = vec![

@@ -1,4 +1,4 @@
-//! NBD servers beside a cluster's own, and a way to the monitor that can be cut.
+//! NBD servers besides the cluster's own, and a path to the monitor that can be cut.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{ASHLAR, QemuIo, wait_for};
 
-/// A way to the monitor that can be cut.
+/// A path to the monitor that can be cut.
 #[derive(Clone)]
 pub struct Detour {
     pub address: SocketAddr,
@@ -51,7 +51,7 @@ impl Detour {
     }
 }
 
-/// An NBD server beside the cluster's own; ends with its owner.
+/// An NBD server besides the cluster's own; dropping it stops it.
 pub struct NbdServer {
     child: Child,
     socket: String,
@@ -80,7 +80,7 @@ impl NbdServer {
         QemuIo::open(&["-f", "raw", &uri])
     }
 
-    /// Likewise, by a client that connects again when the server closes its connection.
+    /// The same, for a client that reconnects when the server closes its connection.
     pub fn open_patiently(&self, volume: &str) -> QemuIo {
         let image = format!(
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},\
@@ -90,7 +90,7 @@ impl NbdServer {
         QemuIo::open(&["--image-opts", &image])
     }
 
-    /// Tells it to end; it must do so by itself.
+    /// Tells it to stop; it must exit by itself.
     pub fn end(mut self) {
         self.signal(Signal::TERM);
         assert!(self.child.wait().expect("a child").success());

@@ -1,4 +1,4 @@
-//! Does `ashlar` tell what clients did, byte by byte, and where it lies?
+//! Does `ashlar` count exactly what clients did, and where the data lies?
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
@@ -13,7 +13,7 @@ use crate::harness::{Cluster, kill_9, qemu_io, report, wait_for};
 use crate::operator::begin_watch;
 use crate::raw_nbd::{Client, WRITE, socket_of};
 
-/// As set in these tests.
+/// The interval that these tests set.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 fn up(name: &str) -> Cluster {
@@ -31,8 +31,8 @@ fn sum(rows: &[Value], kind: &str, what: &str) -> u64 {
     rows.iter().map(|row| row["io"][kind][what].as_u64().expect("a number")).sum()
 }
 
-/// Waits until the volume has so many bytes written and in use, and asserts that its pool and the OSDs
-/// say the same, the latter with both copies.
+/// Waits until so many bytes of the volume are written and in use. Asserts that its pool says the same, and that
+/// the OSDs say twice as much, for both copies.
 fn assert_written(cluster: &Cluster, mib: u64) {
     let bytes = mib << 20;
     let mut seen = Value::Null;
@@ -58,7 +58,7 @@ fn assert_written(cluster: &Cluster, mib: u64) {
 }
 
 #[test]
-fn every_acknowledged_byte_is_counted_once_over_restarts_of_osds_and_of_the_monitor() {
+fn every_acknowledged_byte_is_counted_once_across_restarts() {
     let cluster = up("statistics");
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     cluster.wait_clean();
@@ -77,7 +77,7 @@ fn every_acknowledged_byte_is_counted_once_over_restarts_of_osds_and_of_the_moni
     assert_written(&cluster, 16);
     qemu_io(&cluster, "v", &["write -P 2 16M 8M"]);
     assert_written(&cluster, 24);
-    // What is not in the store yet comes from the OSDs again.
+    // What the store does not have yet, the OSDs report again.
     qemu_io(&cluster, "v", &["write -P 3 24M 8M"]);
     cluster.kill("mon", 1);
     assert_written(&cluster, 32);
@@ -88,7 +88,7 @@ fn every_acknowledged_byte_is_counted_once_over_restarts_of_osds_and_of_the_moni
     let info = cluster.json(&["volume", "info", "v"]);
     assert_eq!(info["io"]["write"]["bytes"], 40 << 20);
     assert_eq!(info["io"]["trim"]["bytes"], 8 << 20);
-    // Nothing happens any more: rates end, and what is kept is what is told.
+    // Nothing happens any more: rates go to zero, and the stored sums are those that are shown.
     wait_for("the rates to end", || {
         let write = &cluster.json(&["status"])["io"]["write"];
         write["ops_per_second"] == 0 && write["latency_p99_us"].is_null()
@@ -100,7 +100,7 @@ fn every_acknowledged_byte_is_counted_once_over_restarts_of_osds_and_of_the_moni
     cluster.check_copies();
 }
 
-/// All changes of keys in the state store, told by `state watch`.
+/// All changes of keys in the state store, as `state watch` prints them.
 struct Changes {
     child: Child,
     _errors: BufReader<ChildStderr>,
@@ -113,7 +113,7 @@ struct Changes {
 struct Written {
     intervals: f64,
     transactions: usize,
-    /// How many changes each key had.
+    /// How often each key changed.
     keys: BTreeMap<String, usize>,
 }
 
@@ -129,7 +129,7 @@ impl Written {
 
 impl Changes {
     fn begin(cluster: &Cluster) -> Changes {
-        // Nothing is read of its errors; they stay open while it runs.
+        // Its standard error is not read, but stays open while it runs.
         let (child, lines, errors) = begin_watch(cluster, "");
         let seen = Arc::new(Mutex::new(Vec::new()));
         let all = seen.clone();
@@ -148,8 +148,8 @@ impl Changes {
         self.seen.lock().expect("nobody panics with it")
     }
 
-    /// Makes a change, and waits until the watch tells it: all before it was told, too. Its place and
-    /// revision.
+    /// Makes a change and waits until the watch shows it; then it has shown all changes before. Returns its place
+    /// and revision.
     fn mark(&self, cluster: &Cluster, percent: u64) -> (usize, u64) {
         let from = self.seen().len();
         cluster.run(&["config", "set", "nearly_full_percent", &percent.to_string()]);
@@ -163,14 +163,14 @@ impl Changes {
         find().expect("just seen")
     }
 
-    /// What is written in the next twenty intervals.
+    /// What is written to the store in the next twenty intervals.
     fn measure(&self, cluster: &Cluster) -> Written {
         let (first, first_revision) = self.mark(cluster, 71);
         let begin = Instant::now();
-        // What happens by itself in a span of time is what is counted.
+        // The test counts what happens by itself in a span of time.
         std::thread::sleep(INTERVAL * 20);
         let (last, last_revision) = self.mark(cluster, 72);
-        // To mark the end takes time, too, on a busy machine.
+        // Marking the end takes time, too, on a busy machine.
         let intervals = begin.elapsed().as_secs_f64() / INTERVAL.as_secs_f64();
         let seen = self.seen();
         let between = seen[first..last].iter();
@@ -190,8 +190,8 @@ impl Drop for Changes {
     }
 }
 
-/// Volumes with a client each, all writing without a pause while `work` goes on. What `work` found, and
-/// how often each of them wrote.
+/// Has a client for each volume write without a pause while `work` runs. Returns the result of `work`, and how
+/// often each client wrote.
 fn while_busy<T>(clients: &mut [Client], work: impl FnOnce() -> T) -> (T, u64) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -217,7 +217,7 @@ fn while_busy<T>(clients: &mut [Client], work: impl FnOnce() -> T) -> (T, u64) {
 }
 
 const FEW: usize = 2;
-/// More than have room in one record of sums.
+/// More volumes than one record of sums can hold.
 const MANY: usize = 300;
 
 /// Asserts that rates and space of each volume, pool and OSD are shown while all volumes are busy.
@@ -240,7 +240,7 @@ fn assert_all_is_shown(cluster: &Cluster) {
     let info = cluster.json(&["volume", "info", &name(MANY)]);
     assert!(is_busy(&info, "write"), "{info:#}");
     assert!(info["io"]["write"]["latency_mean_us"].as_f64() > Some(0.0), "{info:#}");
-    // People see it, too.
+    // The text output shows them, too.
     for (list, titles, count) in [
         ("volume", ["USED", "WRITE"], MANY),
         ("osd", ["STORED", "RECOVERY"], 3),
@@ -254,13 +254,13 @@ fn assert_all_is_shown(cluster: &Cluster) {
     assert!(status.contains("writes") && status.contains("pool        default:"), "{status}");
 }
 
-/// Name of the volume with this number, from 1.
+/// The name of a volume by its number, counted from 1.
 fn name(number: usize) -> String {
     format!("v{number}")
 }
 
 #[test]
-fn the_store_is_written_as_often_for_three_hundred_busy_volumes_as_for_two() {
+fn statistics_write_the_state_store_as_often_for_three_hundred_volumes_as_for_two() {
     let cluster = up("statistics-many");
     for number in 1..=MANY {
         cluster.run(&["volume", "create", &name(number), "--size", "1MiB"]);
@@ -272,7 +272,7 @@ fn the_store_is_written_as_often_for_three_hundred_busy_volumes_as_for_two() {
     let (few, _) = while_busy(&mut clients, || changes.measure(&cluster));
     clients.extend((FEW + 1..=MANY).map(attach));
     let (many, rounds) = while_busy(&mut clients, || {
-        // What a first write allocates is shown.
+        // The space that the first writes allocate is shown.
         assert_all_is_shown(&cluster);
         changes.measure(&cluster)
     });
@@ -294,6 +294,6 @@ fn the_store_is_written_as_often_for_three_hundred_busy_volumes_as_for_two() {
         let count = written.transactions_per_interval();
         assert!((0.5..1.3).contains(&count), "one each interval: {written:#?}");
     }
-    // Their sums lie in two records instead of one; what is written at a time has a bound.
+    // Their sums lie in two records instead of one, and the size of one write is bounded.
     assert!(many.keys_per_transaction() < few.keys_per_transaction() + 1.5, "{few:#?} {many:#?}");
 }
