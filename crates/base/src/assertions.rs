@@ -23,8 +23,9 @@ thread_local! {
     static MARKS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Whether a condition is true that is believed to be always false. The caller handles it:
-/// `if never!(queue.is_empty()) { return }`. Where debug assertions are on, it panics; elsewhere it is counted.
+/// Whether a condition is true that is believed to be always false. The caller handles it: `if
+/// never!(queue.is_empty()) { return }`. Where debug assertions are on, it panics; elsewhere it is
+/// counted.
 #[macro_export]
 macro_rules! never {
     ($condition:expr) => {{
@@ -36,8 +37,8 @@ macro_rules! never {
     }};
 }
 
-/// Says that a condition is sometimes true and sometimes false, where a reader could believe otherwise. It must be
-/// a `bool`; it is never evaluated.
+/// Says that a condition is sometimes true and sometimes false, where a reader could believe
+/// otherwise. It must be a `bool`; it is never evaluated.
 #[macro_export]
 macro_rules! maybe {
     ($condition:expr) => {

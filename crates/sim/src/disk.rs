@@ -22,16 +22,16 @@ use crate::random::{Chance, Random};
 
 const PAGE_SIZE: u64 = 4096;
 
-/// A disk: sparse, so that a large one costs only what is written.
+/// A simulated disk. It is sparse: memory is used only for what was written.
 pub struct SimDisk {
     sector_size: u64,
     medium: Vec<Option<Box<[u8]>>>,
     cached: Vec<Written>,
     in_flight: BTreeMap<DiskOp, InFlight>,
     completed_count: u64,
-    /// By page: the count of completed writes when it was last written.
+    /// For each page, the count of completed writes when it was last written.
     written_last: Vec<u64>,
-    /// Rotten bytes that were not written since, as they are now.
+    /// Bytes that rot changed and that were not written since, with their present value.
     rotten: BTreeMap<u64, u8>,
     /// Sectors that cannot be read until they are written.
     unreadable: BTreeSet<u64>,
@@ -39,10 +39,10 @@ pub struct SimDisk {
     host: Option<Host>,
 }
 
-/// A file system with little space, below a sparse file.
+/// The file system that holds the sparse file. It may run out of space.
 struct Host {
     free_bytes: u64,
-    /// By page of the file: whether it has space.
+    /// For each page of the file, whether space is allocated for it.
     held: Vec<bool>,
     /// Pages whose space a power cut may take back, with the count of completed operations when
     /// they were reserved.
@@ -50,7 +50,7 @@ struct Host {
 }
 
 impl Host {
-    /// Gets space for pages, as far as there is any. False: not for all of them.
+    /// Allocates space for pages, as far as there is any. `false`: not for all of them.
     fn take(&mut self, pages: Range<u64>, mut taken: impl FnMut(&mut Host, u64)) -> bool {
         for page in pages {
             if self.held[page as usize] {
@@ -127,12 +127,12 @@ enum InFlight {
     Flush { asked: u64 },
 }
 
-/// What a write does besides being done.
+/// How a write fails silently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteFault {
-    /// It is reported as done and never happens.
+    /// It is reported as done but never happens.
     Lost,
-    /// It is reported as done and happens at this position instead.
+    /// It is reported as done but happens at this position instead.
     Misdirected {
         /// In bytes; a multiple of the sector size.
         to: u64,
@@ -142,13 +142,13 @@ pub enum WriteFault {
 /// What a crash did to writes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct CrashReport {
-    /// Writes of which nothing is left.
+    /// Writes that left nothing.
     pub lost: u64,
-    /// Writes of which some sectors are left.
+    /// Writes that left only some of their sectors.
     pub torn: u64,
-    /// Writes that were not flushed, or not even done, and are left whole.
+    /// Writes that were not flushed, or not even completed, but survived whole.
     pub kept: u64,
-    /// Writes that are left although an earlier one is not.
+    /// Writes that survived although an earlier one did not.
     pub reordered: u64,
 }
 
@@ -180,8 +180,8 @@ impl SimDisk {
         }
     }
 
-    /// Makes it a sparse file, with space in front of `data_offset` only, on a file system with so
-    /// many free bytes; or changes how many there are.
+    /// Makes it a sparse file that has space only before `data_offset`, on a file system with so
+    /// many free bytes. Or changes how many bytes are free.
     pub fn set_host(&mut self, data_offset: u64, free_bytes: u64) {
         let pages = 0..self.medium.len() as u64;
         match &mut self.host {
@@ -198,7 +198,7 @@ impl SimDisk {
         self.medium.len() as u64 * PAGE_SIZE
     }
 
-    /// Takes an operation; it is done when [`SimDisk::complete`] is called.
+    /// Accepts an operation. It ends when [`SimDisk::complete`] or [`SimDisk::fail`] is called.
     pub fn submit(&mut self, effect: DiskEffect) -> DiskOp {
         let (op, in_flight) = match effect {
             DiskEffect::Read { op, offset, buffer } => {
@@ -235,8 +235,8 @@ impl SimDisk {
         assert!(offset + length <= self.size(), "{offset}+{length} is beyond the disk's end");
     }
 
-    /// Ends an operation well, but for `fault` (writes only) and for want of space below.
-    /// Requires: it was submitted, and no crash happened since.
+    /// Completes an operation, unless the file system has no space for it. `fault` applies to
+    /// writes only. Requires: it was submitted, and no crash has happened since.
     pub fn complete(
         &mut self,
         op: DiskOp,
@@ -291,7 +291,7 @@ impl SimDisk {
         DiskEvent::Done { op, result: Ok(()) }
     }
 
-    /// Gets space for an operation that ends, if it needs any.
+    /// Allocates the space that an ending operation needs.
     fn has_space(&mut self, op: DiskOp) -> bool {
         let (Some(host), Some(ends)) = (&mut self.host, self.in_flight.get(&op)) else {
             return true;
@@ -315,7 +315,7 @@ impl SimDisk {
         }
     }
 
-    /// The power goes: what was reserved just now and holds nothing may be gone.
+    /// A power cut: space that was reserved recently and holds no data may be lost.
     fn lose_reservations(&mut self, random: &mut Random) {
         let medium = &self.medium;
         if let Some(host) = &mut self.host {
@@ -410,8 +410,8 @@ impl SimDisk {
         }
     }
 
-    /// What the disk returns now: the medium under everything cached. Where a write is in
-    /// flight, each sector is old or new.
+    /// What a read returns now: the medium, overlaid with the cache. While a write is in flight,
+    /// each of its sectors is old or new.
     fn read(&self, offset: u64, into: &mut [u8], random: &mut Random) {
         self.read_cached(offset, into);
         for in_flight in self.in_flight.values() {
@@ -443,8 +443,7 @@ impl SimDisk {
         }
     }
 
-    /// The bytes at `offset` as a process sees them that starts now. For checks of the image:
-    /// nothing may be in flight.
+    /// The bytes at `offset` that a process would see if it started now. Requires: nothing is in flight.
     pub fn peek(&self, offset: u64, into: &mut [u8]) {
         assert!(self.in_flight.is_empty());
         self.read_cached(offset, into);
@@ -483,7 +482,7 @@ impl SimDisk {
         report
     }
 
-    /// Puts what a crash left where the next process finds it.
+    /// Puts what survived a crash where the next process finds it.
     fn settle_kept(&mut self, crash: Crash, kept: Vec<(u64, Data)>) {
         for (offset, data) in kept {
             match crash {
@@ -493,7 +492,7 @@ impl SimDisk {
         }
     }
 
-    /// All, nothing, a first part, or any sectors of a write.
+    /// Draws what survives of a write: all, nothing, its first sectors, or any of its sectors.
     fn keep_some(
         &self,
         offset: u64,
@@ -532,28 +531,27 @@ impl SimDisk {
         kept
     }
 
-    /// Puts bytes onto the medium of a new disk.
+    /// Writes bytes straight to the medium of a new disk.
     pub fn install(&mut self, offset: u64, bytes: &[u8]) {
         self.put_bytes(offset, bytes);
     }
 
-    /// The sector cannot be read any more, until it is written.
+    /// Makes a sector unreadable until it is written.
     pub fn break_sector(&mut self, offset: u64) {
         self.unreadable.insert(offset - offset % self.sector_size);
     }
 
-    /// Sectors that cannot be read.
+    /// How many sectors cannot be read.
     pub fn unreadable_count(&self) -> usize {
         self.unreadable.len()
     }
 
-    /// All sectors can be read again. Whether there were any that could not.
+    /// Makes all sectors readable again. Whether any was not.
     pub fn mend_sectors(&mut self) -> bool {
         !std::mem::take(&mut self.unreadable).is_empty()
     }
 
-    /// Flips bits of one byte wherever it is, medium and cache. Requires: nothing in flight
-    /// writes there.
+    /// Flips bits of one byte, on the medium and in the cache. Requires: no write to it is in flight.
     pub fn rot(&mut self, offset: u64, mask: u8) {
         assert!(mask != 0);
         let start = offset - offset % self.sector_size;

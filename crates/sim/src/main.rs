@@ -1,4 +1,4 @@
-//! The simulator's command line: which seeds, which part, and what they found.
+//! The command line of the simulator: runs seeds of its parts and reports what they found.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -16,26 +16,26 @@ use sim::tally::Tally;
 /// Seeds from which on every kind of fault must have happened.
 const SEED_COUNT_FOR_ALL_FAULTS: u64 = 500;
 
-/// Operations that each seed asks, at least: fewer say too little.
+/// The fewest operations of a seed: a run with fewer proves too little.
 const SEED_OPERATION_COUNT_MIN: u64 = 1000;
 
-/// Faults that each seed meets, at least.
+/// The fewest faults of a seed.
 const SEED_FAULT_COUNT_MIN: u64 = 5;
 
-/// Finds of one run that are printed; the rest is counted.
+/// How many finds of one run are printed; the rest are counted.
 const FIND_COUNT_PRINTED: u64 = 12;
 
 /// Threads; each runs whole seeds.
 const THREAD_COUNT: usize = 2;
 
-/// Runs whole stores and clusters in one thread from one seed, with faults, and checks what they
-/// promise. The same seed gives the same run.
+/// Simulates whole stores and clusters with faults, and checks that they keep their promises. The
+/// same seed gives the same run.
 #[derive(Parser)]
 #[command(name = "sim")]
 struct Arguments {
-    /// What to simulate; without it, all.
+    /// What to simulate. Default: both.
     part: Option<Part>,
-    /// Seeds A..B, both ends included; without it those of the variable SEEDS, or 1..100.
+    /// Seeds A..B, both ends included. Default: the variable SEEDS, or 1..100.
     #[arg(long, conflicts_with = "seed")]
     seeds: Option<Seeds>,
     /// One seed.
@@ -44,11 +44,11 @@ struct Arguments {
     /// Print every event and effect; only with --seed and a part.
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Look for a planted bug by its name, or for `all`: each must be found. Needs a build with
-    /// the feature `planted`.
+    /// Switch on a planted bug by its name, or `all` one after the other: each must be found. Needs
+    /// a build with the feature `planted`.
     #[arg(long)]
     planted: Option<String>,
-    /// Fail if all of it takes more minutes of CPU than this.
+    /// Fail if the whole run takes more CPU minutes than this.
     #[arg(long, value_name = "MINUTES")]
     cpu_minutes_max: Option<u64>,
 }
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints what the run cost; whether that is within the limit.
+/// Prints the CPU time of the run. Whether it is within the limit.
 fn is_cheap(minutes_max: Option<u64>) -> bool {
     let seconds = clock_gettime(ClockId::ProcessCPUTime).tv_sec.cast_unsigned();
     println!("CPU: {} min {:02} s", seconds / 60, seconds % 60);
@@ -134,7 +134,7 @@ fn is_cheap(minutes_max: Option<u64>) -> bool {
     is_cheap
 }
 
-/// A panic in the code under test is a find, and printed as one.
+/// A panic in the code under test is reported as a find.
 fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
@@ -146,7 +146,7 @@ thread_local! {
     static PANIC_PLACE: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
 }
 
-/// One seed; a panic is a find, and so is a run that tried too little.
+/// Runs one seed. A panic is a find, and so is a run that tried too little.
 fn run_one(part: Part, run: Run) -> Outcome {
     let mut outcome = run_caught(part, run);
     let (operations, faults) = (outcome.tally.operations.sum(), outcome.tally.faults.sum());
@@ -211,7 +211,7 @@ fn run_seeds(
     });
 }
 
-/// Runs a part; whether nothing was found.
+/// Runs a part. Whether nothing was found.
 fn run_part(part: Part, seeds: RangeInclusive<u64>, verbose: bool) -> bool {
     let mut total = part.tally();
     let mut finds = 0u64;

@@ -1,23 +1,23 @@
-//! One seed's run: what it is told, and what comes out.
+//! The input and the outcome of one run.
 
 use crate::tally::Tally;
 
-/// Which run.
+/// The input of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Everything follows from it.
+    /// Determines everything that happens.
     pub seed: u64,
     /// Print every event and effect.
     pub verbose: bool,
 }
 
-/// What came out.
+/// The outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Of the trace: the same for the same seed.
+    /// The hash of the trace: the same for the same seed.
     pub hash: u64,
     /// What was done.
     pub tally: Tally,
-    /// `Err`: what was found, for people.
+    /// `Err`: a text about what was found.
     pub result: Result<(), String>,
 }

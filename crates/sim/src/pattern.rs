@@ -1,4 +1,4 @@
-//! What the simulator writes: each unit's bytes follow from one number, and name it.
+//! The data that the simulator writes: the bytes of a unit encode one number.
 
 use base::UNIT_SIZE;
 

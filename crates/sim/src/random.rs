@@ -9,15 +9,15 @@ use base::{ImageId, StripeIndex};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// So many of a million.
+/// A probability in millionths.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Chance(pub u32);
 
 impl Chance {
-    /// It does not happen.
+    /// Never.
     pub const NEVER: Chance = Chance(0);
 
-    /// So many of a hundred.
+    /// A probability in percent.
     pub const fn percent(percent: u32) -> Chance {
         Chance(percent * 10_000)
     }
@@ -59,7 +59,7 @@ impl Random {
         self.below(count as u64) as usize
     }
 
-    /// Whether it happens this time.
+    /// Whether it happens this time, drawn anew.
     pub fn chance(&mut self, chance: Chance) -> bool {
         chance.0 > 0 && self.below(1_000_000) < u64::from(chance.0)
     }

@@ -1,34 +1,34 @@
-//! Totals of a run: what was done, and which faults happened. A kind that never happens over many
-//! seeds means that the simulator has stopped to try it.
+//! Totals of a run: what was done, and which faults happened. A kind that never happens in many seeds means that
+//! the simulator no longer tries it.
 
 use std::collections::BTreeMap;
 
-/// Counts by name. The names are known beforehand, so that one that is missing is seen.
+/// Counts by name. All names are known from the start, so that a kind that never happens shows up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counts(BTreeMap<&'static str, u64>);
 
 impl Counts {
-    /// Zero of each.
+    /// All counts are zero.
     pub fn new(names: &[&'static str]) -> Counts {
         Counts(names.iter().map(|name| (*name, 0)).collect())
     }
 
-    /// `count` more. Requires: the name is known.
+    /// Adds `count` to one. Requires: the name is known.
     pub fn add(&mut self, name: &'static str, count: u64) {
         *self.0.get_mut(name).expect("every name is known beforehand") += count;
     }
 
-    /// How many of one. Requires: the name is known.
+    /// The count of one. Requires: the name is known.
     pub fn get(&self, name: &'static str) -> u64 {
         self.0[name]
     }
 
-    /// All of them together.
+    /// The sum of all counts.
     pub fn sum(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Adds another run's.
+    /// Adds the counts of another run.
     pub fn merge(&mut self, other: &Counts) {
         for (name, count) in &other.0 {
             *self.0.entry(name).or_default() += count;

@@ -83,7 +83,8 @@ fn scatter(path: &Path, mut offset: u64) {
     file.sync_all().expect("writable");
 }
 
-/// Reads everything that was written, in 64 pieces. Returns how many were right, and how many were errors.
+/// Reads everything that was written, in 64 pieces. Returns how many were right, and how many were
+/// errors.
 fn read_pieces(cluster: &Cluster) -> (u32, u32) {
     let (mut right, mut errors) = (0, 0);
     for piece in 0..64 {
@@ -123,8 +124,8 @@ fn damage_anywhere_in_an_osd_file_is_never_returned_as_data() {
     assert!(errors > 0, "the damage hit nothing");
 }
 
-/// A lost piece of the journal may have held acknowledged writes of any PG, so each PG refuses requests until the
-/// operator accepts the loss.
+/// A lost piece of the journal may have held acknowledged writes of any PG, so each PG refuses
+/// requests until the operator accepts the loss.
 #[test]
 fn pgs_that_may_have_lost_writes_wait_until_they_are_given_up() {
     let cluster = Cluster::up("give-up", &["--osds", "1", "--osd-size", "256MiB"]);

@@ -58,7 +58,8 @@ fn place_of(step: u32) -> String {
     format!("{}k 512k", (step * 37 % 512) * 512)
 }
 
-/// Writes all over a volume. `interrupt` runs twice while writes are under way; then everything is read back.
+/// Writes all over a volume. `interrupt` runs twice while writes are under way; then everything is
+/// read back.
 fn writes_survive(cluster: &Cluster, mut interrupt: impl FnMut()) {
     cluster.run(&["volume", "create", "v", "--size", "256MiB"]);
     let image = patient_image(cluster, "v");

@@ -24,8 +24,8 @@ pub struct Fio {
 }
 
 impl Fio {
-    /// Reads at 5 MB/s and writes at 7 MB/s, with a flush after every 32nd write: 384 MiB take 32 seconds,
-    /// plus the final reading.
+    /// Reads at 5 MB/s and writes at 7 MB/s, with a flush after every 32nd write: 384 MiB take 32
+    /// seconds, plus the final reading.
     pub fn start(cluster: &Cluster, volume: &str, size: u64, seed: u32) -> Fio {
         Fio::start_at(&cluster.uri(volume), size, seed)
     }
@@ -87,8 +87,8 @@ impl Fio {
         }
     }
 
-    /// Waits for the next report. Whether fio has written since the report before: not if it has ended, or is reading
-    /// what it wrote.
+    /// Waits for the next report. Whether fio has written since the report before: not if it has
+    /// ended, or is reading what it wrote.
     pub fn writes_on(&mut self) -> bool {
         self.reports.try_iter().for_each(|report| self.last = report);
         let before = self.bytes("write");
@@ -99,8 +99,8 @@ impl Fio {
         self.bytes("write") > before
     }
 
-    /// The longest wait so far for one read, write or flush, in seconds. Which of them waits is chance: fio does
-    /// nothing else during a flush.
+    /// The longest wait so far for one read, write or flush, in seconds. Which of them waits is
+    /// chance: fio does nothing else during a flush.
     pub fn longest_wait(&self) -> f64 {
         let longest = |kind: &str| self.last[kind]["lat_ns"]["max"].as_f64().unwrap_or(0.0);
         ["read", "write", "sync"].map(longest).into_iter().fold(0.0, f64::max) / 1e9

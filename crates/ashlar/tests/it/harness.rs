@@ -172,7 +172,8 @@ impl Cluster {
         wait_for("the killed processes to be gone", || pids.iter().all(|pid| !is_running(*pid)));
     }
 
-    /// Kills an OSD and waits until it is gone. Requires `--restart-after never`: nothing starts it again.
+    /// Kills an OSD and waits until it is gone. Requires `--restart-after never`: nothing starts it
+    /// again.
     pub fn kill_osd_for_good(&self, id: u64) {
         let pid = self.pid("osd", id);
         kill_9(pid);
@@ -230,8 +231,8 @@ impl Cluster {
         assert_eq!(found["different"], 0, "{found:#}");
     }
 
-    /// Waits until all copies are there and stops the cluster. The copies must be the same, and no OSD may hold
-    /// anything else. Returns how many blocks were compared.
+    /// Waits until all copies are there and stops the cluster. The copies must be the same, and no
+    /// OSD may hold anything else. Returns how many blocks were compared.
     pub fn check_copies(&self) -> u64 {
         let deadline = Instant::now() + PATIENCE;
         loop {

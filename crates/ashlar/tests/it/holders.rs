@@ -17,8 +17,8 @@ use crate::servers::{Detour, NbdServer};
 /// Pieces of 1 MiB that a stream writes over and over.
 const STREAM_PIECES: u64 = 16;
 
-/// A client that writes without a pause, piece by piece, each time with another pattern, until it is told to
-/// stop. So whatever happens, a write is under way.
+/// A client that writes without a pause, piece by piece, each time with another pattern, until it
+/// is told to stop. So whatever happens, a write is under way.
 pub struct Stream {
     /// Where its first piece lies, in MiB.
     begin: u64,
@@ -126,7 +126,8 @@ fn a_primary_paused_under_writes_never_serves_stale_data_and_loses_nothing() {
     let longest = ended.iter().map(|(_, longest)| *longest).max().expect("three");
     let reads: Vec<String> = ended.into_iter().flat_map(|(reads, _)| reads).collect();
 
-    // The client resumes first: it asks the primary that it knows, because no monitor tells it about another.
+    // The client resumes first: it asks the primary that it knows, because no monitor tells it
+    // about another.
     signal(monitor, Signal::STOP);
     near.begin(&reads[0]);
     server.signal(Signal::CONT);

@@ -57,14 +57,14 @@ fn judge(what: &str, waited: f64) {
     assert!(waited <= WAIT_MAX, "{what}: fio waited {waited:.1} s");
 }
 
-// The simulator asserts how long clients wait by design, in simulated time, where no other load is. Its failover
-// drill (`sim::cluster::failover_drill`), in three of ten seeds where a member can be spared, allows 0.5 s after the
-// death of an OSD, 3 s after it fell silent, 6 s if the leading monitor fell silent with it, and 0.2 s after it was
-// stopped. Here real processes share a machine with other tests: these tests show that clients go on without help,
-// and that every byte is right.
+// The simulator asserts how long clients wait by design, in simulated time, where no other load is.
+// Its failover drill (`sim::cluster::failover_drill`), in three of ten seeds where a member can be
+// spared, allows 0.5 s after the death of an OSD, 3 s after it fell silent, 6 s if the leading
+// monitor fell silent with it, and 0.2 s after it was stopped. Here real processes share a machine
+// with other tests: these tests show that clients go on without help, and that every byte is right.
 
-/// In seconds. By design it is two to three if the leader stays (`docs/commands.md`), and up to ten if another
-/// monitor or member of etcd has to lead first; the rest is for a busy machine.
+/// In seconds. By design it is two to three if the leader stays (`docs/commands.md`), and up to ten
+/// if another monitor or member of etcd has to lead first; the rest is for a busy machine.
 const WAIT_MAX: f64 = 45.0;
 
 /// How long everything stays down once.
@@ -232,7 +232,8 @@ fn without_most_of_etcd(hosts: &mut Hosts, load: &Load) {
     judge("most members of etcd are killed", wait);
 }
 
-/// Two are left, and one of them leads: OSDs and clients do not notice, nor do they when the third is back.
+/// Two are left, and one of them leads: OSDs and clients do not notice, nor do they when the third
+/// is back.
 #[test]
 fn nobody_waits_while_the_leading_monitor_is_down_for_a_minute() {
     let mut hosts = Hosts::new(
@@ -310,8 +311,8 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     let uses_its_own = |hosts: &Hosts| {
         hosts.connections_between_osds(V4) > 0 && hosts.connections_between_osds(V6) == 0
     };
-    // An OSD tries the other network when a peer does not answer for a second. If only the machine was busy,
-    // an OSD starts anew.
+    // An OSD tries the other network when a peer does not answer for a second. If only the machine
+    // was busy, an OSD starts anew.
     for _ in 0..5 {
         if uses_its_own(&hosts) {
             break;
@@ -341,8 +342,9 @@ fn osds_prefer_the_cluster_network_while_it_works() {
     hosts.check_copies(3, 16 << 3);
 }
 
-/// While others write, the primary of a PG is cut off together with a client, and neither knows it. There is one
-/// network: with two, the primary would try the other one and so learn that its epoch has ended.
+/// While others write, the primary of a PG is cut off together with a client, and neither knows it.
+/// There is one network: with two, the primary would try the other one and so learn that its epoch
+/// has ended.
 #[test]
 fn a_primary_that_is_cut_off_never_serves_stale_data() {
     let mut hosts = Hosts::new(

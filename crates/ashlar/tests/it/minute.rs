@@ -27,8 +27,8 @@ fn clients_only_wait(commit: &str, away: Away) {
     let cluster = Cluster::up(&name, &[&up[..], &["--commit", commit]].concat());
     cluster.run(&["volume", "create", "v", "--size", "64MiB"]);
     cluster.wait_clean();
-    // If it need not wait, it runs all the time: longer than the minute and what comes before and after it. If
-    // it has to wait, it is still running when they die.
+    // If it need not wait, it runs all the time: longer than the minute and what comes before and
+    // after it. If it has to wait, it is still running when they die.
     let rate = if with_osds { 2 << 20 } else { 500 << 10 };
     let count = cluster.processes().len();
     assert_eq!(count, 6, "up, monitor, three OSDs, NBD server");

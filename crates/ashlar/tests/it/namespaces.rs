@@ -97,8 +97,8 @@ impl Hosts {
 
     // ---- networks
 
-    /// Cuts a host off from one of its networks, or connects it again. What it sends is lost; its own port stays
-    /// up.
+    /// Cuts a host off from one of its networks, or connects it again. What it sends is lost; its
+    /// own port stays up.
     pub fn set_link(&self, host: usize, network: &str, is_up: bool) {
         let state = match is_up {
             true => format!("master {network}"),
@@ -160,7 +160,8 @@ impl Hosts {
         self.daemons.push((name.to_owned(), child.expect("it starts")));
     }
 
-    /// What runs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and [`Hosts::begin`] take.
+    /// What runs on a host except `ashlar nbd`, by the names that [`Hosts::kill`] and
+    /// [`Hosts::begin`] take.
     pub fn names_on(&self, host: usize) -> Vec<String> {
         let parts =
             [("etcd", self.shape.etcds), ("mon", self.shape.monitors), ("osd", self.shape.osds)];
@@ -375,7 +376,8 @@ impl Hosts {
         let first = if network == V4 { "10.77.1.1" } else { "[fd77::1]" };
         let ss = succeed(self.on(2, "ss").args(["-Htn", "state", "established"]));
         let has_first = |line: &&str| line.split_whitespace().any(|word| word.starts_with(first));
-        // Leaves out connections with monitors. A longer port that only begins like theirs is another port.
+        // Leaves out connections with monitors. A longer port that only begins like theirs is
+        // another port.
         let is_monitor = |word: &str| word.ends_with(":4130") || word.ends_with(":4131");
         let lines = ss.lines().filter(has_first);
         lines.filter(|line| !line.split_whitespace().any(is_monitor)).count()
@@ -393,19 +395,19 @@ impl Hosts {
         format!("nbd+unix:///{volume}?socket={}", socket.display())
     }
 
-    /// Asserts that the only client of a volume, which has its lock, is answered as the commit mode says: before its
-    /// writes are flushed, or after.
+    /// Asserts that the only client of a volume, which has its lock, is answered as the commit mode
+    /// says: before its writes are flushed, or after.
     pub fn assert_commit(&self, asked: usize, volume: &str) {
         let info = self.json(asked, &["volume", "info", volume]);
         assert_eq!(info["lock"]["lazy"], self.shape.commit == "fsync", "{info:#}");
     }
 
-    /// Waits until every PG has all its copies and stops the OSDs: `osd check` finds nothing wrong, and the copies of
-    /// at least so many blocks are the same.
+    /// Waits until every PG has all its copies and stops the OSDs: `osd check` finds nothing wrong,
+    /// and the copies of at least so many blocks are the same.
     pub fn check_copies(&mut self, asked: usize, least: u64) {
         self.await_clean(asked);
-        // An OSD may have sent its report before the last entries of the map. A read now is served under these
-        // entries, so members have recorded them.
+        // An OSD may have sent its report before the last entries of the map. A read now is served
+        // under these entries, so members have recorded them.
         let volumes = self.json(asked, &["volume", "ls"]);
         for row in volumes.as_array().expect("a list") {
             let name = row["name"].as_str().expect("a text");
@@ -418,8 +420,8 @@ impl Hosts {
                 ["bench", "volume", name, "--op", "randread", "--depth", "8", "--seconds", "1"];
             assert!(self.json(asked, &read)["ops_per_second"].as_f64() > Some(0.0), "{name}");
         }
-        // Monitors stop first: they would take each stopped OSD out of its PGs, and its copies would be compared
-        // with nothing.
+        // Monitors stop first: they would take each stopped OSD out of its PGs, and its copies
+        // would be compared with nothing.
         let is_monitor = |name: &String| name.starts_with("mon.");
         let monitors = self.daemons.iter().map(|(name, _)| name.clone()).filter(is_monitor);
         for monitor in monitors.collect::<Vec<_>>() {

@@ -126,7 +126,8 @@ fn read_only_exports_refuse_writes_over_tcp() {
     qemu_io(&cluster, "v", &["write -P 0x77 0 64k"]);
     let (mut server, mut uri) = (None::<Child>, String::new());
     wait_for("the server to listen", || {
-        // Another program may take the port before the server does: it exits, and the test tries another port.
+        // Another program may take the port before the server does: it exits, and the test tries
+        // another port.
         let has_ended = |child: &mut Child| child.try_wait().expect("a child").is_some();
         if server.as_mut().is_none_or(has_ended) {
             let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -146,8 +146,9 @@ fn io_goes_on_without_a_monitor() {
     qemu_io(&cluster, "v", &reads);
 }
 
-/// A session ends some time after its connection to the monitor broke, whether its client died or not. Only then
-/// can its volume be removed or made smaller, and a client that is still alive is fenced first.
+/// A session ends some time after its connection to the monitor broke, whether its client died or
+/// not. Only then can its volume be removed or made smaller, and a client that is still alive is
+/// fenced first.
 #[test]
 fn a_lost_client_is_fenced_before_its_volume_is_removed_or_cut() {
     let cluster = Cluster::up("fence", &["--osds", "1", "--osd-size", "512MiB"]);

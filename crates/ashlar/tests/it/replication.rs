@@ -75,8 +75,8 @@ pub fn ask(cluster: &Cluster, volume: &str, commands: &[String]) {
     qemu_io(cluster, volume, &commands);
 }
 
-/// Attaches volume `v` a second time, without a lock, while one server has it. Then every write of both is
-/// durable when it is answered. fio does not touch the last 16 MiB.
+/// Attaches volume `v` a second time, without a lock, while one server has it. Then every write of
+/// both is durable when it is answered. fio does not touch the last 16 MiB.
 fn beside_a_holder_that_is_not_lazy(cluster: &Cluster) {
     let server = NbdServer::start(cluster.path(), "second.sock");
     let mut second = server.open("v");
@@ -383,7 +383,8 @@ fn an_osd_that_was_down_catches_up_on_writes_trims_and_removals() {
     }
     ask(&cluster, "cut", &pieces("read", 1, 16));
     qemu_io(&cluster, "cut", &["read -P 0 16M 48M"]);
-    // changed 48 MiB, added 96 MiB and cut 16 MiB, twice: nothing that was trimmed, removed or cut is left.
+    // changed 48 MiB, added 96 MiB and cut 16 MiB, twice: nothing that was trimmed, removed or cut
+    // is left.
     let used = || (1..=3).map(|osd| used_bytes(&cluster, osd)).sum::<u64>();
     wait_for("the space of what is gone to be free", || used() <= ((48 + 96 + 16 + 1) * 2) << 20);
     assert!(cluster.check_copies() >= 160 * 8);
@@ -576,7 +577,8 @@ fn a_paused_primary_is_replaced_and_rejoins_when_it_resumes() {
     assert!(cluster.check_copies() >= 512);
 }
 
-/// Writes 1 MiB to all PGs, one after the other, from before `event` until after it. Returns the longest write.
+/// Writes 1 MiB to all PGs, one after the other, from before `event` until after it. Returns the
+/// longest write.
 fn longest_write_while(qemu: &mut QemuIo, event: impl FnOnce() + Send) -> Duration {
     let mut longest = Duration::ZERO;
     let mut places = (0..64).cycle();
@@ -608,10 +610,10 @@ fn count_of_stops(cluster: &Cluster, osd: u64) -> usize {
 /// Less than what is left of a lease of 0.9 s, which is renewed every 0.3 s.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// A planned stop hands over: nobody should have to notice it by a timeout. All timeouts that would notice it are a
-/// minute here, and a lease that is not handed back must be waited out for at least 0.6 s of its 0.9 s. A busy
-/// machine is slow now and then: each OSD gets several tries, and a try counts as a failure only if writes are
-/// short right after it, when nothing happens.
+/// A planned stop hands over: nobody should have to notice it by a timeout. All timeouts that would
+/// notice it are a minute here, and a lease that is not handed back must be waited out for at least
+/// 0.6 s of its 0.9 s. A busy machine is slow now and then: each OSD gets several tries, and a try
+/// counts as a failure only if writes are short right after it, when nothing happens.
 #[test]
 fn a_stopped_osd_hands_its_leases_back_and_nobody_waits_for_a_timeout() {
     let cluster = three("copies-planned", "512MiB", &[]);
@@ -703,7 +705,8 @@ fn damaged_bytes_are_detected_served_from_the_other_copy_and_repaired() {
     let leader = || cluster.json(&["pg", "ls", "--pool", "one"])[0]["primary"].clone();
     let mut is_counted = false;
     for (turn, osd) in [1u64, 2, 3, 1, 2, 3].into_iter().enumerate() {
-        // The OSD with the damaged copy may have become primary only at the end of the first three reads.
+        // The OSD with the damaged copy may have become primary only at the end of the first three
+        // reads.
         if turn >= 3 && is_counted {
             break;
         }
@@ -749,8 +752,8 @@ fn full_osds_refuse_writes_and_recover_by_deletion() {
         cluster.json(&["volume", "info", "v"])["io"]["refused_full"].as_u64() > Some(0)
     });
 
-    // An OSD dies and comes back, twice, while a client has not flushed. Every write that was begun fits: every
-    // PG gets its copies again, and nothing is deleted.
+    // An OSD dies and comes back, twice, while a client has not flushed. Every write that was begun
+    // fits: every PG gets its copies again, and nothing is deleted.
     for osd in [1, 2] {
         kill_osd(&cluster, osd);
         qemu.ask("read -P 3 0 64M");
@@ -806,8 +809,8 @@ fn a_foreign_osd_in_the_place_of_another_is_refused_and_the_cluster_goes_on_with
     assert!(cluster.check_copies() >= 256);
 }
 
-/// A disk that was restored from an old copy states what it has, which is too little: the others bring it up to date,
-/// and no stale data is read.
+/// A disk that was restored from an old copy states what it has, which is too little: the others
+/// bring it up to date, and no stale data is read.
 #[test]
 fn an_osd_restored_from_an_old_copy_is_brought_up_to_date() {
     let cluster = three("copies-old", "256MiB", &[]);

@@ -31,8 +31,8 @@ fn sum(rows: &[Value], kind: &str, what: &str) -> u64 {
     rows.iter().map(|row| row["io"][kind][what].as_u64().expect("a number")).sum()
 }
 
-/// Waits until so many bytes of the volume are written and in use. Asserts that its pool says the same, and that
-/// the OSDs say twice as much, for both copies.
+/// Waits until so many bytes of the volume are written and in use. Asserts that its pool says the
+/// same, and that the OSDs say twice as much, for both copies.
 fn assert_written(cluster: &Cluster, mib: u64) {
     let bytes = mib << 20;
     let mut seen = Value::Null;
@@ -148,8 +148,8 @@ impl Changes {
         self.seen.lock().expect("nobody panics with it")
     }
 
-    /// Makes a change and waits until the watch shows it; then it has shown all changes before. Returns its place
-    /// and revision.
+    /// Makes a change and waits until the watch shows it; then it has shown all changes before.
+    /// Returns its place and revision.
     fn mark(&self, cluster: &Cluster, percent: u64) -> (usize, u64) {
         let from = self.seen().len();
         cluster.run(&["config", "set", "nearly_full_percent", &percent.to_string()]);
@@ -190,8 +190,8 @@ impl Drop for Changes {
     }
 }
 
-/// Has a client for each volume write without a pause while `work` runs. Returns the result of `work`, and how
-/// often each client wrote.
+/// Has a client for each volume write without a pause while `work` runs. Returns the result of
+/// `work`, and how often each client wrote.
 fn while_busy<T>(clients: &mut [Client], work: impl FnOnce() -> T) -> (T, u64) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
-//! The agenda of a run: what comes when, in the order of time.
+//! The agenda of a run: future events in the order of time.
 //!
 //! Invariants
-//!   1. Items of one time come in the order in which they were put down.
-//!   2. An item belongs to one run of its process: one that is over takes it no more.
+//!   1. Items of the same time come in the order in which they were added.
+//!   2. An item belongs to one run of its process: if that run is over, the item is dropped.
 
 use std::collections::BTreeMap;
 

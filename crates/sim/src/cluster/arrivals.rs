@@ -1,8 +1,8 @@
-//! What reaches an OSD in another way than its client sent it: twice, late, in another order.
+//! Requests that reach an OSD twice, late, or in another order than the client sent them.
 //!
-//! A connection keeps its order, so all of it happens between connections: what a broken one still
-//! brings, and what is sent again over the next. A client gives each sending a new sequence, so a
-//! write and its repetition are known by their bytes: no value is written twice.
+//! A connection keeps its order, so this happens only between connections: what a broken one still delivers, and what
+//! is sent again over the next. A client gives each sending a new sequence, so a write and its repetition are matched by
+//! their bytes: no value is written twice.
 //!
 //! Invariants it judges
 //!   1. A request that reaches a run of an OSD after a newer one of its session is never done.

@@ -1,5 +1,5 @@
-//! A backup of the state store, taken at any time, is put back at the end. OSDs know better: the store is
-//! refused until the operator has it recovered, and then nothing is missing that was acknowledged.
+//! A backup of the state store, taken at any time, is put back at the end. OSDs know newer state: the store is refused
+//! until the operator recovers it, and then nothing that was acknowledged is missing.
 
 use base::{Duration, Time};
 
@@ -9,18 +9,18 @@ use super::process::Process;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// When it is taken, in milliseconds of the work.
+/// When it is taken, in milliseconds from the start of the work.
 const TAKEN_AFTER: std::ops::Range<u64> = 1..20_000;
 
-/// For how long the cluster must have been whole before it is put back: what lies in copies of the state is
-/// noted by then.
+/// For how long the cluster must have been whole before it is put back: OSDs have stored their
+/// copies of the state by then.
 const WHOLE_FOR: Duration = Duration::from_secs(3);
 
-/// After so long a store that nobody called older is not: OSDs know nothing that it lacks.
+/// A store that no OSD has called older within this time lacks nothing that OSDs know.
 const PROVEN_WITHIN: Duration = Duration::from_secs(15);
 
 impl World {
-    /// Draws when the backup is taken, if there is to be one.
+    /// Draws whether and when the backup is taken.
     pub(super) fn plan_backup(&mut self) {
         let mut random = Random::new(self.seed, "backup");
         if random.chance(Chance::percent(30)) {
@@ -29,9 +29,9 @@ impl World {
         }
     }
 
-    /// Puts the backup back, if one was taken. What lacks afterwards, if disks are too full: a member
-    /// that the plan of PGs no longer wants may leave for a moment, and who is to follow it has no
-    /// space. Requires: no fault happens.
+    /// Puts the backup back, if one was taken. Returns what lacks afterwards, if disks are too
+    /// full: a member that the placement no longer wants may leave for a moment, and its successor
+    /// may have no space. Requires: no fault happens.
     pub(super) fn restore_backup(&mut self) -> Result<Option<String>, String> {
         if !self.state.has_backup() || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(None);
@@ -39,7 +39,7 @@ impl World {
         self.fault("backup of the state put back");
         self.kill_all(self.monitor_processes())?;
         let count = self.osds.len();
-        // What no OSD remembers by heart it has noted.
+        // OSDs know only what they have stored.
         let all = self.chaos.chance(Chance::percent(30));
         for process in (0..count).map(Process::Osd) {
             if self.is_running(process) && (all || self.chaos.chance(Chance::percent(20))) {
@@ -51,13 +51,13 @@ impl World {
         let lost = gone.filter_map(|osd| osd.id).collect();
         self.operator.jobs.push_back(Job::Recover { since: self.now, lost });
         self.wait("the state is never recovered", |world| world.operator.jobs.is_empty())?;
-        // Who was down in the backup may leave its PGs when the first OSD is back.
+        // An OSD that is down in the backup may leave its PGs when the first OSD is back.
         let lack = self.wait_until_whole_for(WHOLE_FOR)?;
         self.faults.must_be_whole &= lack.is_none();
         Ok(lack)
     }
 
-    /// Whether a store that nobody calls older is not.
+    /// Whether the store is proven not to be older.
     pub(super) fn is_not_older(&self, since: Time) -> bool {
         self.now.since(since) > PROVEN_WITHIN
     }

@@ -1,7 +1,7 @@
-//! What is away for a whole minute while a client goes on. Leases, sessions and grace times have run out by then.
-//!   1. The blackout: everything but the clients dies at once. Clients only wait: each operation is answered,
-//!      and what was answered before is there.
-//!   2. All monitors, or their state store: OSDs serve on, and nobody waits.
+//! Outages of a whole minute while a client goes on. Leases, sessions and grace times run out meanwhile.
+//!   1. Blackout: everything but the clients dies at once. Clients only wait: each operation is answered, and
+//!      everything that was answered before is still there.
+//!   2. All monitors, or their state store, are down: OSDs go on serving, and nobody waits.
 
 use base::Duration;
 
@@ -9,28 +9,28 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How long it is away.
+/// How long an outage lasts.
 const AWAY_FOR: Duration = Duration::from_secs(60);
 
-/// Operations of the client, and the time between two of them.
+/// How many operations the client starts around the blackout, and the time between two of them.
 const OPERATION_COUNT: usize = 40;
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// The time between two operations while monitors or their store are away; each is answered within it.
+/// The time between two operations while monitors or their store are down; each is answered within it.
 const ASK_SLOWLY_EVERY: Duration = Duration::from_millis(500);
 
-/// So long they are asked on when those are back.
+/// How long operations go on once they are back.
 const BACK_FOR: Duration = Duration::from_secs(20);
 
 impl World {
-    /// Holds the blackout, if there is to be one. Requires: the cluster is whole, and no fault happens.
+    /// Runs the blackout, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn black_out(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "blackout");
         if random.chance(Chance::percent(80)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
-        // Who comes back first may serve alone, and have what is rotten.
+        // The member that comes back first may serve alone, with data that rotted.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let dies_at = random.index(OPERATION_COUNT);
         for operation in 0..OPERATION_COUNT {
@@ -52,15 +52,15 @@ impl World {
         self.read_everything()
     }
 
-    /// Has monitors or their store away, if they are to be. Requires: the cluster is whole, and no fault
-    /// happens.
+    /// Takes monitors or their store down, if the seed draws it. Requires: the cluster is whole,
+    /// and no fault happens.
     pub(super) fn run_without_monitors(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "headless");
         if random.chance(Chance::percent(90)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
         let Some(attached) = self.attach_one(None)? else { return Ok(()) };
-        // The map with which the session acts has reached every OSD: one that lacks it waits for a monitor.
+        // The session's map must have reached every OSD: one without it would wait for a monitor.
         self.pass(WHOLE_FOR)?;
         let back_at = self.now + AWAY_FOR;
         if self.plan.is_embedded || random.chance(Chance::percent(50)) {

@@ -1,4 +1,4 @@
-//! Clocks of hosts: each begins anywhere and runs a little fast or slow.
+//! Clocks of hosts: each begins at a random time and runs a little fast or slow.
 //!
 //! Invariant: of a time `local` of a clock, [`Clock::world`] is the first time of the world at which
 //! the clock shows `local` or more.
@@ -11,7 +11,7 @@ use crate::random::{Chance, Random};
 
 const MILLION: u128 = 1_000_000;
 
-/// What has a clock of its own.
+/// A host, which has a clock of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Host {
     /// The host of a monitor, by its index.
@@ -22,7 +22,7 @@ pub enum Host {
     Osds(usize),
 }
 
-/// How far from the true rate a clock runs, at most, in parts of a million. Leases allow for 10 %.
+/// The largest drift of a clock, in millionths. Leases allow for 10 %.
 const DRIFT_MAX: u64 = 80_000;
 
 /// One clock.
@@ -30,21 +30,21 @@ const DRIFT_MAX: u64 = 80_000;
 pub struct Clock {
     /// What it shows at the world's time zero, in nanoseconds.
     offset: u64,
-    /// How fast it runs: a million is true.
+    /// How fast it runs, in millionths of the world's time.
     rate: u64,
 }
 
 impl Clock {
-    /// That of the world itself.
+    /// The clock that shows the world's time.
     pub const TRUE: Clock = Clock { offset: 0, rate: 1_000_000 };
 
-    /// One of a cluster whose clocks drift, or do not.
+    /// Draws a clock. `drifts`: it may run fast or slow.
     pub fn draw(random: &mut Random, drifts: bool) -> Clock {
         let offset = random.scale(1..Duration::from_secs(1_000_000).as_nanos());
         let drift = if !drifts {
             0
         } else if random.chance(Chance::percent(40)) {
-            // The ends are where margins are thin.
+            // Margins are smallest at the extremes.
             *random.pick(&[0, 2 * DRIFT_MAX])
         } else {
             random.below(2 * DRIFT_MAX + 1)
@@ -59,7 +59,7 @@ impl Clock {
         Time::from_nanos(self.offset + u64::try_from(passed).expect("runs are shorter"))
     }
 
-    /// When it shows a time, or a later one for the first time.
+    /// When it first shows this time or a later one.
     pub fn world(self, local: Time) -> Time {
         let passed = u128::from(local.as_nanos().saturating_sub(self.offset)) * MILLION;
         let world = passed.div_ceil(u128::from(self.rate));
@@ -71,12 +71,12 @@ impl Clock {
 pub struct Clocks(BTreeMap<Host, Clock>);
 
 impl Clocks {
-    /// One for each host, in their order.
+    /// Draws one for each host, in order.
     pub fn draw(random: &mut Random, drift: bool, hosts: impl Iterator<Item = Host>) -> Clocks {
         Clocks(hosts.map(|host| (host, Clock::draw(random, drift))).collect())
     }
 
-    /// That of a host. Requires: it was drawn.
+    /// The clock of a host. Requires: it was drawn.
     pub fn of(&self, host: Host) -> Clock {
         self.0[&host]
     }

@@ -1,5 +1,5 @@
-//! Who gives commands: builds the cluster, makes, resizes and removes volumes, and at the end
-//! removes all and sees that nothing is left.
+//! The operator's commands: create the cluster, create, resize and remove volumes, and at the end remove all of
+//! them and check that nothing is left.
 
 use base::{ConnectionId, Duration, ImageId, OsdId, PgId, PoolId, UNIT_SIZE};
 use cluster::message::{Command, Failure, FromMonitor, ToMonitor};
@@ -16,11 +16,11 @@ use super::volume_model::{Life, Shape, Volume};
 use super::world::World;
 use crate::random::Chance;
 
-/// What was cut off by a partition is done by then, or never.
+/// A request that a partition held back is done within this time, or never.
 const LATE_MAX: Duration = Duration::from_secs(15);
 
 impl World {
-    /// The operator's turn: gives the next command.
+    /// The operator's turn: sends the next command.
     pub(super) fn operator_turn(&mut self) -> Result<(), String> {
         if self.operator.jobs.is_empty() {
             if self.stage_is_work() {
@@ -71,7 +71,7 @@ impl World {
         self.net_effect(Process::Operator, NetEffect::Send { connection, message })
     }
 
-    /// A volume comes, changes or goes.
+    /// Plans the next change of a volume, a setting or an OSD.
     fn plan_job(&mut self) {
         let live: Vec<usize> = (0..self.volumes.len())
             .filter(|volume| self.volumes[*volume].life == Life::Live)
@@ -82,7 +82,7 @@ impl World {
         } else if self.chaos.chance(self.plan.unlocks)
             && let Some((client, volume)) = self.locked_by()
         {
-            // Whoever holds it hangs, mostly, and so does an OSD that goes on serving it.
+            // Mostly the lock's holder is cut off, and so is an OSD that goes on serving it.
             if self.chaos.chance(Chance::percent(60)) && self.may_isolate() {
                 self.isolate_from_monitors(Some(client));
             }
@@ -90,7 +90,7 @@ impl World {
         } else if live.len() < self.plan.volume_count && (live.is_empty() || want < 30) {
             let units = self.work.range(self.plan.volume_units / 2..self.plan.volume_units + 1);
             let number = self.volumes.len() as u64 + 1;
-            // Names come again; ids do not.
+            // Names are reused; ids are not.
             let mut name = format!("v{}", number % 5);
             while self.volumes.iter().any(|other| other.life != Life::Gone && other.name == name) {
                 name.push('x');
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// A client that believes to have the lock of a live volume, and that volume.
+    /// A client that believes that it has the lock of a live volume, and that volume.
     fn locked_by(&self) -> Option<(usize, usize)> {
         let clients = self.clients.iter().enumerate();
         let mut held = clients
@@ -129,7 +129,7 @@ impl World {
         self.operator.is_unlocking(volume)
     }
 
-    /// PGs of whose acting members so many lost their disks that fewer than the minimum are left.
+    /// PGs with fewer acting members left than the minimum, because others lost their disks.
     fn pgs_that_wait_for_lost_members(&self) -> Vec<PgId> {
         let is_lost = |member: &&Member| {
             self.index_of(member.osd).is_none_or(|index| self.osds[index].is_gone)
@@ -141,7 +141,7 @@ impl World {
         self.watch.entries().filter(waits).map(|entry| entry.pg).collect()
     }
 
-    /// An OSD goes out, or one comes in again. Enough of them stay for all copies.
+    /// Puts an OSD out, or one in again. Enough OSDs stay in for all copies.
     fn plan_out(&mut self) {
         let is_there = |osd: &Osd| osd.id.is_some() && !osd.is_gone;
         let out = (0..self.osds.len()).find(|index| {
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// Whoever is out comes in again.
+    /// Puts all OSDs in again.
     pub(super) fn plan_all_in(&mut self) {
         for index in 0..self.osds.len() {
             if self.osds[index].is_out && !self.osds[index].is_gone {
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// The command of a job; `None`: there is nothing to do.
+    /// The command of a job. `None`: there is nothing to do.
     fn command_of(&mut self, job: &Job) -> Option<Command> {
         let command = match job {
             Job::CreateOsd(index) => {
@@ -312,7 +312,7 @@ impl World {
             (Job::Remove(volume), result) => match result {
                 Ok(_) => self.removed(volume),
                 Err(failure) if failure.code == "not_found" && !first_try => self.removed(volume),
-                // A cut off client's session ends by itself, and so does a dead one's.
+                // The session of a cut-off or dead client ends by itself.
                 Err(failure)
                     if failure.code == "busy"
                         && !self.operator.removes_all
@@ -325,7 +325,7 @@ impl World {
             },
             (Job::Resize(volume, units), result) => match result {
                 Ok(_) => self.resized(volume, units),
-                // If an earlier try had happened, this one would have found nothing to change.
+                // An earlier attempt did not succeed: then this one would have had nothing to change.
                 Err(failure) if failure.code == "busy" => self.give_up_job(volume),
                 Err(failure) => return self.refused(failure),
             },
@@ -333,17 +333,18 @@ impl World {
                 self.note_unlocked(volume);
                 self.tally.operations.add("volume unlock", 1);
             }
-            // It was let go meanwhile, or an earlier try has taken it.
+            // The holder has released it, or an earlier attempt has taken it.
             (Job::Unlock(volume), Err(failure)) if failure.code == "not_locked" => {
                 self.note_unlocked(volume);
             }
             (Job::GiveUpMembers(_), Ok(_)) => {
                 self.tally.faults.add("members lost below the minimum given up", 1);
             }
-            // An earlier try has done it, or the PG goes on with learners that the one left has filled;
-            // or nobody has noticed yet that they are gone: then it is found again.
+            // An earlier attempt has done it; or the PG goes on with learners that the remaining
+            // member has filled; or the monitor has not noticed the loss yet: then the PG is found
+            // again.
             (Job::GiveUpMembers(_), Err(failure)) if failure.code == "invalid" => {}
-            // The only one that is left starts again.
+            // The only remaining member is restarting.
             (Job::GiveUpMembers(_), Err(failure)) if failure.code == "unavailable" => return Ok(()),
             (Job::SetOut(index, is_out), Ok(_)) => {
                 self.osds[index].is_out = is_out;
@@ -376,24 +377,24 @@ impl World {
                 return Ok(());
             }
             (Job::GiveUp(_), Ok(_)) => self.tally.faults.add("suspect PG given up", 1),
-            // It is found again if it still waits.
+            // If the PG still waits, it is found again.
             (Job::GiveUp(_), Err(failure))
                 if matches!(failure.code.as_str(), "invalid" | "unavailable" | "unconfirmed") => {}
             (Job::Recover { .. }, Ok(_)) => self.tally.operations.add("state recover", 1),
             (Job::Recover { since, mut lost }, Err(failure)) => {
-                // It was removed, or is not made yet in this state.
+                // In this state the OSD is removed, or not yet created.
                 if failure.code == "not_found" {
                     lost.retain(|osd| !failure.message.contains(&osd.to_string()));
                     self.operator.jobs[0] = Job::Recover { since, lost };
                     return Ok(());
                 }
-                // An earlier try has done it, or it lacks nothing.
+                // An earlier attempt has done it, or the state lacks nothing.
                 if failure.code != "invalid" || !self.is_not_older(since) {
                     return Ok(());
                 }
             }
             (Job::Undo, Ok(_)) => self.tally.operations.add("state undo", 1),
-            // The monitor has not seen it yet, or it was undone by itself.
+            // The monitor has not seen the edit yet, or something else has undone it.
             (Job::Undo, Err(failure)) if failure.code == "invalid" => {
                 if self.state.edited().is_some() {
                     return Ok(());
@@ -401,7 +402,7 @@ impl World {
             }
             (Job::AwaitTasks, Ok(answer)) => {
                 if answer.as_array().is_none_or(|tasks| !tasks.is_empty()) {
-                    // They may wait for what a lost disk's PGs wait for: that comes first.
+                    // Tasks may wait for PGs that lost members: these are given up first.
                     if self.operator.jobs.iter().any(|job| matches!(job, Job::FindLost)) {
                         self.operator.jobs.push_back(Job::AwaitTasks);
                         self.operator.finish_job();
@@ -426,7 +427,7 @@ impl World {
         Ok(())
     }
 
-    /// A command cannot be done now; it is tried again if that may help.
+    /// A command was refused. It is retried if that may help.
     fn refused(&self, failure: Failure) -> Result<(), String> {
         let code = failure.code.as_str();
         if matches!(code, "busy" | "cannot_place") || is_not_done_yet(code) {
@@ -435,14 +436,14 @@ impl World {
         Err(format!("{:?} is refused: {failure:?}", self.operator.jobs[0]))
     }
 
-    /// A removed volume for which the pool cannot be removed: a creation of it that nobody heard of any
-    /// more was done after that.
+    /// A removed volume that keeps the pool from being removed: a creation of it, whose answer was
+    /// lost, was done after its removal.
     fn came_late(&self, failure: &Failure) -> Option<usize> {
         let names = failure.message.split_once("volumes: ")?.1;
         self.unsure_and_gone(|volume| names.split(", ").any(|name| name == volume.name))
     }
 
-    /// The same for one whose name another volume is to have.
+    /// The same, for a volume whose name is needed for another one.
     fn late_of_that_name(&self, volume: usize) -> Option<usize> {
         let name = &self.volumes[volume].name;
         self.unsure_and_gone(|volume| volume.name == *name)
@@ -456,7 +457,7 @@ impl World {
         })
     }
 
-    /// The volume stays as it is.
+    /// Gives the job up: the volume stays as it is.
     fn give_up_job(&mut self, volume: usize) {
         self.volumes[volume].life = Life::Live;
     }
@@ -491,7 +492,7 @@ impl World {
         volume.life = Life::Live;
     }
 
-    /// At the end: all volumes go, and nothing may be left of them.
+    /// Plans the end: all volumes are removed, and nothing may be left of them.
     pub(super) fn plan_removal_of_all(&mut self) {
         self.operator.removes_all = true;
         for volume in 0..self.volumes.len() {
@@ -500,8 +501,8 @@ impl World {
                 self.operator.jobs.push_back(Job::Remove(volume));
             }
         }
-        // With the pool goes whatever is left of it. Without that, what was given up may have been
-        // a deletion: then blocks of removed volumes are left.
+        // Removing the pool removes everything in it. Otherwise a PG that was given up may have
+        // lost a deletion, and blocks of removed volumes stay.
         let removes_pool = self.work.chance(Chance::percent(50));
         if removes_pool {
             self.operator.jobs.push_back(Job::RemovePool);

@@ -1,23 +1,23 @@
-//! How the disk of an OSD hangs, and what its OSD may say of that.
+//! How the disk of an OSD hangs, and what the OSD may report about it.
 //!
-//! An OSD may say that it is stalled only where its disk was, and that it is no longer only when the disk has
+//! An OSD may report that it is stalled only if its disk hung, and that it has recovered only when the disk has
 //! answered for long enough.
 
 use base::{Duration, Time};
 
 use crate::random::{Chance, Random};
 
-/// No disk hangs that ends everything so soon.
+/// A disk that completes everything within this time is slow; it does not hang.
 const SLOW_MAX: Duration = Duration::from_secs(4);
-/// It says so when an operation is older than five seconds, by a clock that may be fast.
+/// An OSD reports a hang when an operation is older than five seconds, by a clock that may be fast.
 const STALL_MIN: Duration = Duration::from_millis(4500);
-/// It has answered for ten seconds, by such a clock, when it says that it does.
+/// It reports that the disk answers when it has done so for ten seconds, by such a clock.
 const ANSWERED_MIN: Duration = Duration::from_millis(8500);
-/// A probe that met this took more than a second.
+/// A probe during a hang of this span took more than a second.
 const SEEN_MIN: Duration = Duration::from_millis(2500);
-/// An operation that met a disk that hangs is looked at again after so long.
+/// An operation on a hung disk is retried at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Disks hang for long so often in a run: each time doubles the time for which they must answer.
+/// The most long hangs in a run: each one doubles the time for which the disk must answer.
 const LONG_COUNT_MAX: u32 = 3;
 
 /// How disks hang in a run.
@@ -33,13 +33,14 @@ pub(super) struct Hangs {
 pub(super) struct Hang {
     since: Time,
     until: Time,
-    /// The end of the last one that every probe must have noticed.
+    /// The end of the last hang that every probe must have noticed.
     answers_since: Time,
-    /// Before that it had answered for long enough: its OSD may have found so before it could say it.
+    /// Before the present hang the disk had answered for long enough: the OSD may have found that
+    /// before it could say so.
     had_answered: bool,
-    /// Its OSD has said so since then.
+    /// Since when its OSD reports that it hangs.
     said_since: Option<Time>,
-    /// This run began after the disk hung: it must show that it answers.
+    /// The present run of the OSD began after a hang: the disk must show that it answers.
     is_tried: bool,
 }
 

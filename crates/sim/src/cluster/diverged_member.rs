@@ -1,4 +1,4 @@
-//! A member comes back with writes that nobody adopted, and is interrupted while it is brought up again.
+//! A member comes back with writes that no other member has, and dies while it is brought up to date.
 //!
 //! ```text
 //!   primary reaches clients only ─▶ client writes, dies ─▶ others go on ─▶ primary is a learner
@@ -15,20 +15,20 @@ use crate::random::{Chance, Random};
 /// How often a primary diverges.
 const ROUND_COUNT: usize = 2;
 
-/// How often it is interrupted then, at most.
+/// The most times that its backfill is interrupted.
 const DEATH_COUNT_MAX: u64 = 4;
 
-/// How long a learner may be filled before it dies, at most, in microseconds.
+/// The longest time that a learner is filled before it dies, in microseconds.
 const FILLED_FOR_MAX: u64 = 400_000;
 
-/// What a primary was sent is in its journal by then.
+/// Within this time a primary has journaled what it was sent.
 const ASTRAY_FOR: Duration = Duration::from_millis(60);
 
-/// How long it is cut off in all: others have its PGs.
+/// How long it is cut off in all: long enough for others to take over its PGs.
 const CUT_OFF_FOR: Duration = Duration::from_secs(2);
 
 impl World {
-    /// Lets primaries diverge, if the seed asks for it. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn return_diverged_member(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "astray");
         let is_tried = self.plan.copies > 1 && random.chance(Chance::percent(40));

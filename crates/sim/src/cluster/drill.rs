@@ -5,13 +5,13 @@ use base::{Duration, Time};
 use super::client::Handle;
 use super::plan::Departure;
 
-/// How long they are asked before answers are judged.
+/// How long operations run before answers are judged.
 const WARM: Duration = Duration::from_millis(200);
 
-/// How long they are asked then before the member goes.
+/// How long they run after that before the member goes.
 const CALM: Duration = Duration::from_millis(400);
 
-/// How much longer they are asked than one may take then: what comes late is seen.
+/// How much longer they run than one may take, so that late answers are noticed.
 const SPAN: Duration = Duration::from_secs(3);
 
 /// How long an operation may take while nothing happens.
@@ -22,15 +22,15 @@ pub struct Drill {
     pub(super) attached: Handle,
     /// When it ends.
     end: Time,
-    /// Whom it takes, how and when.
+    /// The OSD that goes, how and when.
     pub(super) victim: usize,
     pub(super) departure: Departure,
     leaves_at: Option<Time>,
     /// Operations asked before that are not judged.
     judged_from: Time,
-    /// The longest answer before the member went took so long.
+    /// How long the longest answer took before the member went.
     longest_calm: Duration,
-    /// And since.
+    /// How long the longest took since.
     longest: Duration,
 }
 
@@ -54,7 +54,7 @@ impl Drill {
         now > self.end
     }
 
-    /// Whether the member goes now: once.
+    /// Whether the member goes now. True once.
     pub(super) fn leaves_now(&mut self, now: Time) -> bool {
         self.leaves_at.take_if(|at| *at <= now).is_some()
     }

@@ -1,5 +1,5 @@
-//! The drill: a member goes while everything else is well, and nobody may wait longer than that
-//! takes by design.
+//! The failover drill: a member goes while everything else works, and no operation may take longer than such a
+//! failover takes by design.
 
 use base::Duration;
 
@@ -12,17 +12,17 @@ use super::world::World;
 /// Between two operations of the drill.
 const ASK_EVERY: Duration = Duration::from_millis(4);
 
-/// Before the drill for longer: who has left a monitor for its silence gives the next one more time.
+/// Longer than usual: a process that left a silent monitor gives the next one more time.
 const CALM_FOR: Duration = Duration::from_secs(6);
 
-/// How long a disk hangs: to the end of the drill.
+/// How long the disk hangs: to the end of the drill.
 const HANGS_FOR: Duration = Duration::from_secs(12);
 
-/// How long a connection with a monitor may be silent before it is broken off.
+/// How long a connection with a monitor may be silent before it is closed.
 const TIME_OUT: Duration = Duration::from_secs(2);
 
 impl World {
-    /// Holds the drill, if there is to be one. Requires: the cluster is whole, and no fault happens.
+    /// Runs the drill, if the plan has one. Requires: the cluster is whole, and no fault happens.
     pub(super) fn run_drill(&mut self) -> Result<(), String> {
         let Some(mut departure) = self.plan.drill else { return Ok(()) };
         if self.hangs.takes_drill() {
@@ -49,7 +49,7 @@ impl World {
         self.net.calm_down(50_000);
         self.drill = Some(Drill::new(self.now, attached, victim, departure));
         self.schedule(ASK_EVERY, Item::Drill);
-        // What rotted at the others, and nobody has read since, has no other copy meanwhile.
+        // Data that rotted at other members unnoticed has no good copy meanwhile.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         self.wait("an operation of the drill is never answered", |world| {
             let is_over = world.drill.as_ref().is_none_or(|drill| drill.is_over(world.now));
@@ -74,7 +74,7 @@ impl World {
         Ok(())
     }
 
-    /// An operation of the drill; and at its time the member goes.
+    /// One turn of the drill: an operation, and at its time the departure of the member.
     pub(super) fn drill_turn(&mut self) -> Result<(), String> {
         let Some(drill) = &mut self.drill else { return Ok(()) };
         if drill.is_over(self.now) {
@@ -113,7 +113,7 @@ impl World {
         self.ask_for_drill(attached)
     }
 
-    /// A monitor that does not lead: this process's own, if it is one of these.
+    /// A monitor that does not lead; the one that this process is connected with, if that does not lead.
     fn follower_of(&self, process: Process) -> usize {
         let leader = self.agreed_leader().expect("all has been well");
         let followers = || (0..self.monitors.len()).filter(|index| *index != leader);
@@ -121,7 +121,7 @@ impl World {
         followers().find(is_of).or_else(|| followers().next()).expect("there are several monitors")
     }
 
-    /// Nothing passes between a process and any other one; no connection breaks by that.
+    /// Holds back everything between a process and all others; no connection breaks.
     pub(super) fn silence(&mut self, process: Process) {
         self.silence_servers(process);
         for client in 0..self.clients.len() {
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// Likewise, but clients hear it, and it hears them.
+    /// The same, but for messages from and to clients.
     pub(super) fn silence_servers(&mut self, process: Process) {
         let osds = (0..self.osds.len()).map(Process::Osd);
         for other in osds.chain(self.monitor_processes()).filter(|other| *other != process) {

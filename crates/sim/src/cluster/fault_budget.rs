@@ -1,4 +1,4 @@
-//! What may be taken from the disks, and when: the limits within which nothing may be lost.
+//! How much the faults may take from the disks, and when: the limits within which no data may be lost.
 //!
 //! With one copy: `faults.rs` says what may rot. With more:
 //! - Bits of data rot, and reads of it fail, in one failure domain only, so on at most one member of
@@ -28,7 +28,7 @@ use super::world::World;
 use crate::random::Chance;
 
 impl World {
-    /// A strike is due: faults rest until it may come.
+    /// A strike is due: faults rest until the cluster is whole.
     pub(super) fn strike_is_due(&mut self) {
         self.faults.strikes_open -= 1;
         if self.stage_is_work() {
@@ -39,7 +39,7 @@ impl World {
     fn begin_truce(&mut self, strikes: bool) {
         self.trace.line(format_args!("{:?} truce", self.now));
         self.faults.rates = Faults::NONE;
-        // A frame that is damaged ends an epoch, and the next one may come 5 s later.
+        // A damaged frame ends an epoch, and the next epoch may begin 5 s later.
         self.net.set_weather(self.plan.weather.calm());
         self.watch.has_refused_room = false;
         self.faults.truce = Some(Truce::begin(self.now, strikes));
@@ -53,7 +53,7 @@ impl World {
         let lack = self.what_members_lack();
         let is_late = truce.is_late(self.now);
         if is_late && lack.is_some() && self.has_full_member() {
-            // Not all copies find room: nothing is taken from those that are there.
+            // Some copies find no space: the strike must not take those that exist.
             self.trace.line(format_args!("{:?} copies without room", self.now));
             self.faults.truce = None;
             self.faults.rates = self.plan.faults;
@@ -63,7 +63,8 @@ impl World {
             return Err(format!("without faults the cluster does not get whole: {lack}"));
         }
         let truce = truce.seen(self.now, lack.is_none());
-        // Statistics are recorded at any time: no transaction may be under way only when it ends.
+        // Statistics are recorded at any time. So transactions may be under way until the truce
+        // ends, but not then.
         if !truce.may_end(self.now) || !self.monitors_rest() {
             self.faults.truce = Some(truce);
             return Ok(());
@@ -74,19 +75,19 @@ impl World {
         if truce.strikes { self.strike() } else { Ok(()) }
     }
 
-    /// Why the cluster is not whole; `None`: every PG has all of its copies, on OSDs that run, is
-    /// served as its primary reports, and nothing is under way that might change it.
+    /// Why the cluster is not whole. `None`: every PG has all of its copies on running OSDs, its
+    /// primary reports that it serves, and nothing is under way that could change this.
     pub(super) fn what_lacks(&self) -> Option<String> {
         let works = || (!self.monitors_rest()).then(|| "monitors have not ended their work".into());
         self.what_members_lack().or_else(works)
     }
 
-    /// Whether no transaction is under way, and another one would be done.
+    /// Whether no transaction is under way, and the state store works.
     fn monitors_rest(&self) -> bool {
         self.state.is_reached(self.now) && !self.agenda.has_transactions()
     }
 
-    /// Likewise, whatever transactions are under way.
+    /// The same, regardless of transactions.
     fn what_members_lack(&self) -> Option<String> {
         if !self.net.is_whole() {
             return Some("processes are cut off each other".to_string());
@@ -122,7 +123,7 @@ impl World {
         lack.or_else(not_served).or_else(unsettled)
     }
 
-    /// The process of an OSD.
+    /// The index of the process of an OSD.
     pub(super) fn index_of(&self, id: OsdId) -> Option<usize> {
         self.osds.iter().position(|osd| osd.id == Some(id))
     }
@@ -135,12 +136,12 @@ impl World {
         }
     }
 
-    /// Failure domains with an OSD that may get PGs.
+    /// How many failure domains have an OSD that may get PGs.
     pub(super) fn domain_count_in(&self) -> usize {
         self.domain_count_without(&[])
     }
 
-    /// Likewise, if these were out.
+    /// The same, if these OSDs were out.
     pub(super) fn domain_count_without(&self, lost: &[usize]) -> usize {
         let is_in = |index: &usize| {
             let osd = &self.osds[*index];
@@ -150,7 +151,7 @@ impl World {
         domains.collect::<BTreeSet<usize>>().len()
     }
 
-    /// Whether what lies on an OSD's disk may rot now.
+    /// Whether data on an OSD's disk may rot now.
     pub(super) fn may_rot(&self, index: usize) -> bool {
         if self.plan.copies == 1 {
             return true;
@@ -164,7 +165,7 @@ impl World {
             })
     }
 
-    /// Takes so much from members that they count as lost.
+    /// Damages members so much that they count as lost.
     fn strike(&mut self) -> Result<(), String> {
         if self.plan.strikes_deep {
             return self.strike_deep();
@@ -180,8 +181,8 @@ impl World {
                 0 | 1 => self.lose_disks(&[index])?,
                 2 | 3 => self.rot_knowledge(index, false)?,
                 _ => {
-                    // Nobody can tell that the tail of a journal is lost: until the member has all
-                    // again no other may be away.
+                    // Nobody can detect that the tail of a journal is lost: until the member has
+                    // everything again, no other may go.
                     self.rot_knowledge(index, true)?;
                     self.begin_truce(false);
                 }
@@ -190,7 +191,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the disks of more members than may go.
+    /// Takes the disks of more members than a PG can spare.
     fn strike_deep(&mut self) -> Result<(), String> {
         let is_there = |index: &usize| !self.osds[*index].is_gone;
         let mut hit: Vec<usize> = (0..self.osds.len()).filter(is_there).collect();
@@ -199,14 +200,14 @@ impl World {
         self.lose_disks(&hit)
     }
 
-    /// Disks are gone for good. The operator makes other OSDs on their hosts.
+    /// Takes disks for good. The operator creates other OSDs on their hosts.
     fn lose_disks(&mut self, hit: &[usize]) -> Result<(), String> {
         let mut next = Vec::new();
         for index in hit {
             next.push(self.lose_disk(*index)?);
             self.operator.jobs.push_back(Job::SetOut(*index, true));
         }
-        // Without members that are given up a PG is served at once; else those that take their place are
+        // If the lost members are given up first, a PG is served at once; otherwise their successors are
         // filled first.
         if self.chaos.chance(Chance::percent(50)) {
             self.operator.jobs.push_back(Job::FindLost);
@@ -217,7 +218,7 @@ impl World {
         Ok(())
     }
 
-    /// An OSD's disk is gone. Which one is to take its place.
+    /// Takes the disk of an OSD. Returns the OSD that is to take its place.
     fn lose_disk(&mut self, index: usize) -> Result<usize, String> {
         self.trace.line(format_args!("{:?} osd {index} loses its disk", self.now));
         self.kill(Process::Osd(index))?;
@@ -232,8 +233,8 @@ impl World {
         Ok(next)
     }
 
-    /// An OSD dies, and of what its store knows of itself something rots: old entries of the
-    /// journal, pages of checkpoints; or its journal's `tail`.
+    /// Kills an OSD and damages its metadata: old journal entries or pages of checkpoints; or the
+    /// `tail` of its journal.
     fn rot_knowledge(&mut self, index: usize, tail: bool) -> Result<(), String> {
         let now = self.now;
         self.osds[index].note_idle(now);
@@ -255,7 +256,7 @@ impl World {
             .filter(|page| tail || disk.written_last(*page) <= settled)
             .collect();
         pages.sort_by_key(|page| disk.written_last(*page));
-        // What is old there is needed no more, mostly.
+        // Old pages there are mostly no longer needed.
         let kept = pages.len().min(if tail { 4 } else { 12 });
         pages.drain(..pages.len() - kept);
         if pages.is_empty() {
@@ -277,7 +278,7 @@ impl World {
         Ok(())
     }
 
-    /// The next strike, if there is to be one.
+    /// Schedules the next strike, if the plan has one.
     pub(super) fn plan_strike(&mut self) {
         if let Some(after) = self.plan.strikes.pop() {
             self.faults.strikes_open += 1;

@@ -1,4 +1,4 @@
-//! Faults of a cluster: when they come, and what follows.
+//! Random faults of a cluster: when they happen, and their direct effects.
 
 use base::{Duration, OsdId, UNIT_SIZE};
 
@@ -13,7 +13,7 @@ use crate::random::Chance;
 use crate::register::Moment;
 
 impl World {
-    /// After an event: something may break.
+    /// Called after each event: may inject faults.
     pub(super) fn inject_faults(&mut self) -> Result<(), String> {
         if let Some(truce) = self.faults.truce {
             return self.keep_truce(truce);
@@ -93,8 +93,8 @@ impl World {
         }
     }
 
-    /// An OSD that is cut off all but clients, while clients that are cut off the monitor go on asking
-    /// it: whoever takes its place must have waited until it serves nothing any more.
+    /// Cuts an OSD off from all but clients. Clients that are cut off from the monitor go on
+    /// sending it requests, so its successor must wait until it no longer serves.
     fn isolate(&mut self) {
         self.fault("OSD cut off all but clients");
         let index = self.chaos.index(self.osds.len());
@@ -106,8 +106,9 @@ impl World {
         self.cut_off_some_clients(span);
     }
 
-    /// An OSD that is cut off the monitors only: it keeps its map while others get a newer one, and
-    /// asks them for leases. Clients that are cut off, too, go on asking it; this one does, if any.
+    /// Cuts an OSD off from the monitors only: it keeps its map while others get a newer one, and
+    /// asks them for leases. Some clients (or this one) are cut off too, and go on sending it
+    /// requests.
     pub(super) fn isolate_from_monitors(&mut self, client: Option<usize>) {
         self.fault("OSD cut off the monitors only");
         let index = self.chaos.index(self.osds.len());
@@ -119,7 +120,7 @@ impl World {
         }
     }
 
-    /// Whether faults happen, and nobody is cut off anybody.
+    /// Whether faults may happen and no process is cut off from another.
     pub(super) fn may_isolate(&self) -> bool {
         self.faults.truce.is_none() && self.net.is_whole()
     }
@@ -138,7 +139,7 @@ impl World {
         }
     }
 
-    /// A process takes no event for a while; its host's clock goes on.
+    /// Freezes a process: it takes no event for a while, and its host's clock goes on.
     pub(super) fn freeze(&mut self, process: Process, span: Duration) {
         if !self.is_running(process) || self.runs.frozen_until(process).is_some() {
             return;
@@ -151,7 +152,7 @@ impl World {
         }
     }
 
-    /// Several OSDs die at once, or all.
+    /// Kills several OSDs at once, or all.
     fn kill_many(&mut self) -> Result<(), String> {
         let runs = |index: &usize| self.is_running(Process::Osd(*index));
         let mut running: Vec<usize> = (0..self.osds.len()).filter(runs).collect();
@@ -166,7 +167,7 @@ impl World {
         };
         let all = count == running.len();
         self.fault(if all { "all OSDs killed at once" } else { "several OSDs killed at once" });
-        // Of one room: what takes them takes the power of all.
+        // They share a power supply: all of them lose power, or none does.
         let power = self.chaos.chance(Chance::percent(50));
         running
             .into_iter()
@@ -174,13 +175,13 @@ impl World {
             .try_for_each(|index| self.kill_by(Process::Osd(index), power.then_some(Crash::Power)))
     }
 
-    /// An OSD's operator stops it.
+    /// The operator stops an OSD.
     pub(super) fn stop_osd(&mut self, index: usize) -> Result<(), String> {
         self.osds[index].is_stopping = true;
         self.apply_osd(index, node::Event::Shutdown)
     }
 
-    /// An OSD that was asked to stop has ended.
+    /// The process of an OSD has ended in order.
     pub(super) fn osd_stopped(&mut self, index: usize) {
         let process = Process::Osd(index);
         self.trace.line(format_args!("{:?} {process:?} ends", self.now));
@@ -201,7 +202,7 @@ impl World {
         self.schedule(span, Item::Heal(one, other));
     }
 
-    /// A volume that a cut off client holds.
+    /// The volume that the cut-off client holds.
     pub(super) fn stale_volume(&self) -> Option<usize> {
         self.faults.cut_off.map(|cut_off| cut_off.volume)
     }
@@ -211,13 +212,13 @@ impl World {
         self.clients.iter().any(|client| client.attached_volumes().any(|held| held == volume))
     }
 
-    /// A bit flips where bytes are that were recorded as durable long ago, in any area; or a page
-    /// of the data area cannot be read any more.
+    /// Flips a bit, in any area, of bytes that were recorded as durable long ago; or makes a page
+    /// of the data area unreadable.
     fn rot(&mut self) {
         let index = self.chaos.index(self.osds.len());
         let now = self.now;
         let area = self.chaos.weighted(&[9, 4, 6, 4, 1]);
-        // Of more copies than one only data rots so; see `fault_budget.rs` for the rest.
+        // With several copies only data rots here; `fault_budget.rs` does the rest.
         let is_copied = self.plan.copies > 1;
         if is_copied && (area >= 2 || !self.may_rot(index)) {
             return;
@@ -235,7 +236,7 @@ impl World {
             _ => ("rot in a superblock", 0..UNIT_SIZE),
         };
         let is_data = area.start == layout.data.offset;
-        // One copy of what the store knows of itself may go, not two.
+        // Only one copy of the store's metadata may rot at a time.
         osd.forget_written_flips();
         if !is_data && osd.flips.iter().any(|flip| area.contains(&flip.offset)) {
             return;
@@ -271,24 +272,24 @@ impl World {
         self.fault(kind);
         if !is_data {
             self.faults.knowledge_rotted = true;
-            // Most of what lies there is read when the store is opened.
+            // The store reads most of it only when it opens.
             let after = Duration::from_millis(self.chaos.scale(1..100));
             self.schedule(after, Item::Crash(index));
         }
     }
 
-    /// An OSD's process ends, if it runs.
+    /// Kills an OSD, if it runs and faults may happen.
     pub(super) fn crash(&mut self, index: usize) -> Result<(), String> {
         let runs = self.osds[index].node.is_some();
         if runs && self.stage_is_work() { self.kill(Process::Osd(index)) } else { Ok(()) }
     }
 
-    /// A process ends, at once and without a word.
+    /// Kills a process, which cannot say anything more.
     pub(super) fn kill(&mut self, process: Process) -> Result<(), String> {
         self.kill_by(process, None)
     }
 
-    /// Those of them that run end so.
+    /// Kills those of the processes that run.
     pub(super) fn kill_all(
         &mut self,
         processes: impl IntoIterator<Item = Process>,
@@ -301,7 +302,7 @@ impl World {
         Ok(())
     }
 
-    /// One ends; what an OSD dies of, if it is not to be drawn.
+    /// Kills a process. `crash` is the kind of crash of an OSD; `None`: it is drawn.
     pub(super) fn kill_by(&mut self, process: Process, crash: Option<Crash>) -> Result<(), String> {
         self.trace.line(format_args!("{:?} {process:?} dies", self.now));
         let life = self.life(process);
@@ -325,7 +326,7 @@ impl World {
         Ok(())
     }
 
-    /// A process is gone, and with it all that was to come for it.
+    /// The run of a process is over, and with it everything that was scheduled for it.
     pub(super) fn end_run(&mut self, process: Process, wakes: Vec<Wake>) {
         self.runs.end(process);
         self.wake(wakes);
@@ -385,7 +386,7 @@ impl World {
         }
     }
 
-    /// An OSD got its id: its store is made and its process starts.
+    /// An OSD has got its id: creates its store and starts its process.
     pub(super) fn create_osd(&mut self, index: usize, id: OsdId) -> Result<(), String> {
         if self.osds[index].id.is_some() {
             return Err(format!("osd {index} gets a second id: {id}"));
@@ -394,19 +395,19 @@ impl World {
         self.start(Process::Osd(index))
     }
 
-    /// One more OSD, which the operator is to make.
+    /// Adds an OSD that the operator has yet to create.
     pub(super) fn add_osd(&mut self, host: usize) {
         let index = self.osds.len();
         self.osds.push(Osd::new(self.seed, index, host));
     }
 
-    /// A fault that may have made somebody send something again.
+    /// Counts a fault that may cause something to be sent again.
     pub(super) fn fault(&mut self, name: &'static str) {
         self.faults.count += 1;
         self.tally.faults.add(name, 1);
     }
 
-    /// A number that grows with each call.
+    /// A moment that is later than all before.
     pub(super) fn moment(&mut self) -> Moment {
         self.counts.next_moment()
     }

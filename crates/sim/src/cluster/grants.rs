@@ -1,8 +1,8 @@
-//! Leases as they pass by: no member takes part in an epoch while an earlier primary of the PG may
-//! still serve by a lease of it.
+//! Judges leases by the messages on the network: no member may take part in an epoch while an earlier primary of the
+//! PG may still serve because of its lease.
 //!
-//! The rule knows more than any process: what each was told, what its clock shows, and each grant
-//! that was sent, also if it never arrives.
+//! The judge knows more than any process: what each was told, what its clock shows, and each grant that was sent, even
+//! if it never arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
-//! Disks that hang: they end no operation, and no error says so. Some hang for long, some only take seconds
-//! for what they do. An OSD may say that it is stalled only where its disk was, and that it is no longer only
-//! when the disk has answered for long enough. Nobody counts on one that has said so.
+//! Disks that hang: they complete no operation and report no error. Some hang for long, some only take seconds for an
+//! operation. An OSD may report that it is stalled only if its disk hung, and that it has recovered only when the
+//! disk has answered for long enough. Nobody relies on an OSD that is stalled.
 
 use base::Duration;
 
@@ -11,7 +11,7 @@ use super::world::{WHOLE_FOR, World};
 use crate::random::Chance;
 
 impl World {
-    /// After an event: a disk may begin to hang.
+    /// Called after each event: a disk may begin to hang.
     pub(super) fn hang_some(&mut self) {
         let Some((index, span)) = self.hangs.next(self.osds.len()) else { return };
         if self.is_running(Process::Osd(index)) {
@@ -19,7 +19,7 @@ impl World {
         }
     }
 
-    /// The disk of an OSD ends nothing for so long, and if it hangs already, until then at least.
+    /// The disk of an OSD completes nothing for this span; if it hangs already, at least until its end.
     pub(super) fn hang(&mut self, index: usize, span: Duration) {
         let now = self.now;
         self.osds[index].hang.begin(now, span);
@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// An OSD ends to begin anew: its disk hung.
+    /// An OSD stops in order to restart: its disk hung.
     pub(super) fn begins_anew(&mut self, index: usize) -> Result<(), String> {
         let osd = &mut self.osds[index];
         let node = osd.node.as_ref().expect("it says so");
@@ -48,7 +48,7 @@ impl World {
         }
         self.fault("OSD began anew after its disk hung");
         self.osd_stopped(index);
-        // A probe may meet a disk that hangs once more.
+        // The disk may hang again, so that a probe meets it.
         if self.hangs.random.chance(Chance::percent(50)) {
             let after = Duration::from_millis(self.hangs.random.range(6_000..11_000));
             self.schedule(after, Item::Hang(index, Duration::from_millis(3_500)));
@@ -56,7 +56,7 @@ impl World {
         Ok(())
     }
 
-    /// An OSD says something to a monitor: is it true of its disk?
+    /// An OSD reports to a monitor: is it true what it says about its disk?
     pub(super) fn judge_stall(&mut self, index: usize, text: &str) -> Result<(), String> {
         if !text.contains("\"stalled\":") {
             return Ok(());
@@ -71,9 +71,10 @@ impl World {
         Ok(())
     }
 
-    /// All disks hang together, or one takes three seconds: no member leaves. Or a host stands still for
-    /// long: nobody says that its disk hangs. What lacks afterwards, if disks are too full: a member may have
-    /// left its PGs for a moment, and they got others. Requires: the cluster is whole, and no fault happens.
+    /// All disks hang together, or one takes three seconds: no member may leave. Or a host freezes
+    /// for long: no OSD may report that its disk hangs. Returns what lacks afterwards, if disks are
+    /// too full: a member may have left its PGs for a moment, and they got others. Requires: the
+    /// cluster is whole, and no fault happens.
     pub(super) fn hang_all_disks(&mut self) -> Result<Option<String>, String> {
         if self.hangs.random.chance(Chance::percent(75))
             || self.wait_until_whole_for(WHOLE_FOR)?.is_some()
@@ -104,7 +105,7 @@ impl World {
             self.ask_for_drill(attached)?;
         }
         self.pass(Duration::from_millis(300))?;
-        // One that has nothing to do cannot know that its disk hangs.
+        // An OSD without disk operations cannot know that its disk hangs.
         let knows = |osd: &Osd| osd.node.is_none() || osd.in_flight > 0;
         let is_judged = kind == 1 || kind == 0 && self.osds.iter().all(knows);
         while self.now < end {
@@ -115,7 +116,7 @@ impl World {
             world.clients[0].open.is_empty()
         })?;
         self.pass(Duration::from_secs(2))?;
-        // Copies move meanwhile, from one member to another.
+        // Meanwhile copies may move from one member to another.
         if is_judged && self.watch.withdrawal_count > withdrawal_count {
             return Err("a member left while all disks hung, or one took three seconds".into());
         }

@@ -1,8 +1,8 @@
-//! Clients that leave while something of theirs is still on its way.
-//!   1. One detaches a volume while writes lie in the network, and so cannot say what becomes of them.
-//!      Another one attaches the volume and writes there; then they arrive.
-//!   2. One stands still for so long that OSDs forget its session, and then a connection that it has left
-//!      long ago brings what it had sent over it, and done over another one since.
+//! Requests that arrive after their session has ended or was forgotten.
+//!   1. A client detaches a volume while its writes are held in the network, so it cannot know what becomes of them.
+//!      Another client attaches the volume and writes there; then the first writes arrive.
+//!   2. A client freezes for so long that OSDs forget its session. Then an old connection delivers requests that the
+//!      client has since repeated over another one.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +14,17 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// Blocks that are written.
+/// How many blocks are written.
 const BLOCK_COUNT_MAX: usize = 16;
 
-/// OSDs remember a session for a minute, and look for those to forget with each report.
+/// Longer than OSDs remember a session (a minute, checked with each report).
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(65);
 
-/// What was held back has arrived by then.
+/// Within this time everything that was held back has arrived.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
 
 impl World {
-    /// Holds both, if they are to be. Requires: the cluster is whole, and no fault happens.
+    /// Runs either scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn leave_requests_behind(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "leavers");
         let (closes, is_silent) =
@@ -49,7 +49,7 @@ impl World {
         }
         self.overwrite(leaver, &blocks)?;
         self.detach_all()?;
-        // A monitor has heard of it: else the volume may still be locked.
+        // A monitor must know about the detach: otherwise the volume may still be locked.
         self.pass(ARRIVES_WITHIN)?;
         if let Some(next) = self.attach_for(1, leaver.volume, None)? {
             self.write_all(next, &blocks)?;
@@ -68,7 +68,7 @@ impl World {
         let client = Process::Client(silent.client);
         self.write_all(silent, &blocks)?;
         self.overwrite(silent, &blocks)?;
-        // The client is told at once, and goes on over other connections.
+        // The client learns at once that its connections broke, and goes on over others.
         let wakes = self.net.leave_behind(self.now, client, FORGOTTEN_AFTER);
         self.wake(wakes);
         self.write_all(silent, &blocks)?;
@@ -90,7 +90,7 @@ impl World {
         self.wait("a write is never answered", |world| world.clients[to.client].open.is_empty())
     }
 
-    /// Some blocks of it.
+    /// Some of its blocks.
     pub(super) fn first_blocks(&self, of: Handle) -> BTreeSet<BlockKey> {
         let blocks = self.volumes[of.volume].blocks(PoolId::FIRST);
         blocks.map(|(_, _, key)| key).take(BLOCK_COUNT_MAX).collect()

@@ -1,8 +1,8 @@
-//! When what was told done before it was durable may be lost; `volume_model::lazy` judges by it.
+//! Decides when writes that were answered before they were durable may be lost; `volume_model::lazy` judges by it.
 //!
-//! A PG *went lost_power* when every member that it has, or gets, lost power since: then it serves without
-//! what none of them had flushed. Members are those of the newest entry that the monitor told. One that
-//! was filled while members were lost, and out of the cluster, has what the one has that filled it.
+//! A PG has *lost power* since a moment if every member that it has, or gets, lost power since: then it serves
+//! without what none of them had flushed. Its members are those of the newest entry that the monitor published. A
+//! member that was filled while others were lost, and out of the cluster, has what the one has that filled it.
 
 use base::OsdId;
 use format::wire::PgEntry;
@@ -21,7 +21,7 @@ impl World {
         self.judge_power_losses();
     }
 
-    /// An OSD lost power, or an entry changed: PGs may have gone lost_power.
+    /// An OSD lost power, or an entry changed: PGs may have lost power with all of their members.
     pub(super) fn judge_power_losses(&mut self) {
         let power_lost_at = |osd: Option<OsdId>| {
             let index = osd.and_then(|osd| self.index_of(osd));
@@ -49,7 +49,7 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost);
     }
 
-    /// Attachments are gone, and with them what they kept.
+    /// Attachments are gone, and with them the writes that they could have repeated.
     pub(super) fn note_left(&mut self, is_gone: impl Fn(Owner) -> bool) {
         let now = self.two_moments();
         let volumes = self.volumes.iter_mut();
@@ -57,8 +57,8 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost as u64);
     }
 
-    /// The lock of a volume is taken from its holder, or about to be: whoever is attached may be over,
-    /// whether it knows that or not.
+    /// The lock of a volume is taken from its holder, or is about to be: every attachment of it may
+    /// have ended, whether its client knows that or not.
     pub(super) fn note_unlocked(&mut self, volume: usize) {
         let clients = self.clients.iter_mut().enumerate();
         let over: BTreeSet<Owner> = clients
@@ -69,7 +69,7 @@ impl World {
         self.note_left(|owner| over.contains(&owner));
     }
 
-    /// A volume is attached: whoever was lazy there is over, whether it knows that or not.
+    /// A volume is attached: its lazy attachments have ended, whether their clients know that or not.
     pub(super) fn note_opened(&mut self, volume: usize, by: Owner) {
         for (index, client) in self.clients.iter_mut().enumerate() {
             client.overrule_lazy(volume, (index == by.0).then_some(VolumeHandle(by.1)));
@@ -79,7 +79,7 @@ impl World {
         self.tally.consequences.add("change that no flush covered may be lost", lost.into());
     }
 
-    /// Nothing takes effect at this moment or the one behind it.
+    /// A moment such that nothing takes effect at it or at the next one.
     fn two_moments(&mut self) -> crate::register::Moment {
         let now = self.moment();
         self.moment();

@@ -1,5 +1,5 @@
-//! The span of leases changes while they are out: it is made shorter, or whoever gave the longer ones starts
-//! anew, while a primary is cut off the monitors and all members and may serve until they have run out.
+//! The span of leases changes while some are out: it is made shorter, or a member that gave long leases restarts. A
+//! primary that is cut off from monitors and members may serve until the long leases have run out.
 //!
 //! ```text
 //!   span long ─▶ leases given ─┬▶ span short ─▶ primary cut off ─┬▶ the next epoch of its PGs
@@ -17,30 +17,30 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::{Chance, Random};
 
-/// How often a primary is cut off.
+/// How many times a primary is cut off.
 const ROUND_COUNT: usize = 3;
 
-/// For so long leases of the long span have been given: the store of each giver has noted it.
+/// How long leases of the long span are given before: the store of each giver has recorded the span.
 const LONG_FOR: Duration = Duration::from_secs(1);
 
 /// How long a primary is cut off: longer than it takes until others have its PGs.
 const CUT_OFF_FOR: Duration = Duration::from_secs(3);
 
-/// So long after the span was made shorter a primary is cut off, at most, in milliseconds.
+/// The longest time between the change of the span and the cut, in milliseconds.
 const SHORT_FOR_MAX: u64 = 200;
 
-/// A connection that breaks is told of within this.
+/// Within this time both ends learn that a connection broke.
 const TOLD_WITHIN: Duration = Duration::from_millis(10);
 
 impl World {
-    /// Changes it, if that is to be. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn change_leases(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "spans of leases");
         let is_tried = self.plan.copies > 1 && random.chance(Chance::percent(30));
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
         }
-        // What rotted at the others has no other copy meanwhile.
+        // Data that rotted at other members has no good copy meanwhile.
         let must_be_whole = std::mem::replace(&mut self.faults.must_be_whole, false);
         let lease = Setting::Lease.definition();
         for _ in 0..ROUND_COUNT {
@@ -75,7 +75,7 @@ impl World {
         self.wait("the span of leases cannot be set", |world| world.operator.jobs.is_empty())
     }
 
-    /// The primary of some PG, and another member of it.
+    /// The primary of some PG and another member of it.
     pub(super) fn draw_pair(&mut self, random: &mut Random) -> Option<(usize, usize)> {
         let pairs = self.watch.entries().filter_map(|entry| {
             let primary = entry.primary_osd()?;
@@ -90,7 +90,7 @@ impl World {
         Some((self.index_of(primary)?, self.index_of(member)?))
     }
 
-    /// An OSD reaches nobody but clients. Monitors learn it at once, members do not.
+    /// Cuts an OSD off from all but clients. Monitors learn that at once, members do not.
     pub(super) fn cut_off_servers(&mut self, index: usize) {
         let osd = Process::Osd(index);
         for monitor in self.monitor_processes() {

@@ -1,12 +1,12 @@
-//! The takeover: members are missed with writes that nobody else has, and before they are heard again the
-//! lock of the volume is taken from whoever wrote, and another client reads it.
+//! A lock is taken while its holder's last writes exist only on members that are silent; another client reads the
+//! volume before these members are heard again.
 //!
 //! ```text
 //!   members reach clients only ─▶ holder writes ─▶ members silent
 //!     ─▶ lock taken ─▶ another client reads ─▶ members heard again
 //! ```
 //!
-//! These writes are a fenced session's then: what was read must not change when the members are back.
+//! The writes belong to a fenced session then: what was read must not change when the members are back.
 
 use std::collections::BTreeSet;
 
@@ -19,20 +19,20 @@ use super::osd_loss::TIME_OUT;
 use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 
-/// Blocks that are written and read.
+/// How many blocks are written and read.
 const BLOCK_COUNT_MAX: usize = 16;
 
-/// How long members reach clients only: leases are valid for longer.
+/// How long members reach only clients: less than leases are valid.
 const HALF_HEARD_FOR: Duration = Duration::from_millis(50);
 
-/// How long each block may wait to be read: until the members are back, if what they have must be known.
+/// How long the read of each block may wait: until the members are back, if their data must be known.
 const READ_FOR: Duration = Duration::from_secs(4);
 
 impl World {
-    /// Holds it; `members` are those that are missed. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario; `members` fall silent. Requires: the cluster is whole, and no fault happens.
     pub(super) fn take_over_from(&mut self, members: &[usize]) -> Result<(), String> {
         let Some(holder) = self.attach_one(Some(true))? else { return Ok(()) };
-        // Members hear which sessions were fenced for that.
+        // Members must learn which sessions were fenced for that.
         if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return self.detach_all();
         }
@@ -52,7 +52,7 @@ impl World {
         self.wait("a lock cannot be taken", |world| world.operator.jobs.is_empty())?;
         self.attach_volume(1, holder.volume, true, false)?;
         self.wait("an attach is never done", |world| world.clients[1].is_settled())?;
-        // The first answer ends what the fenced session may do; what is read then stays.
+        // The first answer ends the fenced session on that PG; what is read then must stay.
         for _ in 0..2 {
             self.read_blocks(1, |_, _, key| blocks.contains(key))?;
             let end = self.now + READ_FOR;

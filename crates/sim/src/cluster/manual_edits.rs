@@ -1,6 +1,6 @@
-//! Another hand: at the end somebody edits keys of the state store past the monitors, while one of
-//! them leads and a client attaches volumes. What keeps data safe the operator has written back as it was, so
-//! that the edits change nothing; a host that is named for an OSD counts at once.
+//! Manual edits: at the end somebody edits keys of the state store without the monitors, while one of them leads and a
+//! client attaches volumes. The operator has edits undone that endanger data, so they change nothing; a new host of
+//! an OSD takes effect at once.
 
 use base::Duration;
 use cluster::state::Operation;
@@ -10,20 +10,20 @@ use super::volume_model::Life;
 use super::world::World;
 use crate::random::{Chance, Random};
 
-/// Edits of a run.
+/// How many edits a run makes.
 const EDIT_COUNT: usize = 8;
 
-/// For how long the cluster must have been whole before: nobody is about to write.
+/// For how long the cluster must have been whole before: no monitor is about to write.
 const WHOLE_FOR: Duration = Duration::from_secs(1);
 
-/// How long after a client began something the edit comes, in nanoseconds.
+/// How long after a client's request the edit comes, in nanoseconds.
 const PAUSE: std::ops::Range<u64> = 1_000..20_000_000;
 
 /// Keys of things that do not exist.
 const STRANGERS: [&str; 5] = ["pg/7/0", "fence/9", "image/4000", "session/77777", "counter/pool"];
 
 impl World {
-    /// Edits keys, if there are to be edits. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn edit_by_hand(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "hands");
         if random.chance(Chance::percent(70)) || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
@@ -31,7 +31,7 @@ impl World {
         }
         self.state.expect_edits();
         for _ in 0..EDIT_COUNT {
-            // What is changed while a monitor reads the store for the first time it cannot undo.
+            // A monitor cannot undo an edit that is made while it first reads the store.
             self.wait_until_whole_for(WHOLE_FOR)?;
             self.edit_once(&mut random)?;
         }
@@ -39,7 +39,7 @@ impl World {
         self.move_osd(&mut random)
     }
 
-    /// One key is edited while a client attaches a volume or lets it go.
+    /// Edits one key while a client attaches or detaches a volume.
     fn edit_once(&mut self, random: &mut Random) -> Result<(), String> {
         let live = |volume: &usize| self.volumes[*volume].life == Life::Live;
         let live: Vec<usize> = (0..self.volumes.len()).filter(live).collect();
@@ -57,7 +57,7 @@ impl World {
         let ends_leading = operation.key() == "leader";
         let steps = self.state.edit(self.now, operation);
         self.schedule_state(steps);
-        // Whoever comes to lead believes what reads well, and has nothing to put in the place of the rest.
+        // A new leader believes every key that it can read, and cannot restore the others.
         if ends_leading {
             self.wait_until_whole_for(WHOLE_FOR)?;
         }
@@ -71,7 +71,7 @@ impl World {
         .map_err(|error| format!("{error}: {:?}", self.state.edited()))
     }
 
-    /// Something that must not stay.
+    /// Draws an edit that must not stay.
     fn draw_edit(&self, random: &mut Random) -> Operation {
         let mut kinds: Vec<String> =
             self.state.entries().map(|entry| kind_of(&entry.key).to_string()).collect();
@@ -86,7 +86,7 @@ impl World {
             lease: None,
         };
         match random.below(5) {
-            // Without a setting its default is in force: that may be wanted.
+            // Deleting a setting is allowed: its default takes effect.
             0 if kind != "config" => Operation::Delete { key: one.key.clone() },
             1 => put(&one.key, &other.value[..other.value.len() / 2]),
             2 if one.key != other.key => put(&one.key, &other.value),
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// An OSD is said to be on another host, where enough hosts remain: its PGs move with it.
+    /// Edits the host of an OSD, if enough hosts remain: its PGs move with it.
     fn move_osd(&mut self, random: &mut Random) -> Result<(), String> {
         let index = random.index(self.osds.len());
         let host = random.index(self.plan.host_count);
@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-/// The first word of a key.
+/// The first part of a key.
 fn kind_of(key: &str) -> &str {
     key.split('/').next().unwrap_or(key)
 }

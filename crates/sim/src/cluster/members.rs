@@ -1,7 +1,7 @@
-//! After quiescence: every member of a PG holds the same, and nobody else holds anything of it.
+//! The comparison of members at the end: all members of a PG hold the same, and no other OSD holds anything of it.
 //!
-//! All OSDs stop as their operator stops them. Then each store is opened by itself, and what it
-//! holds of each PG is compared, block by block and unit by unit.
+//! All OSDs stop in order. Then each store is opened by itself, and its data of each PG is compared, block by block
+//! and unit by unit.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

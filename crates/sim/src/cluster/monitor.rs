@@ -15,7 +15,8 @@ pub struct MonitorProcess {
 }
 
 impl MonitorProcess {
-    /// One that starts: the `index`-th of `count`. Without others (`is_embedded`) it leads without a lease.
+    /// One that starts: the `index`-th of `count`. Without others (`is_embedded`) it leads without
+    /// a lease.
     pub fn start(
         index: usize,
         count: usize,

@@ -1,4 +1,4 @@
-//! Monitors: one leads by its lease, the others relay their connections to it; and what happens to them.
+//! Monitors: start, run and stop them. One leads by its lease; the others relay their connections to it.
 
 use base::Duration;
 use cluster::monitor;

@@ -1,4 +1,4 @@
-//! The simulated network: connections as the net door promises them.
+//! The simulated network: connections that keep the promises of the net door.
 //!
 //! Messages of a connection arrive in order, each at most once, until it breaks, at any byte; then
 //! both ends learn it, each at its own time. What was sent before that byte still arrives, at once
@@ -18,7 +18,8 @@ use format::wire::{self, Message};
 use super::process::Process;
 use crate::random::{Chance, Random};
 
-/// Longest wait for a handshake, in milliseconds: what the reactor waits for an address that is not a name.
+/// Longest wait for a handshake, in milliseconds: what the reactor waits for an address that is not
+/// a name.
 const CONNECT_TIME_MAX: u64 = 2000;
 
 /// Names one end of a connection: its number, and which side.
@@ -34,10 +35,10 @@ impl EndId {
     }
 }
 
-/// What a network does to messages.
+/// How the network treats messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
-    /// How long a message takes, usually; in nanoseconds.
+    /// The mean latency of a message, in nanoseconds.
     pub latency: u64,
     /// A message takes up to a thousand times as long.
     pub delay: Chance,
@@ -68,7 +69,7 @@ enum Parcel {
 }
 
 impl Parcel {
-    /// Bytes of the connection that it takes.
+    /// How many bytes it takes on the connection.
     fn length(&self) -> u64 {
         match self {
             Parcel::Frame { bytes, payload, .. } => {
@@ -108,17 +109,17 @@ pub struct FaultCounts {
     pub corrupted_payloads: u64,
     /// A bit of header or body flipped.
     pub corrupted_frames: u64,
-    /// Took long.
+    /// Messages that were delayed.
     pub delayed: u64,
-    /// Requests on their way when their connection broke, lost.
+    /// Requests lost when their connection broke.
     pub lost_requests: u64,
-    /// Likewise replies.
+    /// Replies lost so.
     pub lost_replies: u64,
-    /// Likewise messages to and from the monitor.
+    /// Messages to and from the monitor lost so.
     pub lost_controls: u64,
-    /// Likewise messages between members of a PG.
+    /// Messages between members of a PG lost so.
     pub lost_peers: u64,
-    /// Likewise messages about leases.
+    /// Messages about leases lost so.
     pub lost_leases: u64,
     /// Connections that broke within a frame.
     pub torn_frames: u64,
@@ -129,9 +130,9 @@ pub struct FaultCounts {
 struct End {
     process: Process,
     id: ConnectionId,
-    /// It still gets events.
+    /// Its process still gets events.
     open: bool,
-    /// What it sends is dropped: the connection is broken.
+    /// What it sends is dropped, because the connection is broken.
     mute: bool,
     queue: VecDeque<(Time, Parcel)>,
 }
@@ -143,10 +144,10 @@ pub struct Net {
     weather: Weather,
     ends: Vec<[End; 2]>,
     by_id: BTreeMap<(Process, ConnectionId), EndId>,
-    /// Nothing passes from the first to the second.
+    /// Pairs of processes: nothing passes from the first to the second.
     cuts: BTreeSet<(Process, Process)>,
     accepted_last: u64,
-    /// What happened so far.
+    /// The faults so far.
     pub counts: FaultCounts,
 }
 
@@ -154,7 +155,7 @@ pub struct Net {
 pub type Wake = (Time, EndId);
 
 impl Net {
-    /// One without connections.
+    /// A network without connections.
     pub fn new(random: Random, pool: BufferPool, weather: Weather) -> Net {
         Net {
             random,
@@ -168,12 +169,12 @@ impl Net {
         }
     }
 
-    /// Changes how messages fare from now on.
+    /// Changes how messages are treated from now on.
     pub fn set_weather(&mut self, weather: Weather) {
         self.weather = weather;
     }
 
-    /// Messages take so long at most from now on, usually; in nanoseconds.
+    /// Limits the mean latency of messages from now on, in nanoseconds.
     pub fn calm_down(&mut self, latency: u64) {
         self.weather.latency = self.weather.latency.min(latency);
     }
@@ -184,7 +185,7 @@ impl Net {
         (ends[id.side].process, ends[1 - id.side].process)
     }
 
-    /// Who is at the other end of a process's connection.
+    /// The process at the other end of a connection.
     pub fn peer_of(&self, process: Process, id: ConnectionId) -> Option<Process> {
         let end = self.by_id.get(&(process, id))?;
         Some(self.processes(*end).1)
@@ -203,7 +204,7 @@ impl Net {
         Duration::from_nanos(usual)
     }
 
-    /// Puts a parcel behind all others of an end.
+    /// Queues a parcel after all others for an end.
     fn push(&mut self, at: Time, end: EndId, parcel: Parcel) -> Wake {
         let queue = &mut self.end(end).queue;
         let at = queue.back().map_or(at, |(last, _)| at.max(*last));
@@ -211,7 +212,7 @@ impl Net {
         (at, end)
     }
 
-    /// A process connects; [`Net::arrive`] is due at the time returned.
+    /// A process connects. [`Net::arrive`] is due at the returned time.
     pub fn connect(
         &mut self,
         now: Time,
@@ -231,14 +232,14 @@ impl Net {
         (now + self.latency(), asker)
     }
 
-    /// A connect reaches its target. `peers` are what the target and the asker learn of each
-    /// other; `None`: nobody listens.
+    /// A connect reaches its target. `peers` is what the target and the caller learn about each
+    /// other. `None`: nobody listens.
     pub fn arrive(&mut self, now: Time, asker: EndId, peers: Option<(Peer, Peer)>) -> Vec<Wake> {
         let (from, to) = (self.end(asker).process, self.end(asker.other()).process);
         if !self.end(asker).open {
             return Vec::new();
         }
-        // A handshake goes both ways.
+        // A handshake needs both directions.
         if self.is_cut(from, to) || self.is_cut(to, from) {
             let after = Duration::from_millis(self.random.range(300..CONNECT_TIME_MAX));
             return vec![self.push(now + after, asker, Parcel::Closed(CloseReason::TimedOut))];
@@ -292,7 +293,7 @@ impl Net {
         Some(self.push(at, end.other(), Parcel::Frame { kind, bytes, payload }))
     }
 
-    /// A process closes its end; the other learns it after all that was sent before.
+    /// A process closes its end. The other end learns it after everything that was sent before.
     pub fn close(&mut self, now: Time, from: Process, id: ConnectionId) -> Option<Wake> {
         let end = self.by_id.remove(&(from, id))?;
         self.end(end).open = false;
@@ -301,7 +302,7 @@ impl Net {
         self.lose(at, end.other(), CloseReason::Reset, false)
     }
 
-    /// An end learns that its connection is gone; of what is on its way a first part arrives.
+    /// Tells an end that its connection is gone. Only a first part of what is on its way arrives.
     fn lose(&mut self, at: Time, end: EndId, reason: CloseReason, cut: bool) -> Option<Wake> {
         self.end(end.other()).mute = true;
         self.end(end).mute = true;
@@ -315,7 +316,7 @@ impl Net {
         Some(self.push(at, end, Parcel::Closed(reason)))
     }
 
-    /// Of what is on its way to an end only what lies before some byte arrives.
+    /// Loses what is on its way to an end from some byte on.
     fn cut_short(&mut self, end: EndId) {
         let total: u64 = self.end(end).queue.iter().map(|(_, parcel)| parcel.length()).sum();
         let all_sent = self.random.chance(Chance::percent(30));
@@ -323,7 +324,7 @@ impl Net {
         let mut lost = Vec::new();
         let mut is_torn = false;
         self.end(end).queue.retain(|(_, parcel)| match parcel {
-            // Nobody hears of the end of what he never heard of.
+            // An end that was never told about the connection is not told that it ended.
             Parcel::Accepted(_) | Parcel::Connected(_) | Parcel::Closed(_) => true,
             Parcel::Frame { kind, .. } if parcel.length() > left => {
                 is_torn |= left > 0;
@@ -340,7 +341,7 @@ impl Net {
         lost.into_iter().for_each(|kind| self.count_lost(kind));
     }
 
-    /// Nothing of what is on its way to an end arrives.
+    /// Loses everything that is on its way to an end.
     fn lose_frames(&mut self, end: EndId) {
         let mut lost = Vec::new();
         self.end(end).queue.retain(|(_, parcel)| match parcel {
@@ -365,8 +366,8 @@ impl Net {
         }
     }
 
-    /// A connection breaks for both ends, each learning it at its own time. `lingers`: what was
-    /// sent to the end that accepted it still lies in kernels and switches, and comes late.
+    /// Breaks a connection. Each end learns it at its own time. `lingers`: bytes to the end that
+    /// accepted it are still in kernels and switches, and arrive late.
     fn break_connection(
         &mut self,
         now: Time,
@@ -394,11 +395,11 @@ impl Net {
         queue.iter().filter(|(_, parcel)| matches!(parcel, Parcel::Frame { .. })).count()
     }
 
-    /// What is on its way to an end comes much later, from some message on.
+    /// Delays what is on its way to an end, from some message on.
     fn put_off(&mut self, end: EndId) -> Option<Wake> {
         let late = Duration::from_millis(self.random.scale(1..8000));
         let frame_count = self.frame_count(end);
-        // All but the last parcel, the news of the end, may be in time.
+        // All parcels but the last, which says that the connection is gone, may be in time.
         let first = self.random.index(frame_count.max(1));
         let comes_late = frame_count > 0;
         let queue = &mut self.end(end).queue;
@@ -416,7 +417,7 @@ impl Net {
         if live.is_empty() {
             return None;
         }
-        // Most connections are idle at most times; what breaks under load says more.
+        // Most connections are idle most of the time; a break under load tests more.
         let is_loaded = |index: &usize| {
             let end = EndId { connection: *index, side: 1 };
             self.frame_count(end) > 0
@@ -437,8 +438,8 @@ impl Net {
         self.ends[connection].iter().all(|end| end.open && !end.mute)
     }
 
-    /// A process is gone: its ends get nothing any more, its peers learn it. `silent`: only after
-    /// a while, as when its host lost power.
+    /// A process has died: its ends get nothing more, and its peers learn it. `silent`: they learn
+    /// it after a while, as when its host lost power.
     pub fn process_died(&mut self, now: Time, process: Process, silent: bool) -> Vec<Wake> {
         let mut wakes = Vec::new();
         for id in self.connections_of(process) {
@@ -456,7 +457,7 @@ impl Net {
         wakes
     }
 
-    /// Nothing comes from a process or reaches it: its connections are broken off within a time.
+    /// A process neither sends nor receives anything: its connections time out within a span.
     pub fn time_out(&mut self, now: Time, process: Process, within: Duration) -> Vec<Wake> {
         let ends: Vec<EndId> =
             self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
@@ -466,7 +467,7 @@ impl Net {
         ends.into_iter().flat_map(break_off).collect()
     }
 
-    /// Likewise, of those between two.
+    /// The same, for the connections between two processes.
     pub fn time_out_between(
         &mut self,
         now: Time,
@@ -481,8 +482,8 @@ impl Net {
         wakes.collect()
     }
 
-    /// Connections that a process made break for it at once; what it has sent over them arrives so much
-    /// later, and then their other ends learn it.
+    /// Breaks the connections that a process made, for it at once. What it has sent over them
+    /// arrives late, and only then the other ends learn it.
     pub fn leave_behind(&mut self, now: Time, process: Process, late: Duration) -> Vec<Wake> {
         let ends: Vec<EndId> =
             self.connections_of(process).iter().map(|id| self.by_id[&(process, *id)]).collect();
@@ -497,7 +498,7 @@ impl Net {
         wakes
     }
 
-    /// A process has ended in order: its peers get what it had sent before they learn it.
+    /// A process has ended in order: its peers get everything that it sent before they learn it.
     pub fn process_left(&mut self, now: Time, process: Process) -> Vec<Wake> {
         let mine = self.connections_of(process);
         mine.into_iter().filter_map(|id| self.close(now, process, id)).collect()
@@ -516,18 +517,18 @@ impl Net {
         self.cuts.contains(&(from, to))
     }
 
-    /// Whether anything is held back anywhere.
+    /// Whether nothing is held back anywhere.
     pub fn is_whole(&self) -> bool {
         self.cuts.is_empty()
     }
 
-    /// Whether everybody has been told of every connection that broke.
+    /// Whether every process knows about every connection that broke.
     pub fn is_settled(&self) -> bool {
         self.ends.iter().flatten().all(|end| !end.open || !end.mute)
     }
 
-    /// Nothing passes from one process to another, nor back if `both`, until they are healed; no
-    /// connection breaks by that.
+    /// Holds back everything from one process to another, and also back if `both`, until they are
+    /// healed. No connection breaks.
     pub fn hold_back(&mut self, from: Process, to: Process, both: bool) {
         self.cuts.insert((from, to));
         if both {
@@ -535,7 +536,7 @@ impl Net {
         }
     }
 
-    /// Likewise, and some of their connections break; others only stall.
+    /// The same, but some of their connections break; others only stall.
     pub fn cut(&mut self, now: Time, from: Process, to: Process, both: bool) -> Vec<Wake> {
         self.hold_back(from, to, both);
         let mut wakes = Vec::new();
@@ -543,8 +544,8 @@ impl Net {
             if self.random.chance(Chance::percent(70)) {
                 let longest = Duration::from_millis(self.random.scale(10..4000));
                 let reason = CloseReason::TimedOut;
-                // What was sent to the asker is lost. What was sent to its peer may wait in
-                // kernels until the two reach each other again.
+                // What was sent to the end that connected is lost. What was sent to the other end may
+                // wait in kernels until the two reach each other again.
                 let waits = self.random.chance(Chance::percent(50));
                 for side in 0..if waits { 1 } else { 2 } {
                     let end = EndId { connection, side };
@@ -575,11 +576,11 @@ impl Net {
         Net::pair(a.process, b.process) == Net::pair(one, other)
     }
 
-    /// Everything passes again.
+    /// Ends the cuts between two processes.
     pub fn heal(&mut self, now: Time, one: Process, other: Process) -> Vec<Wake> {
         self.cuts.remove(&(one, other));
         self.cuts.remove(&(other, one));
-        // Also those that broke meanwhile: the news waits behind what was held back.
+        // Also for connections that broke meanwhile: the news is queued after what was held back.
         (0..self.ends.len())
             .filter(|index| self.is_between(*index, one, other))
             .flat_map(|connection| (0..2).map(move |side| EndId { connection, side }))
@@ -588,13 +589,13 @@ impl Net {
             .collect()
     }
 
-    /// Everything passes again, everywhere.
+    /// Ends all cuts.
     pub fn heal_all(&mut self, now: Time) -> Vec<Wake> {
         let cuts = std::mem::take(&mut self.cuts);
         cuts.into_iter().flat_map(|(from, to)| self.heal(now, from, to)).collect()
     }
 
-    /// Takes the next event of an end, if it is due; and when to come again for more.
+    /// Takes the next event of an end, if it is due. Also returns when to call again.
     pub fn deliver(&mut self, now: Time, id: EndId) -> (Option<(Process, NetEvent)>, Option<Wake>) {
         let other = self.end(id.other()).process;
         let process = self.end(id).process;
@@ -643,7 +644,7 @@ impl Net {
         wire::decode(&header, body, payload, &self.pool)
     }
 
-    /// The shell of an end closes a connection over which nonsense came.
+    /// An end closes its connection after a protocol violation.
     fn protocol_error(&mut self, id: EndId, why: wire::DecodeError) -> (Process, NetEvent) {
         base::mark!(nonsense_closes_the_connection);
         let (process, connection) = (self.end(id).process, self.end(id).id);
@@ -653,7 +654,7 @@ impl Net {
         (process, NetEvent::Closed { connection, reason: CloseReason::Protocol(why.0) })
     }
 
-    /// The other end of one that had a protocol error, which learns that it is gone.
+    /// Tells the other end of a connection that was closed after a protocol violation.
     pub fn reset_other(&mut self, now: Time, id: EndId) -> Option<Wake> {
         if self.end(id).open || self.end(id).mute {
             return None;
@@ -696,7 +697,7 @@ mod tests {
             self.due.extend(self.net.send(self.now, ONE, ID, &message));
         }
 
-        /// What comes to the target until nothing more does.
+        /// Runs until nothing more arrives. Returns the events of the target.
         fn run(&mut self) -> Vec<NetEvent> {
             let mut events = Vec::new();
             while let Some((at, end)) = self.due.pop_first() {

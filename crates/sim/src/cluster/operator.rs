@@ -5,45 +5,45 @@ use std::collections::{BTreeSet, VecDeque};
 use base::{ConnectionId, OsdId, PgId, Time};
 use cluster::settings::Setting;
 
-/// One thing the operator does.
+/// One job of the operator.
 #[derive(Clone, Debug)]
 pub enum Job {
     /// Gives an OSD its id and starts it.
     CreateOsd(usize),
-    /// Makes the pool.
+    /// Creates the pool.
     CreatePool,
-    /// Makes a volume.
+    /// Creates a volume.
     Create(usize),
-    /// Removes one.
+    /// Removes a volume.
     Remove(usize),
-    /// Changes the size of one, to so many units.
+    /// Resizes a volume to so many units.
     Resize(usize, u64),
-    /// Takes the lock of one from its holder.
+    /// Takes the lock of a volume from its holder.
     Unlock(usize),
     /// Sets a setting to so many milliseconds.
     Set(Setting, u64),
     /// Removes the pool.
     RemovePool,
-    /// Looks for PGs that wait for the operator.
+    /// Looks for suspect PGs, which wait for the operator.
     FindSuspect,
-    /// Accepts what such a PG lost.
+    /// Accepts the loss of a suspect PG.
     GiveUp(u32),
     /// Looks for PGs that wait for members whose disks are lost.
     FindLost,
-    /// Lets such a PG go on without them.
+    /// Lets such a PG go on without these members.
     GiveUpMembers(PgId),
-    /// Takes an OSD out of the cluster, or back in.
+    /// Puts an OSD out of the cluster, or back in.
     SetOut(usize, bool),
-    /// Has an OSD forgotten whose disk is lost.
+    /// Removes an OSD whose disk is lost.
     RemoveOsd(usize),
-    /// Has the state store, of which a backup was put back then, take what OSDs know.
+    /// Recovers a state store that was restored from a backup, from what OSDs know.
     Recover {
-        /// When.
+        /// When the backup was put back.
         since: Time,
-        /// OSDs that never come again.
+        /// OSDs that never come back.
         lost: Vec<OsdId>,
     },
-    /// Has keys written back that another hand changed.
+    /// Has manual edits of keys undone.
     Undo,
     /// Waits until no task is left.
     AwaitTasks,
@@ -58,7 +58,7 @@ pub struct Operator {
     pub(super) is_connected: bool,
     pub(super) connection_last: u64,
     pub(super) request_last: u64,
-    /// What is to be done, in order.
+    /// The jobs, in order.
     pub jobs: VecDeque<Job>,
     /// The command of the first job that is under way.
     pub(super) waiting: Option<u64>,

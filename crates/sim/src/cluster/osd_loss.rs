@@ -12,20 +12,20 @@ use super::process::Process;
 use super::world::{WHOLE_FOR, World};
 use crate::random::Chance;
 
-/// How long an OSD is down before it goes out by itself, where the operator does not say it.
+/// How long an OSD is down before it goes out automatically, if the operator does not put it out.
 const OUT_AFTER_MS: u64 = 3_000;
 
-/// When connections of those that are missed break.
+/// When connections of silent OSDs break.
 pub(super) const TIME_OUT: Duration = Duration::from_secs(4);
 
-/// How long OSDs are missed at most.
+/// The longest time that OSDs are silent.
 const MISSED_FOR: Duration = Duration::from_secs(20);
 
-/// How often OSDs are drawn until enough failure domains are left.
+/// How often OSDs are drawn in search of a set that leaves enough failure domains.
 const DRAW_COUNT: usize = 8;
 
 impl World {
-    /// Holds the loss, if there is to be one. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario, if the plan has it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn lose_osds(&mut self) -> Result<(), String> {
         if !self.plan.loses_osds || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
@@ -41,7 +41,7 @@ impl World {
             return self.miss(&lost);
         }
         self.attach_all_to_read()?;
-        // Members hear which sessions were fenced for that.
+        // Members must learn which sessions were fenced for that.
         if self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return self.detach_all();
         }
@@ -74,7 +74,7 @@ impl World {
         self.wait_until_whole().map(drop)
     }
 
-    /// Nothing is heard of these until a learner of a PG that waits for one is being filled.
+    /// Silences these OSDs until a learner of a PG that waits for one of them is being filled.
     fn miss(&mut self, lost: &[usize]) -> Result<(), String> {
         const FILLED: &str = "learner to be filled while members are lost";
         for index in lost {
@@ -96,8 +96,8 @@ impl World {
         self.read_everything()
     }
 
-    /// OSDs that may go: one more than a PG can spare, not all members of one, and such that the
-    /// copies find a place without them.
+    /// Draws OSDs to lose: one more than a PG can spare, but not all members of any PG, and such
+    /// that the remaining OSDs can hold all copies.
     fn draw_lost(&mut self) -> Option<Vec<usize>> {
         let count = (self.plan.copies - self.plan.min_size + 1) as usize;
         if count >= self.plan.copies as usize {

@@ -1,4 +1,4 @@
-//! What one seed of `sim cluster` draws before it starts.
+//! The plan of one seed of `sim cluster`: everything that is drawn before the run starts.
 
 use base::{BlockSize, MIB};
 use blockstore::CommitMode;
@@ -7,80 +7,79 @@ use cluster::map::FailureDomain;
 use super::net::Weather;
 use crate::random::{Chance, Random};
 
-/// Everything that is fixed for a run.
+/// The plan of a run.
 pub struct Plan {
     /// OSDs at the beginning.
     pub osd_count: usize,
-    /// Hosts, over which the OSDs lie in turn.
+    /// How many hosts the OSDs are spread over, in turn.
     pub host_count: usize,
-    /// Clients.
+    /// How many clients there are.
     pub client_count: usize,
-    /// Of each OSD's device, in bytes.
+    /// The size of each OSD's device, in bytes.
     pub osd_size: u64,
-    /// 512 or 4096, by OSD.
+    /// The sector size of the devices: 512 or 4096 bytes.
     pub sector_size: u32,
-    /// Of an OSD's journal: smaller than a user's, so that it goes round often.
+    /// The size of an OSD's journal: smaller than a user's, so that it wraps often.
     pub journal_size: u64,
     /// A checkpoint begins when the journal holds so many bytes.
     pub checkpoint_after_bytes: u64,
     /// When a write is durable.
     pub commit: CommitMode,
-    /// Of the pool.
+    /// The block size of the pool.
     pub block_size: BlockSize,
-    /// Of the pool.
+    /// The number of PGs of the pool.
     pub pg_count: u32,
-    /// Of the pool: copies of each block.
+    /// How many copies of each block the pool keeps.
     pub copies: u32,
-    /// Of the pool: fewest members for a write.
+    /// The pool's minimum size: the fewest members that may serve writes.
     pub min_size: u32,
-    /// Of the pool: what copies must not share.
+    /// What two copies of a block must not share.
     pub failure_domain: FailureDomain,
     /// Clocks run fast or slow.
     pub clocks_drift: bool,
-    /// Volumes that exist at a time, at most.
+    /// The most volumes that exist at a time.
     pub volume_count: usize,
-    /// Of a volume, at most, in units.
+    /// The largest size of a volume, in units.
     pub volume_units: u64,
     /// A volume is written whole when it is attached for the first time.
     pub prefills: bool,
-    /// Operations of clients before the end.
+    /// How many operations clients start before faults end.
     pub operation_count: u64,
-    /// Open operations of a client, at most.
+    /// The most open operations of a client.
     pub depth_max: usize,
-    /// Between a client's operations, usually; in nanoseconds.
+    /// The mean pause between two operations of a client, in nanoseconds.
     pub think: u64,
-    /// Of operations: read, write, unaligned write, discard, flush, extents.
+    /// How often each operation is drawn: read, write, unaligned write, discard, flush, extents.
     pub weights: [u32; 6],
-    /// How long clients try, in milliseconds; `None`: for ever.
+    /// How long clients retry, in milliseconds. `None`: for ever.
     pub patience: Option<u64>,
-    /// How long an operation on a disk takes, usually; in nanoseconds.
+    /// The mean time of a disk operation, in nanoseconds.
     pub disk_latency: u64,
-    /// An operation of a disk takes a hundred times as long.
+    /// How often a disk operation takes a hundred times as long.
     pub slow_disk: Chance,
-    /// Of messages.
+    /// How the network treats messages.
     pub weather: Weather,
-    /// Faults.
+    /// How often faults happen.
     pub faults: Faults,
-    /// How often, during a run, members lose data, and when, in milliseconds.
+    /// The strikes, in which members lose data: the time of each after the one before, in milliseconds.
     pub strikes: Vec<u64>,
-    /// These take more members than may go: fewer than the minimum are left.
+    /// A strike takes so many members that fewer than the minimum are left.
     pub strikes_deep: bool,
-    /// Of the operator's jobs: a lock is taken from its holder.
+    /// How often the operator's job is to take a lock from its holder.
     pub unlocks: Chance,
-    /// At the end a member goes while everything else is well, and how long writes stand still is
-    /// measured.
+    /// Run the failover drill at the end, and how the member goes.
     pub drill: Option<Departure>,
-    /// At the end more members go for long than PGs can spare, and others take their place.
+    /// Run the scenario at the end in which more members go for long than PGs can spare.
     pub loses_osds: bool,
     /// The stores are sparse files.
     pub is_sparse: bool,
-    /// Of attaches: the volume's lock is wanted.
+    /// How often an attach requests the volume's lock.
     pub locks: Chance,
-    /// Most bytes that the lock's holder keeps without a sync.
+    /// The most bytes that a lazy client keeps without a sync.
     pub unsynced_size_max: u64,
-    /// PGs hold little at once: lists have many pages, histories and change lists end soon.
+    /// The limits of PGs are small: lists have many pages, and histories and change lists end soon.
     pub has_small_limits: bool,
-    /// Monitors over one store.
+    /// How many monitors there are.
     pub monitor_count: usize,
     /// The state store is the only monitor's own file: it leads without a lease.
     pub is_embedded: bool,
@@ -89,59 +88,57 @@ pub struct Plan {
 /// How a member goes in the drill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Departure {
-    /// Its process dies; its host tells so.
+    /// Its process dies, and its host closes the connections.
     Killed,
-    /// Nothing comes from its host any more.
+    /// Its host falls silent.
     Silent,
-    /// Nor from the host of the leading monitor: it was the same one.
+    /// Its host falls silent, and the leading monitor was on it.
     SilentWithLeader,
-    /// Nor from the host of a monitor that does not lead: that of the client, if it has one of these.
+    /// Its host falls silent, and a monitor that does not lead was on it: the client's, if possible.
     SilentWithFollower,
-    /// It is stopped by its operator.
+    /// The operator stops it.
     Stopped,
     /// Its disk hangs.
     DiskHangs,
 }
 
-/// How often faults happen.
+/// How often each fault happens.
 #[derive(Clone, Copy)]
 pub struct Faults {
-    /// A process dies after one of its turns: OSD, monitor, client.
+    /// Per turn of an OSD: it dies.
     pub osd_dies: Chance,
-    /// See above.
+    /// Per turn of a monitor: it dies.
     pub monitor_dies: Chance,
-    /// See above.
+    /// Per turn of a client: it dies.
     pub client_dies: Chance,
-    /// Of events: several OSDs die at once.
+    /// Per event: several OSDs die at once.
     pub many_die: Chance,
-    /// Of events: an OSD is stopped as its operator stops it.
+    /// Per event: the operator stops an OSD.
     pub osd_stops: Chance,
-    /// Of events: a process stands still for a while.
+    /// Per event: a process freezes for a while.
     pub freeze: Chance,
-    /// Of events: a connection breaks.
+    /// Per event: a connection breaks.
     pub connection_breaks: Chance,
-    /// Of events: two processes are cut off each other for a while, or one does not hear the other.
+    /// Per event: two processes cannot reach each other for a while, or one cannot reach the other.
     pub partition: Chance,
-    /// Of events: an OSD reaches nobody but clients for a while, and some of these do not reach the
-    /// monitor.
+    /// Per event: for a while an OSD reaches only clients, and some of these do not reach the monitor.
     pub isolation: Chance,
-    /// Of events: an OSD does not reach the monitors for a while, but everybody else; and some
-    /// clients do not reach them either.
+    /// Per event: for a while an OSD and some clients do not reach the monitors, but everybody else.
     pub monitor_isolation: Chance,
-    /// Of events: something happens to the leading monitor.
+    /// Per event: the leading monitor is killed, stopped, frozen or cut off.
     pub leader: Chance,
-    /// A client is cut off its monitor long enough for its session to end: when, in milliseconds.
+    /// When a client is cut off from the monitors until its session ends, in milliseconds. `None`:
+    /// never.
     pub client_cut_off: Option<u64>,
-    /// A write or flush of a disk fails.
+    /// Per write or flush of a disk: it fails.
     pub disk_error: Chance,
-    /// Of events: a bit flips on a disk, or a sector cannot be read any more.
+    /// Per event: a bit flips on a disk, or a sector becomes unreadable.
     pub rot: Chance,
-    /// A read of a disk fails, once.
+    /// Per read of a disk: it fails once.
     pub read_error: Chance,
-    /// Of effects on the state store: the answer is that it could not be asked, or that the
-    /// outcome is unknown.
+    /// Per effect on the state store: the store does not answer, or the outcome is unknown.
     pub state: Chance,
-    /// Of the operator's jobs: an OSD goes out of the cluster, or comes in again; percent.
+    /// Per job of the operator: it puts an OSD out, or in again.
     pub out: Chance,
 }
 
@@ -168,7 +165,7 @@ impl Plan {
     pub fn draw(random: &mut Random) -> Plan {
         let fill = random.chance(Chance::percent(15));
         let mut shape = Shape::draw(random, fill);
-        // Fillings that take long: many blocks in few PGs.
+        // Long backfills: many blocks in few PGs.
         let prefills = shape.copies > 1 && !fill && random.chance(Chance::percent(30));
         if prefills {
             shape.pg_count = shape.pg_count.min(4);
@@ -195,7 +192,7 @@ impl Plan {
         } else {
             0
         };
-        // What rots is on one disk; so nothing else may be taken from it.
+        // Rot hits one disk, so nothing else may damage copies.
         let may_strike = faults.rot == Chance::NEVER && faults.read_error == Chance::NEVER;
         let strikes = (0..if may_strike { strike_count } else { 0 })
             .map(|_| random.scale(50..3000))
@@ -268,7 +265,7 @@ impl Plan {
             let departures = [Departure::SilentWithLeader, Departure::SilentWithFollower];
             self.drill = Some(*random.pick(&departures));
         }
-        // What rotted is found only when it is read: nobody may go for good.
+        // Rot is found only when it is read: no member may go for good.
         let rots = self.faults.rot != Chance::NEVER || self.faults.read_error != Chance::NEVER;
         let may_go = self.min_size > 1 && !rots && !self.may_fill();
         self.loses_osds = may_go && random.chance(Chance::percent(90));
@@ -339,10 +336,10 @@ impl Faults {
         let is_copied = shape.copies > 1;
         let rot = some(random, 30, 8_000);
         let read_error = some(random, 20, 4_000);
-        // A member that goes for good takes what only it can still read.
+        // A member that goes for good would take data that only it can still read.
         let may_go = is_copied && rot == Chance::NEVER && read_error == Chance::NEVER;
         let out = if may_go && random.chance(Chance::percent(40)) { 30 } else { 0 };
-        // Messages between OSDs are many: as many faults are fewer of each.
+        // There are many messages between OSDs: the same number of faults needs a smaller chance.
         let scale = if is_copied { 2 } else { 1 };
         Faults {
             osd_dies: some(random, 80, 2_000 / scale),
@@ -366,7 +363,7 @@ impl Faults {
     }
 }
 
-/// In so many percent of seeds up to so many of a million; else never.
+/// In `percent` of seeds a chance of up to `most` millionths; otherwise never.
 fn some(random: &mut Random, percent: u32, most: u64) -> Chance {
     if random.chance(Chance::percent(percent)) {
         Chance(random.scale((most / 20).max(1)..most) as u32)

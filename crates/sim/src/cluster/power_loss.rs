@@ -1,5 +1,5 @@
-//! All OSDs lose power at once around a flush of a client that is told of writes before they are durable:
-//! what it wrote while the flush was under way, and what the next flush covers, must be there.
+//! All OSDs lose power at once around a flush of a lazy client, whose writes are answered before they are durable: its
+//! client repeats what it wrote during the flush, and what the next flush covers, so all of it must be there.
 
 use base::Duration;
 
@@ -9,17 +9,18 @@ use super::world::{WHOLE_FOR, World};
 use crate::disk::Crash;
 use crate::random::{Chance, Random};
 
-/// How often power goes.
+/// How often all OSDs lose power.
 const ROUND_COUNT: usize = 4;
 
-/// OSDs start within this.
+/// How long the power stays off.
 const POWER_OFF_FOR: Duration = Duration::from_millis(200);
 
 impl World {
-    /// Has it go, if that is to be. Requires: the cluster is whole, and no fault happens.
+    /// Runs the scenario, if the seed draws it. Requires: the cluster is whole, and no fault happens.
     pub(super) fn lose_all_power(&mut self) -> Result<(), String> {
         let mut random = Random::new(self.seed, "darkness");
-        // What a client repeats after a loss of power waits for room: on full disks a flush would, too.
+        // Writes that a client repeats after a loss of power wait for space; on full disks so would
+        // a flush.
         let is_tried = random.chance(Chance::percent(50)) && !self.plan.may_fill();
         if !is_tried || self.wait_until_whole_for(WHOLE_FOR)?.is_some() {
             return Ok(());
@@ -34,7 +35,7 @@ impl World {
             self.write_all(holder, &blocks)?;
             self.ask_flush(holder)?;
             self.overwrite(holder, &blocks)?;
-            // Writes are answered meanwhile; one more flush covers those.
+            // Writes are answered meanwhile; one more flush covers them.
             let again = random.chance(Chance::percent(50));
             self.wait("a flush is never answered", |world| {
                 let is_left = again && world.clients[holder.client].open.len() == 1;

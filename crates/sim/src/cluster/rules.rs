@@ -1,4 +1,4 @@
-//! Rules for what passes by on the network: what is sent, what arrives, and what an OSD may do.
+//! Passes every message to the checkers: when it is sent, and when it arrives.
 
 use base::{ConnectionId, PgId, SessionId};
 use cluster::message::FromMonitor;
@@ -10,7 +10,7 @@ use super::process::Process;
 use super::world::World;
 
 impl World {
-    /// Whatever is said passes by the watch.
+    /// A message is sent.
     pub(super) fn watch_sending(
         &mut self,
         from: Process,
@@ -20,7 +20,7 @@ impl World {
         let to = self.net.peer_of(from, connection);
         match (from, message) {
             (Process::Monitor(_), Message::Control(text)) => {
-                // What was started in the epoch before is sent again, and may happen twice.
+                // Operations of the epoch before are sent again, and may take effect twice.
                 let ends_epoch = self.watch.monitor_says(text, self.now)?;
                 self.faults.count += u64::from(ends_epoch);
                 if ends_epoch {
@@ -55,7 +55,7 @@ impl World {
         Ok(())
     }
 
-    /// What reaches an OSD passes by the watch.
+    /// A message reaches an OSD.
     pub(super) fn watch_arrival(&mut self, index: usize, end: EndId, message: &Message) {
         let process = Process::Osd(index);
         let now = self.local(process);
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    /// Who takes part in an epoch has no lease out by which an earlier primary serves.
+    /// A member that takes part in an epoch must have no valid lease out to an earlier primary.
     fn judge_part(&mut self, from: usize, message: &PeerMessage) -> Result<(), String> {
         let (pg, epoch) = (message.pg, message.epoch);
         match message.body {
@@ -117,8 +117,8 @@ impl World {
         })
     }
 
-    /// Nothing is done in another epoch than its request names, nor by an OSD that knows less of
-    /// the map than its sender.
+    /// Nothing is done in another epoch than its request names, nor by an OSD whose map is older
+    /// than the request's.
     pub(super) fn check_rules(&mut self, from: Process, message: &Message) -> Result<(), String> {
         let reply = match message {
             Message::Request(request) => {
@@ -157,7 +157,7 @@ impl World {
         });
     }
 
-    /// A PG does what a session asks: it does nothing more of those fenced before.
+    /// A PG serves a session: from now on it must refuse those that were fenced before.
     fn session_served(&mut self, pg: PgId, session: SessionId) {
         let Some(volume) = self.requests.volume_of(session) else { return };
         let now = self.moment();
@@ -165,7 +165,7 @@ impl World {
         self.tally.consequences.add("fenced change without an answer is over", closed);
     }
 
-    /// An OSD is told of the map.
+    /// An OSD is sent the map.
     fn note_map(&mut self, index: usize, text: &str) {
         let Ok(FromMonitor::Map(delta)) = serde_json::from_str(text) else { return };
         let Some(newest) = delta.pools.iter().map(|pool| pool.revision).max() else { return };

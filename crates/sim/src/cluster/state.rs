@@ -1,5 +1,5 @@
-//! The state store of a run: the cluster's own store in memory, behind a door that delays, refuses,
-//! and sometimes cannot say what became of a transaction. All monitors share it.
+//! The simulated state store: the cluster's in-memory store behind a door that delays and refuses, and sometimes
+//! cannot say what became of a transaction. All monitors share it.
 //!
 //! Invariants it judges
 //!   1. Only the run of a monitor that wrote the leader's key changes the state, and only while that
@@ -27,7 +27,7 @@ use crate::tally::Tally;
 /// A run of a monitor's process: which monitor, and which run of it.
 pub type MonitorRun = (usize, u64);
 
-/// The key under which it says who leads.
+/// The key that names the leader.
 const LEADER_KEY: &str = "leader";
 
 /// How long an answer takes, in nanoseconds.
@@ -49,27 +49,27 @@ pub struct StateDoor {
     watches: BTreeMap<WatchId, Watch>,
     watch_last: u64,
     leases: BTreeMap<LeaseId, MonitorRun>,
-    /// Who wrote the leader's key last.
+    /// The run that wrote the leader's key last.
     leader: Option<MonitorRun>,
-    /// Monitors that do not reach the store, and until when.
+    /// Monitors that cannot reach the store, and until when.
     cuts: BTreeMap<usize, Time>,
     entries: BTreeMap<PgId, PgEntry>,
     /// Sessions that are marked as ended.
     ended: BTreeSet<SessionId>,
     /// The fences that stood when each session was opened.
     fences: BTreeMap<SessionId, FenceRecord>,
-    /// What monitors wrote, by key, once another hand writes past them.
+    /// What monitors wrote, by key, once manual edits may happen.
     written: Option<BTreeMap<String, String>>,
 }
 
 struct Watch {
     run: MonitorRun,
-    /// What its owner calls it.
+    /// The name that its owner uses.
     name: WatchId,
     told_until: Time,
 }
 
-/// What follows from an effect.
+/// What follows from an effect, and when.
 pub struct Step {
     /// When.
     pub at: Time,
@@ -80,16 +80,16 @@ pub struct Step {
 /// A step of the store.
 #[derive(Clone)]
 pub enum StateStep {
-    /// A monitor is told.
+    /// A monitor gets an event.
     Tell(MonitorRun, StateEvent),
-    /// An effect reaches the store late. `is_told`: who asked gets the answer.
+    /// An effect reaches the store late. `is_told`: the monitor gets the answer.
     Reach { run: MonitorRun, effect: StateEffect, is_told: bool },
-    /// Leases end whose time is over.
+    /// Leases whose time is over end.
     EndLeases,
 }
 
 impl StateStep {
-    /// Whether the state may change by what it belongs to.
+    /// Whether it belongs to a transaction, which may change the state.
     pub fn is_of_transaction(&self) -> bool {
         match self {
             StateStep::Tell(_, event) => matches!(event, StateEvent::Transacted { .. }),
@@ -131,11 +131,11 @@ impl StateDoor {
     /// Puts it back. Requires: no monitor runs.
     pub fn restore(&mut self) {
         self.store = self.backup.take().expect("it was taken");
-        // Names of leases are given again.
+        // Ids of leases are reused.
         self.leases.clear();
         self.leader = None;
         self.written = None;
-        // So are those of sessions that no OSD has heard of.
+        // So are ids of sessions that no OSD has heard of.
         self.fences.clear();
     }
 
@@ -170,7 +170,7 @@ impl StateDoor {
         }
     }
 
-    /// From now on another hand may write: what monitors wrote is noted.
+    /// From now on manual edits may happen: notes what monitors write.
     pub fn expect_edits(&mut self) {
         let entries = self.store.entries();
         self.written = Some(entries.map(|it| (it.key.clone(), it.value.clone())).collect());
@@ -181,7 +181,7 @@ impl StateDoor {
         self.store.entries()
     }
 
-    /// Another hand writes, whoever leads. What follows for the monitors.
+    /// A manual edit. Returns what follows for the monitors.
     pub fn edit(&mut self, now: Time, operation: Operation) -> Vec<Step> {
         let key = operation.key();
         let revision = self.store.entries().find(|entry| entry.key == key);
@@ -194,13 +194,13 @@ impl StateDoor {
         events.into_iter().filter_map(|event| self.tell_watch(now, event)).collect()
     }
 
-    /// What monitors wrote under a key, as far as it is noted.
+    /// What monitors wrote under a key, if it was noted.
     pub fn written(&self, key: &str) -> Option<&str> {
         self.written.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// A key that holds something else than monitors wrote there last. The leader's key is the
-    /// store's own when a lease ends.
+    /// A key that does not hold what monitors wrote there last. When a lease ends, the store itself
+    /// removes the leader's key.
     pub fn edited(&self) -> Option<&str> {
         let written = self.written.as_ref()?;
         let present: BTreeMap<&str, &str> =
@@ -221,7 +221,7 @@ impl StateDoor {
         }
     }
 
-    /// A monitor does not reach the store until then.
+    /// A monitor cannot reach the store until then.
     pub fn cut_off(&mut self, monitor: usize, until: Time) {
         let cut = self.cuts.entry(monitor).or_insert(until);
         *cut = until.max(*cut);
@@ -237,7 +237,7 @@ impl StateDoor {
         self.cuts.clear();
     }
 
-    /// A monitor's process is gone, and with it its watches.
+    /// The run of a monitor is over, and with it its watches.
     pub fn run_ended(&mut self, now: Time, run: MonitorRun) {
         let own = self.watches.iter().filter(|(_, watch)| watch.run == run);
         for watch in own.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -246,7 +246,7 @@ impl StateDoor {
         }
     }
 
-    /// A monitor asks; the error tells which invariant does not hold.
+    /// A monitor has an effect on the store. The error says which invariant is violated.
     pub fn apply(
         &mut self,
         now: Time,
@@ -289,7 +289,7 @@ impl StateDoor {
         }
     }
 
-    /// A transaction whose outcome nobody learns.
+    /// A transaction whose outcome the monitor never learns.
     fn lose(
         &mut self,
         now: Time,
@@ -391,7 +391,7 @@ impl StateDoor {
         Ok(steps)
     }
 
-    /// What a watch tells, in order.
+    /// Schedules the events of a watch, in order.
     fn tell_watch(&mut self, now: Time, event: StateEvent) -> Option<Step> {
         let (StateEvent::Watched { watch: id, .. } | StateEvent::WatchLost { watch: id, .. }) =
             &event
@@ -463,7 +463,7 @@ impl StateDoor {
             let resumed = self.session_goes_on(operation);
             tally.consequences.add("session went on after its time", resumed.into());
         }
-        // What another hand wrote binds nobody.
+        // The rule does not apply to manual edits.
         let edited = self.edited().map(str::to_string);
         let own = self.store.entries().filter(|entry| Some(&entry.key) != edited.as_ref());
         broken_lock(own).map_or(Ok(()), Err)

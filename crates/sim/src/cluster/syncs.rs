@@ -1,19 +1,19 @@
-//! Judges answered syncs by what passes by: where something was answered before it was durable, a sync of
-//! that epoch is answered only after each acting member has been asked to make it durable.
+//! Judges answered syncs by the messages on the network: if something was answered before it was durable, a sync in that
+//! epoch may be answered only after each acting member has been asked to flush.
 //!
-//! Whether members did so is judged by what they hold after they lost power; that takes a rare coincidence.
+//! Whether members did flush shows only after they lose power, which takes a rare coincidence.
 
 use std::collections::BTreeSet;
 
 use base::{Epoch, OsdId, PgId};
 use format::wire::PgEntry;
 
-/// What was said of the epochs of a run.
+/// What was seen of each epoch.
 #[derive(Default)]
 pub struct Syncs {
-    /// Something was answered before it was durable.
+    /// Epochs in which something was answered before it was durable.
     lazy: BTreeSet<(PgId, Epoch)>,
-    /// Processes of OSDs that were asked to make durable what they have.
+    /// Members, by their processes, that were asked to flush.
     asked: BTreeSet<(PgId, Epoch, usize)>,
 }
 

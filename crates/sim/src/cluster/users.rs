@@ -1,4 +1,4 @@
-//! Clients and what their users do: attach, read, write, discard, detach.
+//! The users of clients: they attach, read, write, discard, flush and detach. Answers are compared with the model.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -41,7 +41,7 @@ impl World {
         if client.open.len() < self.plan.depth_max { self.ask(index, handle) } else { Ok(()) }
     }
 
-    /// Whether the volume is to be removed under a client that is cut off: others let it go.
+    /// Whether the volume is to be removed while a cut-off client has it: the other clients detach it.
     fn must_detach(&self, index: usize, handle: VolumeHandle) -> bool {
         let volume = self.clients[index].attached[&handle].volume;
         self.stale_volume() == Some(volume) && !self.is_cut_off(index)
@@ -91,13 +91,13 @@ impl World {
         self.apply_client(index, Event::Close { volume: handle, patient: false })
     }
 
-    /// Writes a whole volume that was just attached, so that its PGs have much to be filled with.
+    /// Writes a whole volume that was just attached, so that backfills of its PGs have much to copy.
     pub(super) fn fill_volume(&mut self, index: usize, handle: VolumeHandle) -> Result<(), String> {
         let Some(attachment) = self.clients[index].attached.get(&handle) else { return Ok(()) };
         let Stage::Open { units, .. } = attachment.stage else { return Ok(()) };
         let volume = attachment.volume;
         for first in (0..units).step_by(64) {
-            // Its process may have died meanwhile.
+            // The client may have died meanwhile.
             if self.clients[index].attached.contains_key(&handle) {
                 let pieces = first * 8..(first + 64).min(units) * 8;
                 self.ask_write(index, handle, volume, pieces)?;
@@ -106,15 +106,15 @@ impl World {
         Ok(())
     }
 
-    /// The first client attaches a volume, if there is one; it is drawn whether with the lock, if
-    /// `lock` does not say it.
+    /// The first client attaches a volume, if there is one. `lock`: with or without the lock;
+    /// `None`: drawn.
     pub(super) fn attach_one(&mut self, lock: Option<bool>) -> Result<Option<Handle>, String> {
         let live = |volume: &Volume| volume.life == Life::Live;
         let Some(volume) = self.volumes.iter().position(live) else { return Ok(None) };
         self.attach_for(0, volume, lock)
     }
 
-    /// A client attaches a volume, likewise.
+    /// The same, for any client and volume.
     pub(super) fn attach_for(
         &mut self,
         client: usize,
@@ -134,7 +134,7 @@ impl World {
         Ok(attached)
     }
 
-    /// Writes or reads one unit of it, or flushes.
+    /// Writes or reads one unit of an attached volume, or flushes.
     pub(super) fn ask_for_drill(&mut self, to: Handle) -> Result<(), String> {
         let unit = self.work.below(to.units);
         let pieces = unit * 8..unit * 8 + 8;
@@ -149,22 +149,22 @@ impl World {
         self.request(to.client, to.handle, to.volume, work, operation)
     }
 
-    /// Asks for a flush.
+    /// Requests a flush.
     pub(super) fn ask_flush(&mut self, of: Handle) -> Result<(), String> {
         self.request(of.client, of.handle, of.volume, Work::Flush, Operation::Flush)
     }
 
-    /// Whether a flush of its client has no answer.
+    /// Whether its client waits for a flush.
     pub(super) fn is_flushing(&self, of: Handle) -> bool {
         self.clients[of.client].open.values().any(|open| matches!(open.work, Work::Flush))
     }
 
-    /// Whether it may be told of writes before they are durable.
+    /// Whether its writes may be answered before they are durable.
     pub(super) fn is_lazy(&self, of: Handle) -> bool {
         self.clients[of.client].attached.get(&of.handle).is_some_and(|attached| attached.lazy)
     }
 
-    /// Writes the first units of these blocks of it.
+    /// Writes the first unit of each of these blocks.
     pub(super) fn overwrite(
         &mut self,
         to: Handle,
@@ -213,7 +213,7 @@ impl World {
 
     fn draw_units(&mut self, units: u64) -> Range<u64> {
         let block_units = u64::from(self.plan.block_size.unit_count());
-        // Half of the work goes to the first blocks, so that operations meet.
+        // Half of the operations go to the first blocks, so that they conflict.
         let reach = if self.work.chance(Chance::percent(50)) {
             (block_units + 3).min(units)
         } else {
@@ -275,7 +275,7 @@ impl World {
         self.request(index, handle, volume, Work::Change { id }, operation)
     }
 
-    /// Users of full OSDs make room: each discards all blocks of the volumes that it may write.
+    /// Users of full OSDs free space: each discards all blocks of the volumes that it may write.
     pub(super) fn make_room(&mut self) -> Result<(), String> {
         let mut blocks: Vec<(Handle, Range<u64>)> = Vec::new();
         for (index, client) in self.clients.iter().enumerate() {
@@ -287,7 +287,7 @@ impl World {
             }
         }
         for (to, range) in blocks.into_iter().filter(|(_, range)| !range.is_empty()) {
-            // An answer may have ended it.
+            // An answer may have ended the attachment.
             if self.clients[to.client].attached.contains_key(&to.handle) {
                 let pieces = range.start * 8..range.end * 8;
                 self.ask_discard(to.client, to.handle, to.volume, pieces)?;
@@ -296,8 +296,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether a change is to be durable when it is done; if not, and its asker is lazy, it may be
-    /// lost until a flush covers it.
+    /// Draws whether a change must be durable when it is answered. A lazy client's change that need
+    /// not be may be lost until a flush covers it.
     fn must_be_durable(
         &mut self,
         index: usize,
@@ -341,7 +341,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads those blocks of the attached volumes that are `wanted`; how many.
+    /// Reads those blocks of the attached volumes that are `wanted`. Returns how many.
     pub(super) fn read_blocks(
         &mut self,
         index: usize,
@@ -433,7 +433,7 @@ impl World {
                 if attached.image.name != *name {
                     return Err(format!("{name} was attached as {}", attached.image.name));
                 }
-                // Another volume may have the name by now.
+                // Another volume may have taken the name meanwhile.
                 let image = Some(attached.image.id);
                 let known = self.volumes.iter().position(|volume| volume.image == image);
                 let found = known.or_else(|| {
@@ -507,7 +507,7 @@ impl World {
                 Ok(())
             }
             (Work::Flush, Ok(Answer::Done)) => {
-                // A reader's flush is none.
+                // The flush of a read-only attachment covers nothing.
                 let attachment = self.clients[index].attached.get(&open.handle);
                 if attachment.is_some_and(|attachment| !attachment.read_only) {
                     volume.flushed(open.from, (index, open.handle.0));
@@ -535,16 +535,16 @@ impl World {
         error: VolumeError,
         to: Moment,
     ) -> Result<(), String> {
-        // A block that changed while its only other copy was away, and of which units rotted before
-        // that copy came back, is filled with those units as damaged: the learner cannot know that
-        // its older ones are still right, so it gives them up. They are lost.
+        // A block may change while its only other copy is away, and some of its units may rot
+        // before that copy comes back. Backfill then copies those units as damaged: the learner
+        // cannot know that its older ones are still right, so it drops them, and they are lost.
         let image = self.volumes[volume].image;
         let is_lost = image.is_some_and(|image| self.watch.is_damage_given(image));
         match &error {
             VolumeError::Full if self.plan.may_fill() => {
                 self.tally.faults.add("pool full", 1);
             }
-            // With more copies than one another one is good, once all of them are there.
+            // With several copies another one is good, once all of them are there.
             VolumeError::Damaged
                 if self.faults.rot_happened && (!self.faults.must_be_whole || is_lost) =>
             {
@@ -554,7 +554,7 @@ impl World {
                 self.tally.faults.add("session ended", 1);
                 let attachment = self.clients[index].attached.get_mut(&handle);
                 if let Some(attachment) = attachment.filter(|it| it.stage != Stage::Closing) {
-                    // To be closed by its user, but not within this answer.
+                    // Its user closes it, but not while this answer is handled.
                     attachment.stage = Stage::Closing;
                     self.due.to_close.push((index, handle));
                 }
@@ -565,7 +565,7 @@ impl World {
             _ => return Err(format!("an operation failed: {error}")),
         }
         if let Work::Change { id } = work {
-            // Of one that was given up parts may still be on their way.
+            // Parts of an operation that timed out may still be on their way.
             if !matches!(error, VolumeError::Ended | VolumeError::TimedOut) {
                 self.volumes[volume].failed(*id, to);
             }
@@ -588,7 +588,7 @@ fn gathered(pieces: &[Piece], length: u64) -> Result<Vec<u8>, String> {
     Err(format!("a read of {length} bytes returned {}", bytes.len()))
 }
 
-/// What takes no space reads as zeros.
+/// Checks that ranges without space read as zeros.
 fn check_extents(
     volume: &mut Volume,
     units: Range<u64>,

@@ -1,7 +1,7 @@
-//! Every volume there ever was, and the history of each of its registers.
+//! The model of a volume: the history of each of its registers.
 //!
-//! A register is a unit; in the first units of a volume, where unaligned writes go, it is a piece
-//! of 512 bytes, so that a write of a part of a unit is judged by what it changes.
+//! A register is a unit. In the first units of a volume, where unaligned writes go, it is a piece of 512 bytes, so that a
+//! write of a part of a unit is judged by what it changes.
 
 mod change;
 mod fences;

@@ -1,5 +1,5 @@
-//! What passes by on the network: the entries that the monitor told, what members say to each other
-//! and about leases. It counts what followed from faults, and finds what must never be said.
+//! Watches the messages on the network: the entries that monitors publish, and what members say to each other. It counts
+//! what follows from faults, and finds messages that must never be sent.
 //!
 //! Invariants it judges
 //!   1. A version names one write, in the epoch it is of; every member is told the same.
@@ -28,10 +28,11 @@ use format::wire::{
 use super::grants::Grants;
 use crate::tally::Counts;
 
-/// What an OSD says of its disk has reached whoever leads, and every entry of before is told, after so long.
+/// What an OSD says of its disk has reached whoever leads, and every entry of before is told, after
+/// so long.
 const STALL_IS_KNOWN: Duration = Duration::from_secs(4);
 
-/// What is counted.
+/// The consequences of faults that are counted.
 pub const CONSEQUENCES: [&str; 28] = [
     "monitor took leadership",
     "monitor came to lead",
@@ -71,12 +72,12 @@ pub fn judge_refusal(text: &str) -> Result<(), String> {
     }
 }
 
-/// Everything seen so far.
+/// Everything that was seen so far.
 #[derive(Default)]
 pub struct Watch {
-    /// The newest entry of each PG that anybody was told.
+    /// The newest entry of each PG that was published.
     entries: BTreeMap<PgId, PgEntry>,
-    /// OSDs that say that their disks hang, and since when.
+    /// OSDs that report that their disks hang, and since when.
     stalled: BTreeMap<OsdId, Time>,
     /// Before that a monitor stood still: what was said to it may have waited.
     monitors_run_from: Time,
@@ -132,12 +133,13 @@ impl Watch {
         self.damage_given.contains(&image)
     }
 
-    /// The operator says that members of a PG are off for good: it may go on with fewer than the minimum.
+    /// The operator says that members of a PG are off for good: it may go on with fewer than the
+    /// minimum.
     pub fn members_given_up(&mut self, pg: PgId) {
         self.given_up.insert(pg);
     }
 
-    /// An OSD says since when its disk hangs, or that it does not.
+    /// An OSD reports since when its disk hangs, or that it does not.
     pub fn says_it_is_stalled(&mut self, osd: OsdId, since: Option<Time>) {
         match since {
             Some(since) => self.stalled.insert(osd, since),
@@ -150,7 +152,7 @@ impl Watch {
         self.monitors_run_from = self.monitors_run_from.max(until);
     }
 
-    /// The monitor says something; whether an epoch ends by that.
+    /// A monitor sends a message. Whether an epoch ends by that.
     pub fn monitor_says(&mut self, text: &str, now: Time) -> Result<bool, String> {
         if !text.contains("\"map\"") {
             return Ok(false);
@@ -205,7 +207,7 @@ impl Watch {
         Ok(ends_epoch)
     }
 
-    /// An OSD says something to a monitor.
+    /// An OSD sends a message to a monitor.
     pub fn osd_reports(&mut self, index: usize, text: &str, now: Time) {
         if text.contains("\"osd_report\"")
             && let Ok(ToMonitor::OsdReport(report)) = serde_json::from_str(text)
@@ -226,7 +228,7 @@ impl Watch {
         Some(format!("its primary does not report to serve {entry:?}"))
     }
 
-    /// An OSD says something to another one about a PG.
+    /// An OSD sends another one a message about a PG.
     pub fn peer_says(
         &mut self,
         to: usize,
@@ -714,7 +716,7 @@ mod tests {
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 1), Time::ZERO), Ok(true));
         assert_eq!(watch.monitor_says(&map(2, 1), Time::ZERO), Ok(true));
-        // People may say that they will never come back.
+        // The operator may say that they will never come back.
         let mut watch = Watch::default();
         assert_eq!(watch.monitor_says(&map(1, 3), Time::ZERO), Ok(true));
         watch.members_given_up(pg());

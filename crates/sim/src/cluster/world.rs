@@ -1,4 +1,4 @@
-//! All processes of a cluster, their disks, network and state store, in the order of time.
+//! A simulated cluster: all processes with their disks, network and state store, driven in the order of time.
 
 use base::{BufferPool, ClusterId, Duration, Incarnation, Time, TraceEvent};
 use cluster::monitor::{self, Election};
@@ -28,28 +28,27 @@ use crate::random::{Chance, Random};
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// Events after which a run without end is given up.
+/// A run that has not ended after so many events fails.
 const STEP_COUNT_MAX: u64 = 3_000_000;
-/// Events after which no more faults begin, where they leave little time for anything else.
+/// No more faults begin after so many events: they may leave little time for anything else.
 const FAULTY_STEP_COUNT_MAX: u64 = STEP_COUNT_MAX / 2;
 
-/// For how long the cluster must have been whole: whoever waits for a while before he calls somebody
-/// again has called.
+/// For how long the cluster must have been whole: longer than any process waits before it reconnects.
 pub const WHOLE_FOR: Duration = Duration::from_secs(2);
 
-/// How long a cluster without faults may take for what was asked.
+/// How long a cluster without faults may take to answer everything.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// When users of full OSDs discard what they have, if something is still not answered.
+/// If something is still not answered after this time, users of full OSDs discard their data.
 const ROOM_AFTER: Duration = Duration::from_secs(60);
 
-/// After so long without faults nothing is left of PGs that an OSD has no part in any more.
+/// After this time without faults no OSD holds data of a PG that it has left.
 const REST: Duration = Duration::from_secs(20);
 
-/// And an OSD that is no member of a PG any more has cleared its data so soon.
+/// An OSD that is no longer a member of a PG has cleared its data within this time.
 const CLEARED_WITHIN: Duration = Duration::from_secs(8);
 
-/// Everything of one run.
+/// One run: the cluster, its faults and its checkers.
 pub struct World {
     pub(super) plan: Plan,
     pub(super) seed: u64,
@@ -82,19 +81,19 @@ pub struct World {
     pub(super) trace: Trace,
 }
 
-/// How far the run is. Top to bottom is the order in time.
+/// The stages of a run, in the order of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The cluster is made.
+    /// The cluster is created.
     Build,
-    /// Users work, faults happen.
+    /// Users work, and faults happen.
     Work,
-    /// No fault happens any more, nothing new is asked by itself.
+    /// Faults and users have stopped; scenarios and final checks follow.
     End,
 }
 
 impl World {
-    /// A cluster of which nothing exists yet but its processes.
+    /// A cluster of which only the processes exist yet.
     pub fn new(run: Run) -> World {
         let plan = Plan::draw(&mut Random::new(run.seed, "cluster plan"));
         let pool = BufferPool::default();
@@ -197,7 +196,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends all faults; then everything asked must be done, and everything be in order.
+    /// Ends all faults. Then everything must be answered, and all final checks must pass.
     fn end(&mut self) -> Result<(), String> {
         self.stage = Stage::End;
         self.faults.rates = Faults::NONE;
@@ -216,7 +215,7 @@ impl World {
             let end = self.now + ROOM_AFTER;
             self.wait("time stands still", |world| is_answered(world) || world.now > end)?;
             if !is_answered(self) {
-                // What a client repeats after a loss of power waits for room.
+                // Writes that a client repeats after a loss of power may wait for space.
                 self.trace.line(format_args!("{:?} users make room", self.now));
                 self.make_room()?;
             }
@@ -242,7 +241,7 @@ impl World {
         for volume in &self.volumes {
             volume.check()?;
         }
-        // Members may have become too full since.
+        // Members may have become too full meanwhile.
         let lack = lack.or(self.wait_until_whole()?);
         if self.plan.copies > 1 && lack.is_none() {
             self.rest_and_compare()?;
@@ -254,14 +253,14 @@ impl World {
         if lack.is_none() {
             return Ok(());
         }
-        // What was removed has made room for the copies of what is left.
+        // The removals have freed space for the copies that lack.
         self.get_whole(Duration::ZERO)?;
         self.rest_and_compare()
     }
 
     fn rest_and_compare(&mut self) -> Result<(), String> {
         self.pass(REST)?;
-        // Where a member is too full, others are tried now and then, and clear away what they got.
+        // If a member is too full, others are tried now and then, and drop what they got.
         let (mut epochs, mut since) = (0, self.now);
         self.wait("PGs change again and again", |world| {
             let present: u64 =
@@ -274,13 +273,13 @@ impl World {
         self.compare_members()
     }
 
-    /// Waits until every PG has all of its copies. What lacks, if disks are too full for that: each
-    /// member of a PG took what it had room for while the others were away.
+    /// Waits until every PG has all of its copies. Returns what lacks if disks are too full: each
+    /// member of a PG may have taken writes while others were away.
     pub(super) fn wait_until_whole(&mut self) -> Result<Option<String>, String> {
         self.wait_until_whole_for(Duration::ZERO)
     }
 
-    /// Waits until it has been so for a while.
+    /// Waits until this has held for a while.
     pub(super) fn wait_until_whole_for(
         &mut self,
         span: Duration,
@@ -305,7 +304,7 @@ impl World {
         }
     }
 
-    /// Likewise, and nothing may lack.
+    /// The same, but fails if something lacks.
     pub(super) fn get_whole(&mut self, span: Duration) -> Result<(), String> {
         match self.wait_until_whole_for(span)? {
             Some(lack) => Err(format!("the cluster does not get whole: {lack}")),
@@ -313,7 +312,7 @@ impl World {
         }
     }
 
-    /// Whether a member had no room for its copies lately.
+    /// Whether a member recently had no space for its copies.
     pub(super) fn has_full_member(&self) -> bool {
         self.plan.may_fill() && self.watch.has_refused_room
     }
@@ -329,7 +328,7 @@ impl World {
         })
     }
 
-    /// The first client attaches every volume, to read.
+    /// The first client attaches every volume read-only.
     pub(super) fn attach_all_to_read(&mut self) -> Result<(), String> {
         for volume in 0..self.volumes.len() {
             if self.volumes[volume].life == Life::Live {
@@ -347,7 +346,7 @@ impl World {
         self.detach_all()
     }
 
-    /// Goes on until it holds, for as long as a cluster without faults may take.
+    /// Runs until a condition holds; fails after as long as a cluster without faults may take.
     pub(super) fn wait(
         &mut self,
         what: &str,
@@ -363,7 +362,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets so much time go by.
+    /// Runs for a span of time.
     pub(super) fn pass(&mut self, span: Duration) -> Result<(), String> {
         let end = self.now + span;
         self.wait("time stands still", |world| world.now >= end)
@@ -392,7 +391,7 @@ impl World {
         }
     }
 
-    /// What its host's clock shows a process.
+    /// The time on the clock of a process's host.
     pub(super) fn local(&self, process: Process) -> Time {
         self.clock(process).local(self.now)
     }
@@ -407,7 +406,8 @@ impl World {
         self.clocks.of(host)
     }
 
-    /// The next timer of a process, in the world's time: not before the process goes on.
+    /// The next timer of any process, in the world's time. A frozen process's timer waits until it
+    /// thaws.
     fn next_deadline(&self) -> Option<(Time, Process)> {
         let due = |(at, process)| {
             let due = self.clock(process).world(at);
@@ -467,7 +467,7 @@ impl World {
         self.inject_faults()
     }
 
-    /// When a process that stands still can take the item.
+    /// When the frozen process that the item is for can take it.
     fn thaws_at(&mut self, item: &Item) -> Option<Time> {
         self.runs.thaw(self.now);
         let process = match item {
@@ -478,8 +478,8 @@ impl World {
         self.runs.frozen_until(process)
     }
 
-    /// What becomes of an item whose process stands still. The disk goes on meanwhile: an operation that
-    /// ends then does not meet what the disk does later.
+    /// Postpones an item whose process is frozen. The disk goes on meanwhile: an operation that
+    /// ends then is not affected by what the disk does later.
     fn put_off(&self, item: Item, thaws: Time) -> (Time, Item) {
         let Item::Disk(index, op, work) = item else { return (thaws, item) };
         match self.osds[index].hang.again_at(self.now) {
@@ -534,7 +534,7 @@ impl World {
                 let after = Duration::from_nanos(1 + self.timing.below(self.plan.think * 2));
                 let pause = self.timing.chance(Chance::percent(1));
                 let after = if pause { Duration::from_millis(500) } else { after };
-                // Who only waits for a session to end need not work hard.
+                // Clients that only wait for a session to end need little work.
                 let is_enough = self.counts.asked > self.plan.operation_count;
                 let after = if is_enough { Duration::from_millis(200) } else { after };
                 self.schedule(after, Item::ClientTurn(index));
@@ -546,7 +546,7 @@ impl World {
                 self.operator_turn()
             }
             Item::Start(process) => self.start(process),
-            // All cuts of before are over. Whom the drill silenced stays silent.
+            // All earlier cuts are over. Processes that the drill silenced stay silent.
             Item::Heal(..) if self.stage == Stage::End => Ok(()),
             Item::Heal(one, other) => {
                 let wakes = self.net.heal(self.now, one, other);
@@ -653,7 +653,7 @@ impl World {
         let wake = self.net.reset_other(self.now, end);
         self.wake(wake);
         if matches!(event, NetEvent::Closed { .. }) {
-            // Whoever hears it may send again what it had sent.
+            // The receiver may send its requests again.
             self.faults.count += 1;
         }
         match process {
@@ -669,12 +669,12 @@ impl World {
         }
     }
 
-    /// How many of the effects happen, and whether the process dies then.
+    /// Draws how many of the effects happen, and whether the process dies after them.
     pub(super) fn draw_death(&mut self, count: usize, chance: Chance) -> (usize, bool) {
         if self.chaos.chance(chance) { (self.chaos.index(count + 1), true) } else { (count, false) }
     }
 
-    /// Takes lines for the log out of what a process asks: they are no steps between which it may die.
+    /// Removes log lines from the effects of a process: it cannot die between them.
     pub(super) fn take_lines<E>(
         &self,
         process: Process,
@@ -781,7 +781,7 @@ impl World {
         self.apply_osd(index, node::Event::Disk(event))
     }
 
-    /// Whether a read of a disk fails, this time or until the place is written.
+    /// Whether a read fails, once or until the place is written.
     fn read_fails(&mut self, index: usize, work: DiskWork) -> bool {
         let DiskWork::Read { offset, length } = work else { return false };
         let osd = &self.osds[index];

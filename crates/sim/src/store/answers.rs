@@ -1,4 +1,4 @@
-//! What a store answers, compared with the model.
+//! Compares the answers of the store with the model.
 
 use std::ops::Range;
 
@@ -79,7 +79,7 @@ impl World {
             || self.store().space().full
     }
 
-    /// `values`: of each unit; `None`: nothing is known of it.
+    /// `values` has one item for each unit. `None`: nothing is known about it.
     fn check_read(
         &mut self,
         key: BlockKey,
@@ -143,7 +143,7 @@ impl World {
         self.check_read(key, 0..size.unit_count(), expected, version, &values)
     }
 
-    /// What the model did not know it knows now; not what later changes left.
+    /// Tells the model values that it did not know, unless a later change has replaced them.
     fn learn(
         &mut self,
         key: BlockKey,
@@ -250,7 +250,7 @@ impl World {
         Err(format!("unit {unit} of {key:?} is {is}; its extents say otherwise"))
     }
 
-    /// The store is open again: it must have kept what was certain.
+    /// The store is open again: it must have kept everything that was certain.
     pub(super) fn opened(&mut self) -> Result<(), String> {
         let report = self.store().recovery_report();
         self.trace.line(format_args!("{:?} opened: {report:?}", self.now));
@@ -284,7 +284,7 @@ impl World {
         Ok(())
     }
 
-    /// PGs of which acknowledged writes may be lost: only if something was damaged.
+    /// The store reports PGs that may have lost acknowledged writes. Only damage may cause that.
     fn suspects(&mut self) -> Result<Vec<base::PgId>, String> {
         let pgs: Vec<base::PgId> = self.model.pgs.keys().copied().collect();
         let suspects: Vec<base::PgId> =
@@ -296,7 +296,7 @@ impl World {
         Ok(suspects)
     }
 
-    /// What recovery left out is a tail of its PG, or at or behind the hole that is stated.
+    /// What recovery dropped is a tail of its PG, or lies at or after the hole that the store states.
     fn check_facts(&self, lost: &[(base::PgId, Version)]) -> Result<(), String> {
         for (pg, model) in &self.model.pgs {
             let facts = self.store().facts(*pg);
@@ -323,7 +323,8 @@ impl World {
         Ok(())
     }
 
-    /// The highest version accepted covers what is certain, and nothing that was never given.
+    /// The highest version that the store states covers everything certain, and no version that was
+    /// never issued.
     fn check_versions(&mut self) -> Result<(), String> {
         let Some(store) = &self.store else { unreachable!("it just opened") };
         for (pg, model) in &mut self.model.pgs {
@@ -341,7 +342,7 @@ impl World {
         Ok(())
     }
 
-    /// The listing names every block that holds data, no other, each with its version.
+    /// The listing names exactly the blocks that hold data, each with its version.
     fn check_listing(&self) -> Result<(), String> {
         for index in 0..self.plan.pools.len() {
             let pool = base::PoolId::new(index as u32 + 1).expect("not 0");
@@ -368,7 +369,7 @@ impl World {
         Ok(())
     }
 
-    /// Some blocks, sometimes all, and those that nobody knows are read first.
+    /// Chooses blocks that are read first: some, sometimes all, and those whose content is unknown.
     fn plan_audit(&mut self) {
         let share = Chance::percent(*self.work.pick(&[5, 30, 100]));
         for (key, units) in self.audit_list() {
@@ -384,7 +385,7 @@ fn has_bit(words: &[u64], bit: usize) -> bool {
     words.get(bit / 64).is_some_and(|word| word & (1 << (bit % 64)) != 0)
 }
 
-/// The values that the data names; checks the data's form.
+/// The values that the data encodes; checks the form of the data.
 fn values_of(
     key: BlockKey,
     units: &Range<u32>,
@@ -413,7 +414,7 @@ fn value_of(key: BlockKey, unit: u32, bytes: &[u8]) -> Result<u64, String> {
         .ok_or_else(|| format!("unit {unit} of {key:?} holds bytes that were never written there"))
 }
 
-/// The content that a note's bytes name.
+/// The content that the bytes of a note encode.
 fn note_content(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let Some(first) = words.first() else { return u64::MAX };

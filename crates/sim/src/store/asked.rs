@@ -1,4 +1,4 @@
-//! What is asked of a store: requests without an answer, and what comes after a restart.
+//! Requests to a store: those without an answer, and those that follow a restart.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use base::PgId;
 use blockstore::{BlockKey, NoteKey};
 use format::disk::UnitSet;
 
-/// An open request, and what its answer is compared with.
+/// A request without an answer, with what its answer is compared with.
 #[derive(Debug)]
 pub(super) enum Asked {
     Change {
@@ -27,7 +27,7 @@ pub(super) enum Asked {
         order: u64,
         units: UnitSet,
     },
-    /// A repair that says what is there.
+    /// A repair that writes what the block already holds.
     Mend,
     Note {
         key: NoteKey,
@@ -42,7 +42,7 @@ pub(super) enum Asked {
     },
 }
 
-/// What a restart wants asked.
+/// A request that follows a restart.
 #[derive(Debug)]
 pub(super) enum Todo {
     Read(BlockKey, Range<u32>),

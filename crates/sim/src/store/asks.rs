@@ -1,4 +1,4 @@
-//! What the users of a store ask, and in which order: the workload.
+//! The workload of a store: which requests its users make, and in which order.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::world::World;
 use crate::pattern;
 use crate::random::Chance;
 
-/// A block that the workload names.
+/// The block that a request is for.
 #[derive(Clone, Copy)]
 struct Target {
     key: BlockKey,
@@ -23,20 +23,20 @@ struct Target {
     size: BlockSize,
 }
 
-/// The numbers of some operations.
+/// Indexes of some operations in `OPERATIONS`.
 const WRITE: usize = 0;
 const DELETE: usize = 2;
-/// A write of a whole block: counted as a write.
+/// A write of a whole block, which is counted as a write.
 const WHOLE_WRITE: usize = OPERATIONS.len();
 
-/// What tells a unit's bytes from those of every other place.
+/// A number that differs for each unit of each block.
 pub(super) fn place_of(key: BlockKey, unit: u32) -> u64 {
     let stripe = u64::from(key.stripe.get());
     (u64::from(key.pool.get()) << 48) ^ (stripe << 16) ^ u64::from(unit)
 }
 
 impl World {
-    /// Draws one operation and asks it.
+    /// Draws one operation and requests it.
     pub(super) fn ask_something(&mut self) -> Result<(), String> {
         let (kind, target) = match self.draw_mixed() {
             Some(mixed) => mixed,
@@ -220,7 +220,7 @@ impl World {
         self.request(Asked::Change { key, order }, Request::Delete { pg, key, version })
     }
 
-    /// A change of a block, as the model and the trace know it. Returns its order.
+    /// Notes a change of a block in the model and in the trace. Returns its order.
     fn note_change(
         &mut self,
         target: Target,
@@ -243,7 +243,7 @@ impl World {
         self.request(Asked::Read { key, order, units }, request)
     }
 
-    /// Any units of a block, some with data.
+    /// Draws units of a block, some of them with data.
     fn draw_set(&mut self, size: BlockSize, share: Chance) -> UnitSet {
         let mut set = UnitSet::EMPTY;
         for unit in 0..size.unit_count() {
@@ -320,7 +320,7 @@ impl World {
         self.model.blocks[&target.key].is_distinct(version).then_some(version)
     }
 
-    /// Units become what they are, with the version that the block has.
+    /// A repair that writes the present content of units, with the block's present version.
     fn ask_mend(&mut self, target: Target) -> Result<(), String> {
         let Target { key, pg, size } = target;
         let Some(state) = self.model.blocks[&key].settled_state() else { return Ok(()) };
@@ -339,7 +339,7 @@ impl World {
         self.request(Asked::Mend, Request::Repair { pg, key, content })
     }
 
-    /// A content with these values.
+    /// The content that encodes these values.
     fn content(
         &mut self,
         target: Target,
@@ -387,7 +387,7 @@ impl World {
         self.request(Asked::Note { key, order }, Request::Note { key, bytes })
     }
 
-    /// A floor up to which every change is answered.
+    /// A version up to which every change is answered.
     fn ask_floor(&mut self, pg: PgId) -> Result<(), String> {
         let model = self.model.pgs.get_mut(&pg).expect("made with its first block");
         let below_open =
@@ -398,7 +398,7 @@ impl World {
         self.request(Asked::Floor, Request::SetFloor { pg, floor })
     }
 
-    /// Asks what a restart wants asked.
+    /// Makes a request that follows a restart.
     pub(super) fn ask_todo(&mut self, todo: Todo) -> Result<(), String> {
         match todo {
             Todo::Read(key, units) => self.ask_read(key, units),

@@ -3,11 +3,11 @@
 
 use crate::tally::Tally;
 
-/// What is asked of a store.
+/// The operations.
 pub const OPERATIONS: [&str; 10] =
     ["write", "zero", "delete", "read", "extents", "note", "sync", "floor", "copy", "repair"];
 
-/// What happens to it.
+/// The faults.
 pub const FAULTS: [&str; 27] = [
     "lazily answered",
     "power cut",
@@ -38,10 +38,10 @@ pub const FAULTS: [&str; 27] = [
     "suspect PG",
 ];
 
-/// What follows from it all.
+/// What follows from operations and faults.
 pub const CONSEQUENCES: [&str; 1] = ["KiB of blocks moved"];
 
-/// Zero of everything.
+/// A tally with all counts at zero.
 pub fn tally() -> Tally {
     Tally::new(&OPERATIONS, &FAULTS, &CONSEQUENCES)
 }

@@ -1,4 +1,4 @@
-//! What a run damaged so far, and what follows from it for the answers of the store.
+//! What a run has damaged so far, and which answers of the store this explains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -7,7 +7,7 @@ use base::UNIT_SIZE;
 use blockstore::BlockKey;
 use format::disk::{Area, Superblock};
 
-/// What was damaged so far, and what follows from it.
+/// The damage of a run.
 pub(super) struct Damage {
     pub(super) superblock: Range<u64>,
     pub(super) journal: Range<u64>,
@@ -19,22 +19,22 @@ pub(super) struct Damage {
     pub deep: bool,
     /// A write or flush failed: the store must stop.
     pub must_stop: bool,
-    /// Units that damage to the data area may have hit, at most.
+    /// The most units that damage to the data area can have hit.
     pub(super) units_hit: u64,
     /// Units that were answered as damaged.
     units_met: BTreeSet<(BlockKey, u32)>,
-    /// How often reads at an offset failed in this run of the store: never so often that it gives
-    /// the place up.
+    /// How often reads at an offset have failed in this run of the store: never so often that the
+    /// store gives the place up.
     pub read_errors: BTreeMap<u64, u32>,
-    /// Flipped bits: (offset, mask, bytes of the sector afterwards).
+    /// Flipped bits: (offset, mask).
     pub(super) flips: Vec<(u64, u8)>,
     /// Sectors were unreadable when the store opened, and it counted what they held as lost.
     pub(super) has_lost_sectors: bool,
     /// A root may have been damaged since the store opened: it may open with an older one.
     pub may_lack_root: bool,
-    /// What was written up to here, counted by the disk, is recorded as durable.
+    /// The disk's count of completed writes that the journal records as durable.
     pub(super) settled: u64,
-    /// Likewise as soon as one more change is answered.
+    /// The count that it will record once another change is answered.
     settling: u64,
     /// Which units each change wrote.
     pub written: BTreeMap<u64, (BlockKey, Range<u32>)>,
@@ -77,7 +77,7 @@ impl Damage {
         }
     }
 
-    /// The store opened: it has made durable what it found, and what damage cost is settled.
+    /// The store has opened: it has made durable what it found, and it is settled what damage cost.
     pub fn opened(&mut self, written_count: u64, unreadable_count: usize) {
         self.flips.clear();
         self.may_lack_root = false;
@@ -85,7 +85,7 @@ impl Damage {
         self.settling = written_count;
     }
 
-    /// Units were answered as damaged: no more than were hit.
+    /// The store reports units as damaged: no more of them than were hit.
     pub fn met(&mut self, key: BlockKey, units: &[u64]) -> Result<(), String> {
         let bits = (0..units.len() as u32 * 64)
             .filter(|unit| units[*unit as usize / 64] & (1 << (unit % 64)) != 0);

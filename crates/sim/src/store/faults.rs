@@ -1,8 +1,8 @@
-//! Faults of the medium within the limits of what one copy can tell: errors, rot, lies.
+//! Faults of the medium: errors, rot, lies. Only those that a single copy can detect.
 //!
-//! Limits. What nobody has recorded as durable yet cannot be told from a torn write, so rot hits
-//! only what was written before the last quiet moment after which a change was answered. A disk
-//! lies only about small writes to the data area, which are write-back: there a checksum tells.
+//! Limits. Damage of bytes that no journal entry records as durable looks like a torn write. So rot hits only what
+//! was written before the last quiet moment after which a change was answered. A disk lies only about small writes
+//! to the data area, which are write-back: a checksum detects such a lie.
 
 use std::ops::Range;
 
@@ -13,11 +13,12 @@ use super::world::{Operation, Stage, World};
 use crate::disk::WriteFault;
 use crate::random::Chance;
 
-/// Sectors that cannot be read, at a time: recovery reads what is around each one by one.
+/// The most sectors that are unreadable at a time: recovery reads the sectors around each of them
+/// one by one.
 const UNREADABLE_MAX: usize = 4;
 
 impl World {
-    /// An error for an operation of the disk that ends.
+    /// Draws an error for a disk operation that ends.
     pub(super) fn draw_disk_error(&mut self, operation: Operation) -> Option<DiskError> {
         let is_read = matches!(operation, Operation::Read { .. });
         if self.stage != Stage::Open && !(is_read && self.stage == Stage::Opening) {
@@ -58,7 +59,7 @@ impl World {
         }
     }
 
-    /// A lie about a small write to the data area.
+    /// Draws a lie about a small write to the data area.
     pub(super) fn draw_lie(&mut self, operation: Operation) -> Option<WriteFault> {
         let Operation::Write { offset, length } = operation else { return None };
         // The smallest large write is a whole block of the smallest size.
@@ -96,7 +97,7 @@ impl World {
                 .all(|page| self.disk.written_last(page) <= self.damage.settled)
     }
 
-    /// A written page of the area that is recorded as durable.
+    /// Draws a written page of the area that is recorded as durable.
     fn settled_page(&mut self, area: Range<u64>) -> Option<u64> {
         let settled = self.damage.settled;
         let pages: Vec<u64> = self
@@ -107,7 +108,7 @@ impl World {
         (!pages.is_empty()).then(|| *self.chaos.pick(&pages))
     }
 
-    /// Bits may flip now.
+    /// May flip bits.
     pub(super) fn rot(&mut self) {
         if self.stage != Stage::Open {
             return;
@@ -128,7 +129,7 @@ impl World {
         }
     }
 
-    /// Others may use the file system below, or free some of it.
+    /// Other users of the file system may take all its space, or free it.
     pub(super) fn change_host(&mut self) {
         let Some(most) = self.plan.host_bytes else { return };
         if self.stage == Stage::Quiet || !self.chaos.chance(self.plan.faults.host_use) {
@@ -140,7 +141,7 @@ impl World {
         self.disk.set_host(self.damage.data.start, free_bytes);
     }
 
-    /// A sector may become unreadable: at once, or while the power was off.
+    /// May make a sector unreadable: at once, or while the power was off.
     pub(super) fn break_sectors(&mut self, chance: Chance) {
         if !self.chaos.chance(chance) || self.disk.unreadable_count() >= UNREADABLE_MAX {
             return;
@@ -197,7 +198,7 @@ impl World {
         }
     }
 
-    /// Flips back what still can be. Whether there was anything.
+    /// Undoes damage where that is still possible. Whether there was any.
     pub(super) fn heal(&mut self) -> bool {
         let flips = std::mem::take(&mut self.damage.flips);
         for (offset, mask) in &flips {

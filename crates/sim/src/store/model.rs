@@ -1,4 +1,4 @@
-//! What a store may answer: every block as its changes left it, certain or not.
+//! The model of a store: what each block holds after its changes, certain or not, and so which answers are right.
 //!
 //! ```text
 //!   change asked ─▶ later (in order) ──answered──▶ base
@@ -16,7 +16,8 @@ use std::ops::Range;
 use base::{BlockSize, PgId, Version};
 use blockstore::{BlockKey, NoteKey};
 
-/// A unit of which damage may have cost any of its changes: it holds one of its former values.
+/// The value of a unit that may have lost any of its changes to damage: it holds one of its former
+/// values.
 pub const UNKNOWN: u64 = u64::MAX;
 
 /// Everything a store holds.

@@ -6,21 +6,21 @@ use blockstore::CommitMode;
 
 use crate::random::{Chance, Random};
 
-/// Everything that is fixed for a run.
+/// The plan of a run.
 pub struct Plan {
-    /// Of the device, in bytes.
+    /// The size of the device, in bytes.
     pub size: u64,
-    /// 512 or 4096.
+    /// The sector size: 512 or 4096 bytes.
     pub sector_size: u32,
     /// When a write is durable.
     pub commit: CommitMode,
-    /// For the store's caches.
+    /// Memory for the store's caches, in bytes.
     pub memory_bytes: u64,
-    /// Of the store.
+    /// How long the store is idle before it records everything as durable.
     pub idle_after: Duration,
     /// A checkpoint begins when the journal holds so many bytes.
     pub checkpoint_after_bytes: u64,
-    /// Of the journal: smaller than a user's, so that it goes round often.
+    /// The size of the journal: smaller than a user's, so that it wraps often.
     pub journal_size: u64,
     /// How many operations are asked before the end.
     pub operation_count: u64,
@@ -28,13 +28,13 @@ pub struct Plan {
     pub depth_max: usize,
     /// Reads wait for changes of their block, as a PG lets them.
     pub polite: bool,
-    /// Of operations, in the order of [`super::OPERATIONS`].
+    /// How often each operation is drawn, in the order of [`super::OPERATIONS`].
     pub weights: [u32; 10],
     /// A write or zero is lazy.
     pub lazy: Chance,
-    /// Of the size of writes: a few units, any, at least 64 KiB, a whole block.
+    /// How often each size of writes is drawn: a few units, any, at least 64 KiB, a whole block.
     pub write_weights: [u32; 4],
-    /// One each pool.
+    /// The pools.
     pub pools: Vec<PoolPlan>,
     /// How long an operation on the disk takes, usually; in nanoseconds.
     pub latency: u64,
@@ -46,7 +46,7 @@ pub struct Plan {
     pub faults: Faults,
     /// The store is a sparse file.
     pub is_sparse: bool,
-    /// Of a sparse file: free bytes of the file system below, where they are few.
+    /// How many bytes of the sparse file's file system are free, if there are few.
     pub host_bytes: Option<u64>,
     /// The first pool fills the store, and is thinned out for the second one.
     pub is_mixed: bool,
@@ -68,15 +68,15 @@ pub struct Faults {
     pub power: Chance,
     /// The process dies while requests are served.
     pub kill: Chance,
-    /// One of both while the store opens.
+    /// The power or the process goes while the store opens.
     pub opening: Chance,
     /// A write or a flush fails.
     pub write_error: Chance,
-    /// A read fails and succeeds when it is tried again.
+    /// A read fails; a retry succeeds.
     pub read_error: Chance,
     /// A sector becomes unreadable.
     pub unreadable: Chance,
-    /// Likewise at a crash.
+    /// A sector becomes unreadable at a crash.
     pub unreadable_at_crash: Chance,
     /// A write of data, or a reservation, finds the file system full.
     pub no_space: Chance,

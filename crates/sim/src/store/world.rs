@@ -1,4 +1,4 @@
-//! One store, its disk and its users: time, events, crashes and restarts.
+//! One store, its disk and its users: the loop over time, with crashes and restarts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,7 +24,8 @@ use crate::trace::Trace;
 /// Events after which a run without end is given up.
 const STEP_COUNT_MAX: u64 = 10_000_000;
 
-/// Crashes in a row while the store opens: where sectors must be read one by one it takes long.
+/// The most crashes in a row while the store opens. If it must read sectors one by one, opening
+/// takes long.
 const OPENING_CRASHES_MAX: u32 = 8;
 
 /// Everything of one run.
@@ -46,12 +47,12 @@ pub struct World {
     pub(super) now: Time,
     pub(super) asked: BTreeMap<RequestId, Asked>,
     pub(super) asked_count: u64,
-    /// What a restart wants asked before anything else.
+    /// Requests that follow a restart, before any other.
     pub(super) todo: VecDeque<Todo>,
     request_last: u64,
     pub(super) epoch: Epoch,
     step_count: u64,
-    /// In a row, since the store was open.
+    /// Crashes in a row since the store was last open.
     pub(super) opening_crashes: u32,
     pub(super) tally: Tally,
     pub(super) trace: Trace,
@@ -168,7 +169,7 @@ impl World {
         self.finish()
     }
 
-    /// Ends all faults, waits for all answers, then cuts the power once more and looks at all.
+    /// Ends all faults, waits for all answers, then cuts the power once more and checks every block.
     fn finish(&mut self) -> Result<(), String> {
         self.wait_until_open()?;
         self.stage = Stage::Quiet;
@@ -405,7 +406,8 @@ impl World {
         self.apply(Event::Disk(event))
     }
 
-    /// The store stopped: right after a failed write or flush, and where damage hides what it is.
+    /// The store stopped. It may do so only after a failed write or flush, or if damage hides that
+    /// this is a store.
     fn stopped(&mut self, reason: &str) -> Result<(), String> {
         self.trace.line(format_args!("{:?} stopped: {reason}", self.now));
         if self.damage.must_stop {
@@ -466,7 +468,7 @@ impl World {
         self.carry_out(effects)
     }
 
-    /// What `osd check` would find on the stopped store. Damage by this run is no finding of ours.
+    /// Runs what `osd check` does on the stopped store. Damage that this run did is not a find.
     fn check_image(&mut self) -> Result<(), String> {
         if self.damage.happened {
             return Ok(());
@@ -483,7 +485,7 @@ impl World {
         }
     }
 
-    /// No space is used but for blocks that hold data.
+    /// Exactly the blocks that hold data use space.
     fn check_space(&self) -> Result<(), String> {
         if self.damage.deep {
             return Ok(());

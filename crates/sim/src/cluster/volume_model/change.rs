@@ -1,5 +1,5 @@
-//! What a volume remembers of changes: those without an answer, those that no flush covers, and those of
-//! sessions that are fenced.
+//! Changes of a volume that its model keeps: those without an answer, those that no flush covers, and those of fenced
+//! sessions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,8 +1,7 @@
-//! Where fenced sessions are over: a PG does nothing of them after a request of a session that was
-//! opened after the fence.
+//! Judges fenced sessions: a PG does nothing of them after it has served a session that was opened after the fence.
 //!
-//! What such a session was not answered has happened by then, or never does. That a PG has served the
-//! later session tells nothing of other PGs, and a session that was opened before the fence, nothing.
+//! Unanswered writes of a fenced session have happened by then, or never do. That a PG has served the later session says
+//! nothing about other PGs, and a session that was opened before the fence says nothing at all.
 //!
 //! ```text
 //!   asked ──▶ fenced ──▶ later session opened ──▶ PG answers it: closed there

@@ -1,8 +1,8 @@
-//! What was told done before it was durable: the promise of stores that flush, exactly.
+//! Judges writes that were answered before they were durable: exactly the promise of a disk with a write cache.
 //!
-//! What a flush covered stays. Nothing that a living holder of the lock was told is ever seen to be
-//! gone: that needs no rule here, its volume's registers are judged like all others. The rest may
-//! go only if its client is gone, too, and all members of its PG have lost power since it was asked.
+//! What a flush covered stays. A living holder of the lock never sees any of its answered writes missing: this needs no
+//! rule here, since its volume's registers are judged like all others. The rest may be lost only if its client is gone,
+//! too, and all members of its PG have lost power since the write was requested.
 //!
 //! ```text
 //!   asked ──▶ told ──▶ covered by a flush: stays
