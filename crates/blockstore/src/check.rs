@@ -139,7 +139,8 @@ fn check_data(stopped: &mut StoppedStore<'_>, report: &mut CheckReport) {
     let blocks: Vec<(BlockKey, u32)> = stopped
         .store()
         .parts()
-        .index
+        .blocks
+        .index()
         .iter_from(KEY_FIRST)
         .filter(|(_, info)| info.location != LOCATION_NONE)
         .map(|(key, info)| (key, info.block_size.bytes() as u32))
@@ -175,7 +176,7 @@ pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String>
     let store = stopped.store();
     let parts = store.parts();
     let superblock = &parts.superblock;
-    let tombstones = parts.index.tombstone_count();
+    let tombstones = parts.blocks.index().tombstone_count();
     Ok(Inspection {
         identity: store.identity(),
         commit: superblock.commit,
@@ -187,9 +188,9 @@ pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String>
         journal_head: parts.root.replay.get(),
         journal_tail: parts.journal.tail().get(),
         checkpoint_sequence: parts.root.sequence,
-        blocks: parts.index.count() - tombstones,
+        blocks: parts.blocks.index().count() - tombstones,
         tombstones,
-        notes: parts.notes.len() as u64,
+        notes: parts.notes.count(),
         space: store.space(),
         suspect: store.has_unsettled_damage(),
         recovery: store.recovery_report(),

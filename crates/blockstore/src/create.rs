@@ -187,7 +187,7 @@ mod tests {
             let (_, checkpoints, data) = areas(size);
             let count = data.size / BlockSize::MIN.bytes();
             let records = count * format::disk::record_size(BlockSize::MIN, true) as u64;
-            let room = crate::space::record_bytes_sure(checkpoints.size);
+            let room = crate::record_room::record_bytes_sure(checkpoints.size);
             assert!(records <= room, "{records} of {room} bytes in a store of {size}");
             // A note of the largest size, and one tombstone for every 50 blocks.
             let others = crate::NOTE_SIZE_MAX as u64

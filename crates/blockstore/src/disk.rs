@@ -17,8 +17,7 @@ use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Ti
 use format::door::{DiskEffect, DiskOp};
 use slab::Slab;
 
-use crate::read::ReadPart;
-use crate::{BlockKey, Effect, RequestId};
+use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
 
 /// A piece that could not be read so often counts as unreadable.
 const READ_ATTEMPTS_MAX: u32 = 4;
@@ -28,6 +27,15 @@ const LONG_PIECE_SIZE: usize = 64 << 10;
 pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
 /// Between two turns of the owner's loop at most so much counts as time for which it ran.
 const GAP_MAX: Duration = Duration::from_millis(250);
+
+/// Which part of a request to read an operation fetches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadPart {
+    /// The span in the block's place.
+    Place,
+    /// Journal data, from this unit of the range on.
+    Journal(u32),
+}
 
 /// What an operation is for.
 #[derive(Debug)]
@@ -142,6 +150,49 @@ struct InFlight {
     begun: Time,
 }
 
+/// What a step of the store works with besides its own state.
+pub struct Io<'a> {
+    pub disk: &'a mut Disk,
+    pub pool: &'a BufferPool,
+    pub effects: &'a mut Vec<Effect>,
+}
+
+impl Io<'_> {
+    /// Reads `size` bytes into a new buffer.
+    pub fn read(&mut self, purpose: Purpose, offset: u64, size: usize) {
+        let buffer = self.pool.take(size);
+        let op = self.disk.begin(purpose, Some(Again::Read { offset }));
+        self.effects.push(Effect::Disk(DiskEffect::Read { op, offset, buffer }));
+    }
+
+    /// Writes the buffers one after another.
+    pub fn write(&mut self, purpose: Purpose, offset: u64, buffers: Vec<Buffer>, durable: bool) {
+        self.disk.write(purpose, offset, buffers, durable, self.effects);
+    }
+
+    /// Makes everything durable that was done before.
+    pub fn flush(&mut self, purpose: Purpose) {
+        let op = self.disk.begin(purpose, None);
+        self.effects.push(Effect::Disk(DiskEffect::Flush { op }));
+    }
+
+    /// Has space of the file system behind a range. Where there is none, recovery asks again.
+    pub fn reserve(&mut self, purpose: Purpose, offset: u64, length: u64) {
+        self.disk.reserve(purpose, offset, length, self.effects);
+    }
+
+    /// Gives space back.
+    pub fn discard(&mut self, purpose: Purpose, offset: u64, length: u64) {
+        let op = self.disk.begin(purpose, None);
+        self.effects.push(Effect::Disk(DiskEffect::Discard { op, offset, length }));
+    }
+
+    /// Ends a request.
+    pub fn done(&mut self, id: RequestId, result: Result<Answer, StoreError>) {
+        self.effects.push(Effect::Done { id, result });
+    }
+}
+
 /// Operations of one store on its disk.
 pub struct Disk {
     /// How many operations there were: the upper half of a name, so that none is used again.
@@ -216,32 +267,8 @@ impl Disk {
         in_flight
     }
 
-    /// Reads `size` bytes into a new buffer.
-    pub fn read(
-        &mut self,
-        pool: &BufferPool,
-        purpose: Purpose,
-        offset: u64,
-        size: usize,
-        effects: &mut Vec<Effect>,
-    ) {
-        self.read_into(pool.take(size), purpose, offset, effects);
-    }
-
-    /// Reads into a buffer.
-    pub fn read_into(
-        &mut self,
-        buffer: BufferMut,
-        purpose: Purpose,
-        offset: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        let op = self.begin(purpose, Some(Again::Read { offset }));
-        effects.push(Effect::Disk(DiskEffect::Read { op, offset, buffer }));
-    }
-
     /// Writes the buffers one after another.
-    pub fn write(
+    fn write(
         &mut self,
         purpose: Purpose,
         offset: u64,
@@ -256,14 +283,8 @@ impl Disk {
         op
     }
 
-    /// Makes everything durable that was done before.
-    pub fn flush(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
-        let op = self.begin(purpose, None);
-        effects.push(Effect::Disk(DiskEffect::Flush { op }));
-    }
-
     /// Has space of the file system behind a range. Where there is none, recovery asks again.
-    pub fn reserve(
+    fn reserve(
         &mut self,
         purpose: Purpose,
         offset: u64,
@@ -277,18 +298,6 @@ impl Disk {
         op
     }
 
-    /// Gives space back.
-    pub fn discard(
-        &mut self,
-        purpose: Purpose,
-        offset: u64,
-        length: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        let op = self.begin(purpose, None);
-        effects.push(Effect::Disk(DiskEffect::Discard { op, offset, length }));
-    }
-
     /// The operation ended: what it was for.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
         let ended = self.remove(op);
@@ -297,7 +306,7 @@ impl Disk {
     }
 
     /// A read ended. `None`: it failed, and goes on in pieces of `piece_size` bytes.
-    pub fn read_ended(
+    pub fn on_read(
         &mut self,
         (op, mut buffer, is_read): (DiskOp, BufferMut, bool),
         piece_size: usize,

@@ -21,7 +21,7 @@ fn write(bench: &mut Bench, number: u32, units: u32, version: Version) {
 
 fn place_of(bench: &Bench, number: u32) -> u64 {
     let parts = bench.store.parts();
-    parts.place(parts.index.get(&key(number)).expect("it is written").location)
+    parts.place(parts.blocks.get(&key(number)).expect("it is written").location)
 }
 
 /// Versions (1, 1) to (1, 4): one small and recorded as durable, a whole block, two small ones.

@@ -171,7 +171,7 @@ fn run(seed: u64, crashes: u32) {
     bench.checkpoint();
     assert_eq!(bench.store.space().used_bytes, 0, "space leaks: {used} were used");
     let parts = bench.store.parts();
-    assert_eq!(parts.allocator.used_bytes(), 0);
+    assert_eq!(parts.blocks.area.allocator.used_bytes(), 0);
 }
 
 #[test]

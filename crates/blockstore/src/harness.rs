@@ -639,7 +639,7 @@ impl Bench {
         self.store.parts_mut().wants_checkpoint = true;
         self.apply(Event::Tick);
         self.run();
-        assert!(self.store.parts().checkpoint.is_none());
+        assert!(!self.store.has_checkpoint());
     }
 
     pub fn rows(&self) -> String {

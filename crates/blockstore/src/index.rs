@@ -49,6 +49,11 @@ impl BlockInfo {
     }
 }
 
+/// Where the block lies; `LOCATION_NONE`: nowhere.
+pub fn location_of(info: Option<BlockInfo>) -> u32 {
+    info.map_or(LOCATION_NONE, |info| info.location)
+}
+
 /// A record without padding: plain 32-bit words keep the alignment at 4.
 #[derive(Clone, Copy)]
 struct Record {

@@ -22,8 +22,8 @@ use base::planted::{self, Bug};
 use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE};
 use format::disk::{CommitMode, EntryHeader, EntryKind, Superblock, UnitSet};
 
-use crate::disk::{Disk, Purpose};
-use crate::{BlockKey, Effect, RequestId};
+use crate::disk::{Io, Purpose};
+use crate::{BlockKey, RequestId};
 
 /// Journal writes in flight at once.
 const GROUPS_IN_FLIGHT_MAX: usize = 8;
@@ -305,18 +305,18 @@ impl Journal {
     }
 
     /// Closes the group of the turn and writes what may be written.
-    pub fn submit(&mut self, pool: &BufferPool, disk: &mut Disk, effects: &mut Vec<Effect>) {
+    pub fn submit(&mut self, io: &mut Io<'_>) {
         let writing =
             self.groups.iter().filter(|group| matches!(group.stage, GroupStage::Writing)).count();
         if writing < GROUPS_IN_FLIGHT_MAX {
             self.close_group();
         }
-        self.write_groups(pool, disk, effects);
+        self.write_groups(io);
     }
 
     /// Writes closed groups, while few are in flight.
-    pub fn write_groups(&mut self, pool: &BufferPool, disk: &mut Disk, effects: &mut Vec<Effect>) {
-        self.build_groups(pool);
+    pub fn write_groups(&mut self, io: &mut Io<'_>) {
+        self.build_groups(io.pool);
         let mut writing = 0;
         for group in &mut self.groups {
             if writing == GROUPS_IN_FLIGHT_MAX {
@@ -329,7 +329,7 @@ impl Journal {
                 assert!(position + group.end.since(group.start) <= self.size);
                 let offset = self.offset + position;
                 let durable = self.commit == CommitMode::Immediate;
-                disk.write(Purpose::Group(group.start), offset, pieces, durable, effects);
+                io.write(Purpose::Group(group.start), offset, pieces, durable);
             }
             writing += matches!(group.stage, GroupStage::Writing) as usize;
         }
@@ -472,7 +472,7 @@ impl Journal {
     }
 
     /// A group was written.
-    pub fn group_written(&mut self, start: Lsn) {
+    pub fn on_group_written(&mut self, start: Lsn) {
         let at = self.groups.partition_point(|group| group.start < start);
         let group = &mut self.groups[at];
         let is_on_its_way = matches!(group.stage, GroupStage::Writing);
@@ -488,7 +488,7 @@ impl Journal {
     }
 
     /// The data of an entry was written.
-    pub fn large_written(&mut self, lsn: Lsn, answers: &mut Answers) {
+    pub fn on_large_written(&mut self, lsn: Lsn, answers: &mut Answers) {
         match self.commit {
             CommitMode::Immediate => self.large_durable(lsn, answers),
             CommitMode::Fsync => {
@@ -548,7 +548,7 @@ impl Journal {
     }
 
     /// Starts a flush if there is anything to flush that somebody waits for, and none is in flight.
-    pub fn flush(&mut self, disk: &mut Disk, effects: &mut Vec<Effect>) {
+    pub fn flush(&mut self, io: &mut Io<'_>) {
         let is_wanted = self.durable() < self.wanted;
         if self.commit == CommitMode::Immediate || self.flushing.is_some() || !is_wanted {
             return;
@@ -562,12 +562,12 @@ impl Journal {
         }
         if self.written > self.flushed || large {
             self.flushing = Some(self.written);
-            disk.flush(Purpose::Flush, effects);
+            io.flush(Purpose::Flush);
         }
     }
 
     /// The flush ended.
-    pub fn flush_done(&mut self, answers: &mut Answers) {
+    pub fn on_flushed(&mut self, answers: &mut Answers) {
         self.flushed = self.flushing.take().expect("one flush at a time");
         let durable: Vec<Lsn> = self
             .large
@@ -639,6 +639,16 @@ fn copy_run(run: &[(&[u8], &[u8])], pool: &BufferPool) -> Buffer {
         at += bytes.len();
     }
     buffer.freeze()
+}
+
+/// The bytes padded with zeros to whole units, and the units' checksums.
+pub fn padded(bytes: &[u8], pool: &BufferPool) -> (Buffer, Vec<Checksum>) {
+    let mut data = pool.take(bytes.len().next_multiple_of(UNIT_SIZE as usize));
+    data[..bytes.len()].copy_from_slice(bytes);
+    data[bytes.len()..].fill(0);
+    let mut checksums = Vec::new();
+    base::checksum::checksum_units(&data, &mut checksums);
+    (data.freeze(), checksums)
 }
 
 /// A header without a block.

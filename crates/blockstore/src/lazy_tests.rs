@@ -92,7 +92,7 @@ fn a_lazy_write_waits_for_earlier_data_of_its_own_block_only() {
     let other = bench.write_lazily(2, 3, 1, 600);
     bench.submit();
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
     end_writes(&mut bench, place, false);
     assert!(bench.is_written(other));
     assert!(!bench.answers.contains_key(&large) && !bench.answers.contains_key(&same));
@@ -191,8 +191,8 @@ fn before_its_flush_nothing_of_a_lazy_write_is_written_back_and_no_place_used_ag
     bench.run();
     bench.checkpoint();
     let parts = bench.store.parts();
-    let old = parts.index.get(&key(1)).expect("it is written").location;
-    let (sequence, freed) = (parts.root.sequence, parts.freed_bytes());
+    let old = parts.blocks.get(&key(1)).expect("it is written").location;
+    let (sequence, freed) = (parts.root.sequence, parts.blocks.area.freed_bytes());
     // Replaced whole, and small writes until a checkpoint is due; no flush ends.
     bench.write_lazily(1, 0, 32, 200);
     for round in 0..400 {
@@ -205,10 +205,10 @@ fn before_its_flush_nothing_of_a_lazy_write_is_written_back_and_no_place_used_ag
         }
     }
     let parts = bench.store.parts();
-    assert!(parts.checkpoint.is_some(), "one is wanted, and waits for its flush");
+    assert!(bench.store.has_checkpoint(), "one is wanted, and waits for its flush");
     assert_eq!(parts.root.sequence, sequence);
-    assert_eq!(parts.freed_bytes(), freed + (128 << 10));
-    let is_free = bench.store.parts_mut().allocator.take(old, base::BlockSize::DEFAULT);
+    assert_eq!(parts.blocks.area.freed_bytes(), freed + (128 << 10));
+    let is_free = bench.store.parts_mut().blocks.area.allocator.take(old, base::BlockSize::DEFAULT);
     assert!(!is_free);
     let mut disk = bench.disk;
     disk.lose_all();

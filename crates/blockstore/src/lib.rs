@@ -3,24 +3,28 @@
 //! A [`Store`] is a value: events go in, effects come out; it opens no file and reads no clock.
 //! `docs/internals/disk.md` tells the bytes and the order of writes.
 
-mod allocate;
+mod allocator;
+mod blocks;
 mod check;
 mod checkpoint;
 mod create;
+mod damage;
+mod data_area;
 mod decide;
-mod dirty;
+mod discards;
 mod disk;
 mod index;
 mod journal;
-mod moves;
+mod notes;
+mod overlay;
 mod pages;
+mod parts;
+mod pg_records;
 mod read;
+mod record_room;
 mod recover;
-mod repair;
-mod space;
 mod stopped;
 mod store;
-mod write;
 
 #[cfg(test)]
 mod facts_tests;

@@ -14,30 +14,31 @@
 //!   2. A mismatch counts as damage only if the block did not change and no checkpoint ended while
 //!      the read was under way; else the places may have been reused, and it is done again.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use base::{Buffer, Checksum, UNIT_SIZE, Version};
-use format::disk::{LOCATION_NONE, LeafPage, PAGE_SIZE, StoredRecord, StoredUnit, UnitSet};
+use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE, Version};
+use format::disk::{BlockKey, LOCATION_NONE, LeafPage, StoredRecord, StoredUnit, UnitSet};
 use format::wire::Content;
 
-use crate::dirty::{Layers, UnitState};
-use crate::disk::Purpose;
+use crate::blocks::matches;
+use crate::disk::{Io, Purpose, ReadPart};
 use crate::index::BlockInfo;
+use crate::overlay::{Layers, UnitState};
 use crate::pages::LeafWaiter;
-use crate::store::{Parts, Store};
-use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
+use crate::parts::Parts;
+use crate::{Answer, Effect, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
 /// A read that was overtaken so often by changes is answered as damaged: it is never endless.
 const ATTEMPT_COUNT_MAX: u32 = 64;
 
-/// Which part of a read an operation fetches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReadPart {
-    /// The span in the block's place.
-    Place,
-    /// Journal data, from this unit of the range on.
-    Journal(u32),
+/// A range of a block, in bytes; whole units.
+#[derive(Clone, Copy)]
+pub struct BlockRange {
+    pub key: BlockKey,
+    pub offset: u32,
+    pub length: u32,
 }
 
 /// What is asked.
@@ -51,6 +52,13 @@ enum Kind {
     Copy(UnitSet),
 }
 
+/// What a read asks, and how often it was begun before.
+struct Query {
+    range: BlockRange,
+    kind: Kind,
+    attempt: u32,
+}
+
 /// What a read was planned on.
 #[derive(PartialEq, Eq, Clone, Copy)]
 pub struct Stamp {
@@ -60,11 +68,31 @@ pub struct Stamp {
     repair_count: u32,
 }
 
+impl Stamp {
+    /// What a read of the block is planned on now.
+    pub fn of(parts: &Parts, layers: Layers<'_>, info: BlockInfo) -> Stamp {
+        Stamp { info, checkpoint: parts.root.sequence, repair_count: layers.repair_count() }
+    }
+
+    /// The same for a block, if there is one.
+    pub fn of_block(parts: &Parts, key: &BlockKey) -> Option<Stamp> {
+        let info = parts.blocks.get(key)?;
+        Some(Stamp::of(parts, parts.blocks.overlays().layers(key), info))
+    }
+}
+
+/// The reads of a store.
+#[derive(Default)]
+pub struct Reads {
+    under_way: BTreeMap<RequestId, Read>,
+    /// Answers of overtaken reads. They hold what later requests wrote, so they wait until
+    /// everything before the lsn is durable: a power cut must not take back what was read.
+    held: Vec<(Lsn, Effect)>,
+}
+
 /// A read under way. Units are counted within its range.
-pub struct Read {
-    key: BlockKey,
-    offset: u32,
-    length: u32,
+struct Read {
+    range: BlockRange,
     kind: Kind,
     attempt: u32,
     stamp: Stamp,
@@ -78,35 +106,30 @@ pub struct Read {
     outstanding: u32,
 }
 
-impl Store {
+impl Reads {
     /// Begins to read a range.
-    pub(crate) fn read_begin(
-        &mut self,
-        id: RequestId,
-        key: BlockKey,
-        offset: u32,
-        length: u32,
-        effects: &mut Vec<Effect>,
-    ) {
-        assert!((offset as u64).is_multiple_of(UNIT_SIZE));
-        assert!((length as u64).is_multiple_of(UNIT_SIZE));
-        let info = self.parts().index.get(&key);
+    pub fn begin(&mut self, id: RequestId, range: BlockRange, parts: &mut Parts, io: &mut Io<'_>) {
+        assert!((range.offset as u64).is_multiple_of(UNIT_SIZE));
+        assert!((range.length as u64).is_multiple_of(UNIT_SIZE));
+        let info = parts.blocks.get(&range.key);
         let Some(info) = info.filter(|info| info.location != LOCATION_NONE) else {
             let version = info.map_or(Version::ZERO, |info| info.version);
-            return effects.push(self.zeros(id, version));
+            let data = io.pool.take(0).freeze();
+            return io.done(id, Ok(Answer::Read { version, checksums: Vec::new(), data }));
         };
-        assert!(offset as u64 + length as u64 <= info.block_size.bytes());
-        self.plan(id, (key, offset, length), info, 0, Kind::Data, effects);
+        assert!(range.offset as u64 + range.length as u64 <= info.block_size.bytes());
+        self.plan(id, Query { range, kind: Kind::Data, attempt: 0 }, info, parts, io);
     }
 
     /// Begins to find out which units are written and damaged.
-    pub(crate) fn extents_begin(
+    pub fn begin_extents(
         &mut self,
         id: RequestId,
         key: BlockKey,
-        effects: &mut Vec<Effect>,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
     ) {
-        let info = self.parts().index.get(&key);
+        let info = parts.blocks.get(&key);
         let Some(info) = info.filter(|info| info.location != LOCATION_NONE) else {
             let words = info.map_or(0, |info| info.block_size.unit_count());
             let none = UnitSet::EMPTY.words(words);
@@ -115,40 +138,41 @@ impl Store {
                 written: none.clone(),
                 damaged: none,
             };
-            return effects.push(Effect::Done { id, result: Ok(answer) });
+            return io.done(id, Ok(answer));
         };
-        let length = info.block_size.bytes() as u32;
-        self.plan(id, (key, 0, length), info, 0, Kind::Extents, effects);
+        let range = BlockRange { key, offset: 0, length: info.block_size.bytes() as u32 };
+        self.plan(id, Query { range, kind: Kind::Extents, attempt: 0 }, info, parts, io);
     }
 
     /// Begins to copy units of a block; `units`: bits, none for all.
-    pub(crate) fn copy_begin(
+    pub fn begin_copy(
         &mut self,
         id: RequestId,
         key: BlockKey,
         units: &[u64],
-        effects: &mut Vec<Effect>,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
     ) {
-        let info = self.parts().index.get(&key);
-        let asked = UnitSet::from_slice(units);
-        self.copy(id, key, info, asked, 0, effects);
+        self.copy(id, key, UnitSet::from_slice(units), 0, parts, io);
     }
 
     fn copy(
         &mut self,
         id: RequestId,
         key: BlockKey,
-        info: Option<BlockInfo>,
         asked: UnitSet,
         attempt: u32,
-        effects: &mut Vec<Effect>,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
     ) {
-        let nothing = |content| Effect::Done { id, result: Ok(Answer::Copy { content }) };
-        let Some(info) = info else { return effects.push(nothing(Content::Gone)) };
+        let nothing = |content| Ok(Answer::Copy { content });
+        let Some(info) = parts.blocks.get(&key) else {
+            return io.done(id, nothing(Content::Gone));
+        };
         let BlockInfo { version, block_size, .. } = info;
         let count = block_size.unit_count();
         if info.tombstone {
-            return effects.push(nothing(Content::Tombstone { version }));
+            return io.done(id, nothing(Content::Tombstone { version }));
         }
         let all = UnitSet::first(count);
         let units = if asked.is_empty() { all } else { asked.within(&all) };
@@ -162,30 +186,25 @@ impl Store {
                 checksums: Vec::new(),
                 data: None,
             };
-            return effects.push(nothing(content));
+            return io.done(id, nothing(content));
         }
         let (offset, length) = units.span();
-        self.plan(id, (key, offset, length), info, attempt, Kind::Copy(units), effects);
-    }
-
-    fn zeros(&self, id: RequestId, version: Version) -> Effect {
-        let data = self.pool.take(0).freeze();
-        Effect::Done { id, result: Ok(Answer::Read { version, checksums: Vec::new(), data }) }
+        let range = BlockRange { key, offset, length };
+        self.plan(id, Query { range, kind: Kind::Copy(units), attempt }, info, parts, io);
     }
 
     fn plan(
         &mut self,
         id: RequestId,
-        (key, offset, length): (BlockKey, u32, u32),
+        query: Query,
         info: BlockInfo,
-        attempt: u32,
-        kind: Kind,
-        effects: &mut Vec<Effect>,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
     ) {
-        let parts = self.parts.as_ref().expect("requests come after Opened");
-        let first = offset / UNIT as u32;
-        let count = length / UNIT as u32;
-        let layers = parts.layers(&key);
+        let Query { range, kind, attempt } = query;
+        let first = range.offset / UNIT as u32;
+        let count = range.length / UNIT as u32;
+        let layers = parts.blocks.overlays().layers(&range.key);
         let state = |unit: u32| match kind {
             // Between those that are copied: nothing is fetched for it.
             Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
@@ -193,12 +212,10 @@ impl Store {
         };
         let states: Vec<Option<UnitState>> = (first..first + count).map(state).collect();
         let mut read = Read {
-            key,
-            offset,
-            length,
+            range,
             kind,
             attempt,
-            stamp: parts.stamp(layers, info),
+            stamp: Stamp::of(parts, layers, info),
             states,
             leaf: None,
             place_first: 0,
@@ -207,93 +224,28 @@ impl Store {
             outstanding: 0,
         };
         if kind != Kind::Extents {
-            self.fetch_place(id, &mut read, effects);
-            self.fetch_journal(id, &mut read, effects);
+            read.fetch_place(id, parts, io);
+            read.fetch_journal(id, parts, io);
         }
-        self.fetch_leaf(id, &mut read, effects);
+        read.fetch_leaf(id, parts, io);
         if read.outstanding > 0 {
-            let before = self.reads.insert(id, read);
+            let before = self.under_way.insert(id, read);
             assert!(before.is_none(), "a request's id is not reused while it is open");
         } else {
-            self.read_end(id, read, effects);
-        }
-    }
-
-    /// Reads the span of units that are, or may be, in the block's place.
-    fn fetch_place(&mut self, id: RequestId, read: &mut Read, effects: &mut Vec<Effect>) {
-        let may_be = |state: &Option<UnitState>| matches!(state, None | Some(UnitState::Place(_)));
-        let Some(first) = read.states.iter().position(may_be) else { return };
-        let last = read.states.iter().rposition(may_be).expect("there is a first");
-        let size = (last + 1 - first) * UNIT;
-        read.place_first = first as u32;
-        let parts = self.parts.as_ref().expect("requests come after Opened");
-        let location = read.stamp.info.location;
-        let from = read.offset + (first * UNIT) as u32;
-        if let Some((start, data)) = parts.journal.large_data(&read.key, location) {
-            // Before a checkpoint only this data can be in the new place.
-            let at = (from - start) as usize;
-            read.place = Some(data.slice(at..at + size));
-            return;
-        }
-        let offset = parts.place(location) + from as u64;
-        read.outstanding += 1;
-        let purpose = Purpose::Read(id, ReadPart::Place);
-        self.disk.read(&self.pool, purpose, offset, size, effects);
-    }
-
-    /// Gets units whose data is in the journal: from memory, else in runs from the disk.
-    fn fetch_journal(&mut self, id: RequestId, read: &mut Read, effects: &mut Vec<Effect>) {
-        let parts = self.parts.as_ref().expect("requests come after Opened");
-        let mut unit = 0;
-        while unit < read.states.len() {
-            let Some(UnitState::Journal(_, lsn)) = read.states[unit] else {
-                unit += 1;
-                continue;
-            };
-            if let Some(data) = parts.journal.data(lsn, UNIT) {
-                read.journal.push((unit as u32, data));
-                unit += 1;
-                continue;
-            }
-            let follows = |(index, state): &(usize, &Option<UnitState>)| {
-                let expected = lsn.advance((index * UNIT) as u64);
-                matches!(state, Some(UnitState::Journal(_, lsn)) if *lsn == expected)
-            };
-            let run = read.states[unit..].iter().enumerate().take_while(follows).count();
-            read.outstanding += 1;
-            let purpose = Purpose::Read(id, ReadPart::Journal(unit as u32));
-            self.disk.read(&self.pool, purpose, parts.journal.place(lsn), run * UNIT, effects);
-            unit += run;
-        }
-    }
-
-    /// Gets the leaf if a unit's state is only there.
-    fn fetch_leaf(&mut self, id: RequestId, read: &mut Read, effects: &mut Vec<Effect>) {
-        if read.states.iter().all(Option::is_some) {
-            return;
-        }
-        let parts = self.parts.as_mut().expect("requests come after Opened");
-        let Some((_, page)) = parts.pages.leaf_of(&read.key) else { return };
-        read.leaf = parts.pages.cached(page);
-        if read.leaf.is_none() {
-            read.outstanding += 1;
-            if parts.pages.wait(page, LeafWaiter::Read(id)) {
-                let purpose = Purpose::Leaf { page: page.page, checksum: page.checksum };
-                let offset = parts.page_place(page.page);
-                self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
-            }
+            self.end(id, read, parts, io);
         }
     }
 
     /// An operation of a read ended.
-    pub(crate) fn read_part(
+    pub fn on_part_read(
         &mut self,
         id: RequestId,
         part: ReadPart,
         bytes: Buffer,
-        effects: &mut Vec<Effect>,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
     ) {
-        let read = self.reads.get_mut(&id).expect("its operation was outstanding");
+        let read = self.under_way.get_mut(&id).expect("its operation was outstanding");
         match part {
             ReadPart::Place => read.place = Some(bytes),
             ReadPart::Journal(first) => {
@@ -302,48 +254,34 @@ impl Store {
                 read.journal.extend((0..units).map(|index| (first + index as u32, unit(index))));
             }
         }
-        self.read_arrived(id, effects);
+        self.on_arrived(id, parts, io);
     }
 
-    /// A leaf was read, for whoever waits for it.
-    pub(crate) fn leaf_read(
+    /// The leaf of a read was read; `None`: it is damaged.
+    pub fn on_leaf_read(
         &mut self,
-        page: u32,
-        checksum: Checksum,
-        bytes: &[u8],
-        effects: &mut Vec<Effect>,
+        id: RequestId,
+        leaf: Option<Rc<LeafPage>>,
+        parts: &mut Parts,
+        io: &mut Io<'_>,
     ) {
-        let parts = self.parts.as_mut().expect("requests come after Opened");
-        let named = format::disk::PageRef { page, checksum, used: 0 };
-        let tag = parts.superblock.store.tag();
-        let leaf = LeafPage::decode(bytes, tag, named).ok().map(Rc::new);
-        if let Some(leaf) = &leaf {
-            parts.pages.keep(named, leaf.clone());
-        }
-        for waiter in parts.pages.end_wait(page, checksum) {
-            match waiter {
-                LeafWaiter::Read(id) => {
-                    let read = self.reads.get_mut(&id).expect("it waits for the leaf");
-                    read.leaf = leaf.clone();
-                    self.read_arrived(id, effects);
-                }
-                LeafWaiter::Group(group) => self.leaf_loaded(group, page, leaf.clone(), effects),
-            }
-        }
+        let read = self.under_way.get_mut(&id).expect("it waits for the leaf");
+        read.leaf = leaf;
+        self.on_arrived(id, parts, io);
     }
 
-    fn read_arrived(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
-        let read = self.reads.get_mut(&id).expect("an operation of it was outstanding");
+    fn on_arrived(&mut self, id: RequestId, parts: &mut Parts, io: &mut Io<'_>) {
+        let read = self.under_way.get_mut(&id).expect("an operation of it was outstanding");
+        assert!(read.outstanding > 0);
         read.outstanding -= 1;
         if read.outstanding == 0 {
-            let read = self.reads.remove(&id).expect("it was just seen");
-            self.read_end(id, read, effects);
+            let read = self.under_way.remove(&id).expect("it was just seen");
+            self.end(id, read, parts, io);
         }
     }
 
     /// Everything is here: compares and answers, or begins again.
-    fn read_end(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
-        let parts = self.parts.as_mut().expect("requests come after Opened");
+    fn end(&mut self, id: RequestId, read: Read, parts: &mut Parts, io: &mut Io<'_>) {
         let states = read.resolve();
         let damaged = match read.kind {
             Kind::Extents => UnitSet::EMPTY,
@@ -351,89 +289,131 @@ impl Store {
         };
         let unresolved = states.contains(&UnitState::Damaged);
         if (!damaged.is_empty() || unresolved) && read.is_overtaken(parts) {
-            return self.read_again(id, read, effects);
+            return self.again(id, read, parts, io);
         }
-        let first = read.offset / UNIT as u32;
+        let first = read.range.offset / UNIT as u32;
         let mut units = UnitSet::EMPTY;
         damaged.iter().for_each(|unit| units.insert(first + unit));
         if !units.is_empty() {
-            parts.found_damaged(read.key, units);
+            parts.blocks.damage.found(read.range.key, units);
         }
         let result = match read.kind {
             Kind::Extents => Ok(read.extents(&states, parts)),
-            Kind::Copy(asked) => Ok(read.copied(asked, units, &states, &self.pool)),
-            Kind::Data if damaged.is_empty() => Ok(read.answer(&states, &self.pool)),
+            Kind::Copy(asked) => Ok(read.copied(asked, units, &states, io.pool)),
+            Kind::Data if damaged.is_empty() => Ok(read.answer(&states, io.pool)),
             Kind::Data => {
                 let count = read.stamp.info.block_size.unit_count();
                 Err(StoreError::Damaged { units: units.words(count) })
             }
         };
-        let answer = Effect::Done { id, result };
         match read.attempt {
-            0 => effects.push(answer),
-            _ => self.hold(vec![answer]),
+            0 => io.done(id, result),
+            _ => self.hold(vec![Effect::Done { id, result }], parts),
         }
     }
 
     /// Answers that wait until everything so far is durable.
-    fn hold(&mut self, answers: Vec<Effect>) {
-        let journal = &mut self.parts_mut().journal;
-        journal.want_all();
-        let tail = journal.tail();
+    fn hold(&mut self, answers: Vec<Effect>, parts: &mut Parts) {
+        parts.journal.want_all();
+        let tail = parts.journal.tail();
         self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
     }
 
-    fn read_again(&mut self, id: RequestId, read: Read, effects: &mut Vec<Effect>) {
-        let info = self.parts().index.get(&read.key);
-        let range = (read.key, read.offset, read.length);
+    /// Everything before this is durable: gives answers that waited for it.
+    pub fn on_durable(&mut self, durable: Lsn, effects: &mut Vec<Effect>) {
+        effects.extend(self.held.extract_if(.., |(lsn, _)| *lsn <= durable).map(|(_, held)| held));
+    }
+
+    fn again(&mut self, id: RequestId, read: Read, parts: &mut Parts, io: &mut Io<'_>) {
+        let Read { range, kind, .. } = read;
         let attempt = read.attempt + 1;
-        let placed = info.filter(|info| info.location != LOCATION_NONE);
+        let info = parts.blocks.get(&range.key).filter(|info| info.location != LOCATION_NONE);
+        if let Some(info) = info {
+            return match kind {
+                Kind::Copy(units) => self.copy(id, range.key, units, attempt, parts, io),
+                Kind::Data | Kind::Extents => {
+                    self.plan(id, Query { range, kind, attempt }, info, parts, io);
+                }
+            };
+        }
+        // The block has no place any more: it is answered at once.
         let mut answers = Vec::new();
-        match (read.kind, placed) {
-            (Kind::Copy(units), Some(_)) => {
-                return self.copy(id, read.key, info, units, attempt, effects);
-            }
-            (kind, Some(info)) => return self.plan(id, range, info, attempt, kind, effects),
-            (Kind::Copy(units), None) => {
-                self.copy(id, read.key, info, units, attempt, &mut answers);
-            }
-            (Kind::Extents, None) => self.extents_begin(id, read.key, &mut answers),
-            (Kind::Data, None) => {
-                self.read_begin(id, read.key, read.offset, read.length, &mut answers);
-            }
+        let held = &mut Io { disk: &mut *io.disk, pool: io.pool, effects: &mut answers };
+        match kind {
+            Kind::Copy(units) => self.copy(id, range.key, units, attempt, parts, held),
+            Kind::Extents => self.begin_extents(id, range.key, parts, held),
+            Kind::Data => self.begin(id, range, parts, held),
         }
-        self.hold(answers);
-    }
-}
-
-impl Parts {
-    /// What a read of the block is planned on now.
-    pub(crate) fn stamp(&self, layers: Layers<'_>, info: BlockInfo) -> Stamp {
-        let repair_count = layers.repair_count();
-        Stamp { info, checkpoint: self.root.sequence, repair_count }
-    }
-
-    /// Remembers units that cannot be read.
-    pub(crate) fn found_damaged(&mut self, key: BlockKey, units: UnitSet) {
-        let known = self.rotten.entry(key).or_default();
-        for unit in units.iter() {
-            self.damaged_units += !known.contains(unit) as u64;
-            known.insert(unit);
-        }
+        self.hold(answers, parts);
     }
 }
 
 impl Read {
+    /// Reads the span of units that are, or may be, in the block's place.
+    fn fetch_place(&mut self, id: RequestId, parts: &Parts, io: &mut Io<'_>) {
+        let may_be = |state: &Option<UnitState>| matches!(state, None | Some(UnitState::Place(_)));
+        let Some(first) = self.states.iter().position(may_be) else { return };
+        let last = self.states.iter().rposition(may_be).expect("there is a first");
+        let size = (last + 1 - first) * UNIT;
+        self.place_first = first as u32;
+        let location = self.stamp.info.location;
+        let from = self.range.offset + (first * UNIT) as u32;
+        if let Some((start, data)) = parts.journal.large_data(&self.range.key, location) {
+            // Before a checkpoint only this data can be in the new place.
+            let at = (from - start) as usize;
+            self.place = Some(data.slice(at..at + size));
+            return;
+        }
+        let offset = parts.place(location) + from as u64;
+        self.outstanding += 1;
+        let purpose = Purpose::Read(id, ReadPart::Place);
+        io.read(purpose, offset, size);
+    }
+
+    /// Gets units whose data is in the journal: from memory, else in runs from the disk.
+    fn fetch_journal(&mut self, id: RequestId, parts: &Parts, io: &mut Io<'_>) {
+        let mut unit = 0;
+        while unit < self.states.len() {
+            let Some(UnitState::Journal(_, lsn)) = self.states[unit] else {
+                unit += 1;
+                continue;
+            };
+            if let Some(data) = parts.journal.data(lsn, UNIT) {
+                self.journal.push((unit as u32, data));
+                unit += 1;
+                continue;
+            }
+            let follows = |(index, state): &(usize, &Option<UnitState>)| {
+                let expected = lsn.advance((index * UNIT) as u64);
+                matches!(state, Some(UnitState::Journal(_, lsn)) if *lsn == expected)
+            };
+            let run = self.states[unit..].iter().enumerate().take_while(follows).count();
+            self.outstanding += 1;
+            let purpose = Purpose::Read(id, ReadPart::Journal(unit as u32));
+            io.read(purpose, parts.journal.place(lsn), run * UNIT);
+            unit += run;
+        }
+    }
+
+    /// Gets the leaf if a unit's state is only there.
+    fn fetch_leaf(&mut self, id: RequestId, parts: &mut Parts, io: &mut Io<'_>) {
+        if self.states.iter().all(Option::is_some) {
+            return;
+        }
+        let Some((_, page)) = parts.pages.leaf_of(&self.range.key) else { return };
+        self.leaf = parts.leaf(page, LeafWaiter::Read(id), io);
+        self.outstanding += u32::from(self.leaf.is_none());
+    }
+
     fn is_overtaken(&self, parts: &Parts) -> bool {
-        let stamp =
-            parts.index.get(&self.key).map(|info| parts.stamp(parts.layers(&self.key), info));
-        stamp != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
+        let now = Stamp::of_block(parts, &self.range.key);
+        now != Some(self.stamp) && self.attempt < ATTEMPT_COUNT_MAX
     }
 
     /// Where each unit is, with what the leaf says.
     fn resolve(&self) -> Vec<UnitState> {
-        let record = self.leaf.as_ref().and_then(|leaf| leaf.find(&self.key));
-        let first = self.offset / UNIT as u32;
+        let record = self.leaf.as_ref().and_then(|leaf| leaf.find(&self.range.key));
+        let first = self.range.offset / UNIT as u32;
         let resolve = |(index, state): (usize, &Option<UnitState>)| match (state, record) {
             (Some(state), _) => *state,
             (None, Some(record)) => state_in(record, first + index as u32),
@@ -464,9 +444,9 @@ impl Read {
             let is_right = match *state {
                 UnitState::Zero => true,
                 UnitState::Damaged => false,
-                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => self
-                    .unit(index as u32, *state)
-                    .is_some_and(|data| Parts::matches(data, checksum)),
+                UnitState::Place(checksum) | UnitState::Journal(checksum, _) => {
+                    self.unit(index as u32, *state).is_some_and(|data| matches(data, checksum))
+                }
             };
             if !is_right {
                 wrong.insert(index as u32);
@@ -476,7 +456,7 @@ impl Read {
     }
 
     /// Requires: no mismatch.
-    fn answer(&self, states: &[UnitState], pool: &base::BufferPool) -> Answer {
+    fn answer(&self, states: &[UnitState], pool: &BufferPool) -> Answer {
         let version = self.stamp.info.version;
         if states.iter().all(|state| *state == UnitState::Zero) {
             return Answer::Read { version, checksums: Vec::new(), data: pool.take(0).freeze() };
@@ -491,7 +471,7 @@ impl Read {
         let data = match &self.place {
             // The usual case: all of it came in one read, and goes on as it is.
             Some(place)
-                if place.len() == self.length as usize
+                if place.len() == self.range.length as usize
                     && states.iter().all(|state| matches!(state, UnitState::Place(_))) =>
             {
                 place.clone()
@@ -507,10 +487,10 @@ impl Read {
         asked: UnitSet,
         damaged: UnitSet,
         states: &[UnitState],
-        pool: &base::BufferPool,
+        pool: &BufferPool,
     ) -> Answer {
         let BlockInfo { version, block_size, .. } = self.stamp.info;
-        let first = self.offset / UNIT as u32;
+        let first = self.range.offset / UNIT as u32;
         let mut written = UnitSet::EMPTY;
         let mut checksums = Vec::new();
         for (unit, state) in (first..).zip(states) {
@@ -535,10 +515,10 @@ impl Read {
     }
 
     /// The data of these units, one after another.
-    fn gather(&self, units: &UnitSet, states: &[UnitState], pool: &base::BufferPool) -> Buffer {
+    fn gather(&self, units: &UnitSet, states: &[UnitState], pool: &BufferPool) -> Buffer {
         let (offset, length) = units.span();
         let size = units.count() as usize * UNIT;
-        let first = self.offset / UNIT as u32;
+        let first = self.range.offset / UNIT as u32;
         let state = |unit: u32| states[(unit - first) as usize];
         let is_in_place = |unit| matches!(state(unit), UnitState::Place(_));
         if size == length as usize && units.iter().all(is_in_place) {
@@ -554,8 +534,8 @@ impl Read {
         data.freeze()
     }
 
-    fn assemble(&self, states: &[UnitState], pool: &base::BufferPool) -> Buffer {
-        let mut data = pool.take(self.length as usize);
+    fn assemble(&self, states: &[UnitState], pool: &BufferPool) -> Buffer {
+        let mut data = pool.take(self.range.length as usize);
         for (index, state) in states.iter().enumerate() {
             let to = &mut data[index * UNIT..(index + 1) * UNIT];
             match self.unit(index as u32, *state) {
@@ -568,7 +548,7 @@ impl Read {
 
     fn extents(&self, states: &[UnitState], parts: &Parts) -> Answer {
         let mut written = UnitSet::EMPTY;
-        let mut damaged = parts.rotten.get(&self.key).copied().unwrap_or_default();
+        let mut damaged = parts.blocks.damage.of(&self.range.key);
         for (unit, state) in states.iter().enumerate() {
             match state {
                 UnitState::Zero => continue,

@@ -1,7 +1,8 @@
-//! Start of a store: superblock, checkpoint, journal; ends with `Opened` or `Stopped`.
+//! Start of a store: superblock, checkpoint, journal. A value of its own: reads and writes that ended
+//! go in, [`Recovered`] or a reason to stop comes out.
 //!
 //! ```text
-//!   Superblock ─▶ Root ─▶ Stream ─▶ Leaves ─▶ Survey ─▶ Replay ⇄ Data ─▶ Rewrite ─▶ Steps ─▶ Journal ─▶ open
+//!   Superblock ─▶ Root ─▶ Stream ─▶ Leaves ─▶ Survey ─▶ Replay ⇄ Data ─▶ Rewrite ─▶ Steps ─▶ Finished
 //!    two copies   two     three               the whole  from the root's  what no      suspect,  decisions
 //!                 slots   chains              ring once  lsn, by table    one confirmed  flush
 //! ```
@@ -18,25 +19,25 @@ mod survey;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use base::{BlockSize, Buffer, Checksum, Lsn, PgId};
+use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE};
 use format::disk::{
-    Decision, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
+    Decision, EntryHeader, EntryKind, LeafPage, PAGE_NONE, PAGE_SIZE, PageRef, Root,
     STREAM_PAGE_CAPACITY, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, StreamPage, StreamRef, Superblock,
     SuperblockError, decode_directory, decode_notes, decode_pgs, decode_ranges, encode_decisions,
 };
 
-use crate::allocate::{Allocator, SEGMENT_SIZE, segment_of};
-use crate::dirty::{Overlay, UnitState};
-use crate::disk::Purpose;
-use crate::index::{BlockInfo, Index, KEY_FIRST};
-use crate::journal::{IDLE_RESERVE, Journal, plain_header};
-use crate::moves::Moves;
+use crate::allocator::SEGMENT_SIZE;
+use crate::disk::{Io, Purpose};
+use crate::index::BlockInfo;
+use crate::journal::{IDLE_RESERVE, Journal, padded, plain_header};
+use crate::notes::Notes;
+use crate::overlay::{Overlay, UnitState};
 use crate::pages::{Pages, ROOT_PAGES};
+use crate::parts::Parts;
+use crate::pg_records::PgRecords;
 use crate::recover::replay::Replay;
-use crate::recover::survey::{ROOT_LOST, Survey};
-use crate::space::{Freed, Reserving};
-use crate::store::{Parts, Phase, Store};
-use crate::{BlockKey, Effect, Settings};
+use crate::recover::survey::Survey;
+use crate::{BlockKey, RecoveryReport, Settings};
 
 /// Leaves read at once.
 const LEAF_READS_MAX: usize = 64;
@@ -47,9 +48,29 @@ const DECISIONS_MAX: usize = 16_000;
 /// Where leaves of more PGs are damaged, the whole store is suspect.
 const SUSPECTS_MAX: usize = 64;
 
-/// A store being opened.
+/// Why a store stops that has only an older root, and not the whole journal behind it; for people.
+const ROOT_LOST: &str = "\
+    the newest root of the checkpoint is lost, and the journal went on behind it: what an older \
+    one says is not the store's state. Look at the kernel's log and the disk's health, and start \
+    this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
+    restore its volumes from a backup into a new pool";
+
+/// How a step of recovery ends; the error says why the store cannot be opened, for people.
+pub type Progress = Result<(), String>;
+
+/// A store that was recovered. It opens when everything in its journal is durable.
+pub struct Recovered {
+    pub parts: Box<Parts>,
+    pub report: RecoveryReport,
+}
+
+/// A store being recovered.
 #[derive(Default)]
-pub struct Opening {
+pub struct Recovery {
+    settings: Settings,
+    device_size: u64,
+    /// Made once the superblock is known; anew with each root that is tried.
+    parts: Option<Box<Parts>>,
     stage: Stage,
     /// Something could not be read.
     has_lost: bool,
@@ -101,8 +122,8 @@ enum Stage {
     Rewrite(Lsn),
     /// Waits for writes and flushes, one step after another.
     Steps,
-    /// Waits for the entry with the decisions.
-    Journal,
+    /// Waits for nothing: what is not durable yet is in the journal.
+    Finished,
 }
 
 /// What is done, one after another, before the store opens.
@@ -111,111 +132,117 @@ enum Step {
     Write(u64, Vec<u8>),
 }
 
-impl Store {
-    pub(crate) fn recover_begin(&mut self, effects: &mut Vec<Effect>) {
-        self.fetch(SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE, effects);
+impl Recovery {
+    /// Begins to open the store on a device of `device_size` bytes: asks for the first read.
+    pub fn begin(settings: Settings, device_size: u64, io: &mut Io<'_>) -> Recovery {
+        let mut recovery = Recovery { settings, device_size, ..Recovery::default() };
+        recovery.fetch(SUPERBLOCK_OFFSETS[0], SUPERBLOCK_SIZE, io);
+        recovery
     }
 
-    fn opening_ref(&self) -> &Opening {
-        match &self.phase {
-            Phase::Opening(opening) => opening,
-            _ => unreachable!("recovery's operations end before the store opens"),
-        }
+    /// What a read that failed is told by: single sectors, once their size is known.
+    pub fn piece_size(&self) -> usize {
+        self.parts
+            .as_ref()
+            .map_or(UNIT_SIZE as usize, |parts| parts.superblock.sector_size as usize)
     }
 
-    fn opening(&mut self) -> &mut Opening {
-        match &mut self.phase {
-            Phase::Opening(opening) => opening,
-            _ => unreachable!("recovery's operations end before the store opens"),
-        }
+    fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("the superblock is known")
     }
 
-    fn fetch(&mut self, offset: u64, size: usize, effects: &mut Vec<Effect>) {
-        self.disk.read(&self.pool, Purpose::RecoveryRead, offset, size, effects);
+    fn parts_mut(&mut self) -> &mut Parts {
+        self.parts.as_mut().expect("the superblock is known")
+    }
+
+    fn fetch(&mut self, offset: u64, size: usize, io: &mut Io<'_>) {
+        io.read(Purpose::RecoveryRead, offset, size);
     }
 
     /// A read ended. What could not be read counts as zeros, which no checksum fits; where that
     /// must not pass for something never written, `lost` tells.
-    pub(crate) fn recover_read(
-        &mut self,
-        buffer: Buffer,
-        lost: &[Range<usize>],
-        effects: &mut Vec<Effect>,
-    ) {
-        self.opening().has_lost |= !lost.is_empty();
-        match self.opening().stage {
-            Stage::Superblock => self.superblock_read(&buffer, effects),
-            Stage::Root(slot) => self.root_read(slot, &buffer, !lost.is_empty(), effects),
-            Stage::Stream(at) => self.stream_read(at, &buffer, effects),
-            Stage::Survey => self.survey_read(&buffer, effects),
-            Stage::Replay => self.replay_read(buffer, lost, effects),
-            Stage::Data => self.data_read(buffer, lost, effects),
-            Stage::Rewrite(at) => self.rewrite_read(at, &buffer, lost, effects),
-            Stage::Leaves { .. } | Stage::Steps | Stage::Journal => {
+    pub fn on_read(&mut self, buffer: Buffer, lost: &[Range<usize>], io: &mut Io<'_>) -> Progress {
+        self.has_lost |= !lost.is_empty();
+        match self.stage {
+            Stage::Superblock => self.on_superblock_read(&buffer, io),
+            Stage::Root(slot) => self.on_root_read(slot, &buffer, !lost.is_empty(), io),
+            Stage::Stream(at) => self.on_stream_read(at, &buffer, io),
+            Stage::Survey => self.on_survey_read(&buffer, io),
+            Stage::Replay => self.on_replay_read(buffer, lost, io),
+            Stage::Data => self.on_data_read(buffer, lost, io),
+            Stage::Rewrite(at) => self.on_rewrite_read(at, &buffer, lost, io),
+            Stage::Leaves { .. } | Stage::Steps | Stage::Finished => {
                 unreachable!("the stage fetches nothing")
             }
         }
     }
 
-    fn superblock_read(&mut self, bytes: &[u8], effects: &mut Vec<Effect>) {
-        let superblock = Superblock::decode(bytes);
-        let opening = self.opening();
-        opening.superblocks.push(superblock);
-        if opening.superblocks.len() < SUPERBLOCK_OFFSETS.len() {
-            let offset = SUPERBLOCK_OFFSETS[opening.superblocks.len()];
-            return self.fetch(offset, SUPERBLOCK_SIZE, effects);
+    fn on_superblock_read(&mut self, bytes: &[u8], io: &mut Io<'_>) -> Progress {
+        self.superblocks.push(Superblock::decode(bytes));
+        if self.superblocks.len() < SUPERBLOCK_OFFSETS.len() {
+            let offset = SUPERBLOCK_OFFSETS[self.superblocks.len()];
+            self.fetch(offset, SUPERBLOCK_SIZE, io);
+            return Ok(());
         }
-        let copies = std::mem::take(&mut opening.superblocks);
+        let copies = std::mem::take(&mut self.superblocks);
         for (index, copy) in copies.iter().enumerate() {
             if copy.is_err() {
-                opening.superblocks_damaged.push(index);
+                self.superblocks_damaged.push(index);
             }
         }
         // A sound copy says more than one that cannot be read.
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
-        let none_can_be_had = self.opening().has_lost && copies.iter().all(says_nothing);
+        let none_can_be_had = self.has_lost && copies.iter().all(says_nothing);
         match choose_superblock(copies, self.device_size) {
             Ok(superblock) => {
-                if !self.opening().superblocks_damaged.is_empty() {
+                if !self.superblocks_damaged.is_empty() {
                     self.count_row('Q');
                 }
                 self.parts = Some(Box::new(Parts::new(superblock, &self.settings)));
-                self.opening().stage = Stage::Root(0);
+                self.stage = Stage::Root(0);
                 let offset = self.parts().page_place(ROOT_PAGES[0]);
-                self.fetch(offset, PAGE_SIZE, effects);
+                self.fetch(offset, PAGE_SIZE, io);
+                Ok(())
             }
             Err(_) if none_can_be_had => {
                 let reason = "the superblock cannot be read: look at the kernel's log and the \
                               disk's health, then start this OSD again";
-                self.stop(reason.to_owned(), effects);
+                Err(reason.to_owned())
             }
-            Err(reason) => self.stop(reason, effects),
+            Err(reason) => Err(reason),
         }
     }
 
-    fn root_read(&mut self, slot: usize, bytes: &[u8], is_lost: bool, effects: &mut Vec<Effect>) {
+    fn on_root_read(
+        &mut self,
+        slot: usize,
+        bytes: &[u8],
+        is_lost: bool,
+        io: &mut Io<'_>,
+    ) -> Progress {
         let tag = self.parts().superblock.store.tag();
         if let Ok(root) = Root::decode(bytes, tag) {
-            self.opening().roots.push(root);
+            self.roots.push(root);
         } else if is_lost {
             // It may be the newest one. The journal tells: see `Survey::is_ahead`.
             self.count_row('Y');
-            self.opening().root_was_lost = true;
+            self.root_was_lost = true;
         }
         if slot == 0 {
-            self.opening().stage = Stage::Root(1);
+            self.stage = Stage::Root(1);
             let offset = self.parts().page_place(ROOT_PAGES[1]);
-            return self.fetch(offset, PAGE_SIZE, effects);
+            self.fetch(offset, PAGE_SIZE, io);
+            return Ok(());
         }
-        self.opening().roots.sort_by_key(|root| root.sequence);
-        self.try_root(effects);
+        self.roots.sort_by_key(|root| root.sequence);
+        self.try_root(io)
     }
 
     /// Begins with the newest root not tried yet.
-    fn try_root(&mut self, effects: &mut Vec<Effect>) {
-        let Some(root) = self.opening().roots.pop() else {
-            let reason = match self.opening().has_lost {
+    fn try_root(&mut self, io: &mut Io<'_>) -> Progress {
+        let Some(root) = self.roots.pop() else {
+            let reason = match self.has_lost {
                 true => {
                     "the roots, or the directories they name, cannot be read: look at the \
                      kernel's log and the disk's health, then start this OSD again"
@@ -226,63 +253,63 @@ impl Store {
                      place, or restore its volumes from a backup into a new pool"
                 }
             };
-            return self.stop(reason.to_owned(), effects);
+            return Err(reason.to_owned());
         };
         let superblock = self.parts().superblock.clone();
         let mut parts = Parts::new(superblock, &self.settings);
         parts.root = root.clone();
         self.parts = Some(Box::new(parts));
-        self.opening().streams = vec![Vec::new()];
-        self.next_stream_page(root.directory, effects);
+        self.streams = vec![Vec::new()];
+        self.next_stream_page(root.directory, io)
     }
 
     /// Reads the next page of the streams, or goes on to the leaves.
-    fn next_stream_page(&mut self, at: StreamRef, effects: &mut Vec<Effect>) {
+    fn next_stream_page(&mut self, at: StreamRef, io: &mut Io<'_>) -> Progress {
         if at.size > 0 {
             let parts = self.parts_mut();
             let is_possible = at.page_count() * (STREAM_PAGE_CAPACITY as u64)
                 <= parts.superblock.checkpoints.size;
             if !is_possible || !parts.pages.take(at.page) {
-                return self.root_failed(effects);
+                return self.root_failed(io);
             }
             parts.stream_pages.push(at.page);
             let offset = parts.page_place(at.page);
-            self.opening().stage = Stage::Stream(at);
-            return self.fetch(offset, PAGE_SIZE, effects);
+            self.stage = Stage::Stream(at);
+            self.fetch(offset, PAGE_SIZE, io);
+            return Ok(());
         }
         let root = self.parts().root.clone();
-        let opening = self.opening();
-        opening.streams.push(Vec::new());
-        match opening.streams.len() {
-            2 => self.next_stream_page(root.pgs, effects),
-            3 => self.next_stream_page(root.notes, effects),
-            4 => self.next_stream_page(root.discards, effects),
-            _ => self.streams_read(effects),
+        self.streams.push(Vec::new());
+        match self.streams.len() {
+            2 => self.next_stream_page(root.pgs, io),
+            3 => self.next_stream_page(root.notes, io),
+            4 => self.next_stream_page(root.discards, io),
+            _ => self.decode_streams(io),
         }
     }
 
-    fn stream_read(&mut self, at: StreamRef, bytes: &[u8], effects: &mut Vec<Effect>) {
+    fn on_stream_read(&mut self, at: StreamRef, bytes: &[u8], io: &mut Io<'_>) -> Progress {
         let tag = self.parts().superblock.store.tag();
-        let stream = self.opening().streams.last_mut().expect("one is being read");
+        let stream = self.streams.last_mut().expect("one is being read");
         match StreamPage::decode(bytes, tag, at, stream) {
             Ok(rest) => {
                 assert!(rest.size > 0 || rest.page == PAGE_NONE);
-                self.next_stream_page(rest, effects);
+                self.next_stream_page(rest, io)
             }
-            Err(_) => self.root_failed(effects),
+            Err(_) => self.root_failed(io),
         }
     }
 
-    fn root_failed(&mut self, effects: &mut Vec<Effect>) {
-        if !self.opening().roots.is_empty() {
+    fn root_failed(&mut self, io: &mut Io<'_>) -> Progress {
+        if !self.roots.is_empty() {
             self.count_row('R');
-            self.opening().root_was_lost = true;
+            self.root_was_lost = true;
         }
-        self.try_root(effects);
+        self.try_root(io)
     }
 
-    fn streams_read(&mut self, effects: &mut Vec<Effect>) {
-        let streams = std::mem::take(&mut self.opening().streams);
+    fn decode_streams(&mut self, io: &mut Io<'_>) -> Progress {
+        let streams = std::mem::take(&mut self.streams);
         let decoded = (
             decode_directory(&streams[0]),
             decode_pgs(&streams[1]),
@@ -290,50 +317,47 @@ impl Store {
             decode_ranges(&streams[3]),
         );
         let (Ok(directory), Ok(pgs), Ok(notes), Ok(discards)) = decoded else {
-            return self.root_failed(effects);
+            return self.root_failed(io);
         };
         let segments = self.parts().superblock.data.size / SEGMENT_SIZE;
         if discards.last().is_some_and(|range| u64::from(range.end) > segments) {
-            return self.root_failed(effects);
+            return self.root_failed(io);
         }
         let parts = self.parts_mut();
-        parts.pgs = pgs.into_iter().collect();
-        parts.notes_bytes = notes.iter().map(|(_, note)| note.len() as u64).sum();
-        parts.notes = notes.into_iter().map(|(key, note)| (key, note.into())).collect();
+        parts.pgs = PgRecords::load(pgs);
+        parts.notes = Notes::load(notes);
         if !directory.iter().all(|(_, page)| parts.pages.take(page.page)) {
-            return self.root_failed(effects);
+            return self.root_failed(io);
         }
-        let opening = self.opening();
-        opening.leaves = directory;
-        opening.discards = discards;
-        opening.stage = Stage::Leaves { asked: 0, arrived: 0 };
-        self.ask_leaves(effects);
+        self.leaves = directory;
+        self.discards = discards;
+        self.stage = Stage::Leaves { asked: 0, arrived: 0 };
+        self.ask_leaves(io)
     }
 
     /// Reads leaves, a bounded number at once; when all are here, goes on to the journal.
-    fn ask_leaves(&mut self, effects: &mut Vec<Effect>) {
-        let Phase::Opening(opening) = &mut self.phase else { unreachable!("it is opening") };
-        let Stage::Leaves { asked, arrived } = &mut opening.stage else {
+    fn ask_leaves(&mut self, io: &mut Io<'_>) -> Progress {
+        let Stage::Leaves { asked, arrived } = &mut self.stage else {
             unreachable!("leaves are read in their stage")
         };
         let parts = self.parts.as_ref().expect("the superblock is known");
-        while *asked < opening.leaves.len() && *asked - *arrived < LEAF_READS_MAX {
-            let offset = parts.page_place(opening.leaves[*asked].1.page);
-            let purpose = Purpose::RecoveryLeaf { index: *asked };
-            self.disk.read(&self.pool, purpose, offset, PAGE_SIZE, effects);
+        while *asked < self.leaves.len() && *asked - *arrived < LEAF_READS_MAX {
+            let offset = parts.page_place(self.leaves[*asked].1.page);
+            io.read(Purpose::RecoveryLeaf { index: *asked }, offset, PAGE_SIZE);
             *asked += 1;
         }
-        if *arrived == opening.leaves.len() {
-            self.begin_survey(effects);
+        if *arrived == self.leaves.len() {
+            self.stage = Stage::Survey;
+            self.survey_next(io);
         }
+        Ok(())
     }
 
     /// A leaf was read.
-    pub(crate) fn recover_leaf(&mut self, index: usize, bytes: &[u8], effects: &mut Vec<Effect>) {
-        let opening = self.opening();
-        let (first, page) = opening.leaves[index];
-        let next = opening.leaves.get(index + 1).map(|(next, _)| *next);
-        if let Stage::Leaves { arrived, .. } = &mut opening.stage {
+    pub fn on_leaf_read(&mut self, index: usize, bytes: &[u8], io: &mut Io<'_>) -> Progress {
+        let (first, page) = self.leaves[index];
+        let next = self.leaves.get(index + 1).map(|(next, _)| *next);
+        if let Stage::Leaves { arrived, .. } = &mut self.stage {
             *arrived += 1;
         }
         let tag = self.parts().superblock.store.tag();
@@ -347,93 +371,119 @@ impl Store {
         let parts = self.parts_mut();
         match leaf {
             Some(leaf) => {
-                if let Err(reason) = parts.load_leaf(first, page, leaf) {
-                    return self.stop(reason, effects);
-                }
+                parts.blocks.load(&leaf)?;
+                parts.pages.set_leaf(first, Some(page));
+                parts.pages.keep(page, leaf.into());
             }
             None => {
                 // The next checkpoint no longer names it; then the page is free.
                 parts.stream_pages.push(page.page);
                 parts.wants_checkpoint = true;
-                parts.holds_places = true;
-                self.opening().leaves_lost.push((first, next));
+                parts.blocks.area.hold_places();
+                self.leaves_lost.push((first, next));
                 self.count_row('S');
             }
         }
-        self.ask_leaves(effects);
+        self.ask_leaves(io)
+    }
+
+    /// Reads the next chunk of the ring.
+    fn survey_next(&mut self, io: &mut Io<'_>) {
+        let journal = self.parts().superblock.journal;
+        let position = self.survey.position();
+        let size = CHUNK_SIZE.min(journal.size - position) as usize;
+        self.fetch(journal.offset + position, size, io);
+    }
+
+    fn on_survey_read(&mut self, bytes: &[u8], io: &mut Io<'_>) -> Progress {
+        let parts = self.parts.as_ref().expect("the superblock is known");
+        self.survey.look(bytes, &parts.superblock, parts.root.replay);
+        if self.survey.position() < parts.superblock.journal.size {
+            self.survey_next(io);
+            return Ok(());
+        }
+        self.survey.settle();
+        if self.survey.is_ahead {
+            return Err(ROOT_LOST.to_owned());
+        }
+        self.begin_replay(io)
     }
 
     fn count_row(&mut self, row: char) {
-        *self.opening().rows.entry(row).or_default() += 1;
+        *self.rows.entry(row).or_default() += 1;
     }
 
     /// Makes the journal ready to go on at `tail`, and queues what must be durable before the
     /// store opens.
-    fn replayed(&mut self, end: Lsn, tail: Lsn, previous: Checksum, effects: &mut Vec<Effect>) {
+    fn on_replayed(
+        &mut self,
+        end: Lsn,
+        tail: Lsn,
+        previous: Checksum,
+        io: &mut Io<'_>,
+    ) -> Progress {
         let cache = self.settings.memory_bytes / 4;
         let parts = self.parts.as_mut().expect("the superblock is known");
         let head = parts.root.replay;
-        let Phase::Opening(opening) = &mut self.phase else {
-            unreachable!("the journal is replayed before the store opens")
-        };
-        let acked = opening.survey.acked;
+        let acked = self.survey.acked;
         // An idle entry at the end needs no other one that records it.
-        let is_recorded = opening.replay.idle_end == Some(tail);
+        let is_recorded = self.replay.idle_end == Some(tail);
         let recorded = if is_recorded { tail } else { acked.min(tail) };
         let lsns = (head, recorded, tail);
         parts.journal = Journal::new(&parts.superblock, lsns, previous, cache);
         if !parts.journal.has_room(EntryKind::Idle, 0, 0) {
             // No store fills its ring so far: the older root was used, and all of a lap lies behind it.
-            return self.stop(ROOT_LOST.to_owned(), effects);
+            return Err(ROOT_LOST.to_owned());
         }
-        parts.wants_checkpoint |= opening.root_was_lost;
-        parts.holds_places |= opening.root_was_lost;
+        parts.wants_checkpoint |= self.root_was_lost;
+        if self.root_was_lost {
+            parts.blocks.area.hold_places();
+        }
         if tail > end {
-            opening.decisions.push(Decision::Cut { from: end, to: tail });
+            self.decisions.push(Decision::Cut { from: end, to: tail });
         }
-        if opening.decisions.len() > DECISIONS_MAX {
+        if self.decisions.len() > DECISIONS_MAX {
             let reason = "more of the journal is damaged than can be settled by itself, and this \
                           version cannot repair it: put a copy of the disk in its place, or \
                           restore its volumes from a backup into a new pool";
-            return self.stop(reason.to_owned(), effects);
+            return Err(reason.to_owned());
         }
-        self.rewrite(acked.max(head), end, effects);
+        self.rewrite(acked.max(head), end, io)
     }
 
     /// Writes journal again that no entry records as durable, chunk by chunk: the same bytes at
     /// the same place.
-    fn rewrite(&mut self, at: Lsn, end: Lsn, effects: &mut Vec<Effect>) {
+    fn rewrite(&mut self, at: Lsn, end: Lsn, io: &mut Io<'_>) -> Progress {
         if at >= end {
-            return self.plan_steps(effects);
+            return self.plan_steps(io);
         }
         let journal = &self.parts().journal;
         let rest = journal.size() - at.get() % journal.size();
         let size = CHUNK_SIZE.min(rest).min(end.since(at));
         let place = journal.place(at);
-        let opening = self.opening();
-        opening.replay.end = end;
-        opening.stage = Stage::Rewrite(at);
-        self.fetch(place, size as usize, effects);
+        self.replay.end = end;
+        self.stage = Stage::Rewrite(at);
+        self.fetch(place, size as usize, io);
+        Ok(())
     }
 
-    fn rewrite_read(
+    fn on_rewrite_read(
         &mut self,
         at: Lsn,
         buffer: &Buffer,
         lost: &[Range<usize>],
-        effects: &mut Vec<Effect>,
-    ) {
-        let is_new = |lost: &Range<usize>| !self.opening_ref().replay.is_lost(at, lost);
+        io: &mut Io<'_>,
+    ) -> Progress {
+        let is_new = |lost: &Range<usize>| !self.replay.is_lost(at, lost);
         if lost.iter().any(is_new) {
             let reason = "the journal could be read a moment ago and cannot be read now: look at \
                           the disk, then start this OSD again";
-            return self.stop(reason.to_owned(), effects);
+            return Err(reason.to_owned());
         }
         let place = self.parts().journal.place(at);
         let next = at.advance(buffer.len() as u64);
-        self.write_read_again(place, buffer, lost, effects);
-        let end = self.opening().replay.end;
-        self.rewrite(next, end, effects);
+        self.write_read_again(place, buffer, lost, io);
+        self.rewrite(next, self.replay.end, io)
     }
 
     /// Writes what was read again, but for what could not be read.
@@ -442,28 +492,28 @@ impl Store {
         place: u64,
         buffer: &Buffer,
         lost: &[Range<usize>],
-        effects: &mut Vec<Effect>,
+        io: &mut Io<'_>,
     ) {
         let mut from = 0;
         for gap in lost.iter().cloned().chain(std::iter::once(buffer.len()..buffer.len())) {
             if from < gap.start {
-                self.write_again(place + from as u64, buffer.slice(from..gap.start), effects);
+                self.write_again(place + from as u64, buffer.slice(from..gap.start), io);
             }
             from = gap.end;
         }
     }
 
-    fn write_again(&mut self, place: u64, buffer: Buffer, effects: &mut Vec<Effect>) {
-        self.opening().writes += 1;
-        self.disk.write(Purpose::RecoveryWrite, place, vec![buffer], false, effects);
+    fn write_again(&mut self, place: u64, buffer: Buffer, io: &mut Io<'_>) {
+        self.writes += 1;
+        io.write(Purpose::RecoveryWrite, place, vec![buffer], false);
     }
 
-    fn plan_steps(&mut self, effects: &mut Vec<Effect>) {
+    fn plan_steps(&mut self, io: &mut Io<'_>) -> Progress {
         let suspects = self.suspects();
         let is_suspicious = suspects.len() > SUSPECTS_MAX
-            || self.opening().rows.keys().any(|row| crate::decide::is_suspicious(*row));
+            || self.rows.keys().any(|row| crate::decide::is_suspicious(*row));
         if !is_suspicious {
-            self.opening().suspects = suspects;
+            self.suspects = suspects;
         }
         let parts = self.parts.as_mut().expect("the superblock is known");
         let mut steps = VecDeque::from([Step::Flush]);
@@ -476,77 +526,96 @@ impl Store {
             parts.superblock.suspect = Some(parts.journal.tail());
             write(&mut parts.superblock, 1);
             write(&mut parts.superblock, 0);
-        } else if let Phase::Opening(opening) = &self.phase {
-            for copy in &opening.superblocks_damaged {
+        } else {
+            for copy in &self.superblocks_damaged {
                 write(&mut parts.superblock, *copy);
             }
         }
-        let opening = self.opening();
-        opening.steps = steps;
-        opening.stage = Stage::Steps;
-        self.next_step(effects);
+        self.steps = steps;
+        self.stage = Stage::Steps;
+        self.next_step(io)
     }
 
-    fn next_step(&mut self, effects: &mut Vec<Effect>) {
-        if self.opening().writes > 0 {
-            return;
+    fn next_step(&mut self, io: &mut Io<'_>) -> Progress {
+        if self.writes > 0 {
+            return Ok(());
         }
-        match self.opening().steps.pop_front() {
+        match self.steps.pop_front() {
             Some(Step::Flush) => {
-                self.opening().writes += 1;
-                self.disk.flush(Purpose::RecoveryFlush, effects);
+                self.writes += 1;
+                io.flush(Purpose::RecoveryFlush);
             }
             Some(Step::Write(offset, bytes)) => {
-                let bytes = self.pool.copy_of(&bytes);
-                self.write_again(offset, bytes, effects);
+                let bytes = io.pool.copy_of(&bytes);
+                self.write_again(offset, bytes, io);
             }
-            None => self.journal_decisions(effects),
+            None => return self.journal_decisions(io),
         }
+        Ok(())
     }
 
     /// A write or flush of recovery ended.
-    pub(crate) fn recover_done(&mut self, effects: &mut Vec<Effect>) {
-        let opening = self.opening();
-        opening.writes -= 1;
-        if matches!(opening.stage, Stage::Steps) {
-            self.next_step(effects);
+    pub fn on_done(&mut self, purpose: Purpose, io: &mut Io<'_>) -> Progress {
+        assert!(matches!(purpose, Purpose::RecoveryWrite | Purpose::RecoveryFlush));
+        assert!(self.writes > 0);
+        self.writes -= 1;
+        match self.stage {
+            Stage::Steps => self.next_step(io),
+            _ => Ok(()),
         }
     }
 
-    fn journal_decisions(&mut self, effects: &mut Vec<Effect>) {
-        self.opening().stage = Stage::Journal;
-        let suspects = std::mem::take(&mut self.opening().suspects);
-        if self.opening().decisions.is_empty() && suspects.is_empty() {
-            return;
+    fn journal_decisions(&mut self, io: &mut Io<'_>) -> Progress {
+        self.stage = Stage::Finished;
+        let suspects = std::mem::take(&mut self.suspects);
+        if self.decisions.is_empty() && suspects.is_empty() {
+            return Ok(());
         }
-        if !self.append_decisions() || !suspects.iter().all(|pg| self.append_suspect(*pg)) {
+        let is_appended = self.append_decisions(io);
+        if !is_appended || !suspects.iter().all(|pg| self.append_suspect(*pg)) {
             let reason = "the journal has no room for recovery's decisions, and this version cannot \
                           repair that: restore its volumes from a backup into a new pool";
-            return self.stop(reason.to_owned(), effects);
+            return Err(reason.to_owned());
         }
-        let parts = self.parts.as_mut().expect("the superblock is known");
-        parts.journal.want_all();
-        parts.journal.submit(&self.pool, &mut self.disk, effects);
+        let journal = &mut self.parts_mut().journal;
+        journal.want_all();
+        journal.submit(io);
+        Ok(())
+    }
+
+    /// The store, once all is done: it opens when its journal, which holds the decisions, is durable.
+    pub fn finish(&mut self) -> Option<Recovered> {
+        if !matches!(self.stage, Stage::Finished) {
+            return None;
+        }
+        assert!(self.writes == 0);
+        let mut parts = self.parts.take()?;
+        parts.blocks.area.repeat_discards(std::mem::take(&mut self.discards));
+        let report = RecoveryReport {
+            rows: std::mem::take(&mut self.rows).into_iter().collect(),
+            journal_bytes: self.survey.bytes,
+            blocks: parts.blocks.index().count(),
+        };
+        Some(Recovered { parts, report })
     }
 
     /// PGs that may have had blocks in a leaf that is lost.
     fn suspects(&mut self) -> BTreeSet<PgId> {
-        let lost = std::mem::take(&mut self.opening().leaves_lost);
+        let lost = std::mem::take(&mut self.leaves_lost);
         let parts = self.parts();
-        let pgs = lost.into_iter().flat_map(|(first, next)| parts.pgs_between(first, next));
+        let pgs = lost.into_iter().flat_map(|(first, next)| pgs_between(parts, first, next));
         // Of some an earlier start may have noted it, and been killed before its checkpoint.
-        pgs.filter(|pg| !self.is_suspect(*pg)).collect()
+        pgs.filter(|pg| !parts.is_suspect(*pg)).collect()
     }
 
     /// Appends the entry with the decisions. False: the journal has no room for it.
-    fn append_decisions(&mut self) -> bool {
-        let opening = self.opening();
-        if opening.decisions.is_empty() {
+    fn append_decisions(&mut self, io: &mut Io<'_>) -> bool {
+        if self.decisions.is_empty() {
             return true;
         }
-        let bytes = encode_decisions(&opening.decisions);
-        let acked = opening.survey.acked;
-        let (data, checksums) = self.padded(&bytes);
+        let bytes = encode_decisions(&self.decisions);
+        let acked = self.survey.acked;
+        let (data, checksums) = padded(&bytes, io.pool);
         let parts = self.parts.as_mut().expect("the superblock is known");
         let kind = EntryKind::Recovery;
         if !parts.journal.has_room(kind, checksums.len(), IDLE_RESERVE) {
@@ -562,7 +631,7 @@ impl Store {
 
     /// Appends the entry that makes a PG suspect. False: the journal has no room for it.
     fn append_suspect(&mut self, pg: PgId) -> bool {
-        let acked = self.opening().survey.acked;
+        let acked = self.survey.acked;
         let parts = self.parts.as_mut().expect("the superblock is known");
         if !parts.journal.has_room(EntryKind::Suspect, 0, IDLE_RESERVE) {
             return false;
@@ -571,32 +640,8 @@ impl Store {
         parts.journal.limit_recorded(Some(acked));
         let (lsn, _) = parts.journal.append(&mut header, None);
         parts.journal.limit_recorded(None);
-        parts.change_pg(&header, pg, lsn);
+        parts.pgs.apply(&header, pg, lsn);
         true
-    }
-
-    /// Opens the store when the decisions are durable.
-    pub(crate) fn recover_settle(&mut self, effects: &mut Vec<Effect>) {
-        if !matches!(self.opening().stage, Stage::Journal) {
-            return;
-        }
-        self.settle_journal(effects);
-        let parts = self.parts.as_ref().expect("the superblock is known");
-        if parts.journal.durable() < parts.journal.tail() {
-            return;
-        }
-        let blocks = parts.index.count();
-        let opening = self.opening();
-        let rows = std::mem::take(&mut opening.rows);
-        let journal_bytes = opening.survey.bytes;
-        let discards = std::mem::take(&mut opening.discards);
-        self.parts_mut().discards_again = discards.into();
-        self.report.rows = rows.into_iter().collect();
-        self.report.journal_bytes = journal_bytes;
-        self.report.blocks = blocks;
-        self.phase = Phase::Open;
-        self.written_at = self.now;
-        effects.push(Effect::Opened);
     }
 }
 
@@ -653,152 +698,32 @@ fn choose_superblock(
     Ok(superblock)
 }
 
-impl Parts {
-    /// An empty store.
-    fn new(superblock: Superblock, settings: &Settings) -> Parts {
-        let root = Root {
-            sequence: 0,
-            replay: Lsn::ZERO,
-            previous: crate::create::CHAIN_START,
-            directory: StreamRef::EMPTY,
-            pgs: StreamRef::EMPTY,
-            notes: StreamRef::EMPTY,
-            discards: StreamRef::EMPTY,
-        };
-        let journal =
-            Journal::new(&superblock, (Lsn::ZERO, Lsn::ZERO, Lsn::ZERO), root.previous, 0);
-        Parts {
-            index: Index::new(),
-            live: BTreeMap::new(),
-            live_bytes: 0,
-            frozen: BTreeMap::new(),
-            frozen_bytes: 0,
-            reserving: Reserving::new(superblock.data.size),
-            allocator: Allocator::new(superblock.data.size, settings.is_sparse),
-            freed: Vec::new(),
-            freed_bytes: Default::default(),
-            returning_bytes: Default::default(),
-            moves: Moves::default(),
-            expected: 0,
-            discards: VecDeque::new(),
-            discards_in_flight: 0,
-            discarding: BTreeMap::new(),
-            discards_again: VecDeque::new(),
-            journal,
-            pages: Pages::new(superblock.checkpoints.size, settings.memory_bytes / 4),
-            stream_pages: Vec::new(),
-            root,
-            pgs: BTreeMap::new(),
-            notes: BTreeMap::new(),
-            notes_bytes: 0,
-            checkpoint: None,
-            wants_checkpoint: false,
-            holds_places: false,
-            gives_back: false,
-            rotten: BTreeMap::new(),
-            damaged_units: 0,
-            superblock,
-        }
-    }
+/// PGs that may have blocks from `first` on and before `next`, of those that are known: PGs are in
+/// the order of keys, so the blocks around tell.
+fn pgs_between(parts: &Parts, first: BlockKey, next: Option<BlockKey>) -> Vec<PgId> {
+    let pg_of =
+        |(key, info): (BlockKey, BlockInfo)| PgId { pool: key.pool, number: u32::from(info.pg) };
+    let index = parts.blocks.index();
+    let before = index.last_before(first).map(pg_of).filter(|pg| pg.pool == first.pool);
+    let lowest = before.unwrap_or(PgId { pool: first.pool, number: 0 });
+    let behind = next.and_then(|next| index.iter_from(next).next()).map(pg_of);
+    let may_have = |pg: &PgId| *pg >= lowest && behind.is_none_or(|behind| *pg <= behind);
+    parts.pgs_known().filter(may_have).collect()
+}
 
-    /// Puts a leaf's blocks into the index. The error is for people.
-    fn load_leaf(&mut self, first: BlockKey, page: PageRef, leaf: LeafPage) -> Result<(), String> {
-        for record in leaf.records() {
-            let info = BlockInfo {
-                version: record.version(),
-                pg: record.pg(),
-                block_size: record.block_size(),
-                location: record.location(),
-                tombstone: record.tombstone(),
-            };
-            self.index.set(record.key(), Some(info));
-            self.occupy(info.location, info)?;
-        }
-        self.pages.set_leaf(first, Some(page));
-        self.pages.keep(page, leaf.into());
-        Ok(())
+/// Whether all units of a block have become zeros since the root: a checkpoint takes its place
+/// away then, and no entry says so.
+fn is_emptied(pages: &mut Pages, overlay: &Overlay, key: &BlockKey, info: BlockInfo) -> bool {
+    if overlay.iter().any(|(_, state)| state != UnitState::Zero) {
+        return false;
     }
-
-    /// PGs that may have blocks from `first` on and before `next`, of those that are known: PGs are in
-    /// the order of keys, so the blocks around tell.
-    fn pgs_between(&self, first: BlockKey, next: Option<BlockKey>) -> Vec<PgId> {
-        let pg_of = |(key, info): (BlockKey, BlockInfo)| PgId {
-            pool: key.pool,
-            number: u32::from(info.pg),
-        };
-        let before = self.index.last_before(first).map(pg_of).filter(|pg| pg.pool == first.pool);
-        let lowest = before.unwrap_or(PgId { pool: first.pool, number: 0 });
-        let behind = next.and_then(|next| self.index.iter_from(next).next()).map(pg_of);
-        let may_have = |pg: &PgId| *pg >= lowest && behind.is_none_or(|behind| *pg <= behind);
-        self.pgs_known().filter(may_have).collect()
+    let is_zero = |unit| overlay.get(unit) == Some(UnitState::Zero);
+    let not_zero: Vec<u32> =
+        (0..info.block_size.unit_count()).filter(|unit| !is_zero(*unit)).collect();
+    if not_zero.is_empty() {
+        return true;
     }
-
-    /// PGs of which it has a record or a note; some twice.
-    pub(crate) fn pgs_known(&self) -> impl Iterator<Item = PgId> + '_ {
-        let noted = self.notes.keys().filter_map(|key| key.pg());
-        self.pgs.keys().copied().chain(noted)
-    }
-
-    /// Marks a block's place as allocated. The error is for people.
-    fn occupy(&mut self, location: u32, info: BlockInfo) -> Result<(), String> {
-        if location == LOCATION_NONE || self.allocator.take(location, info.block_size) {
-            return Ok(());
-        }
-        // A root that is not the newest names places that later checkpoints freed; a segment may
-        // have gone to another block size since.
-        let size = info.block_size;
-        let is_in_the_way = |at: u32, of: BlockSize| match of == size {
-            true => at == location,
-            false => segment_of(at) == segment_of(location),
-        };
-        let freed: Vec<Freed> = self
-            .freed
-            .extract_if(.., |freed| is_in_the_way(freed.location, freed.block_size))
-            .collect();
-        for freed in freed {
-            self.count_returned(freed.block_size, freed.discard);
-            self.allocator.release(freed.location, freed.block_size, true);
-        }
-        if self.allocator.take(location, size) {
-            return Ok(());
-        }
-        let blocks = self.index.iter_from(KEY_FIRST);
-        let blocks: Vec<(BlockKey, BlockInfo)> = blocks
-            .filter(|(_, other)| other.location != LOCATION_NONE)
-            .filter(|(_, other)| is_in_the_way(other.location, other.block_size))
-            .collect();
-        if blocks.iter().all(|(key, info)| self.is_emptied(key, *info)) {
-            for (key, info) in blocks {
-                self.allocator.release(info.location, info.block_size, true);
-                self.overlay(key, Overlay::reset);
-                let empty = BlockInfo { location: LOCATION_NONE, ..info };
-                self.set_info(key, Some(info), Some(empty));
-            }
-            if self.allocator.take(location, size) {
-                return Ok(());
-            }
-        }
-        Err(format!(
-            "the index names the place {location} for two blocks, or outside of the data area, \
-             and this version cannot repair that: put a copy of the disk in its place, or restore \
-             its volumes from a backup into a new pool"
-        ))
-    }
-    /// Whether all units of a block have become zeros since the root: a checkpoint takes its place
-    /// away then, and no entry says so.
-    fn is_emptied(&mut self, key: &BlockKey, info: BlockInfo) -> bool {
-        let Some(overlay) = self.live.get(key) else { return false };
-        if overlay.iter().any(|(_, state)| state != UnitState::Zero) {
-            return false;
-        }
-        let is_zero = |unit| overlay.get(unit) == Some(UnitState::Zero);
-        let not_zero: Vec<u32> =
-            (0..info.block_size.unit_count()).filter(|unit| !is_zero(*unit)).collect();
-        if not_zero.is_empty() {
-            return true;
-        }
-        let leaf = self.pages.leaf_of(key).and_then(|(_, page)| self.pages.cached(page));
-        let record = leaf.as_ref().and_then(|leaf| leaf.find(key));
-        record.is_some_and(|record| not_zero.iter().all(|unit| record.unit(*unit).is_none()))
-    }
+    let leaf = pages.leaf_of(key).and_then(|(_, page)| pages.cached(page));
+    let record = leaf.as_ref().and_then(|leaf| leaf.find(key));
+    record.is_some_and(|record| not_zero.iter().all(|unit| record.unit(*unit).is_none()))
 }

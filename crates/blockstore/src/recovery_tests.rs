@@ -210,7 +210,7 @@ fn a_large_write() -> (Bench, u64) {
     bench.idle();
     bench.write(2, 0, 32, 900);
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(2)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(2)).expect("it is written").location);
     (bench, place)
 }
 
@@ -393,7 +393,7 @@ fn an_older_root_names_places_that_blocks_of_another_size_have_now() {
         bench.ask(request);
         bench.idle();
         let place = |bench: &Bench, number| {
-            bench.store.parts().index.get(&key(number)).expect("it is written").location
+            bench.store.parts().blocks.get(&key(number)).expect("it is written").location
         };
         assert_eq!(place(&bench, 100), 0, "the segment has gone to the other block size");
         let parts = bench.store.parts();

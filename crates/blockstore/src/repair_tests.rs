@@ -265,7 +265,7 @@ fn a_content_that_does_not_match_its_checksums_changes_nothing() {
 fn with_rot(mode: CommitMode) -> Bench {
     let mut bench = three_blocks(mode, true);
     let parts = bench.store.parts();
-    let location = parts.index.get(&key(1)).expect("it is written").location;
+    let location = parts.blocks.get(&key(1)).expect("it is written").location;
     let place = parts.place(location) + 6 * 4096 + 77;
     bench.disk.flip(place);
     bench
@@ -392,7 +392,7 @@ fn a_read_that_a_repair_of_the_same_version_overtakes_is_no_damage() {
         bench.store.parts_mut().wants_checkpoint = true;
         let is_written_back = |bench: &Bench| {
             let parts = bench.store.parts();
-            let location = parts.index.get(&key(1)).expect("it is written").location;
+            let location = parts.blocks.get(&key(1)).expect("it is written").location;
             let mut found = vec![0; 4096];
             bench.disk.visible.read(parts.place(location), &mut found);
             found == crate::harness::unit(600)
@@ -426,7 +426,7 @@ fn a_torn_repair_leaves_the_block_as_it_was() {
         bench.write(2, 0, 1, 250);
         bench.run();
         let parts = bench.store.parts();
-        let location = parts.index.get(&key(1)).expect("it is written").location;
+        let location = parts.blocks.get(&key(1)).expect("it is written").location;
         let (place, body) = (parts.place(location), bench.place(lsn) + 512);
         let is_inline = written.len() == 1;
         let mut disk = bench.off();
@@ -470,7 +470,7 @@ fn an_unreadable_unit_of_a_large_repair_with_gaps_is_the_one_that_is_lost() {
     bench.repair(1, content);
     bench.run();
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
     let mut disk = bench.off();
     disk.unreadable = Some((place + 14 * 4096, place + 14 * 4096 + 512));
     let mut bench = Bench::on(disk, settings(), 3);

@@ -1,6 +1,5 @@
 //! Tests of how full a store can get, with blocks of several sizes.
 
-use std::ops::Range;
 
 use base::{BlockSize, Checksum, Duration, GIB, MIB, UNIT_SIZE};
 
@@ -143,7 +142,7 @@ fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() 
         let is_deleted = |number: &u32| number.is_multiple_of(3) || (16..32).contains(number);
         let parts = bench.store.parts();
         let place_of = |number| {
-            let info = parts.index.get(&key(number)).expect("it was written");
+            let info = parts.blocks.get(&key(number)).expect("it was written");
             parts.place(info.location)
         };
         let places: Vec<u64> = (0..48).filter(is_deleted).map(place_of).collect();
@@ -161,7 +160,7 @@ fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() 
         bench.run();
         let taken = {
             let parts = bench.store.parts();
-            parts.place(parts.index.get(&key(100)).expect("it was written").location)
+            parts.place(parts.blocks.get(&key(100)).expect("it was written").location)
         };
         bench.pass(Duration::from_secs(2));
         let is_given_back = |place: &u64| {
@@ -174,7 +173,7 @@ fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() 
         let parts = bench.store.parts();
         let is_idle = |place: &u64| {
             let index = ((place - parts.place(0)) / MIB) as u32;
-            let mut idle = parts.allocator.idle_slots(index).into_iter();
+            let mut idle = parts.blocks.area.allocator.idle_slots(index).into_iter();
             idle.any(|(location, size)| {
                 (parts.place(location)..parts.place(location) + size.bytes()).contains(place)
             })
@@ -192,19 +191,4 @@ fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() 
         bench.pass(Duration::from_secs(2));
         assert_eq!(bench.disk.discarded, []);
     }
-}
-
-#[test]
-fn ranges_of_segments_are_joined_where_there_are_many() {
-    let mut bench = Bench::new(CommitMode::Fsync);
-    let parts = bench.store.parts_mut();
-    parts.discards_again = (0..10_000).map(|index| 4 * index..4 * index + 2).collect();
-    let ranges = parts.segments_to_discard(&[]);
-    assert!(ranges.len() <= 4096, "{}", ranges.len());
-    let is_within = |range: &Range<u32>| {
-        ranges.iter().any(|other| other.start <= range.start && range.end <= other.end)
-    };
-    assert!(parts.discards_again.iter().all(is_within));
-    parts.discards_again = [3..7, 5..6, 7..9, 11..12].into();
-    assert_eq!(parts.segments_to_discard(&[]), [3..9, 11..12]);
 }

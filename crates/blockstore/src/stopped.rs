@@ -94,7 +94,7 @@ impl<'a> StoppedStore<'a> {
 
     /// All blocks in order, tombstones included.
     pub fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
-        self.store.parts().index.iter_from(KEY_FIRST).map(|(key, _)| key)
+        self.store.parts().blocks.index().iter_from(KEY_FIRST).map(|(key, _)| key)
     }
 
     /// Serves the store's disk operations until it says something else.

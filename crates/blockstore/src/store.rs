@@ -12,31 +12,30 @@
 //!   2. A place is allocated while the index, or the newest durable checkpoint, names it.
 //!   3. After a failed write or flush the store asks nothing more.
 
+mod moves;
+mod repair;
+mod write;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
-use std::rc::Rc;
 
 use base::{
-    BufferPool, Duration, Epoch, ImageId, Lsn, PgId, PoolId, StripeIndex, Time, UNIT_SIZE, Version,
+    BlockSize, Buffer, BufferPool, Checksum, Duration, Epoch, ImageId, PgId, PoolId, StripeIndex,
+    Time, UNIT_SIZE, Version,
 };
-use format::disk::{LOCATION_NONE, LOCATION_STEP, PgRecord, Root, Superblock, UnitSet};
+use format::disk::{BlockKey, CommitMode, EntryKind, LOCATION_NONE, NoteKey, PgRecord};
 use format::door::{DiskError, DiskEvent};
 
-use crate::allocate::{Allocator, BySize};
 use crate::checkpoint::Checkpoint;
-use crate::dirty::Overlay;
-use crate::disk::{Disk, Purpose, ReadDone};
-use crate::index::Index;
-use crate::journal::{Answers, IDLE_RESERVE, Journal};
-use crate::moves::Moves;
-use crate::pages::Pages;
-use crate::read::Read;
-use crate::recover::Opening;
-use crate::space::{Discard, Freed, Reserving};
-use crate::write::place_of;
+use crate::disk::{Disk, Io, Purpose, ReadDone};
+use crate::index::location_of;
+use crate::journal::{Answers, IDLE_RESERVE};
+use crate::pages::LeafWaiter;
+use crate::parts::Parts;
+use crate::read::Reads;
+use crate::recover::{Recovered, Recovery};
+use crate::store::moves::Moves;
 use crate::{
-    Answer, BlockKey, CommitMode, Effect, Event, Identity, NoteKey, PgFacts, RecoveryReport,
-    Request, RequestId, Settings, Space,
+    Answer, Effect, Event, Identity, PgFacts, RecoveryReport, Request, RequestId, Settings, Space,
 };
 
 /// Space of what was deleted or zeroed is given back when the journal was idle for so many times
@@ -44,88 +43,38 @@ use crate::{
 const GIVE_BACK_AFTER: u64 = 10;
 
 /// The life of a store, in the order of time.
-pub(crate) enum Phase {
+enum Phase {
     /// Waits for recovery.
-    Opening(Box<Opening>),
+    Recovering(Box<Recovery>),
+    /// Waits until recovery's decisions are durable in the journal.
+    Confirming,
     /// Takes requests.
     Open,
     /// Nothing is known any more; nothing is asked.
     Stopped,
 }
 
-/// Everything that needs the superblock; made once it is known.
-pub(crate) struct Parts {
-    pub superblock: Superblock,
-    pub index: Index,
-    /// Changes since the last checkpoint began.
-    pub live: BTreeMap<BlockKey, Overlay>,
-    pub live_bytes: u64,
-    /// Changes that the checkpoint being made writes.
-    pub frozen: BTreeMap<BlockKey, Overlay>,
-    pub frozen_bytes: u64,
-    pub allocator: Allocator,
-    /// Space of the file system that is reserved ahead of its use.
-    pub reserving: Reserving,
-    /// Freed since the last checkpoint began.
-    pub freed: Vec<Freed>,
-    /// Bytes of blocks that are freed but not to be allocated yet.
-    pub freed_bytes: BySize<u64>,
-    /// Of those what needs only a checkpoint; the first number is of what comes back without space.
-    pub returning_bytes: BySize<u64>,
-    /// Blocks that are moved to make places for others.
-    pub moves: Moves,
-    /// Sizes of the blocks of pools that have a part here, by shift.
-    pub expected: u32,
-    /// Ranges to give back to the device before their blocks are allocated again.
-    pub discards: VecDeque<Discard>,
-    pub discards_in_flight: usize,
-    /// Blocks whose space is being given back, by segment.
-    pub discarding: BTreeMap<u32, u32>,
-    /// Segments in which a crash may have come before space was given back.
-    pub discards_again: VecDeque<Range<u32>>,
-    pub journal: Journal,
-    pub pages: Pages,
-    /// Pages of the streams of the newest durable root.
-    pub stream_pages: Vec<u32>,
-    pub root: Root,
-    pub pgs: BTreeMap<PgId, PgRecord>,
-    pub notes: BTreeMap<NoteKey, Rc<[u8]>>,
-    pub notes_bytes: u64,
-    pub checkpoint: Option<Box<Checkpoint>>,
-    pub wants_checkpoint: bool,
-    /// Something that the newest durable root names could not be read at the start, and may be readable at
-    /// the next one. Its places look free: until a checkpoint of this run is durable none is used or given
-    /// back.
-    pub holds_places: bool,
-    /// Something was deleted or zeroed since the last checkpoint began: the next one gives space
-    /// back.
-    pub gives_back: bool,
-    /// Units that reads found damaged, until they are written again.
-    pub rotten: BTreeMap<BlockKey, UnitSet>,
-    pub damaged_units: u64,
-}
-
 /// One store.
 pub struct Store {
-    pub(crate) settings: Settings,
-    pub(crate) pool: BufferPool,
-    pub(crate) device_size: u64,
-    pub(crate) now: Time,
-    pub(crate) disk: Disk,
-    pub(crate) phase: Phase,
-    pub(crate) parts: Option<Box<Parts>>,
+    settings: Settings,
+    pool: BufferPool,
+    now: Time,
+    disk: Disk,
+    phase: Phase,
+    /// Made by recovery.
+    parts: Option<Box<Parts>>,
+    /// The one being made.
+    checkpoint: Option<Box<Checkpoint>>,
+    reads: Reads,
+    moves: Moves,
     /// Requests that wait for the journal or for space, in order.
-    pub(crate) queue: VecDeque<(RequestId, Request)>,
-    pub(crate) reads: BTreeMap<RequestId, Read>,
-    /// Answers of overtaken reads. They hold what later requests wrote, so they wait until
-    /// everything before the lsn is durable: a power cut must not take back what was read.
-    pub(crate) held: Vec<(Lsn, Effect)>,
+    queue: VecDeque<(RequestId, Request)>,
     /// PGs of which a version was refused, and its epoch: no later version of it is taken, so that
     /// what the journal keeps of an epoch has no gap.
-    pub(crate) refused: BTreeMap<PgId, Epoch>,
-    pub(crate) report: RecoveryReport,
+    refused: BTreeMap<PgId, Epoch>,
+    report: RecoveryReport,
     /// When the last entry was made.
-    pub(crate) written_at: Time,
+    written_at: Time,
 }
 
 impl Store {
@@ -137,23 +86,24 @@ impl Store {
         device_size: u64,
         effects: &mut Vec<Effect>,
     ) -> Store {
-        let mut store = Store {
+        let mut disk = Disk::new();
+        let io = &mut Io { disk: &mut disk, pool: &pool, effects };
+        let recovery = Recovery::begin(settings.clone(), device_size, io);
+        Store {
             settings,
             pool,
-            device_size,
             now: Time::ZERO,
-            disk: Disk::new(),
-            phase: Phase::Opening(Box::default()),
+            disk,
+            phase: Phase::Recovering(Box::new(recovery)),
             parts: None,
+            checkpoint: None,
+            reads: Reads::default(),
+            moves: Moves::default(),
             queue: VecDeque::new(),
-            reads: BTreeMap::new(),
-            held: Vec::new(),
             refused: BTreeMap::new(),
             report: RecoveryReport::default(),
             written_at: Time::ZERO,
-        };
-        store.recover_begin(effects);
-        store
+        }
     }
 
     /// Takes one event.
@@ -167,9 +117,9 @@ impl Store {
         match event {
             Event::Request { id, request } => {
                 assert!(matches!(self.phase, Phase::Open), "requests come after Opened");
-                self.request(id, request, effects);
+                self.on_request(id, request, effects);
             }
-            Event::Disk(event) => self.disk_event(event, effects),
+            Event::Disk(event) => self.on_disk(event, effects),
             Event::Tick => {}
         }
         while !matches!(self.phase, Phase::Stopped) {
@@ -210,7 +160,8 @@ impl Store {
     /// at the end of each turn of its loop.
     pub fn submit(&mut self, effects: &mut Vec<Effect>) {
         if let (Phase::Open, Some(parts)) = (&self.phase, &mut self.parts) {
-            parts.journal.submit(&self.pool, &mut self.disk, effects);
+            let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+            parts.journal.submit(io);
         }
     }
 
@@ -219,62 +170,106 @@ impl Store {
         if matches!(self.phase, Phase::Stopped) {
             return None;
         }
-        let idle = match (&self.phase, &self.parts) {
-            (Phase::Open, Some(parts))
-                if parts.journal.is_idle_unrecorded() || parts.journal.has_unwanted() =>
-            {
-                Some(self.written_at + self.settings.idle_after)
-            }
-            _ => None,
+        let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else {
+            return self.disk.deadline();
         };
-        let reserve = match (&self.phase, &self.parts) {
-            (Phase::Open, Some(parts)) => parts.reserving.deadline(),
-            _ => None,
-        };
-        let moves = match (&self.phase, &self.parts) {
-            (Phase::Open, Some(parts)) => parts.has_move_to_make().then_some(self.now),
-            _ => None,
-        };
+        let is_recorded = !parts.journal.is_idle_unrecorded() && !parts.journal.has_unwanted();
+        let idle = (!is_recorded).then(|| self.written_at + self.settings.idle_after);
+        let reserve = parts.blocks.area.deadline();
+        let moves = self.moves.can_advance().then_some(self.now);
         let times = [idle, self.gives_back_at(), reserve, moves, self.disk.deadline()];
         times.into_iter().flatten().min()
     }
 
     /// When a checkpoint is made to give back the space of what was deleted or zeroed.
-    pub(crate) fn gives_back_at(&self) -> Option<Time> {
+    fn gives_back_at(&self) -> Option<Time> {
         let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else { return None };
         let span = Duration::from_nanos(GIVE_BACK_AFTER * self.settings.idle_after.as_nanos());
-        (parts.gives_back && parts.checkpoint.is_none()).then(|| self.written_at + span)
+        (parts.blocks.gives_back() && self.checkpoint.is_none()).then(|| self.written_at + span)
     }
 
     /// Restores what holds between events; always the same steps in the same order.
     fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.disk.retry(self.now, effects);
-        if matches!(self.phase, Phase::Opening(_)) {
-            return self.recover_settle(effects);
+        if !matches!(self.phase, Phase::Open) {
+            return self.settle_opening(effects);
         }
         self.settle_journal(effects);
         self.reserve(effects);
         self.run_queue(effects);
         self.reserve(effects);
         self.settle_moves(effects);
-        self.checkpoint_settle(effects);
+        self.settle_checkpoint(effects);
         self.record_idle();
         if let Some(parts) = &mut self.parts {
+            let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
             // Somebody may want now what was written lazily long ago: no event would follow.
-            parts.journal.flush(&mut self.disk, effects);
-            parts.journal.write_groups(&self.pool, &mut self.disk, effects);
+            parts.journal.flush(io);
+            parts.journal.write_groups(io);
+        }
+    }
+
+    /// Takes over what recovery found; opens the store when its decisions are durable.
+    fn settle_opening(&mut self, effects: &mut Vec<Effect>) {
+        if let Phase::Recovering(recovery) = &mut self.phase {
+            let Some(Recovered { parts, report }) = recovery.finish() else { return };
+            self.parts = Some(parts);
+            self.report = report;
+            self.phase = Phase::Confirming;
+        }
+        self.settle_journal(effects);
+        let journal = &self.parts().journal;
+        if journal.durable() == journal.tail() {
+            self.phase = Phase::Open;
+            self.written_at = self.now;
+            effects.push(Effect::Opened);
         }
     }
 
     /// Answers what is durable and asks for the next flush.
-    pub(crate) fn settle_journal(&mut self, effects: &mut Vec<Effect>) {
+    fn settle_journal(&mut self, effects: &mut Vec<Effect>) {
         let Some(parts) = &mut self.parts else { return };
         let mut answers = Answers::default();
         parts.journal.answer(&mut answers);
-        parts.journal.flush(&mut self.disk, effects);
+        parts.journal.flush(&mut Io { disk: &mut self.disk, pool: &self.pool, effects });
         push_answers(answers, effects);
-        let durable = parts.journal.durable();
-        effects.extend(self.held.extract_if(.., |(lsn, _)| *lsn <= durable).map(|(_, held)| held));
+        self.reads.on_durable(parts.journal.durable(), effects);
+    }
+
+    /// Reserves space ahead of its use.
+    fn reserve(&mut self, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_mut().expect("it is open");
+        let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+        parts.blocks.area.reserve(self.now, io);
+    }
+
+    /// Begins a checkpoint if it is time, and moves the one being made.
+    fn settle_checkpoint(&mut self, effects: &mut Vec<Effect>) {
+        let is_due = self.is_checkpoint_due();
+        let parts = self.parts.as_mut().expect("it is open");
+        if is_due {
+            self.checkpoint = Some(Box::new(Checkpoint::begin(parts)));
+        }
+        let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+        if let Some(checkpoint) = &mut self.checkpoint
+            && let Err(reason) = checkpoint.advance(parts, io)
+        {
+            return self.stop(reason, effects);
+        }
+        parts.blocks.area.discard(io);
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        if self.checkpoint.is_some() {
+            return false;
+        }
+        let parts = self.parts();
+        let journal_max = self.settings.checkpoint_after_bytes.min(parts.journal.size() / 2);
+        parts.wants_checkpoint
+            || parts.blocks.area.lacks_places(parts.record_room())
+            || self.gives_back_at().is_some_and(|at| at <= self.now)
+            || parts.journal.used() > journal_max
+            || parts.blocks.overlays().live_bytes() > self.settings.memory_bytes / 4
     }
 
     /// When the journal has fallen idle, what was written lazily is flushed, and one entry says that
@@ -289,73 +284,131 @@ impl Store {
     }
 
     /// Writes an entry that says so where everything is durable and none says it yet.
-    pub(crate) fn record_durable(&mut self) {
+    fn record_durable(&mut self) {
         let Some(parts) = &mut self.parts else { return };
         if parts.journal.is_idle_unrecorded()
-            && parts.journal.has_room(format::disk::EntryKind::Idle, 0, IDLE_RESERVE / 2)
+            && parts.journal.has_room(EntryKind::Idle, 0, IDLE_RESERVE / 2)
         {
             parts.journal.append_idle();
         }
     }
 
-    fn disk_event(&mut self, event: DiskEvent, effects: &mut Vec<Effect>) {
+    fn on_disk(&mut self, event: DiskEvent, effects: &mut Vec<Effect>) {
         match event {
             DiskEvent::Read { op, buffer, result } => {
                 // Content is told by units; recovery looks at single sectors.
-                let piece_size = match (&self.phase, &self.parts) {
-                    (Phase::Opening(_), Some(parts)) => parts.superblock.sector_size as usize,
+                let piece_size = match &self.phase {
+                    Phase::Recovering(recovery) => recovery.piece_size(),
                     _ => UNIT_SIZE as usize,
                 };
                 let ended = (op, buffer, result.is_ok());
-                let done = self.disk.read_ended(ended, piece_size, &self.pool, effects);
+                let done = self.disk.on_read(ended, piece_size, &self.pool, effects);
                 if let Some(done) = done {
-                    self.read_done(done, effects);
+                    self.on_read(done, effects);
                 }
             }
             DiskEvent::Done { op, result } => match result {
                 Err(DiskError::NoSpace) if self.disk.refuse(op, self.now) => {}
                 Ok(()) => {
                     let purpose = self.disk.end(op);
-                    self.disk_done(purpose, effects);
+                    self.on_done(purpose, effects);
                 }
                 Err(error) => match self.disk.end(op) {
                     Purpose::Reserve(locations) if error == DiskError::NoSpace => {
-                        self.parts_mut().reserving.refused(&locations);
+                        self.parts_mut().blocks.area.on_refused(&locations);
                     }
                     // It only gives space back: what was not given back is only not free.
-                    purpose @ Purpose::Discard(_) => self.disk_done(purpose, effects),
+                    purpose @ Purpose::Discard(_) => self.on_done(purpose, effects),
                     purpose => self.poison(&purpose, &error, effects),
                 },
             },
         }
     }
 
-    fn read_done(&mut self, done: ReadDone, effects: &mut Vec<Effect>) {
+    fn on_read(&mut self, done: ReadDone, effects: &mut Vec<Effect>) {
         let ReadDone { purpose, bytes, lost } = done;
-        match purpose {
-            Purpose::Read(id, part) => self.read_part(id, part, bytes, effects),
-            Purpose::Leaf { page, checksum } => self.leaf_read(page, checksum, &bytes, effects),
-            Purpose::WriteBackRead { key, unit } => {
-                self.write_back_read(key, unit, &bytes, effects);
+        let Store { disk, pool, reads, checkpoint, parts, phase, .. } = self;
+        let io = &mut Io { disk, pool, effects };
+        let ended = match (phase, parts, purpose) {
+            (Phase::Recovering(recovery), _, Purpose::RecoveryRead) => {
+                recovery.on_read(bytes, &lost, io)
             }
-            Purpose::RecoveryRead => self.recover_read(bytes, &lost, effects),
-            Purpose::RecoveryLeaf { index } => self.recover_leaf(index, &bytes, effects),
-            other => unreachable!("{other:?} is no read"),
+            (Phase::Recovering(recovery), _, Purpose::RecoveryLeaf { index }) => {
+                recovery.on_leaf_read(index, &bytes, io)
+            }
+            (_, Some(parts), Purpose::Read(id, part)) => {
+                reads.on_part_read(id, part, bytes, parts, io);
+                Ok(())
+            }
+            (_, _, Purpose::Leaf { page, checksum }) => {
+                self.on_leaf_read(page, checksum, &bytes, effects);
+                Ok(())
+            }
+            (_, Some(parts), Purpose::WriteBackRead { key, unit }) => {
+                let checkpoint = checkpoint.as_mut().expect("it asked for the data");
+                checkpoint.on_write_back_read(key, unit, &bytes, parts, io);
+                Ok(())
+            }
+            (_, _, other) => unreachable!("{other:?} is no read, or not of this phase"),
+        };
+        if let Err(reason) = ended {
+            self.stop(reason, effects);
         }
     }
 
-    fn disk_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
+    /// A leaf was read, for whoever waits for it.
+    fn on_leaf_read(
+        &mut self,
+        page: u32,
+        checksum: Checksum,
+        bytes: &Buffer,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (leaf, waiters) = self.parts_mut().on_leaf_read(page, checksum, bytes);
+        for waiter in waiters {
+            match waiter {
+                LeafWaiter::Read(id) => {
+                    let (parts, reads, mut io) = self.for_reads(effects);
+                    reads.on_leaf_read(id, leaf.clone(), parts, &mut io);
+                }
+                LeafWaiter::Group(group) => {
+                    let checkpoint = self.checkpoint.as_mut().expect("it waits for the leaf");
+                    checkpoint.on_leaf_read(group, page, leaf.clone());
+                }
+            }
+        }
+    }
+
+    /// An operation that is no read ended well.
+    fn on_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
+        if let Phase::Recovering(recovery) = &mut self.phase {
+            let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+            if let Err(reason) = recovery.on_done(purpose, io) {
+                self.stop(reason, effects);
+            }
+            return;
+        }
+        let parts = self.parts.as_mut().expect("made by recovery");
         let mut answers = Answers::default();
         match purpose {
-            Purpose::Group(start) => self.parts_mut().journal.group_written(start),
-            Purpose::Large(lsn) => self.parts_mut().journal.large_written(lsn, &mut answers),
-            Purpose::Flush => self.parts_mut().journal.flush_done(&mut answers),
-            Purpose::Reserve(locations) => self.parts_mut().reserved(locations),
-            Purpose::Discard(blocks) => self.parts_mut().discarded(blocks),
-            Purpose::RecoveryWrite | Purpose::RecoveryFlush => self.recover_done(effects),
-            purpose => self.checkpoint_done(purpose, effects),
+            Purpose::Group(start) => parts.journal.on_group_written(start),
+            Purpose::Large(lsn) => parts.journal.on_large_written(lsn, &mut answers),
+            Purpose::Flush => parts.journal.on_flushed(&mut answers),
+            Purpose::Reserve(locations) => parts.blocks.area.on_reserved(locations),
+            Purpose::Discard(blocks) => parts.blocks.area.on_discarded(blocks),
+            purpose => self.on_checkpoint_done(purpose, effects),
         }
         push_answers(answers, effects);
+    }
+
+    fn on_checkpoint_done(&mut self, purpose: Purpose, effects: &mut Vec<Effect>) {
+        let parts = self.parts.as_mut().expect("it is open");
+        let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
+        let checkpoint = self.checkpoint.as_mut().expect("its operation ended");
+        checkpoint.on_done(purpose, parts, io);
+        if let Some(finished) = self.checkpoint.take_if(|checkpoint| checkpoint.is_finished()) {
+            finished.finish(parts);
+        }
     }
 
     fn poison(&mut self, purpose: &Purpose, error: &DiskError, effects: &mut Vec<Effect>) {
@@ -385,7 +438,7 @@ impl Store {
     }
 
     /// Stops for good.
-    pub(crate) fn stop(&mut self, reason: String, effects: &mut Vec<Effect>) {
+    fn stop(&mut self, reason: String, effects: &mut Vec<Effect>) {
         if !matches!(self.phase, Phase::Stopped) {
             self.phase = Phase::Stopped;
             effects.push(Effect::Stopped { reason });
@@ -400,23 +453,29 @@ impl Store {
         self.parts.as_mut().expect("made before anything asks for them")
     }
 
+    /// Whether a checkpoint is being made.
+    #[cfg(test)]
+    pub(crate) fn has_checkpoint(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
     /// The block's version, a tombstone's too; `ZERO` where it was never written.
     pub fn version_of(&self, key: &BlockKey) -> Version {
         self.parts
             .as_ref()
-            .and_then(|parts| parts.index.get(key))
+            .and_then(|parts| parts.blocks.get(key))
             .map_or(Version::ZERO, |info| info.version)
     }
 
     /// Whether the block has a place in the data area: one that was only zeroed or deleted has none.
     pub fn has_place(&self, key: &BlockKey) -> bool {
-        let info = self.parts.as_ref().and_then(|parts| parts.index.get(key));
-        place_of(info) != LOCATION_NONE
+        let info = self.parts.as_ref().and_then(|parts| parts.blocks.get(key));
+        location_of(info) != LOCATION_NONE
     }
 
     /// Whether the block is deleted and its tombstone is still here.
     pub fn is_tombstone(&self, key: &BlockKey) -> bool {
-        let info = self.parts.as_ref().and_then(|parts| parts.index.get(key));
+        let info = self.parts.as_ref().and_then(|parts| parts.blocks.get(key));
         info.is_some_and(|info| info.tombstone)
     }
 
@@ -438,7 +497,7 @@ impl Store {
         let from = after.map_or(first, |after| after.max(first));
         self.parts
             .iter()
-            .flat_map(move |parts| parts.index.iter_from(from))
+            .flat_map(move |parts| parts.blocks.index().iter_from(from))
             .skip_while(move |(key, _)| after == Some(*key))
             .take_while(move |(key, _)| key.pool == pool && key.hash <= hash_last)
             .map(|(key, info)| (key, info.version, info.tombstone))
@@ -451,51 +510,54 @@ impl Store {
 
     /// What is known of the PG besides its blocks. Meaningful once opened.
     pub fn facts(&self, pg: PgId) -> PgFacts {
-        let record = self.parts.as_ref().and_then(|parts| parts.pgs.get(&pg)).copied();
+        let record = self.parts.as_ref().map(|parts| parts.pgs.get(pg));
         let PgRecord { last, held, hole, floor, .. } = record.unwrap_or_default();
         PgFacts { last, held, hole, floor, is_suspect: self.is_suspect(pg) }
     }
 
     /// A note, durable or on its way.
     pub fn note(&self, key: NoteKey) -> Option<&[u8]> {
-        self.parts.as_ref().and_then(|parts| parts.notes.get(&key)).map(|note| &note[..])
+        self.parts.as_ref().and_then(|parts| parts.notes.get(&key))
     }
 
     /// All notes in order.
     pub fn notes(&self) -> impl Iterator<Item = (NoteKey, &[u8])> + '_ {
-        self.parts.iter().flat_map(|parts| parts.notes.iter().map(|(key, note)| (*key, &note[..])))
+        self.parts.iter().flat_map(|parts| parts.notes.iter())
+    }
+
+    /// Blocks of these sizes, and no others, are to be written: [`Space::sure_bytes`] is for them.
+    /// Requires: opened.
+    pub fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
+        self.parts_mut().blocks.area.expect(sizes.collect());
     }
 
     /// Space for data.
     pub fn space(&self) -> Space {
-        match &self.parts {
-            Some(parts) => parts.space(self.disk.has_no_space()),
-            None => Space::default(),
-        }
+        let Some(parts) = &self.parts else { return Space::default() };
+        let area = &parts.blocks.area;
+        let moves = (!self.moves.are_fruitless(area), self.moves.is_moving(area));
+        area.space(parts.record_room(), self.disk.has_no_space(), moves)
     }
 
     /// PGs in which an image has blocks that take space, and how many bytes: whole blocks. Cheap: it
     /// is counted as it changes.
     pub fn space_of(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {
-        self.parts.iter().flat_map(move |parts| parts.index.used_by(image))
+        self.parts.iter().flat_map(move |parts| parts.blocks.index().used_by(image))
     }
 
     /// Images that have blocks that take space.
     pub fn images(&self) -> BTreeSet<ImageId> {
-        self.parts.iter().flat_map(|parts| parts.index.images()).collect()
+        self.parts.iter().flat_map(|parts| parts.blocks.index().images()).collect()
     }
 
     /// Images whose space has changed since this was last asked.
     pub fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
-        self.parts.as_mut().map_or_else(BTreeSet::new, |parts| parts.index.take_used_changed())
+        self.parts.as_mut().map_or_else(BTreeSet::new, |parts| parts.blocks.take_images_changed())
     }
 
     /// Whether recovery found damage that may have cost this PG acknowledged writes.
     pub fn is_suspect(&self, pg: PgId) -> bool {
-        let Some(parts) = &self.parts else { return false };
-        let record = parts.pgs.get(&pg).copied().unwrap_or_default();
-        let suspect = parts.superblock.suspect.max(record.suspect);
-        suspect.is_some_and(|at| record.absolved.is_none_or(|absolved| absolved < at))
+        self.parts.as_ref().is_some_and(|parts| parts.is_suspect(pg))
     }
 
     /// Whether recovery found damage that is not settled for every PG the store knows of. A PG it
@@ -528,29 +590,12 @@ impl Store {
 
     /// Damaged units met since the start.
     pub fn damaged_units_count(&self) -> u64 {
-        self.parts.as_ref().map_or(0, |parts| parts.damaged_units)
+        self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.found_count())
     }
 
     /// Whether writes wait for the journal or for space: take no more from clients until it ends.
     pub fn is_congested(&self) -> bool {
         !self.queue.is_empty()
-    }
-}
-
-impl Parts {
-    /// Place of a block on the device.
-    pub fn place(&self, location: u32) -> u64 {
-        self.superblock.data.offset + location as u64 * LOCATION_STEP
-    }
-
-    /// Place of a checkpoint page on the device.
-    pub fn page_place(&self, page: u32) -> u64 {
-        self.superblock.checkpoints.offset + page as u64 * format::disk::PAGE_SIZE as u64
-    }
-
-    /// Place of the checkpoint's root.
-    pub fn root_place(&self, sequence: u64) -> u64 {
-        self.page_place(crate::pages::ROOT_PAGES[(sequence % 2) as usize])
     }
 }
 

@@ -63,11 +63,11 @@ fn a_large_write_goes_to_its_place_once() {
         bench.run();
         assert_eq!(bench.disk.write_bytes, 512 + 128 * 1024);
         bench.assert_unit(1, 31, Some(1000));
-        let old = bench.store.parts().index.get(&key(1)).expect("it is written").location;
+        let old = bench.store.parts().blocks.get(&key(1)).expect("it is written").location;
         bench.write(1, 0, 32, 2000);
         bench.write(1, 5, 1, 3000);
         bench.run();
-        let new = bench.store.parts().index.get(&key(1)).expect("it is written").location;
+        let new = bench.store.parts().blocks.get(&key(1)).expect("it is written").location;
         assert_ne!(old, new);
         let mut bench = bench.crash();
         bench.assert_unit(1, 5, Some(3000));
@@ -200,7 +200,7 @@ fn rot_is_an_error_never_data_and_a_rewrite_heals() {
     bench.run();
     bench.checkpoint();
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
     bench.disk.flip(place + 7 * UNIT_SIZE + 100);
     assert_eq!(bench.read(1, 0, 32), Err(StoreError::Damaged { units: vec![1 << 7] }));
     bench.assert_unit(1, 6, Some(5));
@@ -220,7 +220,7 @@ fn an_unreadable_place_costs_its_units_only() {
     bench.write(2, 0, 32, 6);
     bench.checkpoint();
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
     bench.disk.unreadable = Some((place, place + 4096));
     assert!(matches!(bench.read(1, 0, 4), Err(StoreError::Damaged { .. })));
     bench.assert_unit(1, 4, Some(5));
@@ -277,7 +277,7 @@ fn a_read_error_that_passes_costs_a_checkpoint_nothing() {
         bench.disk.read_errors = 3;
         bench.run();
         assert_eq!(bench.disk.read_errors, 0);
-        assert!(bench.store.parts().checkpoint.is_none());
+        assert!(!bench.store.has_checkpoint());
         assert_eq!(bench.store.damaged_units_count(), 0);
         let mut bench = bench.crash();
         assert_unread_store(&mut bench, &[]);
@@ -324,7 +324,7 @@ fn a_read_error_costs_the_units_that_cannot_be_read() {
     bench.write(1, 0, 32, 5);
     bench.run();
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(1)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(1)).expect("it is written").location);
     bench.disk.read_errors = 3;
     assert!(bench.read(1, 0, 32).is_ok());
     bench.disk.unreadable = Some((place + 5 * UNIT_SIZE, place + 5 * UNIT_SIZE + 512));
@@ -588,7 +588,7 @@ fn after_a_recorded_end_wrong_data_is_damage_not_a_torn_tail() {
     bench.run();
     assert_eq!(bench.done(Request::Record), Ok(Answer::Durable));
     let parts = bench.store.parts();
-    let place = parts.place(parts.index.get(&key(2)).expect("it is written").location);
+    let place = parts.place(parts.blocks.get(&key(2)).expect("it is written").location);
     let mut disk = bench.off();
     disk.flip(place + 5);
     let mut bench = Bench::on(disk, settings(), 1);

@@ -10,13 +10,12 @@ use format::disk::{
 };
 
 use super::survey::{bad_units, inline_data};
-use super::{CHUNK_SIZE, Stage};
+use super::{CHUNK_SIZE, Progress, Recovery, Stage, is_emptied};
+use crate::BlockKey;
+use crate::blocks::Change;
 use crate::decide::{Content, Header, Seen, Verdict, decide};
-use crate::disk::Purpose;
-use crate::index::BlockInfo;
-use crate::store::{Phase, Store};
-use crate::write::Change;
-use crate::{BlockKey, Effect};
+use crate::disk::{Io, Purpose};
+use crate::index::location_of;
 
 /// Where replay stands.
 #[derive(Default)]
@@ -59,79 +58,77 @@ enum Next {
     Data,
     /// The journal ends.
     End,
-    /// The store cannot be opened; for people.
-    Stop(String),
 }
 
-impl Store {
-    pub(super) fn begin_replay(&mut self, effects: &mut Vec<Effect>) {
+impl Recovery {
+    pub(super) fn begin_replay(&mut self, io: &mut Io<'_>) -> Progress {
         let root = self.parts().root.clone();
-        let opening = self.opening();
-        opening.replay = Replay { at: root.replay, previous: root.previous, ..Replay::default() };
-        self.replay(effects);
+        self.replay = Replay { at: root.replay, previous: root.previous, ..Replay::default() };
+        self.replay(io)
     }
 
-    pub(super) fn replay_read(
+    pub(super) fn on_replay_read(
         &mut self,
         buffer: Buffer,
         lost: &[Range<usize>],
-        effects: &mut Vec<Effect>,
-    ) {
-        let replay = &mut self.opening().replay;
+        io: &mut Io<'_>,
+    ) -> Progress {
+        let replay = &mut self.replay;
         replay.lost.extend(
             lost.iter().map(|lost| {
                 replay.at.advance(lost.start as u64)..replay.at.advance(lost.end as u64)
             }),
         );
         replay.chunk = Some((replay.at, buffer));
-        self.replay(effects);
+        self.replay(io)
     }
 
-    fn replay(&mut self, effects: &mut Vec<Effect>) {
+    fn replay(&mut self, io: &mut Io<'_>) -> Progress {
         loop {
-            match self.replay_one() {
+            match self.replay_one()? {
                 Next::Again => {}
-                Next::Fetch => return self.fetch_chunk(effects),
-                Next::Data => return self.fetch_data(effects),
-                Next::End => return self.end_replay(effects),
-                Next::Stop(reason) => return self.stop(reason, effects),
+                Next::Fetch => {
+                    self.fetch_chunk(io);
+                    return Ok(());
+                }
+                Next::Data => return self.fetch_data(io),
+                Next::End => return self.end_replay(io),
             }
         }
     }
 
-    fn fetch_chunk(&mut self, effects: &mut Vec<Effect>) {
+    fn fetch_chunk(&mut self, io: &mut Io<'_>) {
         let journal = self.parts().superblock.journal;
-        let opening = self.opening();
-        opening.stage = Stage::Replay;
-        let position = opening.replay.at.get() % journal.size;
+        self.stage = Stage::Replay;
+        let position = self.replay.at.get() % journal.size;
         let size = CHUNK_SIZE.min(journal.size - position);
-        opening.survey.bytes += size;
-        self.fetch(journal.offset + position, size as usize, effects);
+        self.survey.bytes += size;
+        self.fetch(journal.offset + position, size as usize, io);
     }
 
-    fn fetch_data(&mut self, effects: &mut Vec<Effect>) {
+    fn fetch_data(&mut self, io: &mut Io<'_>) -> Progress {
         let data = self.parts().superblock.data;
-        let opening = self.opening();
-        opening.stage = Stage::Data;
-        let (header, _) = opening.replay.waiting.as_ref().expect("it asks for data");
+        self.stage = Stage::Data;
+        let (header, _) = self.replay.waiting.as_ref().expect("it asks for data");
         let within = header.location as u64 * LOCATION_STEP + header.offset as u64;
         let size = header.length as usize;
         if within + size as u64 > data.size {
             // It is no place at all; zeros match no checksum but those of zeros.
-            let zeros = self.pool.take_zeroed(size).freeze();
-            return self.data_read(zeros, &[], effects);
+            let zeros = io.pool.take_zeroed(size).freeze();
+            return self.on_data_read(zeros, &[], io);
         }
-        self.fetch(data.offset + within, size, effects);
+        self.fetch(data.offset + within, size, io);
+        Ok(())
     }
 
     /// Out-of-line data that no one confirmed is here: it is compared, and written again.
-    pub(super) fn data_read(
+    pub(super) fn on_data_read(
         &mut self,
         buffer: Buffer,
         lost: &[Range<usize>],
-        effects: &mut Vec<Effect>,
-    ) {
-        let waiting = self.opening().replay.waiting.take();
+        io: &mut Io<'_>,
+    ) -> Progress {
+        let waiting = self.replay.waiting.take();
         let (header, checksum) = waiting.expect("it asks for data");
         let bad = match planted::on(Bug::StaleDataAccepted) {
             true => UnitSet::EMPTY,
@@ -145,49 +142,46 @@ impl Store {
         let data = content(bad, is_lost);
         if data != Content::Bad {
             let place = self.parts().place(header.location) + header.offset as u64;
-            self.write_read_again(place, &buffer, lost, effects);
+            self.write_read_again(place, &buffer, lost, io);
         }
         let contents = (Content::Whole, data);
-        match self.judge(header, checksum, bad, contents, &[]) {
-            Next::Stop(reason) => self.stop(reason, effects),
-            _ => self.replay(effects),
-        }
+        self.judge(header, checksum, bad, contents, &[])?;
+        self.replay(io)
     }
 
     /// Places that entries beyond the recorded durable lsn name: the power may have gone before
     /// their reservation was durable.
-    fn reserve_places(&mut self, effects: &mut Vec<Effect>) {
+    fn reserve_places(&mut self, io: &mut Io<'_>) {
         if !self.settings.is_sparse {
             return;
         }
-        for (location, size) in std::mem::take(&mut self.opening().replay.places) {
-            self.opening().writes += 1;
+        for (location, size) in std::mem::take(&mut self.replay.places) {
+            self.writes += 1;
             let place = self.parts().place(location);
-            self.disk.reserve(Purpose::RecoveryWrite, place, size.bytes(), effects);
+            io.reserve(Purpose::RecoveryWrite, place, size.bytes());
         }
     }
 
     /// Looks at the place where the next entry should be.
-    fn replay_one(&mut self) -> Next {
+    fn replay_one(&mut self) -> Result<Next, String> {
         let superblock = self.parts().superblock.clone();
         let from = self.parts().root.replay;
-        let opening = self.opening();
-        let (replay, survey) = (&mut opening.replay, &opening.survey);
+        let (replay, survey) = (&mut self.replay, &self.survey);
         let at = replay.at;
         if at.since(from) >= superblock.journal.size {
-            return Next::End;
+            return Ok(Next::End);
         }
         let skip = survey.skips.get(&at).copied();
         if let Some((to, is_chained)) = skip
             && !planted::on(Bug::TailReplayedTwice)
         {
-            opening.end_hole();
-            opening.replay.at = to;
-            opening.replay.is_unchained = !is_chained;
+            self.end_hole();
+            self.replay.at = to;
+            self.replay.is_unchained = !is_chained;
             self.count_row('N');
-            return Next::Again;
+            return Ok(Next::Again);
         }
-        let Some(bytes) = replay.bytes() else { return Next::Fetch };
+        let Some(bytes) = replay.bytes() else { return Ok(Next::Fetch) };
         let tag = superblock.store.tag();
         let decoded = EntryHeader::decode(bytes, tag, superblock.sector_size);
         let reaches_end =
@@ -198,7 +192,7 @@ impl Store {
             _ => 0,
         };
         if size > bytes.len() && !reaches_end && !replay.chunk_begins_here() {
-            return Next::Fetch;
+            return Ok(Next::Fetch);
         }
         let is_acked = at < survey.acked;
         let whole = decoded.ok().filter(|(header, _)| {
@@ -212,19 +206,19 @@ impl Store {
             let found = matches!(state, Header::Next | Header::Unchained);
             if !found {
                 replay.at = at.advance(superblock.sector_size as u64);
-                return Next::Again;
+                return Ok(Next::Again);
             }
-            opening.end_hole();
-            return Next::Again;
+            self.end_hole();
+            return Ok(Next::Again);
         }
         if state != Header::Next {
             let seen = Seen::without_entry(state, is_acked);
-            return self.no_entry(seen, superblock.sector_size);
+            return Ok(self.no_entry(seen, superblock.sector_size));
         }
         let (header, checksum) = whole.expect("a header was seen");
         if header.kind.is_large() && !is_acked && !survey.drops.contains(&at) {
             replay.waiting = Some((header, checksum));
-            return Next::Data;
+            return Ok(Next::Data);
         }
         let data = match header.kind.is_inline() {
             true => inline_data(&header, bytes, superblock.sector_size).to_vec(),
@@ -240,7 +234,7 @@ impl Store {
     fn no_entry(&mut self, seen: Seen, sector_size: u32) -> Next {
         let (row, verdict) = decide(seen);
         self.count_row(row);
-        let replay = &mut self.opening().replay;
+        let replay = &mut self.replay;
         if verdict == Verdict::Stop {
             if seen.header == Header::Unreadable {
                 // Nothing is written over what may be read one day.
@@ -261,53 +255,50 @@ impl Store {
         bad: UnitSet,
         (body, out_of_line): (Content, Content),
         data: &[u8],
-    ) -> Next {
-        let opening = self.opening();
+    ) -> Result<Next, String> {
         let (lsn, key) = (header.lsn, header.key);
-        if opening.survey.drops.contains(&lsn) && !planted::on(Bug::TailReplayedTwice) {
+        if self.survey.drops.contains(&lsn) && !planted::on(Bug::TailReplayedTwice) {
             self.count_row('O');
-            self.opening().replay.note_dropped(&header);
+            self.replay.note_dropped(&header);
             self.pass(&header, checksum);
-            return Next::Again;
+            return Ok(Next::Again);
         }
         let (row, verdict) = decide(Seen {
             header: Header::Next,
             body,
             is_block_data: matches!(header.kind, EntryKind::Write | EntryKind::Repair),
             data: out_of_line,
-            is_acked: lsn < opening.survey.acked,
-            follows_dropped: key.is_some_and(|key| opening.replay.dropped.contains(&key)),
+            is_acked: lsn < self.survey.acked,
+            follows_dropped: key.is_some_and(|key| self.replay.dropped.contains(&key)),
         });
-        let was_stated = opening.survey.damaged.contains(&lsn);
+        let was_stated = self.survey.damaged.contains(&lsn);
         match verdict {
             Verdict::Stop => {
                 self.count_row(row);
-                return Next::End;
+                return Ok(Next::End);
             }
             Verdict::Drop => {
-                opening.decisions.push(Decision::Drop(lsn));
-                opening.replay.dropped.extend(key);
-                opening.replay.note_dropped(&header);
+                self.decisions.push(Decision::Drop(lsn));
+                self.replay.dropped.extend(key);
+                self.replay.note_dropped(&header);
             }
             Verdict::Damaged | Verdict::Lost if !was_stated => {
-                opening.decisions.push(Decision::Damaged(lsn));
+                self.decisions.push(Decision::Damaged(lsn));
             }
             _ => {}
         }
         // Damage that was stated before does not make the store suspect once more.
         self.count_row(if was_stated { 'O' } else { row });
-        if matches!(verdict, Verdict::Replay | Verdict::Damaged)
-            && let Err(reason) = self.replay_entry(&header, bad, data)
-        {
-            return Next::Stop(reason);
+        if matches!(verdict, Verdict::Replay | Verdict::Damaged) {
+            self.replay_entry(&header, bad, data)?;
         }
         self.pass(&header, checksum);
-        Next::Again
+        Ok(Next::Again)
     }
 
     /// Goes on behind an entry.
     fn pass(&mut self, header: &EntryHeader, checksum: Checksum) {
-        let replay = &mut self.opening().replay;
+        let replay = &mut self.replay;
         replay.at = header.lsn.advance(header.size as u64);
         replay.previous = checksum;
         replay.is_unchained = false;
@@ -315,36 +306,22 @@ impl Store {
         replay.idle_end = is_idle.then_some(replay.at);
     }
 
-    fn replay_entry(
-        &mut self,
-        header: &EntryHeader,
-        bad: UnitSet,
-        data: &[u8],
-    ) -> Result<(), String> {
-        let Store { parts, phase: Phase::Opening(opening), .. } = self else {
-            unreachable!("entries are replayed before the store opens")
-        };
-        let parts = parts.as_mut().expect("the superblock is known");
-        let old = header.key.and_then(|key| parts.index.get(&key));
-        if let (true, Some(block_size), Some(pg)) =
-            (header.names_place(), header.block_size, header.pg)
-        {
-            if header.lsn >= opening.survey.acked {
-                opening.replay.places.insert((header.location, block_size));
+    fn replay_entry(&mut self, header: &EntryHeader, bad: UnitSet, data: &[u8]) -> Progress {
+        let parts = self.parts.as_mut().expect("the superblock is known");
+        let old = header.key.and_then(|key| parts.blocks.get(&key));
+        if let (true, Some(block_size)) = (header.names_place(), header.block_size) {
+            if header.lsn >= self.survey.acked {
+                self.replay.places.insert((header.location, block_size));
             }
-            if old.is_none_or(|old| old.location != header.location) {
-                let info = BlockInfo {
-                    version: header.version,
-                    pg: pg.number as u16,
-                    block_size,
-                    location: header.location,
-                    tombstone: false,
-                };
-                parts.occupy(header.location, info)?;
+            if location_of(old) != header.location {
+                let pages = &mut parts.pages;
+                parts.blocks.occupy(header.location, block_size, |overlay, key, info| {
+                    is_emptied(pages, overlay, &key, info)
+                })?;
             }
         }
         let data_lsn = header.lsn.advance(u64::from(header.size - header.data_size()));
-        parts.change(&Change { header, old, lsn: header.lsn, data_lsn, bad }, data);
+        parts.apply(&Change { header, old, lsn: header.lsn, data_lsn, bad }, data);
         if !bad.is_empty()
             && let Some(key) = header.key
         {
@@ -353,43 +330,30 @@ impl Store {
             of_data
                 .filter(|(index, _)| bad.contains(*index as u32))
                 .for_each(|(_, unit)| units.insert(unit));
-            parts.found_damaged(key, units);
+            parts.blocks.damage.found(key, units);
         }
         Ok(())
     }
 
     /// The journal ends where replay stands; the next entry goes behind all that was ever seen.
-    fn end_replay(&mut self, effects: &mut Vec<Effect>) {
-        let opening = self.opening();
-        let (replay, survey) = (&mut opening.replay, &opening.survey);
+    fn end_replay(&mut self, io: &mut Io<'_>) -> Progress {
+        let (replay, survey) = (&mut self.replay, &self.survey);
         let end = replay.hole.take().unwrap_or(replay.at);
         let tail = end.max(survey.end).max(survey.acked);
         let tail = replay.unreadable_end.map_or(tail, |behind| tail.max(behind));
         let previous = replay.previous;
         self.settle_holes();
-        self.reserve_places(effects);
-        self.replayed(end, tail, previous, effects);
+        self.reserve_places(io);
+        self.on_replayed(end, tail, previous, io)
     }
-}
 
-impl Store {
-    /// What was dropped is stated, where the PG's last write is of the same epoch: others of the
-    /// epoch, before and behind it, are here. Of a later epoch nothing came, of an earlier one the
-    /// PG made sure of all before it went on.
+    /// What was dropped is stated.
     fn settle_holes(&mut self) {
-        let dropped = std::mem::take(&mut self.opening().replay.dropped_versions);
+        let dropped = std::mem::take(&mut self.replay.dropped_versions);
         let pgs = &mut self.parts_mut().pgs;
-        for (pg, version) in dropped {
-            if let Some(record) = pgs.get_mut(&pg)
-                && record.last.epoch == version.epoch
-            {
-                record.hole = Some(record.hole.map_or(version, |hole| hole.min(version)));
-            }
-        }
+        dropped.into_iter().for_each(|(pg, version)| pgs.note_dropped(pg, version));
     }
-}
 
-impl super::Opening {
     /// A hole ends where replay stands.
     fn end_hole(&mut self) {
         if let Some(from) = self.replay.hole.take() {

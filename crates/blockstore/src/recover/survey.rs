@@ -9,10 +9,6 @@ use format::disk::{
     Decision, EntryDecodeError, EntryHeader, EntryKind, Superblock, decode_decisions,
 };
 
-use super::{CHUNK_SIZE, Stage};
-use crate::Effect;
-use crate::store::{Phase, Store};
-
 /// What the survey found.
 #[derive(Default)]
 pub struct Survey {
@@ -73,8 +69,21 @@ pub fn inline_data<'a>(header: &EntryHeader, bytes: &'a [u8], sector_size: u32) 
 }
 
 impl Survey {
-    /// Looks at a chunk of the ring and says how far it got.
-    fn look(&mut self, bytes: &[u8], superblock: &Superblock, from: Lsn) -> u64 {
+    /// Where in the ring the next chunk begins.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Looks at the next chunk of the ring. `from`: where replay will begin.
+    pub fn look(&mut self, bytes: &[u8], superblock: &Superblock, from: Lsn) {
+        let looked = self.look_at(bytes, superblock, from);
+        assert!(looked > 0);
+        self.bytes += bytes.len() as u64;
+        self.position += looked;
+    }
+
+    /// Looks at a chunk and says how far it got.
+    fn look_at(&mut self, bytes: &[u8], superblock: &Superblock, from: Lsn) -> u64 {
         let sector = superblock.sector_size as usize;
         let is_last = self.position + bytes.len() as u64 == superblock.journal.size;
         let mut at = 0;
@@ -116,7 +125,7 @@ impl Survey {
     }
 
     /// Keeps the decisions that hold: those not in a part that a later recovery cut off.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         let found = std::mem::take(&mut self.found);
         let is_void = |lsn: Lsn| {
             found.iter().any(|(by, decisions)| {
@@ -140,43 +149,5 @@ impl Survey {
                 }
             }
         }
-    }
-}
-
-/// Why a store stops that has only an older root, and not the whole journal behind it; for people.
-pub(super) const ROOT_LOST: &str = "\
-    the newest root of the checkpoint is lost, and the journal went on behind it: what an older \
-    one says is not the store's state. Look at the kernel's log and the disk's health, and start \
-    this OSD again; if the disk cannot be read any more, put a copy of it in its place, or \
-    restore its volumes from a backup into a new pool";
-
-impl Store {
-    pub(super) fn begin_survey(&mut self, effects: &mut Vec<Effect>) {
-        self.opening().stage = Stage::Survey;
-        self.survey_next(effects);
-    }
-
-    fn survey_next(&mut self, effects: &mut Vec<Effect>) {
-        let journal = self.parts().superblock.journal;
-        let position = self.opening().survey.position;
-        let size = CHUNK_SIZE.min(journal.size - position) as usize;
-        self.fetch(journal.offset + position, size, effects);
-    }
-
-    pub(super) fn survey_read(&mut self, bytes: &[u8], effects: &mut Vec<Effect>) {
-        let Phase::Opening(opening) = &mut self.phase else { unreachable!("it is opening") };
-        let parts = self.parts.as_ref().expect("the superblock is known");
-        let survey = &mut opening.survey;
-        let looked = survey.look(bytes, &parts.superblock, parts.root.replay);
-        survey.bytes += bytes.len() as u64;
-        survey.position += looked;
-        if survey.position < parts.superblock.journal.size {
-            return self.survey_next(effects);
-        }
-        survey.settle();
-        if survey.is_ahead {
-            return self.stop(ROOT_LOST.to_owned(), effects);
-        }
-        self.begin_replay(effects);
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! Nothing of this is on the disk: the index says what is allocated, and start-up rebuilds it.
 //! Under a sparse file a free place may have no space of the file system behind it; only a
-//! *reserved* one has, and only that is given to a block. `space.rs` reserves ahead of use.
+//! *reserved* one has, and only that is given to a block. `data_area.rs` reserves ahead of use.
 //!
 //! Invariants
 //!   1. A location is allocated at most once, and only where it is reserved.
 //!   2. `ready` holds exactly the segments with a free slot that is reserved, `bare` those with a
 //!      free slot that is not, by their class; a segment that is not in use is one slot, with the
 //!      shift 0.
-//!   3. What lies in a segment that is *leaving* is being moved elsewhere (`moves.rs`). Its slots are
+//!   3. What lies in a segment that is *leaving* is being moved elsewhere (`store/moves.rs`). Its slots are
 //!      given out last, and then it stays.
 
 use std::collections::BTreeSet;
@@ -29,6 +29,49 @@ const _: () = assert!(BlockSize::MAX.bytes() == SEGMENT_SIZE);
 
 /// One number for each block size, by its shift; the first is of segments that are not in use.
 pub type BySize<T> = [T; BlockSize::MAX.shift() as usize + 1];
+
+/// A set of block sizes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct SizeSet {
+    /// A bit for each size, by its shift.
+    shifts: u32,
+}
+
+impl SizeSet {
+    pub const ALL: SizeSet = SizeSet { shifts: u32::MAX };
+
+    pub fn is_empty(self) -> bool {
+        self.shifts == 0
+    }
+
+    pub fn contains(self, size: BlockSize) -> bool {
+        self.shifts & 1 << size.shift() != 0
+    }
+
+    pub fn insert(&mut self, size: BlockSize) {
+        self.shifts |= 1 << size.shift();
+    }
+
+    /// The sizes that are in either set.
+    pub fn union(self, other: SizeSet) -> SizeSet {
+        SizeSet { shifts: self.shifts | other.shifts }
+    }
+
+    /// The sizes in order.
+    pub fn iter(self) -> impl Iterator<Item = BlockSize> {
+        (BlockSize::MIN.shift()..=BlockSize::MAX.shift())
+            .filter_map(BlockSize::from_shift)
+            .filter(move |size| self.contains(*size))
+    }
+}
+
+impl FromIterator<BlockSize> for SizeSet {
+    fn from_iter<T: IntoIterator<Item = BlockSize>>(sizes: T) -> SizeSet {
+        let mut set = SizeSet::default();
+        sizes.into_iter().for_each(|size| set.insert(size));
+        set
+    }
+}
 
 /// The class of a segment is its shift, with this bit while it is leaving.
 const LEAVING: u8 = 0x80;

@@ -11,21 +11,21 @@
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum};
-use format::disk::{EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
+use format::disk::{BlockKey, EntryHeader, EntryKind, LOCATION_NONE, UnitSet};
 use format::wire::Content;
 
-use crate::dirty::UnitState;
-use crate::index::BlockInfo;
+use crate::blocks::replaces_all;
+use crate::index::{BlockInfo, location_of};
 use crate::journal::Asker;
-use crate::store::{Parts, Store};
-use crate::write::{Admit, Change, Plan, block_header, place_of};
-use crate::{BlockKey, Effect, Request, RequestId, StoreError};
+use crate::store::Store;
+use crate::store::write::{Admit, Plan, block_header};
+use crate::{Effect, Request, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
 
 impl Store {
     /// Takes a repair; hands it back if it must wait.
-    pub(crate) fn try_repair(
+    pub(super) fn try_repair(
         &mut self,
         id: RequestId,
         pg: PgId,
@@ -42,7 +42,7 @@ impl Store {
         {
             self.want_place(*block_size, effects);
         }
-        let old = self.parts().index.get(&key);
+        let old = self.parts().blocks.get(&key);
         match self.admit_repair(old, &content) {
             Admit::Now(plan) => {
                 self.accept_repair(id, (pg, key), content, (plan, old), effects);
@@ -63,19 +63,19 @@ impl Store {
         match content {
             Content::Gone => self.admit_plain(EntryKind::RepairGone),
             Content::Tombstone { .. } => {
-                match self.parts().has_record_space(old, BlockSize::MIN, false) {
+                match self.parts().has_record_room(old, BlockSize::MIN, false) {
                     true => self.admit_plain(EntryKind::RepairTombstone),
                     false => Admit::Refuse(StoreError::Full),
                 }
             }
             Content::Block { block_size, units, data, .. } => {
-                let is_all = is_all(old, *block_size, &UnitSet::from_slice(units));
+                let is_all = replaces_all(old, *block_size, &UnitSet::from_slice(units));
                 if needs_place(content) {
                     let length = data.as_ref().map_or(0, |data| data.len() as u64);
                     let kinds = (EntryKind::Repair, EntryKind::RepairLarge);
                     return self.admit_data(old, *block_size, (is_all, length), kinds);
                 }
-                match self.parts().has_record_space(old, *block_size, !is_all) {
+                match self.parts().has_record_room(old, *block_size, !is_all) {
                     true => self.admit_plain(EntryKind::Repair),
                     false => Admit::Refuse(StoreError::Full),
                 }
@@ -97,20 +97,20 @@ impl Store {
         let Some(block_size) = header.block_size else {
             return self.accept_entry(Asker::plain(id), header, None, old);
         };
-        let place = place_of(old);
+        let place = location_of(old);
         let old_size = old.filter(|_| place != LOCATION_NONE).map(|old| old.block_size);
         assert!(old_size.is_none_or(|old| old == block_size), "a pool has one block size");
         let old = match planted::on(Bug::RepairInTwoSteps) {
             true => self.repair_version_alone(&header, old),
             false => old,
         };
-        let is_all = is_all(old, block_size, &header.units);
+        let is_all = replaces_all(old, block_size, &header.units);
         let data = data.unwrap_or_else(|| self.pool.take(0).freeze());
         if !needs_place {
             header.location = if is_all { LOCATION_NONE } else { place };
             return self.accept_entry(Asker::plain(id), header, Some(data), old);
         }
-        let allocator = &mut self.parts_mut().allocator;
+        let allocator = &mut self.parts_mut().blocks.area.allocator;
         header.location = match plan == Plan::Large || place == LOCATION_NONE {
             true => allocator.allocate(block_size).expect("admitted only with space"),
             false => place,
@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// Journals a block as it is, at a new place.
-    pub(crate) fn accept_move(
+    pub(super) fn accept_move(
         &mut self,
         asker: Asker,
         (pg, key): (PgId, BlockKey),
@@ -136,10 +136,7 @@ impl Store {
         let data = data.expect("a block without data is not moved");
         self.accept_repair_large(asker, (header, key), data, old, effects);
         if planted::on(Bug::MovedPlaceReusedEarly) {
-            let parts = self.parts_mut();
-            let freed = parts.freed.pop().expect("it had a place");
-            parts.count_returned(freed.block_size, freed.discard);
-            parts.allocator.release(freed.location, freed.block_size, false);
+            self.parts_mut().blocks.area.return_last_freed();
         }
     }
 
@@ -188,7 +185,7 @@ impl Store {
         old: Option<BlockInfo>,
     ) -> Option<BlockInfo> {
         let none = UnitSet::EMPTY;
-        let (location, checksums) = (place_of(old), Vec::new());
+        let (location, checksums) = (location_of(old), Vec::new());
         let header = header.clone();
         let mut alone = EntryHeader {
             units: none,
@@ -200,7 +197,7 @@ impl Store {
         };
         let nothing = self.pool.take(0).freeze();
         self.journal_entry(&mut alone, Some(nothing), old);
-        self.parts().index.get(&alone.key.expect("of a block"))
+        self.parts().blocks.get(&alone.key.expect("of a block"))
     }
 }
 
@@ -212,11 +209,6 @@ fn needs_place(content: &Content) -> bool {
         }
         Content::Gone | Content::Tombstone { .. } => false,
     }
-}
-
-/// Whether the block has nothing but what the repair says afterwards.
-fn is_all(old: Option<BlockInfo>, block_size: BlockSize, units: &UnitSet) -> bool {
-    units.count() == block_size.unit_count() || place_of(old) == LOCATION_NONE
 }
 
 /// Whether the content agrees with itself, and its data with its checksums.
@@ -237,52 +229,4 @@ fn spread(data: Buffer, header: &EntryHeader, pool: &BufferPool) -> Buffer {
         place[start..start + UNIT].copy_from_slice(unit);
     }
     place.freeze()
-}
-
-impl Parts {
-    /// Units of a block become so; others stay.
-    pub(crate) fn change_repair(&mut self, change: &Change, key: BlockKey) {
-        let header = change.header;
-        let block_size = header.block_size.expect("the format demands it");
-        let is_all = is_all(change.old, block_size, &header.units);
-        self.overlay(key, |overlay| {
-            overlay.repair_count += 1;
-            match is_all {
-                true => overlay.reset(),
-                false => header.units.iter().for_each(|unit| overlay.set(unit, UnitState::Zero)),
-            }
-            header.damaged.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
-            for ((index, unit), checksum) in
-                (0u32..).zip(header.data_units()).zip(&header.checksums)
-            {
-                let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
-                let state = match (change.bad.contains(index), header.kind) {
-                    (true, _) => UnitState::Damaged,
-                    (false, EntryKind::RepairLarge) => UnitState::Place(*checksum),
-                    (false, _) => UnitState::Journal(*checksum, lsn),
-                };
-                overlay.set(unit, state);
-            }
-        });
-        // Where units became zeros the block may hold nothing any more.
-        let has_zeros = header.units.count() > header.written.count() + header.damaged.count();
-        self.gives_back |= has_zeros && place_of(change.old) != LOCATION_NONE;
-        self.moved(change, key, header.location, header.location == LOCATION_NONE);
-    }
-
-    /// The block leaves the index, and the next checkpoint.
-    pub(crate) fn change_gone(&mut self, change: &Change, key: BlockKey) {
-        self.overlay(key, |overlay| {
-            overlay.reset();
-            overlay.repair_count += 1;
-        });
-        let place = place_of(change.old);
-        if place != LOCATION_NONE {
-            let size = change.old.expect("it has a place").block_size;
-            self.gives_back = true;
-            self.free(place, size, true);
-        }
-        self.set_info(key, change.old, None);
-        self.rotten.remove(&key);
-    }
 }

@@ -1,12 +1,19 @@
-//! What changed in a block since a checkpoint: the state of single units over what its leaf says.
+//! Overlays: what changed in each block since the last checkpoint, unit by unit, on top of its leaf.
 //!
 //! ```text
 //!   a unit is looked up in    live ──▶ frozen (while a checkpoint runs) ──▶ the leaf
 //! ```
 //!
-//! Invariant: patches are ordered by unit, at most one a unit.
+//! Invariants
+//!   1. Patches are ordered by unit, at most one a unit.
+//!   2. While no checkpoint runs nothing is frozen.
+//!   3. The byte counts are the sums over the overlays they count.
+
+use std::collections::BTreeMap;
+use std::ops::RangeBounds;
 
 use base::{Checksum, Lsn};
+use format::disk::{BlockKey, UnitSet};
 
 use crate::index::BlockInfo;
 
@@ -115,6 +122,99 @@ impl Overlay {
     /// About what it takes in memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         OVERLAY_SIZE + (self.patches.capacity() * size_of::<Patch>()) as u64
+    }
+}
+
+/// The overlays of all blocks.
+#[derive(Default)]
+pub struct Overlays {
+    /// Changes since the last checkpoint began.
+    live: BTreeMap<BlockKey, Overlay>,
+    live_bytes: u64,
+    /// Changes that the running checkpoint writes.
+    frozen: BTreeMap<BlockKey, Overlay>,
+    frozen_bytes: u64,
+}
+
+impl Overlays {
+    /// About what all of them take in memory, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.live_bytes + self.frozen_bytes
+    }
+
+    /// About what the changes since the last checkpoint began take in memory, in bytes.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Changes of one block since the last checkpoint began.
+    pub fn live(&self, key: &BlockKey) -> Option<&Overlay> {
+        self.live.get(key)
+    }
+
+    /// Changes of one block that the running checkpoint writes.
+    pub fn frozen(&self, key: &BlockKey) -> Option<&Overlay> {
+        self.frozen.get(key)
+    }
+
+    /// All that the running checkpoint writes, in order.
+    pub fn frozen_in(
+        &self,
+        range: impl RangeBounds<BlockKey>,
+    ) -> impl Iterator<Item = (&BlockKey, &Overlay)> {
+        self.frozen.range(range)
+    }
+
+    /// Both overlays of one block.
+    pub fn layers(&self, key: &BlockKey) -> Layers<'_> {
+        Layers { live: self.live.get(key), frozen: self.frozen.get(key) }
+    }
+
+    /// Changes a block's live overlay.
+    pub fn change(&mut self, key: BlockKey, change: impl FnOnce(&mut Overlay)) {
+        let overlay = self.live.entry(key).or_insert_with(|| {
+            self.live_bytes += OVERLAY_SIZE;
+            Overlay::default()
+        });
+        let before = overlay.memory_bytes();
+        change(overlay);
+        self.live_bytes = self.live_bytes + overlay.memory_bytes() - before;
+    }
+
+    /// A checkpoint begins: it writes what changed so far. Requires: none runs.
+    pub fn freeze(&mut self) {
+        assert!(self.frozen.is_empty());
+        assert!(self.frozen_bytes == 0);
+        self.frozen = std::mem::take(&mut self.live);
+        self.frozen_bytes = std::mem::take(&mut self.live_bytes);
+    }
+
+    /// The checkpoint is durable: its leaves say all that was frozen.
+    pub fn drop_frozen(&mut self) {
+        self.frozen.clear();
+        self.frozen_bytes = 0;
+    }
+
+    /// The index is about to change: keeps what it said of a frozen block when the checkpoint began.
+    pub fn keep_info(&mut self, key: &BlockKey, old: Option<BlockInfo>) {
+        if let Some(frozen) = self.frozen.get_mut(key)
+            && frozen.info.is_none()
+        {
+            frozen.info = Some(old);
+        }
+    }
+
+    /// The running checkpoint writes the block as one that is not there.
+    pub fn freeze_as_gone(&mut self, key: BlockKey) {
+        let frozen = self.frozen.entry(key).or_default();
+        frozen.reset();
+        frozen.info = Some(None);
+    }
+
+    /// Data of these units of a frozen block is lost. Requires: it is frozen.
+    pub fn lose_frozen(&mut self, key: &BlockKey, lost: &UnitSet) {
+        let frozen = self.frozen.get_mut(key).expect("it is frozen");
+        lost.iter().for_each(|unit| frozen.set(unit, UnitState::Damaged));
     }
 }
 

@@ -1,0 +1,388 @@
+//! The blocks of a store, as all accepted entries left them. Here meet
+//!
+//! ```text
+//!   index      what a block is: version, size, place            (always in memory)
+//!   overlays   where its changed units are, over its leaf       (until a checkpoint wrote them)
+//!   area       which places are taken, freed, ready             (rebuilt from the index)
+//!   damage     which units reads found damaged                  (until they are written again)
+//! ```
+//!
+//! One entry of the journal is one [`Change`]; [`Blocks::apply`] is the only way in which requests and
+//! recovery change a block. A kind of entry that is added gets an arm there.
+//!
+//! Invariants
+//!   1. The place that the index names of a block is allocated to it, and to no other block.
+//!   2. An overlay is fresh when the block got its place since the leaf was written.
+//!   3. What the index said of a frozen block when the checkpoint began is kept until the checkpoint
+//!      ends.
+
+use std::collections::BTreeSet;
+
+use base::planted::{self, Bug};
+use base::{BlockSize, Checksum, ImageId, Lsn, PgId, UNIT_SIZE, Version};
+use format::disk::{
+    BlockKey, EntryHeader, EntryKind, LOCATION_NONE, LeafPage, Superblock, UnitSet,
+};
+
+use crate::allocator::segment_of;
+use crate::damage::Damage;
+use crate::data_area::{DataArea, Freed};
+use crate::index::{BlockInfo, Index, KEY_FIRST, location_of};
+use crate::overlay::{Overlay, Overlays, UnitState};
+
+/// An entry that changes a block.
+pub struct Change<'a> {
+    pub header: &'a EntryHeader,
+    /// What the index says of its block.
+    pub old: Option<BlockInfo>,
+    pub lsn: Lsn,
+    /// Where its inline data begins.
+    pub data_lsn: Lsn,
+    /// Units of the entry, counted from its first, whose data is lost.
+    pub bad: UnitSet,
+}
+
+/// The blocks of a store.
+pub struct Blocks {
+    index: Index,
+    overlays: Overlays,
+    pub area: DataArea,
+    pub damage: Damage,
+    /// Something was deleted or zeroed since the last checkpoint began: the next one gives space back.
+    gives_back: bool,
+}
+
+impl Blocks {
+    /// No blocks. `is_sparse`: places get space before they are used.
+    pub fn new(superblock: &Superblock, is_sparse: bool) -> Blocks {
+        Blocks {
+            index: Index::new(),
+            overlays: Overlays::default(),
+            area: DataArea::new(superblock.data, is_sparse),
+            damage: Damage::default(),
+            gives_back: false,
+        }
+    }
+
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    pub fn overlays(&self) -> &Overlays {
+        &self.overlays
+    }
+
+    /// What is known of the block without reading.
+    pub fn get(&self, key: &BlockKey) -> Option<BlockInfo> {
+        self.index.get(key)
+    }
+
+    /// Whether a checkpoint would give space back.
+    pub fn gives_back(&self) -> bool {
+        self.gives_back
+    }
+
+    /// Images whose space has changed since this was last called.
+    pub fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
+        self.index.take_used_changed()
+    }
+
+    /// Applies an entry of the block `key`: the same for a request and for recovery.
+    pub fn apply(&mut self, change: &Change<'_>, key: BlockKey) {
+        debug_assert!(self.index.get(&key) == change.old);
+        match change.header.kind {
+            EntryKind::Write => self.write_inline(change, key),
+            EntryKind::WriteLarge => self.write_large(change, key),
+            EntryKind::Zero => self.zero(change, key),
+            EntryKind::Delete | EntryKind::RepairTombstone => self.delete(change, key),
+            EntryKind::Repair | EntryKind::RepairLarge => self.repair(change, key),
+            EntryKind::RepairGone => self.remove(change, key),
+            _ => {}
+        }
+    }
+
+    fn write_inline(&mut self, change: &Change<'_>, key: BlockKey) {
+        let header = change.header;
+        assert!(header.checksums.len() as u64 * UNIT_SIZE == u64::from(header.length));
+        assert!(header.location != LOCATION_NONE, "write-back needs a place");
+        let is_new = location_of(change.old) == LOCATION_NONE;
+        self.overlays.change(key, |overlay| {
+            if is_new {
+                overlay.reset();
+            }
+            for (index, checksum) in (0u32..).zip(&header.checksums) {
+                let unit = header.offset / UNIT_SIZE as u32 + index;
+                let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
+                let state = match change.bad.contains(index) {
+                    true => UnitState::Damaged,
+                    false => UnitState::Journal(*checksum, lsn),
+                };
+                overlay.set(unit, state);
+            }
+        });
+        self.put(change, key, header.location, false);
+    }
+
+    fn write_large(&mut self, change: &Change<'_>, key: BlockKey) {
+        let header = change.header;
+        assert!(header.checksums.len() as u64 * UNIT_SIZE == u64::from(header.length));
+        assert!(header.location != LOCATION_NONE, "its data has a place of its own");
+        self.overlays.change(key, |overlay| {
+            overlay.reset();
+            for (index, checksum) in (0u32..).zip(&header.checksums) {
+                let unit = header.offset / UNIT_SIZE as u32 + index;
+                let state = match change.bad.contains(index) {
+                    true => UnitState::Damaged,
+                    false => UnitState::Place(*checksum),
+                };
+                overlay.set(unit, state);
+            }
+        });
+        self.put(change, key, header.location, false);
+    }
+
+    fn zero(&mut self, change: &Change<'_>, key: BlockKey) {
+        let header = change.header;
+        let block_size = header.block_size.expect("the format demands it");
+        let is_whole = header.length as u64 == block_size.bytes();
+        let location = if is_whole { LOCATION_NONE } else { location_of(change.old) };
+        self.overlays.change(key, |overlay| {
+            if location == LOCATION_NONE {
+                return overlay.reset();
+            }
+            let first = header.offset / UNIT_SIZE as u32;
+            for unit in first..first + header.length / UNIT_SIZE as u32 {
+                overlay.set(unit, UnitState::Zero);
+            }
+        });
+        self.put(change, key, location, true);
+    }
+
+    fn delete(&mut self, change: &Change<'_>, key: BlockKey) {
+        let is_repair = change.header.kind == EntryKind::RepairTombstone;
+        self.overlays.change(key, |overlay| {
+            overlay.reset();
+            overlay.repair_count += u32::from(is_repair);
+        });
+        self.put(change, key, LOCATION_NONE, true);
+    }
+
+    /// The units that a repair names become so; others stay.
+    fn repair(&mut self, change: &Change<'_>, key: BlockKey) {
+        let header = change.header;
+        let block_size = header.block_size.expect("the format demands it");
+        let is_all = replaces_all(change.old, block_size, &header.units);
+        self.overlays.change(key, |overlay| {
+            overlay.repair_count += 1;
+            match is_all {
+                true => overlay.reset(),
+                false => header.units.iter().for_each(|unit| overlay.set(unit, UnitState::Zero)),
+            }
+            header.damaged.iter().for_each(|unit| overlay.set(unit, UnitState::Damaged));
+            for ((index, unit), checksum) in
+                (0u32..).zip(header.data_units()).zip(&header.checksums)
+            {
+                let lsn = change.data_lsn.advance(u64::from(index) * UNIT_SIZE);
+                let state = match (change.bad.contains(index), header.kind) {
+                    (true, _) => UnitState::Damaged,
+                    (false, EntryKind::RepairLarge) => UnitState::Place(*checksum),
+                    (false, _) => UnitState::Journal(*checksum, lsn),
+                };
+                overlay.set(unit, state);
+            }
+        });
+        // Where units became zeros the block may hold nothing any more.
+        let has_zeros = header.units.count() > header.written.count() + header.damaged.count();
+        self.gives_back |= has_zeros && location_of(change.old) != LOCATION_NONE;
+        self.put(change, key, header.location, header.location == LOCATION_NONE);
+    }
+
+    /// The block leaves the index without a tombstone, and the next checkpoint.
+    fn remove(&mut self, change: &Change<'_>, key: BlockKey) {
+        self.overlays.change(key, |overlay| {
+            overlay.reset();
+            overlay.repair_count += 1;
+        });
+        let location = location_of(change.old);
+        if location != LOCATION_NONE {
+            let size = change.old.expect("it has a place").block_size;
+            self.gives_back = true;
+            self.area.free(location, size, true);
+        }
+        self.set_info(key, change.old, None);
+        self.damage.forget(&key);
+    }
+
+    /// Writes into the index what the entry says of its block, which lies at `location` now, and frees
+    /// the old place. `takes_away`: the change takes data away, so its space is given back.
+    fn put(&mut self, change: &Change<'_>, key: BlockKey, location: u32, takes_away: bool) {
+        let Change { header, old, .. } = *change;
+        let (old_location, old_size) = (location_of(old), old.map(|info| info.block_size));
+        let info = BlockInfo {
+            version: header.version,
+            pg: header.pg.expect("the format demands it").number as u16,
+            block_size: header.block_size.or(old_size).unwrap_or(BlockSize::MIN),
+            location,
+            tombstone: matches!(header.kind, EntryKind::Delete | EntryKind::RepairTombstone),
+        };
+        self.gives_back |= takes_away && old_location != LOCATION_NONE;
+        if old_location != LOCATION_NONE && old_location != location {
+            self.area.free(old_location, old_size.expect("it has a place"), takes_away);
+        }
+        self.set_info(key, old, Some(info));
+        self.forget_damage(header, location, &key);
+    }
+
+    /// What the entry wrote is not damaged any more.
+    fn forget_damage(&mut self, header: &EntryHeader, location: u32, key: &BlockKey) {
+        let first = header.offset / UNIT_SIZE as u32;
+        match header.kind {
+            _ if location == LOCATION_NONE => self.damage.forget(key),
+            EntryKind::WriteLarge | EntryKind::RepairLarge => self.damage.forget(key),
+            EntryKind::Repair => self.damage.forget_units(key, header.units.iter()),
+            _ => {
+                let units = first..first + header.length / UNIT_SIZE as u32;
+                self.damage.forget_units(key, units);
+            }
+        }
+    }
+
+    /// Changes the index, and keeps what it said for the running checkpoint.
+    fn set_info(&mut self, key: BlockKey, old: Option<BlockInfo>, info: Option<BlockInfo>) {
+        self.overlays.keep_info(&key, old);
+        self.index.set(key, info);
+    }
+
+    /// Tombstones of the PG up to `floor` are not needed. A full store takes no write that would start
+    /// the checkpoint which drops them, so they do.
+    pub fn on_floor(&mut self, pg: PgId, floor: Version) {
+        self.gives_back |= self.index.tombstones_up_to(pg, floor).next().is_some();
+    }
+}
+
+/// What a checkpoint asks of the blocks.
+impl Blocks {
+    /// Freezes what changed so far, without the tombstones up to the floor of their PG. Returns the
+    /// blocks that the checkpoint no longer names.
+    pub fn freeze(&mut self, floors: impl Iterator<Item = (PgId, Version)>) -> Vec<Freed> {
+        self.gives_back = false;
+        self.overlays.freeze();
+        for (pg, floor) in floors {
+            let keys: Vec<BlockKey> = self.index.tombstones_up_to(pg, floor).collect();
+            for key in keys {
+                self.overlays.freeze_as_gone(key);
+                self.index.set(key, None);
+            }
+        }
+        self.area.take_freed()
+    }
+
+    /// What the index said of a frozen block when the checkpoint began.
+    pub fn frozen_info(&self, key: &BlockKey) -> Option<BlockInfo> {
+        match self.overlays.frozen(key).and_then(|overlay| overlay.info) {
+            Some(info) => info,
+            None => self.index.get(key),
+        }
+    }
+
+    /// Data of a frozen block that was to be written back is lost: its units become damaged.
+    pub fn lose_frozen(&mut self, key: BlockKey, lost: UnitSet) {
+        self.overlays.lose_frozen(&key, &lost);
+        self.damage.found(key, lost);
+    }
+
+    /// All of a frozen block was zeroed piece by piece: its place goes with this checkpoint. Requires:
+    /// it has a place, and has not changed since.
+    pub fn free_emptied(&mut self, key: BlockKey, info: BlockInfo) -> (BlockInfo, Freed) {
+        assert!(info.location != LOCATION_NONE);
+        self.area.count_freed(info.block_size, true);
+        let freed = Freed { location: info.location, block_size: info.block_size, discard: true };
+        let info = BlockInfo { location: LOCATION_NONE, ..info };
+        self.set_info(key, self.index.get(&key), Some(info));
+        self.damage.forget(&key);
+        (info, freed)
+    }
+
+    /// The checkpoint is durable, and no longer names these blocks.
+    pub fn on_checkpoint(&mut self, freed: Vec<Freed>) {
+        self.overlays.drop_frozen();
+        self.area.on_checkpoint(freed);
+    }
+}
+
+/// What recovery asks of the blocks.
+impl Blocks {
+    /// Puts a leaf's blocks into the index. The error is for people.
+    pub fn load(&mut self, leaf: &LeafPage) -> Result<(), String> {
+        for record in leaf.records() {
+            let info = BlockInfo {
+                version: record.version(),
+                pg: record.pg(),
+                block_size: record.block_size(),
+                location: record.location(),
+                tombstone: record.tombstone(),
+            };
+            self.index.set(record.key(), Some(info));
+            self.occupy(info.location, info.block_size, |_, _, _| false)?;
+        }
+        Ok(())
+    }
+
+    /// Marks a place as allocated. What stands in its way goes, if it is freed, or if it was emptied:
+    /// `is_emptied` tells of a block whose place a checkpoint took away. The error is for people.
+    pub fn occupy(
+        &mut self,
+        location: u32,
+        size: BlockSize,
+        mut is_emptied: impl FnMut(&Overlay, BlockKey, BlockInfo) -> bool,
+    ) -> Result<(), String> {
+        if location == LOCATION_NONE || self.area.allocator.take(location, size) {
+            return Ok(());
+        }
+        // A root that is not the newest names places that later checkpoints freed; a segment may
+        // have gone to another block size since.
+        let is_in_the_way = |at: u32, of: BlockSize| match of == size {
+            true => at == location,
+            false => segment_of(at) == segment_of(location),
+        };
+        self.area.return_freed_if(is_in_the_way);
+        if self.area.allocator.take(location, size) {
+            return Ok(());
+        }
+        let blocks = self.index.iter_from(KEY_FIRST);
+        let blocks: Vec<(BlockKey, BlockInfo)> = blocks
+            .filter(|(_, other)| other.location != LOCATION_NONE)
+            .filter(|(_, other)| is_in_the_way(other.location, other.block_size))
+            .collect();
+        let is_gone = |(key, info): &(BlockKey, BlockInfo)| {
+            let overlay = self.overlays.live(key);
+            overlay.is_some_and(|overlay| is_emptied(overlay, *key, *info))
+        };
+        if blocks.iter().all(is_gone) {
+            for (key, info) in blocks {
+                self.area.allocator.release(info.location, info.block_size, true);
+                self.overlays.change(key, Overlay::reset);
+                let empty = BlockInfo { location: LOCATION_NONE, ..info };
+                self.set_info(key, Some(info), Some(empty));
+            }
+            if self.area.allocator.take(location, size) {
+                return Ok(());
+            }
+        }
+        Err(format!(
+            "the index names the place {location} for two blocks, or outside of the data area, \
+             and this version cannot repair that: put a copy of the disk in its place, or restore \
+             its volumes from a backup into a new pool"
+        ))
+    }
+}
+
+/// Whether the block has nothing but these units after a repair that names them.
+pub fn replaces_all(old: Option<BlockInfo>, block_size: BlockSize, units: &UnitSet) -> bool {
+    units.count() == block_size.unit_count() || location_of(old) == LOCATION_NONE
+}
+
+/// Whether data read from the disk is what was written.
+pub fn matches(data: &[u8], checksum: Checksum) -> bool {
+    planted::on(Bug::ChecksumNotCompared) || base::crc32c(data) == checksum
+}

@@ -1,0 +1,50 @@
+//! Units that reads found damaged, until they are written again.
+//!
+//! Invariant: no block is listed without a damaged unit.
+
+use std::collections::BTreeMap;
+
+use format::disk::{BlockKey, UnitSet};
+
+/// Damaged units of all blocks.
+#[derive(Default)]
+pub struct Damage {
+    units: BTreeMap<BlockKey, UnitSet>,
+    found_count: u64,
+}
+
+impl Damage {
+    /// Damaged units found since the start; one that is written and damaged again counts twice.
+    pub fn found_count(&self) -> u64 {
+        self.found_count
+    }
+
+    /// The damaged units of a block.
+    pub fn of(&self, key: &BlockKey) -> UnitSet {
+        self.units.get(key).copied().unwrap_or_default()
+    }
+
+    /// Remembers units that cannot be read. Requires: at least one.
+    pub fn found(&mut self, key: BlockKey, units: UnitSet) {
+        assert!(!units.is_empty());
+        let known = self.units.entry(key).or_default();
+        for unit in units.iter() {
+            self.found_count += u64::from(!known.contains(unit));
+            known.insert(unit);
+        }
+    }
+
+    /// The block has other content: nothing of it is damaged.
+    pub fn forget(&mut self, key: &BlockKey) {
+        self.units.remove(key);
+    }
+
+    /// These units have other content.
+    pub fn forget_units(&mut self, key: &BlockKey, units: impl Iterator<Item = u32>) {
+        let Some(damaged) = self.units.get_mut(key) else { return };
+        units.for_each(|unit| damaged.remove(unit));
+        if damaged.is_empty() {
+            self.units.remove(key);
+        }
+    }
+}

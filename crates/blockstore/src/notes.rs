@@ -1,0 +1,61 @@
+//! Notes: small durable facts that the layers above keep in a store.
+//!
+//! Invariant: `bytes` is the sum of the lengths of all notes; none is empty.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use format::disk::{EntryHeader, NoteKey};
+
+/// All notes, as a checkpoint shares them.
+pub type NoteMap = BTreeMap<NoteKey, Rc<[u8]>>;
+
+/// The notes of a store.
+#[derive(Default)]
+pub struct Notes {
+    notes: NoteMap,
+    bytes: u64,
+}
+
+impl Notes {
+    /// The notes that a checkpoint names.
+    pub fn load(notes: Vec<(NoteKey, Vec<u8>)>) -> Notes {
+        let bytes = notes.iter().map(|(_, note)| note.len() as u64).sum();
+        Notes { notes: notes.into_iter().map(|(key, note)| (key, note.into())).collect(), bytes }
+    }
+
+    /// Bytes of all notes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn count(&self) -> u64 {
+        self.notes.len() as u64
+    }
+
+    pub fn get(&self, key: &NoteKey) -> Option<&[u8]> {
+        self.notes.get(key).map(|note| &note[..])
+    }
+
+    /// All notes in order.
+    pub fn iter(&self) -> impl Iterator<Item = (NoteKey, &[u8])> {
+        self.notes.iter().map(|(key, note)| (*key, &note[..]))
+    }
+
+    /// The notes as they are now, for a checkpoint.
+    pub fn snapshot(&self) -> NoteMap {
+        self.notes.clone()
+    }
+
+    /// Applies an entry; `data` is its inline data, padding included. An empty note is removed.
+    pub fn apply(&mut self, header: &EntryHeader, data: &[u8]) {
+        let key = NoteKey::of_parts(header.pg, header.offset);
+        let bytes = &data[..header.length as usize];
+        let old = match bytes.is_empty() {
+            true => self.notes.remove(&key),
+            false => self.notes.insert(key, bytes.into()),
+        };
+        self.bytes += bytes.len() as u64;
+        self.bytes -= old.map_or(0, |old| old.len() as u64);
+    }
+}
