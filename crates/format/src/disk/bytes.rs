@@ -3,7 +3,7 @@
 
 use base::{Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
 
-use super::BlockKey;
+use super::key::BlockKey;
 
 /// Appends fields.
 #[derive(Default)]

@@ -14,7 +14,8 @@
 use base::{BlockSize, Checksum, Lsn, PgId, UNIT_SIZE, Version, crc32c};
 
 use super::bytes::{Reader, Writer};
-use super::{BlockKey, LOCATION_NONE, UnitSet};
+use super::key::{BlockKey, LOCATION_NONE};
+use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x3145_4a41;
 const FIXED_SIZE: usize = 96;
@@ -291,7 +292,8 @@ impl EntryHeader {
         let of_block = self.key.is_some() && self.pg.is_some();
         match self.kind {
             EntryKind::Write | EntryKind::WriteLarge => {
-                of_block && in_block && whole_units && self.length as u64 == units
+                let has_place = self.location != LOCATION_NONE;
+                of_block && in_block && whole_units && has_place && self.length as u64 == units
             }
             EntryKind::Zero => of_block && in_block && whole_units && units == 0,
             EntryKind::Delete => of_block && units == 0,

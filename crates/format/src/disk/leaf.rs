@@ -15,8 +15,9 @@
 use base::{BlockSize, Checksum, Version};
 
 use super::bytes::{Reader, Writer};
+use super::key::{BlockKey, LOCATION_NONE};
 use super::page::{HEADER_SIZE, PAGE_SIZE, PageDecodeError, PageRef, header, open, seal};
-use super::{BlockKey, LOCATION_NONE, UnitSet};
+use super::unit_set::UnitSet;
 
 const MAGIC: u32 = 0x464c_4a41;
 /// Bytes of records a leaf holds.

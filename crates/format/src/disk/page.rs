@@ -16,7 +16,7 @@ use std::ops::Range;
 use base::{Checksum, Lsn, PgId, Version, crc32c};
 
 use super::bytes::{Reader, Writer};
-use super::{BlockKey, NoteKey};
+use super::key::{BlockKey, NoteKey};
 
 /// Size of a page in bytes.
 pub const PAGE_SIZE: usize = 4096;

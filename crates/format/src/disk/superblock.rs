@@ -1,10 +1,11 @@
 //! The superblock: who the store is and where its areas lie. Two copies; the newer valid one
 //! counts, and both are never written at once.
 
+use std::fmt;
+
 use base::{ClusterId, Lsn, OsdId, crc32c};
 
 use super::bytes::{Reader, Writer};
-use super::{CommitMode, StoreId};
 
 /// Where the two copies lie on the device, in bytes.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
@@ -16,6 +17,59 @@ pub const FORMAT_VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"ASHLAR\x0d\x0a";
 /// The checksum covers everything behind itself.
 const CHECKSUM_END: usize = 12;
+
+/// One store, drawn at random when it is made; printed as 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StoreId(u128);
+
+impl StoreId {
+    /// Any number is a valid value.
+    pub const fn new(number: u128) -> StoreId {
+        StoreId(number)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u128 {
+        self.0
+    }
+}
+
+impl StoreId {
+    /// The part of the identity that journal entries and checkpoint pages carry.
+    pub const fn tag(self) -> u64 {
+        (self.0 ^ (self.0 >> 64)) as u64
+    }
+}
+
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreId({self})")
+    }
+}
+
+/// When a write is durable. Frozen when the store is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CommitMode {
+    /// Writes are made durable by a flush of the device's cache, which covers a group of them.
+    Fsync,
+    /// Each write is durable by itself (RWF_DSYNC).
+    Immediate,
+}
+
+impl fmt::Display for CommitMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CommitMode::Fsync => "fsync",
+            CommitMode::Immediate => "immediate",
+        })
+    }
+}
 
 /// A range of the device in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -19,12 +19,11 @@
 
 use base::{Buffer, BufferPool, Epoch, MapRevision, SessionId, StripeIndex, UNIT_SIZE, crc32c};
 
+use super::client::{Op, Outcome, Refusal, Reply, Request};
 use super::codec_peer::{decode_lease, decode_peer, encode_lease, encode_peer, peer_data};
+use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
-use super::{
-    BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, Op, Outcome, PAYLOAD_SIZE_MAX,
-    Refusal, Reply, Request,
-};
+use super::message::{BODY_SIZE_MAX, CONTROL_SIZE_MAX, LEASE_SIZE_MAX, Message, PAYLOAD_SIZE_MAX};
 
 /// Size of a frame's header in bytes.
 pub const FRAME_HEADER_SIZE: usize = 32;
@@ -49,22 +48,6 @@ pub struct FrameHeader {
     pub payload_length: u32,
     /// Checksum of the body.
     pub body_checksum: u32,
-}
-
-/// Bytes that are no message of ours.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DecodeError(pub String);
-
-impl std::fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for DecodeError {}
-
-pub(super) fn wrong<T>(what: impl Into<String>) -> Result<T, DecodeError> {
-    Err(DecodeError(what.into()))
 }
 
 /// The header and body of a message, appended to `bytes`; the payload, if any, follows on the

@@ -7,9 +7,9 @@
 
 use base::{BlockSize, Buffer, Epoch, MapRevision, PoolId, StripeIndex, UNIT_SIZE};
 
-use super::codec::{DecodeError, wrong};
+use super::decode_error::{DecodeError, wrong};
 use super::fields::*;
-use super::{
+use super::peer::{
     Activation, Change, Content, Filling, HISTORY_COUNT_MAX, LIST_COUNT_MAX, LOST_COUNT_MAX,
     LeaseMessage, ListedBlock, MemberState, PeerBody, PeerMessage, REVISION_COUNT_MAX,
     WHOLE_COUNT_MAX,

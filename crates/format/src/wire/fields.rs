@@ -10,8 +10,9 @@ use base::{
     StripeIndex, UNIT_SIZE, Version,
 };
 
-use super::codec::{DecodeError, wrong};
-use super::{CHAIN_LENGTH_MAX, Learner, MEMBERS_MAX, Member, PgEntry, Place};
+use super::client::{CHAIN_LENGTH_MAX, Place};
+use super::decode_error::{DecodeError, wrong};
+use super::pg_entry::{Learner, MEMBERS_MAX, Member, PgEntry};
 
 /// Stands where no position is named.
 const NO_POSITION: u8 = u8::MAX;

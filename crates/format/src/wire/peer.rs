@@ -8,7 +8,7 @@
 
 use base::{BlockSize, Buffer, Checksum, Epoch, MapRevision, PgId, PoolId, UNIT_SIZE, Version};
 
-use super::PgEntry;
+use super::pg_entry::PgEntry;
 use crate::disk::{BlockKey, UnitSet};
 
 /// Most blocks of one [`PeerBody::Listed`].

@@ -1,0 +1,30 @@
+//! All messages, and the limits of their lengths.
+
+use super::client::{Reply, Request};
+use super::peer::{LeaseMessage, PeerMessage};
+
+/// Longest payload of a frame, in bytes.
+pub const PAYLOAD_SIZE_MAX: u32 = 4 << 20;
+/// Longest body of a data message, in bytes.
+pub const BODY_SIZE_MAX: u32 = 64 << 10;
+/// Longest text of a control message, in bytes.
+pub const CONTROL_SIZE_MAX: u32 = 4 << 20;
+/// Longest body of a lease message, in bytes.
+pub const LEASE_SIZE_MAX: u32 = 1 << 20;
+/// Protocol versions this program speaks, both ends included.
+pub const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u16> = 1..=1;
+
+/// One message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// A client asks an OSD.
+    Request(Request),
+    /// An OSD answers.
+    Reply(Reply),
+    /// JSON text to or from a monitor; see `cluster::message`.
+    Control(String),
+    /// Members of a PG talk.
+    Peer(Box<PeerMessage>),
+    /// Two OSDs talk about their lease.
+    Lease(Box<LeaseMessage>),
+}
