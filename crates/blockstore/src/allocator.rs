@@ -1,6 +1,6 @@
-//! Space of the data area: segments of 1 MiB, each dedicated to one block size while in use.
+//! Allocator of the data area: segments of 1 MiB, each holding blocks of one size while in use.
 //!
-//! Nothing of this is on the disk: the index says what is allocated, and start-up rebuilds it.
+//! None of this is on the disk: a start rebuilds it from the index.
 //! Under a sparse file a free place may have no space of the file system behind it; only a
 //! *reserved* one has, and only that is given to a block. `data_area.rs` reserves ahead of use.
 //!
@@ -9,8 +9,8 @@
 //!   2. `ready` holds exactly the segments with a free slot that is reserved, `bare` those with a
 //!      free slot that is not, by their class; a segment that is not in use is one slot, with the
 //!      shift 0.
-//!   3. What lies in a segment that is *leaving* is being moved elsewhere (`store/moves.rs`). Its slots are
-//!      given out last, and then it stays.
+//!   3. Blocks in a segment that is *leaving* are being moved elsewhere (`moves.rs`). Its slots are
+//!      allocated last, and once one is, the segment stays.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,17 +18,25 @@ use std::ops::Range;
 use base::{BlockSize, MIB};
 use format::disk::LOCATION_STEP;
 
-/// Space is dedicated to a block size in pieces of so many bytes.
+/// Size of a segment, in bytes.
 pub const SEGMENT_SIZE: u64 = MIB;
 const STEPS_PER_SEGMENT: u32 = (SEGMENT_SIZE / LOCATION_STEP) as u32;
-/// While at least one segment in so many is not in use, whole ones are reserved: few operations.
+/// While at least one segment in so many is not in use, whole segments are reserved: it takes fewer
+/// operations.
 const EMPTY_SHARE: usize = 8;
 
 const _: () = assert!(STEPS_PER_SEGMENT == u64::BITS);
 const _: () = assert!(BlockSize::MAX.bytes() == SEGMENT_SIZE);
 
-/// One number for each block size, by its shift; the first is of segments that are not in use.
+/// One value for each block size, by its shift; index 0 is for segments that are not in use.
 pub type BySize<T> = [T; BlockSize::MAX.shift() as usize + 1];
+
+/// A place of the data area: where a block of this size lies, or may lie.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    pub location: u32,
+    pub block_size: BlockSize,
+}
 
 /// A set of block sizes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -83,7 +91,7 @@ struct Segment {
     reserved: u64,
     /// log2 of the block size; 0 while not in use.
     shift: u8,
-    /// What lies in it is being moved elsewhere.
+    /// Its blocks are being moved elsewhere.
     is_leaving: bool,
 }
 
@@ -216,7 +224,7 @@ impl Allocator {
         Some(self.allocate_in(index, block_size))
     }
 
-    /// Whether such a gap could be had if it were reserved.
+    /// Whether there is such a gap that only lacks a reservation.
     pub fn has_bare_gap(&self, block_size: BlockSize) -> bool {
         first_of(&self.bare, block_size.shift()).is_some()
     }
@@ -249,12 +257,12 @@ impl Allocator {
         chosen
     }
 
-    /// What lies in the segment is not moved any more.
+    /// The segment is not leaving any more.
     pub fn stay(&mut self, index: u32) {
         self.change(index, |segment| segment.is_leaving = false);
     }
 
-    /// Whether what lies in the segment is being moved.
+    /// Whether blocks in the segment are being moved.
     pub fn is_segment_leaving(&self, index: u32) -> bool {
         self.segments[index as usize].is_leaving
     }
@@ -273,7 +281,7 @@ impl Allocator {
         fits.then_some((segment, step))
     }
 
-    /// Changes a segment, and files it anew.
+    /// Changes a segment, and keeps the sets and sums in step.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut Segment)) {
         let old = self.segments[index as usize];
         let mut new = old;
@@ -302,8 +310,8 @@ impl Allocator {
         self.bare_empty_count += usize::from(is_bare && new.shift == 0);
     }
 
-    /// Marks a block as allocated; what is named by the index has its space. False: it lies
-    /// outside, is allocated already, or its segment belongs to another block size.
+    /// Marks a place as allocated and reserved: what the index names has its space. False: it lies
+    /// outside the area, is allocated already, or its segment holds another block size.
     pub fn take(&mut self, location: u32, block_size: BlockSize) -> bool {
         let Some((index, step)) = self.slot(location, block_size) else { return false };
         let segment = self.segments[index as usize];
@@ -319,7 +327,7 @@ impl Allocator {
         true
     }
 
-    /// Gives a block back; `is_punched`: its space went back to the file system before.
+    /// Frees a place; `is_punched`: its space went back to the file system before.
     /// Requires: it is allocated.
     pub fn release(&mut self, location: u32, block_size: BlockSize, is_punched: bool) {
         let (index, step) = self.slot(location, block_size).expect("it was allocated here");
@@ -338,9 +346,9 @@ impl Allocator {
         });
     }
 
-    /// Slots of a segment in which no block lies and none will soon: of a sparse file those that are not
-    /// reserved. Of one that is not in use: all of it.
-    pub fn idle_slots(&self, index: u32) -> Vec<(u32, BlockSize)> {
+    /// Free slots of a segment, whose space can be given back. Under a sparse file only those that are
+    /// not reserved: the others will be used soon. A segment that is not in use is one slot.
+    pub fn idle_slots(&self, index: u32) -> Vec<Place> {
         let Some(segment) = self.segments.get(index as usize) else { return Vec::new() };
         let slots = match self.is_sparse {
             true => segment.bare_slots(),
@@ -348,7 +356,8 @@ impl Allocator {
         };
         let block_size = BlockSize::from_shift(segment.shift).unwrap_or(BlockSize::MAX);
         let idle = (0..STEPS_PER_SEGMENT).filter(|step| slots & (1 << step) != 0);
-        idle.map(|step| (index * STEPS_PER_SEGMENT + step, block_size)).collect()
+        let place = |step| Place { location: index * STEPS_PER_SEGMENT + step, block_size };
+        idle.map(place).collect()
     }
 
     /// Locations to be reserved next for blocks of this size, at most `bytes_max` of them:
@@ -387,7 +396,7 @@ impl Allocator {
         Some(start..start + count * steps)
     }
 
-    /// Space of the file system is behind these locations. Requires: they were to be reserved.
+    /// These locations have space of the file system now. Requires: no block lies there.
     pub fn reserved(&mut self, locations: Range<u32>) {
         let mut at = locations.start;
         while at < locations.end {

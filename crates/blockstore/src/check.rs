@@ -1,4 +1,4 @@
-//! Looking at a store that is not running: `inspect` tells, `check` verifies. Both only read.
+//! Looking at a store that is not running: `inspect` describes it, `check` verifies it. Both only read.
 
 use base::UNIT_SIZE;
 use format::disk::LOCATION_NONE;
@@ -25,7 +25,7 @@ pub struct CheckReport {
     pub units_checked: u64,
 }
 
-/// One thing that is not as it should be.
+/// One thing that is wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// How bad.
@@ -43,14 +43,14 @@ pub enum Severity {
     Error,
 }
 
-/// What a store is, as it lies on the disk.
+/// Facts about a store, as it lies on the disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inspection {
     /// Who it is.
     pub identity: Identity,
-    /// When its writes are durable.
+    /// How its writes become durable.
     pub commit: CommitMode,
-    /// Logical block in bytes.
+    /// Logical block of the device, in bytes.
     pub sector_size: u32,
     /// Size of the store in bytes.
     pub size_bytes: u64,
@@ -83,8 +83,9 @@ pub struct Inspection {
 /// Most findings that a report lists.
 const FINDINGS_MAX: usize = 1000;
 
-/// Verifies a store. `read` fills the buffer from the device; `Err` says that the place cannot be
-/// read, which is a finding, not an end. A journal that a start would simply replay is clean.
+/// Verifies a store. `read` fills the buffer from the device; its error says that the place cannot be
+/// read, which is a finding and does not end the check. A journal that a start would just replay is
+/// clean.
 pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> CheckReport {
     let mut report =
         CheckReport { findings: Vec::new(), recovery: RecoveryReport::default(), units_checked: 0 };
@@ -112,7 +113,7 @@ pub fn check(read: ReadDevice, device_size: u64, options: CheckOptions) -> Check
     report
 }
 
-/// What rows mean that are not part of an ordinary start.
+/// The meaning of rows that are not part of an ordinary start.
 fn finding_of_row(row: char) -> Option<(Severity, &'static str)> {
     let found = match row {
         'C' => (Severity::Error, "data of an acknowledged write is damaged in the journal"),
@@ -170,7 +171,7 @@ impl CheckReport {
     }
 }
 
-/// Tells what a store is; `Err` says why it is none, or none that can be opened.
+/// Describes a store. The error says why there is none, or why it cannot be opened.
 pub fn inspect(read: ReadDevice, device_size: u64) -> Result<Inspection, String> {
     let stopped = StoppedStore::open(read, device_size)?;
     let store = stopped.store();

@@ -12,8 +12,8 @@
 //!      nothing.
 //!   2. Data in places is flushed before a page names it; pages before the root names them; the
 //!      root before the journal is trimmed and anything is used again.
-//!   3. In a place only units are overwritten whose data is still in the journal that would be
-//!      replayed after a crash now.
+//!   3. Write-back overwrites only units whose new data is still in the journal: a crash at any moment
+//!      replays it.
 
 mod leaf_groups;
 mod write_back;
@@ -33,6 +33,7 @@ use crate::checkpoint::leaf_groups::{LeafGroups, NoPage, Unnamed};
 use crate::checkpoint::write_back::WriteBack;
 use crate::disk::{Io, Purpose};
 use crate::notes::NoteMap;
+use crate::pages::LeafGroupId;
 use crate::parts::Parts;
 use crate::pg_records::PgRecordMap;
 
@@ -96,7 +97,7 @@ enum Stage {
 struct Streams {
     /// Names what is written of the directory so far.
     root: Root,
-    /// Bytes of the directory in front of that.
+    /// Bytes of the directory that are still to be written: those before.
     rest: u64,
     /// The last leaf in them.
     until: Bound<BlockKey>,
@@ -133,7 +134,7 @@ impl Checkpoint {
         }
     }
 
-    /// Moves on if what the stage waits for is done; true if it did and may move on again.
+    /// Moves on if what the stage waits for has come. True: it may move on again at once.
     fn step(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
         match &mut self.stage {
             Stage::Durable => {
@@ -220,7 +221,7 @@ impl Checkpoint {
     }
 
     /// A leaf that a group waits for was read; `None`: it is damaged.
-    pub fn on_leaf_read(&mut self, group: u64, page: u32, leaf: Option<Rc<LeafPage>>) {
+    pub fn on_leaf_read(&mut self, group: LeafGroupId, page: u32, leaf: Option<Rc<LeafPage>>) {
         let Stage::Leaves(groups) = &mut self.stage else {
             unreachable!("the stage waits for its reads")
         };
@@ -277,7 +278,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Makes pages of the directory while few wait to be written; when all are written, flushes.
+    /// Makes pages of the directory, a bounded number at once; flushes when all are written.
     fn step_streams(&mut self, parts: &mut Parts, io: &mut Io<'_>) -> Result<bool, String> {
         let Stage::Streams(streams) = &mut self.stage else { unreachable!("asked for streams") };
         let tag = parts.superblock.store.tag();
@@ -299,7 +300,7 @@ impl Checkpoint {
         Ok(false)
     }
 
-    /// Writes waiting pages, while few are in flight.
+    /// Writes queued pages, up to the limit in flight.
     fn write_pages(&mut self, parts: &Parts, io: &mut Io<'_>) {
         while self.page_writes < PAGE_WRITES_MAX {
             let Some(PageWrite { purpose, page, bytes }) = self.page_queue.pop_front() else {
@@ -314,7 +315,7 @@ impl Checkpoint {
         matches!(self.stage, Stage::Finished(_))
     }
 
-    /// The root is durable: everything that only older roots named is free. Requires: it is finished.
+    /// The root is durable: frees everything that only older roots named. Requires: it is finished.
     pub fn finish(self, parts: &mut Parts) {
         let Stage::Finished(root) = self.stage else { unreachable!("its root is durable") };
         parts.journal.trim(self.until);

@@ -1,4 +1,4 @@
-//! Making a store: the layout, the superblocks, and what must be zeros. Pure: the shell writes.
+//! Making a store: its layout, its superblocks, and what must be zeros. Pure: the caller writes.
 
 use base::{Checksum, ClusterId, GIB, Lsn, MIB, OsdId, TIB};
 use format::disk::{Area, PAGE_SIZE, Root, SUPERBLOCK_OFFSETS, StreamRef, Superblock};
@@ -26,15 +26,16 @@ pub struct CreateOptions {
     pub commit: CommitMode,
 }
 
-/// What the shell does, in this order: zero the ranges end to end, flush, write the images, flush.
+/// What the caller does, in this order: zero the ranges, flush, write the images, flush.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Created {
-    /// Ranges (offset, length) in bytes to be written with zeros from end to end: small writes there
-    /// are flushed one by one, and a file system is to have nothing left to do for them.
+    /// Ranges (offset, length) in bytes to be overwritten with zeros from end to end. Small writes there
+    /// are flushed one by one, and should leave the file system nothing to allocate.
     pub zero: Vec<(u64, u64)>,
-    /// Ranges that are to have space and to be read as zeros; nothing need be written for that.
+    /// Ranges that must have space and read as zeros; writing zeros is not needed if the file system can
+    /// do it otherwise.
     pub clear: Vec<(u64, u64)>,
-    /// Images (offset, bytes) to be written after that; whole sectors.
+    /// Images (offset, bytes) to be written after that, in whole sectors.
     pub images: Vec<(u64, Vec<u8>)>,
 }
 
@@ -73,7 +74,7 @@ impl std::fmt::Display for CreateError {
 
 impl std::error::Error for CreateError {}
 
-/// The first journal entry's chain begins with this.
+/// Stands for the checksum of the entry before the first one.
 pub(crate) const CHAIN_START: Checksum = Checksum::new(0);
 
 const JOURNAL_SIZE_MIN: u64 = 16 * MIB;
@@ -96,7 +97,7 @@ fn areas(size: u64) -> (Area, Area, Area) {
     (journal, checkpoints, data)
 }
 
-/// The layout of a new store.
+/// What makes a new store.
 pub fn create(options: &CreateOptions) -> Result<Created, CreateError> {
     if options.size < STORE_SIZE_MIN {
         return Err(CreateError::TooSmall { size: options.size });

@@ -26,13 +26,13 @@ use base::{BlockSize, GIB, MIB, Time};
 use format::disk::{Area, LOCATION_NONE, LOCATION_STEP};
 
 use crate::Space;
-use crate::allocator::{Allocator, BySize, SEGMENT_SIZE, SizeSet, segment_of};
-use crate::discards::{Discard, DiscardedBlock, Discards};
+use crate::allocator::{Allocator, BySize, Place, SEGMENT_SIZE, SizeSet, segment_of};
+use crate::discards::{Discard, Discards};
 use crate::disk::{Io, NO_SPACE_RETRY, Purpose};
 use crate::record_room::RecordRoom;
 
-/// Space is reserved in pieces of an eighth of the data area, within these limits, and as soon as less
-/// than two of them are ready: more than users promise each other ahead of writes.
+/// Space is reserved in pieces of an eighth of the data area, within these limits, whenever less than
+/// two pieces are ready: more than the layers above promise ahead of writes.
 const RESERVE_SHARE: u64 = 8;
 const RESERVE_SIZE_MIN: u64 = 4 * MIB;
 const RESERVE_SIZE_MAX: u64 = 64 * MIB;
@@ -41,15 +41,15 @@ const RESERVE_SIZE_MAX: u64 = 64 * MIB;
 struct Reserving {
     /// One piece, in bytes.
     size: u64,
-    /// The next piece; smaller where there was no space for a larger one.
+    /// The next piece, in bytes; smaller where there was no space for a larger one.
     next_size: u64,
-    /// A reservation is on its way.
+    /// A reservation is under way.
     is_asked: bool,
     /// Sizes of blocks that want places.
     wanted: SizeSet,
     /// There was no space for the smallest piece.
     is_refused: bool,
-    /// When it is asked again.
+    /// When the next attempt is due.
     retry_at: Option<Time>,
 }
 
@@ -67,8 +67,8 @@ impl Reserving {
         }
     }
 
-    /// There is nothing to ask for now.
-    fn ended(&mut self, has_refused: bool, now: Time) {
+    /// There is nothing to reserve now; `has_refused`: because the file system has no space.
+    fn pause(&mut self, has_refused: bool, now: Time) {
         self.is_refused = has_refused;
         if has_refused {
             self.next_size = SEGMENT_SIZE;
@@ -77,10 +77,10 @@ impl Reserving {
     }
 }
 
-/// Segments looked at in one event for what a start is to give back again.
+/// Segments whose discards are repeated in one event after a start.
 const SEGMENTS_AGAIN_MAX: usize = 64;
 
-/// A block that nothing names any more, but the newest durable checkpoint may.
+/// A freed place: only the newest durable checkpoint may still name it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Freed {
     /// Where it lies.
@@ -95,14 +95,15 @@ pub struct Freed {
 pub struct DataArea {
     /// Where it begins on the device, in bytes.
     offset: u64,
-    /// Guards its own invariants; who allocates and releases beside [`DataArea::free`] must not touch
-    /// what a checkpoint names.
+    /// Public, for it guards its own invariants. A place that a checkpoint may name is released only
+    /// through [`DataArea::free`].
     pub allocator: Allocator,
     reserving: Reserving,
     /// Freed since the last checkpoint began.
     freed: Vec<Freed>,
     freed_bytes: BySize<u64>,
-    /// Of those what needs only a checkpoint; the first number is of what comes back without space.
+    /// The part of them that can be used again after a checkpoint alone; index 0 counts what comes
+    /// back without space.
     returning_bytes: BySize<u64>,
     /// Bytes of all blocks freed since the start.
     freed_bytes_ever: u64,
@@ -111,9 +112,9 @@ pub struct DataArea {
     expected: SizeSet,
     /// Sizes that found no place since the last pass of moves.
     unplaced: SizeSet,
-    /// Something that the newest durable root names could not be read at the start, and may be readable
-    /// at the next one. Its places look free: until a checkpoint of this run is durable none is used or
-    /// given back.
+    /// A page that the newest durable root names could not be read at the start, and may be readable at
+    /// the next one. The places it names look free. Until a checkpoint of this run is durable, no place
+    /// is allocated or given back.
     holds_places: bool,
 }
 
@@ -140,7 +141,7 @@ impl DataArea {
         self.offset + location as u64 * LOCATION_STEP
     }
 
-    /// Places that look free may hold what an unreadable page names: none is used for now.
+    /// An unreadable page may name places that look free: none is allocated for now.
     pub fn hold_places(&mut self) {
         self.holds_places = true;
     }
@@ -157,7 +158,7 @@ impl DataArea {
         self.reserving.wanted = self.reserving.wanted.union(sizes);
     }
 
-    /// A block of this size may want a place: space is reserved for more of them. False: there is none
+    /// A block of this size may want a place: reserves space for more of them. False: there is no place
     /// now.
     pub fn want_place(&mut self, size: BlockSize) -> bool {
         self.reserving.wanted.insert(size);
@@ -168,7 +169,7 @@ impl DataArea {
         has_place
     }
 
-    /// A pass of moves ended: sizes that find no place from now on count.
+    /// A pass of moves ended: only sizes that find no place from now on count.
     pub fn forget_unplaced(&mut self) {
         self.unplaced = SizeSet::default();
     }
@@ -183,12 +184,12 @@ impl DataArea {
         self.freed_bytes[size.shift() as usize] > 0
     }
 
-    /// When space of the file system is asked for again.
+    /// When the next attempt to reserve space is due.
     pub fn deadline(&self) -> Option<Time> {
         self.reserving.retry_at.filter(|_| !self.reserving.is_asked)
     }
 
-    /// Whether it will soon be known if there is space.
+    /// Whether a reservation is under way.
     pub fn is_reserving(&self) -> bool {
         self.reserving.is_asked
     }
@@ -198,7 +199,7 @@ impl DataArea {
         (self.allocator.size_bytes() / 64).clamp(2 * MIB, GIB)
     }
 
-    /// What writes are sure of, whatever block size of those expected they have.
+    /// Bytes that writes can certainly use, whichever of the expected block sizes they have.
     fn sure_bytes(&self, room: RecordRoom) -> u64 {
         let kept = self.kept_bytes();
         let of_size = |size: BlockSize| {
@@ -209,7 +210,7 @@ impl DataArea {
         self.expected.iter().map(of_size).min().unwrap_or(u64::MAX)
     }
 
-    /// Of what is ready the last is for writes that have a version already.
+    /// Bytes of what is ready that are kept for writes that have a version already.
     fn kept_bytes(&self) -> u64 {
         match self.allocator.is_sparse() {
             true => self.last_bytes(),
@@ -222,7 +223,8 @@ impl DataArea {
         self.allocator.used_bytes_of(shift) - self.freed_bytes[shift as usize]
     }
 
-    /// Places for blocks of this size: where they are, or where nothing is, or both soon.
+    /// Bytes of places for blocks of this size: in their segments, and in segments that are not in use.
+    /// Freed places count.
     fn place_bytes(&self, size: BlockSize) -> u64 {
         if self.reserving.is_refused {
             let returning = self.returning_bytes[size.shift() as usize];
@@ -233,13 +235,13 @@ impl DataArea {
         segments * SEGMENT_SIZE - self.used_bytes_of(size.shift())
     }
 
-    /// How many segments of blocks of this size would be empty if those lay side by side.
+    /// How many segments of blocks of this size would become empty if the blocks were packed.
     pub fn spare_segments_of(&self, shift: u8) -> u64 {
         let needed = self.allocator.used_bytes_of(shift).div_ceil(SEGMENT_SIZE);
         self.allocator.segment_count_of(shift) - needed
     }
 
-    /// What blocks of this size would get if all others lay side by side, and what was freed were
+    /// Bytes that blocks of this size would get if all other blocks were packed. Freed places count as
     /// free.
     fn movable_bytes(&self, size: BlockSize) -> u64 {
         let spare_of = |other: BlockSize| {
@@ -250,7 +252,7 @@ impl DataArea {
         others.map(spare_of).sum::<u64>() * SEGMENT_SIZE
     }
 
-    /// Sizes of blocks that have few places and would get more by moving others.
+    /// Sizes of blocks that have few places, and would get more if others were moved.
     pub fn short_sizes(&self) -> SizeSet {
         let few = (self.allocator.size_bytes() / 8).clamp(8 * MIB, GIB) + self.reserve_bytes();
         if self.allocator.empty_count() * SEGMENT_SIZE >= few && !self.reserving.is_refused {
@@ -268,20 +270,20 @@ impl DataArea {
         (self.reserving.size / 4).max(SEGMENT_SIZE)
     }
 
-    /// Whether space of the file system is on its way, or will be asked for.
+    /// Whether a reservation is under way, or soon will be.
     fn may_reserve(&self) -> bool {
         let is_open = |size| self.allocator.to_reserve(size, SEGMENT_SIZE).is_some();
         let is_lacking = !self.reserving.is_refused && self.lacking().any(is_open);
         self.reserving.is_asked || is_lacking
     }
 
-    /// Whether a checkpoint is to bring back places: there are few, and some wait for one.
+    /// Whether a checkpoint is needed to bring places back: there are few, and some are freed.
     pub fn lacks_places(&self, room: RecordRoom) -> bool {
         !self.freed.is_empty() && self.sure_bytes(room) < 2 * BlockSize::MAX.bytes()
     }
 
-    /// Space for data. `has_no_space`: a write waits for the file system; `can_move`: moving blocks
-    /// would make places; `is_moving`: it does or soon will.
+    /// Space for data. `has_no_space`: a write waits for space of the file system; `can_move`: moving
+    /// blocks may make places; `is_moving`: blocks are being moved, or soon will be.
     pub fn space(
         &self,
         room: RecordRoom,
@@ -301,7 +303,7 @@ impl DataArea {
             };
             places.min(room.free_count(size) * size.bytes())
         };
-        // Before a size is expected, what is wanted is the default one.
+        // Until sizes are expected, assume those wanted so far.
         let sizes = if self.expected.is_empty() { self.reserving.wanted } else { self.expected };
         let free_bytes = sizes.iter().map(free_of).fold(free_bytes, u64::min);
         let sure_bytes = if has_no_space { 0 } else { free_bytes.min(self.sure_bytes(room)) };
@@ -313,7 +315,7 @@ impl DataArea {
         Space { size_bytes, used_bytes, free_bytes, sure_bytes, is_growing, reserve_bytes, full }
     }
 
-    /// The index no longer names the block: it is allocated again after the next checkpoint.
+    /// The index no longer names the place: it can be allocated again after the next checkpoint.
     pub fn free(&mut self, location: u32, block_size: BlockSize, discard: bool) {
         assert!(location != LOCATION_NONE);
         if planted::on(Bug::FreedBlockReusedEarly) {
@@ -323,7 +325,7 @@ impl DataArea {
         self.freed.push(Freed { location, block_size, discard });
     }
 
-    /// Bytes of all blocks that are freed but not to be allocated yet.
+    /// Bytes of freed blocks that cannot be allocated yet.
     pub fn freed_bytes(&self) -> u64 {
         self.freed_bytes.iter().sum()
     }
@@ -341,12 +343,12 @@ impl DataArea {
         *self.returning(block_size, discard) -= block_size.bytes();
     }
 
-    /// A checkpoint begins: what was freed so far comes back when it is durable.
+    /// A checkpoint begins: takes what was freed so far. It comes back when the checkpoint is durable.
     pub fn take_freed(&mut self) -> Vec<Freed> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Blocks that recovery finds freed at places which are in use again: they are returned.
+    /// Recovery found that these places are in use again: freed blocks there are returned at once.
     pub fn return_freed_if(&mut self, is_in_the_way: impl Fn(u32, BlockSize) -> bool) {
         let freed: Vec<Freed> = self
             .freed
@@ -358,7 +360,7 @@ impl DataArea {
         }
     }
 
-    /// A planted bug: the last freed block is free at once.
+    /// A planted bug: returns the last freed block before a checkpoint.
     pub fn return_last_freed(&mut self) {
         let freed = self.freed.pop().expect("it had a place");
         self.count_returned(freed.block_size, freed.discard);
@@ -371,12 +373,12 @@ impl DataArea {
         self.release_freed(freed);
     }
 
-    /// Nothing durable names these blocks: they are free, or discarded first.
+    /// Nothing durable names these blocks: returns them, or discards them first.
     fn release_freed(&mut self, mut freed: Vec<Freed>) {
         freed.sort_unstable();
         for Freed { location, block_size, discard } in freed {
             if discard {
-                self.discards.push(self.place(location), (location, block_size));
+                self.discards.push(self.place(location), Place { location, block_size });
             } else {
                 self.count_returned(block_size, false);
                 self.allocator.release(location, block_size, false);
@@ -396,8 +398,8 @@ impl DataArea {
         self.discards.repeat(segments);
     }
 
-    /// Gives space back in which nobody has a block, of the next segments of which a start found that
-    /// this may not have been done. What is reserved is about to be used.
+    /// Discards free places in the next segments whose discards a crash may have prevented. Waits while
+    /// space is being reserved: those places are about to be used.
     fn discard_again(&mut self) {
         if self.holds_places || self.allocator.is_sparse() && self.may_reserve() {
             return;
@@ -405,7 +407,7 @@ impl DataArea {
         let mut freed = Vec::new();
         for _ in 0..SEGMENTS_AGAIN_MAX {
             let Some(index) = self.discards.next_repeated() else { break };
-            for (location, block_size) in self.allocator.idle_slots(index) {
+            for Place { location, block_size } in self.allocator.idle_slots(index) {
                 assert!(self.allocator.take(location, block_size));
                 freed.push(Freed { location, block_size, discard: true });
             }
@@ -414,24 +416,24 @@ impl DataArea {
         self.release_freed(freed);
     }
 
-    /// Asks for discards, while few are in flight.
+    /// Starts discards, up to the limit in flight.
     pub fn discard(&mut self, io: &mut Io<'_>) {
         if self.discards.is_idle() {
             self.discard_again();
         }
-        while let Some(Discard { offset, length, blocks }) = self.discards.begin_next() {
-            io.discard(Purpose::Discard(blocks), offset, length);
+        while let Some(Discard { offset, length, places }) = self.discards.begin_next() {
+            io.discard(Purpose::Discard(places), offset, length);
         }
     }
 
-    /// A discard ended: its blocks may be allocated, once they have space again.
-    pub fn on_discarded(&mut self, blocks: Vec<DiscardedBlock>) {
-        self.discards.end(&blocks);
-        for (location, block_size) in blocks {
+    /// A discard ended: its places are free; under a sparse file they need space first.
+    pub fn on_discarded(&mut self, places: Vec<Place>) {
+        self.discards.end(&places);
+        for Place { location, block_size } in places {
             self.count_returned(block_size, true);
             self.allocator.release(location, block_size, true);
         }
-        // What was punched may be what was missing.
+        // The file system may have space now.
         if self.reserving.is_refused {
             self.reserving.retry_at = Some(Time::ZERO);
         }
@@ -448,9 +450,9 @@ impl DataArea {
         let next = |size| self.allocator.to_reserve(size, next_size);
         let Some(locations) = self.lacking().find_map(next) else {
             let larger = |size| self.allocator.to_reserve(size, SEGMENT_SIZE);
-            // There was no space for that, and there is nothing smaller to ask for.
+            // Only larger pieces remain, and there was no space for those.
             let has_refused = self.lacking().any(|size| larger(size).is_some());
-            return self.reserving.ended(has_refused, now);
+            return self.reserving.pause(has_refused, now);
         };
         self.reserving.is_asked = true;
         let offset = self.place(locations.start);
@@ -475,7 +477,7 @@ impl DataArea {
         reserving.next_size = (reserving.next_size * 2).min(reserving.size);
     }
 
-    /// Whether gaps between blocks of this size are to be reserved, for others that move.
+    /// A move found no gap between blocks of this size. True: gaps are being reserved, or will be.
     pub fn wait_for_gap(&mut self, size: BlockSize) -> bool {
         self.reserving.wanted.insert(size);
         let may_reserve = !self.reserving.is_refused && self.lacking().any(|other| other == size);
@@ -488,7 +490,7 @@ impl DataArea {
         wanted.filter(|size| self.allocator.ready_bytes_of(*size) < 2 * self.reserving.size)
     }
 
-    /// What comes back with the next checkpoint; what is punched comes back without space.
+    /// The count to which a freed block belongs: punched blocks come back without space.
     fn returning(&mut self, block_size: BlockSize, is_punched: bool) -> &mut u64 {
         let comes_bare = is_punched && self.allocator.is_sparse();
         let slot = if comes_bare { 0 } else { block_size.shift() as usize };

@@ -1,4 +1,4 @@
-//! The recovery table: what is done with each place of the journal, by what is seen there.
+//! The recovery table: what recovery does at each place of the journal, by what it sees there.
 //!
 //! ```text
 //!      header     body   data  acked  decision   meaning (acked: an entry records a flush past this lsn)
@@ -37,9 +37,9 @@
 /// The header at a place of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Header {
-    /// The medium cannot read it.
+    /// It cannot be read.
     Unreadable,
-    /// Not whole.
+    /// No valid header.
     Bad,
     /// Of an earlier lap.
     Old,
@@ -56,9 +56,9 @@ pub enum Header {
 pub enum Content {
     /// All of it matches its checksums.
     Whole,
-    /// What can be read matches; the medium cannot read the rest.
+    /// What can be read matches; the rest cannot be read.
     Unreadable,
-    /// Something does not match.
+    /// Some of it does not match.
     Bad,
 }
 
@@ -71,28 +71,28 @@ pub struct Seen {
     pub body: Content,
     /// Whether inline data is a block's.
     pub is_block_data: bool,
-    /// Out-of-line data; it is only looked at where not acked.
+    /// Out-of-line data. It is read only if the entry is not acked.
     pub data: Content,
-    /// Whether an entry records that everything up to behind this place was durable.
+    /// Whether an entry records that everything up to the end of this place was durable.
     pub is_acked: bool,
     /// Whether an earlier entry of the same block was dropped.
     pub follows_dropped: bool,
 }
 
-/// What is done.
+/// What recovery does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Apply it.
     Replay,
-    /// Apply it; units whose data does not match are damaged.
+    /// Apply it; units whose data is lost become damaged.
     Damaged,
     /// The journal ends here.
     Stop,
-    /// Acknowledged entries are lost: look for the next whole one.
+    /// Acknowledged entries are lost: search for the next whole one.
     Hole,
-    /// Pass over it as if it had not been written.
+    /// Skip it as if it had never been written.
     Drop,
-    /// Pass over it: what it said is lost.
+    /// Skip it: what it said is lost.
     Lost,
 }
 

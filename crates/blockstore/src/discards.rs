@@ -11,17 +11,12 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use base::BlockSize;
-
-use crate::allocator::segment_of;
+use crate::allocator::{Place, segment_of};
 
 /// Discards in flight at once.
 const IN_FLIGHT_MAX: usize = 16;
 /// Ranges of segments that a checkpoint names at most.
 const RANGES_MAX: usize = 4096;
-
-/// A block whose space is given back: its location and size.
-pub type DiscardedBlock = (u32, BlockSize);
 
 /// Neighbouring freed blocks whose space is given back together.
 #[derive(Debug)]
@@ -30,7 +25,7 @@ pub struct Discard {
     pub offset: u64,
     /// In bytes.
     pub length: u64,
-    pub blocks: Vec<DiscardedBlock>,
+    pub places: Vec<Place>,
 }
 
 /// What is discarded, and what is to be.
@@ -66,16 +61,16 @@ impl Discards {
         self.queue.is_empty() && self.in_flight_count == 0
     }
 
-    /// Queues a block that lies at `offset` on the device, joined with the one before it.
-    pub fn push(&mut self, offset: u64, block: DiscardedBlock) {
-        let (location, size) = (block.0, block.1.bytes());
-        *self.by_segment.entry(segment_of(location)).or_default() += 1;
+    /// Queues a place that lies at `offset` on the device, joined with the one before it.
+    pub fn push(&mut self, offset: u64, place: Place) {
+        let size = place.block_size.bytes();
+        *self.by_segment.entry(segment_of(place.location)).or_default() += 1;
         match self.queue.back_mut() {
             Some(discard) if discard.offset + discard.length == offset => {
                 discard.length += size;
-                discard.blocks.push(block);
+                discard.places.push(place);
             }
-            _ => self.queue.push_back(Discard { offset, length: size, blocks: vec![block] }),
+            _ => self.queue.push_back(Discard { offset, length: size, places: vec![place] }),
         }
     }
 
@@ -89,12 +84,13 @@ impl Discards {
         Some(discard)
     }
 
-    /// A discard of these blocks ended.
-    pub fn end(&mut self, blocks: &[DiscardedBlock]) {
+    /// A discard of these places ended.
+    pub fn end(&mut self, places: &[Place]) {
         assert!(self.in_flight_count > 0);
         self.in_flight_count -= 1;
-        for (location, _) in blocks {
-            let Entry::Occupied(mut left) = self.by_segment.entry(segment_of(*location)) else {
+        for place in places {
+            let Entry::Occupied(mut left) = self.by_segment.entry(segment_of(place.location))
+            else {
                 unreachable!("it was queued")
             };
             *left.get_mut() -= 1;

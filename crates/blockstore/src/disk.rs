@@ -1,31 +1,33 @@
-//! The store's side of the disk door: names operations, remembers what each is for, and holds
-//! writes that the file system had no space for until they are done.
+//! The store's side of the disk door: gives each operation a name, remembers what it is for, and
+//! retries writes for which the file system had no space.
 //!
-//! A read that fails is done again piece by piece: what passes by costs nothing, and what stays
-//! unreadable costs no more than itself.
+//! A read that fails is repeated in smaller and smaller pieces. So a passing error costs nothing, and a
+//! lasting one costs only the pieces that stay unreadable.
 //!
-//! It knows the age of its oldest read, write or flush, by the time for which the owner's loop ran: a
-//! host that paused is no disk that hangs.
+//! `Disk` knows the age of its oldest read, write or flush. Age counts only while the owner's loop runs:
+//! a host that paused does not look like a disk that hangs.
 //!
 //! Invariant: an operation is in `in_flight` from its effect to its event, or in `refused` until
-//! it is asked again.
+//! it is retried.
 
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
+use base::{Buffer, BufferMut, BufferPool, Checksum, Duration, Lsn, Time};
 use format::door::{DiskEffect, DiskOp};
 use slab::Slab;
 
+use crate::allocator::Place;
+use crate::pages::LeafGroupId;
 use crate::{Answer, BlockKey, Effect, RequestId, StoreError};
 
-/// A piece that could not be read so often counts as unreadable.
+/// A piece counts as unreadable after so many failed reads.
 const READ_ATTEMPTS_MAX: u32 = 4;
-/// What failed is first read again in pieces of this size; only where one fails, in small ones.
+/// A failed read is repeated in pieces of this size, in bytes; a piece that fails, in small ones.
 const LONG_PIECE_SIZE: usize = 64 << 10;
-/// How long a write or reservation without space waits before it is tried again.
+/// How long a write or reservation that found no space waits before it is retried.
 pub const NO_SPACE_RETRY: Duration = Duration::from_millis(500);
-/// Between two turns of the owner's loop at most so much counts as time for which it ran.
+/// Longest time between two turns of the owner's loop that counts as running.
 const GAP_MAX: Duration = Duration::from_millis(250);
 
 /// Which part of a request to read an operation fetches.
@@ -57,7 +59,7 @@ pub enum Purpose {
     /// The data area is flushed before the checkpoint's pages are written.
     FlushData,
     /// A page of this group of leaves is written.
-    LeafWrite(u64),
+    LeafWrite(LeafGroupId),
     /// A page of a stream is written.
     StreamWrite,
     /// All pages are flushed before the root is written.
@@ -68,19 +70,19 @@ pub enum Purpose {
     FlushRoot,
     /// Space of the file system is reserved behind these locations.
     Reserve(Range<u32>),
-    /// Freed blocks are discarded before they are allocated again.
-    Discard(Vec<(u32, BlockSize)>),
-    /// Recovery reads; what, its stage knows.
+    /// Freed places are discarded before they are allocated again.
+    Discard(Vec<Place>),
+    /// Recovery reads; its stage knows what.
     RecoveryRead,
     /// A leaf is read at start: its position in the directory.
     RecoveryLeaf { index: usize },
-    /// Recovery writes; what, its stage knows.
+    /// Recovery writes; its stage knows what.
     RecoveryWrite,
     /// Recovery flushes.
     RecoveryFlush,
 }
 
-/// What is asked again if there was no space for it, as it was asked.
+/// An operation as it was asked, to repeat it.
 #[derive(Debug)]
 enum Again {
     Write { offset: u64, buffers: Vec<Buffer>, durable: bool },
@@ -89,16 +91,16 @@ enum Again {
     Piece(Box<Pieces>),
 }
 
-/// A read that failed and is done again in pieces, one after another.
+/// A failed read that is repeated in pieces, one after another.
 #[derive(Debug)]
 struct Pieces {
     offset: u64,
-    /// What cannot be read stays zeros.
+    /// Unreadable pieces stay zeros.
     whole: BufferMut,
     piece_size: usize,
     /// The piece being read.
     at: usize,
-    /// A longer one that failed ends here: what is before is read in small ones.
+    /// A long piece that failed ends here: up to here pieces are small.
     small_until: usize,
     attempts: u32,
     lost: Vec<Range<usize>>,
@@ -110,8 +112,8 @@ impl Pieces {
         self.at..(self.at + size.max(self.piece_size)).min(self.whole.len())
     }
 
-    /// A piece was read, or could not be. True: there is more to read.
-    fn ended(&mut self, bytes: Option<&[u8]>) -> bool {
+    /// The current piece was read, or failed (`None`). True: there is more to read.
+    fn on_piece(&mut self, bytes: Option<&[u8]>) -> bool {
         let piece = self.piece();
         self.attempts += 1;
         match bytes {
@@ -134,19 +136,19 @@ impl Pieces {
 pub struct ReadDone {
     pub purpose: Purpose,
     pub bytes: Buffer,
-    /// Ranges that the medium could not read; zeros in `bytes`, which no checksum but that of zeros
-    /// fits.
+    /// Ranges that the medium could not read. They are zeros in `bytes`, so no checksum but that of
+    /// zeros matches.
     pub lost: Vec<Range<usize>>,
 }
 
-/// An operation on its way, and what it is for.
+/// An operation under way, and what it is for.
 #[derive(Debug)]
 struct InFlight {
     purpose: Purpose,
     again: Option<Again>,
-    /// It was refused for want of space before.
+    /// It found no space before.
     is_retry: bool,
-    /// When it began, as the loop has run.
+    /// When it began, on the clock of [`Disk::ran`].
     begun: Time,
 }
 
@@ -170,13 +172,13 @@ impl Io<'_> {
         self.disk.write(purpose, offset, buffers, durable, self.effects);
     }
 
-    /// Makes everything durable that was done before.
+    /// Makes durable what was written before.
     pub fn flush(&mut self, purpose: Purpose) {
         let op = self.disk.begin(purpose, None);
         self.effects.push(Effect::Disk(DiskEffect::Flush { op }));
     }
 
-    /// Has space of the file system behind a range. Where there is none, recovery asks again.
+    /// Has the file system allocate space for a range. Only those of recovery are retried here.
     pub fn reserve(&mut self, purpose: Purpose, offset: u64, length: u64) {
         self.disk.reserve(purpose, offset, length, self.effects);
     }
@@ -195,15 +197,15 @@ impl Io<'_> {
 
 /// Operations of one store on its disk.
 pub struct Disk {
-    /// How many operations there were: the upper half of a name, so that none is used again.
+    /// Number of operations so far. It is the upper half of a name, so that no name is reused.
     count: u32,
-    /// With the upper half of each one's name; the lower half is the index.
+    /// Operations with the upper half of their names; the lower half is the index.
     in_flight: Slab<(u32, InFlight)>,
     refused: Vec<InFlight>,
     retry_at: Option<Time>,
-    /// Writes in flight that were refused before: there is no space until one of them is done.
+    /// Retries in flight: the file system counts as full until one of them succeeds.
     retries: usize,
-    /// For how long the owner's loop ran, and its last turn.
+    /// How long the owner's loop ran, and when it last turned.
     ran: Time,
     turn: Option<Time>,
 }
@@ -221,7 +223,7 @@ impl Disk {
         }
     }
 
-    /// The owner's loop runs.
+    /// The owner's loop turns.
     pub fn runs(&mut self, now: Time) {
         let gap = self.turn.map_or(Duration::ZERO, |turn| now.since(turn));
         let counts = if planted::on(Bug::PauseCountedAsAge) { gap } else { gap.min(GAP_MAX) };
@@ -229,7 +231,7 @@ impl Disk {
         self.turn = Some(now);
     }
 
-    /// For how long the oldest read, write or flush has been under way.
+    /// How long the oldest read, write or flush has been under way.
     pub fn oldest(&self) -> Duration {
         let is_of_space =
             |purpose: &Purpose| matches!(purpose, Purpose::Reserve(_) | Purpose::Discard(_));
@@ -238,7 +240,7 @@ impl Disk {
         begun.map_or(Duration::ZERO, |begun| self.ran.since(begun))
     }
 
-    /// For how long the owner's loop ran.
+    /// How long the owner's loop ran.
     pub fn ran(&self) -> Time {
         self.ran
     }
@@ -283,7 +285,7 @@ impl Disk {
         op
     }
 
-    /// Has space of the file system behind a range. Where there is none, recovery asks again.
+    /// Has the file system allocate space for a range. Only those of recovery are retried here.
     fn reserve(
         &mut self,
         purpose: Purpose,
@@ -298,14 +300,14 @@ impl Disk {
         op
     }
 
-    /// The operation ended: what it was for.
+    /// The operation ended. Returns what it was for.
     pub fn end(&mut self, op: DiskOp) -> Purpose {
         let ended = self.remove(op);
         self.retries -= usize::from(ended.is_retry);
         ended.purpose
     }
 
-    /// A read ended. `None`: it failed, and goes on in pieces of `piece_size` bytes.
+    /// A read ended. `None`: it failed, and is repeated in pieces down to `piece_size` bytes.
     pub fn on_read(
         &mut self,
         (op, mut buffer, is_read): (DiskOp, BufferMut, bool),
@@ -332,14 +334,14 @@ impl Disk {
                 })
             }
             Some(Again::Piece(mut pieces)) => {
-                if !pieces.ended(is_read.then_some(&buffer[..])) {
+                if !pieces.on_piece(is_read.then_some(&buffer[..])) {
                     let Pieces { whole, lost, .. } = *pieces;
                     return Some(ReadDone { purpose, bytes: whole.freeze(), lost });
                 }
                 pieces
             }
             Some(Again::Write { .. } | Again::Reserve { .. }) | None => {
-                unreachable!("it was asked as a read")
+                unreachable!("it is no read")
             }
         };
         let offset = pieces.offset + pieces.at as u64;
@@ -350,8 +352,8 @@ impl Disk {
         None
     }
 
-    /// The file system had no space. True: it will be asked again. The bytes and the place stay the
-    /// same, so a part already done does no harm.
+    /// The file system had no space. True: the operation will be retried, with the same bytes at the
+    /// same place, so a part that was done already does no harm.
     pub fn refuse(&mut self, op: DiskOp, now: Time) -> bool {
         if self.get(op).again.is_none() {
             return false;
@@ -368,19 +370,19 @@ impl Disk {
         !self.refused.is_empty() || self.retries > 0
     }
 
-    /// When writes without space are tried again.
+    /// When refused operations are retried.
     pub fn deadline(&self) -> Option<Time> {
         self.retry_at
     }
 
-    /// Asks refused writes again when it is time.
+    /// Retries refused operations when it is time.
     pub fn retry(&mut self, now: Time, effects: &mut Vec<Effect>) {
         if self.retry_at.is_none_or(|at| now < at) {
             return;
         }
         self.retry_at = None;
         for InFlight { purpose, again, .. } in std::mem::take(&mut self.refused) {
-            let op = match again.expect("only what can be asked again is refused") {
+            let op = match again.expect("only what can be repeated is refused") {
                 Again::Write { offset, buffers, durable } => {
                     self.write(purpose, offset, buffers, durable, effects)
                 }

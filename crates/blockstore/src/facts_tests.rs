@@ -65,7 +65,7 @@ fn states(mut bench: Bench, last: Version, hole: Option<Version>) -> Bench {
 }
 
 #[test]
-fn a_pg_that_is_not_known_has_no_facts() {
+fn an_unknown_pg_has_no_facts() {
     let bench = Bench::new(CommitMode::Fsync);
     let zero = Version::ZERO;
     let facts = PgFacts { last: zero, held: zero, hole: None, floor: zero, is_suspect: false };
@@ -163,7 +163,7 @@ fn row_h_the_newest_write_may_be_the_one_that_is_dropped() {
 }
 
 #[test]
-fn row_p_of_all_that_is_dropped_the_lowest_version_is_stated() {
+fn row_p_the_lowest_dropped_version_is_stated() {
     let mut bench = Bench::new(CommitMode::Fsync);
     write(&mut bench, 1, 1, version(1, 1));
     bench.idle();
@@ -182,7 +182,7 @@ fn row_p_of_all_that_is_dropped_the_lowest_version_is_stated() {
 }
 
 #[test]
-fn row_o_what_was_dropped_is_stated_again_when_its_data_is_whole_again() {
+fn row_o_a_dropped_entry_is_stated_again_although_its_data_is_whole_again() {
     let (bench, place, _) = four_writes();
     let mut disk = bench.off();
     disk.flip(place + 5);

@@ -18,7 +18,7 @@ use format::disk::{BlockKey, LOCATION_NONE, record_size};
 const RUN_COUNT_MAX: usize = 128;
 /// Runs grow by so many records at a time, and keep room for so many more as they shrink.
 const RUN_GROWTH: usize = 8;
-/// A shorter run is joined with a neighbour, if both together fill half a run at most: the next
+/// A shorter run is joined with a neighbour if both together fill at most half a run, so that the next
 /// change does not split them again.
 const RUN_COUNT_MIN: usize = 32;
 
@@ -43,7 +43,7 @@ impl BlockInfo {
         record_size(self.block_size, self.location != LOCATION_NONE) as u64
     }
 
-    /// Its PG's number, and the bytes of its place, if it has one.
+    /// The number of its PG and the bytes of its place, if it has one.
     fn used(self) -> Option<(u16, u64)> {
         (self.location != LOCATION_NONE).then(|| (self.pg, self.block_size.bytes()))
     }
@@ -131,7 +131,7 @@ pub struct Index {
     record_bytes: u64,
     /// Bytes of the places that blocks of an image have in a PG; none of them is zero.
     used: BTreeMap<(ImageId, PgId), u64>,
-    /// Images of which a number in `used` has changed since somebody asked.
+    /// Images whose numbers in `used` have changed since [`Index::take_used_changed`].
     used_changed: BTreeSet<ImageId>,
 }
 
@@ -162,7 +162,7 @@ impl Index {
         Some(run[at].info())
     }
 
-    /// Puts a block in, changes it, or takes it out.
+    /// Adds, changes or removes (`None`) a block.
     pub fn set(&mut self, key: BlockKey, info: Option<BlockInfo>) {
         let (bound, run) = self
             .runs
@@ -250,7 +250,7 @@ impl Index {
         self.used.keys().map(|(image, _)| *image)
     }
 
-    /// Images of which [`Index::used_by`] may tell something else than when this was last called.
+    /// Images whose [`Index::used_by`] may have changed since this was last called.
     pub fn take_used_changed(&mut self) -> BTreeSet<ImageId> {
         std::mem::take(&mut self.used_changed)
     }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn it_agrees_with_a_plain_map() {
+    fn the_index_agrees_with_a_plain_map() {
         let mut index = Index::new();
         let mut model = BTreeMap::new();
         for step in 0u64..20_000 {

@@ -12,8 +12,8 @@
 //!   2. A request is answered only after its entry, all earlier entries, and all earlier
 //!      out-of-line data of its own block are durable.
 //!   3. An entry is contiguous: where it does not fit before the end of the ring, a pad fills it.
-//!   4. A flush is asked for only where somebody waits for it: a lazy request is answered when its
-//!      entry, all earlier entries, and earlier data of its block are written.
+//!   4. A flush is started only if a request waits for it. A lazy request is answered once its entry,
+//!      all earlier entries, and earlier data of its block are written.
 //!   5. The head moves only when a durable checkpoint no longer needs what is before it.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,12 +27,12 @@ use crate::{BlockKey, RequestId};
 
 /// Journal writes in flight at once.
 const GROUPS_IN_FLIGHT_MAX: usize = 8;
-/// A group is closed when it has so many bytes.
+/// A group of this size is closed, in bytes.
 const GROUP_SIZE_MAX: u64 = 1 << 20;
-/// Data from this size on is not copied into the group's buffer.
+/// Data of at least this size is not copied into the group's buffer, in bytes.
 const COPY_SIZE_MAX: usize = 64 << 10;
-/// Journal that only idle entries may use: without one no checkpoint is made, and without a
-/// checkpoint nothing is trimmed.
+/// Journal that only idle entries may use, in bytes. A checkpoint needs an idle entry, and only a
+/// checkpoint trims the journal.
 pub const IDLE_RESERVE: u64 = 64 << 10;
 /// Out-of-line writes in flight at once.
 pub const LARGE_IN_FLIGHT_MAX: usize = 64;
@@ -65,7 +65,7 @@ enum GroupStage {
 struct Large {
     key: BlockKey,
     location: u32,
-    /// From, in bytes in the block.
+    /// Where it begins in the block, in bytes.
     offset: u32,
     stage: LargeStage,
     /// Requests that wait for it to be durable, with the lsn of their entries.
@@ -84,16 +84,16 @@ enum LargeStage {
     Flushing,
 }
 
-/// Who waits for an entry.
+/// Which request waits for an entry.
 #[derive(Clone, Copy)]
 pub struct Asker {
     pub id: RequestId,
-    /// It is content when the entry is written.
+    /// Acknowledged once the entry is written, before the flush.
     pub is_lazy: bool,
 }
 
 impl Asker {
-    /// One that waits for durability.
+    /// A request that waits until its entry is durable.
     pub fn plain(id: RequestId) -> Asker {
         Asker { id, is_lazy: false }
     }
@@ -134,14 +134,14 @@ pub struct Journal {
     groups: VecDeque<Group>,
     written: Lsn,
     flushed: Lsn,
-    /// Where the flush in flight gets to.
+    /// Everything before this will be durable when the flush in flight ends.
     flushing: Option<Lsn>,
     large: BTreeMap<Lsn, Large>,
     waiters: VecDeque<Waiter>,
     lazy_waiters: VecDeque<Waiter>,
-    /// Somebody waits until everything before this is durable.
+    /// A request waits until everything before this is durable.
     wanted: Lsn,
-    /// Requests for everything before an lsn.
+    /// Requests that wait until everything before an lsn is durable.
     syncs: VecDeque<(Lsn, RequestId)>,
     /// Recent data as it was written, in order.
     cache: VecDeque<(Lsn, Buffer)>,
@@ -149,13 +149,13 @@ pub struct Journal {
     cache_bytes_max: u64,
     /// The tail behind the last idle entry.
     idle: Lsn,
-    /// Until recovery's decisions are durable, entries record no more than this: a torn decision
-    /// must leave everything to be decided as it was.
+    /// Until recovery's decisions are durable, entries record no higher durable lsn than this. If the
+    /// entry with the decisions is torn, the next recovery then decides from the same facts.
     recorded_max: Option<Lsn>,
 }
 
 impl Journal {
-    /// A journal that goes on at `tail`. Everything before it is durable; an entry records that of
+    /// A journal that continues at `tail`. Everything before it is durable; an entry says so of
     /// everything before `recorded`.
     pub fn new(
         superblock: &Superblock,
@@ -192,7 +192,7 @@ impl Journal {
         }
     }
 
-    /// Limits what entries record as durable, while recovery's decisions are not.
+    /// Limits the durable lsn that entries record, until recovery's decisions are durable.
     pub fn limit_recorded(&mut self, recorded_max: Option<Lsn>) {
         self.recorded_max = recorded_max;
     }
@@ -304,7 +304,7 @@ impl Journal {
         self.open_start = self.tail;
     }
 
-    /// Closes the group of the turn and writes what may be written.
+    /// Closes the group of this turn, and writes closed groups.
     pub fn submit(&mut self, io: &mut Io<'_>) {
         let writing =
             self.groups.iter().filter(|group| matches!(group.stage, GroupStage::Writing)).count();
@@ -314,7 +314,7 @@ impl Journal {
         self.write_groups(io);
     }
 
-    /// Writes closed groups, while few are in flight.
+    /// Writes closed groups, up to the limit of groups in flight.
     pub fn write_groups(&mut self, io: &mut Io<'_>) {
         self.build_groups(io.pool);
         let mut writing = 0;
@@ -357,7 +357,7 @@ impl Journal {
         let mut pieces = Vec::new();
         let (mut at, mut next, mut header_at) = (start, 0, 0);
         while next < count {
-            // A run of small entries, up to and with the header of one whose data is its own piece.
+            // A run of small entries; it ends with the header of an entry whose data is its own piece.
             let mut run: Vec<(&[u8], &[u8])> = Vec::with_capacity(count - next);
             let mut piece = None;
             for entry in self.open.range(next..count) {
@@ -391,7 +391,7 @@ impl Journal {
         self.cache.push_back((lsn, piece));
     }
 
-    /// Forgets the oldest data above the limit, but nothing that is not on the disk yet.
+    /// Drops the oldest data above the limit; data not yet on the disk stays.
     fn shrink_cache(&mut self) {
         while self.cache_bytes > self.cache_bytes_max {
             match self.cache.front() {
@@ -404,7 +404,7 @@ impl Journal {
         }
     }
 
-    /// Data of an entry that is still in memory. Requires: the range lies in one entry.
+    /// Data of an entry, if it is still in memory. Requires: the range lies in one entry.
     pub fn data(&self, lsn: Lsn, size: usize) -> Option<Buffer> {
         let within = |start: Lsn, buffer: &Buffer| {
             let from = (start <= lsn).then(|| lsn.since(start) as usize)?;
@@ -419,7 +419,7 @@ impl Journal {
         within(*start, piece)
     }
 
-    /// The data of an entry is on its way to its place.
+    /// The out-of-line data of an entry is being written to its place.
     pub fn begin_large(
         &mut self,
         lsn: Lsn,
@@ -430,11 +430,13 @@ impl Journal {
     ) {
         let stage = LargeStage::Writing(data);
         let (waiters, lazy_waiters) = (Vec::new(), Vec::new());
+        assert!(self.large.len() < LARGE_IN_FLIGHT_MAX);
         let large = Large { key, location, offset, stage, waiters, lazy_waiters };
-        self.large.insert(lsn, large);
+        let before = self.large.insert(lsn, large);
+        assert!(before.is_none(), "an entry has its data written once");
     }
 
-    /// Data on its way to a place, and where in the block it begins, in bytes.
+    /// Data that is being written to this place, and where in the block it begins, in bytes.
     pub fn large_data(&self, key: &BlockKey, location: u32) -> Option<(u32, &Buffer)> {
         let mut same = self.large.values().filter(|large| large.key == *key);
         let large = same.find(|large| large.location == location)?;
@@ -444,8 +446,8 @@ impl Journal {
         }
     }
 
-    /// The request is answered when its entry at `lsn`, the last one, is durable; or written, if it
-    /// is lazy and that makes a difference.
+    /// The request waits for its entry at `lsn`, which is the last one: until it is durable, or, if
+    /// the request is lazy and flushes are needed, until it is written.
     pub fn wait(&mut self, asker: Asker, lsn: Lsn, key: Option<BlockKey>) {
         let waiter = Waiter { id: asker.id, lsn, end: self.tail, key };
         if asker.is_lazy && self.commit == CommitMode::Fsync {
@@ -455,18 +457,18 @@ impl Journal {
         self.want_all();
     }
 
-    /// The request is answered when everything so far is durable.
+    /// The request waits until everything so far is durable.
     pub fn wait_all(&mut self, id: RequestId) {
         self.syncs.push_back((self.tail, id));
         self.want_all();
     }
 
-    /// Everything so far is to become durable.
+    /// Makes everything so far durable, as soon as it is written.
     pub fn want_all(&mut self) {
         self.wanted = self.tail;
     }
 
-    /// Whether there are entries that nobody wants to be durable yet.
+    /// Whether there are entries that no request waits to be durable for.
     pub fn has_unwanted(&self) -> bool {
         self.wanted < self.tail
     }
@@ -493,6 +495,7 @@ impl Journal {
             CommitMode::Immediate => self.large_durable(lsn, answers),
             CommitMode::Fsync => {
                 let large = self.large.get_mut(&lsn).expect("it was begun");
+                assert!(matches!(large.stage, LargeStage::Writing(_)), "it is written once");
                 large.stage = LargeStage::Written;
                 let key = large.key;
                 for (waiter, id) in std::mem::take(&mut large.lazy_waiters) {
@@ -527,7 +530,7 @@ impl Journal {
         }
     }
 
-    /// Answers a request whose entry is durable, unless data of its block is on its way.
+    /// Answers a request whose entry is durable, unless earlier data of its block is not.
     fn answer_or_wait(
         &mut self,
         lsn: Lsn,
@@ -547,7 +550,7 @@ impl Journal {
         }
     }
 
-    /// Starts a flush if there is anything to flush that somebody waits for, and none is in flight.
+    /// Starts a flush, if a request waits for one and none is in flight.
     pub fn flush(&mut self, io: &mut Io<'_>) {
         let is_wanted = self.durable() < self.wanted;
         if self.commit == CommitMode::Immediate || self.flushing.is_some() || !is_wanted {
@@ -568,7 +571,10 @@ impl Journal {
 
     /// The flush ended.
     pub fn on_flushed(&mut self, answers: &mut Answers) {
-        self.flushed = self.flushing.take().expect("one flush at a time");
+        let flushed = self.flushing.take().expect("one flush at a time");
+        assert!(flushed >= self.flushed);
+        assert!(flushed <= self.written);
+        self.flushed = flushed;
         let durable: Vec<Lsn> = self
             .large
             .iter()
@@ -604,7 +610,7 @@ impl Journal {
         }
     }
 
-    /// Whether everything is durable and no entry says so yet.
+    /// Whether everything is durable, and no entry records that yet.
     pub fn is_idle_unrecorded(&self) -> bool {
         self.durable() == self.tail && self.idle < self.tail
     }
@@ -616,7 +622,7 @@ impl Journal {
         self.want_all();
     }
 
-    /// What is before this is in a durable checkpoint.
+    /// A durable checkpoint holds what is before this: its space in the ring is free.
     pub fn trim(&mut self, head: Lsn) {
         assert!(self.head <= head);
         assert!(head <= self.durable());
@@ -629,7 +635,7 @@ impl Journal {
     }
 }
 
-/// Headers and data of entries as they lie in the journal.
+/// Headers and data of entries, copied to one buffer as they lie in the journal.
 fn copy_run(run: &[(&[u8], &[u8])], pool: &BufferPool) -> Buffer {
     let size = run.iter().map(|(header, data)| header.len() + data.len()).sum();
     let mut buffer = pool.take(size);

@@ -31,7 +31,7 @@ fn a_lazy_write_is_answered_without_a_flush_and_made_durable_by_a_sync() {
 }
 
 #[test]
-fn power_takes_what_no_sync_covered_and_the_end_of_the_process_does_not() {
+fn a_power_cut_may_lose_lazy_writes_without_a_sync_and_a_killed_process_does_not() {
     for is_power in [true, false] {
         let mut bench = Bench::new(CommitMode::Fsync);
         bench.write(1, 0, 1, 100);
@@ -60,7 +60,7 @@ fn in_immediate_mode_lazy_makes_no_difference() {
 }
 
 #[test]
-fn a_durable_write_takes_lazy_ones_before_it_along() {
+fn a_durable_write_makes_earlier_lazy_writes_durable() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write_lazily(1, 0, 32, 100);
     bench.write_lazily(2, 0, 1, 200);
@@ -131,7 +131,7 @@ fn an_orderly_end_while_the_idle_entry_is_being_written_is_answered() {
 }
 
 #[test]
-fn an_idle_store_makes_lazy_writes_durable_and_records_it() {
+fn an_idle_store_makes_lazy_writes_durable_and_records_that() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write_lazily(1, 0, 32, 100);
     bench.run();
@@ -147,7 +147,7 @@ fn an_idle_store_makes_lazy_writes_durable_and_records_it() {
 }
 
 #[test]
-fn a_write_that_needs_a_place_has_lazy_ones_flushed_for_its_checkpoint() {
+fn a_write_that_waits_for_a_checkpoint_has_lazy_writes_flushed() {
     let mut bench = Bench::new(CommitMode::Fsync);
     let size = bench.store.space().size_bytes;
     let count = (size / (128 << 10)) as u32;
@@ -167,7 +167,7 @@ fn a_write_that_needs_a_place_has_lazy_ones_flushed_for_its_checkpoint() {
 }
 
 #[test]
-fn a_sync_behind_a_request_that_waits_is_answered() {
+fn a_sync_behind_a_waiting_request_is_answered() {
     let mut bench = Bench::new(CommitMode::Fsync);
     for number in 0..64 {
         bench.write_lazily(number, 0, 32, 100);
@@ -180,7 +180,7 @@ fn a_sync_behind_a_request_that_waits_is_answered() {
 }
 
 #[test]
-fn before_its_flush_nothing_of_a_lazy_write_is_written_back_and_no_place_used_again() {
+fn before_its_flush_a_lazy_write_is_not_written_back_and_frees_no_place() {
     let memory = Settings { checkpoint_after_bytes: MIB, ..settings() };
     let mut bench = Bench::on(
         crate::harness::created(&crate::harness::options(CommitMode::Fsync, 512)),

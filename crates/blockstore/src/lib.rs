@@ -1,7 +1,15 @@
-//! One disk: journal, index, allocator, checkpoints, recovery. The heart of Ashlar.
+//! One disk: journal, index, allocator, checkpoints, recovery.
 //!
 //! A [`Store`] is a value: events go in, effects come out; it opens no file and reads no clock.
-//! `docs/internals/disk.md` tells the bytes and the order of writes.
+//! `docs/internals/disk.md` describes the bytes and the order of writes.
+//!
+//! ```text
+//!   store                      the one door: requests, moves, what happens at the end of each event
+//!   recover  checkpoint  read  machines: a step takes the parts and asks the disk
+//!   parts                      what an open store consists of
+//!   blocks                     index + overlays + data area + damage: how one entry changes a block
+//!   journal  pages  data_area  state with invariants of its own, and smaller files of the same kind
+//! ```
 
 mod allocator;
 mod blocks;
@@ -15,6 +23,7 @@ mod discards;
 mod disk;
 mod index;
 mod journal;
+mod moves;
 mod notes;
 mod overlay;
 mod pages;
@@ -53,19 +62,19 @@ pub use format::disk::{BlockKey, CommitMode, NoteKey, StoreId};
 pub use stopped::{ReadDevice, StoppedStore};
 pub use store::Store;
 
-/// Settings of the process; those frozen with the disk are in its superblock.
+/// Settings of the process. Those that are frozen with the disk are in its superblock.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Bytes of memory for caches (checkpoint pages, recent journal data) and for what is changed
-    /// since the last checkpoint. The resident index comes on top.
+    /// Bytes of memory for caches (checkpoint pages, recent journal data) and for changes since the last
+    /// checkpoint. The index comes on top.
     pub memory_bytes: u64,
-    /// The journal is idle when nothing was written for so long.
+    /// The journal counts as idle after this time without a write.
     pub idle_after: Duration,
-    /// A checkpoint begins when the journal holds so many bytes, or is half full. Smaller: faster
-    /// starts, more writing.
+    /// A checkpoint begins when the journal holds so many bytes, or is half full. A smaller value makes
+    /// starts faster and writes more.
     pub checkpoint_after_bytes: u64,
-    /// The store is a file of a file system that may have no space for it: places get space before
-    /// a block gets them. Not for a block device.
+    /// The store is a sparse file: the file system may have no space behind a place, so space is
+    /// reserved before a block gets the place. False for a block device.
     pub is_sparse: bool,
 }
 
@@ -80,7 +89,7 @@ impl Default for Settings {
     }
 }
 
-/// Who a store is; written in its superblock.
+/// The identity of a store, from its superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The store itself.
@@ -96,11 +105,11 @@ pub struct Identity {
 pub struct PgFacts {
     /// The highest version of a write, zero or delete that was accepted. Repairs do not count.
     pub last: Version,
-    /// The highest version of any block it ever held, repairs included.
+    /// The highest version of any block the PG ever had here, repairs included.
     pub held: Version,
-    /// The lowest version that recoveries dropped, if a write of its epoch is still the last one.
+    /// The lowest version that recoveries dropped, as long as the last write is of the same epoch.
     pub hole: Option<Version>,
-    /// Tombstones up to it are gone.
+    /// Tombstones up to this version are gone.
     pub floor: Version,
     /// Damage may have cost acknowledged writes.
     pub is_suspect: bool,
@@ -113,24 +122,24 @@ pub struct Space {
     pub size_bytes: u64,
     /// Blocks in use. Replaced and deleted blocks count as free at once.
     pub used_bytes: u64,
-    /// What writes of the block sizes in use may still use: the rest without the reserve, as far as
-    /// there is room for the records of so many blocks.
+    /// Bytes that writes of the block sizes in use may still take: the rest without the reserve, limited
+    /// by the room for records of so many blocks.
     pub free_bytes: u64,
-    /// Of it what writes of the block sizes in use are sure of, whatever the file system says later:
-    /// the rest is to be made ready, or lies in segments of other block sizes.
+    /// The part of `free_bytes` that is ready, whatever the file system says later. The rest must be made
+    /// ready first, or lies in segments of other block sizes.
     pub sure_bytes: u64,
-    /// More of it is being made ready: space of the file system, or places that were freed.
+    /// More is being made ready: space of the file system, or freed places.
     pub is_growing: bool,
-    /// Kept free of writes that have no version yet.
+    /// Kept for writes that have a version already.
     pub reserve_bytes: u64,
     /// Writes that need space are refused.
     pub full: bool,
 }
 
-/// What recovery found. For the log and for people.
+/// What recovery found, for the log and for people.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RecoveryReport {
-    /// Rows of the recovery table that applied, with how often: `('A', 120)`.
+    /// Rows of the recovery table that applied, and how often: `('A', 120)`.
     pub rows: Vec<(char, u64)>,
     /// Journal read, in bytes.
     pub journal_bytes: u64,
@@ -138,18 +147,19 @@ pub struct RecoveryReport {
     pub blocks: u64,
 }
 
-/// Names a request to the store; chosen by the asker, not reused while it is open.
+/// Names a request to the store. The caller chooses it, below 2^63, and does not reuse it while the
+/// request is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u64);
 
 /// What a store is told.
 #[derive(Debug)]
 pub enum Event {
-    /// A request. Requests take effect in the order they come.
+    /// A request. Requests take effect in the order in which they come.
     Request {
         /// Names the answer.
         id: RequestId,
-        /// What.
+        /// What is asked.
         request: Request,
     },
     /// An operation on the disk ended.
@@ -161,8 +171,8 @@ pub enum Event {
 /// What a store is asked. Offsets and lengths are bytes in the block, multiples of 4 KiB.
 #[derive(Debug)]
 pub enum Request {
-    /// Write a range. Done when it, and all writes before it, are durable; a lazy one in a store of
-    /// the commit mode `fsync` when they are written ([`Answer::Written`]).
+    /// Write a range. Done when it, and all writes before it, are durable. In commit mode `fsync` a lazy
+    /// one is done when they are written ([`Answer::Written`]).
     Write {
         /// The PG whose version it is.
         pg: PgId,
@@ -172,13 +182,13 @@ pub enum Request {
         block_size: BlockSize,
         /// Newer than the block's.
         version: Version,
-        /// From, in bytes.
+        /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// One for each 4 KiB; already compared with the data.
+        /// One for each 4 KiB. The caller has compared them with the data.
         checksums: Vec<Checksum>,
         /// The data.
         data: Buffer,
-        /// It may be answered before it is durable; a later [`Request::Sync`] makes it so.
+        /// It may be answered before it is durable; a later [`Request::Sync`] makes it durable.
         lazy: bool,
     },
     /// Make a range read as zeros. Done like a write.
@@ -191,14 +201,14 @@ pub enum Request {
         block_size: BlockSize,
         /// Newer than the block's.
         version: Version,
-        /// From, in bytes.
+        /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// How much, in bytes.
+        /// Length of the range, in bytes.
         length: u32,
-        /// As of a write.
+        /// As in a write.
         lazy: bool,
     },
-    /// Delete the block; leaves a tombstone with `version`. Done when durable.
+    /// Delete the block, leaving a tombstone with `version`. Done when durable.
     Delete {
         /// The PG whose version it is.
         pg: PgId,
@@ -207,63 +217,65 @@ pub enum Request {
         /// Newer than the block's.
         version: Version,
     },
-    /// Read a range, as the writes before this left it (durable or not). Where a later change
-    /// overtakes it, the answer may be the state after that one, and says so by its version.
+    /// Read a range as the writes before this request left it, durable or not. If a later change overtakes
+    /// the read, the answer may show the state after that change; its version says so.
     Read {
         /// The block.
         key: BlockKey,
-        /// From, in bytes.
+        /// Where the range begins in the block, in bytes.
         offset: u32,
-        /// How much, in bytes.
+        /// Length of the range, in bytes.
         length: u32,
     },
-    /// Which units of the block are written, and which are damaged.
+    /// Ask which units of the block are written, and which are damaged.
     Extents {
         /// The block.
         key: BlockKey,
     },
-    /// The block as it is, for another member; answered by [`Answer::Copy`], like a read in all
-    /// else. Damaged units are named.
+    /// Read the block for another member; answered by [`Answer::Copy`], which names damaged units.
+    /// Otherwise like a read.
     Copy {
         /// The block.
         key: BlockKey,
-        /// Only these units (at most 4 words; bits beyond the block name none); empty: all.
+        /// Only these units, bit `i` of word `i / 64` (at most 4 words; bits beyond the block are ignored).
+        /// Empty: all units.
         units: Vec<u64>,
     },
-    /// Make the block so, whatever its version was: whole or not at all, also over a crash. The
-    /// PG's last version stays as it is. Done when durable. The data is compared with its
-    /// checksums first ([`StoreError::Corrupted`]). (Not in the order of versions: see
-    /// `docs/internals/pg.md`.) Requires: the block size is the pool's.
+    /// Replace units of the block, whatever its version was. Atomic, also over a crash. The PG's last
+    /// version does not change: repairs are not in the order of versions, see `docs/internals/pg.md`.
+    /// The data is compared with its checksums first ([`StoreError::Corrupted`]). Done when durable.
+    /// Requires: the block size is the pool's.
     Repair {
         /// The PG.
         pg: PgId,
         /// The block.
         key: BlockKey,
-        /// What is to be there.
+        /// What the block is to hold.
         content: Content,
     },
-    /// Keep these bytes under (kind, id), replacing what was there; empty bytes remove it.
-    /// Done when durable.
+    /// Keep these bytes as a note, replacing the one of this key; empty bytes remove it. Done when
+    /// durable.
     Note {
-        /// Under what.
+        /// The key of the note.
         key: NoteKey,
         /// At most [`NOTE_SIZE_MAX`].
         bytes: Vec<u8>,
     },
-    /// Tombstones of the PG up to this version may go.
+    /// Tombstones of the PG up to this version are not needed any more.
     SetFloor {
         /// Which PG.
         pg: PgId,
-        /// Up to which version, included.
+        /// The last version whose tombstone may go.
         floor: Version,
     },
-    /// Make everything before it durable.
+    /// Make durable what was asked before.
     Sync,
-    /// Record in the journal that everything durable is durable, as an idle journal does by
-    /// itself: a later start takes none of it for a torn tail. Done when the record is durable.
-    /// The last request before an orderly end.
+    /// Record in the journal that everything so far is durable, as an idle journal does by itself. Then
+    /// the next start does not mistake any of it for a torn tail. Done when the record is durable. The
+    /// last request before an orderly end.
     Record,
-    /// The operator accepts what the PG lost: it is no longer suspect here. Done when durable.
+    /// The operator accepts that the PG may have lost writes: it is no longer suspect here. Done when
+    /// durable.
     Absolve {
         /// Which PG.
         pg: PgId,
@@ -287,10 +299,10 @@ pub enum Effect {
         /// The answer.
         result: Result<Answer, StoreError>,
     },
-    /// Nothing is known any more (a failed write or flush), or this is no store of ours: the OSD
-    /// stops, and says why. No effect follows.
+    /// The store stopped: after a failed write or flush nothing is known any more, or there is no store
+    /// that can be opened. No effect follows.
     Stopped {
-        /// For people: what happened, where, what to do.
+        /// For people: what happened, where, and what to do.
         reason: String,
     },
 }
@@ -298,32 +310,32 @@ pub enum Effect {
 /// What a request found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// A write, zero, delete, note, sync or the like is durable.
+    /// A change, a note or a sync is durable.
     Durable,
-    /// A lazy write or zero, all entries before it, and earlier data of its block are written: the
-    /// end of the process does not take them, only that of the power.
+    /// A lazy write or zero, all entries before it, and earlier data of its block are written. They
+    /// survive the end of the process, but not yet a power cut.
     Written,
     /// A read.
     Read {
         /// The block's version; `ZERO` where it was never written.
         version: Version,
-        /// One for each 4 KiB; compared with the data. Empty where the whole range is zeros.
+        /// One for each 4 KiB, compared with the data. Empty if the whole range is zeros.
         checksums: Vec<Checksum>,
-        /// The range; empty where the whole range is zeros.
+        /// The data; empty if the whole range is zeros.
         data: Buffer,
     },
     /// A block for another member.
     Copy {
-        /// What is there; units that held data and lost it are among the damaged ones.
+        /// What the block holds. Units that lost their data are among the damaged ones.
         content: Content,
     },
-    /// Written and damaged units: bit `i` of word `i / 64` is unit `i`.
+    /// Written and damaged units: bit `i` of word `i / 64` stands for unit `i`.
     Extents {
         /// The block's version.
         version: Version,
         /// Units that hold data.
         written: Vec<u64>,
-        /// Units that held data and lost it.
+        /// Units that lost their data.
         damaged: Vec<u64>,
     },
 }
@@ -331,14 +343,14 @@ pub enum Answer {
 /// Why a request was not done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreError {
-    /// No space for it, nor in the reserve; nothing changed. Of a write, zero or delete: later ones
-    /// of its PG and epoch are refused as well, so that what is kept of an epoch has no gap.
+    /// No space is left, not even in the reserve; nothing changed. After a refused write, zero or delete,
+    /// later ones of the same PG and epoch are refused too: what is kept of an epoch has no gap.
     Full,
-    /// A repair's content contradicts itself or its checksums; nothing changed.
+    /// The content of a repair contradicts itself or its checksums; nothing changed.
     Corrupted,
-    /// These units of the block are damaged: rewrite or discard them, or fetch another copy.
+    /// These units of the block are damaged. Rewrite or discard them, or fetch another copy.
     Damaged {
-        /// Bit `i` of word `i / 64` is unit `i`.
+        /// Bit `i` of word `i / 64` stands for unit `i`.
         units: Vec<u64>,
     },
 }

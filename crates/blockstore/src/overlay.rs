@@ -30,7 +30,7 @@ pub enum UnitState {
     Damaged,
 }
 
-/// The changed state of one unit; small, since there are many.
+/// The changed state of one unit. It is kept small: there are many.
 #[derive(Clone, Copy, Debug)]
 struct Patch {
     /// Meaningful for `Journal` only.
@@ -67,16 +67,16 @@ impl Patch {
 /// Changes of one block.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
-    /// Nothing below counts: units without a patch are zeros.
+    /// Hides the layers below: units without a patch are zeros.
     pub is_fresh: bool,
     /// While frozen: what the index said when the checkpoint began, if it says otherwise now.
     pub info: Option<Option<BlockInfo>>,
-    /// How many repairs are in it: they change a block and may leave its version as it was.
+    /// Number of repairs in it. A repair can change a block without changing its version.
     pub repair_count: u32,
     patches: Vec<Patch>,
 }
 
-/// About what an overlay without patches takes, in bytes.
+/// Approximate memory of an overlay without patches, in bytes.
 const OVERLAY_SIZE: u64 = 128;
 
 impl Overlay {
@@ -109,17 +109,17 @@ impl Overlay {
         self.patches.iter().map(|patch| (patch.unit as u32, patch.state()))
     }
 
-    /// Units whose data waits in the journal to be written back.
+    /// Number of units whose data is in the journal and not yet written back.
     pub fn journal_units_count(&self) -> usize {
         self.iter().filter(|(_, state)| matches!(state, UnitState::Journal(..))).count()
     }
 
-    /// Whether data of it waits in the journal to be written back.
+    /// Whether any unit has data that is not yet written back.
     pub fn has_journal_data(&self) -> bool {
         self.journal_units_count() > 0
     }
 
-    /// About what it takes in memory, in bytes.
+    /// Approximate memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         OVERLAY_SIZE + (self.patches.capacity() * size_of::<Patch>()) as u64
     }
@@ -137,12 +137,12 @@ pub struct Overlays {
 }
 
 impl Overlays {
-    /// About what all of them take in memory, in bytes.
+    /// Approximate memory of all overlays, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.live_bytes + self.frozen_bytes
     }
 
-    /// About what the changes since the last checkpoint began take in memory, in bytes.
+    /// Approximate memory of the live overlays, in bytes.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -218,7 +218,7 @@ impl Overlays {
     }
 }
 
-/// The overlays of one block, found once for all of its units.
+/// Both overlays of one block, looked up once for all of its units.
 #[derive(Clone, Copy)]
 pub struct Layers<'a> {
     pub live: Option<&'a Overlay>,
@@ -226,13 +226,13 @@ pub struct Layers<'a> {
 }
 
 impl Layers<'_> {
-    /// Where the unit's content is; `None`: the leaf says.
+    /// Where the unit's content is; `None`: the leaf knows.
     pub fn get(&self, unit: u32) -> Option<UnitState> {
         let state = |overlay: Option<&Overlay>| overlay.and_then(|overlay| overlay.get(unit));
         state(self.live).or_else(|| state(self.frozen))
     }
 
-    /// How many repairs are in them.
+    /// Number of repairs in them.
     pub fn repair_count(&self) -> u32 {
         [self.live, self.frozen].into_iter().flatten().map(|overlay| overlay.repair_count).sum()
     }
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_newer_counts() {
+    fn a_live_overlay_hides_a_frozen_one() {
         let [mut live, mut frozen] = [Overlay::default(), Overlay::default()];
         frozen.set(1, UnitState::Damaged);
         frozen.set(2, UnitState::Damaged);

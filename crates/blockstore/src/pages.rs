@@ -20,8 +20,12 @@ use crate::{BlockKey, RequestId};
 pub const PAGES_RESERVED: u32 = 32;
 /// Pages of the two root slots.
 pub const ROOT_PAGES: [u32; 2] = [0, 16];
-/// About what a leaf takes in memory, in bytes: the page, and where its records begin.
+/// Approximate memory of a cached leaf, in bytes: the page and the offsets of its records.
 const LEAF_MEMORY_BYTES: u64 = PAGE_SIZE as u64 + 256;
+
+/// Neighbouring leaves that a checkpoint writes anew together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct LeafGroupId(pub u64);
 
 /// Who waits for a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +33,7 @@ pub enum LeafWaiter {
     /// A request to read.
     Read(RequestId),
     /// A group of leaves of the checkpoint being made.
-    Group(u64),
+    Group(LeafGroupId),
 }
 
 /// The pages.
@@ -40,10 +44,10 @@ pub struct Pages {
     in_use: Vec<u64>,
     page_count: u32,
     free_count: u32,
-    /// Where the search for a free page goes on.
+    /// Where the search for a free page continues.
     next: u32,
     cache: BTreeMap<u32, Cached>,
-    /// Cached pages, the one to go next in front.
+    /// Cached pages, the next one to be evicted in front (clock algorithm).
     clock: VecDeque<u32>,
     cache_count_max: usize,
     waiting: BTreeMap<(u32, u32), Vec<LeafWaiter>>,
@@ -52,7 +56,7 @@ pub struct Pages {
 struct Cached {
     checksum: Checksum,
     leaf: Rc<LeafPage>,
-    /// Used since the clock last came by.
+    /// Used since the clock last passed it.
     used: bool,
 }
 
@@ -77,7 +81,7 @@ impl Pages {
         pages
     }
 
-    /// Marks a page as used. False: it is outside, or used already.
+    /// Marks a page as used. False: it lies outside the area, or is used already.
     pub fn take(&mut self, page: u32) -> bool {
         if page >= self.page_count || self.is_used(page) {
             return false;
@@ -91,7 +95,7 @@ impl Pages {
         self.in_use[page as usize / 64] & (1 << (page % 64)) != 0
     }
 
-    /// A free page, now used.
+    /// Takes a free page.
     pub fn allocate(&mut self) -> Option<u32> {
         if self.free_count == 0 {
             return None;
@@ -120,13 +124,13 @@ impl Pages {
         &self.directory
     }
 
-    /// Whether so little of the leaves is filled that all should be written anew.
+    /// Whether the leaves are so empty that all should be packed and written anew.
     pub fn is_sparse(&self) -> bool {
         let leaves = self.directory.len() as u64;
         leaves > 64 && self.leaf_bytes * 5 < leaves * PAGE_SIZE as u64 * 2
     }
 
-    /// Replaces a leaf's entry, puts one in, or takes it out.
+    /// Adds, replaces or removes (`None`) a leaf of the directory.
     pub fn set_leaf(&mut self, first: BlockKey, leaf: Option<PageRef>) {
         let old = match leaf {
             Some(leaf) => {
@@ -138,12 +142,12 @@ impl Pages {
         self.leaf_bytes -= old.map_or(0, |old| old.used as u64);
     }
 
-    /// The leaf that holds the key if any does.
+    /// The leaf that would hold the key, and its first key.
     pub fn leaf_of(&self, key: &BlockKey) -> Option<(BlockKey, PageRef)> {
         self.directory.range(..=*key).next_back().map(|(first, leaf)| (*first, *leaf))
     }
 
-    /// The directory as a stream, in bytes.
+    /// Size of the directory as a stream, in bytes.
     pub fn directory_size(&self) -> u64 {
         (self.directory.len() * DIRECTORY_ENTRY_SIZE) as u64
     }
@@ -167,7 +171,7 @@ impl Pages {
         bytes.split_off(start)
     }
 
-    /// The leaf from memory.
+    /// The leaf, if it is cached.
     pub fn cached(&mut self, page: PageRef) -> Option<Rc<LeafPage>> {
         let cached = self.cache.get_mut(&page.page)?;
         if cached.checksum != page.checksum {
@@ -177,7 +181,7 @@ impl Pages {
         Some(cached.leaf.clone())
     }
 
-    /// Keeps a leaf in memory.
+    /// Caches a leaf.
     pub fn keep(&mut self, page: PageRef, leaf: Rc<LeafPage>) {
         let cached = Cached { checksum: page.checksum, leaf, used: false };
         if self.cache.insert(page.page, cached).is_none() {
@@ -195,7 +199,7 @@ impl Pages {
                 }
             }
         }
-        // Pages that were released leave their place on the clock behind.
+        // Released pages stay on the clock: drop them from time to time.
         if self.clock.len() > 2 * self.cache_count_max {
             let cache = &self.cache;
             self.clock.retain(|page| cache.contains_key(page));
@@ -211,14 +215,14 @@ impl Pages {
         self.cache.remove(&page);
     }
 
-    /// Waits for a leaf. True: nobody did yet, so it must be read.
+    /// Waits for a leaf. True: this is the first waiter, so the leaf must be read.
     pub fn wait(&mut self, page: PageRef, waiter: LeafWaiter) -> bool {
         let waiters = self.waiting.entry((page.page, page.checksum.get())).or_default();
         waiters.push(waiter);
         waiters.len() == 1
     }
 
-    /// The leaf was read, well or badly: who waits for it.
+    /// The leaf was read, or could not be. Returns who waits for it.
     pub fn end_wait(&mut self, page: u32, checksum: Checksum) -> Vec<LeafWaiter> {
         self.waiting.remove(&(page, checksum.get())).unwrap_or_default()
     }

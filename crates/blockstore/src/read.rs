@@ -6,13 +6,13 @@
 //!             └─▶ leaf: from the cache, or fetched    ─┘        │ changed meanwhile: again
 //! ```
 //!
-//! A copy for another member is a read of the whole block, or of some units, whose answer names what
-//! is damaged.
+//! A copy for another member is a read of a block, or of some of its units, whose answer names the
+//! damaged units.
 //!
 //! Invariants
-//!   1. Nothing is answered as data whose checksum does not match.
+//!   1. Data whose checksum does not match is never answered.
 //!   2. A mismatch counts as damage only if the block did not change and no checkpoint ended while
-//!      the read was under way; else the places may have been reused, and it is done again.
+//!      the read was under way. Otherwise its place may have been reused, and the read is repeated.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -30,7 +30,7 @@ use crate::parts::Parts;
 use crate::{Answer, Effect, RequestId, StoreError};
 
 const UNIT: usize = UNIT_SIZE as usize;
-/// A read that was overtaken so often by changes is answered as damaged: it is never endless.
+/// A read that was repeated so often is answered as damaged, so that no read is endless.
 const ATTEMPT_COUNT_MAX: u32 = 64;
 
 /// A range of a block, in bytes; whole units.
@@ -41,7 +41,7 @@ pub struct BlockRange {
     pub length: u32,
 }
 
-/// What is asked.
+/// What a read asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The range's data.
@@ -52,24 +52,25 @@ enum Kind {
     Copy(UnitSet),
 }
 
-/// What a read asks, and how often it was begun before.
+/// A question, and how often it was begun before.
 struct Query {
     range: BlockRange,
     kind: Kind,
     attempt: u32,
 }
 
-/// What a read was planned on.
+/// The state of a block that a read was planned on. If it is the same when the read ends, what was
+/// read is what was planned.
 #[derive(PartialEq, Eq, Clone, Copy)]
 pub struct Stamp {
     pub info: BlockInfo,
     checkpoint: u64,
-    /// Repairs since the last checkpoint: they may leave the version as it was.
+    /// Repairs since the last checkpoint: they may change the block and keep its version.
     repair_count: u32,
 }
 
 impl Stamp {
-    /// What a read of the block is planned on now.
+    /// The state now.
     pub fn of(parts: &Parts, layers: Layers<'_>, info: BlockInfo) -> Stamp {
         Stamp { info, checkpoint: parts.root.sequence, repair_count: layers.repair_count() }
     }
@@ -85,7 +86,7 @@ impl Stamp {
 #[derive(Default)]
 pub struct Reads {
     under_way: BTreeMap<RequestId, Read>,
-    /// Answers of overtaken reads. They hold what later requests wrote, so they wait until
+    /// Answers of repeated reads. They may show what later requests wrote, so they wait until
     /// everything before the lsn is durable: a power cut must not take back what was read.
     held: Vec<(Lsn, Effect)>,
 }
@@ -96,7 +97,7 @@ struct Read {
     kind: Kind,
     attempt: u32,
     stamp: Stamp,
-    /// Where each unit is; `None`: the leaf says.
+    /// Where each unit is; `None`: the leaf knows.
     states: Vec<Option<UnitState>>,
     leaf: Option<Rc<LeafPage>>,
     /// First unit of the span that is read from the block's place.
@@ -206,7 +207,7 @@ impl Reads {
         let count = range.length / UNIT as u32;
         let layers = parts.blocks.overlays().layers(&range.key);
         let state = |unit: u32| match kind {
-            // Between those that are copied: nothing is fetched for it.
+            // A unit between copied ones: nothing is fetched for it.
             Kind::Copy(units) if !units.contains(unit) => Some(UnitState::Zero),
             _ => layers.get(unit),
         };
@@ -247,7 +248,11 @@ impl Reads {
     ) {
         let read = self.under_way.get_mut(&id).expect("its operation was outstanding");
         match part {
-            ReadPart::Place => read.place = Some(bytes),
+            ReadPart::Place => {
+                assert!(bytes.len() <= read.range.length as usize);
+                assert!(bytes.len().is_multiple_of(UNIT));
+                read.place = Some(bytes);
+            }
             ReadPart::Journal(first) => {
                 let units = bytes.len() / UNIT;
                 let unit = |index: usize| bytes.slice(index * UNIT..(index + 1) * UNIT);
@@ -280,7 +285,7 @@ impl Reads {
         }
     }
 
-    /// Everything is here: compares and answers, or begins again.
+    /// All parts arrived: compares and answers, or begins again.
     fn end(&mut self, id: RequestId, read: Read, parts: &mut Parts, io: &mut Io<'_>) {
         let states = read.resolve();
         let damaged = match read.kind {
@@ -312,14 +317,14 @@ impl Reads {
         }
     }
 
-    /// Answers that wait until everything so far is durable.
+    /// Holds answers until everything so far is durable.
     fn hold(&mut self, answers: Vec<Effect>, parts: &mut Parts) {
         parts.journal.want_all();
         let tail = parts.journal.tail();
         self.held.extend(answers.into_iter().map(|answer| (tail, answer)));
     }
 
-    /// Everything before this is durable: gives answers that waited for it.
+    /// Everything before this is durable: releases answers that waited for it.
     pub fn on_durable(&mut self, durable: Lsn, effects: &mut Vec<Effect>) {
         effects.extend(self.held.extract_if(.., |(lsn, _)| *lsn <= durable).map(|(_, held)| held));
     }
@@ -395,7 +400,7 @@ impl Read {
         }
     }
 
-    /// Gets the leaf if a unit's state is only there.
+    /// Gets the leaf, if only it knows a unit's state.
     fn fetch_leaf(&mut self, id: RequestId, parts: &mut Parts, io: &mut Io<'_>) {
         if self.states.iter().all(Option::is_some) {
             return;
@@ -422,7 +427,7 @@ impl Read {
         self.states.iter().enumerate().map(resolve).collect()
     }
 
-    /// The content of a unit that is not zeros; `None`: it could not be had.
+    /// The content of a unit that is not zeros; `None`: it could not be read.
     fn unit(&self, index: u32, state: UnitState) -> Option<&[u8]> {
         match state {
             UnitState::Journal(..) => {
@@ -461,7 +466,7 @@ impl Read {
         if states.iter().all(|state| *state == UnitState::Zero) {
             return Answer::Read { version, checksums: Vec::new(), data: pool.take(0).freeze() };
         }
-        let checksums = states
+        let checksums: Vec<Checksum> = states
             .iter()
             .map(|state| match state {
                 UnitState::Place(checksum) | UnitState::Journal(checksum, _) => *checksum,
@@ -469,7 +474,7 @@ impl Read {
             })
             .collect();
         let data = match &self.place {
-            // The usual case: all of it came in one read, and goes on as it is.
+            // The usual case: one read brought all of it, and nothing is copied.
             Some(place)
                 if place.len() == self.range.length as usize
                     && states.iter().all(|state| matches!(state, UnitState::Place(_))) =>
@@ -478,6 +483,8 @@ impl Read {
             }
             _ => self.assemble(states, pool),
         };
+        assert!(data.len() == self.range.length as usize);
+        assert!(data.len() == checksums.len() * UNIT);
         Answer::Read { version, checksums, data }
     }
 
@@ -502,6 +509,7 @@ impl Read {
             }
         }
         let count = block_size.unit_count();
+        assert!(written.is_within(&asked));
         let content = Content::Block {
             version,
             block_size,
@@ -522,7 +530,7 @@ impl Read {
         let state = |unit: u32| states[(unit - first) as usize];
         let is_in_place = |unit| matches!(state(unit), UnitState::Place(_));
         if size == length as usize && units.iter().all(is_in_place) {
-            // The usual case: all of it came in one read, and goes on as it is.
+            // The usual case: one read brought all of it, and nothing is copied.
             let place = self.place.as_ref().expect("its units are compared");
             let at = (offset / UNIT as u32 - first - self.place_first) as usize * UNIT;
             return place.slice(at..at + size);
@@ -566,7 +574,7 @@ impl Read {
     }
 }
 
-/// What a record says of a unit.
+/// The state of a unit by its record.
 fn state_in(record: StoredRecord<'_>, unit: u32) -> UnitState {
     match record.unit(unit) {
         None => UnitState::Zero,

@@ -43,9 +43,9 @@ use crate::{BlockKey, RecoveryReport, Settings};
 const LEAF_READS_MAX: usize = 64;
 /// The journal is read in pieces of this size; the longest entry is shorter.
 const CHUNK_SIZE: u64 = 2 << 20;
-/// More damage than this is not settled by itself.
+/// Recovery does not settle more damage than this by itself.
 const DECISIONS_MAX: usize = 16_000;
-/// Where leaves of more PGs are damaged, the whole store is suspect.
+/// If damaged leaves may belong to more PGs than this, the whole store is suspect.
 const SUSPECTS_MAX: usize = 64;
 
 /// Why a store stops that has only an older root, and not the whole journal behind it; for people.
@@ -72,12 +72,12 @@ pub struct Recovery {
     /// Made once the superblock is known; anew with each root that is tried.
     parts: Option<Box<Parts>>,
     stage: Stage,
-    /// Something could not be read.
+    /// Some read failed for good.
     has_lost: bool,
     superblocks: Vec<Result<Superblock, SuperblockError>>,
     /// Copies of the superblock that must be rewritten.
     superblocks_damaged: Vec<usize>,
-    /// Roots not tried yet, the newest last.
+    /// Roots that were not tried yet, the newest last.
     roots: Vec<Root>,
     streams: Vec<Vec<u8>>,
     leaves: Vec<(BlockKey, PageRef)>,
@@ -85,18 +85,18 @@ pub struct Recovery {
     leaves_lost: Vec<(BlockKey, Option<BlockKey>)>,
     /// Segments in which space was to be given back when the root was written.
     discards: Vec<Range<u32>>,
-    /// PGs that get an entry which says that they are suspect.
+    /// PGs that get an entry which makes them suspect.
     suspects: BTreeSet<PgId>,
     survey: Survey,
     replay: Replay,
     /// Rows of the table that applied.
     rows: BTreeMap<char, u64>,
-    /// Made by this recovery.
+    /// Decisions of this recovery.
     decisions: Vec<Decision>,
     /// Writes in flight.
     writes: usize,
     steps: VecDeque<Step>,
-    /// A newer root could not be used: a checkpoint must replace it.
+    /// A root that may be newer could not be used: a checkpoint must replace it.
     root_was_lost: bool,
 }
 
@@ -140,7 +140,7 @@ impl Recovery {
         recovery
     }
 
-    /// What a read that failed is told by: single sectors, once their size is known.
+    /// The smallest piece in which a failed read is repeated: a sector, once its size is known.
     pub fn piece_size(&self) -> usize {
         self.parts
             .as_ref()
@@ -159,8 +159,8 @@ impl Recovery {
         io.read(Purpose::RecoveryRead, offset, size);
     }
 
-    /// A read ended. What could not be read counts as zeros, which no checksum fits; where that
-    /// must not pass for something never written, `lost` tells.
+    /// A read ended. Unreadable ranges are in `lost`, and are zeros in `buffer`: no checksum matches
+    /// them, and `lost` tells them from what was never written.
     pub fn on_read(&mut self, buffer: Buffer, lost: &[Range<usize>], io: &mut Io<'_>) -> Progress {
         self.has_lost |= !lost.is_empty();
         match self.stage {
@@ -190,7 +190,7 @@ impl Recovery {
                 self.superblocks_damaged.push(index);
             }
         }
-        // A sound copy says more than one that cannot be read.
+        // If one copy could not be read, "no superblock" is no certain answer.
         let says_nothing =
             |copy| matches!(copy, &Err(SuperblockError::NotOurs | SuperblockError::Damaged));
         let none_can_be_had = self.has_lost && copies.iter().all(says_nothing);
@@ -225,7 +225,7 @@ impl Recovery {
         if let Ok(root) = Root::decode(bytes, tag) {
             self.roots.push(root);
         } else if is_lost {
-            // It may be the newest one. The journal tells: see `Survey::is_ahead`.
+            // It may be the newest root. The journal knows: see `Survey::is_ahead`.
             self.count_row('Y');
             self.root_was_lost = true;
         }
@@ -432,7 +432,8 @@ impl Recovery {
         let lsns = (head, recorded, tail);
         parts.journal = Journal::new(&parts.superblock, lsns, previous, cache);
         if !parts.journal.has_room(EntryKind::Idle, 0, 0) {
-            // No store fills its ring so far: the older root was used, and all of a lap lies behind it.
+            // A store never fills its ring so far. So this root is an old one, and the journal behind it
+            // has been overwritten.
             return Err(ROOT_LOST.to_owned());
         }
         parts.wants_checkpoint |= self.root_was_lost;
@@ -451,8 +452,8 @@ impl Recovery {
         self.rewrite(acked.max(head), end, io)
     }
 
-    /// Writes journal again that no entry records as durable, chunk by chunk: the same bytes at
-    /// the same place.
+    /// Writes again the part of the journal that no entry records as durable, chunk by chunk: the same
+    /// bytes at the same place.
     fn rewrite(&mut self, at: Lsn, end: Lsn, io: &mut Io<'_>) -> Progress {
         if at >= end {
             return self.plan_steps(io);
@@ -486,7 +487,7 @@ impl Recovery {
         self.rewrite(next, self.replay.end, io)
     }
 
-    /// Writes what was read again, but for what could not be read.
+    /// Writes again what was read, except what could not be read.
     fn write_read_again(
         &mut self,
         place: u64,
@@ -604,7 +605,7 @@ impl Recovery {
         let lost = std::mem::take(&mut self.leaves_lost);
         let parts = self.parts();
         let pgs = lost.into_iter().flat_map(|(first, next)| pgs_between(parts, first, next));
-        // Of some an earlier start may have noted it, and been killed before its checkpoint.
+        // An earlier start may have recorded some, and been killed before its checkpoint.
         pgs.filter(|pg| !parts.is_suspect(*pg)).collect()
     }
 

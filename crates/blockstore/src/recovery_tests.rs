@@ -241,7 +241,7 @@ fn row_p_a_later_entry_of_a_block_with_a_dropped_one_is_dropped_too() {
 }
 
 #[test]
-fn row_o_what_was_dropped_stays_dropped_when_its_data_is_whole_again() {
+fn row_o_a_dropped_entry_stays_dropped_although_its_data_is_whole_again() {
     let (mut bench, place) = a_large_write();
     bench.write(3, 0, 1, 300);
     bench.run();
@@ -611,7 +611,7 @@ fn row_s_a_damaged_leaf_costs_its_blocks_and_makes_their_pg_suspect() {
 }
 
 #[test]
-fn no_place_of_a_leaf_that_may_be_readable_again_is_used_before_a_checkpoint() {
+fn places_of_an_unreadable_leaf_are_not_reused_before_a_checkpoint() {
     for step_count in 0.. {
         let (mut bench, _) = three_writes(false);
         bench.checkpoint();
@@ -710,7 +710,7 @@ fn a_damaged_leaf_makes_only_the_pgs_of_its_keys_suspect() {
 }
 
 #[test]
-fn what_a_damaged_leaf_hid_is_there_again_with_the_older_root() {
+fn blocks_of_a_damaged_leaf_are_back_when_the_older_root_is_used() {
     let (mut bench, _) = three_writes(false);
     bench.checkpoint();
     bench.write(1, 1, 1, 700);

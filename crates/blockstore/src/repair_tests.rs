@@ -59,7 +59,7 @@ fn repaired(number: u32, content: impl Fn(&Bench) -> Content, look: impl Fn(&mut
 }
 
 #[test]
-fn a_repair_of_all_units_replaces_the_block_also_by_an_older_version() {
+fn a_repair_of_all_units_replaces_the_block_even_by_an_older_version() {
     for target in [version(0, 1), version(9, 1)] {
         repaired(
             1,
@@ -222,7 +222,7 @@ fn writes_go_on_from_the_version_of_a_repair() {
 }
 
 #[test]
-fn held_is_raised_by_repairs_and_last_is_not() {
+fn repairs_raise_held_but_not_last() {
     let mut bench = three_blocks(CommitMode::Fsync, false);
     let before = bench.store.facts(PG);
     assert_eq!((before.last, before.held), (version(1, 4), version(1, 4)));
@@ -305,7 +305,7 @@ fn a_copy_names_damaged_units() {
 }
 
 #[test]
-fn a_repair_takes_damage_over_and_a_later_one_mends_it() {
+fn a_repair_can_bring_damaged_units_and_a_later_one_mends_them() {
     for number in [1, 9] {
         for written in [vec![], vec![1], (1..20).collect::<Vec<u32>>()] {
             let content = |bench: &Bench| {
@@ -379,7 +379,7 @@ fn a_repair_with_the_same_version_mends_damaged_units() {
 }
 
 #[test]
-fn a_read_that_a_repair_of_the_same_version_overtakes_is_no_damage() {
+fn a_read_overtaken_by_a_repair_of_the_same_version_reports_no_damage() {
     for mode in MODES {
         let mut bench = three_blocks(mode, true);
         let version = bench.store.version_of(&key(1));

@@ -1,6 +1,5 @@
 //! Tests of how full a store can get, with blocks of several sizes.
 
-
 use base::{BlockSize, Checksum, Duration, GIB, MIB, UNIT_SIZE};
 
 use crate::harness::{Bench, Op, PG, created, key, options, settings};
@@ -51,7 +50,7 @@ fn fill(bench: &mut Bench, first: u32, block_size: BlockSize) -> u32 {
 }
 
 #[test]
-fn a_store_of_the_smallest_blocks_is_full_when_nothing_is_available() {
+fn a_store_of_the_smallest_blocks_is_full_when_no_space_is_available() {
     for size in [GIB / 8, GIB / 2] {
         let mut bench = bench_of(size, false);
         bench.store.expect_blocks(std::iter::once(BlockSize::MIN));
@@ -108,7 +107,7 @@ fn fill_thin_fill([first, second]: [BlockSize; 2], kept_percent: u32, is_sparse:
 }
 
 #[test]
-fn what_is_available_beside_scattered_blocks_of_other_sizes_can_be_written() {
+fn available_space_can_be_written_although_it_lies_between_blocks_of_other_sizes() {
     let sizes = [14, 17, 20].map(|shift| BlockSize::from_shift(shift).expect("it is one"));
     let [small, middle, large] = sizes;
     fill_thin_fill([small, middle], 50, false);
@@ -131,7 +130,7 @@ fn checkpoint_but_discards(bench: &mut Bench) {
 }
 
 #[test]
-fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() {
+fn discards_that_a_crash_prevented_are_repeated_by_the_next_start() {
     for is_sparse in [false, true] {
         let settings = Settings { is_sparse, ..settings() };
         let mut bench = Bench::on(created(&options(CommitMode::Fsync, 512)), settings, 1);
@@ -174,8 +173,9 @@ fn space_that_was_to_be_given_back_at_a_crash_is_given_back_by_the_next_start() 
         let is_idle = |place: &u64| {
             let index = ((place - parts.place(0)) / MIB) as u32;
             let mut idle = parts.blocks.area.allocator.idle_slots(index).into_iter();
-            idle.any(|(location, size)| {
-                (parts.place(location)..parts.place(location) + size.bytes()).contains(place)
+            idle.any(|slot| {
+                let start = parts.place(slot.location);
+                (start..start + slot.block_size.bytes()).contains(place)
             })
         };
         assert!(!done.is_empty() && (is_sparse || left.is_empty()), "{left:?} of {places:?}");

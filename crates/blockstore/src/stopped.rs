@@ -1,9 +1,8 @@
-//! A store that is not running, opened as a start would open it, on a sheet over the device that takes
-//! what recovery writes.
+//! A store that is not running, opened as a start would open it. What recovery writes stays in memory.
 //!
 //! Invariants
 //!   1. Nothing is written to the device.
-//!   2. It sees every page and every journal entry, and decides as a start would decide.
+//!   2. It reads every page and every journal entry, and decides as a start would.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,30 +15,31 @@ use crate::{Answer, BlockKey, Effect, Event, Request, RequestId, Settings, Store
 /// Reads the device: fills the buffer from an offset in bytes, or says why it cannot.
 pub type ReadDevice<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), String>;
 
-/// The device with a sheet over it: what recovery writes lands on the sheet.
+/// The device, with what recovery wrote in memory on top of it.
 struct Scratch<'a> {
     read: ReadDevice<'a>,
     /// Sectors of 512 bytes that were written, by their number.
     written: BTreeMap<u64, Vec<u8>>,
 }
 
-const SHEET_SECTOR: u64 = 512;
+const SCRATCH_SECTOR_SIZE: u64 = 512;
 
 impl Scratch<'_> {
     fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), DiskError> {
         (self.read)(offset, buffer).map_err(DiskError::Io)?;
         let end = offset + buffer.len() as u64;
-        let sectors = self.written.range(offset / SHEET_SECTOR..end.div_ceil(SHEET_SECTOR));
+        let sectors =
+            self.written.range(offset / SCRATCH_SECTOR_SIZE..end.div_ceil(SCRATCH_SECTOR_SIZE));
         for (number, bytes) in sectors {
-            let at = (number * SHEET_SECTOR - offset) as usize;
+            let at = (number * SCRATCH_SECTOR_SIZE - offset) as usize;
             buffer[at..at + bytes.len()].copy_from_slice(bytes);
         }
         Ok(())
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {
-        for (index, sector) in bytes.chunks(SHEET_SECTOR as usize).enumerate() {
-            self.written.insert(offset / SHEET_SECTOR + index as u64, sector.to_vec());
+        for (index, sector) in bytes.chunks(SCRATCH_SECTOR_SIZE as usize).enumerate() {
+            self.written.insert(offset / SCRATCH_SECTOR_SIZE + index as u64, sector.to_vec());
         }
     }
 
@@ -87,7 +87,7 @@ impl<'a> StoppedStore<'a> {
         }
     }
 
-    /// The store, for all that it tells without reading.
+    /// The store, for everything it knows without reading.
     pub fn store(&self) -> &Store {
         &self.store
     }
@@ -97,7 +97,7 @@ impl<'a> StoppedStore<'a> {
         self.store.parts().blocks.index().iter_from(KEY_FIRST).map(|(key, _)| key)
     }
 
-    /// Serves the store's disk operations until it says something else.
+    /// Serves the store's disk operations until another effect comes.
     fn run(&mut self) -> Option<Effect> {
         while let Some(effect) = self.effects.pop_front() {
             let Effect::Disk(effect) = effect else { return Some(effect) };
@@ -114,7 +114,7 @@ impl<'a> StoppedStore<'a> {
         self.effects.extend(effects);
     }
 
-    /// Reads a block from its beginning on.
+    /// Reads the first `length` bytes of a block.
     pub fn read(&mut self, key: BlockKey, length: u32) -> Result<Answer, StoreError> {
         self.ask(Request::Read { key, offset: 0, length })
     }

@@ -1,8 +1,8 @@
-//! The store as a value: its parts, the one door into it, and what it does at the end of each event.
+//! The store as a value: the one door into it, and what it does at the end of each event.
 //!
 //! ```text
 //!   request ──▶ admit (space, journal room) ──▶ journal entry + index + overlay ──▶ durable ──▶ answer
-//!                 │ not yet: queue                    (write.rs)                (journal.rs)
+//!                 │ not yet: queue                    (store/write.rs)          (journal.rs)
 //!                 ▼
 //!              checkpoint: write-back, flush, pages, flush, root, flush, trim    (checkpoint.rs)
 //! ```
@@ -29,17 +29,17 @@ use crate::checkpoint::Checkpoint;
 use crate::disk::{Disk, Io, Purpose, ReadDone};
 use crate::index::location_of;
 use crate::journal::{Answers, IDLE_RESERVE};
+use crate::moves::Moves;
 use crate::pages::LeafWaiter;
 use crate::parts::Parts;
 use crate::read::Reads;
 use crate::recover::{Recovered, Recovery};
-use crate::store::moves::Moves;
 use crate::{
     Answer, Effect, Event, Identity, PgFacts, RecoveryReport, Request, RequestId, Settings, Space,
 };
 
-/// Space of what was deleted or zeroed is given back when the journal was idle for so many times
-/// the span after which it counts as idle.
+/// A checkpoint gives the space of deleted and zeroed blocks back after this many times
+/// [`Settings::idle_after`] without a write.
 const GIVE_BACK_AFTER: u64 = 10;
 
 /// The life of a store, in the order of time.
@@ -50,7 +50,7 @@ enum Phase {
     Confirming,
     /// Takes requests.
     Open,
-    /// Nothing is known any more; nothing is asked.
+    /// Nothing is known any more, and nothing is asked of the disk.
     Stopped,
 }
 
@@ -61,16 +61,16 @@ pub struct Store {
     now: Time,
     disk: Disk,
     phase: Phase,
-    /// Made by recovery.
+    /// Handed over by recovery.
     parts: Option<Box<Parts>>,
-    /// The one being made.
+    /// The one being made, if any.
     checkpoint: Option<Box<Checkpoint>>,
     reads: Reads,
     moves: Moves,
     /// Requests that wait for the journal or for space, in order.
     queue: VecDeque<(RequestId, Request)>,
-    /// PGs of which a version was refused, and its epoch: no later version of it is taken, so that
-    /// what the journal keeps of an epoch has no gap.
+    /// PGs of which a version was refused, and its epoch. Later versions of that epoch are refused too,
+    /// so that what the journal keeps of an epoch has no gap.
     refused: BTreeMap<PgId, Epoch>,
     report: RecoveryReport,
     /// When the last entry was made.
@@ -78,8 +78,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Begins to open the store on a device of `device_size` bytes: emits the first reads. Ends
-    /// with [`Effect::Opened`] or [`Effect::Stopped`]; until then no request is accepted.
+    /// Begins to open the store on a device of `device_size` bytes. This ends with [`Effect::Opened`] or
+    /// [`Effect::Stopped`]; until then no request is accepted.
     pub fn open(
         settings: Settings,
         pool: BufferPool,
@@ -135,29 +135,35 @@ impl Store {
         }
     }
 
-    /// The owner's loop runs, and has nothing to tell. Called with each turn, several times a second.
+    /// Whether it takes requests.
+    fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    /// The owner's loop turned. Called on each turn, several times a second, so that the age of
+    /// operations counts only while the loop runs.
     pub fn runs(&mut self, now: Time) {
         self.disk.runs(now);
     }
 
-    /// For how long the oldest read, write or flush of the disk has been under way, as long as the
-    /// owner's loop ran: of a gap between two of its turns 250 ms count at most.
+    /// How long the oldest read, write or flush of the disk has been under way. Only time in which the
+    /// owner's loop ran counts: at most 250 ms of a gap between two of its turns.
     pub fn oldest_operation(&self) -> Duration {
         self.disk.oldest()
     }
 
-    /// For how long the owner's loop ran, counted likewise.
+    /// How long the owner's loop ran, counted in the same way.
     pub fn ran(&self) -> Time {
         self.disk.ran()
     }
 
-    /// Whether every operation that was asked of the disk has ended.
+    /// Whether no operation of the disk is under way.
     pub fn is_idle(&self) -> bool {
         self.disk.is_idle()
     }
 
-    /// Writes the entries collected since the last call, as one device write. The owner calls it
-    /// at the end of each turn of its loop.
+    /// Writes the entries collected since the last call as one device write. The owner calls it at the
+    /// end of each turn of its loop.
     pub fn submit(&mut self, effects: &mut Vec<Effect>) {
         if let (Phase::Open, Some(parts)) = (&self.phase, &mut self.parts) {
             let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
@@ -165,7 +171,7 @@ impl Store {
         }
     }
 
-    /// When the store wants a [`Event::Tick`]; may change with every event.
+    /// When the store wants an [`Event::Tick`]. It may change with every event.
     pub fn deadline(&self) -> Option<Time> {
         if matches!(self.phase, Phase::Stopped) {
             return None;
@@ -181,14 +187,14 @@ impl Store {
         times.into_iter().flatten().min()
     }
 
-    /// When a checkpoint is made to give back the space of what was deleted or zeroed.
+    /// When a checkpoint is due that gives back the space of deleted and zeroed blocks.
     fn gives_back_at(&self) -> Option<Time> {
         let (Phase::Open, Some(parts)) = (&self.phase, &self.parts) else { return None };
         let span = Duration::from_nanos(GIVE_BACK_AFTER * self.settings.idle_after.as_nanos());
         (parts.blocks.gives_back() && self.checkpoint.is_none()).then(|| self.written_at + span)
     }
 
-    /// Restores what holds between events; always the same steps in the same order.
+    /// Restores the invariants that hold between events: always the same steps in the same order.
     fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.disk.retry(self.now, effects);
         if !matches!(self.phase, Phase::Open) {
@@ -203,13 +209,13 @@ impl Store {
         self.record_idle();
         if let Some(parts) = &mut self.parts {
             let io = &mut Io { disk: &mut self.disk, pool: &self.pool, effects };
-            // Somebody may want now what was written lazily long ago: no event would follow.
+            // One of these steps may want lazy entries to be durable, and no event would follow.
             parts.journal.flush(io);
             parts.journal.write_groups(io);
         }
     }
 
-    /// Takes over what recovery found; opens the store when its decisions are durable.
+    /// Takes over what recovery found, and opens the store when its decisions are durable.
     fn settle_opening(&mut self, effects: &mut Vec<Effect>) {
         if let Phase::Recovering(recovery) = &mut self.phase {
             let Some(Recovered { parts, report }) = recovery.finish() else { return };
@@ -272,8 +278,8 @@ impl Store {
             || parts.blocks.overlays().live_bytes() > self.settings.memory_bytes / 4
     }
 
-    /// When the journal has fallen idle, what was written lazily is flushed, and one entry says that
-    /// all before it is durable.
+    /// When the journal becomes idle, flushes lazy entries, and writes one entry that records that
+    /// everything before it is durable.
     fn record_idle(&mut self) {
         if self.now >= self.written_at + self.settings.idle_after {
             if let Some(parts) = &mut self.parts {
@@ -283,7 +289,7 @@ impl Store {
         }
     }
 
-    /// Writes an entry that says so where everything is durable and none says it yet.
+    /// Writes an entry which records that everything is durable, unless one does already.
     fn record_durable(&mut self) {
         let Some(parts) = &mut self.parts else { return };
         if parts.journal.is_idle_unrecorded()
@@ -296,7 +302,7 @@ impl Store {
     fn on_disk(&mut self, event: DiskEvent, effects: &mut Vec<Effect>) {
         match event {
             DiskEvent::Read { op, buffer, result } => {
-                // Content is told by units; recovery looks at single sectors.
+                // Damage is counted in units, but recovery looks at single sectors.
                 let piece_size = match &self.phase {
                     Phase::Recovering(recovery) => recovery.piece_size(),
                     _ => UNIT_SIZE as usize,
@@ -317,7 +323,7 @@ impl Store {
                     Purpose::Reserve(locations) if error == DiskError::NoSpace => {
                         self.parts_mut().blocks.area.on_refused(&locations);
                     }
-                    // It only gives space back: what was not given back is only not free.
+                    // A failed discard does no harm: the space is only not given back.
                     purpose @ Purpose::Discard(_) => self.on_done(purpose, effects),
                     purpose => self.poison(&purpose, &error, effects),
                 },
@@ -356,7 +362,7 @@ impl Store {
         }
     }
 
-    /// A leaf was read, for whoever waits for it.
+    /// A leaf was read: tells whoever waits for it.
     fn on_leaf_read(
         &mut self,
         page: u32,
@@ -395,7 +401,7 @@ impl Store {
             Purpose::Large(lsn) => parts.journal.on_large_written(lsn, &mut answers),
             Purpose::Flush => parts.journal.on_flushed(&mut answers),
             Purpose::Reserve(locations) => parts.blocks.area.on_reserved(locations),
-            Purpose::Discard(blocks) => parts.blocks.area.on_discarded(blocks),
+            Purpose::Discard(places) => parts.blocks.area.on_discarded(places),
             purpose => self.on_checkpoint_done(purpose, effects),
         }
         push_answers(answers, effects);
@@ -459,7 +465,7 @@ impl Store {
         self.checkpoint.is_some()
     }
 
-    /// The block's version, a tombstone's too; `ZERO` where it was never written.
+    /// The version of the block or its tombstone; `ZERO` if it was never written.
     pub fn version_of(&self, key: &BlockKey) -> Version {
         self.parts
             .as_ref()
@@ -467,7 +473,7 @@ impl Store {
             .map_or(Version::ZERO, |info| info.version)
     }
 
-    /// Whether the block has a place in the data area: one that was only zeroed or deleted has none.
+    /// Whether the block has a place in the data area. A block that is all zeros or deleted has none.
     pub fn has_place(&self, key: &BlockKey) -> bool {
         let info = self.parts.as_ref().and_then(|parts| parts.blocks.get(key));
         location_of(info) != LOCATION_NONE
@@ -479,8 +485,8 @@ impl Store {
         info.is_some_and(|info| info.tombstone)
     }
 
-    /// Blocks of the pool with `hash_first <= hash <= hash_last`, in order, from behind `after`:
-    /// (key, version, whether it is a tombstone).
+    /// Blocks of the pool with `hash_first <= hash <= hash_last`, in order, behind `after`: key, version,
+    /// and whether it is a tombstone.
     pub fn blocks(
         &self,
         pool: PoolId,
@@ -503,19 +509,19 @@ impl Store {
             .map(|(key, info)| (key, info.version, info.tombstone))
     }
 
-    /// The highest version of a write, zero or delete ever accepted for the PG.
+    /// The highest version of a write, zero or delete that was ever accepted for the PG.
     pub fn last_version(&self, pg: PgId) -> Version {
         self.facts(pg).last
     }
 
-    /// What is known of the PG besides its blocks. Meaningful once opened.
+    /// What is known of the PG besides its blocks. Empty until the store has opened.
     pub fn facts(&self, pg: PgId) -> PgFacts {
         let record = self.parts.as_ref().map(|parts| parts.pgs.get(pg));
         let PgRecord { last, held, hole, floor, .. } = record.unwrap_or_default();
         PgFacts { last, held, hole, floor, is_suspect: self.is_suspect(pg) }
     }
 
-    /// A note, durable or on its way.
+    /// A note, durable or not yet.
     pub fn note(&self, key: NoteKey) -> Option<&[u8]> {
         self.parts.as_ref().and_then(|parts| parts.notes.get(&key))
     }
@@ -525,8 +531,8 @@ impl Store {
         self.parts.iter().flat_map(|parts| parts.notes.iter())
     }
 
-    /// Blocks of these sizes, and no others, are to be written: [`Space::sure_bytes`] is for them.
-    /// Requires: opened.
+    /// Only blocks of these sizes will be written: [`Space::sure_bytes`] is computed for them. Requires:
+    /// opened.
     pub fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
         self.parts_mut().blocks.area.expect(sizes.collect());
     }
@@ -539,13 +545,13 @@ impl Store {
         area.space(parts.record_room(), self.disk.has_no_space(), moves)
     }
 
-    /// PGs in which an image has blocks that take space, and how many bytes: whole blocks. Cheap: it
-    /// is counted as it changes.
+    /// PGs in which an image has blocks that take space, and how many bytes these take. It is cheap: the
+    /// numbers are kept up to date.
     pub fn space_of(&self, image: ImageId) -> impl Iterator<Item = (PgId, u64)> + '_ {
         self.parts.iter().flat_map(move |parts| parts.blocks.index().used_by(image))
     }
 
-    /// Images that have blocks that take space.
+    /// Images with blocks that take space.
     pub fn images(&self) -> BTreeSet<ImageId> {
         self.parts.iter().flat_map(|parts| parts.blocks.index().images()).collect()
     }
@@ -560,8 +566,8 @@ impl Store {
         self.parts.as_ref().is_some_and(|parts| parts.is_suspect(pg))
     }
 
-    /// Whether recovery found damage that is not settled for every PG the store knows of. A PG it
-    /// knows nothing of stays suspect here: what was known may be what is lost.
+    /// Whether recovery found damage that the operator has not yet accepted for every PG that the store
+    /// knows. If it knows no PG, the damage counts: knowledge of PGs may be what was lost.
     pub fn has_unsettled_damage(&self) -> bool {
         let Some(parts) = &self.parts else { return false };
         let mut known = parts.pgs_known().peekable();
@@ -572,12 +578,12 @@ impl Store {
         }
     }
 
-    /// When a write is durable. Requires: opened.
+    /// How writes become durable. Requires: opened.
     pub fn commit_mode(&self) -> CommitMode {
         self.parts().superblock.commit
     }
 
-    /// Who it is. Requires: opened.
+    /// The identity of the store. Requires: opened.
     pub fn identity(&self) -> Identity {
         let superblock = &self.parts().superblock;
         Identity { store: superblock.store, cluster: superblock.cluster, osd: superblock.osd }
@@ -588,12 +594,12 @@ impl Store {
         self.report.clone()
     }
 
-    /// Damaged units met since the start.
+    /// Number of damaged units found since the start.
     pub fn damaged_units_count(&self) -> u64 {
         self.parts.as_ref().map_or(0, |parts| parts.blocks.damage.found_count())
     }
 
-    /// Whether writes wait for the journal or for space: take no more from clients until it ends.
+    /// Whether requests wait for the journal or for space. Take no more from clients until this ends.
     pub fn is_congested(&self) -> bool {
         !self.queue.is_empty()
     }

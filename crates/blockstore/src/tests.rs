@@ -194,7 +194,7 @@ fn extents_tell_what_is_written() {
 }
 
 #[test]
-fn rot_is_an_error_never_data_and_a_rewrite_heals() {
+fn damaged_data_reads_as_an_error_until_it_is_rewritten() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.write(1, 0, 32, 5);
     bench.run();
@@ -374,7 +374,7 @@ fn a_failed_write_or_flush_stops_the_store() {
 }
 
 #[test]
-fn a_full_file_system_is_full_not_poison() {
+fn a_full_file_system_makes_the_store_full_not_poisoned() {
     let mut bench = Bench::new(CommitMode::Fsync);
     bench.disk.no_space = 1;
     let waits = bench.write(1, 0, 32, 5);
@@ -446,7 +446,7 @@ fn a_full_file_system_refuses_new_blocks_and_deletes_make_room_again() {
 }
 
 #[test]
-fn what_is_reserved_is_used_before_the_store_is_full_but_for_its_last_part() {
+fn reserved_space_is_used_up_to_its_last_part_before_the_store_is_full() {
     let mut bench = on_a_file(CommitMode::Fsync, 20 * MIB);
     let mut number = 0;
     while !bench.store.space().full {
@@ -460,7 +460,7 @@ fn what_is_reserved_is_used_before_the_store_is_full_but_for_its_last_part() {
 }
 
 #[test]
-fn a_file_system_that_has_space_again_is_noticed() {
+fn the_store_notices_that_the_file_system_has_space_again() {
     let mut bench = on_a_file(CommitMode::Fsync, 0);
     let refused = bench.write(1, 0, 32, 5);
     bench.run();
@@ -545,7 +545,7 @@ fn a_full_store_takes_writes_until_its_reserve_is_gone_and_then_overwrites_and_d
 }
 
 #[test]
-fn the_journal_goes_round_many_times() {
+fn the_journal_wraps_many_times() {
     for (mode, sector_size) in [(CommitMode::Fsync, 512), (CommitMode::Immediate, 4096)] {
         let disk = created(&options(mode, sector_size));
         let mut bench = Bench::on(disk, settings(), 5);
@@ -599,7 +599,7 @@ fn after_a_recorded_end_wrong_data_is_damage_not_a_torn_tail() {
 }
 
 #[test]
-fn what_a_start_found_is_recorded_and_then_no_torn_tail() {
+fn entries_that_a_start_found_are_recorded_and_no_torn_tail_later() {
     let mut bench = Bench::new(CommitMode::Fsync);
     let entry = bench.tail();
     bench.write(2, 0, 1, 900);
@@ -638,7 +638,7 @@ fn block_sizes_share_a_store() {
 }
 
 #[test]
-fn what_is_no_store_says_so() {
+fn opening_something_that_is_no_store_says_why() {
     let empty = crate::harness::MemoryDisk::default();
     let bench = Bench::on(empty, settings(), 1);
     assert!(bench.stopped.is_some_and(|reason| reason.contains("no OSD here")));

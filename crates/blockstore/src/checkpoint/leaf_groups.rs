@@ -19,7 +19,7 @@ use crate::data_area::Freed;
 use crate::disk::Io;
 use crate::index::BlockInfo;
 use crate::overlay::{Overlay, UnitState};
-use crate::pages::{LeafWaiter, Pages};
+use crate::pages::{LeafGroupId, LeafWaiter, Pages};
 use crate::parts::Parts;
 
 /// Groups made at once.
@@ -31,7 +31,7 @@ const GROUP_LEAVES_WHEN_SPARSE: usize = 8;
 #[derive(Default)]
 pub struct LeafGroups {
     plan: LeafPlan,
-    active: BTreeMap<u64, Group>,
+    active: BTreeMap<LeafGroupId, Group>,
     id_last: u64,
 }
 
@@ -61,7 +61,7 @@ struct Group {
 
 /// A page of a group, to be written.
 pub struct NewPage {
-    pub group: u64,
+    pub group: LeafGroupId,
     pub number: u32,
     pub leaf: Rc<LeafPage>,
 }
@@ -103,11 +103,13 @@ impl LeafGroups {
         while self.active.len() < GROUPS_MAX {
             let Some(mut group) = self.plan.next_group(&parts.blocks, &parts.pages) else { break };
             self.id_last += 1;
-            group.load(self.id_last, parts, io);
-            self.active.insert(self.id_last, group);
+            let id = LeafGroupId(self.id_last);
+            group.load(id, parts, io);
+            self.active.insert(id, group);
         }
-        let is_ready = |(_, group): &(&u64, &Group)| group.is_loaded() && group.writes == 0;
-        let ready: Vec<u64> = self.active.iter().filter(is_ready).map(|(id, _)| *id).collect();
+        let is_ready = |(_, group): &(&LeafGroupId, &Group)| group.is_loaded() && group.writes == 0;
+        let ready: Vec<LeafGroupId> =
+            self.active.iter().filter(is_ready).map(|(id, _)| *id).collect();
         let mut new = Vec::new();
         for id in ready {
             let group = self.active.get_mut(&id).expect("it is active");
@@ -124,13 +126,13 @@ impl LeafGroups {
     }
 
     /// A leaf that a group waits for was read; `None`: it is damaged.
-    pub fn on_leaf_read(&mut self, id: u64, page: u32, leaf: Option<Rc<LeafPage>>) {
+    pub fn on_leaf_read(&mut self, id: LeafGroupId, page: u32, leaf: Option<Rc<LeafPage>>) {
         let group = self.active.get_mut(&id).expect("it waits for the leaf");
         group.content.insert(page, leaf);
     }
 
     /// A page of a group was written.
-    pub fn on_written(&mut self, id: u64, unnamed: &mut Unnamed, pages: &mut Pages) {
+    pub fn on_written(&mut self, id: LeafGroupId, unnamed: &mut Unnamed, pages: &mut Pages) {
         let group = self.active.get_mut(&id).expect("its page was written");
         assert!(group.writes > 0);
         group.writes -= 1;
@@ -188,7 +190,7 @@ impl Group {
     }
 
     /// Gets the old leaves: from memory, else they are read.
-    fn load(&mut self, id: u64, parts: &mut Parts, io: &mut Io<'_>) {
+    fn load(&mut self, id: LeafGroupId, parts: &mut Parts, io: &mut Io<'_>) {
         for (_, page) in &self.old {
             if let Some(leaf) = parts.leaf(*page, LeafWaiter::Group(id), io) {
                 self.content.insert(page.page, Some(leaf));

@@ -1,10 +1,11 @@
-//! Replay: follows the journal entry by entry from the root's lsn and does what the table says.
+//! Replay: follows the journal entry by entry from the root's lsn, and does what the table in
+//! `decide.rs` says.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
+use base::{Buffer, Checksum, Lsn, PgId, UNIT_SIZE, Version};
 use format::disk::{
     Decision, ENTRY_HEADER_SIZE_MAX, EntryHeader, EntryKind, LOCATION_STEP, UnitSet,
 };
@@ -12,6 +13,7 @@ use format::disk::{
 use super::survey::{bad_units, inline_data};
 use super::{CHUNK_SIZE, Progress, Recovery, Stage, is_emptied};
 use crate::BlockKey;
+use crate::allocator::Place;
 use crate::blocks::Change;
 use crate::decide::{Content, Header, Seen, Verdict, decide};
 use crate::disk::{Io, Purpose};
@@ -26,13 +28,13 @@ pub struct Replay {
     previous: Checksum,
     /// Behind a hole the chain cannot be compared.
     is_unchained: bool,
-    /// Where the hole began in which the next whole entry is looked for.
+    /// Where the current hole began: the next whole entry is searched for.
     hole: Option<Lsn>,
     /// Journal in memory, and the lsn it begins at.
     chunk: Option<(Lsn, Buffer)>,
-    /// The journal ends at a place that cannot be read: behind it.
+    /// If the journal ends at a sector that cannot be read: where that sector ends.
     unreadable_end: Option<Lsn>,
-    /// Behind the last entry, if it records all before it.
+    /// The end of the last entry, if that records everything before it as durable.
     pub idle_end: Option<Lsn>,
     /// Journal that cannot be read.
     lost: Vec<Range<Lsn>>,
@@ -40,9 +42,9 @@ pub struct Replay {
     dropped: BTreeSet<BlockKey>,
     /// What was dropped, now or by an earlier recovery.
     dropped_versions: BTreeSet<(PgId, Version)>,
-    /// Places that entries name which no one confirmed.
-    places: BTreeSet<(u32, BlockSize)>,
-    /// The entry whose out-of-line data is looked at.
+    /// Places named by entries that are not recorded as durable.
+    places: BTreeSet<Place>,
+    /// The entry whose out-of-line data is being read.
     waiting: Option<(EntryHeader, Checksum)>,
     /// Where the journal ends.
     pub end: Lsn,
@@ -113,7 +115,7 @@ impl Recovery {
         let within = header.location as u64 * LOCATION_STEP + header.offset as u64;
         let size = header.length as usize;
         if within + size as u64 > data.size {
-            // It is no place at all; zeros match no checksum but those of zeros.
+            // Not a place of the data area: zeros stand for its data, and match no other checksum.
             let zeros = io.pool.take_zeroed(size).freeze();
             return self.on_data_read(zeros, &[], io);
         }
@@ -121,7 +123,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Out-of-line data that no one confirmed is here: it is compared, and written again.
+    /// Out-of-line data that is not recorded as durable was read: compares it, and writes it again.
     pub(super) fn on_data_read(
         &mut self,
         buffer: Buffer,
@@ -149,16 +151,16 @@ impl Recovery {
         self.replay(io)
     }
 
-    /// Places that entries beyond the recorded durable lsn name: the power may have gone before
-    /// their reservation was durable.
+    /// Reserves places that entries beyond the recorded durable lsn name: the power may have failed
+    /// before their reservation was durable.
     fn reserve_places(&mut self, io: &mut Io<'_>) {
         if !self.settings.is_sparse {
             return;
         }
-        for (location, size) in std::mem::take(&mut self.replay.places) {
+        for Place { location, block_size } in std::mem::take(&mut self.replay.places) {
             self.writes += 1;
             let place = self.parts().place(location);
-            io.reserve(Purpose::RecoveryWrite, place, size.bytes());
+            io.reserve(Purpose::RecoveryWrite, place, block_size.bytes());
         }
     }
 
@@ -237,7 +239,7 @@ impl Recovery {
         let replay = &mut self.replay;
         if verdict == Verdict::Stop {
             if seen.header == Header::Unreadable {
-                // Nothing is written over what may be read one day.
+                // The sector may be readable one day: nothing is written over it.
                 replay.unreadable_end = Some(replay.at.advance(sector_size as u64));
             }
             return Next::End;
@@ -287,7 +289,7 @@ impl Recovery {
             }
             _ => {}
         }
-        // Damage that was stated before does not make the store suspect once more.
+        // Damage that an earlier recovery stated does not make the store suspect again.
         self.count_row(if was_stated { 'O' } else { row });
         if matches!(verdict, Verdict::Replay | Verdict::Damaged) {
             self.replay_entry(&header, bad, data)?;
@@ -311,7 +313,8 @@ impl Recovery {
         let old = header.key.and_then(|key| parts.blocks.get(&key));
         if let (true, Some(block_size)) = (header.names_place(), header.block_size) {
             if header.lsn >= self.survey.acked {
-                self.replay.places.insert((header.location, block_size));
+                let place = Place { location: header.location, block_size };
+                self.replay.places.insert(place);
             }
             if location_of(old) != header.location {
                 let pages = &mut parts.pages;
@@ -335,7 +338,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// The journal ends where replay stands; the next entry goes behind all that was ever seen.
+    /// The journal ends here. The next entry goes behind everything that was ever seen in this lap.
     fn end_replay(&mut self, io: &mut Io<'_>) -> Progress {
         let (replay, survey) = (&mut self.replay, &self.survey);
         let end = replay.hole.take().unwrap_or(replay.at);
@@ -347,7 +350,7 @@ impl Recovery {
         self.on_replayed(end, tail, previous, io)
     }
 
-    /// What was dropped is stated.
+    /// Records the holes that dropped entries left.
     fn settle_holes(&mut self) {
         let dropped = std::mem::take(&mut self.replay.dropped_versions);
         let pgs = &mut self.parts_mut().pgs;
@@ -397,7 +400,7 @@ fn content(bad: UnitSet, is_lost: impl Fn(u32) -> bool) -> Content {
 }
 
 impl Replay {
-    /// A versioned change is dropped; what a repair said nobody counts on.
+    /// An entry is dropped. Only a versioned one can leave a hole: nobody counts on a repair.
     fn note_dropped(&mut self, header: &EntryHeader) {
         if let (true, Some(pg)) = (header.kind.is_versioned(), header.pg) {
             self.dropped_versions.insert((pg, header.version));

@@ -1,6 +1,6 @@
-//! The survey: one pass over the whole ring, headers only, before anything is replayed. It finds
-//! up to where entries are known to be durable, where the last of them ends, and what earlier
-//! recoveries decided.
+//! The survey: one pass over all headers in the ring, before anything is replayed. It finds up to
+//! where entries are known to be durable, where the last entry ends, and what earlier recoveries
+//! decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,11 +20,11 @@ pub struct Survey {
     pub acked: Lsn,
     /// Where the last entry of this lap ends.
     pub end: Lsn,
-    /// Entries of a later lap are where they belong: the journal went on behind a newer root.
+    /// There are entries of a later lap where they belong: the journal continued behind a newer root.
     pub is_ahead: bool,
     /// Decisions of earlier recoveries, with the lsn of their entries.
     found: Vec<(Lsn, Vec<Decision>)>,
-    /// Cuts and holes that hold: from, to, and whether the chain goes on behind.
+    /// Valid cuts and holes, by where they begin: where they end, and whether the chain continues there.
     pub skips: BTreeMap<Lsn, (Lsn, bool)>,
     /// Entries that are dropped.
     pub drops: BTreeSet<Lsn>,
@@ -93,7 +93,7 @@ impl Survey {
             match EntryHeader::decode(rest, superblock.store.tag(), superblock.sector_size) {
                 Ok((header, _)) if header.lsn == lsn => {
                     if header.kind == EntryKind::Recovery && rest.len() < header.size as usize {
-                        // It is whole in the next chunk, which begins with it.
+                        // The next chunk begins with it, and holds all of it.
                         return at as u64;
                     }
                     self.note(&header, rest, superblock.sector_size);
@@ -124,7 +124,7 @@ impl Survey {
         }
     }
 
-    /// Keeps the decisions that hold: those not in a part that a later recovery cut off.
+    /// Keeps the valid decisions: those that no later recovery cut off.
     pub fn settle(&mut self) {
         let found = std::mem::take(&mut self.found);
         let is_void = |lsn: Lsn| {

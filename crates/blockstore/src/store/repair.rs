@@ -1,4 +1,4 @@
-//! Repairs: a block becomes what another member says, whatever its version was.
+//! Repairs: a block becomes what another member sent, whatever its version was.
 //!
 //! ```text
 //!   all of the block, much data:  [entry] and, in parallel, data ──▶ newly allocated place
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Invariants
-//!   1. One entry is one repair: after a crash the block is as before it or as after it.
-//!   2. A repair says nothing of other blocks: the PG's last version stays.
+//!   1. One repair is one entry: after a crash the block is as it was before the repair, or after it.
+//!   2. A repair does not change the PG's last version: it says nothing of other blocks.
 
 use base::planted::{self, Bug};
 use base::{BlockSize, Buffer, BufferPool, PgId, UNIT_SIZE, checksum};
@@ -24,7 +24,7 @@ use crate::{Effect, Request, RequestId, StoreError};
 const UNIT: usize = UNIT_SIZE as usize;
 
 impl Store {
-    /// Takes a repair; hands it back if it must wait.
+    /// Takes a repair. Returns it if it must wait.
     pub(super) fn try_repair(
         &mut self,
         id: RequestId,
@@ -121,7 +121,7 @@ impl Store {
         self.accept_repair_large(Asker::plain(id), (header, key), data, old, effects);
     }
 
-    /// Journals a block as it is, at a new place.
+    /// Journals a block as it is, with its data at a new place.
     pub(super) fn accept_move(
         &mut self,
         asker: Asker,
@@ -155,7 +155,7 @@ impl Store {
     }
 }
 
-/// What a repair journals; of a block with data inline, and without a location.
+/// The entry of a repair and its data; an inline one, and without a location yet.
 fn repair_header((pg, key): (PgId, BlockKey), content: Content) -> (EntryHeader, Option<Buffer>) {
     let header = |kind, version| block_header(kind, pg, key, version);
     match content {
@@ -201,7 +201,7 @@ impl Store {
     }
 }
 
-/// Whether the block must have a place afterwards for what the repair says.
+/// Whether the repair leaves units that need a place: written or damaged ones.
 fn needs_place(content: &Content) -> bool {
     match content {
         Content::Block { written, damaged, .. } => {
@@ -211,7 +211,7 @@ fn needs_place(content: &Content) -> bool {
     }
 }
 
-/// Whether the content agrees with itself, and its data with its checksums.
+/// Whether the content is consistent, and its data matches its checksums.
 fn is_whole(content: &Content) -> bool {
     let Content::Block { checksums, data, .. } = content else { return true };
     content.check().is_ok()

@@ -15,25 +15,26 @@ use crate::blocks::Change;
 use crate::disk::{Io, Purpose};
 use crate::index::{BlockInfo, location_of};
 use crate::journal::{Asker, LARGE_IN_FLIGHT_MAX, padded, plain_header};
+use crate::moves::is_own;
 use crate::parts::Parts;
 use crate::read::{BlockRange, Reads};
 use crate::store::Store;
 use crate::{Answer, Effect, NOTE_SIZE_MAX, Request, RequestId, StoreError};
 
-/// Data from this size on goes to its place at once when the block is new.
+/// Data of at least this size goes to its place at once if the block is new, in bytes.
 const LARGE_SIZE_MIN: u64 = 64 << 10;
-/// Journal kept free for what is no write.
+/// This share of the journal is kept free for requests that are no writes.
 const WRITE_RESERVE_SHARE: u64 = 8;
-/// Journal kept free for the store itself: idle entries, recovery's decisions.
+/// Journal kept free for the store itself (idle entries, recovery's decisions), in bytes.
 const REQUEST_RESERVE: u64 = 512 << 10;
 
-/// What is done with a request now.
+/// What happens to a request now.
 pub(super) enum Admit {
     /// It takes effect.
     Now(Plan),
     /// It waits for a checkpoint or for operations in flight.
     Wait {
-        /// Only a checkpoint makes room.
+        /// True: only a checkpoint makes room.
         checkpoint: bool,
     },
     /// It is answered with an error; nothing changes.
@@ -52,13 +53,14 @@ pub(super) enum Plan {
 }
 
 impl Store {
-    /// Takes a request, or lets it wait.
+    /// Takes a request, or queues it. A read waits only behind queued changes of its block.
     pub(super) fn on_request(
         &mut self,
         id: RequestId,
         request: Request,
         effects: &mut Vec<Effect>,
     ) {
+        assert!(!is_own(id), "these ids are the store's own");
         self.moves.pause(matches!(request, Request::Record));
         let waits = match &request {
             Request::Read { key, .. } | Request::Extents { key } | Request::Copy { key, .. } => {
@@ -74,7 +76,7 @@ impl Store {
         }
     }
 
-    /// Takes waiting requests in order, as far as there is room.
+    /// Takes queued requests in order, as long as there is room.
     pub(super) fn run_queue(&mut self, effects: &mut Vec<Effect>) {
         while let Some((id, request)) = self.queue.pop_front() {
             if let Some(request) = self.try_request(id, request, effects) {
@@ -83,7 +85,7 @@ impl Store {
         }
     }
 
-    /// Takes a request; hands it back if it must wait.
+    /// Takes a request. Returns it if it must wait.
     fn try_request(
         &mut self,
         id: RequestId,
@@ -117,7 +119,7 @@ impl Store {
             Request::Record => {
                 let journal = &mut self.parts_mut().journal;
                 if journal.durable() < journal.tail() {
-                    // What is not durable yet is to be in the record too.
+                    // The record must cover what is not durable yet: wait for that first.
                     journal.want_all();
                     return Some(request);
                 }
@@ -153,8 +155,8 @@ impl Store {
         }
     }
 
-    /// Answers a request when everything so far is durable: at once where it is, for no event may
-    /// follow. The request may come out of the queue, after the journal's answers of this event.
+    /// Answers a request when everything so far is durable. If it is already, answers at once: the request
+    /// may come out of the queue after the journal gave its answers, and no event may follow.
     fn wait_all(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
         let journal = &mut self.parts_mut().journal;
         match journal.durable() < journal.tail() {
@@ -163,15 +165,15 @@ impl Store {
         }
     }
 
-    /// A request waits for a checkpoint, or for operations that end: what was written lazily is
-    /// flushed for it.
+    /// A request waits for a checkpoint, or for operations in flight. Lazy entries are flushed, for either
+    /// may need that.
     pub(super) fn wait_for_room(&mut self, checkpoint: bool) {
         let parts = self.parts_mut();
         parts.wants_checkpoint |= checkpoint;
         parts.journal.want_all();
     }
 
-    /// `old`: what the index says of the block of the request.
+    /// Decides on a request that is no read. `old`: what the index says of its block.
     fn admit(&self, request: &Request, old: Option<BlockInfo>) -> Admit {
         let parts = self.parts();
         let (kind, units) = match request {
@@ -216,8 +218,8 @@ impl Store {
         }
     }
 
-    /// Whether data of `length` bytes can be taken. `is_all`: the block has nothing else afterwards,
-    /// so the data may go to a place of its own. `kinds`: of entries, inline and large.
+    /// Decides on data of `length` bytes. `is_all`: the block holds nothing else afterwards, so the data
+    /// may go to a new place. `kinds`: of the entry, if its data is inline and if it is large.
     pub(super) fn admit_data(
         &self,
         old: Option<BlockInfo>,
@@ -227,7 +229,7 @@ impl Store {
     ) -> Admit {
         let parts = self.parts();
         let has_place = location_of(old) != LOCATION_NONE;
-        // Where the file system refuses even what was reserved, the reserve is gone.
+        // If the file system refuses even reserved space, nothing is certain any more.
         if self.disk.has_no_space() || !parts.has_record_room(old, size, true) {
             return Admit::Refuse(StoreError::Full);
         }
@@ -244,8 +246,8 @@ impl Store {
             }
             match (area.freed_bytes() > 0, has_place) {
                 (true, _) => return Admit::Wait { checkpoint: true },
-                // All space is in segments of other block sizes, or the file system is full; the
-                // block's own place stays.
+                // All space is in segments of other block sizes, or the file system is full: the
+                // block keeps its place.
                 (false, true) => plan = Plan::Inline,
                 (false, false) if self.moves.is_moving(area) => {
                     return Admit::Wait { checkpoint: false };
@@ -348,7 +350,7 @@ impl Store {
         self.accept_large(asker, (header, key), data, old, effects);
     }
 
-    /// Journals an entry whose data goes to its newly allocated place, in parallel.
+    /// Journals an entry and, in parallel, writes its data to its newly allocated place.
     pub(super) fn accept_large(
         &mut self,
         asker: Asker,
@@ -357,7 +359,10 @@ impl Store {
         old: Option<BlockInfo>,
         effects: &mut Vec<Effect>,
     ) {
+        assert!(header.location != LOCATION_NONE);
+        assert!(header.length as usize == data.len());
         let offset = self.parts().place(header.location) + header.offset as u64;
+        assert!(offset + data.len() as u64 <= self.parts().superblock.data.end());
         let lsn = self.journal_entry(&mut header, None, old);
         let parts = self.parts.as_mut().expect("requests come after Opened");
         let data = match data.is_aligned_to(parts.superblock.sector_size as usize) {
@@ -417,7 +422,7 @@ impl Store {
         self.parts().blocks.overlays().memory_bytes() < self.settings.memory_bytes / 2
     }
 
-    /// What reads work with.
+    /// The parts, the reads, and what they work with.
     pub(super) fn for_reads<'a>(
         &'a mut self,
         effects: &'a mut Vec<Effect>,
@@ -426,7 +431,7 @@ impl Store {
         (parts, &mut self.reads, Io { disk: &mut self.disk, pool: &self.pool, effects })
     }
 
-    /// A block of this size may want a place: space is reserved for more of them.
+    /// A block of this size may want a place: reserves space if there is none.
     pub(super) fn want_place(&mut self, block_size: BlockSize, effects: &mut Vec<Effect>) {
         if !self.parts_mut().blocks.area.want_place(block_size) {
             self.reserve(effects);
@@ -444,7 +449,7 @@ fn key_of(request: &Request) -> Option<BlockKey> {
     }
 }
 
-/// The version that a request gives to a block in the order of its PG.
+/// The version that a request gives its block, in the order of its PG.
 fn version_of(request: &Request) -> Option<(PgId, Version)> {
     match request {
         Request::Write { pg, version, .. }
