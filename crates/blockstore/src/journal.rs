@@ -20,9 +20,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{Buffer, BufferPool, Checksum, Lsn, UNIT_SIZE};
-use format::disk::{CommitMode, EntryHeader, EntryKind, Superblock, UnitSet};
+use format::disk::{Area, CommitMode, EntryHeader, EntryKind, Superblock, UnitSet};
 
 use crate::disk::{Io, Purpose};
+use crate::journal_cache::{JournalCache, slice_at};
 use crate::{BlockKey, RequestId};
 
 /// Journal writes in flight at once.
@@ -118,8 +119,8 @@ struct Waiter {
 
 /// The journal.
 pub struct Journal {
-    offset: u64,
-    size: u64,
+    /// The ring on the device.
+    area: Area,
     sector_size: u32,
     store_tag: u64,
     commit: CommitMode,
@@ -143,10 +144,7 @@ pub struct Journal {
     wanted: Lsn,
     /// Requests that wait until everything before an lsn is durable.
     syncs: VecDeque<(Lsn, RequestId)>,
-    /// Recent data as it was written, in order.
-    cache: VecDeque<(Lsn, Buffer)>,
-    cache_bytes: u64,
-    cache_bytes_max: u64,
+    cache: JournalCache,
     /// The tail behind the last idle entry.
     idle: Lsn,
     /// Until recovery's decisions are durable, entries record no higher durable lsn than this. If the
@@ -164,8 +162,7 @@ impl Journal {
         cache_bytes_max: u64,
     ) -> Journal {
         Journal {
-            offset: superblock.journal.offset,
-            size: superblock.journal.size,
+            area: superblock.journal,
             sector_size: superblock.sector_size,
             store_tag: superblock.store.tag(),
             commit: superblock.commit,
@@ -184,9 +181,7 @@ impl Journal {
             lazy_waiters: VecDeque::new(),
             wanted: tail,
             syncs: VecDeque::new(),
-            cache: VecDeque::new(),
-            cache_bytes: 0,
-            cache_bytes_max,
+            cache: JournalCache::new(cache_bytes_max),
             idle: recorded,
             recorded_max: None,
         }
@@ -207,7 +202,7 @@ impl Journal {
     }
 
     pub fn size(&self) -> u64 {
-        self.size
+        self.area.size
     }
 
     pub fn used(&self) -> u64 {
@@ -216,12 +211,12 @@ impl Journal {
 
     /// Place of an lsn on the device.
     pub fn place(&self, lsn: Lsn) -> u64 {
-        self.offset + lsn.get() % self.size
+        self.area.offset + lsn.get() % self.area.size
     }
 
     /// Bytes from the tail to the end of the ring.
     fn rest_of_ring(&self) -> u64 {
-        self.size - self.tail.get() % self.size
+        self.area.size - self.tail.get() % self.area.size
     }
 
     /// Whether an entry of this kind fits and leaves `reserve` bytes free.
@@ -229,7 +224,7 @@ impl Journal {
         let size = EntryHeader::size_of(kind, checksum_count, self.sector_size) as u64;
         let rest = self.rest_of_ring();
         let pad = if size > rest { rest } else { 0 };
-        self.used() + pad + size + reserve <= self.size
+        self.used() + pad + size + reserve <= self.area.size
     }
 
     /// Everything before this is durable: entries and their out-of-line data.
@@ -269,7 +264,7 @@ impl Journal {
             self.close_group();
         }
         let placed = self.push(header, data);
-        let ends_ring = self.tail.get().is_multiple_of(self.size);
+        let ends_ring = self.tail.get().is_multiple_of(self.area.size);
         if ends_ring || self.tail.since(self.open_start) >= GROUP_SIZE_MAX {
             self.close_group();
         }
@@ -282,7 +277,7 @@ impl Journal {
         header.previous = self.previous;
         header.durable = self.recorded_max.unwrap_or_else(|| self.durable());
         assert!(header.size as u64 <= self.rest_of_ring());
-        assert!(self.used() + header.size as u64 <= self.size);
+        assert!(self.used() + header.size as u64 <= self.area.size);
         let count = header.checksums.len();
         let header_size = EntryHeader::header_size(header.kind, count, self.sector_size);
         let header_size = header_size as usize;
@@ -325,9 +320,9 @@ impl Journal {
             if let GroupStage::Closed(pieces) = &mut group.stage {
                 let pieces = std::mem::take(pieces);
                 group.stage = GroupStage::Writing;
-                let position = group.start.get() % self.size;
-                assert!(position + group.end.since(group.start) <= self.size);
-                let offset = self.offset + position;
+                let position = group.start.get() % self.area.size;
+                assert!(position + group.end.since(group.start) <= self.area.size);
+                let offset = self.area.offset + position;
                 let durable = self.commit == CommitMode::Immediate;
                 io.write(Purpose::Group(group.start), offset, pieces, durable);
             }
@@ -376,7 +371,7 @@ impl Journal {
             }
             let copied = copy_run(&run, pool);
             for piece in [Some(copied), piece].into_iter().flatten() {
-                self.remember(at, piece.clone());
+                self.cache.push(at, piece.clone());
                 at = at.advance(piece.len() as u64);
                 pieces.push(piece);
             }
@@ -386,37 +381,13 @@ impl Journal {
         pieces
     }
 
-    fn remember(&mut self, lsn: Lsn, piece: Buffer) {
-        self.cache_bytes += piece.len() as u64;
-        self.cache.push_back((lsn, piece));
-    }
-
-    /// Drops the oldest data above the limit; data not yet on the disk stays.
-    fn shrink_cache(&mut self) {
-        while self.cache_bytes > self.cache_bytes_max {
-            match self.cache.front() {
-                Some((lsn, piece)) if lsn.advance(piece.len() as u64) <= self.written => {
-                    self.cache_bytes -= piece.len() as u64;
-                    self.cache.pop_front();
-                }
-                _ => break,
-            }
-        }
-    }
-
     /// Data of an entry, if it is still in memory. Requires: the range lies in one entry.
     pub fn data(&self, lsn: Lsn, size: usize) -> Option<Buffer> {
-        let within = |start: Lsn, buffer: &Buffer| {
-            let from = (start <= lsn).then(|| lsn.since(start) as usize)?;
-            (from + size <= buffer.len()).then(|| buffer.slice(from..from + size))
-        };
         let at = self.open.partition_point(|entry| entry.data_lsn <= lsn);
-        if let Some(entry) = at.checked_sub(1).map(|at| &self.open[at]) {
-            return within(entry.data_lsn, entry.data.as_ref()?);
+        match at.checked_sub(1).map(|at| &self.open[at]) {
+            Some(entry) => slice_at(entry.data_lsn, entry.data.as_ref()?, lsn, size),
+            None => self.cache.get(lsn, size),
         }
-        let at = self.cache.partition_point(|(start, _)| *start <= lsn).checked_sub(1)?;
-        let (start, piece) = &self.cache[at];
-        within(*start, piece)
     }
 
     /// The out-of-line data of an entry is being written to its place.
@@ -486,7 +457,7 @@ impl Journal {
             self.groups.pop_front();
         }
         assert!(self.written <= self.tail);
-        self.shrink_cache();
+        self.cache.shrink(self.written);
     }
 
     /// The data of an entry was written.
@@ -627,11 +598,7 @@ impl Journal {
         assert!(self.head <= head);
         assert!(head <= self.durable());
         self.head = head;
-        while self.cache.front().is_some_and(|(lsn, piece)| lsn.advance(piece.len() as u64) <= head)
-        {
-            let (_, piece) = self.cache.pop_front().expect("it was just seen");
-            self.cache_bytes -= piece.len() as u64;
-        }
+        self.cache.trim(head);
     }
 }
 

@@ -23,6 +23,7 @@ mod discards;
 mod disk;
 mod index;
 mod journal;
+mod journal_cache;
 mod moves;
 mod notes;
 mod overlay;
