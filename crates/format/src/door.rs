@@ -67,7 +67,7 @@ pub enum DiskEffect {
 /// Why an operation on a disk failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DiskError {
-    /// The medium or the kernel said no; carries its words.
+    /// The medium or the kernel reported an error; carries its text.
     Io(String),
     /// The file system under a file store is full (ENOSPC, EDQUOT).
     NoSpace,
@@ -94,7 +94,7 @@ pub enum DiskEvent {
     },
 }
 
-/// Who is at the other end of a connection; proven by the handshake to hold the cluster's key.
+/// The other end of a connection. The handshake has proven that it holds the cluster's key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// The cluster it belongs to; the handshake refuses another one.

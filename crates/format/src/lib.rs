@@ -1,7 +1,7 @@
 //! Bytes on disk and on the wire: layouts, versions, golden files; and the shapes of the doors
 //! through which logic meets disks and connections.
 //!
-//! `docs/internals/disk.md` and `docs/internals/wire.md` tell the layouts; a commit that changes
+//! `docs/internals/disk.md` and `docs/internals/wire.md` describe the layouts; a commit that changes
 //! a golden file starts with `format:`.
 
 pub mod disk;

@@ -1,5 +1,5 @@
-//! Little-endian fields one after another, to bytes and back. Reading past the end is an error,
-//! never a panic: what is read comes from a disk.
+//! Encodes and decodes little-endian fields. Reading past the end is an error, never a panic: the bytes
+//! come from a disk.
 
 use base::{Epoch, ImageId, PgId, PoolId, StripeIndex, Version};
 
@@ -57,7 +57,7 @@ impl Writer {
     }
 }
 
-/// Takes fields; `None` past the end or where a value is out of range.
+/// Reads fields. `None`: the bytes end, or a value is out of range.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
 }

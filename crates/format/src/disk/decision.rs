@@ -4,14 +4,14 @@ use base::Lsn;
 
 use super::bytes::{Reader, Writer};
 
-/// One decision. It holds for ever: every later recovery follows it without looking again.
+/// One decision. It is final: every later recovery follows it without looking again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
-    /// The journal ended at `from` and goes on at `to`; what lies between is void.
+    /// The journal ended at `from` and continues at `to`; everything between is invalid.
     Cut {
         /// Where it ended.
         from: Lsn,
-        /// Where it goes on, chained to what came before `from`.
+        /// Where it continues, chained to the entry before `from`.
         to: Lsn,
     },
     /// Acknowledged entries from `from` on are lost; the next whole one lies at `to`.
@@ -23,14 +23,14 @@ pub enum Decision {
     },
     /// The entry is dropped, as if it had never been written.
     Drop(Lsn),
-    /// Data of the acknowledged entry is lost, and that is settled.
+    /// Data of the acknowledged entry is lost. Later recoveries do not report it again.
     Damaged(Lsn),
 }
 
 /// Bytes of a decision.
 pub const DECISION_SIZE: usize = 24;
 
-/// Decisions to bytes.
+/// Encodes decisions.
 pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
     let mut to = Writer::default();
     for decision in decisions {
@@ -47,7 +47,7 @@ pub fn encode_decisions(decisions: &[Decision]) -> Vec<u8> {
     to.bytes
 }
 
-/// Decisions of bytes; `None` where there is something else.
+/// Decodes decisions; `None`: the bytes are something else.
 pub fn decode_decisions(bytes: &[u8]) -> Option<Vec<Decision>> {
     let mut from = Reader::new(bytes);
     let mut decisions = Vec::new();

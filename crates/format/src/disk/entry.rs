@@ -43,19 +43,20 @@ pub enum EntryKind {
     Floor = 6,
     /// The PG is no longer suspect.
     Absolve = 7,
-    /// Nothing; records the durable lsn.
+    /// Changes nothing; records the durable lsn.
     Idle = 8,
-    /// Nothing; fills the ring to its end. Only its first sector is written.
+    /// Changes nothing; fills the ring to its end. Only its first sector is written.
     Pad = 9,
     /// What a recovery decided; inline like a note.
     Recovery = 10,
-    /// Units of a block become so, whatever its version was; the data of the written ones is inline.
+    /// Replaces units of a block, whatever its version was; the data of the written ones is inline.
     Repair = 11,
-    /// A block becomes so, all of it; the data lies at `location`, each unit at its own place.
+    /// Replaces a whole block, whatever its version was; the data lies at `location`, each unit at its
+    /// own offset.
     RepairLarge = 12,
     /// The block is deleted, whatever its version was.
     RepairTombstone = 13,
-    /// The block is gone, without a tombstone.
+    /// The block is removed, without a tombstone.
     RepairGone = 14,
     /// Damage may have cost the PG acknowledged writes.
     Suspect = 15,
@@ -114,21 +115,21 @@ pub struct EntryHeader {
     pub key: Option<BlockKey>,
     /// The block's size.
     pub block_size: Option<BlockSize>,
-    /// The PG; of a note that belongs to none, `None`.
+    /// The PG; `None` for a note without one.
     pub pg: Option<PgId>,
     /// The version of the change.
     pub version: Version,
-    /// From, in bytes in the block; of a note that belongs to no PG, its number.
+    /// Where the range begins in the block, in bytes; for a note without a PG, its number.
     pub offset: u32,
-    /// How much, in bytes; of a note, its size.
+    /// Length of the range, in bytes; for a note, its size.
     pub length: u32,
     /// Where the block lies in the data area.
     pub location: u32,
-    /// Of a repair: the units it speaks of.
+    /// In a repair: the units it covers.
     pub units: UnitSet,
-    /// Of a repair: those of them that hold data; the others read as zeros, if they are not damaged.
+    /// In a repair: those of them that hold data. The others become zeros, unless they are damaged.
     pub written: UnitSet,
-    /// Of a repair: those of them whose data nobody has.
+    /// In a repair: those of them whose data is lost.
     pub damaged: UnitSet,
     /// One for each unit of data.
     pub checksums: Vec<Checksum>,
@@ -141,13 +142,12 @@ pub enum EntryDecodeError {
     NotEntry,
     /// The header is longer than the bytes given; carries its size.
     NeedMore(usize),
-    /// There is something like a header, with a wrong checksum or impossible fields, or another
-    /// store's.
+    /// There is a header with a wrong checksum, with impossible fields, or of another store.
     Damaged,
 }
 
 impl EntryHeader {
-    /// Whether a header may begin here, whole or not.
+    /// Whether a header may begin here, even a damaged one.
     pub fn may_begin(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC.to_le_bytes())
     }
@@ -158,7 +158,7 @@ impl EntryHeader {
         ((kind.fixed_size() + 4 * checksum_count) as u32).next_multiple_of(sector_size)
     }
 
-    /// Whether its block lies at `location` from then on.
+    /// Whether the block lies at `location` after this entry.
     pub fn names_place(&self) -> bool {
         use EntryKind::*;
         matches!(self.kind, Write | WriteLarge | Repair | RepairLarge)
@@ -175,8 +175,8 @@ impl EntryHeader {
         range.filter(|unit| !self.kind.has_bitmaps() || self.written.contains(*unit))
     }
 
-    /// Where each unit of its data lies behind the first byte of it, counted in units: inline data
-    /// has no gaps, data in the block's place has.
+    /// Where each unit of the data lies behind its first byte, counted in units. Inline data has no
+    /// gaps; data in the block's place may have some.
     pub fn data_positions(&self) -> impl Iterator<Item = u32> + '_ {
         let first = self.offset / UNIT_SIZE as u32;
         let is_in_place = self.kind.is_large();
@@ -268,7 +268,7 @@ impl EntryHeader {
         Ok((header, checksum))
     }
 
-    /// Whether the fields fit each other, so that nobody behind has to ask again.
+    /// Whether the fields are consistent, so that no caller has to check again.
     fn is_sound(&self, sector_size: u32) -> bool {
         let count = self.checksums.len();
         let size_fits = match self.kind {

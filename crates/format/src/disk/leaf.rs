@@ -10,7 +10,7 @@
 //!
 //! Invariants
 //!   1. A [`LeafPage`] holds only whole records with fields in range, in key order.
-//!   2. Who names a leaf knows its checksum, so an older content of the place never fits.
+//!   2. Whatever names a leaf holds its checksum, so older content of the page never matches.
 
 use base::{BlockSize, Checksum, Version};
 
@@ -45,8 +45,8 @@ pub struct LeafRecord {
     pub written: UnitSet,
     /// Written units that lost their data.
     pub damaged: UnitSet,
-    /// Without a location empty, else one for each unit of the block; those of units that hold
-    /// no data have no meaning.
+    /// One for each unit of the block; empty without a location. Those of units without data have no
+    /// meaning.
     pub checksums: Vec<Checksum>,
 }
 
@@ -123,8 +123,7 @@ impl LeafPage {
     }
 }
 
-/// Where the records begin that `from` holds, and where the last one ends; `None`: one is no
-/// record.
+/// Where the records in `from` begin, and where the last one ends; `None`: one of them is invalid.
 fn find_records(from: &mut Reader) -> Option<Vec<u16>> {
     let count = from.u16()?;
     from.u16()?;
@@ -259,7 +258,7 @@ pub enum StoredUnit {
     Damaged,
 }
 
-/// Makes a leaf. Records are put in in key order, and fit.
+/// Builds a leaf. Requires: records come in key order, and fit.
 pub struct LeafWriter {
     page: u32,
     to: Writer,

@@ -1,5 +1,5 @@
-//! Pages of a checkpoint: leaves with the records of blocks, streams (directory, PGs, notes, what is
-//! to be discarded), and the root that names them all.
+//! Pages of a checkpoint: leaves with the records of blocks, streams (directory, PGs, notes, pending
+//! discards), and the root that names them all.
 //!
 //! ```text
 //!   root ──▶ directory stream ──▶ leaf, leaf, leaf ...     leaves in key order, each a key range
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants
-//!   1. Who names a page knows its checksum, so an older content of the place never fits.
+//!   1. Whatever names a page holds its checksum, so older content of the page never matches.
 //!   2. Pages are never changed in place; the two root slots are written in turn.
 
 use std::ops::Range;
@@ -166,10 +166,10 @@ impl StreamPage {
     }
 }
 
-/// What a checkpoint is: everything as the entries before `replay` left it.
+/// The root of a checkpoint: the state that all entries before `replay` left.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Root {
-    /// Counts checkpoints; also tells which slot it is written to.
+    /// Number of the checkpoint. Its parity is the slot of the root.
     pub sequence: u64,
     /// The journal is replayed from here.
     pub replay: Lsn,
@@ -181,7 +181,7 @@ pub struct Root {
     pub pgs: StreamRef,
     /// The notes.
     pub notes: StreamRef,
-    /// Where space is to be given back.
+    /// Segments with pending discards.
     pub discards: StreamRef,
 }
 
@@ -268,9 +268,9 @@ pub struct PgRecord {
     pub hole: Option<Version>,
     /// Tombstones up to this version are gone.
     pub floor: Version,
-    /// The PG was absolved here in the journal.
+    /// Where in the journal the PG was absolved.
     pub absolved: Option<Lsn>,
-    /// A start wrote here that damage may have cost this PG acknowledged writes.
+    /// A start recorded here that damage may have cost this PG acknowledged writes.
     pub suspect: Option<Lsn>,
 }
 
@@ -350,7 +350,7 @@ pub fn encode_ranges(ranges: &[Range<u32>]) -> Vec<u8> {
     to.bytes
 }
 
-/// The ranges of a stream: in order, none empty, and none beside another.
+/// The ranges of a stream: in order, none empty, and with gaps between them.
 pub fn decode_ranges(stream: &[u8]) -> Result<Vec<Range<u32>>, PageDecodeError> {
     let mut from = Reader::new(stream);
     let mut ranges: Vec<Range<u32>> = Vec::new();

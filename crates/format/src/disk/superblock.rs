@@ -1,5 +1,5 @@
-//! The superblock: who the store is and where its areas lie. Two copies; the newer valid one
-//! counts, and both are never written at once.
+//! The superblock: the identity of a store, and where its areas lie. There are two copies: the newer
+//! valid one counts, and they are never written at the same time.
 
 use std::fmt;
 
@@ -102,7 +102,7 @@ pub struct Superblock {
     pub sector_size: u32,
     /// When a write is durable.
     pub commit: CommitMode,
-    /// Bytes of the device that are the store's.
+    /// Size of the store on its device, in bytes.
     pub size: u64,
     /// The journal ring.
     pub journal: Area,
@@ -110,22 +110,22 @@ pub struct Superblock {
     pub checkpoints: Area,
     /// Blocks.
     pub data: Area,
-    /// Damage was found when the journal ended here; what was absolved later is not suspect.
+    /// Where the journal ended when damage was found. PGs absolved behind it are not suspect.
     pub suspect: Option<Lsn>,
 }
 
-/// Why bytes are no superblock that can be used.
+/// Why bytes are not a usable superblock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SuperblockError {
-    /// No store of ours was made here.
+    /// No store was made here.
     NotOurs,
-    /// Ours once; its checksum or its fields are wrong.
+    /// A superblock whose checksum or fields are wrong.
     Damaged,
     /// Written by a newer program; carries its format version.
     Newer(u32),
     /// Written by a program from before the first release; carries its format version.
     Older(u32),
-    /// Uses what this program cannot do; says what.
+    /// It uses something that this program does not support; says what.
     Unsupported(&'static str),
 }
 

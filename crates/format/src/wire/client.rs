@@ -1,4 +1,4 @@
-//! What a client asks of an OSD, and what it is answered.
+//! Requests of clients to OSDs, and the replies.
 
 use base::{Buffer, Checksum, Epoch, ImageId, MapRevision, PgId, SessionId, StripeIndex, Version};
 
@@ -10,18 +10,18 @@ pub const CHAIN_LENGTH_MAX: usize = 32;
 /// What a client asks of the primary of a PG. All of it concerns one stripe or one PG.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Who asks. `SessionId::ZERO` only for operations that need none (monitor's tasks).
+    /// The sender's session. `SessionId::ZERO` only for operations that need none (the monitor's tasks).
     pub session: SessionId,
-    /// Names the reply. Grows with each sending of a session, over all its connections: what is
-    /// sent again gets a new one. Of what comes with one that is not above the highest seen nothing
-    /// happens, and it is not answered: it came late over a connection that its sender has left.
-    /// Without a session it grows on each connection.
+    /// Names the reply. It grows with each request that a session sends, over all its connections, also
+    /// when a request is sent again. A request whose sequence is not above the highest seen is ignored:
+    /// it came late, over a connection that the sender has left. Without a session the sequence grows on
+    /// each connection.
     pub sequence: u64,
     /// The PG it is for.
     pub pg: PgId,
-    /// The PG's epoch the sender acts on.
+    /// The epoch of the PG that the sender knows.
     pub epoch: Epoch,
-    /// The pool's map revision the sender acts on.
+    /// The revision of the pool's map that the sender knows.
     pub revision: MapRevision,
     /// What to do.
     pub op: Op,
@@ -64,7 +64,7 @@ pub enum Op {
         data: Buffer,
         /// Only if the block's version is this (compare-and-set); `ZERO`: only if never written.
         expected: Option<Version>,
-        /// May be answered before it is durable: its sender holds the image's lock, keeps the data
+        /// It may be answered before it is durable. The sender holds the image's lock, keeps the data,
         /// and replays it until a `Sync` covers it.
         lazy: bool,
     },
@@ -76,7 +76,7 @@ pub enum Op {
         offset: u32,
         /// How much, in bytes.
         length: u32,
-        /// As of a write.
+        /// As in a write.
         lazy: bool,
     },
     /// Which 4 KiB units of the stripe are written.
@@ -86,7 +86,7 @@ pub enum Op {
         /// Older layers, newest first.
         parents: Vec<ImageId>,
     },
-    /// Make durable all that was acknowledged in the PG.
+    /// Make durable everything that was acknowledged in the PG.
     Sync,
     /// Delete an image's blocks in the PG from stripe `from` on; answered in portions.
     DeleteRange {
@@ -124,8 +124,8 @@ pub enum Outcome {
     Written {
         /// The version it got; the block's, if there was nothing to zero.
         version: Version,
-        /// Whether it is durable on all members, always so unless it was lazy; if not, a later
-        /// `Sync` makes it so.
+        /// Whether it is durable on all members. Only a lazy write may be not: a later `Sync` makes it
+        /// durable.
         durable: bool,
     },
     /// The stripe's allocation: bit `i` of word `i / 64` is set where unit `i` is written.
@@ -144,15 +144,15 @@ pub enum Outcome {
     },
 }
 
-/// Why a request was not done. Nothing of it happened, except where said.
+/// Why a request was refused. It had no effect, unless a variant says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// The sender acts on another epoch, or this OSD is not the primary. The refuser's entry,
     /// if it has one; the sender takes it only if its epoch is higher.
     Stale(Option<PgEntry>),
-    /// The session is fenced: it is over, for ever.
+    /// The session is fenced: it never becomes valid again.
     Fenced,
-    /// The block's version is another one.
+    /// The block has another version.
     CompareFailed {
         /// The block's version.
         version: Version,
@@ -170,14 +170,14 @@ pub enum Refusal {
         /// For whom or what, for people.
         why: String,
     },
-    /// A queue is full, or it waited too long for the map, its PG or room; try again later. A zero
+    /// A queue is full, or the request waited too long for the map, its PG or room; retry later. A zero
     /// or a deletion may have happened, if the PG's lease ran out before the answer.
     Busy,
-    /// The request breaks a rule: ours is the bug.
+    /// The request breaks a rule: a bug of its sender.
     Invalid {
         /// Which rule.
         why: String,
     },
-    /// The data does not match its checksums: damaged on the way.
+    /// The data does not match its checksums: it was damaged on the way.
     Corrupted,
 }

@@ -1,4 +1,4 @@
-//! Frames to bytes and back. `docs/internals/wire.md` has the tables.
+//! Encodes and decodes frames. `docs/internals/wire.md` has the tables.
 //!
 //! ```text
 //!   header (32 bytes) | body | payload

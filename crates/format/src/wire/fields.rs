@@ -1,5 +1,5 @@
-//! Fields of message bodies, to bytes and back. Reading past the end, a count beyond its limit, or a
-//! value out of range is an error, never a panic: what is read comes from a peer.
+//! Encodes and decodes fields of message bodies. Reading past the end, a count beyond its limit, or a
+//! value out of range is an error, never a panic: the bytes come from a peer.
 //!
 //! Invariants
 //!   1. A list is read only after its count was compared with its limit and with the bytes that are
@@ -123,7 +123,7 @@ pub(super) fn check_range(offset: u32, length: u32) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// What is left of a body.
+/// The rest of a body that is being decoded.
 pub(super) struct Reader<'a> {
     pub bytes: &'a [u8],
 }

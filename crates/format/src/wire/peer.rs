@@ -1,4 +1,4 @@
-//! What the members of a PG say to each other, and the leases between OSDs. See
+//! Messages between the members of a PG, and leases between OSDs. See
 //! `docs/internals/pg.md`.
 //!
 //! Invariants
@@ -28,21 +28,21 @@ pub const LOST_COUNT_MAX: usize = 1 << 16;
 pub struct PeerMessage {
     /// The PG.
     pub pg: PgId,
-    /// The epoch it belongs to.
+    /// The epoch that the message belongs to.
     pub epoch: Epoch,
-    /// What.
+    /// The content.
     pub body: PeerBody,
 }
 
-/// What members of a PG say. `call` names the answer; the asker's choice.
+/// Contents of messages between members. `call` names the answer; the sender chooses it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerBody {
-    /// Primary: state yourself for this epoch. The map with it has at least this revision.
+    /// Primary: report your state for this epoch. The map with the epoch has at least this revision.
     Query {
         /// Of the pool's map.
         revision: MapRevision,
     },
-    /// Member: what it has.
+    /// Member: its state.
     State(MemberState),
     /// Primary: which blocks do you hold with versions above this?
     List {
@@ -78,13 +78,13 @@ pub enum PeerBody {
         /// What it holds.
         content: Content,
     },
-    /// Primary: make the block so; durable when answered.
+    /// Primary: replace the block by this; durable when answered.
     Repair {
         /// Names the answer.
         call: u32,
         /// Which.
         key: BlockKey,
-        /// How it is to be.
+        /// The content it is to have.
         content: Content,
     },
     /// Member: the repair is durable.
@@ -92,15 +92,15 @@ pub enum PeerBody {
         /// As asked.
         call: u32,
     },
-    /// Primary, in pools of pieces: too few have some writes from this version on, and those go. State
-    /// nothing from it on; durable when answered by [`PeerBody::Noted`].
+    /// Primary, in pools of pieces: too few members have some writes from this version on, and these
+    /// are taken back. Report nothing from it on; durable when answered by [`PeerBody::Noted`].
     Drop {
         /// Names the answer.
         call: u32,
-        /// The first that goes.
+        /// The first version that is taken back.
         version: Version,
     },
-    /// Primary: take your part in the epoch; durable when answered.
+    /// Primary: activate in this epoch; durable when answered.
     Activate {
         /// The version adopted.
         adopted: Version,
@@ -108,7 +108,7 @@ pub enum PeerBody {
         floor: Version,
         /// Activations since the floor, this one included; oldest first.
         history: Vec<Activation>,
-        /// To a learner: where its filling begins.
+        /// For a learner: where its backfill begins.
         filling: Option<Filling>,
     },
     /// Member: it is durable.
@@ -117,7 +117,7 @@ pub enum PeerBody {
     Write {
         /// Its version: one more than that of the write before.
         version: Version,
-        /// Up to it all writes have ended on all acting members.
+        /// All writes up to this version have ended on all acting members.
         mark: Version,
         /// The block.
         key: BlockKey,
@@ -128,7 +128,7 @@ pub enum PeerBody {
         /// What to do.
         change: Change,
     },
-    /// Primary, to an acting member: the mark has risen, and no write follows that would tell it.
+    /// Primary, to an acting member: the mark has risen, and no write follows that would carry it.
     Mark {
         /// As in [`PeerBody::Write`].
         mark: Version,
@@ -137,7 +137,7 @@ pub enum PeerBody {
     Written {
         /// As asked.
         version: Version,
-        /// Whether it is durable; always so unless it was lazy.
+        /// Whether it is durable. Only a lazy one may be not.
         durable: bool,
     },
     /// Primary: make durable all writes that came before.
@@ -150,7 +150,7 @@ pub enum PeerBody {
         /// As asked.
         call: u32,
     },
-    /// Primary, to a learner: all repairs before this message are done; keep how far you are.
+    /// Primary, to a learner: all repairs before this message are done; record your progress.
     Progress {
         /// Names the answer.
         call: u32,
@@ -166,7 +166,7 @@ pub enum PeerBody {
         /// As asked.
         call: u32,
     },
-    /// Member: it cannot go on in this epoch (its store has no room, or failed); for people.
+    /// Member: it cannot continue in this epoch (its store has no room, or failed); for people.
     Failed {
         /// Why.
         why: String,
@@ -175,7 +175,7 @@ pub enum PeerBody {
     Stale(PgEntry),
 }
 
-/// How a member stands.
+/// The state of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberState {
     /// Epoch of its record; zero: it has none.
@@ -203,7 +203,7 @@ pub struct Activation {
     pub adopted: Version,
 }
 
-/// How far a learner is.
+/// The progress of a learner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Filling {
     /// Blocks behind `cursor` are complete up to here.
@@ -215,7 +215,7 @@ pub struct Filling {
     /// Blocks that are to be copied whole, or removed: they hold what was never adopted. At most
     /// [`WHOLE_COUNT_MAX`].
     pub whole: Vec<BlockKey>,
-    /// Compared by full listing: versions alone do not tell what is lacking.
+    /// Blocks are compared by a full listing: versions alone do not show what is missing.
     pub listing: bool,
 }
 
@@ -230,7 +230,7 @@ pub struct ListedBlock {
     pub is_tombstone: bool,
 }
 
-/// A block, or some of its units, as it is or is to be.
+/// The content of a block, or of some of its units: as it is, or as it is to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
     /// There is nothing, not even a tombstone.
@@ -246,7 +246,7 @@ pub enum Content {
         version: Version,
         /// Its size.
         block_size: BlockSize,
-        /// Units this speaks of; in a repair the others stay as they are.
+        /// The units that this covers; in a repair the others stay as they are.
         units: Vec<u64>,
         /// Those of them that hold data; the others read as zeros, if they are not damaged.
         written: Vec<u64>,
@@ -261,10 +261,10 @@ pub enum Content {
 }
 
 impl Content {
-    /// Whether it agrees with itself: bitmaps have as many words as the block size needs and no bit
-    /// beyond it, written and damaged units are among its units and none is both, and there is one
-    /// checksum and 4 KiB of data for each written one. Says what is wrong. What a peer said was
-    /// checked by the codec. The data is not compared with the checksums here.
+    /// Whether it is consistent: bitmaps have as many words as the block size needs and no bit beyond
+    /// it, written and damaged units are among its units and none is both, and there is one checksum and
+    /// 4 KiB of data for each written one. The error says what is wrong. The codec checks what comes from
+    /// a peer. The data is not compared with the checksums here.
     pub fn check(&self) -> Result<(), &'static str> {
         let Content::Block { block_size, units, written, damaged, checksums, data, .. } = self
         else {
@@ -321,9 +321,9 @@ pub enum Change {
 /// Leases between two OSDs, on a connection of their own that the holder opens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseMessage {
-    /// The holder wants another lease.
+    /// The holder asks for a new lease.
     Renew {
-        /// Names the answer; grows.
+        /// Names the answer; grows with each request.
         stamp: u64,
         /// Revisions of the map that the holder acts on.
         revisions: Vec<(PoolId, MapRevision)>,
@@ -333,14 +333,14 @@ pub enum LeaseMessage {
         /// Of what it began: bytes that the giver may not have stored yet.
         owed_bytes: u64,
     },
-    /// The giver grants it, counted by the holder from sending `Renew`.
+    /// The giver grants the lease. For the holder it runs from the time it sent `Renew`.
     Granted {
         /// As asked.
         stamp: u64,
         /// For how long, in milliseconds on the holder's clock; the giver alone knows how long it
         /// will count, whatever settings the holder has seen.
         valid_ms: u32,
-        /// PGs in which the giver knows a newer epoch than the holder: not for them.
+        /// PGs for which the lease does not hold: the giver knows a newer epoch of them.
         lost: Vec<(PgId, Epoch)>,
         /// The giver's store refuses new data.
         is_full: bool,
@@ -350,6 +350,6 @@ pub enum LeaseMessage {
         /// What is unused beyond so many bytes the holder is to give back.
         share_bytes: u64,
     },
-    /// The holder stops for good: it needs no lease any more, and uses none.
+    /// The holder stops for good: it uses its lease no more.
     Surrender,
 }

@@ -4,10 +4,10 @@
 
 use base::{Epoch, Incarnation, MapRevision, OsdId, PgId, Position};
 
-/// The newest entry of a PG: the memory and the lock of its acting set.
+/// The newest entry of a PG: it remembers and locks the acting set.
 ///
-/// Its acting set is fixed slots, its *positions*, as many as the pool wants: each has a member or
-/// is empty, and a change of one leaves the others where they are.
+/// The acting set has fixed slots, its *positions*, as many as the pool wants. Each has a member or
+/// is empty, and a change of one does not move the others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "UncheckedEntry"))]
@@ -16,11 +16,11 @@ pub struct PgEntry {
     pub pg: PgId,
     /// One more with each activation.
     pub epoch: Epoch,
-    /// The pool's map revision that brought this entry.
+    /// The revision of the pool's map that brought this entry.
     pub revision: MapRevision,
     /// The position whose member serves it. `None`: no member is up.
     pub primary: Option<Position>,
-    /// The members that hold every acknowledged write, with the run each was in.
+    /// The members that hold every acknowledged write, each with its incarnation.
     pub positions: Vec<Option<Member>>,
     /// Members being filled, each for a position.
     pub learners: Vec<Learner>,
@@ -154,7 +154,7 @@ impl PgEntry {
     }
 }
 
-/// An entry as it was read, by whoever wrote it.
+/// An entry as it was read; not checked yet.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
 struct UncheckedEntry {
