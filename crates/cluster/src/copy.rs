@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::map::{FenceRange, Pool};
-use crate::message::by_pool;
 use crate::numbers::{self, NUMBER_MAX};
 use crate::records::Key;
+use crate::revisions_by_pool;
 
 /// Text of records in one message or note, in bytes: with one more record that is still below the limit of
 /// either.
@@ -72,7 +72,7 @@ pub struct Seen {
     #[serde(default)]
     pub incarnation: Incarnation,
     /// The revision of each pool's map, that of its PGs' records included.
-    #[serde(default, with = "by_pool")]
+    #[serde(default, with = "revisions_by_pool")]
     pub pools: BTreeMap<PoolId, MapRevision>,
 }
 

@@ -16,6 +16,7 @@ pub mod numbers;
 pub mod reconnect;
 mod record_errors;
 pub mod records;
+mod revisions_by_pool;
 pub mod settings;
 pub mod state;
 pub mod stats;

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::copy::{CopyPart, KnownState, Seen};
 use crate::map::{FailureDomain, ImageInfo, MapDelta};
+use crate::revisions_by_pool;
 use crate::settings::Changed;
 use crate::stats::{OsdStats, Table};
 
@@ -27,7 +28,7 @@ pub enum ToMonitor {
     /// Send me the map now and every change from now on. Also sent again after a gap.
     Subscribe {
         /// Revisions already known, by pool; none for a first map.
-        #[serde(with = "by_pool")]
+        #[serde(with = "revisions_by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
     /// Say that you are there. Whoever holds the connection answers, if it does not relay it
@@ -131,7 +132,7 @@ pub enum ToMonitor {
     /// The OSD has applied these map revisions: older ones are refused by it from now on.
     OsdSaw {
         /// By pool.
-        #[serde(with = "by_pool")]
+        #[serde(with = "revisions_by_pool")]
         revisions: BTreeMap<PoolId, MapRevision>,
     },
     /// The OSD holds nothing of this removed pool, durably.
@@ -335,7 +336,7 @@ pub struct Failure {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OsdReport {
     /// The maps that it tells of.
-    #[serde(with = "by_pool")]
+    #[serde(with = "revisions_by_pool")]
     pub revisions: BTreeMap<PoolId, MapRevision>,
     /// Size of its data area in bytes.
     pub size_bytes: u64,
@@ -651,26 +652,6 @@ pub enum Command {
         /// Only of this image.
         image: Option<ImageId>,
     },
-}
-
-/// Revisions by pool as a list of pairs. (As an object its keys would be text, which a tagged enum
-/// does not read back as numbers.)
-pub(crate) mod by_pool {
-    use super::{BTreeMap, MapRevision, PoolId};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(
-        revisions: &BTreeMap<PoolId, MapRevision>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        revisions.iter().collect::<Vec<_>>().serialize(to)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<BTreeMap<PoolId, MapRevision>, D::Error> {
-        Ok(Vec::<(PoolId, MapRevision)>::deserialize(from)?.into_iter().collect())
-    }
 }
 
 #[cfg(test)]

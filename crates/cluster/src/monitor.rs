@@ -22,10 +22,12 @@ mod copies;
 mod edit;
 mod election;
 mod entries;
+mod executor;
 mod failure_detector;
 mod forks;
 mod give_up;
 mod job;
+mod job_queue;
 mod lines;
 mod load;
 mod lock;
@@ -36,6 +38,7 @@ mod planning;
 mod pool;
 mod publish;
 mod query;
+mod refusal;
 mod relay;
 mod remedy;
 mod removal;
@@ -72,11 +75,13 @@ use edit::Watching;
 use entries::Entries;
 use failure_detector::FailureDetector;
 use give_up::{GIVE_UP_SPAN, GiveUp};
-use job::{InFlight, Job};
+use job::Job;
+use job_queue::JobQueue;
 use load::Stage;
 use osd::OsdLive;
 use planning::Planning;
 use publish::Subscription;
+use refusal::{busy, clipped, failure};
 use relay::no_state;
 use restore::Restore;
 use session::SessionLive;
@@ -88,8 +93,6 @@ use unserved::Unserved;
 pub use election::Election;
 pub use relay::is_not_done_yet;
 
-/// Jobs that wait for their turn; beyond it who asks is told to come again.
-const JOB_COUNT_MAX: usize = 10_000;
 /// Messages kept while the state is first read; beyond it connections are closed.
 const EARLY_COUNT_MAX: usize = 10_000;
 /// Connections; beyond it new ones are closed.
@@ -178,8 +181,7 @@ pub struct Monitor {
     committed: CommittedState,
     request_last: u64,
     watching: Watching,
-    jobs: VecDeque<Job>,
-    in_flight: Option<InFlight>,
+    jobs: JobQueue,
     early: VecDeque<(ConnectionId, ToMonitor)>,
     connections: BTreeMap<ConnectionId, Connection>,
     order_last: u64,
@@ -257,15 +259,6 @@ struct Introduced {
     address: Option<String>,
 }
 
-/// A refusal, for programs and people.
-fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
-    Failure { code: code.into(), message: message.into(), hint: hint.into() }
-}
-
-fn busy() -> Failure {
-    failure("busy", "the monitor has too much to do", "try again in a moment")
-}
-
 impl Monitor {
     /// A monitor that has not read anything yet: its deadline is now.
     pub fn new(identity: Identity) -> Monitor {
@@ -284,8 +277,7 @@ impl Monitor {
             committed: CommittedState::of_reign(reign),
             request_last: 0,
             watching: Watching::default(),
-            jobs: VecDeque::new(),
-            in_flight: None,
+            jobs: JobQueue::default(),
             early: VecDeque::new(),
             connections: BTreeMap::new(),
             order_last: 0,
@@ -345,7 +337,7 @@ impl Monitor {
             self.queue_plans();
             self.run_jobs(now, effects);
             // What the last job led to, where no transaction is on its way that comes back here.
-            while self.in_flight.is_none() && (self.queue_entries(now) || self.queue_plans()) {
+            while !self.jobs.is_writing() && (self.queue_entries(now) || self.queue_plans()) {
                 self.run_jobs(now, effects);
             }
             self.begin_anew(effects);
@@ -601,9 +593,9 @@ impl Monitor {
         if let Some(why) = &self.state_trouble {
             self.answer(connection, request, Err(no_state(why)), effects);
         } else if let Command::StateUndo { .. } = command
-            && self.jobs.len() < JOB_COUNT_MAX
+            && self.jobs.has_room(0)
         {
-            self.push_urgent(Job::Command { connection, request, command });
+            self.jobs.push_urgent(Job::Command { connection, request, command });
         } else if self.committed.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
             self.answer(connection, request, Err(self.state_older()), effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
@@ -623,18 +615,11 @@ impl Monitor {
     }
 
     fn try_push_job(&mut self, job: Job) -> bool {
-        if self.jobs.len() + self.settling.held_count() >= JOB_COUNT_MAX {
-            return false;
+        let has_room = self.jobs.has_room(self.settling.held_count());
+        if has_room {
+            self.jobs.push(job);
         }
-        self.jobs.push_back(job);
-        true
-    }
-
-    /// Queues what is done before anything else but the judging of edits.
-    fn push_urgent(&mut self, job: Job) {
-        let is_edit = |job: &Job| matches!(job, Job::Edit { .. });
-        let place = self.jobs.iter().position(|job| !is_edit(job)).unwrap_or(self.jobs.len());
-        self.jobs.insert(place, job);
+        has_room
     }
 
     /// Queues what somebody asked for, or says why not.
@@ -701,17 +686,4 @@ fn says_too_much(message: &ToMonitor) -> bool {
         }
         _ => false,
     }
-}
-
-/// Longest text that is kept only for people, in bytes.
-const TEXT_SIZE_MAX: usize = 1024;
-
-/// A text from a peer, cut to what is kept.
-fn clipped(mut text: String) -> String {
-    let mut size = text.len().min(TEXT_SIZE_MAX);
-    while !text.is_char_boundary(size) {
-        size -= 1;
-    }
-    text.truncate(size);
-    text
 }

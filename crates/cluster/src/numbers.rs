@@ -6,7 +6,6 @@ use base::{Epoch, ImageId, MapRevision, MonitorId, OsdId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
 use crate::map::FenceRange;
-use crate::records::{CounterName, FenceRecord, Record, TaskId};
 
 /// Transactions, runs, tasks, revisions of OSDs' entries, bytes of a disk.
 pub const NUMBER_MAX: u64 = 1 << 56;
@@ -17,65 +16,11 @@ pub const SESSION_MAX: SessionId = SessionId::new(1 << 48);
 /// Epochs of a PG.
 pub const EPOCH_MAX: Epoch = Epoch::new(u32::MAX / 2);
 /// OSDs: all that were ever given are gone through, for those that are forgotten.
-const OSD_MAX: u32 = 1 << 20;
+pub(crate) const OSD_MAX: u32 = 1 << 20;
 /// Images, pools and monitors.
-const ID_MAX: u32 = u32::MAX / 2;
+pub(crate) const ID_MAX: u32 = u32::MAX / 2;
 
-/// The last id that a counter may give.
-pub(crate) fn last_of(counter: CounterName) -> u64 {
-    match counter {
-        CounterName::Image | CounterName::Pool | CounterName::Monitor => u64::from(ID_MAX),
-        CounterName::Osd => u64::from(OSD_MAX),
-        CounterName::Session => SESSION_MAX.get(),
-        CounterName::Task | CounterName::OsdRevision => NUMBER_MAX,
-    }
-}
-
-/// Whether there may ever have been a record with such numbers. An error names the one that never was.
-pub(crate) fn check(record: &Record) -> Result<(), String> {
-    match record {
-        Record::Monitor(record) => check_monitor(record.id),
-        Record::Counter(record) => number("last", record.last, last_of(record.name)),
-        Record::Osd(record) => {
-            check_osd(record.info.id)?;
-            number("revision", record.info.revision, NUMBER_MAX)?;
-            number("incarnation", record.info.incarnation.get(), NUMBER_MAX)?;
-            number("size_bytes", record.size_bytes, NUMBER_MAX)
-        }
-        Record::Pool(record) => {
-            check_pool(record.pool.id)?;
-            check_revision(record.revision)
-        }
-        Record::PgShard(record) => record.pgs.iter().try_for_each(check_entry),
-        Record::Fence(record) => check_fences(record),
-        Record::Image(record) => check_image(record.info.id),
-        Record::Lock(record) => check_session(record.session),
-        Record::Session(record) => check_session(record.id),
-        Record::Task(record) => {
-            let TaskId(id) = record.id;
-            number("id", id, NUMBER_MAX)?;
-            check_revision(record.fence_revision)
-        }
-        Record::RemovedPool(record) => check_pool(record.pool),
-        Record::Stats(record) => record.newest.values().try_for_each(|newest| {
-            number("incarnation", newest.incarnation.get(), NUMBER_MAX)?;
-            number("sequence", newest.sequence, NUMBER_MAX)
-        }),
-        Record::Change(record) => {
-            number("last", record.last, NUMBER_MAX)?;
-            number("recovered", record.recovered, NUMBER_MAX)?;
-            let mut firsts = record.reigns.iter().map(|(first, _)| *first);
-            firsts.try_for_each(|first| number("first of a reign", first, NUMBER_MAX))
-        }
-        Record::Cluster(_)
-        | Record::Leader(_)
-        | Record::Setting(_)
-        | Record::ImageName(_)
-        | Record::Recovery(_) => Ok(()),
-    }
-}
-
-/// As [`check`], of a PG's entry.
+/// Whether there may ever have been such an entry of a PG. An error names the number that never was.
 pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
     let of_pg = |why: String| format!("PG {}: {why}", entry.pg);
     check_pool(entry.pg.pool).map_err(of_pg)?;
@@ -88,23 +33,13 @@ pub(crate) fn check_entry(entry: &PgEntry) -> Result<(), String> {
     entry.members().try_for_each(check_member).map_err(of_pg)
 }
 
-/// As [`check`], of ranges of sessions: they are in order, too, and apart from each other.
+/// As [`check_entry`], of ranges of sessions: they are in order, too, and apart from each other.
 pub(crate) fn check_ranges(ranges: &[FenceRange]) -> Result<(), String> {
     let is_range = |(first, last): &FenceRange| first <= last;
     if !ranges.iter().all(is_range) || !ranges.is_sorted_by(|a, b| a.1 < b.0) {
         return Err("its ranges are not in order".to_string());
     }
     ranges.last().map_or(Ok(()), |(_, last)| check_session(*last))
-}
-
-fn check_fences(record: &FenceRecord) -> Result<(), String> {
-    check_pool(record.pool)?;
-    for fence in &record.fences {
-        check_session(fence.session)?;
-        check_revision(fence.revision)?;
-    }
-    check_ranges(&record.ranges)?;
-    check_revision(record.ranges_revision)
 }
 
 pub(crate) fn check_epoch(epoch: Epoch) -> Result<(), String> {
@@ -127,7 +62,7 @@ pub(crate) fn check_pool(pool: PoolId) -> Result<(), String> {
     number("id", u64::from(pool.get()), u64::from(ID_MAX))
 }
 
-fn check_image(image: ImageId) -> Result<(), String> {
+pub(crate) fn check_image(image: ImageId) -> Result<(), String> {
     number("id", u64::from(image.get()), u64::from(ID_MAX))
 }
 
@@ -135,7 +70,8 @@ pub(crate) fn check_monitor(monitor: MonitorId) -> Result<(), String> {
     number("id", u64::from(monitor.get()), u64::from(ID_MAX))
 }
 
-fn number(what: &str, number: u64, max: u64) -> Result<(), String> {
+/// An error if `number` is above `max`; it names `what`.
+pub(crate) fn number(what: &str, number: u64, max: u64) -> Result<(), String> {
     if number <= max {
         return Ok(());
     }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::map::{FenceRange, ImageInfo, OsdInfo, Pool};
-use crate::numbers;
+use crate::numbers::{self, NUMBER_MAX, number};
 use crate::record_errors::parse;
 use crate::stats::{NewestPeriods, Rows, Table};
 
@@ -72,6 +72,18 @@ impl CounterName {
         ("monitor", CounterName::Monitor),
         ("osd_revision", CounterName::OsdRevision),
     ];
+
+    /// The last id that this counter may give.
+    pub(crate) fn last(self) -> u64 {
+        match self {
+            CounterName::Image | CounterName::Pool | CounterName::Monitor => {
+                u64::from(numbers::ID_MAX)
+            }
+            CounterName::Osd => u64::from(numbers::OSD_MAX),
+            CounterName::Session => numbers::SESSION_MAX.get(),
+            CounterName::Task | CounterName::OsdRevision => NUMBER_MAX,
+        }
+    }
 }
 
 /// A key of the state store. The order of the variants is no order of the store.
@@ -712,8 +724,51 @@ impl Record {
         if record.key() != *key {
             return Err(format!("it is the record of {}", record.key()));
         }
-        numbers::check(&record)?;
+        record.check_numbers()?;
         Ok(record)
+    }
+
+    /// Whether there may ever have been a record with such numbers. An error names the one that never was.
+    pub(crate) fn check_numbers(&self) -> Result<(), String> {
+        match self {
+            Record::Monitor(record) => numbers::check_monitor(record.id),
+            Record::Counter(record) => number("last", record.last, record.name.last()),
+            Record::Osd(record) => {
+                numbers::check_osd(record.info.id)?;
+                number("revision", record.info.revision, NUMBER_MAX)?;
+                number("incarnation", record.info.incarnation.get(), NUMBER_MAX)?;
+                number("size_bytes", record.size_bytes, NUMBER_MAX)
+            }
+            Record::Pool(record) => {
+                numbers::check_pool(record.pool.id)?;
+                numbers::check_revision(record.revision)
+            }
+            Record::PgShard(record) => record.pgs.iter().try_for_each(numbers::check_entry),
+            Record::Fence(record) => record.check_numbers(),
+            Record::Image(record) => numbers::check_image(record.info.id),
+            Record::Lock(record) => numbers::check_session(record.session),
+            Record::Session(record) => numbers::check_session(record.id),
+            Record::Task(record) => {
+                number("id", record.id.0, NUMBER_MAX)?;
+                numbers::check_revision(record.fence_revision)
+            }
+            Record::RemovedPool(record) => numbers::check_pool(record.pool),
+            Record::Stats(record) => record.newest.values().try_for_each(|newest| {
+                number("incarnation", newest.incarnation.get(), NUMBER_MAX)?;
+                number("sequence", newest.sequence, NUMBER_MAX)
+            }),
+            Record::Change(record) => {
+                number("last", record.last, NUMBER_MAX)?;
+                number("recovered", record.recovered, NUMBER_MAX)?;
+                let mut firsts = record.reigns.iter().map(|(first, _)| *first);
+                firsts.try_for_each(|first| number("first of a reign", first, NUMBER_MAX))
+            }
+            Record::Cluster(_)
+            | Record::Leader(_)
+            | Record::Setting(_)
+            | Record::ImageName(_)
+            | Record::Recovery(_) => Ok(()),
+        }
     }
 }
 
@@ -729,6 +784,16 @@ impl FenceRecord {
     /// Fences, each range of them as one.
     pub fn count(&self) -> usize {
         self.fences.len() + self.ranges.len()
+    }
+
+    fn check_numbers(&self) -> Result<(), String> {
+        numbers::check_pool(self.pool)?;
+        for fence in &self.fences {
+            numbers::check_session(fence.session)?;
+            numbers::check_revision(fence.revision)?;
+        }
+        numbers::check_ranges(&self.ranges)?;
+        numbers::check_revision(self.ranges_revision)
     }
 }
 

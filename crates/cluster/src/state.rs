@@ -16,13 +16,11 @@
 //!   5. A lease that is not renewed within its time ends, and takes its keys with it.
 
 pub mod conformance;
-mod memory;
+pub mod memory;
 
 use std::fmt;
 
 use base::{Duration, Time};
-
-pub use memory::{MemoryState, StateChange, StateImage};
 
 /// Most comparisons, and most writes, of a transaction (etcd's default limit).
 pub const OPERATION_COUNT_MAX: usize = 128;

@@ -22,9 +22,9 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use base::{Duration, Time};
+use cluster::state::memory::{MemoryState, StateChange, StateImage};
 use cluster::state::{
-    KeyValue, LeaseId, MemoryState, StateChange, StateEffect, StateEvent, StateImage,
-    StateRevision, StateStore, WatchId,
+    KeyValue, LeaseId, StateEffect, StateEvent, StateRevision, StateStore, WatchId,
 };
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
 

@@ -14,37 +14,13 @@ use format::door::Role;
 use format::wire::Member;
 
 use super::committed_state::Batch;
-use super::job::{Done, Job, Plan};
+use super::job::{Boot, Done, Job, Plan};
 use super::{Effect, Monitor, busy, clipped, failure};
-use crate::copy::Seen;
 use crate::message::{Failure, FromMonitor, ToMonitor};
 use crate::records::{CounterName, OsdRecord, OutBy, Record};
 
 /// OSDs of a cluster.
 const OSD_COUNT_MAX: usize = 10_000;
-
-/// An OSD that joins. Top to bottom in time: its record is written, its PGs' entries follow.
-#[derive(Debug)]
-pub(super) struct Boot {
-    pub(super) connection: ConnectionId,
-    pub(super) osd: OsdId,
-    /// The run that goes on over a new connection; `None`: it just started.
-    pub(super) run: Option<Incarnation>,
-    pub(super) store: String,
-    pub(super) addresses: Vec<String>,
-    pub(super) peer_addresses: Vec<String>,
-    pub(super) pid: u32,
-    pub(super) path: String,
-    pub(super) host: String,
-    pub(super) supervised: bool,
-    pub(super) suspect: bool,
-    /// Its disk hangs, or hung not long ago.
-    pub(super) stalled: bool,
-    /// What it has seen of the cluster.
-    pub(super) seen: Seen,
-    /// What its record says since this job wrote it.
-    given: Option<Incarnation>,
-}
 
 impl Monitor {
     pub(super) fn on_boot(

@@ -11,11 +11,10 @@ use base::planted::{self, Bug};
 use base::{ImageId, MapRevision, MonitorId, OsdId, PgId, PoolId, SessionId};
 use format::wire::{Member, PgEntry};
 
-use super::restore::named;
+use super::refusal::first_names;
 use super::{clipped, failure};
 use crate::map::{MapDelta, PoolDelta};
 use crate::message::Failure;
-use crate::numbers;
 use crate::records::{
     ChangeRecord, ClusterRecord, CounterName, CounterRecord, FenceRecord, ImageRecord, Key,
     LockRecord, MonitorRecord, OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record,
@@ -241,7 +240,7 @@ impl CommittedState {
     pub(super) fn damage(&self) -> Option<String> {
         let why = |(key, why): (&Key, &String)| format!("{key} ({})", clipped(why.clone()));
         let keys: Vec<String> = self.damaged.iter().map(why).collect();
-        if keys.is_empty() { self.broken.clone() } else { Some(named(&keys)) }
+        if keys.is_empty() { self.broken.clone() } else { Some(first_names(&keys)) }
     }
 
     /// Takes what another hand left under a key; `None`: nothing. Tells the key if it is one of
@@ -507,7 +506,7 @@ impl CommittedState {
     /// The id that a counter gives next; an error if it has given the last one.
     pub(super) fn next_id(&self, name: CounterName) -> Result<u64, Failure> {
         let next = self.counter(name) + 1;
-        if next <= numbers::last_of(name) {
+        if next <= name.last() {
             return Ok(next);
         }
         let message = format!("{} has given its last id", Key::Counter(name));

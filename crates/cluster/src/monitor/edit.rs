@@ -283,7 +283,7 @@ impl Monitor {
     /// Compares what the store told with what is known. Requires: no transaction is in flight, so
     /// that what differs is of another hand.
     pub(super) fn compare_watched(&mut self, effects: &mut Vec<Effect>) {
-        while self.is_ready() && self.in_flight.is_none() {
+        while self.is_ready() && !self.jobs.is_writing() {
             if self.watching.ours.len() > WATCHED_COUNT_MAX {
                 self.watching.ours.clear();
                 self.watching.waiting.clear();
@@ -337,7 +337,7 @@ impl Monitor {
                     false => TraceEvent::info("a key that another hand changed is as it was"),
                 };
                 effects.push(Effect::Trace(event.with("key", name)));
-                self.jobs.push_front(Job::MarkEdited);
+                self.jobs.push_first(Job::MarkEdited);
             }
             Some(key) => self.queue_edit(key),
             None => {}
@@ -438,7 +438,7 @@ impl Monitor {
             let why = protected_because(&key).expect("it is protected");
             self.watching.undone.note(self.now, key.clone(), why.to_string());
         }
-        self.jobs.push_front(Job::Edit { key });
+        self.jobs.push_first(Job::Edit { key });
     }
 
     pub(super) fn plan_edit(&self, key: &Key) -> Plan {

@@ -335,7 +335,7 @@ impl Monitor {
         let is_new = is_dirty && !self.entries.is_job_queued;
         if is_new {
             self.entries.is_job_queued = true;
-            self.push_urgent(Job::Entries);
+            self.jobs.push_urgent(Job::Entries);
         }
         is_new
     }

@@ -408,7 +408,7 @@ impl Monitor {
         if since + out_after > now {
             return Some(since + out_after);
         }
-        self.jobs.push_back(Job::OutOsd { osd });
+        self.jobs.push(Job::OutOsd { osd });
         Some(now + OUT_RETRY_SPAN)
     }
 
@@ -422,18 +422,13 @@ impl Monitor {
 
     /// Whether the OSD is there, so that giving it up would be wrong.
     pub(super) fn is_present(&self, osd: OsdId) -> bool {
-        let is_live =
-            |live: &super::osd::OsdLive| live.connection.is_some() || live.liveness.is_awaited();
-        self.osds.get(&osd).is_some_and(is_live) || self.is_joining(osd)
+        self.osds.get(&osd).is_some_and(|live| live.counts_as_up()) || self.is_joining(osd)
     }
 
     /// Whether a run of it waits to join.
     pub(super) fn is_joining(&self, osd: OsdId) -> bool {
-        let joins = |job: &Job| match job {
-            Job::Boot(boot) => boot.osd == osd && self.connections.contains_key(&boot.connection),
-            _ => false,
-        };
-        self.jobs.iter().any(joins)
+        let mut boots = self.jobs.boots().filter(|boot| boot.osd == osd);
+        boots.any(|boot| self.connections.contains_key(&boot.connection))
     }
 
     /// OSDs that share a PG with this one.

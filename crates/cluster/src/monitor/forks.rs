@@ -16,7 +16,7 @@ use base::{Epoch, OsdId, PgId};
 use format::wire::PgEntry;
 
 use super::failure;
-use super::restore::named;
+use super::refusal::first_names;
 use crate::copy::KnownState;
 use crate::message::Failure;
 
@@ -88,8 +88,8 @@ pub(super) fn check(
             "{} of the PGs were served in two ways since the backup ({}), by {}: each way may have \
              acknowledged writes that the other lacks",
             forked.len(),
-            named(&forked),
-            named(&osds)
+            first_names(&forked),
+            first_names(&osds)
         ),
         FORKED_HINT,
     ))
@@ -147,7 +147,7 @@ fn left_behind(members: &Members<'_>, winner: &PgEntry) -> Vec<OsdId> {
 pub(super) fn two_ways(one: &PgEntry, other: &PgEntry) -> Failure {
     let acting = |entry: &PgEntry| {
         let osds = entry.acting().map(|member| member.osd.to_string());
-        named(&osds.collect::<Vec<_>>())
+        first_names(&osds.collect::<Vec<_>>())
     };
     failure(
         "forked",

@@ -226,13 +226,12 @@ impl Monitor {
                 _ => self.stage = Stage::Rest { until: now + REST_SPAN },
             },
             Stage::Ready => {
-                let is_awaited = |job: &super::InFlight| job.request == answered;
-                if !self.in_flight.as_ref().is_some_and(is_awaited) {
+                if !self.jobs.is_awaited(answered) {
                     return;
                 }
                 match outcome {
                     TransactionOutcome::Committed { revision } => {
-                        let in_flight = self.in_flight.take().expect("checked above");
+                        let in_flight = self.jobs.take_in_flight().expect("checked above");
                         self.commit(now, in_flight, revision, effects);
                     }
                     _ => self.read_leader(effects),
@@ -374,7 +373,7 @@ impl Monitor {
         self.entries.mark_all();
         self.planning.is_due = true;
         if self.committed.cluster().is_none() {
-            self.jobs.push_front(Job::CreateCluster);
+            self.jobs.push_first(Job::CreateCluster);
         }
         self.record_self();
         effects.push(Effect::Ready);

@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 use base::{ConnectionId, Duration, MapRevision, OsdId, PoolId, Time};
 use format::door::NetEffect;
 
-use super::boot::Boot;
 use super::committed_state::Batch;
 use super::failure_detector::Liveness;
-use super::job::{Done, Job, Plan};
+use super::job::{Boot, Done, Job, Plan};
 use super::restarts::Starts;
 use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport};
@@ -62,6 +61,11 @@ pub(super) struct OsdLive {
 }
 
 impl OsdLive {
+    /// Whether it counts as up: it is connected, or may still come back.
+    pub(super) fn counts_as_up(&self) -> bool {
+        self.connection.is_some() || self.liveness.is_awaited()
+    }
+
     /// Its last report, while it is connected.
     pub(super) fn current_report(&self) -> Option<&OsdReport> {
         self.connection?;
@@ -111,7 +115,7 @@ impl Monitor {
         let live = self.osds.entry(osd).or_default();
         if !live.is_sync_queued {
             live.is_sync_queued = true;
-            self.push_urgent(Job::SyncOsd { osd });
+            self.jobs.push_urgent(Job::SyncOsd { osd });
         }
     }
 
@@ -131,7 +135,7 @@ impl Monitor {
             return Plan::Done(Done::Silent);
         };
         let mut changed = record.clone();
-        changed.info.up = live.connection.is_some() || live.liveness.is_awaited();
+        changed.info.up = live.counts_as_up();
         if !changed.info.up && self.is_joining(osd) {
             return Plan::Done(Done::Silent);
         }

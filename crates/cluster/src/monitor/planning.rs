@@ -17,16 +17,9 @@ use placement::{Candidate, PlanError};
 
 use super::Monitor;
 use super::committed_state::{Batch, Write};
-use super::job::{Done, Job, Plan};
+use super::job::{Done, Job, Plan, Planned};
 use crate::map::{FailureDomain, Pool};
 use crate::records::{OsdRecord, OutBy, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
-
-/// A plan that is being written.
-#[derive(Debug)]
-pub(super) struct Planned {
-    fingerprint: u64,
-    targets: Vec<Vec<OsdId>>,
-}
 
 /// Plans that could not be made.
 #[derive(Default)]
@@ -59,7 +52,7 @@ impl Monitor {
             } else if failed.is_none_or(|(tried, _)| *tried != fingerprint)
                 && self.planning.queued.insert(pool)
             {
-                self.jobs.push_back(Job::Replan { pool, planned: RefCell::default() });
+                self.jobs.push(Job::Replan { pool, planned: RefCell::default() });
             }
         }
         self.jobs.len() > before

@@ -29,17 +29,17 @@ use format::wire::{Member, PgEntry};
 use placement::Candidate;
 use serde_json::{Value, json};
 
-use super::boot::Boot;
 use super::committed_state::{Batch, CommittedState, Write};
 use super::forks::{self, Teller};
-use super::job::{Done, Job, Plan};
+use super::job::{Boot, Done, Job, Plan, Written};
 use super::planning::domain_of;
+use super::refusal::first_names;
 use super::volume::{FENCE_RANGE_COUNT_MAX, ranges_beside};
 use super::{Connection, Effect, Monitor, failure};
 use crate::copy::{KnownState, StateCopy, is_copied};
 use crate::map::{FenceRange, Pool, is_in_ranges};
 use crate::message::{Command, Failure, FromMonitor};
-use crate::numbers::{self, NUMBER_MAX};
+use crate::numbers::NUMBER_MAX;
 use crate::records::{
     ChangeRecord, CounterName, CounterRecord, FenceRecord, ImageNameRecord, ImageRecord, Key,
     OsdRecord, PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record, RecoveryRecord, Rest,
@@ -57,8 +57,6 @@ const POOL_MARGIN: u64 = 100;
 const REVISION_MARGIN: u64 = 1_000_000;
 /// Parts that one OSD may tell; beyond it, it is none of ours.
 const PART_COUNT_MAX: u32 = 10_000;
-/// Names in a text for people.
-const NAMED_COUNT_MAX: usize = 8;
 
 /// What to do about a store that is older.
 const OLDER_HINT: &str = "start all OSDs, then `ashlar state recover`; or stop the monitor and put a newer \
@@ -94,15 +92,6 @@ struct KnownBy {
     is_whole: bool,
     /// It is still connected.
     is_here: bool,
-}
-
-/// A draft that is being written.
-#[derive(Debug)]
-pub(super) struct Written {
-    connection: ConnectionId,
-    request: u64,
-    records: BTreeMap<Key, Record>,
-    answer: Value,
 }
 
 impl Monitor {
@@ -277,7 +266,7 @@ impl Monitor {
         let answer = draft.answer();
         let records = draft.records;
         self.restore.left.set(Some((records.len(), records.len())));
-        self.push_urgent(Job::Restore(Written { connection, request, records, answer }));
+        self.jobs.push_urgent(Job::Restore(Written { connection, request, records, answer }));
         Ok(())
     }
 
@@ -600,7 +589,7 @@ impl<'a> Draft<'a> {
     /// A store that breaks a rule is opened by no monitor: it is not written.
     fn check_rules(&self) -> Result<(), Failure> {
         let number = self.records.iter().find_map(|(key, record)| {
-            let why = numbers::check(record).err()?;
+            let why = record.check_numbers().err()?;
             Some(format!("{key}: {why}"))
         });
         let wanted = || CommittedState::of_records(self.records.values().cloned());
@@ -749,7 +738,10 @@ impl<'a> Draft<'a> {
         let word = if missing.len() == 1 { "has" } else { "have" };
         Err(failure(
             "unavailable",
-            format!("{} {word} not told yet what there is: it may be the newest", named(&missing)),
+            format!(
+                "{} {word} not told yet what there is: it may be the newest",
+                first_names(&missing)
+            ),
             "start them, on their disks or on copies. Those that are lost for ever: \
              --they-are-lost ID",
         ))
@@ -952,10 +944,10 @@ impl<'a> Draft<'a> {
             ),
         }
         if !back.is_empty() {
-            text.push_str(&format!("; volumes that come back: {}", named(&back)));
+            text.push_str(&format!("; volumes that come back: {}", first_names(&back)));
         }
         if !gone.is_empty() {
-            text.push_str(&format!("; that were removed since: {}", named(&gone)));
+            text.push_str(&format!("; that were removed since: {}", first_names(&gone)));
         }
         if self.ended_count > 0 {
             text.push_str(&format!("; {} attachments end", self.ended_count));
@@ -964,7 +956,7 @@ impl<'a> Draft<'a> {
             let lost: Vec<String> = self.lost.iter().map(OsdId::to_string).collect();
             text.push_str(&format!(
                 "; what {} alone knew of is lost, acknowledged writes included",
-                named(&lost)
+                first_names(&lost)
             ));
         }
         text
@@ -978,11 +970,4 @@ fn above(number: u64, margin: u64) -> Result<u64, Failure> {
     }
     let message = format!("an OSD's copy of the state has a number that never was: {number}");
     Err(failure("invalid", message, "put a newer copy of the state back"))
-}
-
-/// Some of these names.
-pub(super) fn named(names: &[String]) -> String {
-    let more = if names.len() > NAMED_COUNT_MAX { ", ..." } else { "" };
-    let some = &names[..names.len().min(NAMED_COUNT_MAX)];
-    format!("{}{more}", some.join(", "))
 }

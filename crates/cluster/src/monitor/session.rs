@@ -11,24 +11,14 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
 
 use super::committed_state::Batch;
-use super::job::{Done, Job, Plan};
+use super::job::{Done, Job, Opened, Plan};
 use super::lock::Claim;
 use super::{Effect, Monitor, Setting, failure};
-use crate::map::ImageInfo;
 use crate::message::FromMonitor;
 use crate::records::{CounterName, Record, Rest, SessionRecord};
 
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
-
-/// A session as its client is told of it.
-#[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) session: SessionId,
-    pub(super) image: ImageInfo,
-    pub(super) locked: bool,
-    pub(super) lazy: bool,
-}
 
 /// Where a session that has not ended is connected.
 pub(super) enum SessionLive {
@@ -151,7 +141,7 @@ impl Monitor {
             && since + timeout <= now
         {
             self.sessions_gone.pop_first();
-            self.jobs.push_back(Job::EndSession { session });
+            self.jobs.push(Job::EndSession { session });
         }
     }
 
@@ -287,7 +277,7 @@ impl Monitor {
     /// A session is marked as ended. Its client may have come back while that was written.
     pub(super) fn session_silent(&mut self, session: SessionId) {
         match self.session_connection(session) {
-            Some(connection) => self.jobs.push_back(Job::ResumeSession { connection, session }),
+            Some(connection) => self.jobs.push(Job::ResumeSession { connection, session }),
             None => self.forget_session(session),
         }
     }

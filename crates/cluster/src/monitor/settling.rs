@@ -10,8 +10,7 @@
 use base::{ConnectionId, Duration, Incarnation, Time};
 
 use super::Monitor;
-use super::boot::Boot;
-use super::job::Job;
+use super::job::{Boot, Job};
 use crate::message::Command;
 use crate::records::OsdRecord;
 

@@ -209,11 +209,11 @@ impl Monitor {
         let step = (pg_count / PROGRESS_PARTS).max(1);
         if portions.is_done(pg_count) {
             run.stage = TaskStage::End;
-            self.jobs.push_back(Job::TaskEnd { task: record.id });
+            self.jobs.push(Job::TaskEnd { task: record.id });
         } else if portions.done_up_to >= record.pgs_done + step && !run.is_progress_queued {
             run.is_progress_queued = true;
             let pgs_done = portions.done_up_to;
-            self.jobs.push_back(Job::TaskProgress { task: record.id, pgs_done });
+            self.jobs.push(Job::TaskProgress { task: record.id, pgs_done });
         }
     }
 

@@ -15,9 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Duration, PgId, SessionId, Time};
 use cluster::records::{FenceRecord, Key, LockRecord, Record, SessionRecord};
+use cluster::state::memory::MemoryState;
 use cluster::state::{
-    KeyValue, LeaseId, MemoryState, Operation, StateEffect, StateEvent, StateRequest,
-    StateRevision, StateStore, Transaction, TransactionOutcome, Unavailable, WatchId,
+    KeyValue, LeaseId, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
+    Transaction, TransactionOutcome, Unavailable, WatchId,
 };
 use format::wire::PgEntry;
 

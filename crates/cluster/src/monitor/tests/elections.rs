@@ -15,9 +15,10 @@ use super::rig::{CLUSTER, osd_id, store_of};
 use crate::copy::Seen;
 use crate::message::{Command, Failure, FromMonitor, OsdReport, ToMonitor};
 use crate::monitor::{Effect, Election, Event, Identity, StopReason};
+use crate::state::memory::MemoryState;
 use crate::state::{
-    MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
-    Transaction, TransactionOutcome, Unavailable, WatchId,
+    Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore, Transaction,
+    TransactionOutcome, Unavailable, WatchId,
 };
 
 /// Who is at an end of a connection.

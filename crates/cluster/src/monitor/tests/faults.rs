@@ -9,9 +9,9 @@ use super::rig::{CLUSTER, Mishap, Rig, identity, osd_id};
 use crate::map::ClusterMap;
 use crate::message::{Command, FromMonitor, ToMonitor};
 use crate::monitor::{Event, Identity, StopReason};
+use crate::state::memory::MemoryState;
 use crate::state::{
-    MemoryState, Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore,
-    Transaction,
+    Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore, Transaction,
 };
 
 /// Boot, pool, volume, session, loss of the session, removal with fence and task; an OSD restarts.

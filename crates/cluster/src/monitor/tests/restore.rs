@@ -6,7 +6,7 @@ use super::rig::{Mishap, Rig, osd_id};
 use crate::copy::{Activated, CopyKeeper};
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::numbers::EPOCH_MAX;
-use crate::state::MemoryState;
+use crate::state::memory::MemoryState;
 
 const GIB: u64 = 1 << 30;
 

@@ -18,9 +18,10 @@ use crate::message::{
 };
 use crate::monitor::{Effect, Event, Identity, Monitor, StopReason};
 use crate::settings::Changed;
+use crate::state::memory::MemoryState;
 use crate::state::{
-    KeyValue, MemoryState, Operation, RangeAnswer, StateEffect, StateEvent, StateRequest,
-    StateRevision, StateStore, Transaction, TransactionOutcome, Unavailable,
+    KeyValue, Operation, RangeAnswer, StateEffect, StateEvent, StateRequest, StateRevision,
+    StateStore, Transaction, TransactionOutcome, Unavailable,
 };
 
 pub const CLUSTER: ClusterId = ClusterId::new(0xabc);

@@ -1,0 +1,36 @@
+//! Refusals: what is told to programs and people who asked for what cannot be, and how texts of others
+//! are cut for it.
+
+use crate::message::Failure;
+
+/// Longest text that is kept only for people, in bytes.
+const TEXT_SIZE_MAX: usize = 1024;
+/// Names in a text for people.
+const NAMED_COUNT_MAX: usize = 8;
+
+/// A refusal: a code for programs, what happened, and what to do.
+pub(super) fn failure(code: &str, message: impl Into<String>, hint: impl Into<String>) -> Failure {
+    Failure { code: code.into(), message: message.into(), hint: hint.into() }
+}
+
+/// A limit is reached that will soon not be.
+pub(super) fn busy() -> Failure {
+    failure("busy", "the monitor has too much to do", "try again in a moment")
+}
+
+/// A text from a peer, cut to what is kept.
+pub(super) fn clipped(mut text: String) -> String {
+    let mut size = text.len().min(TEXT_SIZE_MAX);
+    while !text.is_char_boundary(size) {
+        size -= 1;
+    }
+    text.truncate(size);
+    text
+}
+
+/// The first of these names.
+pub(super) fn first_names(names: &[String]) -> String {
+    let more = if names.len() > NAMED_COUNT_MAX { ", ..." } else { "" };
+    let some = &names[..names.len().min(NAMED_COUNT_MAX)];
+    format!("{}{more}", some.join(", "))
+}

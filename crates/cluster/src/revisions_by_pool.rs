@@ -1,0 +1,20 @@
+//! Revisions by pool in a message: a list of pairs. As an object its keys would be text, which a tagged
+//! enum does not read back as numbers.
+
+use std::collections::BTreeMap;
+
+use base::{MapRevision, PoolId};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub(crate) fn serialize<S: Serializer>(
+    revisions: &BTreeMap<PoolId, MapRevision>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    revisions.iter().collect::<Vec<_>>().serialize(to)
+}
+
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<PoolId, MapRevision>, D::Error> {
+    Ok(Vec::<(PoolId, MapRevision)>::deserialize(from)?.into_iter().collect())
+}
