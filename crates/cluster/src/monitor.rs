@@ -18,6 +18,7 @@
 mod acting;
 mod boot;
 mod committed_state;
+mod connections;
 mod copies;
 mod edit;
 mod election;
@@ -28,6 +29,7 @@ mod forks;
 mod give_up;
 mod job;
 mod job_queue;
+mod leadership;
 mod lines;
 mod load;
 mod lock;
@@ -45,10 +47,12 @@ mod removal;
 mod restarts;
 mod restore;
 mod session;
+mod session_tracker;
 mod setting;
 mod settling;
 mod stats;
 mod status;
+mod store_access;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -56,47 +60,43 @@ mod unserved;
 mod volume;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 
 use base::trace::Level;
-use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, SessionId, Time, TraceEvent};
+use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, Time, TraceEvent};
 use format::door::{NetEffect, NetEvent, Peer, Role};
-use format::wire::{CONTROL_SIZE_MAX, Message};
+use format::wire::Message;
 
 use crate::heartbeat::LEFT_AFTER;
 use crate::map::may_announce;
 use crate::message::{Command, Failure, FromMonitor, ToMonitor};
 use crate::numbers::{self, NUMBER_MAX};
-use crate::records::{MonitorRecord, TaskId};
+use crate::records::MonitorRecord;
 use crate::settings::Setting;
-use crate::state::{Endpoints, LeaseId, StateEffect, StateEvent, StateRequest, StateRevision};
+use crate::state::{StateEffect, StateEvent};
 use committed_state::CommittedState;
+use connections::{Connections, Introduced};
 use edit::Watching;
 use entries::Entries;
 use failure_detector::FailureDetector;
 use give_up::{GIVE_UP_SPAN, GiveUp};
 use job::Job;
 use job_queue::JobQueue;
-use load::Stage;
+use leadership::Leadership;
 use osd::OsdLive;
 use planning::Planning;
-use publish::Subscription;
 use refusal::{busy, clipped, failure};
 use relay::no_state;
 use restore::Restore;
-use session::SessionLive;
+use session_tracker::SessionTracker;
 use settling::Settling;
 use stats::Stats;
-use task::TaskRun;
+use store_access::StoreAccess;
+use task::Tasks;
 use unserved::Unserved;
 
 pub use election::Election;
 pub use relay::is_not_done_yet;
-
-/// Messages kept while the state is first read; beyond it connections are closed.
-const EARLY_COUNT_MAX: usize = 10_000;
-/// Connections; beyond it new ones are closed.
-const CONNECTION_COUNT_MAX: usize = 50_000;
 
 /// What a monitor is told.
 #[derive(Debug)]
@@ -165,153 +165,66 @@ pub struct Monitor {
     now: Time,
     /// Its number, counted from 1.
     event_last: u64,
-    /// What it leads under, where other monitors use the same store.
-    lease: Option<LeaseId>,
-    /// Whether an empty store is that of a new cluster.
-    may_create: bool,
-    stage: Stage,
-    /// Whether this process has led before: then another leader ends it.
-    has_led: bool,
-    /// The store's revision when this process began to lead, once it has.
-    led_from: Option<StateRevision>,
-    /// What another hand wrote from then on, while a monitor said that the store is damaged, is believed.
-    believes_from: Option<StateRevision>,
-    /// Since when; `ZERO` before that.
-    led_since: Time,
+    leadership: Leadership,
+    store: StoreAccess,
     committed: CommittedState,
-    request_last: u64,
     watching: Watching,
     jobs: JobQueue,
-    early: VecDeque<(ConnectionId, ToMonitor)>,
-    connections: BTreeMap<ConnectionId, Connection>,
-    order_last: u64,
+    connections: Connections,
     osds: BTreeMap<OsdId, OsdLive>,
     failure_detector: FailureDetector,
     entries: Entries,
     planning: Planning,
-    sessions: BTreeMap<SessionId, SessionLive>,
-    /// When locks were granted, by their holders; only those that this monitor granted.
-    locked_since: BTreeMap<SessionId, Time>,
-    /// Attaches that wait for what becomes of a lock's holder.
-    waiting_opens: Vec<Job>,
-    /// Sessions without a connection, by the time since when.
-    sessions_gone: BTreeSet<(Time, SessionId)>,
-    /// The newest turn in which the client of a session resumed it.
-    session_turns: BTreeMap<SessionId, u64>,
-    /// This process stood still, until then: who is connected may have left it for that.
-    back_since: Option<Time>,
+    sessions: SessionTracker,
     /// Operators that wait for a PG to be served with what is left; the oldest first.
     give_ups: Vec<GiveUp>,
-    tasks: BTreeMap<TaskId, TaskRun>,
+    tasks: Tasks,
     stats: Stats,
-    task_sequence_last: u64,
-    /// Whether something happened that a task may wait for.
-    has_task_news: bool,
     restore: Restore,
     unserved: Unserved,
     settling: Settling,
-    /// Why the store cannot be asked, if it cannot; for people.
-    state_trouble: Option<String>,
-    /// What is wrong at its addresses.
-    endpoints: Endpoints,
-    /// Peers that sent what none of ours sends.
-    protocol_errors: u64,
-}
-
-/// A peer that is connected.
-struct Connection {
-    peer: Peer,
-    /// Grows with each connection that is accepted.
-    order: u64,
-    /// Whether it gets the map, and what of it was sent.
-    subscription: Option<Subscription>,
-    /// The OSD that has joined over it.
-    osd: Option<OsdId>,
-    /// The monitor that is there as long as it lasts.
-    monitor: Option<MonitorId>,
-    /// Bytes that wait for room, of each session that goes on over it.
-    sessions: BTreeMap<SessionId, u64>,
-    /// It is told changes of keys that begin so.
-    state_watch: Option<String>,
-    introduced: Option<Introduced>,
-}
-
-impl Connection {
-    fn new(peer: Peer, order: u64) -> Connection {
-        Connection {
-            peer,
-            order,
-            subscription: None,
-            osd: None,
-            monitor: None,
-            sessions: BTreeMap::new(),
-            state_watch: None,
-            introduced: None,
-        }
-    }
-}
-
-/// What a peer says of itself, for `status`.
-struct Introduced {
-    role: String,
-    pid: u32,
-    host: String,
-    address: Option<String>,
 }
 
 impl Monitor {
-    /// A monitor that has not read anything yet: its deadline is now.
+    /// A monitor that has not read anything yet: its deadline is now. It leads its store alone.
     pub fn new(identity: Identity) -> Monitor {
+        Monitor::under(identity, Leadership::new(None, true), StoreAccess::default())
+    }
+
+    /// As [`Monitor::new`], with a leadership that has just begun.
+    fn under(identity: Identity, leadership: Leadership, store: StoreAccess) -> Monitor {
         let reign = identity.nonce;
         Monitor {
             identity,
             now: Time::ZERO,
             event_last: 0,
-            lease: None,
-            may_create: true,
-            stage: Stage::New,
-            has_led: false,
-            led_from: None,
-            believes_from: None,
-            led_since: Time::ZERO,
+            leadership,
+            store,
             committed: CommittedState::of_reign(reign),
-            request_last: 0,
             watching: Watching::default(),
             jobs: JobQueue::default(),
-            early: VecDeque::new(),
-            connections: BTreeMap::new(),
-            order_last: 0,
+            connections: Connections::default(),
             osds: BTreeMap::new(),
             failure_detector: FailureDetector::default(),
             entries: Entries::default(),
             planning: Planning::default(),
-            sessions: BTreeMap::new(),
-            locked_since: BTreeMap::new(),
-            waiting_opens: Vec::new(),
-            sessions_gone: BTreeSet::new(),
-            session_turns: BTreeMap::new(),
-            back_since: None,
+            sessions: SessionTracker::default(),
             give_ups: Vec::new(),
-            tasks: BTreeMap::new(),
+            tasks: Tasks::default(),
             stats: Stats::default(),
-            task_sequence_last: 0,
-            has_task_news: false,
             restore: Restore::default(),
             unserved: Unserved::default(),
             settling: Settling::default(),
-            state_trouble: None,
-            endpoints: Endpoints::default(),
-            protocol_errors: 0,
         }
     }
 
     /// The only door. After `Stop` was told, nothing happens any more.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
-        if matches!(self.stage, Stage::Stopped) {
+        if self.leadership.is_stopped() {
             return;
         }
         if self.event_last > 0 && now.since(self.now) >= LEFT_AFTER {
-            self.back_since = Some(now);
+            self.failure_detector.note_standstill(now);
         }
         self.now = now;
         self.event_last += 1;
@@ -329,8 +242,7 @@ impl Monitor {
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
             self.tick_stats(now);
-            if self.has_task_news || self.task_deadline().is_some_and(|due| due <= now) {
-                self.has_task_news = false;
+            if self.tasks.take_due(now) {
                 self.advance_tasks(now, effects);
             }
             self.queue_entries(now);
@@ -347,37 +259,26 @@ impl Monitor {
 
     /// When `Tick` is due at the latest, if ever.
     pub fn deadline(&self) -> Option<Time> {
-        match &self.stage {
-            Stage::New => Some(Time::ZERO),
-            Stage::Rest { until } => Some(*until),
-            Stage::Ready => {
-                let gone = self.sessions_gone.first();
-                let gone = gone.map(|(since, _)| *since + self.span(Setting::SessionTimeout));
-                let give_up = self.give_ups.first().map(|waits| waits.ends);
-                let osds = self.presence_deadline();
-                let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
-                let settling = self.settling.deadline();
-                let all = [gone, osds, entries, self.task_deadline(), give_up, stats, settling];
-                all.into_iter().flatten().min()
-            }
-            Stage::ReadLeader { .. } | Stage::Lead { .. } | Stage::Load { .. } => None,
-            Stage::Stopped => None,
+        if !self.is_ready() {
+            return self.leadership.deadline();
         }
+        let gone = self.sessions.deadline(self.span(Setting::SessionTimeout));
+        let give_up = self.give_ups.first().map(|waits| waits.ends);
+        let osds = self.presence_deadline();
+        let (entries, stats) = (self.entries.deadline(), self.stats.deadline());
+        let settling = self.settling.deadline();
+        let all = [gone, osds, entries, self.tasks.deadline(), give_up, stats, settling];
+        all.into_iter().flatten().min()
     }
 
     /// Whether commands that change the state are carried out.
     fn is_ready(&self) -> bool {
-        matches!(self.stage, Stage::Ready)
+        self.leadership.is_ready()
     }
 
     fn stop(&mut self, reason: StopReason, effects: &mut Vec<Effect>) {
-        self.stage = Stage::Stopped;
+        self.leadership.stop();
         effects.push(Effect::Stop(reason));
-    }
-
-    fn next_request(&mut self) -> StateRequest {
-        self.request_last += 1;
-        StateRequest(self.request_last)
     }
 
     fn setting(&self, setting: Setting) -> u64 {
@@ -392,7 +293,7 @@ impl Monitor {
         match event {
             NetEvent::Accepted { connection, peer } => self.accept(connection, peer, effects),
             NetEvent::Received { connection, message } => {
-                if self.connections.contains_key(&connection) {
+                if self.connections.is_here(connection) {
                     self.word_came(now, connection);
                     self.on_message(now, connection, message, effects);
                 }
@@ -407,31 +308,28 @@ impl Monitor {
 
     fn accept(&mut self, connection: ConnectionId, peer: Peer, effects: &mut Vec<Effect>) {
         let is_ours = peer.cluster == self.identity.cluster;
-        if !is_ours || self.connections.len() >= CONNECTION_COUNT_MAX {
+        if !is_ours || !self.connections.accept(connection, peer) {
             effects.push(Effect::Net(NetEffect::Close { connection }));
-            return;
         }
-        self.order_last += 1;
-        self.connections.insert(connection, Connection::new(peer, self.order_last));
     }
 
     /// The connection is gone, or closed by us: what depended on it goes on without it.
     fn forget_connection(&mut self, now: Time, connection: ConnectionId) {
-        let Some(state) = self.connections.remove(&connection) else { return };
+        let Some(gone) = self.connections.remove(connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
-        self.forget_opens(connection);
+        self.sessions.forget_waiting(connection);
         self.forget_held(connection);
         self.teller_gone(connection);
-        for session in state.sessions.into_keys() {
-            self.lose_session_connection(now, session);
+        for session in gone.sessions {
+            self.sessions.lose_connection(now, session);
         }
-        if let Some(osd) = state.osd {
+        if let Some(osd) = gone.osd {
             self.lose_osd_connection(now, osd, connection);
         }
     }
 
     fn close(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        if self.connections.contains_key(&connection) {
+        if self.connections.is_here(connection) {
             effects.push(Effect::Net(NetEffect::Close { connection }));
             self.forget_connection(now, connection);
         }
@@ -444,7 +342,7 @@ impl Monitor {
         connection: ConnectionId,
         effects: &mut Vec<Effect>,
     ) {
-        self.protocol_errors += 1;
+        self.connections.count_protocol_error();
         self.close(now, connection, effects);
     }
 
@@ -459,23 +357,20 @@ impl Monitor {
             Message::Control(text) => match serde_json::from_str::<ToMonitor>(&text) {
                 Ok(ToMonitor::Ping) => self.on_control(now, connection, ToMonitor::Ping, effects),
                 Ok(ToMonitor::Command { request, command: Command::Status })
-                    if self.state_trouble.is_some() =>
+                    if self.store.trouble().is_some() =>
                 {
-                    self.answer(
-                        connection,
-                        request,
-                        Ok(self.status(now, self.state_trouble.as_deref())),
-                        effects,
-                    );
+                    let status = self.status(now, self.store.trouble());
+                    self.connections.answer(connection, request, Ok(status), effects);
                 }
-                Ok(_) if !self.has_led && self.early.len() >= EARLY_COUNT_MAX => {
-                    self.close(now, connection, effects);
+                Ok(message) if !self.leadership.has_led() => {
+                    if !self.connections.keep_early(connection, message) {
+                        self.close(now, connection, effects);
+                    }
                 }
-                Ok(message) if !self.has_led => self.early.push_back((connection, message)),
                 Ok(message) => self.on_control(now, connection, message, effects),
                 Err(_) => self.close_for_protocol(now, connection, effects),
             },
-            Message::Reply(reply) => self.on_task_reply(now, connection, reply),
+            Message::Reply(reply) => self.tasks.on_reply(now, connection, reply),
             Message::Request(_) | Message::Peer(_) | Message::Lease(_) => {
                 self.close_for_protocol(now, connection, effects);
             }
@@ -489,7 +384,7 @@ impl Monitor {
         message: ToMonitor,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.connections.contains_key(&connection) {
+        if !self.connections.is_here(connection) {
             return;
         }
         if self.is_from_wrong_role(connection, &message) || says_too_much(&message) {
@@ -498,12 +393,11 @@ impl Monitor {
         }
         match message {
             ToMonitor::Subscribe { have } => self.subscribe(connection, have, effects),
-            ToMonitor::Ping => self.send(connection, &FromMonitor::Pong, effects),
+            ToMonitor::Ping => self.connections.send(connection, &FromMonitor::Pong, effects),
             ToMonitor::Introduce { role, pid, host, address } => {
                 let (role, host, address) = (clipped(role), clipped(host), address.map(clipped));
                 let introduced = Introduced { role, pid, host, address };
-                let state = self.connections.get_mut(&connection).expect("checked above");
-                state.introduced = Some(introduced);
+                self.connections.introduce(connection, introduced);
             }
             ToMonitor::OsdBoot { .. } => self.on_boot(now, connection, message, effects),
             ToMonitor::OsdTells { part, more } => {
@@ -532,7 +426,7 @@ impl Monitor {
                 let job = Job::OpenSession { connection, request, image, read_only, lock, client };
                 if let Err(error) = self.try_push_asked(job) {
                     let refused = FromMonitor::SessionRefused { request, error };
-                    self.send(connection, &refused, effects);
+                    self.connections.send(connection, &refused, effects);
                 }
             }
             ToMonitor::ResumeSession { session, reign, turn } => {
@@ -555,7 +449,7 @@ impl Monitor {
 
     /// OSDs alone speak for OSDs.
     fn is_from_wrong_role(&self, connection: ConnectionId, message: &ToMonitor) -> bool {
-        let role = self.connections[&connection].peer.role;
+        let role = self.connections.role(connection);
         match message {
             ToMonitor::OsdBoot { osd, .. } => !matches!(role, Role::Osd(id, _) if id == *osd),
             ToMonitor::OsdReport(_)
@@ -584,33 +478,33 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if let Some(result) = self.query(now, &command) {
-            self.answer(connection, request, result, effects);
+            self.connections.answer(connection, request, result, effects);
             return;
         }
         let text = serde_json::to_string(&command).expect("messages have text keys");
         let event = TraceEvent::debug("an operator's command").with("command", clipped(text));
         effects.push(Effect::Trace(event));
-        if let Some(why) = &self.state_trouble {
-            self.answer(connection, request, Err(no_state(why)), effects);
+        if let Some(why) = self.store.trouble() {
+            self.connections.answer(connection, request, Err(no_state(why)), effects);
         } else if let Command::StateUndo { .. } = command
             && self.jobs.has_room(0)
         {
             self.jobs.push_urgent(Job::Command { connection, request, command });
         } else if self.committed.is_damaged() && !matches!(command, Command::StateRecover { .. }) {
-            self.answer(connection, request, Err(self.state_older()), effects);
+            self.connections.answer(connection, request, Err(self.state_older()), effects);
         } else if let Command::PgGiveUp { pg, accepted, they_are_off: false } = command {
             let asked = GiveUp { pg, connection, request, ends: now + GIVE_UP_SPAN };
             if let Err(error) = self.give_up(asked, accepted, effects) {
-                self.answer(connection, request, Err(error), effects);
+                self.connections.answer(connection, request, Err(error), effects);
             }
         } else if let Command::StateRecover { they_are_lost, accepted } = command {
             if let Err(error) = self.restore(connection, request, &they_are_lost, accepted) {
-                self.answer(connection, request, Err(error), effects);
+                self.connections.answer(connection, request, Err(error), effects);
             }
         } else if let Err(error) =
             self.try_push_asked(Job::Command { connection, request, command })
         {
-            self.answer(connection, request, Err(error), effects);
+            self.connections.answer(connection, request, Err(error), effects);
         }
     }
 
@@ -629,44 +523,6 @@ impl Monitor {
         }
         if self.try_push_job(job) { Ok(()) } else { Err(busy()) }
     }
-
-    fn answer(
-        &self,
-        connection: ConnectionId,
-        request: u64,
-        result: Result<serde_json::Value, Failure>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let answer = FromMonitor::Answer { request, result };
-        let text = to_text(&answer);
-        if text.len() <= CONTROL_SIZE_MAX as usize {
-            self.send_text(connection, text, effects);
-            return;
-        }
-        let error = failure(
-            "too_large",
-            "the answer is longer than a message may be",
-            "ask for less: name a pool, or a longer prefix",
-        );
-        let answer = FromMonitor::Answer { request, result: Err(error) };
-        self.send(connection, &answer, effects);
-    }
-
-    fn send(&self, connection: ConnectionId, message: &FromMonitor, effects: &mut Vec<Effect>) {
-        self.send_text(connection, to_text(message), effects);
-    }
-
-    fn send_text(&self, connection: ConnectionId, text: String, effects: &mut Vec<Effect>) {
-        assert!(text.len() <= CONTROL_SIZE_MAX as usize, "limits keep messages short");
-        if self.connections.contains_key(&connection) {
-            let message = Message::Control(text);
-            effects.push(Effect::Net(NetEffect::Send { connection, message }));
-        }
-    }
-}
-
-fn to_text(message: &FromMonitor) -> String {
-    serde_json::to_string(message).expect("messages have text keys and plain numbers")
 }
 
 /// Whether somebody says to listen where nobody may, to have seen what there never was, or too much.

@@ -70,9 +70,9 @@ impl Monitor {
         }
         let nonce = self.event_last;
         let boots = &mut self.osds.entry(osd).or_default().boots;
-        boots.retain(|connection, _| self.connections.contains_key(connection));
+        boots.retain(|connection, _| self.connections.is_here(*connection));
         boots.insert(connection, (nonce, boot));
-        self.send(connection, &FromMonitor::Probe { nonce }, effects);
+        self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
     /// An OSD answered a question; true if that was whether it still means its boot.
@@ -83,7 +83,7 @@ impl Monitor {
         nonce: u64,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let Role::Osd(osd, _) = self.connections[&connection].peer.role else { return false };
+        let Role::Osd(osd, _) = self.connections.role(connection) else { return false };
         let Some(live) = self.osds.get_mut(&osd) else { return false };
         if live.boots.get(&connection).is_none_or(|(asked, _)| *asked != nonce) {
             return false;
@@ -104,7 +104,7 @@ impl Monitor {
 
     pub(super) fn plan_boot(&self, boot: &Boot) -> Plan {
         if self.is_older() || self.why_older_than(boot).is_some() {
-            return match self.connections.contains_key(&boot.connection) {
+            return match self.connections.is_here(boot.connection) {
                 true if !self.has_newer_connection(boot) => Plan::Done(Done::BootFromFuture),
                 true => Plan::Done(Done::BootOutdated),
                 false => Plan::Done(Done::Silent),
@@ -116,7 +116,7 @@ impl Monitor {
                 None => Plan::Done(Done::Booted(incarnation)),
             };
         }
-        if !self.connections.contains_key(&boot.connection) {
+        if !self.connections.is_here(boot.connection) {
             return Plan::Done(Done::Silent);
         }
         if self.has_newer_connection(boot) {
@@ -203,7 +203,7 @@ impl Monitor {
     /// echo from before, and must not end the newer run.
     fn has_newer_connection(&self, boot: &Boot) -> bool {
         let joined = self.osds.get(&boot.osd).map_or(0, |live| live.joined_order);
-        joined > self.connections[&boot.connection].order
+        self.connections.order(boot.connection).is_some_and(|order| joined > order)
     }
 
     /// A transaction of the job happened.
@@ -220,8 +220,8 @@ impl Monitor {
             if record.suspect && boot.run.is_none() {
                 self.notice(boot.osd);
             }
-            if let Some(state) = self.connections.get(&boot.connection) {
-                self.osds.entry(boot.osd).or_default().joined_order = state.order;
+            if let Some(order) = self.connections.order(boot.connection) {
+                self.osds.entry(boot.osd).or_default().joined_order = order;
             }
             if boot.run.is_none() {
                 self.note_start(now, boot.osd);
@@ -242,7 +242,7 @@ impl Monitor {
         incarnation: Incarnation,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.connections.contains_key(&boot.connection) {
+        if !self.connections.is_here(boot.connection) {
             // It went while its PGs were refreshed: its record says up.
             self.push_sync_osd(boot.osd);
             return;
@@ -251,7 +251,7 @@ impl Monitor {
         self.register_osd(now, boot.osd, boot.connection, boot.run.is_some(), effects);
         // Its record may have been brought in line with an absence on the way.
         self.push_sync_osd(boot.osd);
-        self.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
+        self.connections.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);
         self.send_copy(boot.connection, effects);
     }

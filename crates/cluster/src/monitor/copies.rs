@@ -21,7 +21,7 @@ impl Monitor {
         for (index, put) in parts.into_iter().enumerate() {
             let change = (index + 1 == count).then_some((change.last, reign));
             let part = CopyPart { begins: index == 0, change, put, gone: Vec::new() };
-            self.send(connection, &FromMonitor::StateCopy(part), effects);
+            self.connections.send(connection, &FromMonitor::StateCopy(part), effects);
         }
     }
 
@@ -43,9 +43,9 @@ impl Monitor {
         if part.put.is_empty() && part.gone.is_empty() {
             return;
         }
-        let text = super::to_text(&FromMonitor::StateCopy(part));
+        let text = super::connections::to_text(&FromMonitor::StateCopy(part));
         for connection in self.osds.values().filter_map(|live| live.connection) {
-            self.send_text(connection, text.clone(), effects);
+            self.connections.send_text(connection, text.clone(), effects);
         }
     }
 }

@@ -39,7 +39,6 @@ const UNDONE_SPAN: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct Watching {
     /// The watch, once this monitor has led.
     pub(super) watch: Option<WatchId>,
-    pub(super) watch_last: u64,
     /// Changes that are not compared yet.
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
     /// Revisions of this monitor's own transactions that the watch has not told yet, in order. A key

@@ -23,16 +23,18 @@ use format::wire::Message;
 use serde_json::Value;
 
 use super::edit::UndoneEdits;
+use super::leadership::Leadership;
 use super::lines::trace_endpoints;
 use super::monitors::removed_text;
 use super::relay::Relay;
+use super::store_access::StoreAccess;
 use super::{Effect, Event, Identity, Monitor, StopReason};
 use crate::message::{FromMonitor, ToMonitor};
 use crate::records::{Key, Record};
 use crate::settings::Setting;
 use crate::state::{
-    Endpoints, KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest,
-    StateRevision, Unavailable, WatchId,
+    KeyValue, LeaseId, RangeAnswer, StateEffect, StateEvent, StateRequest, StateRevision,
+    Unavailable, WatchId,
 };
 
 /// The leader's lease: etcd makes none that is shorter.
@@ -57,13 +59,8 @@ pub struct Election {
     own_last: u64,
     /// How often it began to lead.
     lead_count: u64,
-    /// What the last [`Monitor`] here has used: ids are never used again.
-    request_last: u64,
-    watch_last: u64,
-    /// Why the store cannot be asked, if it cannot; for people.
-    trouble: Option<String>,
-    /// Where else it does not answer.
-    endpoints: Endpoints,
+    /// As the last [`Monitor`] here left it.
+    store: StoreAccess,
     /// What another hand did to leadership, and what the last [`Monitor`] here has undone.
     undone: UndoneEdits,
     /// Asks whether the lease lives whose key is gone: then it did not go with its lease.
@@ -138,10 +135,7 @@ impl Election {
             lease: None,
             own_last: 0,
             lead_count: 0,
-            request_last: 0,
-            watch_last: 0,
-            trouble: None,
-            endpoints: Endpoints::default(),
+            store: StoreAccess::default(),
             undone: UndoneEdits::default(),
             suspicion: None,
             picture: None,
@@ -203,7 +197,7 @@ impl Election {
     pub fn leader(&self) -> Option<MonitorId> {
         match &self.stage {
             Stage::Following { leader, .. } => leader.as_ref().map(|leader| leader.monitor),
-            Stage::Leading { monitor, has_guests: true } if monitor.has_led => {
+            Stage::Leading { monitor, has_guests: true } if monitor.leadership.has_led() => {
                 Some(self.identity.monitor)
             }
             _ => None,
@@ -272,10 +266,10 @@ impl Election {
                 }
             }
             _ => {
-                let is_lost = self.trouble.is_some() && self.leader().is_none();
-                let Election { identity, trouble, picture, relay, .. } = self;
-                let status = || status_without_state(now, identity, trouble, picture);
-                let lost = trouble.as_deref().filter(|_| is_lost);
+                let is_lost = self.leader().is_none();
+                let Election { identity, store, picture, relay, .. } = self;
+                let status = || status_without_state(now, identity, store.trouble(), picture);
+                let lost = store.trouble().filter(|_| is_lost);
                 let lost = lost.map(|trouble| (trouble, &status as &dyn Fn() -> Value));
                 relay.on_net(now, event, lost, effects);
             }
@@ -309,8 +303,8 @@ impl Election {
                         self.on_condition(now, trouble.clone(), effects);
                     }
                     StateEvent::Endpoints(found) => {
-                        trace_endpoints(&self.endpoints, found, effects);
-                        self.endpoints.clone_from(found);
+                        trace_endpoints(self.store.endpoints(), found, effects);
+                        self.store.on_endpoints(found.clone());
                     }
                     _ => {}
                 }
@@ -321,7 +315,7 @@ impl Election {
 
     /// Whoever waits for a leader is told why there is none, as long as the store cannot be asked.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
-        match (&self.trouble, &trouble) {
+        match (self.store.trouble(), &trouble) {
             (None, Some(why)) => {
                 let event = TraceEvent::error("the state store cannot be asked");
                 effects.push(Effect::Trace(event.with("why", why)));
@@ -332,11 +326,11 @@ impl Election {
             }
             _ => {}
         }
-        self.trouble = trouble;
+        self.store.on_condition(trouble);
         let is_lost = self.leader().is_none();
-        let Election { identity, trouble, picture, relay, .. } = self;
-        if let Some(why) = trouble.as_deref().filter(|_| is_lost) {
-            let status = || status_without_state(now, identity, trouble, picture);
+        let Election { identity, store, picture, relay, .. } = self;
+        if let Some(why) = store.trouble().filter(|_| is_lost) {
+            let status = || status_without_state(now, identity, store.trouble(), picture);
             relay.answer_commands(why, &status, effects);
         }
     }
@@ -514,14 +508,11 @@ impl Election {
         // The store may have been put back since this process led: that is another reign.
         self.lead_count += 1;
         let nonce = self.identity.nonce.wrapping_add(self.lead_count);
-        let mut monitor = Box::new(Monitor::new(Identity { nonce, ..self.identity.clone() }));
-        monitor.lease = self.lease.as_ref().map(|lease| lease.id);
-        monitor.may_create = self.may_create;
-        monitor.request_last = self.request_last;
-        monitor.watching.watch_last = self.watch_last;
+        let identity = Identity { nonce, ..self.identity.clone() };
+        let lease = self.lease.as_ref().map(|lease| lease.id);
+        let leadership = Leadership::new(lease, self.may_create);
+        let mut monitor = Box::new(Monitor::under(identity, leadership, self.store.clone()));
         monitor.watching.undone = std::mem::take(&mut self.undone);
-        monitor.state_trouble.clone_from(&self.trouble);
-        monitor.endpoints.clone_from(&self.endpoints);
         self.stage = Stage::Leading { monitor, has_guests: false };
     }
 
@@ -534,7 +525,7 @@ impl Election {
         if let Some(place) = effects[told..].iter().position(stops) {
             let is_lost =
                 matches!(effects[told + place], Effect::Stop(StopReason::LostLeadership(_)));
-            if is_lost && monitor.lease.is_some() {
+            if is_lost && monitor.leadership.lease().is_some() {
                 effects.truncate(told + place);
                 self.lose(now, "the leader's key is another's", effects);
             } else {
@@ -542,7 +533,7 @@ impl Election {
             }
             return;
         }
-        if monitor.has_led && !*has_guests {
+        if monitor.leadership.has_led() && !*has_guests {
             *has_guests = true;
             self.picture = None;
             for event in self.relay.hand_over(now, effects) {
@@ -557,14 +548,13 @@ impl Election {
         let Stage::Leading { mut monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
             return;
         };
-        if monitor.has_led {
+        if monitor.leadership.has_led() {
             let event = TraceEvent::warn("this monitor leads no longer").with("why", why);
             effects.push(Effect::Trace(event));
         }
-        self.request_last = monitor.request_last;
-        self.watch_last = monitor.watching.watch_last;
+        self.store = monitor.store.clone();
         self.undone = std::mem::take(&mut monitor.watching.undone);
-        for connection in monitor.connections.keys().copied() {
+        for connection in monitor.connections.ids() {
             effects.push(Effect::Net(NetEffect::Close { connection }));
         }
         if let Some(watch) = monitor.watching.watch {
@@ -574,10 +564,10 @@ impl Election {
         if let Some(Lease { id: lease, .. }) = self.lease.take() {
             let request = self.next_request();
             // If it lives its key was taken from it.
-            self.suspicion = monitor.has_led.then_some(request);
+            self.suspicion = monitor.leadership.has_led().then_some(request);
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
         }
-        if monitor.has_led {
+        if monitor.leadership.has_led() {
             self.picture = Some(Picture { monitor, at: now });
         }
     }
@@ -665,13 +655,13 @@ fn leader_key() -> String {
 fn status_without_state(
     now: Time,
     identity: &Identity,
-    trouble: &Option<String>,
+    trouble: Option<&str>,
     picture: &Option<Picture>,
 ) -> Value {
     let Some(Picture { monitor, at }) = picture else {
-        return Monitor::new(identity.clone()).status(now, trouble.as_deref());
+        return Monitor::new(identity.clone()).status(now, trouble);
     };
-    let mut status = monitor.status(*at, trouble.as_deref());
+    let mut status = monitor.status(*at, trouble);
     status["seconds_old"] = now.since(*at).as_secs_f64().round().into();
     status
 }

@@ -165,7 +165,7 @@ impl Bar {
 impl Monitor {
     /// A primary says what PGs need.
     pub(super) fn on_needs(&mut self, now: Time, connection: ConnectionId, needs: Vec<PgNeed>) {
-        let Some(osd) = self.connections[&connection].osd else { return };
+        let Some(osd) = self.connections.osd(connection) else { return };
         for need in needs {
             self.take_need(now, osd, need);
         }

@@ -8,7 +8,7 @@ use base::{Time, TraceEvent};
 use super::committed_state::{Batch, Write};
 use super::job::{Done, Job, Opened, Plan};
 use super::job_queue::InFlight;
-use super::{Effect, Monitor};
+use super::{Effect, Monitor, busy};
 use crate::message::{Command, FromMonitor};
 use crate::records::{ClusterRecord, Key, Record, Rest, STATE_FORMAT};
 use crate::state::{KeyValue, StateEffect, StateRevision};
@@ -126,7 +126,7 @@ impl Monitor {
         let is_number_alone = matches!(job, Job::Edit { key: Key::Change });
         assert!(!batch.is_empty() || is_number_alone, "a plan that writes nothing is done");
         let (transaction, writes) = batch.into_parts();
-        let request = self.next_request();
+        let request = self.store.next_request();
         self.jobs.start(request, job, writes, done);
         effects.push(Effect::State(StateEffect::Transact { request, transaction }));
     }
@@ -265,7 +265,7 @@ impl Monitor {
     fn finish(&mut self, now: Time, job: Job, done: Done, effects: &mut Vec<Effect>) {
         match (job, done) {
             (Job::Command { connection, request, .. }, Done::Answer(result)) => {
-                self.answer(connection, request, result, effects);
+                self.connections.answer(connection, request, result, effects);
             }
             (Job::Boot(boot), Done::Booted(incarnation)) => {
                 self.finish_boot(now, &boot, incarnation, effects);
@@ -274,7 +274,7 @@ impl Monitor {
                 let event = TraceEvent::warn("OSD is refused").with("osd", boot.osd);
                 let event = event.with("code", &error.code).with("why", &error.message);
                 effects.push(Effect::Trace(event.with("host", &boot.host)));
-                self.send(boot.connection, &FromMonitor::OsdRefused { error }, effects);
+                self.connections.send(boot.connection, &FromMonitor::OsdRefused { error }, effects);
                 self.push_sync_known_osd(boot.osd);
             }
             (Job::Boot(boot), Done::BootOutdated) => {
@@ -296,28 +296,32 @@ impl Monitor {
                 effects.push(Effect::Trace(event.with("volume", &image.name)));
                 self.connect_session(now, session, connection);
                 if locked {
-                    self.locked_since.insert(session, now);
+                    self.sessions.note_lock(now, session);
                 }
                 let reign = self.committed.session(session).map_or(0, |record| record.reign);
                 let opened =
                     FromMonitor::SessionOpened { request, session, image, locked, lazy, reign };
-                self.send(connection, &opened, effects);
+                self.connections.send(connection, &opened, effects);
             }
             (job @ Job::OpenSession { connection, request, .. }, Done::SessionWaits) => {
-                if let Err(error) = self.wait_for_holder(job) {
-                    let refused = FromMonitor::SessionRefused { request, error };
-                    self.send(connection, &refused, effects);
+                if !self.sessions.wait(job) {
+                    let refused = FromMonitor::SessionRefused { request, error: busy() };
+                    self.connections.send(connection, &refused, effects);
                 }
             }
             (Job::OpenSession { connection, request, .. }, Done::SessionRefused(error)) => {
                 let refused = FromMonitor::SessionRefused { request, error };
-                self.send(connection, &refused, effects);
+                self.connections.send(connection, &refused, effects);
             }
             (job, Done::SessionClosed(session)) => {
                 let event = TraceEvent::debug("session is closed").with("session", session);
                 effects.push(Effect::Trace(event));
                 if let Job::CloseSession { connection, .. } = job {
-                    self.send(connection, &FromMonitor::SessionClosed { session }, effects);
+                    self.connections.send(
+                        connection,
+                        &FromMonitor::SessionClosed { session },
+                        effects,
+                    );
                 }
                 self.forget_session(session);
             }
@@ -326,12 +330,12 @@ impl Monitor {
                 self.connect_session(now, session, connection);
             }
             (Job::ResumeSession { connection, .. }, Done::SessionEnded(session)) => {
-                self.send(connection, &FromMonitor::SessionEnded { session }, effects);
+                self.connections.send(connection, &FromMonitor::SessionEnded { session }, effects);
                 self.forget_session(session);
             }
             (Job::Command { connection, request, .. }, Done::Unlocked(session, answer)) => {
                 self.session_ended(session, effects);
-                self.answer(connection, request, Ok(answer), effects);
+                self.connections.answer(connection, request, Ok(answer), effects);
             }
             (Job::Edit { key }, Done::Edited(verdict)) => {
                 self.finish_edit(now, key, verdict, effects);
@@ -342,7 +346,7 @@ impl Monitor {
             (Job::Replan { pool, .. }, Done::Replanned(failed)) => {
                 self.finish_replan(pool, failed);
             }
-            (Job::TaskProgress { task, .. }, Done::Silent) => self.task_progress_recorded(task),
+            (Job::TaskProgress { task, .. }, Done::Silent) => self.tasks.on_progress_recorded(task),
             (_, Done::MonitorsChanged) => self.monitors_changed(effects),
             (_, Done::Silent) => {}
             (job, done) => unreachable!("{job:?} cannot end as {done:?}"),

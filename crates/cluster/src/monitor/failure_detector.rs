@@ -100,6 +100,15 @@ pub(super) struct FailureDetector {
     failed: BTreeSet<OsdId>,
     /// Asked, and not heard since.
     asked: BTreeSet<OsdId>,
+    /// This process stood still, until then: who is connected may have left it for that.
+    back_since: Option<Time>,
+}
+
+impl FailureDetector {
+    /// This process stood still, and goes on now.
+    pub(super) fn note_standstill(&mut self, now: Time) {
+        self.back_since = Some(now);
+    }
 }
 
 impl Monitor {
@@ -138,7 +147,8 @@ impl Monitor {
     /// Its connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
         // Who left a monitor that stood still looks for one that does not, and comes back.
-        let all_return = self.back_since.map(|back| back + self.span(Setting::OsdReturn));
+        let all_return =
+            self.failure_detector.back_since.map(|back| back + self.span(Setting::OsdReturn));
         let grace_ends = now + self.span(Setting::OsdGrace);
         let grace_ends = all_return.map_or(grace_ends, |all_return| all_return.max(grace_ends));
         let Some(live) = self.osds.get_mut(&osd) else { return };
@@ -183,12 +193,12 @@ impl Monitor {
         let since = *live.liveness.probed.get_or_insert(now);
         self.failure_detector.asked.insert(osd);
         self.look_at(osd, since + PROBE_SPAN);
-        self.send(connection, &FromMonitor::Probe { nonce }, effects);
+        self.connections.send(connection, &FromMonitor::Probe { nonce }, effects);
     }
 
     /// A message of an OSD came.
     pub(super) fn word_came(&mut self, now: Time, connection: ConnectionId) {
-        let osd = self.connections.get(&connection).and_then(|state| state.osd);
+        let osd = self.connections.osd(connection);
         let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
         (live.liveness.word, live.liveness.probed) = (now, None);
     }
@@ -204,7 +214,7 @@ impl Monitor {
         if self.confirm_boot(now, connection, nonce, effects) {
             return;
         }
-        let Some(osd) = self.connections[&connection].osd else { return };
+        let Some(osd) = self.connections.osd(connection) else { return };
         let event_last = self.event_last;
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let liveness = &mut live.liveness;
@@ -227,7 +237,7 @@ impl Monitor {
         connection: ConnectionId,
         effects: &mut Vec<Effect>,
     ) {
-        if let Some(osd) = self.connections[&connection].osd {
+        if let Some(osd) = self.connections.osd(connection) {
             let event = TraceEvent::info("OSD says that it stops").with("osd", osd);
             effects.push(Effect::Trace(event));
             self.take_down(now, osd, effects);
@@ -244,7 +254,7 @@ impl Monitor {
         how: Unreachable,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(peer) = self.connections[&connection].osd.filter(|peer| *peer != osd) else {
+        let Some(peer) = self.connections.osd(connection).filter(|peer| *peer != osd) else {
             return;
         };
         let record = self.committed.osd(osd);
@@ -428,7 +438,7 @@ impl Monitor {
     /// Whether a run of it waits to join.
     pub(super) fn is_joining(&self, osd: OsdId) -> bool {
         let mut boots = self.jobs.boots().filter(|boot| boot.osd == osd);
-        boots.any(|boot| self.connections.contains_key(&boot.connection))
+        boots.any(|boot| self.connections.is_here(boot.connection))
     }
 
     /// OSDs that share a PG with this one.

@@ -81,7 +81,7 @@ impl Monitor {
         let record = self.committed.osd(osd).expect("members have a record");
         let (epoch, incarnation) = (entry.epoch, record.info.incarnation);
         let connection = self.osds[&osd].connection.expect("just seen");
-        self.send(connection, &FromMonitor::GiveUp { pg, epoch, incarnation }, effects);
+        self.connections.send(connection, &FromMonitor::GiveUp { pg, epoch, incarnation }, effects);
         self.give_ups.push(asked);
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Monitor {
                 continue;
             }
             let value = json!({ "pg": waits.pg.to_string(), "osd": osd });
-            self.answer(waits.connection, waits.request, Ok(value), effects);
+            self.connections.answer(waits.connection, waits.request, Ok(value), effects);
         }
     }
 
@@ -263,7 +263,7 @@ impl Monitor {
                 ),
                 format!("`ashlar pg describe {pg}` says how it is; if nothing changes, ask again"),
             );
-            self.answer(connection, request, Err(error), effects);
+            self.connections.answer(connection, request, Err(error), effects);
         }
     }
 }

@@ -1,11 +1,6 @@
 //! How a monitor comes to lead and to know the state: at its start, and again whenever the outcome
 //! of a transaction is not known.
-//!
-//! ```text
-//!   New ─▶ ReadLeader ─▶ Lead ─▶ Load (page by page) ─▶ Ready
-//!              ▲          │ unknown, conflict   │           │ unknown, conflict
-//!              └──────────┴─────────────────────┴───────────┘
-//! ```
+//! `leadership.rs` has the stages.
 //!
 //! Taking leadership writes the leader's key, and every transaction compares its revision: once it
 //! is taken, no earlier transaction can happen any more, and nobody else writes while pages are
@@ -13,49 +8,29 @@
 
 use std::collections::BTreeMap;
 
-use base::planted::{self, Bug};
-use base::{ConnectionId, Duration, Time, TraceEvent};
+use base::{Duration, Time, TraceEvent};
 
 use super::committed_state::CommittedState;
 use super::edit::is_never_edited;
 use super::job::Job;
+use super::leadership::Reading;
 use super::monitors::removed_text;
 use super::{Effect, Monitor, StopReason};
 use crate::message::{Command, ToMonitor};
 use crate::records::{Key, LeaderRecord, Record, Rest, STATE_FORMAT};
 use crate::state::{
     KeyValue, Operation, RANGE_COUNT_MAX, RangeAnswer, StateEffect, StateEvent, StateRequest,
-    StateRevision, Transaction, TransactionOutcome, Unavailable, WatchId,
+    StateRevision, Transaction, TransactionOutcome, Unavailable,
 };
 
 /// How long to wait before a store that could not be asked is asked again.
 const REST_SPAN: Duration = Duration::from_millis(100);
 
-/// How far the monitor is. Top to bottom is the order in time.
-pub(super) enum Stage {
-    /// Waits for the first event.
-    New,
-    /// Waits a while: the store could not be asked.
-    Rest { until: Time },
-    /// Waits for the leader's key.
-    ReadLeader { request: StateRequest },
-    /// Waits for the transaction that makes this monitor the leader.
-    Lead { request: StateRequest },
-    /// Waits for a page of the store.
-    Load { request: StateRequest, leader: StateRevision, loaded: BTreeMap<String, KeyValue> },
-    /// Leads and knows the state.
-    Ready,
-    /// Has told why it ends.
-    Stopped,
-}
-
 impl Monitor {
     /// Starts what needs no event.
     pub(super) fn advance_load(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        match self.stage {
-            Stage::New => self.read_leader(effects),
-            Stage::Rest { until } if until <= now => self.read_leader(effects),
-            _ => {}
+        if self.leadership.deadline().is_some_and(|due| due <= now) {
+            self.read_leader(effects);
         }
     }
 
@@ -66,7 +41,7 @@ impl Monitor {
                 self.on_transacted(now, request, outcome, effects);
             }
             StateEvent::Condition { trouble } => self.on_condition(now, trouble, effects),
-            StateEvent::Endpoints(found) => self.endpoints = found,
+            StateEvent::Endpoints(found) => self.store.on_endpoints(found),
             StateEvent::Failed { reason } => self.stop(StopReason::State(reason), effects),
             StateEvent::Watched { watch, revision, changes } => {
                 self.on_watched(watch, revision, changes, effects);
@@ -75,7 +50,7 @@ impl Monitor {
                 self.watching.watch = None;
                 self.end_state_watches(effects);
                 // Leading begins a new one, and what was missed is seen by reading everything.
-                if matches!(self.stage, Stage::Lead { .. } | Stage::Load { .. } | Stage::Ready) {
+                if self.leadership.has_begun_to_read() {
                     self.read_leader(effects);
                 }
             }
@@ -88,30 +63,28 @@ impl Monitor {
     /// The store can be asked, or not. Who waits for the first reading to ask how things are is told
     /// why it takes so long.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
-        self.state_trouble = trouble;
-        if self.state_trouble.is_none() {
+        self.store.on_condition(trouble);
+        if self.store.trouble().is_none() {
             return;
         }
-        let early = std::mem::take(&mut self.early);
-        for (connection, message) in early {
+        for (connection, message) in self.connections.take_early() {
             match message {
                 ToMonitor::Command { request, command: Command::Status } => {
-                    self.answer(
-                        connection,
-                        request,
-                        Ok(self.status(now, self.state_trouble.as_deref())),
-                        effects,
-                    );
+                    let status = self.status(now, self.store.trouble());
+                    self.connections.answer(connection, request, Ok(status), effects);
                 }
-                message => self.early.push_back((connection, message)),
+                message => {
+                    let is_kept = self.connections.keep_early(connection, message);
+                    assert!(is_kept, "they were kept before");
+                }
             }
         }
     }
 
     /// Takes leadership (again) and reads everything.
     pub(super) fn read_leader(&mut self, effects: &mut Vec<Effect>) {
-        let request = self.next_request();
-        self.stage = Stage::ReadLeader { request };
+        let request = self.store.next_request();
+        self.leadership.read_leader(request);
         effects.push(Effect::State(StateEffect::Range {
             request,
             prefix: Key::Leader.to_string(),
@@ -127,22 +100,16 @@ impl Monitor {
         result: Result<RangeAnswer, Unavailable>,
         effects: &mut Vec<Effect>,
     ) {
-        let is_awaited = match &self.stage {
-            Stage::ReadLeader { request } | Stage::Load { request, .. } => *request == answered,
-            _ => false,
-        };
-        if !is_awaited {
-            return;
-        }
+        let Some(reading) = self.leadership.take_reading(answered) else { return };
         let Ok(answer) = result else {
-            self.stage = Stage::Rest { until: now + REST_SPAN };
+            self.leadership.rest(now + REST_SPAN);
             return;
         };
-        match std::mem::replace(&mut self.stage, Stage::New) {
-            Stage::Load { leader, loaded, .. } => {
+        match reading {
+            Reading::Page { leader, loaded } => {
                 self.load_page(now, leader, loaded, answer, effects);
             }
-            _ => self.lead(answer.entries.into_iter().next(), effects),
+            Reading::LeaderKey => self.lead(answer.entries.into_iter().next(), effects),
         }
     }
 
@@ -154,19 +121,20 @@ impl Monitor {
             Ok(Some(Record::Leader(record))) => Some(record),
             Ok(_) => None,
             // Written by another hand while this one led: it is taken again.
-            Err(_) if self.has_led || self.lease.is_some() => None,
+            Err(_) if self.leadership.has_led() || self.leadership.lease().is_some() => None,
             Err(error) => {
                 let reason = format!("the state store's key leader is damaged: {error}");
                 self.stop(StopReason::State(reason), effects);
                 return;
             }
         };
-        if self.another_leads(found.as_ref(), before.as_ref()) {
+        let ours = (self.identity.monitor, self.identity.pid);
+        if self.leadership.another_leads(ours, found.as_ref(), before.as_ref()) {
             let reason = "another monitor leads the cluster now".to_string();
             self.stop(StopReason::LostLeadership(reason), effects);
             return;
         }
-        if self.has_led && before.is_none() {
+        if self.leadership.has_led() && before.is_none() {
             // It was there, and ours.
             self.watching.undone.note_leader(self.now);
         }
@@ -180,31 +148,12 @@ impl Monitor {
         let mut transaction = Transaction::new();
         let revision = found.map_or(StateRevision::ZERO, |entry| entry.revision);
         let value = record.to_json().to_string();
-        let lease = self.lease;
+        let lease = self.leadership.lease();
         let operation = Operation::Put { key: Key::Leader.to_string(), value, lease };
         transaction.write(operation, revision);
-        let request = self.next_request();
-        self.stage = Stage::Lead { request };
+        let request = self.store.next_request();
+        self.leadership.take(request);
         effects.push(Effect::State(StateEffect::Transact { request, transaction }));
-    }
-
-    /// Whether what stands under the leader's key is another's, or what this monitor knows may be
-    /// older than what another has written.
-    ///
-    /// Under a lease it goes on with what it knows only where its own key still stands: if that was
-    /// gone for a moment, another one may have led in it.
-    fn another_leads(&self, found: Option<&KeyValue>, record: Option<&LeaderRecord>) -> bool {
-        let Some(ours) = self.lease else {
-            let is_us = |record: &LeaderRecord| {
-                record.monitor == self.identity.monitor && record.pid == self.identity.pid
-            };
-            return self.has_led && record.is_some_and(|record| !is_us(record));
-        };
-        match found.map(|entry| entry.lease) {
-            Some(Some(lease)) => lease != ours && !planted::on(Bug::LeadershipTakenOver),
-            // Nobody leads, or a hand wrote there: whoever writes next does.
-            Some(None) | None => self.has_led,
-        }
     }
 
     fn on_transacted(
@@ -217,27 +166,22 @@ impl Monitor {
         if let TransactionOutcome::Invalid { why } = outcome {
             panic!("the state store refused a transaction: {why}");
         }
-        match self.stage {
-            Stage::Lead { request } if request == answered => match outcome {
+        if self.leadership.is_taking(answered) {
+            match outcome {
                 TransactionOutcome::Committed { revision } => {
                     self.watch_store(revision, effects);
                     self.ask_page(revision, BTreeMap::new(), None, effects);
                 }
-                _ => self.stage = Stage::Rest { until: now + REST_SPAN },
-            },
-            Stage::Ready => {
-                if !self.jobs.is_awaited(answered) {
-                    return;
-                }
-                match outcome {
-                    TransactionOutcome::Committed { revision } => {
-                        let in_flight = self.jobs.take_in_flight().expect("checked above");
-                        self.commit(now, in_flight, revision, effects);
-                    }
-                    _ => self.read_leader(effects),
-                }
+                _ => self.leadership.rest(now + REST_SPAN),
             }
-            _ => {}
+        } else if self.is_ready() && self.jobs.is_awaited(answered) {
+            match outcome {
+                TransactionOutcome::Committed { revision } => {
+                    let in_flight = self.jobs.take_in_flight().expect("it is awaited");
+                    self.commit(now, in_flight, revision, effects);
+                }
+                _ => self.read_leader(effects),
+            }
         }
     }
 
@@ -246,8 +190,7 @@ impl Monitor {
         if self.watching.watch.is_some() {
             return;
         }
-        self.watching.watch_last += 1;
-        let watch = WatchId(self.watching.watch_last);
+        let watch = self.store.next_watch();
         self.watching.watch = Some(watch);
         let (prefix, from) = (String::new(), leader.next());
         effects.push(Effect::State(StateEffect::Watch { watch, prefix, from }));
@@ -260,8 +203,8 @@ impl Monitor {
         after: Option<String>,
         effects: &mut Vec<Effect>,
     ) {
-        let request = self.next_request();
-        self.stage = Stage::Load { request, leader, loaded };
+        let request = self.store.next_request();
+        self.leadership.read_page(request, leader, loaded);
         let (prefix, limit) = (String::new(), RANGE_COUNT_MAX);
         effects.push(Effect::State(StateEffect::Range { request, prefix, after, limit }));
     }
@@ -285,7 +228,7 @@ impl Monitor {
             self.read_leader(effects);
         } else {
             self.watching.read_at = leader;
-            self.led_from.get_or_insert(leader);
+            self.leadership.all_read(leader);
             self.take_loaded(now, loaded, effects);
         }
     }
@@ -297,18 +240,18 @@ impl Monitor {
         loaded: BTreeMap<String, KeyValue>,
         effects: &mut Vec<Effect>,
     ) {
-        if self.has_led {
+        if self.leadership.has_led() {
             self.compare_loaded(now, &loaded, effects);
         } else if let Err(reason) = self.take_first(loaded) {
             self.stop(reason, effects);
             return;
         }
-        self.stage = Stage::Ready;
+        let is_first = self.leadership.become_ready(now);
         self.track_sessions(now);
         self.track_tasks();
         self.publish(effects);
         self.settings_changed(effects);
-        if !std::mem::replace(&mut self.has_led, true) {
+        if is_first {
             self.begin(now, effects);
         }
     }
@@ -337,13 +280,13 @@ impl Monitor {
         let mut committed = CommittedState::of_reign(self.committed.reign);
         let revision = |key: Key| loaded.get(&key.to_string()).map(|entry| entry.revision);
         let (change, cluster) = (revision(Key::Change), revision(Key::Cluster));
-        let believes_from = self.believes_from;
+        let leadership = &self.leadership;
         // Every transaction of a monitor writes its number. (Where all keys were put back one by one, that
         // one as well, OSDs tell whether they are older.)
         let is_of_another_hand = |entry: &KeyValue| {
-            let is_past_monitors = change < Some(entry.revision)
-                && believes_from.is_none_or(|from| entry.revision < from);
-            cluster.is_some() && change >= cluster && is_past_monitors
+            let is_past_monitors = change < Some(entry.revision);
+            let is_unbelieved = is_past_monitors && !leadership.believes(entry.revision);
+            cluster.is_some() && change >= cluster && is_unbelieved
         };
         for entry in loaded.into_values() {
             match Key::parse(&entry.key) {
@@ -366,7 +309,6 @@ impl Monitor {
 
     /// This monitor leads for the first time: everybody is served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        self.led_since = now;
         self.begin_detection(now);
         self.begin_settling(now);
         self.begin_stats();
@@ -381,8 +323,7 @@ impl Monitor {
             let event = TraceEvent::error("the state store is damaged").with("why", damage);
             effects.push(Effect::Trace(event));
         }
-        let early: Vec<(ConnectionId, ToMonitor)> = self.early.drain(..).collect();
-        for (connection, message) in early {
+        for (connection, message) in self.connections.take_early() {
             self.on_control(now, connection, message, effects);
         }
     }
@@ -408,7 +349,7 @@ impl Monitor {
                 Some(StopReason::Removed(removed_text(self.identity.monitor)))
             }
             Some(_) => None,
-            None if loaded.is_new() && self.may_create => None,
+            None if loaded.is_new() && self.leadership.may_create() => None,
             None if loaded.is_new() => {
                 let reason = "the state store holds no cluster: a new one is made by `ashlar \
                               init`; if there was one, its state is lost, and must be brought back";

@@ -9,18 +9,16 @@
 //!   2. The holder of a lock has a session record, ended or not.
 
 use base::planted::{self, Bug};
-use base::{ConnectionId, PoolId, SessionId, Time};
+use base::{PoolId, SessionId, Time};
 use serde_json::{Value, json};
 
 use super::committed_state::{Batch, Write};
-use super::job::{Done, Job, Plan};
-use super::{Introduced, Monitor, busy, failure};
+use super::connections::Introduced;
+use super::job::{Done, Plan};
+use super::{Monitor, failure};
 use crate::map::ImageInfo;
 use crate::message::Failure;
 use crate::records::{Key, LockRecord, Record, Rest, SessionRecord};
-
-/// Attaches that wait for what becomes of a lock's holder.
-const WAITING_COUNT_MAX: usize = 1_024;
 
 /// What the lock of an image means for an attach.
 pub(super) enum Claim {
@@ -53,7 +51,7 @@ impl Monitor {
                 Claim::Without
             };
         };
-        let is_gone = self.session_connection(record.id).is_none();
+        let is_gone = self.sessions.connection(record.id).is_none();
         match (lock.lazy, is_gone) {
             (true, true) if planted::on(Bug::AbsentHolderPassedOver) => Claim::Without,
             (true, true) => Claim::Waits,
@@ -81,8 +79,8 @@ impl Monitor {
         let introduced = self.process_of_session(holder.id);
         let process = |who: &Introduced| format!(", process {} on {}", who.pid, who.host);
         let process = introduced.map_or_else(String::new, process);
-        let since = match self.locked_since.get(&holder.id) {
-            Some(since) => format!("for {:.0} seconds", now.since(*since).as_secs_f64()),
+        let since = match self.sessions.locked_since(holder.id) {
+            Some(since) => format!("for {:.0} seconds", now.since(since).as_secs_f64()),
             None => "since before this monitor led".to_string(),
         };
         failure(
@@ -139,27 +137,6 @@ impl Monitor {
         }
         let answer = json!({ "volume": name, "session": holder, "client": client });
         self.fence_sessions(image, vec![holder], Some(Done::Unlocked(holder, answer)))
-    }
-
-    /// An attach waits until the lock's holder is back, or has ended.
-    pub(super) fn wait_for_holder(&mut self, job: Job) -> Result<(), Failure> {
-        if self.waiting_opens.len() >= WAITING_COUNT_MAX {
-            return Err(busy());
-        }
-        self.waiting_opens.push(job);
-        Ok(())
-    }
-
-    /// A session is back or is gone for good: attaches that waited are judged again.
-    pub(super) fn wake_opens(&mut self) {
-        self.jobs.extend(self.waiting_opens.drain(..));
-    }
-
-    /// The connection is gone, and with it who waited.
-    pub(super) fn forget_opens(&mut self, gone: ConnectionId) {
-        self.waiting_opens.retain(
-            |job| !matches!(job, Job::OpenSession { connection, .. } if *connection == gone),
-        );
     }
 
     /// A lock as commands show it.

@@ -22,8 +22,7 @@ impl Monitor {
 
     /// A monitor that does not lead relays another connection from now on.
     pub(super) fn on_relay(&mut self, connection: ConnectionId, role: &RelayedRole) {
-        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.peer.role = role.role();
+        self.connections.set_relayed_role(connection, role.role());
     }
 
     /// A monitor that does not lead is there.
@@ -34,10 +33,9 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         if self.committed.has_removed_monitor(record.id) {
-            return self.send(connection, &FromMonitor::MonitorRemoved, effects);
+            return self.connections.send(connection, &FromMonitor::MonitorRemoved, effects);
         }
-        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.monitor = Some(record.id);
+        self.connections.set_monitor(connection, record.id);
         self.send_settings(connection, effects);
         self.try_push_job(Job::MonitorHere(record));
     }
@@ -105,8 +103,7 @@ impl Monitor {
     }
 
     pub(super) fn is_monitor_up(&self, monitor: MonitorId) -> bool {
-        let here = |state: &super::Connection| state.monitor == Some(monitor);
-        monitor == self.identity.monitor || self.connections.values().any(here)
+        monitor == self.identity.monitor || self.connections.has_monitor(monitor)
     }
 
     /// The rows of `mon ls`.
@@ -133,21 +130,20 @@ impl Monitor {
     }
 
     pub(super) fn send_monitors(&self, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        self.send(connection, &self.monitor_addresses(), effects);
+        self.connections.send(connection, &self.monitor_addresses(), effects);
     }
 
     /// Tells everybody who gets the map which monitors there are.
     pub(super) fn monitors_changed(&self, effects: &mut Vec<Effect>) {
         let message = self.monitor_addresses();
-        let subscribed = self.connections.iter().filter(|(_, state)| state.subscription.is_some());
-        for (connection, _) in subscribed {
-            self.send(*connection, &message, effects);
+        for connection in self.connections.subscribers() {
+            self.connections.send(connection, &message, effects);
         }
     }
 
     /// Monitors alone speak for themselves and for their guests.
     pub(super) fn is_no_monitor(&self, connection: ConnectionId, named: Option<MonitorId>) -> bool {
-        match self.connections[&connection].peer.role {
+        match self.connections.role(connection) {
             Role::Monitor(id) => named.is_some_and(|named| named != id),
             _ => true,
         }

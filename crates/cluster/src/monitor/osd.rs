@@ -84,10 +84,10 @@ impl Monitor {
         goes_on: bool,
         effects: &mut Vec<Effect>,
     ) {
-        self.has_task_news = true;
+        self.tasks.note_news();
         let live = self.osds.entry(osd).or_default();
         let old = live.connection.replace(connection);
-        live.joined_order = self.connections.get(&connection).map_or(0, |state| state.order);
+        live.joined_order = self.connections.order(connection).unwrap_or(0);
         live.since = now;
         live.report = None;
         live.fill_rate = 0;
@@ -97,13 +97,12 @@ impl Monitor {
             effects.push(Effect::Net(NetEffect::Close { connection: old }));
             self.forget_connection(now, old);
         }
-        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.osd = Some(osd);
+        self.connections.set_osd(connection, osd);
         self.begin_presence(now, osd, goes_on, effects);
     }
 
     pub(super) fn lose_osd_connection(&mut self, now: Time, osd: OsdId, connection: ConnectionId) {
-        self.requeue_task_requests(now, connection);
+        self.tasks.requeue_requests(now, connection);
         let Some(live) = self.osds.get_mut(&osd) else { return };
         if live.connection == Some(connection) {
             live.connection = None;
@@ -161,7 +160,7 @@ impl Monitor {
         report: OsdReport,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(osd) = self.connections[&connection].osd else { return };
+        let Some(osd) = self.connections.osd(connection) else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
         let size = report.size_bytes;
         let age = Duration::from_millis(report.oldest_operation_ms);
@@ -212,9 +211,9 @@ impl Monitor {
         connection: ConnectionId,
         revisions: &BTreeMap<PoolId, MapRevision>,
     ) {
-        let Some(osd) = self.connections[&connection].osd else { return };
+        let Some(osd) = self.connections.osd(connection) else { return };
         let Some(live) = self.osds.get_mut(&osd) else { return };
-        self.has_task_news = true;
+        self.tasks.note_news();
         for (pool, revision) in revisions {
             if self.committed.pool(*pool).is_some() {
                 let saw = live.saw.entry(*pool).or_default();

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use base::{ConnectionId, MapRevision, PoolId};
 
-use super::{Effect, Monitor, to_text};
+use super::connections::to_text;
+use super::{Effect, Monitor};
 use crate::map::MapDelta;
 use crate::message::FromMonitor;
 use crate::records::CounterName;
@@ -36,7 +37,7 @@ impl Monitor {
     ) {
         let lacks =
             |(pool, revision): (&PoolId, &MapRevision)| self.committed.lacks_map(*pool, *revision);
-        if let Some(osd) = self.connections[&connection].osd.filter(|_| have.iter().any(lacks)) {
+        if let Some(osd) = self.connections.osd(connection).filter(|_| have.iter().any(lacks)) {
             return self.is_proven_older(format!("{osd} has a newer map"), effects);
         }
         // Of a pool that an older store lacks nothing is told: it was not removed.
@@ -48,8 +49,7 @@ impl Monitor {
         let have = have.into_iter().filter(|(pool, _)| is_known(*pool));
         let have: BTreeMap<PoolId, MapRevision> =
             have.filter(|(_, revision)| *revision > MapRevision::ZERO).collect();
-        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.subscription = Some(Subscription { pools: have, osds: 0 });
+        self.connections.subscribe(connection, Subscription { pools: have, osds: 0 });
         self.send_map(connection, true, effects);
         self.send_monitors(connection, effects);
     }
@@ -57,9 +57,7 @@ impl Monitor {
     /// Sends everyone what changed since they were last told.
     pub(super) fn publish(&mut self, effects: &mut Vec<Effect>) {
         let mut cache = Texts::new(self.committed.osd_revision_max());
-        let subscribed = self.connections.iter().filter(|(_, state)| state.subscription.is_some());
-        let subscribed: Vec<ConnectionId> = subscribed.map(|(connection, _)| *connection).collect();
-        for connection in subscribed {
+        for connection in self.connections.subscribers().collect::<Vec<_>>() {
             self.send_map_cached(connection, false, &mut cache, effects);
         }
     }
@@ -87,10 +85,7 @@ impl Monitor {
         if self.committed.is_being_recovered() || self.committed.is_damaged() {
             return;
         }
-        let state = self.connections.get_mut(&connection);
-        let Some(subscription) = state.and_then(|state| state.subscription.as_mut()) else {
-            return;
-        };
+        let Some(subscription) = self.connections.subscription_mut(connection) else { return };
         let mut texts: Vec<String> = Vec::new();
         let newest = cache.osd_revision;
         if subscription.osds < newest {
@@ -137,7 +132,7 @@ impl Monitor {
             texts.push(to_text(&FromMonitor::Map(MapDelta::default())));
         }
         for text in texts {
-            self.send_text(connection, text, effects);
+            self.connections.send_text(connection, text, effects);
         }
     }
 }

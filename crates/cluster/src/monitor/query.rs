@@ -84,7 +84,7 @@ impl Monitor {
             Command::OsdTree => Ok(self.osd_tree()),
             Command::PgList { pool } => self.pg_rows(pool.as_deref()),
             Command::PgDescribe { pg } => self.describe_pg(*pg),
-            Command::Status => Ok(self.status(now, self.state_trouble.as_deref())),
+            Command::Status => Ok(self.status(now, self.store.trouble())),
             Command::StateList { prefix } => self.state_rows(prefix),
             Command::StateGet { key } => self.state_row(key),
             Command::ConfigList => Ok(self.setting_rows()),

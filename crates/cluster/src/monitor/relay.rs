@@ -25,7 +25,8 @@ use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 use serde_json::Value;
 
-use super::{CONNECTION_COUNT_MAX, Effect, failure, to_text};
+use super::connections::{CONNECTION_COUNT_MAX, to_text};
+use super::{Effect, failure};
 use crate::message::{Command, Failure, FromMonitor, RelayedRole, ToMonitor};
 
 /// How long a connection waits for the leader: as long as a leader's lease lasts,

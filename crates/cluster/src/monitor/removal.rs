@@ -109,7 +109,7 @@ impl Monitor {
             }
         }
         for (connection, ask) in asks {
-            self.send(connection, &ask, effects);
+            self.connections.send(connection, &ask, effects);
         }
     }
 
@@ -121,7 +121,7 @@ impl Monitor {
         pool: PoolId,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(osd) = self.connections[&connection].osd else { return };
+        let Some(osd) = self.connections.osd(connection) else { return };
         let is_awaited = self.committed.removed_pool(pool).is_some_and(|r| r.osds.contains(&osd));
         let asked = self.osds.get_mut(&osd).and_then(|live| live.clearing.get_mut(&pool));
         let is_new = asked.is_some_and(|has_said| !std::mem::replace(has_said, true));

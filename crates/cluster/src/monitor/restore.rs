@@ -24,7 +24,7 @@ use base::planted::{self, Bug};
 use base::{
     ConnectionId, Epoch, Incarnation, MapRevision, OsdId, PgId, PoolId, SessionId, Time, TraceEvent,
 };
-use format::door::Role;
+use format::door::{NetEffect, Role};
 use format::wire::{Member, PgEntry};
 use placement::Candidate;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ use super::job::{Boot, Done, Job, Plan, Written};
 use super::planning::domain_of;
 use super::refusal::first_names;
 use super::volume::{FENCE_RANGE_COUNT_MAX, ranges_beside};
-use super::{Connection, Effect, Monitor, failure};
+use super::{Effect, Monitor, failure};
 use crate::copy::{KnownState, StateCopy, is_copied};
 use crate::map::{FenceRange, Pool, is_in_ranges};
 use crate::message::{Command, Failure, FromMonitor};
@@ -174,8 +174,7 @@ impl Monitor {
         effects.push(Effect::Trace(event.with("why", &why)));
         self.restore.why = why;
         self.settle();
-        let joined = self.connections.iter().filter(|(_, state)| state.osd.is_some());
-        for connection in joined.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+        for connection in self.connections.with_osds().collect::<Vec<_>>() {
             self.close(self.now, connection, effects);
         }
     }
@@ -185,14 +184,14 @@ impl Monitor {
         if let Some(why) = self.why_older_than(&boot) {
             self.is_proven_older(why, effects);
         }
-        if !self.connections.contains_key(&boot.connection) {
+        if !self.connections.is_here(boot.connection) {
             return;
         }
         let (connection, osd) = (boot.connection, boot.osd);
         let state = KnownState::default();
         let known = KnownBy { boot, state, part_count: 0, is_whole: false, is_here: true };
         self.restore.known.insert(osd, known);
-        self.send(connection, &FromMonitor::TellAll, effects);
+        self.connections.send(connection, &FromMonitor::TellAll, effects);
     }
 
     /// What it has told holds, unless it is declared lost from now on.
@@ -212,7 +211,7 @@ impl Monitor {
         more: bool,
         effects: &mut Vec<Effect>,
     ) {
-        let Role::Osd(osd, _) = self.connections[&connection].peer.role else { return };
+        let Role::Osd(osd, _) = self.connections.role(connection) else { return };
         let Some(known) = self.restore.known.get_mut(&osd) else { return };
         if known.boot.connection != connection || known.is_whole {
             return;
@@ -305,7 +304,7 @@ impl Monitor {
         effects: &mut Vec<Effect>,
     ) {
         effects.push(Effect::Trace(TraceEvent::info("the state is put back by its operator")));
-        self.answer(connection, request, Ok(answer), effects);
+        self.connections.answer(connection, request, Ok(answer), effects);
         self.restore.asker = Some(connection);
         self.restore.is_done = true;
     }
@@ -336,28 +335,18 @@ impl Monitor {
         if !self.restore.is_done && !self.restore.is_mended_by_hand {
             return;
         }
-        let mut anew = Monitor::new(self.identity.clone());
+        let leadership = self.leadership.begin_anew(self.restore.is_done);
+        let mut anew = Monitor::under(self.identity.clone(), leadership, self.store.clone());
         anew.committed.reign = self.committed.reign.wrapping_add(1 << 32);
-        anew.lease = self.lease;
-        let believes_from = self.believes_from.or(self.led_from);
-        anew.believes_from = believes_from.filter(|_| !self.restore.is_done);
-        anew.may_create = self.may_create;
         (anew.now, anew.event_last) = (self.now, self.event_last);
-        (anew.request_last, anew.order_last) = (self.request_last, self.order_last);
-        anew.watching.watch_last = self.watching.watch_last;
         anew.watching.undone = std::mem::take(&mut self.watching.undone);
-        anew.state_trouble.clone_from(&self.state_trouble);
-        anew.endpoints.clone_from(&self.endpoints);
         if let Some(watch) = self.watching.watch {
             effects.push(Effect::State(StateEffect::Unwatch { watch }));
         }
-        for (connection, state) in std::mem::take(&mut self.connections) {
-            if Some(connection) == asker {
-                anew.connections.insert(connection, Connection::new(state.peer, state.order));
-            } else {
-                effects.push(Effect::Net(format::door::NetEffect::Close { connection }));
-            }
-        }
+        let (connections, others) = self.connections.begin_anew(asker);
+        anew.connections = connections;
+        let close = |connection| Effect::Net(NetEffect::Close { connection });
+        effects.extend(others.into_iter().map(close));
         *self = anew;
     }
 }

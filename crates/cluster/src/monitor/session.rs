@@ -5,12 +5,11 @@
 //! nobody's way, and the next attach of its image fences it. Until that has happened its client may
 //! come back and goes on: nobody else has had the image.
 
-use std::collections::btree_map::Entry;
-
 use base::planted::{self, Bug};
 use base::{ConnectionId, SessionId, Time};
 
 use super::committed_state::Batch;
+use super::connections::Introduced;
 use super::job::{Done, Job, Opened, Plan};
 use super::lock::Claim;
 use super::{Effect, Monitor, Setting, failure};
@@ -20,14 +19,6 @@ use crate::records::{CounterName, Record, Rest, SessionRecord};
 /// Sessions in the store, ended ones included; those go with their image, or when they are fenced.
 pub(super) const SESSION_COUNT_MAX: usize = 100_000;
 
-/// Where a session that has not ended is connected.
-pub(super) enum SessionLive {
-    /// Its client is there.
-    Connected { connection: ConnectionId },
-    /// Its connection is gone since then; it ends `session_timeout_ms` later unless it comes back.
-    Gone { since: Time },
-}
-
 impl Monitor {
     /// Every session of the store that has not ended is known here; what is not connected has its
     /// time from now on.
@@ -35,19 +26,9 @@ impl Monitor {
         let open = self.committed.sessions().filter(|record| !record.ended);
         let open: Vec<SessionId> = open.map(|record| record.id).collect();
         for session in open {
-            if let Entry::Vacant(unknown) = self.sessions.entry(session) {
-                unknown.insert(SessionLive::Gone { since: now });
-                self.sessions_gone.insert((now, session));
-            }
+            self.sessions.track(now, session);
         }
         self.wake_opens();
-    }
-
-    pub(super) fn session_connection(&self, session: SessionId) -> Option<ConnectionId> {
-        match self.sessions.get(&session)? {
-            SessionLive::Connected { connection } => Some(*connection),
-            SessionLive::Gone { .. } => None,
-        }
     }
 
     /// What of a session was done and not flushed, and waits for room.
@@ -57,23 +38,19 @@ impl Monitor {
         session: SessionId,
         waiting_bytes: u64,
     ) {
-        let state = self.connections.get_mut(&connection);
-        if let Some(known) = state.and_then(|state| state.sessions.get_mut(&session)) {
-            *known = waiting_bytes;
-        }
+        self.connections.note_waiting(connection, session, waiting_bytes);
     }
 
     /// Sessions of which something waits for room, with the bytes.
     pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (&SessionRecord, u64)> {
-        let all = self.connections.values().flat_map(|state| &state.sessions);
-        let waiting = all.filter(|(_, bytes)| **bytes > 0);
-        waiting.filter_map(|(session, bytes)| Some((self.committed.session(*session)?, *bytes)))
+        let waiting = self.connections.waiting_sessions();
+        waiting.filter_map(|(session, bytes)| Some((self.committed.session(session)?, bytes)))
     }
 
     /// The process that has a session, if it is connected and has said who it is.
-    pub(super) fn process_of_session(&self, session: SessionId) -> Option<&super::Introduced> {
-        let connection = self.session_connection(session)?;
-        self.connections.get(&connection)?.introduced.as_ref()
+    pub(super) fn process_of_session(&self, session: SessionId) -> Option<&Introduced> {
+        let connection = self.sessions.connection(session)?;
+        self.connections.introduced(connection)
     }
 
     /// The session goes on over this connection; over none, if that is gone already.
@@ -83,64 +60,42 @@ impl Monitor {
         session: SessionId,
         connection: ConnectionId,
     ) {
-        self.drop_session(session);
-        let live = match self.connections.get_mut(&connection) {
-            Some(state) => {
-                state.sessions.insert(session, 0);
-                SessionLive::Connected { connection }
-            }
-            None => {
-                self.sessions_gone.insert((now, session));
-                SessionLive::Gone { since: now }
-            }
-        };
-        self.sessions.insert(session, live);
+        if let Some(before) = self.sessions.drop_place(session) {
+            self.connections.remove_session(before, session);
+        }
+        if self.connections.add_session(connection, session) {
+            self.sessions.connect(session, connection);
+        } else {
+            self.sessions.lose_connection(now, session);
+        }
         self.wake_opens();
     }
 
     /// A session is gone for good.
     pub(super) fn forget_session(&mut self, session: SessionId) {
-        self.drop_session(session);
-        self.locked_since.remove(&session);
-        self.session_turns.remove(&session);
+        if let Some(connection) = self.sessions.forget(session) {
+            self.connections.remove_session(connection, session);
+        }
         self.wake_opens();
     }
 
-    /// Forgets where a session is connected.
-    fn drop_session(&mut self, session: SessionId) {
-        match self.sessions.remove(&session) {
-            Some(SessionLive::Connected { connection }) => {
-                if let Some(state) = self.connections.get_mut(&connection) {
-                    state.sessions.remove(&session);
-                }
-            }
-            Some(SessionLive::Gone { since }) => {
-                self.sessions_gone.remove(&(since, session));
-            }
-            None => {}
-        }
+    /// A session is back or is gone for good: attaches that waited are judged again.
+    fn wake_opens(&mut self) {
+        self.jobs.extend(self.sessions.take_waiting());
     }
 
     /// Its client is told, if it is there.
     pub(super) fn session_ended(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
-        if let Some(connection) = self.session_connection(session) {
-            self.send(connection, &FromMonitor::SessionEnded { session }, effects);
+        if let Some(connection) = self.sessions.connection(session) {
+            self.connections.send(connection, &FromMonitor::SessionEnded { session }, effects);
         }
         self.forget_session(session);
-    }
-
-    pub(super) fn lose_session_connection(&mut self, now: Time, session: SessionId) {
-        self.sessions.insert(session, SessionLive::Gone { since: now });
-        self.sessions_gone.insert((now, session));
     }
 
     /// Queues the end of sessions whose connection was gone for too long.
     pub(super) fn end_gone_sessions(&mut self, now: Time) {
         let timeout = self.span(Setting::SessionTimeout);
-        while let Some((since, session)) = self.sessions_gone.first().copied()
-            && since + timeout <= now
-        {
-            self.sessions_gone.pop_first();
+        while let Some(session) = self.sessions.next_to_end(now, timeout) {
             self.jobs.push(Job::EndSession { session });
         }
     }
@@ -155,13 +110,9 @@ impl Monitor {
     ) {
         let ours = self.committed.session(session).filter(|record| record.is_of(reign));
         let is_ended = ours.map(|record| record.ended);
-        if is_ended.is_some() {
-            let newest = self.session_turns.entry(session).or_default();
-            if turn < *newest {
-                // Its client has left this connection, which will end, and is there over another one.
-                return;
-            }
-            *newest = turn;
+        if is_ended.is_some() && !self.sessions.is_newest_turn(session, turn) {
+            // Its client has left this connection, which will end, and is there over another one.
+            return;
         }
         match is_ended {
             Some(false) => self.connect_session(now, session, connection),
@@ -174,13 +125,15 @@ impl Monitor {
             // One that an older store does not know is judged when it is restored and its client comes again.
             None if self.is_older() => {}
             None if self.is_settling() => self.close(now, connection, effects),
-            None => self.send(connection, &FromMonitor::SessionEnded { session }, effects),
+            None => {
+                self.connections.send(connection, &FromMonitor::SessionEnded { session }, effects)
+            }
         }
     }
 
     /// Its own client may, and anyone with the cluster's key if that is not there.
     pub(super) fn may_close_session(&self, connection: ConnectionId, session: SessionId) -> bool {
-        self.session_connection(session).is_none_or(|owner| owner == connection)
+        self.sessions.connection(session).is_none_or(|owner| owner == connection)
     }
 
     pub(super) fn plan_open_session(
@@ -192,7 +145,7 @@ impl Monitor {
         client: &str,
     ) -> Plan {
         let committed = &self.committed;
-        if !self.connections.contains_key(&connection) {
+        if !self.connections.is_here(connection) {
             return Plan::Done(Done::Silent);
         }
         let Some(image) = committed.image_named(image) else {
@@ -276,7 +229,7 @@ impl Monitor {
 
     /// A session is marked as ended. Its client may have come back while that was written.
     pub(super) fn session_silent(&mut self, session: SessionId) {
-        match self.session_connection(session) {
+        match self.sessions.connection(session) {
             Some(connection) => self.jobs.push(Job::ResumeSession { connection, session }),
             None => self.forget_session(session),
         }
@@ -286,7 +239,7 @@ impl Monitor {
         let Some(record) = self.committed.session(session) else {
             return Plan::Done(Done::SessionClosed(session));
         };
-        if self.session_connection(session).is_some() {
+        if self.sessions.connection(session).is_some() {
             return Plan::Done(Done::Silent);
         }
         let mut batch = Batch::new(&self.committed);

@@ -61,7 +61,7 @@ impl Monitor {
         };
         let changed: Changed =
             self.committed.changed_settings().iter().filter_map(of_osds).collect();
-        self.send(connection, &FromMonitor::Settings { changed }, effects);
+        self.connections.send(connection, &FromMonitor::Settings { changed }, effects);
     }
 
     /// A setting has changed: what uses it goes on with the new value.
@@ -69,8 +69,7 @@ impl Monitor {
         self.look_at_all(self.now);
         effects.push(Effect::LogLevel(Setting::log_level_in(self.committed.changed_settings())));
         let joined = self.osds.values().filter_map(|live| live.connection);
-        let monitors = self.connections.iter().filter(|(_, state)| state.monitor.is_some());
-        let joined = joined.chain(monitors.map(|(connection, _)| *connection));
+        let joined = joined.chain(self.connections.with_monitors());
         for connection in joined.collect::<Vec<_>>() {
             self.send_settings(connection, effects);
         }

@@ -323,7 +323,7 @@ impl Monitor {
         told: &OsdStats,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(osd) = self.connections[&connection].osd else { return };
+        let Some(osd) = self.connections.osd(connection) else { return };
         let Some(record) = self.committed.osd(osd) else { return };
         let incarnation = record.info.incarnation;
         for period in &told.periods {
@@ -502,7 +502,7 @@ impl Monitor {
             let connection = self.osds.get(&osd).and_then(|live| live.connection);
             if let Some(connection) = connection.filter(|_| is_run(&id)) {
                 let sequence = id.sequence;
-                self.send(connection, &FromMonitor::StatsSaved { sequence }, effects);
+                self.connections.send(connection, &FromMonitor::StatsSaved { sequence }, effects);
                 self.stats.told.insert(osd, id);
             }
         }

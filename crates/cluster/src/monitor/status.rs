@@ -252,7 +252,7 @@ impl Monitor {
             });
         }
         for task in self.committed.tasks() {
-            if let Some(waits_for) = self.task_waits_for(task.id) {
+            if let Some(waits_for) = self.tasks.waits_for(task.id) {
                 checks.push(Check {
                     code: "task_waits",
                     severity: Severity::Info,
@@ -678,7 +678,7 @@ impl Monitor {
     /// Monitors that are not there: without them fewer failures are survived.
     fn check_monitors(&self, now: Time, checks: &mut Vec<Check>) {
         // When another one comes to lead the others are on their way to it.
-        if now.since(self.led_since) < MONITOR_RETURN_SPAN {
+        if now.since(self.leadership.led_since()) < MONITOR_RETURN_SPAN {
             return;
         }
         for record in self.committed.monitors().filter(|record| !self.is_monitor_up(record.id)) {
@@ -711,14 +711,14 @@ impl Monitor {
             checks.push(Check {
                 code: "state_unavailable",
                 // Who has led knows what serves; before that nothing can be said of the data.
-                severity: if self.has_led { Severity::Warn } else { Severity::Error },
+                severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint: "what is served goes on; changes, starts and failover wait for it: look whether etcd \
                        runs and this host reaches it, or at the disk under the monitor's directory".into(),
             });
         }
         // Where it answers nowhere that says all.
-        for down in self.endpoints.down.iter().filter(|_| trouble.is_none()) {
+        for down in self.store.endpoints().down.iter().filter(|_| trouble.is_none()) {
             checks.push(Check {
                 code: "state_endpoint_down",
                 severity: Severity::Warn,
@@ -732,7 +732,7 @@ impl Monitor {
                         .into(),
             });
         }
-        for room in self.endpoints.nearly_full.iter().filter(|_| trouble.is_none()) {
+        for room in self.store.endpoints().nearly_full.iter().filter(|_| trouble.is_none()) {
             checks.push(Check {
                 code: "state_store_nearly_full",
                 severity: Severity::Warn,
@@ -752,13 +752,13 @@ impl Monitor {
             let message = self.older_text();
             checks.push(Check { code, severity: Severity::Error, message, hint: hint.into() });
         }
-        if self.protocol_errors > 0 {
+        if self.connections.protocol_errors() > 0 {
             checks.push(Check {
                 code: "protocol_errors",
                 severity: Severity::Info,
                 message: format!(
                     "{} connections were closed for messages nobody of this cluster sends",
-                    self.protocol_errors
+                    self.connections.protocol_errors()
                 ),
                 hint: "look for programs of another version".into(),
             });
@@ -793,7 +793,7 @@ impl Monitor {
                 "host": record.tree_host(),
             }));
         }
-        let introduced = self.connections.values().filter_map(|state| state.introduced.as_ref());
+        let introduced = self.connections.all_introduced();
         // They have no id of their own: numbered by role, in the order they connected.
         let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
         for process in introduced {

@@ -12,7 +12,7 @@ use format::door::NetEffect;
 use format::wire::{Message, Op, Outcome, Place, Refusal, Reply, Request};
 use serde_json::{Value, json};
 
-use super::committed_state::Batch;
+use super::committed_state::{Batch, CommittedState};
 use super::job::{Done, Job, Plan};
 use super::{Effect, Monitor};
 use crate::records::{Key, Record, TaskId, TaskKind, TaskRecord, ZeroRange};
@@ -126,14 +126,23 @@ impl Portions {
     }
 }
 
-impl Monitor {
+/// The recorded tasks, as they run in this process.
+#[derive(Default)]
+pub(super) struct Tasks {
+    runs: BTreeMap<TaskId, TaskRun>,
+    /// The last sequence of a request: one is never used twice.
+    sequence_last: u64,
+    /// Whether something happened that a task may wait for.
+    has_news: bool,
+}
+
+impl Tasks {
     /// Runs the recorded tasks, and no others.
-    pub(super) fn track_tasks(&mut self) {
-        self.has_task_news = true;
-        let committed = &self.committed;
-        self.tasks.retain(|id, _| committed.task(*id).is_some());
+    fn track(&mut self, committed: &CommittedState) {
+        self.has_news = true;
+        self.runs.retain(|id, _| committed.task(*id).is_some());
         for record in committed.tasks() {
-            self.tasks.entry(record.id).or_insert(TaskRun {
+            self.runs.entry(record.id).or_insert(TaskRun {
                 stage: TaskStage::Fence,
                 blocks_deleted: 0,
                 waits_for: None,
@@ -144,14 +153,97 @@ impl Monitor {
         }
     }
 
-    pub(super) fn task_deadline(&self) -> Option<Time> {
+    /// Something happened that a task may wait for.
+    pub(super) fn note_news(&mut self) {
+        self.has_news = true;
+    }
+
+    /// Whether tasks are to go on now. What happened until now is no news any more.
+    pub(super) fn take_due(&mut self, now: Time) -> bool {
+        std::mem::take(&mut self.has_news) || self.deadline().is_some_and(|due| due <= now)
+    }
+
+    fn next_sequence(&mut self) -> u64 {
+        self.sequence_last += 1;
+        self.sequence_last
+    }
+
+    /// What a task waits for, for people.
+    pub(super) fn waits_for(&self, task: TaskId) -> Option<&str> {
+        self.runs.get(&task)?.waits_for.as_deref()
+    }
+
+    /// A reply to one of the requests came.
+    pub(super) fn on_reply(&mut self, now: Time, connection: ConnectionId, reply: Reply) {
+        let is_asked = |run: &TaskRun| match &run.stage {
+            TaskStage::Delete(portions) => {
+                let asked = portions.asked.get(&reply.sequence);
+                asked.is_some_and(|(_, asked)| *asked == connection)
+            }
+            _ => false,
+        };
+        let Some(run) = self.runs.values_mut().find(|run| is_asked(run)) else { return };
+        let TaskStage::Delete(portions) = &mut run.stage else { return };
+        let (portion, _) = portions.asked.remove(&reply.sequence).expect("just seen");
+        self.has_news = true;
+        match (portion, reply.outcome) {
+            (Portion::Pg(_), Ok(Outcome::Deleted { count, complete })) => {
+                run.blocks_deleted += u64::from(count);
+                if portions.later.is_empty() {
+                    run.waits_for = None;
+                }
+                if complete {
+                    portions.mark_done(portion);
+                } else {
+                    portions.later.insert((now, portion));
+                }
+            }
+            (Portion::Zero, Ok(Outcome::Written { .. })) => portions.mark_done(portion),
+            (_, Err(Refusal::Busy | Refusal::Stale(_))) => {
+                portions.later.insert((now + RETRY_SPAN, portion));
+            }
+            (_, outcome) => {
+                run.waits_for = Some(format!("an OSD that can do it; one said {outcome:?}"));
+                portions.later.insert((now + AWAY_SPAN, portion));
+            }
+        }
+    }
+
+    /// What was asked over a connection that is gone is asked again.
+    pub(super) fn requeue_requests(&mut self, now: Time, connection: ConnectionId) {
+        self.has_news = true;
+        for run in self.runs.values_mut() {
+            let TaskStage::Delete(portions) = &mut run.stage else { continue };
+            let lost = portions.asked.extract_if(.., |_, (_, asked)| *asked == connection);
+            let lost: Vec<Portion> = lost.map(|(_, (portion, _))| portion).collect();
+            portions.later.extend(lost.into_iter().map(|portion| (now, portion)));
+        }
+    }
+
+    /// How far a task is stands in the store.
+    pub(super) fn on_progress_recorded(&mut self, task: TaskId) {
+        if let Some(run) = self.runs.get_mut(&task) {
+            run.is_progress_queued = false;
+            self.has_news = true;
+        }
+    }
+
+    /// When a portion is due to be asked again.
+    pub(super) fn deadline(&self) -> Option<Time> {
         let next = |run: &TaskRun| match &run.stage {
             TaskStage::Delete(portions) if portions.asked.len() < ASKED_COUNT_MAX => {
                 portions.later.first().map(|(time, _)| *time)
             }
             _ => None,
         };
-        self.tasks.values().filter_map(next).min()
+        self.runs.values().filter_map(next).min()
+    }
+}
+
+impl Monitor {
+    /// Runs the recorded tasks, and no others.
+    pub(super) fn track_tasks(&mut self) {
+        self.tasks.track(&self.committed);
     }
 
     pub(super) fn advance_tasks(&mut self, now: Time, effects: &mut Vec<Effect>) {
@@ -159,12 +251,12 @@ impl Monitor {
             return;
         }
         self.ask_to_clear_pools(effects);
-        let ids: Vec<TaskId> = self.tasks.keys().copied().collect();
+        let ids: Vec<TaskId> = self.tasks.runs.keys().copied().collect();
         for id in ids {
-            let mut run = self.tasks.remove(&id).expect("just listed");
+            let mut run = self.tasks.runs.remove(&id).expect("just listed");
             let record = self.committed.task(id).expect("only recorded tasks run").clone();
             self.advance_task(now, &record, &mut run, effects);
-            self.tasks.insert(id, run);
+            self.tasks.runs.insert(id, run);
         }
     }
 
@@ -245,8 +337,7 @@ impl Monitor {
         let Some(osd) = entry.primary_osd() else { return Err(format!("a member of PG {pg}")) };
         let live = self.osds.get(&osd).and_then(|live| live.connection);
         let Some(connection) = live else { return Err(format!("{osd}, which is down")) };
-        self.task_sequence_last += 1;
-        let sequence = self.task_sequence_last;
+        let sequence = self.tasks.next_sequence();
         let message = Message::Request(Request {
             session: SessionId::ZERO,
             sequence,
@@ -257,59 +348,6 @@ impl Monitor {
         });
         effects.push(Effect::Net(NetEffect::Send { connection, message }));
         Ok((sequence, connection))
-    }
-
-    pub(super) fn on_task_reply(&mut self, now: Time, connection: ConnectionId, reply: Reply) {
-        let is_asked = |run: &TaskRun| match &run.stage {
-            TaskStage::Delete(portions) => {
-                let asked = portions.asked.get(&reply.sequence);
-                asked.is_some_and(|(_, asked)| *asked == connection)
-            }
-            _ => false,
-        };
-        let Some(run) = self.tasks.values_mut().find(|run| is_asked(run)) else { return };
-        let TaskStage::Delete(portions) = &mut run.stage else { return };
-        let (portion, _) = portions.asked.remove(&reply.sequence).expect("just seen");
-        self.has_task_news = true;
-        match (portion, reply.outcome) {
-            (Portion::Pg(_), Ok(Outcome::Deleted { count, complete })) => {
-                run.blocks_deleted += u64::from(count);
-                if portions.later.is_empty() {
-                    run.waits_for = None;
-                }
-                if complete {
-                    portions.mark_done(portion);
-                } else {
-                    portions.later.insert((now, portion));
-                }
-            }
-            (Portion::Zero, Ok(Outcome::Written { .. })) => portions.mark_done(portion),
-            (_, Err(Refusal::Busy | Refusal::Stale(_))) => {
-                portions.later.insert((now + RETRY_SPAN, portion));
-            }
-            (_, outcome) => {
-                run.waits_for = Some(format!("an OSD that can do it; one said {outcome:?}"));
-                portions.later.insert((now + AWAY_SPAN, portion));
-            }
-        }
-    }
-
-    /// What was asked over a connection that is gone is asked again.
-    pub(super) fn requeue_task_requests(&mut self, now: Time, connection: ConnectionId) {
-        self.has_task_news = true;
-        for run in self.tasks.values_mut() {
-            let TaskStage::Delete(portions) = &mut run.stage else { continue };
-            let lost = portions.asked.extract_if(.., |_, (_, asked)| *asked == connection);
-            let lost: Vec<Portion> = lost.map(|(_, (portion, _))| portion).collect();
-            portions.later.extend(lost.into_iter().map(|portion| (now, portion)));
-        }
-    }
-
-    pub(super) fn task_progress_recorded(&mut self, task: TaskId) {
-        if let Some(run) = self.tasks.get_mut(&task) {
-            run.is_progress_queued = false;
-            self.has_task_news = true;
-        }
     }
 
     pub(super) fn plan_task_progress(&self, task: TaskId, pgs_done: u32) -> Plan {
@@ -331,7 +369,7 @@ impl Monitor {
     /// A task as commands show it.
     pub(super) fn task_row(&self, record: &TaskRecord) -> Value {
         let pool = self.committed.pool(record.pool);
-        let run = self.tasks.get(&record.id);
+        let run = self.tasks.runs.get(&record.id);
         let (state, pgs_done) = match run.map(|run| &run.stage) {
             None | Some(TaskStage::Fence) => ("fencing", record.pgs_done),
             Some(TaskStage::Delete(portions)) => ("deleting", portions.done_count()),
@@ -350,11 +388,6 @@ impl Monitor {
             "blocks_deleted": run.map_or(0, |run| run.blocks_deleted),
             "waits_for": run.and_then(|run| run.waits_for.as_ref()),
         })
-    }
-
-    /// What a task waits for, for people.
-    pub(super) fn task_waits_for(&self, task: TaskId) -> Option<&str> {
-        self.tasks.get(&task)?.waits_for.as_deref()
     }
 }
 

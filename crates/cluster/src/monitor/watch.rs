@@ -4,8 +4,9 @@ use base::ConnectionId;
 use format::wire::CONTROL_SIZE_MAX;
 use serde_json::Value;
 
+use super::connections::to_text;
 use super::edit::Change;
-use super::{Effect, Monitor, clipped, to_text};
+use super::{Effect, Monitor, clipped};
 use crate::message::FromMonitor;
 use crate::state::StateRevision;
 
@@ -16,9 +17,8 @@ impl Monitor {
         prefix: String,
         effects: &mut Vec<Effect>,
     ) {
-        let state = self.connections.get_mut(&connection).expect("the caller has it connected");
-        state.state_watch = Some(prefix);
-        self.send(connection, &FromMonitor::StateWatched, effects);
+        self.connections.watch_state(connection, prefix);
+        self.connections.send(connection, &FromMonitor::StateWatched, effects);
     }
 
     /// Tells who watches what of these changes they asked for.
@@ -28,23 +28,20 @@ impl Monitor {
         changes: &[Change],
         effects: &mut Vec<Effect>,
     ) {
-        for (connection, state) in &self.connections {
-            let Some(prefix) = &state.state_watch else { continue };
+        for (connection, prefix) in self.connections.state_watchers() {
             for (key, entry) in changes.iter().filter(|(key, _)| key.starts_with(prefix)) {
                 let value = entry.as_ref().map(|entry| value_of(&entry.value));
                 let key = key.clone();
                 let change = FromMonitor::StateChanged { revision: revision.get(), key, value };
-                self.send(*connection, &change, effects);
+                self.connections.send(connection, &change, effects);
             }
         }
     }
 
     /// Changes were lost: who watches must look anew.
     pub(super) fn end_state_watches(&mut self, effects: &mut Vec<Effect>) {
-        let watching = self.connections.iter_mut();
-        let watching = watching.filter_map(|(id, state)| state.state_watch.take().map(|_| *id));
-        for connection in watching.collect::<Vec<_>>() {
-            self.send(connection, &FromMonitor::StateWatchLost, effects);
+        for connection in self.connections.end_state_watches() {
+            self.connections.send(connection, &FromMonitor::StateWatchLost, effects);
         }
     }
 }

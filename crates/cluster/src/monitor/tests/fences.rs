@@ -64,7 +64,7 @@ fn fences_become_ranges_that_spare_those_who_go_on() {
         rig.say(client, &ToMonitor::ResumeSession { session, reign, turn: 0 });
         let told = rig.inbox.get(&client).into_iter().flatten();
         assert!(!told.into_iter().any(|m| *m == FromMonitor::SessionEnded { session }));
-        assert_eq!(rig.monitor.session_connection(session), Some(client));
+        assert_eq!(rig.monitor.sessions.connection(session), Some(client));
     }
     fence_many(&mut rig, "v", 2);
 }

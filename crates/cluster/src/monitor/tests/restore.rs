@@ -353,7 +353,7 @@ fn a_session_opened_after_the_backup_goes_on_after_the_restore() {
     come_again(&mut rig, &[1, 2]);
     let client = go_on(&mut rig, opened);
     assert!(!has_ended(&rig, client, opened.0) && !is_fenced(&rig, opened.0));
-    assert_eq!(rig.monitor.session_connection(opened.0), Some(client));
+    assert_eq!(rig.monitor.sessions.connection(opened.0), Some(client));
     let other = rig.client();
     let asked = rig.ask_lock(other, "v", false);
     assert_eq!(rig.lock_answer(other, asked).unwrap().unwrap_err().code, "locked");
@@ -477,7 +477,7 @@ fn a_session_whose_id_was_given_twice_is_nobody_elses() {
     come_again(&mut rig, &[1, 2]);
     assert!(is_older(&mut rig));
     let client = go_on(&mut rig, true_one);
-    assert_eq!(rig.monitor.session_connection(true_one.0), Some(holder), "it is not the other's");
+    assert_eq!(rig.monitor.sessions.connection(true_one.0), Some(holder), "it is not the other's");
     assert!(!has_ended(&rig, client, true_one.0));
     // OSDs cannot tell them apart: it ends for both.
     let error = recover(&mut rig, &[], false).unwrap_err();
@@ -504,7 +504,7 @@ fn a_session_of_a_way_that_was_left_behind_has_ended() {
     assert!(has_ended(&rig, client, false_one.0) && !is_older(&mut rig));
     let client = go_on(&mut rig, true_one);
     assert!(!has_ended(&rig, client, true_one.0) && !is_fenced(&rig, true_one.0));
-    assert_eq!(rig.monitor.session_connection(true_one.0), Some(client));
+    assert_eq!(rig.monitor.sessions.connection(true_one.0), Some(client));
 }
 
 #[test]
@@ -621,7 +621,7 @@ fn a_client_that_is_silent_goes_on_after_a_recovery_unless_another_had_its_image
     assert!(!is_fenced(&rig, opened.0));
     let back = go_on(&mut rig, opened);
     assert!(!has_ended(&rig, back, opened.0));
-    assert_eq!(rig.monitor.session_connection(opened.0), Some(back));
+    assert_eq!(rig.monitor.sessions.connection(opened.0), Some(back));
     rig.break_connection(back);
     rig.advance(Duration::from_secs(20));
     let next = rig.client();

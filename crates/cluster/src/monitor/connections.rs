@@ -1,0 +1,328 @@
+//! Who is connected to this monitor, and what each gets over its connection.
+//!
+//! Invariants
+//!   1. Nothing is sent to a connection that is not here.
+//!   2. `order` grows with each connection: of two of one peer the higher one is the newer.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{ConnectionId, MonitorId, OsdId, SessionId};
+use format::door::{NetEffect, Peer, Role};
+use format::wire::{CONTROL_SIZE_MAX, Message};
+use serde_json::Value;
+
+use super::Effect;
+use super::publish::Subscription;
+use super::refusal::failure;
+use crate::message::{Failure, FromMonitor, ToMonitor};
+
+/// Connections; beyond it new ones are closed.
+pub(super) const CONNECTION_COUNT_MAX: usize = 50_000;
+/// Messages kept while the state is first read; beyond it connections are closed.
+const EARLY_COUNT_MAX: usize = 10_000;
+
+/// The connections of a monitor.
+#[derive(Default)]
+pub(super) struct Connections {
+    here: BTreeMap<ConnectionId, Connection>,
+    order_last: u64,
+    /// Messages that came before the state was first read, in order.
+    early: VecDeque<(ConnectionId, ToMonitor)>,
+    /// Peers that sent what none of ours sends.
+    protocol_errors: u64,
+}
+
+/// A peer that is connected.
+struct Connection {
+    peer: Peer,
+    order: u64,
+    /// Whether it gets the map, and what of it was sent.
+    subscription: Option<Subscription>,
+    /// The OSD that has joined over it.
+    osd: Option<OsdId>,
+    /// The monitor that is there as long as it lasts.
+    monitor: Option<MonitorId>,
+    /// Bytes that wait for room, of each session that goes on over it.
+    sessions: BTreeMap<SessionId, u64>,
+    /// It is told changes of keys that begin so.
+    state_watch: Option<String>,
+    introduced: Option<Introduced>,
+}
+
+impl Connection {
+    fn new(peer: Peer, order: u64) -> Connection {
+        Connection {
+            peer,
+            order,
+            subscription: None,
+            osd: None,
+            monitor: None,
+            sessions: BTreeMap::new(),
+            state_watch: None,
+            introduced: None,
+        }
+    }
+}
+
+/// What a peer says of itself, for `status`.
+pub(super) struct Introduced {
+    pub(super) role: String,
+    pub(super) pid: u32,
+    pub(super) host: String,
+    pub(super) address: Option<String>,
+}
+
+/// What went with a connection.
+pub(super) struct Gone {
+    pub(super) osd: Option<OsdId>,
+    pub(super) sessions: Vec<SessionId>,
+}
+
+impl Connections {
+    /// A peer has connected; false if there are too many.
+    pub(super) fn accept(&mut self, connection: ConnectionId, peer: Peer) -> bool {
+        if self.here.len() >= CONNECTION_COUNT_MAX {
+            return false;
+        }
+        self.order_last += 1;
+        self.here.insert(connection, Connection::new(peer, self.order_last));
+        true
+    }
+
+    /// The connection is gone.
+    pub(super) fn remove(&mut self, connection: ConnectionId) -> Option<Gone> {
+        let state = self.here.remove(&connection)?;
+        Some(Gone { osd: state.osd, sessions: state.sessions.into_keys().collect() })
+    }
+
+    /// As they are for a monitor that begins anew: of all connections it keeps one, if that is named,
+    /// as if it were new. The others are returned.
+    pub(super) fn begin_anew(
+        &mut self,
+        kept: Option<ConnectionId>,
+    ) -> (Connections, Vec<ConnectionId>) {
+        let mut anew = Connections { order_last: self.order_last, ..Connections::default() };
+        let mut others = Vec::new();
+        for (connection, state) in std::mem::take(&mut self.here) {
+            if Some(connection) == kept {
+                anew.here.insert(connection, Connection::new(state.peer, state.order));
+            } else {
+                others.push(connection);
+            }
+        }
+        (anew, others)
+    }
+
+    pub(super) fn is_here(&self, connection: ConnectionId) -> bool {
+        self.here.contains_key(&connection)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = ConnectionId> {
+        self.here.keys().copied()
+    }
+
+    fn here_mut(&mut self, connection: ConnectionId) -> &mut Connection {
+        self.here.get_mut(&connection).expect("a message comes over a connection that is here")
+    }
+
+    /// What the handshake said its peer is. Requires: it is here.
+    pub(super) fn role(&self, connection: ConnectionId) -> Role {
+        self.here[&connection].peer.role
+    }
+
+    /// A monitor that does not lead relays a peer of this role over its connection.
+    pub(super) fn set_relayed_role(&mut self, connection: ConnectionId, role: Role) {
+        self.here_mut(connection).peer.role = role;
+    }
+
+    /// Its place among all connections to this monitor, while it is here.
+    pub(super) fn order(&self, connection: ConnectionId) -> Option<u64> {
+        self.here.get(&connection).map(|state| state.order)
+    }
+
+    /// The OSD that has joined over it.
+    pub(super) fn osd(&self, connection: ConnectionId) -> Option<OsdId> {
+        self.here.get(&connection)?.osd
+    }
+
+    /// An OSD has joined over it.
+    pub(super) fn set_osd(&mut self, connection: ConnectionId, osd: OsdId) {
+        self.here_mut(connection).osd = Some(osd);
+    }
+
+    /// Connections over which an OSD has joined.
+    pub(super) fn with_osds(&self) -> impl Iterator<Item = ConnectionId> {
+        let joined = self.here.iter().filter(|(_, state)| state.osd.is_some());
+        joined.map(|(connection, _)| *connection)
+    }
+
+    /// A monitor that does not lead is there as long as the connection lasts.
+    pub(super) fn set_monitor(&mut self, connection: ConnectionId, monitor: MonitorId) {
+        self.here_mut(connection).monitor = Some(monitor);
+    }
+
+    /// Connections of monitors that do not lead.
+    pub(super) fn with_monitors(&self) -> impl Iterator<Item = ConnectionId> {
+        let monitors = self.here.iter().filter(|(_, state)| state.monitor.is_some());
+        monitors.map(|(connection, _)| *connection)
+    }
+
+    pub(super) fn has_monitor(&self, monitor: MonitorId) -> bool {
+        self.here.values().any(|state| state.monitor == Some(monitor))
+    }
+
+    pub(super) fn introduce(&mut self, connection: ConnectionId, introduced: Introduced) {
+        self.here_mut(connection).introduced = Some(introduced);
+    }
+
+    /// What the peer says of itself, if it is here and has.
+    pub(super) fn introduced(&self, connection: ConnectionId) -> Option<&Introduced> {
+        self.here.get(&connection)?.introduced.as_ref()
+    }
+
+    /// What peers say of themselves, in the order of their connections' ids.
+    pub(super) fn all_introduced(&self) -> impl Iterator<Item = &Introduced> {
+        self.here.values().filter_map(|state| state.introduced.as_ref())
+    }
+
+    /// It gets the map from now on, and has this of it.
+    pub(super) fn subscribe(&mut self, connection: ConnectionId, has: Subscription) {
+        self.here_mut(connection).subscription = Some(has);
+    }
+
+    /// Connections that get the map.
+    pub(super) fn subscribers(&self) -> impl Iterator<Item = ConnectionId> {
+        let subscribed = self.here.iter().filter(|(_, state)| state.subscription.is_some());
+        subscribed.map(|(connection, _)| *connection)
+    }
+
+    /// What it has of the map, if it gets that.
+    pub(super) fn subscription_mut(
+        &mut self,
+        connection: ConnectionId,
+    ) -> Option<&mut Subscription> {
+        self.here.get_mut(&connection)?.subscription.as_mut()
+    }
+
+    /// A session goes on over the connection; false if that is gone already.
+    pub(super) fn add_session(&mut self, connection: ConnectionId, session: SessionId) -> bool {
+        let state = self.here.get_mut(&connection);
+        state.map(|state| state.sessions.insert(session, 0)).is_some()
+    }
+
+    pub(super) fn remove_session(&mut self, connection: ConnectionId, session: SessionId) {
+        if let Some(state) = self.here.get_mut(&connection) {
+            state.sessions.remove(&session);
+        }
+    }
+
+    /// So many bytes of a session that goes on over it wait for room.
+    pub(super) fn note_waiting(
+        &mut self,
+        connection: ConnectionId,
+        session: SessionId,
+        waiting_bytes: u64,
+    ) {
+        let state = self.here.get_mut(&connection);
+        if let Some(known) = state.and_then(|state| state.sessions.get_mut(&session)) {
+            *known = waiting_bytes;
+        }
+    }
+
+    /// Sessions of which something waits for room, with the bytes.
+    pub(super) fn waiting_sessions(&self) -> impl Iterator<Item = (SessionId, u64)> {
+        let all = self.here.values().flat_map(|state| &state.sessions);
+        all.filter(|(_, bytes)| **bytes > 0).map(|(session, bytes)| (*session, *bytes))
+    }
+
+    /// It is told each change of keys that begin so.
+    pub(super) fn watch_state(&mut self, connection: ConnectionId, prefix: String) {
+        self.here_mut(connection).state_watch = Some(prefix);
+    }
+
+    /// Who watches which keys.
+    pub(super) fn state_watchers(&self) -> impl Iterator<Item = (ConnectionId, &str)> {
+        let watching = self.here.iter();
+        watching.filter_map(|(id, state)| Some((*id, state.state_watch.as_deref()?)))
+    }
+
+    /// Nobody watches keys any more; those who did are returned.
+    pub(super) fn end_state_watches(&mut self) -> Vec<ConnectionId> {
+        let watching = self.here.iter_mut();
+        let ended = watching.filter_map(|(id, state)| state.state_watch.take().map(|_| *id));
+        ended.collect()
+    }
+
+    /// Keeps a message until the state is first read; false if too many are kept.
+    pub(super) fn keep_early(&mut self, connection: ConnectionId, message: ToMonitor) -> bool {
+        let has_room = self.early.len() < EARLY_COUNT_MAX;
+        if has_room {
+            self.early.push_back((connection, message));
+        }
+        has_room
+    }
+
+    /// Messages that were kept, in the order in which they came.
+    pub(super) fn take_early(&mut self) -> VecDeque<(ConnectionId, ToMonitor)> {
+        std::mem::take(&mut self.early)
+    }
+
+    /// A peer sent what none of ours sends.
+    pub(super) fn count_protocol_error(&mut self) {
+        self.protocol_errors += 1;
+    }
+
+    pub(super) fn protocol_errors(&self) -> u64 {
+        self.protocol_errors
+    }
+
+    /// Answers a request, or says that the answer is too long.
+    pub(super) fn answer(
+        &self,
+        connection: ConnectionId,
+        request: u64,
+        result: Result<Value, Failure>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let answer = FromMonitor::Answer { request, result };
+        let text = to_text(&answer);
+        if text.len() <= CONTROL_SIZE_MAX as usize {
+            self.send_text(connection, text, effects);
+            return;
+        }
+        let error = failure(
+            "too_large",
+            "the answer is longer than a message may be",
+            "ask for less: name a pool, or a longer prefix",
+        );
+        let answer = FromMonitor::Answer { request, result: Err(error) };
+        self.send(connection, &answer, effects);
+    }
+
+    pub(super) fn send(
+        &self,
+        connection: ConnectionId,
+        message: &FromMonitor,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.send_text(connection, to_text(message), effects);
+    }
+
+    pub(super) fn send_text(
+        &self,
+        connection: ConnectionId,
+        text: String,
+        effects: &mut Vec<Effect>,
+    ) {
+        assert!(text.len() <= CONTROL_SIZE_MAX as usize, "limits keep messages short");
+        if self.here.contains_key(&connection) {
+            let message = Message::Control(text);
+            effects.push(Effect::Net(NetEffect::Send { connection, message }));
+        }
+    }
+}
+
+/// A message as it is sent.
+pub(super) fn to_text(message: &FromMonitor) -> String {
+    serde_json::to_string(message).expect("messages have text keys and plain numbers")
+}
