@@ -63,7 +63,7 @@ mod watch;
 use std::collections::BTreeMap;
 
 use base::trace::Level;
-use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, Time, TraceEvent};
+use base::{ClusterId, ConnectionId, Duration, MonitorId, OsdId, PgId, Time, TraceEvent};
 use format::door::{NetEffect, NetEvent, Peer, Role};
 use format::wire::Message;
 
@@ -237,7 +237,7 @@ impl Monitor {
         self.begin_anew(effects);
         self.compare_watched(effects);
         if self.is_ready() {
-            self.end_settling(now);
+            self.jobs.extend(self.settling.end_if_due(now));
             self.end_gone_sessions(now);
             self.watch_osds(now, effects);
             self.end_give_ups(now, effects);
@@ -289,6 +289,20 @@ impl Monitor {
         setting.span_in(self.committed.changed_settings())
     }
 
+    /// Looks which PGs are served. OSDs report each second: no deadline of its own is needed.
+    fn look_at_unserved(&mut self, now: Time) {
+        if !self.unserved.is_due(now) {
+            return;
+        }
+        let served = self.served();
+        let pools = self.committed.pools();
+        let entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
+        let unserved: Vec<PgId> =
+            entries.filter(|entry| !served(entry)).map(|entry| entry.pg).collect();
+        drop(served);
+        self.unserved.look(now, unserved);
+    }
+
     fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
         match event {
             NetEvent::Accepted { connection, peer } => self.accept(connection, peer, effects),
@@ -318,7 +332,7 @@ impl Monitor {
         let Some(gone) = self.connections.remove(connection) else { return };
         self.give_ups.retain(|waits| waits.connection != connection);
         self.sessions.forget_waiting(connection);
-        self.forget_held(connection);
+        self.settling.forget(connection);
         self.teller_gone(connection);
         for session in gone.sessions {
             self.sessions.lose_connection(now, session);
@@ -440,7 +454,9 @@ impl Monitor {
                     self.try_push_job(Job::CloseSession { connection, session, unanswered });
                 }
             }
-            ToMonitor::WatchState { prefix } => self.watch_state(connection, prefix, effects),
+            ToMonitor::WatchState { prefix } => {
+                self.connections.begin_state_watch(connection, prefix, effects)
+            }
             ToMonitor::Command { request, command } => {
                 self.on_command(now, connection, request, command, effects);
             }

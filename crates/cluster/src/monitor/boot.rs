@@ -14,6 +14,7 @@ use format::door::Role;
 use format::wire::Member;
 
 use super::committed_state::Batch;
+use super::copies::whole_copy;
 use super::job::{Boot, Done, Job, Plan};
 use super::{Effect, Monitor, busy, clipped, failure};
 use crate::message::{Failure, FromMonitor, ToMonitor};
@@ -95,7 +96,11 @@ impl Monitor {
 
     fn push_boot(&mut self, now: Time, boot: Boot, effects: &mut Vec<Effect>) {
         let connection = boot.connection;
-        self.settle_by(&boot);
+        // What it has seen may be enough to know that the store is no older.
+        let has_seen = self.settling.is_on() && boot.seen.change > 0;
+        if has_seen && self.admitted(&boot).is_ok() && self.why_older_than(&boot).is_none() {
+            self.jobs.extend(self.settling.end());
+        }
         if !self.try_push_job(Job::Boot(boot)) {
             // It connects and tries again.
             self.close(now, connection, effects);
@@ -224,7 +229,10 @@ impl Monitor {
                 self.osds.entry(boot.osd).or_default().joined_order = order;
             }
             if boot.run.is_none() {
-                self.note_start(now, boot.osd);
+                let starts = &mut self.osds.entry(boot.osd).or_default().starts;
+                if let Some(end) = starts.note(now) {
+                    self.entries.look_at(end);
+                }
             }
             // The run before this one is over, whatever its connection says.
             let live = self.osds.get(&boot.osd).and_then(|live| live.connection);
@@ -253,7 +261,9 @@ impl Monitor {
         self.push_sync_osd(boot.osd);
         self.connections.send(boot.connection, &FromMonitor::OsdBooted { incarnation }, effects);
         self.send_settings(boot.connection, effects);
-        self.send_copy(boot.connection, effects);
+        for part in whole_copy(&self.committed) {
+            self.connections.send(boot.connection, &part, effects);
+        }
     }
 
     pub(super) fn plan_osd_create(&self, store: &str) -> Result<Plan, Failure> {

@@ -264,7 +264,7 @@ impl Monitor {
         if self.watching.watch != Some(watch) {
             return;
         }
-        self.tell_state_watchers(revision, &changes, effects);
+        self.connections.tell_state_watchers(revision, &changes, effects);
         self.watching.waiting.push_back((revision, changes));
         if self.watching.waiting.len() > WATCHED_COUNT_MAX && self.is_ready() {
             self.watching.waiting.clear();

@@ -361,8 +361,8 @@ impl Monitor {
             entries.look_at(end);
         }
         let doubts_end = self.doubts_end(now).filter(|_| !self.entries.links.is_empty());
-        for end in doubts_end.into_iter().chain(self.rests_end(now)).chain(self.stalls_settle(now))
-        {
+        let rests_end = self.osds.values().filter_map(|live| live.starts.rest(now)).min();
+        for end in doubts_end.into_iter().chain(rests_end).chain(self.stalls_settle(now)) {
             self.entries.look_at(end);
         }
     }

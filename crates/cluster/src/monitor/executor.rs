@@ -6,8 +6,13 @@ use std::collections::BTreeMap;
 use base::{Time, TraceEvent};
 
 use super::committed_state::{Batch, Write};
+use super::connections::to_text;
+use super::copies::change_of_copy;
 use super::job::{Done, Job, Opened, Plan};
 use super::job_queue::InFlight;
+use super::lines::trace_writes;
+use super::osd_change::{plan_osd_remove, plan_osd_set_in};
+use super::removal::plan_pool_cleared;
 use super::{Effect, Monitor, busy};
 use crate::message::{Command, FromMonitor};
 use crate::records::{ClusterRecord, Key, Record, Rest, STATE_FORMAT};
@@ -17,8 +22,8 @@ impl Monitor {
     /// Plans and starts jobs until one waits for the store.
     pub(super) fn run_jobs(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while let Some(job) = self.jobs.next() {
-            if self.waits_for_osds(&job) {
-                self.hold(job);
+            if self.settling.holds(&job) {
+                self.settling.hold(job);
                 continue;
             }
             match self.plan(now, &job) {
@@ -50,7 +55,7 @@ impl Monitor {
             Job::ResumeSession { session, .. } => self.plan_resume_session(*session),
             Job::Command { command, .. } => self.plan_command(command),
             Job::Edit { key } => self.plan_edit(key),
-            Job::PoolCleared { pool, osd } => self.plan_pool_cleared(*pool, *osd),
+            Job::PoolCleared { pool, osd } => plan_pool_cleared(&self.committed, *pool, *osd),
             Job::TaskProgress { task, pgs_done } => self.plan_task_progress(*task, *pgs_done),
             Job::TaskEnd { task } => self.plan_task_end(*task),
             Job::Entries => self.plan_entries(),
@@ -86,9 +91,9 @@ impl Monitor {
                 self.plan_volume_unlock(volume, *accepted)
             }
             Command::OsdCreate { store } => self.plan_osd_create(store),
-            Command::OsdOut { osd } => self.plan_osd_set_in(*osd, false),
-            Command::OsdIn { osd } => self.plan_osd_set_in(*osd, true),
-            Command::OsdRemove { osd } => self.plan_osd_remove(*osd),
+            Command::OsdOut { osd } => plan_osd_set_in(&self.committed, *osd, false),
+            Command::OsdIn { osd } => plan_osd_set_in(&self.committed, *osd, true),
+            Command::OsdRemove { osd } => plan_osd_remove(&self.committed, *osd),
             Command::PoolSet { pool, rename, min_size, failure_domain } => {
                 self.plan_pool_set(pool, rename.as_deref(), *min_size, *failure_domain)
             }
@@ -161,9 +166,14 @@ impl Monitor {
         let changes_map = writes.iter().any(Write::changes_map);
         let changes_settings = writes.iter().any(Write::changes_settings);
         let saves_stats = writes.iter().any(Write::saves_stats);
-        self.trace_writes(&writes, effects);
+        trace_writes(&self.committed, &writes, effects);
         writes.iter().for_each(|write| self.foresee(write));
-        self.tell_copies(&writes, effects);
+        if let Some(change) = change_of_copy(&writes) {
+            let text = to_text(&change);
+            for connection in self.osds.values().filter_map(|live| live.connection) {
+                self.connections.send_text(connection, text.clone(), effects);
+            }
+        }
         self.committed.commit(writes, revision);
         self.entries_written();
         if changes_map {

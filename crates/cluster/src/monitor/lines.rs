@@ -6,8 +6,8 @@
 use base::{OsdId, TraceEvent};
 use format::wire::{Member, PgEntry};
 
-use super::committed_state::Write;
-use super::{Effect, Monitor};
+use super::Effect;
+use super::committed_state::{CommittedState, Write};
 use crate::records::{Key, OsdRecord, OutBy, PgShardRecord, Record};
 use crate::settings::Setting;
 use crate::state::{EndpointDown, EndpointRoom, Endpoints};
@@ -21,105 +21,104 @@ fn runs<'a>(members: impl Iterator<Item = &'a Member>) -> impl Iterator<Item = S
     members.map(|member| format!("{}.{}", member.osd, member.incarnation))
 }
 
-impl Monitor {
-    /// A transaction is about to become known: what it changes.
-    pub(super) fn trace_writes(&self, writes: &[Write], effects: &mut Vec<Effect>) {
-        let fences = writes.iter().any(|write| matches!(write, Write::Put(Record::Fence(_))));
-        for write in writes {
-            match write {
-                Write::Put(Record::Osd(record)) => self.trace_osd(record, effects),
-                Write::Put(Record::PgShard(record)) => self.trace_shard(record, effects),
-                Write::Put(Record::Pool(record))
-                    if self.committed.pool(record.pool.id).is_none() =>
-                {
-                    let event = TraceEvent::info("pool is created").with("pool", record.pool.id);
-                    let count = record.pool.pg_count;
-                    let event = event.with("name", &record.pool.name).number("pgs", count);
-                    effects.push(Effect::Trace(event));
-                }
-                Write::Put(Record::Setting(record)) => {
-                    let value = match Setting::named(&record.name) {
-                        Some(setting) => setting.text_of(record.value),
-                        None => record.value.to_string(),
-                    };
-                    let event =
-                        TraceEvent::info("setting is changed").with("setting", &record.name);
-                    effects.push(Effect::Trace(event.with("value", value)));
-                }
-                Write::Delete(key) => self.trace_delete(key, fences, effects),
-                Write::Put(_) => {}
+/// A transaction is about to become known: what it changes.
+pub(super) fn trace_writes(
+    committed: &CommittedState,
+    writes: &[Write],
+    effects: &mut Vec<Effect>,
+) {
+    let fences = writes.iter().any(|write| matches!(write, Write::Put(Record::Fence(_))));
+    for write in writes {
+        match write {
+            Write::Put(Record::Osd(record)) => trace_osd(committed, record, effects),
+            Write::Put(Record::PgShard(record)) => trace_shard(committed, record, effects),
+            Write::Put(Record::Pool(record)) if committed.pool(record.pool.id).is_none() => {
+                let event = TraceEvent::info("pool is created").with("pool", record.pool.id);
+                let count = record.pool.pg_count;
+                let event = event.with("name", &record.pool.name).number("pgs", count);
+                effects.push(Effect::Trace(event));
             }
+            Write::Put(Record::Setting(record)) => {
+                let value = match Setting::named(&record.name) {
+                    Some(setting) => setting.text_of(record.value),
+                    None => record.value.to_string(),
+                };
+                let event = TraceEvent::info("setting is changed").with("setting", &record.name);
+                effects.push(Effect::Trace(event.with("value", value)));
+            }
+            Write::Delete(key) => trace_delete(committed, key, fences, effects),
+            Write::Put(_) => {}
         }
     }
+}
 
-    fn trace_delete(&self, key: &Key, fences: bool, effects: &mut Vec<Effect>) {
-        let event = match key {
-            Key::Osd(osd) => TraceEvent::info("OSD is removed").with("osd", osd),
-            Key::Pool(pool) => TraceEvent::info("pool is removed").with("pool", pool),
-            Key::Setting(name) => {
-                TraceEvent::info("setting has its default again").with("setting", name)
-            }
-            // Who is fenced loses its record in the same transaction.
-            Key::Session(session) if fences => {
-                let event = TraceEvent::warn("client is fenced").with("session", session);
-                let Some(record) = self.committed.session(*session) else { return };
-                let image = self.committed.image(record.image);
-                let volume = image.map_or_else(String::new, |image| image.info.name.clone());
-                event.with("client", &record.client).with("volume", volume)
-            }
-            _ => return,
-        };
-        effects.push(Effect::Trace(event));
-    }
+fn trace_delete(committed: &CommittedState, key: &Key, fences: bool, effects: &mut Vec<Effect>) {
+    let event = match key {
+        Key::Osd(osd) => TraceEvent::info("OSD is removed").with("osd", osd),
+        Key::Pool(pool) => TraceEvent::info("pool is removed").with("pool", pool),
+        Key::Setting(name) => {
+            TraceEvent::info("setting has its default again").with("setting", name)
+        }
+        // Who is fenced loses its record in the same transaction.
+        Key::Session(session) if fences => {
+            let event = TraceEvent::warn("client is fenced").with("session", session);
+            let Some(record) = committed.session(*session) else { return };
+            let image = committed.image(record.image);
+            let volume = image.map_or_else(String::new, |image| image.info.name.clone());
+            event.with("client", &record.client).with("volume", volume)
+        }
+        _ => return,
+    };
+    effects.push(Effect::Trace(event));
+}
 
-    fn trace_osd(&self, after: &OsdRecord, effects: &mut Vec<Effect>) {
-        let mut say = |event: TraceEvent| {
-            effects.push(Effect::Trace(event.with("osd", after.info.id)));
-        };
-        let Some(before) = self.committed.osd(after.info.id) else {
-            return say(TraceEvent::info("OSD is new"));
-        };
-        if before.info.incarnation < after.info.incarnation {
-            let run = after.info.incarnation.get();
-            say(TraceEvent::info("OSD begins a run").number("run", run).with("host", &after.host));
-            if after.suspect {
-                let what = "OSD is suspect: recovery found damage that may have cost writes";
-                say(TraceEvent::warn(what));
-            }
-        }
-        match (before.info.up, after.info.up) {
-            (true, false) => say(TraceEvent::warn("OSD is down")),
-            (false, true) => say(TraceEvent::info("OSD is up")),
-            _ => {}
-        }
-        match (before.info.in_cluster, after.info.in_cluster) {
-            (true, false) => say(match after.out_by {
-                Some(OutBy::Monitor) => TraceEvent::warn("OSD is out: it was down for too long"),
-                _ => TraceEvent::info("OSD is out"),
-            }),
-            (false, true) => say(TraceEvent::info("OSD is in")),
-            _ => {}
+fn trace_osd(committed: &CommittedState, after: &OsdRecord, effects: &mut Vec<Effect>) {
+    let mut say = |event: TraceEvent| {
+        effects.push(Effect::Trace(event.with("osd", after.info.id)));
+    };
+    let Some(before) = committed.osd(after.info.id) else {
+        return say(TraceEvent::info("OSD is new"));
+    };
+    if before.info.incarnation < after.info.incarnation {
+        let run = after.info.incarnation.get();
+        say(TraceEvent::info("OSD begins a run").number("run", run).with("host", &after.host));
+        if after.suspect {
+            let what = "OSD is suspect: recovery found damage that may have cost writes";
+            say(TraceEvent::warn(what));
         }
     }
+    match (before.info.up, after.info.up) {
+        (true, false) => say(TraceEvent::warn("OSD is down")),
+        (false, true) => say(TraceEvent::info("OSD is up")),
+        _ => {}
+    }
+    match (before.info.in_cluster, after.info.in_cluster) {
+        (true, false) => say(match after.out_by {
+            Some(OutBy::Monitor) => TraceEvent::warn("OSD is out: it was down for too long"),
+            _ => TraceEvent::info("OSD is out"),
+        }),
+        (false, true) => say(TraceEvent::info("OSD is in")),
+        _ => {}
+    }
+}
 
-    fn trace_shard(&self, after: &PgShardRecord, effects: &mut Vec<Effect>) {
-        let key = Key::PgShard(after.pool, after.shard);
-        let Some(Record::PgShard(before)) = self.committed.record(&key) else { return };
-        for (before, after) in before.pgs.iter().zip(&after.pgs) {
-            if before.epoch < after.epoch {
-                trace_entry(before, after, effects);
-            }
+fn trace_shard(committed: &CommittedState, after: &PgShardRecord, effects: &mut Vec<Effect>) {
+    let key = Key::PgShard(after.pool, after.shard);
+    let Some(Record::PgShard(before)) = committed.record(&key) else { return };
+    for (before, after) in before.pgs.iter().zip(&after.pgs) {
+        if before.epoch < after.epoch {
+            trace_entry(before, after, effects);
         }
     }
+}
 
-    /// An OSD says that its disk hangs, or does no longer.
-    pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
-        let event = match stalled {
-            true => TraceEvent::warn("OSD does not count: its disk hangs"),
-            false => TraceEvent::info("OSD counts again: its disk answers"),
-        };
-        effects.push(Effect::Trace(event.with("osd", osd)));
-    }
+/// An OSD says that its disk hangs, or does no longer.
+pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
+    let event = match stalled {
+        true => TraceEvent::warn("OSD does not count: its disk hangs"),
+        false => TraceEvent::info("OSD counts again: its disk answers"),
+    };
+    effects.push(Effect::Trace(event.with("osd", osd)));
 }
 
 /// A PG has another entry.

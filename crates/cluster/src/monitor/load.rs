@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Duration, Time, TraceEvent};
+use base::{Duration, Incarnation, Time, TraceEvent};
 
 use super::committed_state::CommittedState;
 use super::edit::is_never_edited;
@@ -17,7 +17,7 @@ use super::leadership::Reading;
 use super::monitors::removed_text;
 use super::{Effect, Monitor, StopReason};
 use crate::message::{Command, ToMonitor};
-use crate::records::{Key, LeaderRecord, Record, Rest, STATE_FORMAT};
+use crate::records::{Key, LeaderRecord, OsdRecord, Record, Rest, STATE_FORMAT};
 use crate::state::{
     KeyValue, Operation, RANGE_COUNT_MAX, RangeAnswer, StateEffect, StateEvent, StateRequest,
     StateRevision, Transaction, TransactionOutcome, Unavailable,
@@ -48,7 +48,7 @@ impl Monitor {
             }
             StateEvent::WatchLost { watch, .. } if self.watching.watch == Some(watch) => {
                 self.watching.watch = None;
-                self.end_state_watches(effects);
+                self.connections.lose_state_watches(effects);
                 // Leading begins a new one, and what was missed is seen by reading everything.
                 if self.leadership.has_begun_to_read() {
                     self.read_leader(effects);
@@ -310,7 +310,10 @@ impl Monitor {
     /// This monitor leads for the first time: everybody is served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.begin_detection(now);
-        self.begin_settling(now);
+        let has_run = |record: &OsdRecord| record.info.incarnation > Incarnation::ZERO;
+        if self.committed.osds().any(has_run) {
+            self.settling.begin(now);
+        }
         self.begin_stats();
         self.entries.mark_all();
         self.planning.is_due = true;

@@ -9,6 +9,7 @@ use format::door::NetEffect;
 use super::committed_state::Batch;
 use super::failure_detector::Liveness;
 use super::job::{Boot, Done, Job, Plan};
+use super::lines::trace_stall;
 use super::restarts::Starts;
 use super::{Effect, Monitor};
 use crate::message::{FillingProgress, OsdReport};
@@ -190,7 +191,7 @@ impl Monitor {
         if has_changed {
             live.stall.stalled = stalled;
             live.stall.since = Some(now);
-            Monitor::trace_stall(osd, stalled, effects);
+            trace_stall(osd, stalled, effects);
         }
         if has_changed && stalled {
             self.notice(osd);

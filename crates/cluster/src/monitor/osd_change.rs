@@ -7,90 +7,92 @@
 use base::{Incarnation, OsdId, PgId};
 use serde_json::json;
 
-use super::committed_state::Batch;
+use super::committed_state::{Batch, CommittedState};
+use super::failure;
 use super::job::{Done, Plan};
-use super::{Monitor, failure};
+use super::removal::plan_pool_cleared;
 use crate::message::Failure;
 use crate::records::{CounterName, CounterRecord, Key, OsdRecord, OutBy, Record, Rest};
 
-impl Monitor {
-    fn osd_to_change(&self, osd: OsdId) -> Result<&OsdRecord, Failure> {
-        self.committed.osd(osd).ok_or_else(|| {
-            let hint = "`ashlar osd ls` lists the OSDs there are";
-            failure("not_found", format!("this cluster has no {osd}"), hint)
-        })
-    }
+fn osd_to_change(committed: &CommittedState, osd: OsdId) -> Result<&OsdRecord, Failure> {
+    committed.osd(osd).ok_or_else(|| {
+        let hint = "`ashlar osd ls` lists the OSDs there are";
+        failure("not_found", format!("this cluster has no {osd}"), hint)
+    })
+}
 
-    /// `osd out` and `osd in`. Where it is so already, an operator's word stands in place of the
-    /// monitor's.
-    pub(super) fn plan_osd_set_in(&self, osd: OsdId, is_in: bool) -> Result<Plan, Failure> {
-        let known = self.osd_to_change(osd)?;
-        let mut record = known.clone();
-        record.info.in_cluster = is_in;
-        record.out_by = (!is_in).then_some(OutBy::Operator);
-        let answer = Done::Answer(Ok(json!({ "id": osd, "in": is_in })));
-        if record == *known {
-            return Ok(Plan::Done(answer));
-        }
-        record.info.revision = self.committed.osd_revision_max() + 1;
-        let mut batch = Batch::new(&self.committed);
-        batch.put(&self.committed, Record::Osd(record));
-        Ok(Plan::Write { batch, done: Some(answer) })
+/// `osd out` and `osd in`. Where it is so already, an operator's word stands in place of the
+/// monitor's.
+pub(super) fn plan_osd_set_in(
+    committed: &CommittedState,
+    osd: OsdId,
+    is_in: bool,
+) -> Result<Plan, Failure> {
+    let known = osd_to_change(committed, osd)?;
+    let mut record = known.clone();
+    record.info.in_cluster = is_in;
+    record.out_by = (!is_in).then_some(OutBy::Operator);
+    let answer = Done::Answer(Ok(json!({ "id": osd, "in": is_in })));
+    if record == *known {
+        return Ok(Plan::Done(answer));
     }
+    record.info.revision = committed.osd_revision_max() + 1;
+    let mut batch = Batch::new(committed);
+    batch.put(committed, Record::Osd(record));
+    Ok(Plan::Write { batch, done: Some(answer) })
+}
 
-    /// `osd rm`: one removed pool after another no longer waits for it, then its record goes.
-    pub(super) fn plan_osd_remove(&self, osd: OsdId) -> Result<Plan, Failure> {
-        let record = self.osd_to_change(osd)?;
-        if record.info.up {
-            return Err(failure(
-                "busy",
-                format!("{osd} is up"),
-                "stop its process first; to empty it before: `ashlar osd out ID`, and wait until \
-                 `ashlar osd tree` shows that it has no PGs",
-            ));
-        }
-        // One that never ran has nothing.
-        if record.info.in_cluster && record.info.incarnation != Incarnation::ZERO {
-            return Err(failure(
-                "busy",
-                format!("{osd} is in: its copies are planned to come back"),
-                "if it is gone for good: `ashlar osd out ID`, and when its PGs have their copies \
-                 elsewhere `ashlar osd rm ID`",
-            ));
-        }
-        if let Some(pg) = self.pg_that_needs(osd) {
-            return Err(failure(
-                "busy",
-                format!("PG {pg} needs {osd}"),
-                "`ashlar osd out ID`, and wait until `ashlar osd tree` shows that it has no PGs. \
-                 If its copy is lost and the PG waits for it: `ashlar pg give-up --they-are-off`",
-            ));
-        }
-        let committed = &self.committed;
-        let waiting = committed.removed_pools().find(|pool| pool.osds.contains(&osd));
-        if let Some(pool) = waiting {
-            return Ok(match self.plan_pool_cleared(pool.pool, osd) {
-                Plan::Write { batch, .. } => Plan::Write { batch, done: None },
-                Plan::Done(_) => unreachable!("the pool waits for it"),
-            });
-        }
-        let mut batch = Batch::new(committed);
-        // Who has the map hears of it, as of a change.
-        let last = committed.osd_revision_max() + 1;
-        let name = CounterName::OsdRevision;
-        batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
-        batch.delete(committed, Key::Osd(osd));
-        let answer = Done::Answer(Ok(json!({ "id": osd })));
-        Ok(Plan::Write { batch, done: Some(answer) })
+/// `osd rm`: one removed pool after another no longer waits for it, then its record goes.
+pub(super) fn plan_osd_remove(committed: &CommittedState, osd: OsdId) -> Result<Plan, Failure> {
+    let record = osd_to_change(committed, osd)?;
+    if record.info.up {
+        return Err(failure(
+            "busy",
+            format!("{osd} is up"),
+            "stop its process first; to empty it before: `ashlar osd out ID`, and wait until \
+             `ashlar osd tree` shows that it has no PGs",
+        ));
     }
+    // One that never ran has nothing.
+    if record.info.in_cluster && record.info.incarnation != Incarnation::ZERO {
+        return Err(failure(
+            "busy",
+            format!("{osd} is in: its copies are planned to come back"),
+            "if it is gone for good: `ashlar osd out ID`, and when its PGs have their copies \
+             elsewhere `ashlar osd rm ID`",
+        ));
+    }
+    if let Some(pg) = pg_that_needs(committed, osd) {
+        return Err(failure(
+            "busy",
+            format!("PG {pg} needs {osd}"),
+            "`ashlar osd out ID`, and wait until `ashlar osd tree` shows that it has no PGs. \
+             If its copy is lost and the PG waits for it: `ashlar pg give-up --they-are-off`",
+        ));
+    }
+    let waiting = committed.removed_pools().find(|pool| pool.osds.contains(&osd));
+    if let Some(pool) = waiting {
+        return Ok(match plan_pool_cleared(committed, pool.pool, osd) {
+            Plan::Write { batch, .. } => Plan::Write { batch, done: None },
+            Plan::Done(_) => unreachable!("the pool waits for it"),
+        });
+    }
+    let mut batch = Batch::new(committed);
+    // Who has the map hears of it, as of a change.
+    let last = committed.osd_revision_max() + 1;
+    let name = CounterName::OsdRevision;
+    batch.put(committed, Record::Counter(CounterRecord { name, last, rest: Rest::new() }));
+    batch.delete(committed, Key::Osd(osd));
+    let answer = Done::Answer(Ok(json!({ "id": osd })));
+    Ok(Plan::Write { batch, done: Some(answer) })
+}
 
-    /// A PG that has the OSD as a member.
-    fn pg_that_needs(&self, osd: OsdId) -> Option<PgId> {
-        if self.committed.osd(osd).is_some_and(|r| r.info.incarnation == Incarnation::ZERO) {
-            return None;
-        }
-        let pools = self.committed.pools();
-        let mut entries = pools.flat_map(|pool| self.committed.pgs(pool.pool.id));
-        entries.find(|entry| entry.members().any(|m| m.osd == osd)).map(|entry| entry.pg)
+/// A PG that has the OSD as a member.
+fn pg_that_needs(committed: &CommittedState, osd: OsdId) -> Option<PgId> {
+    if committed.osd(osd).is_some_and(|r| r.info.incarnation == Incarnation::ZERO) {
+        return None;
     }
+    let pools = committed.pools();
+    let mut entries = pools.flat_map(|pool| committed.pgs(pool.pool.id));
+    entries.find(|entry| entry.members().any(|m| m.osd == osd)).map(|entry| entry.pg)
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use std::collections::BTreeSet;
+
 use base::{OsdId, PgId, PoolId, Time};
 use format::wire::{Member, PgEntry};
 use serde_json::{Value, json};
@@ -60,6 +62,22 @@ impl PgState {
 }
 
 impl Monitor {
+    /// Tells of entries whether their primary serves them in their epoch.
+    pub(super) fn served(&self) -> impl Fn(&PgEntry) -> bool + '_ {
+        // One pass with a set: a report's list is long.
+        let active: BTreeSet<_> = self
+            .osds
+            .iter()
+            .filter_map(|(osd, live)| Some((osd, live.current_report()?)))
+            .flat_map(|(osd, report)| report.active.iter().map(|pg| (*osd, *pg)))
+            .collect();
+        move |entry| {
+            entry.primary_osd().is_some_and(|osd| active.contains(&(osd, entry.pg)))
+                && self.is_whole(entry)
+                && self.report_of(entry).is_some()
+        }
+    }
+
     /// The answer to a command that only asks; `None`: it changes the state.
     pub(super) fn query(&self, now: Time, command: &Command) -> Option<Result<Value, Failure>> {
         let committed = &self.committed;

@@ -3,7 +3,7 @@
 use base::{OsdId, PgId};
 use format::wire::Member;
 
-use super::Monitor;
+use super::committed_state::CommittedState;
 use crate::records::OsdRecord;
 
 /// How to start an OSD that is down.
@@ -24,111 +24,104 @@ pub(super) fn start_hint(record: &OsdRecord) -> String {
     }
 }
 
-impl Monitor {
-    /// How to replace an OSD whose disk is lost, while others have what it had.
-    pub(super) fn replace_hint(&self, record: &OsdRecord) -> String {
-        let osd = record.info.id.get();
-        if record.supervised {
-            let count = self.committed.osds().filter(|record| record.info.in_cluster).count();
-            let count = count + usize::from(!record.info.in_cluster);
-            return format!(
-                "If its disk is lost: remove {}, then `ashlar up --osds {count}`, `ashlar osd out {osd}` \
-                 and, when nothing is left to move, `ashlar osd rm {osd}`",
-                record.path
-            );
-        }
-        format!(
-            "If its disk is lost: `ashlar osd out {osd}`, make and run a new one (`ashlar osd create`) \
-             and, when nothing is left to move, `ashlar osd rm {osd}`"
-        )
+/// How to replace an OSD whose disk is lost, while others have what it had.
+pub(super) fn replace_hint(committed: &CommittedState, record: &OsdRecord) -> String {
+    let osd = record.info.id.get();
+    if record.supervised {
+        let count = committed.osds().filter(|record| record.info.in_cluster).count();
+        let count = count + usize::from(!record.info.in_cluster);
+        return format!(
+            "If its disk is lost: remove {}, then `ashlar up --osds {count}`, `ashlar osd out {osd}` \
+             and, when nothing is left to move, `ashlar osd rm {osd}`",
+            record.path
+        );
     }
+    format!(
+        "If its disk is lost: `ashlar osd out {osd}`, make and run a new one (`ashlar osd create`) \
+         and, when nothing is left to move, `ashlar osd rm {osd}`"
+    )
+}
 
-    /// How PGs get back the copies that they lack.
-    pub(super) fn bring_back(&self) -> String {
-        let mut down = self.committed.osds().filter(|record| !record.info.up);
-        match down.next() {
-            Some(record) => {
-                format!(
-                    "{} is down: {}. {}",
-                    record.info.id,
-                    start_hint(record),
-                    self.wait_hint(record)
-                )
-            }
-            None => "they are being filled: `status` says how much is left".to_owned(),
+/// How PGs get back the copies that they lack.
+pub(super) fn bring_back(committed: &CommittedState) -> String {
+    let mut down = committed.osds().filter(|record| !record.info.up);
+    match down.next() {
+        Some(record) => {
+            format!("{} is down: {}. {}", record.info.id, start_hint(record), wait_hint(record))
         }
+        None => "they are being filled: `status` says how much is left".to_owned(),
     }
+}
 
-    /// What helps where deleting waits: each OSD that may hold a part must say that it is gone.
-    pub(super) fn deletion_hint(&self) -> String {
-        let mut down = self.committed.osds().filter(|record| !record.info.up);
-        match down.next() {
-            Some(record) => {
-                let osd = record.info.id;
-                let id = osd.get();
-                format!(
-                    "it goes on by itself when {osd} is up: {}. If its disk is lost for good: \
-                     `ashlar osd out {id}`, then `ashlar osd rm {id}`",
-                    start_hint(record)
-                )
-            }
-            None => "it goes on by itself when the PGs are served: `ashlar pg ls`".to_owned(),
+/// What helps where deleting waits: each OSD that may hold a part must say that it is gone.
+pub(super) fn deletion_hint(committed: &CommittedState) -> String {
+    let mut down = committed.osds().filter(|record| !record.info.up);
+    match down.next() {
+        Some(record) => {
+            let osd = record.info.id;
+            let id = osd.get();
+            format!(
+                "it goes on by itself when {osd} is up: {}. If its disk is lost for good: \
+                 `ashlar osd out {id}`, then `ashlar osd rm {id}`",
+                start_hint(record)
+            )
         }
+        None => "it goes on by itself when the PGs are served: `ashlar pg ls`".to_owned(),
     }
+}
 
-    fn wait_hint(&self, record: &OsdRecord) -> String {
-        match record.info.in_cluster {
-            true => format!(
-                "Its PGs are filled elsewhere when it was down for osd_out_after_ms, or at once: \
-                 `ashlar osd out {}`",
-                record.info.id.get()
-            ),
-            false => "Its PGs are filled elsewhere".to_owned(),
-        }
+fn wait_hint(record: &OsdRecord) -> String {
+    match record.info.in_cluster {
+        true => format!(
+            "Its PGs are filled elsewhere when it was down for osd_out_after_ms, or at once: \
+             `ashlar osd out {}`",
+            record.info.id.get()
+        ),
+        false => "Its PGs are filled elsewhere".to_owned(),
     }
+}
 
-    /// What makes a PG serve again. Giving up is named only where nothing else can help: the OSDs
-    /// that it waits for are out, gone, or have come back without what they had.
-    pub(super) fn what_helps(&self, pg: PgId) -> String {
-        let Some(entry) = self.committed.pg(pg) else { return String::new() };
-        let record = |member: &Member| self.committed.osd(member.osd);
-        let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
-        if let Some(record) = entry.acting().filter_map(record).find(can_return) {
-            return format!(
-                "{} is down: {}. If its disk is lost for good: `ashlar osd out {}`, then `status` says \
-                 what else there is to do",
-                record.info.id,
-                start_hint(record),
-                record.info.id.get()
-            );
-        }
-        let is_away = |osd: &OsdId| self.committed.osd(*osd).is_none_or(|record| !record.info.up);
-        let absent: Vec<String> = entry
-            .acting()
-            .filter(|member| {
-                let ran_anew = record(member)
-                    .is_some_and(|record| record.info.incarnation != member.incarnation);
-                is_away(&member.osd) || ran_anew
-            })
-            .map(|member| member.osd.to_string())
-            .collect();
-        if !absent.is_empty() {
-            return format!(
-                "bring {} back with the disk it had, or a copy of it. If that is lost for good, \
-                 `ashlar pg give-up {pg} --they-are-off` says what would be lost, and goes on with \
-                 `--yes`",
-                absent.join(", ")
-            );
-        }
-        if !entry.learners.is_empty() {
-            return format!(
-                "it goes on when {} is filled: `ashlar pg describe {pg}` says how much is left",
-                entry.learners[0].member.osd
-            );
-        }
-        format!(
-            "`ashlar pg describe {pg}` says for what it waits. What is lost for good is accepted by \
-             `ashlar pg give-up {pg}`, which says first what that is"
-        )
+/// What makes a PG serve again. Giving up is named only where nothing else can help: the OSDs
+/// that it waits for are out, gone, or have come back without what they had.
+pub(super) fn what_helps(committed: &CommittedState, pg: PgId) -> String {
+    let Some(entry) = committed.pg(pg) else { return String::new() };
+    let record = |member: &Member| committed.osd(member.osd);
+    let can_return = |record: &&OsdRecord| !record.info.up && record.info.in_cluster;
+    if let Some(record) = entry.acting().filter_map(record).find(can_return) {
+        return format!(
+            "{} is down: {}. If its disk is lost for good: `ashlar osd out {}`, then `status` says \
+             what else there is to do",
+            record.info.id,
+            start_hint(record),
+            record.info.id.get()
+        );
     }
+    let is_away = |osd: &OsdId| committed.osd(*osd).is_none_or(|record| !record.info.up);
+    let absent: Vec<String> = entry
+        .acting()
+        .filter(|member| {
+            let ran_anew =
+                record(member).is_some_and(|record| record.info.incarnation != member.incarnation);
+            is_away(&member.osd) || ran_anew
+        })
+        .map(|member| member.osd.to_string())
+        .collect();
+    if !absent.is_empty() {
+        return format!(
+            "bring {} back with the disk it had, or a copy of it. If that is lost for good, \
+             `ashlar pg give-up {pg} --they-are-off` says what would be lost, and goes on with \
+             `--yes`",
+            absent.join(", ")
+        );
+    }
+    if !entry.learners.is_empty() {
+        return format!(
+            "it goes on when {} is filled: `ashlar pg describe {pg}` says how much is left",
+            entry.learners[0].member.osd
+        );
+    }
+    format!(
+        "`ashlar pg describe {pg}` says for what it waits. What is lost for good is accepted by \
+         `ashlar pg give-up {pg}`, which says first what that is"
+    )
 }

@@ -8,7 +8,7 @@
 use base::{ConnectionId, Incarnation, OsdId, PoolId, Time};
 use serde_json::{Value, json};
 
-use super::committed_state::{Batch, Write};
+use super::committed_state::{Batch, CommittedState, Write};
 use super::job::{Done, Job, Plan};
 use super::pool::pool_row;
 use super::{Effect, Monitor, clipped, failure};
@@ -130,30 +130,6 @@ impl Monitor {
         }
     }
 
-    pub(super) fn plan_pool_cleared(&self, pool: PoolId, osd: OsdId) -> Plan {
-        let committed = &self.committed;
-        let Some(record) = committed.removed_pool(pool) else { return Plan::Done(Done::Silent) };
-        let mut record = record.clone();
-        if !record.osds.remove(&osd) {
-            return Plan::Done(Done::Silent);
-        }
-        let mut batch = Batch::new(committed);
-        if !record.osds.is_empty() {
-            batch.put(committed, Record::RemovedPool(record));
-            return Plan::Write { batch, done: Some(Done::Silent) };
-        }
-        // Tasks that deleted blocks of the pool have nothing left to do.
-        let tasks = committed.tasks().filter(|task| task.pool == pool);
-        let tasks = tasks.take(TASKS_PER_TRANSACTION).map(|task| Write::Delete(Key::Task(task.id)));
-        let tasks: Vec<Write> = tasks.collect();
-        if !tasks.is_empty() {
-            batch.add(committed, tasks);
-            return Plan::Write { batch, done: None };
-        }
-        batch.delete(committed, Key::RemovedPool(pool));
-        Plan::Write { batch, done: Some(Done::Silent) }
-    }
-
     /// A removal as commands show it.
     pub(super) fn removed_pool_row(&self, record: &RemovedPoolRecord) -> Value {
         json!({
@@ -172,4 +148,28 @@ impl Monitor {
             |osd: &&OsdId| self.osds.get(osd).is_none_or(|live| live.connection.is_none());
         record.osds.iter().find(is_away).map(|osd| format!("{osd}, which is down"))
     }
+}
+
+/// An OSD holds nothing of a removed pool any more.
+pub(super) fn plan_pool_cleared(committed: &CommittedState, pool: PoolId, osd: OsdId) -> Plan {
+    let Some(record) = committed.removed_pool(pool) else { return Plan::Done(Done::Silent) };
+    let mut record = record.clone();
+    if !record.osds.remove(&osd) {
+        return Plan::Done(Done::Silent);
+    }
+    let mut batch = Batch::new(committed);
+    if !record.osds.is_empty() {
+        batch.put(committed, Record::RemovedPool(record));
+        return Plan::Write { batch, done: Some(Done::Silent) };
+    }
+    // Tasks that deleted blocks of the pool have nothing left to do.
+    let tasks = committed.tasks().filter(|task| task.pool == pool);
+    let tasks = tasks.take(TASKS_PER_TRANSACTION).map(|task| Write::Delete(Key::Task(task.id)));
+    let tasks: Vec<Write> = tasks.collect();
+    if !tasks.is_empty() {
+        batch.add(committed, tasks);
+        return Plan::Write { batch, done: None };
+    }
+    batch.delete(committed, Key::RemovedPool(pool));
+    Plan::Write { batch, done: Some(Done::Silent) }
 }

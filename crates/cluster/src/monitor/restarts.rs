@@ -6,9 +6,7 @@
 //!   1. A rest ends, `REST_SPAN_MAX` after the start that led to it at the latest.
 //!   2. An OSD that ran for `SOON` after its last rest begins anew.
 
-use base::{Duration, OsdId, Time};
-
-use super::Monitor;
+use base::{Duration, Time};
 
 /// A start so soon after the one before, or after a rest, counts.
 const SOON: Duration = Duration::from_secs(15);
@@ -35,8 +33,13 @@ impl Starts {
         self.rest.filter(|end| *end > now)
     }
 
+    /// How often it started one soon after the other.
+    pub(super) fn soon_count(&self) -> u32 {
+        self.count.saturating_add(1)
+    }
+
     /// It started; tells when the rest ends that this leads to.
-    fn note(&mut self, now: Time) -> Option<Time> {
+    pub(super) fn note(&mut self, now: Time) -> Option<Time> {
         let rested = self.rest.unwrap_or(Time::ZERO);
         let is_soon = self.last.is_some_and(|last| now < last.max(rested) + SOON);
         self.count = if is_soon { self.count.saturating_add(1) } else { 0 };
@@ -46,28 +49,5 @@ impl Starts {
         let span = Duration::from_nanos(nanos).min(REST_SPAN_MAX);
         self.rest = Some(now + span);
         self.rest
-    }
-}
-
-impl Monitor {
-    /// A new run of the OSD has joined.
-    pub(super) fn note_start(&mut self, now: Time, osd: OsdId) {
-        let starts = &mut self.osds.entry(osd).or_default().starts;
-        if let Some(end) = starts.note(now) {
-            self.entries.look_at(end);
-        }
-    }
-
-    /// When the next rest ends.
-    pub(super) fn rests_end(&self, now: Time) -> Option<Time> {
-        self.osds.values().filter_map(|live| live.starts.rest(now)).min()
-    }
-
-    /// OSDs that rest: how often they started one soon after the other, and how long they rest yet.
-    pub(super) fn resting_osds(&self, now: Time) -> impl Iterator<Item = (OsdId, u32, Duration)> {
-        self.osds.iter().filter_map(move |(osd, live)| {
-            let end = live.starts.rest(now)?;
-            Some((*osd, live.starts.count.saturating_add(1), end.since(now)))
-        })
     }
 }

@@ -173,7 +173,7 @@ impl Monitor {
         let event = TraceEvent::error("the state store is older than what OSDs have seen");
         effects.push(Effect::Trace(event.with("why", &why)));
         self.restore.why = why;
-        self.settle();
+        self.jobs.extend(self.settling.end());
         for connection in self.connections.with_osds().collect::<Vec<_>>() {
             self.close(self.now, connection, effects);
         }

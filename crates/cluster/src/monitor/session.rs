@@ -124,7 +124,7 @@ impl Monitor {
             }
             // One that an older store does not know is judged when it is restored and its client comes again.
             None if self.is_older() => {}
-            None if self.is_settling() => self.close(now, connection, effects),
+            None if self.settling.is_on() => self.close(now, connection, effects),
             None => {
                 self.connections.send(connection, &FromMonitor::SessionEnded { session }, effects)
             }

@@ -7,12 +7,10 @@
 //!
 //! Invariant: what waits has not begun. So it may be forgotten with the connection of who asked.
 
-use base::{ConnectionId, Duration, Incarnation, Time};
+use base::{ConnectionId, Duration, Time};
 
-use super::Monitor;
-use super::job::{Boot, Job};
+use super::job::Job;
 use crate::message::Command;
-use crate::records::OsdRecord;
 
 /// OSDs that run come to a monitor within a second. Where none does, operators go on after this.
 const SETTLING_SPAN: Duration = Duration::from_secs(5);
@@ -26,33 +24,28 @@ pub(super) struct Settling {
 }
 
 impl Settling {
+    /// Everything was read for the first time, and there are OSDs that ran.
+    pub(super) fn begin(&mut self, now: Time) {
+        self.until = Some(now + SETTLING_SPAN);
+    }
+
     /// When something is to be done.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.until
+    }
+
+    /// Whether no OSD has said yet what it has seen.
+    pub(super) fn is_on(&self) -> bool {
+        self.until.is_some()
     }
 
     /// Jobs that wait.
     pub(super) fn held_count(&self) -> usize {
         self.held.len()
     }
-}
-
-impl Monitor {
-    /// Everything was read for the first time.
-    pub(super) fn begin_settling(&mut self, now: Time) {
-        let has_run = |record: &OsdRecord| record.info.incarnation > Incarnation::ZERO;
-        if self.committed.osds().any(has_run) {
-            self.settling.until = Some(now + SETTLING_SPAN);
-        }
-    }
-
-    /// Whether no OSD has said yet what it has seen.
-    pub(super) fn is_settling(&self) -> bool {
-        self.settling.until.is_some()
-    }
 
     /// Whether the job waits for the first OSD.
-    pub(super) fn waits_for_osds(&self, job: &Job) -> bool {
+    pub(super) fn holds(&self, job: &Job) -> bool {
         let gives = match job {
             Job::OpenSession { .. } | Job::Entries | Job::Replan { .. } | Job::OutOsd { .. } => {
                 true
@@ -62,37 +55,29 @@ impl Monitor {
             Job::Boot(boot) => boot.run.is_none() && boot.seen.change == 0,
             _ => false,
         };
-        gives && self.settling.until.is_some()
+        gives && self.is_on()
     }
 
+    /// Keeps a job until it is over. Requires: it [`holds`](Settling::holds) it.
     pub(super) fn hold(&mut self, job: Job) {
-        self.settling.held.push(job);
+        assert!(self.is_on(), "nobody would run it");
+        self.held.push(job);
     }
 
-    /// An OSD would join: what it has seen may be enough.
-    pub(super) fn settle_by(&mut self, boot: &Boot) {
-        let waits = self.settling.until.is_some();
-        let has_seen = waits && boot.seen.change > 0 && self.admitted(boot).is_ok();
-        if has_seen && self.why_older_than(boot).is_none() {
-            self.settle();
-        }
+    /// The store is as new as an OSD, or known to be older: what waited is judged now.
+    pub(super) fn end(&mut self) -> Vec<Job> {
+        self.until = None;
+        std::mem::take(&mut self.held)
     }
 
-    /// The store is as new as an OSD, or known to be older: what waited is judged.
-    pub(super) fn settle(&mut self) {
-        self.settling.until = None;
-        self.jobs.extend(self.settling.held.drain(..));
-    }
-
-    pub(super) fn end_settling(&mut self, now: Time) {
-        if self.settling.until.is_some_and(|until| until <= now) {
-            self.settle();
-        }
+    /// What waited, if no OSD has come for so long that it goes on without.
+    pub(super) fn end_if_due(&mut self, now: Time) -> Vec<Job> {
+        if self.until.is_some_and(|until| until <= now) { self.end() } else { Vec::new() }
     }
 
     /// The connection is gone, and with it who waited.
-    pub(super) fn forget_held(&mut self, gone: ConnectionId) {
-        self.settling.held.retain(|job| match job {
+    pub(super) fn forget(&mut self, gone: ConnectionId) {
+        self.held.retain(|job| match job {
             Job::OpenSession { connection, .. } | Job::Command { connection, .. } => {
                 *connection != gone
             }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Monitor;
 use super::query::PgState;
-use super::remedy::start_hint;
+use super::remedy::{self, start_hint};
 use super::session::SESSION_COUNT_MAX;
 use super::volume::FENCE_COUNT_MAX;
 use crate::message::OsdReport;
@@ -186,7 +186,7 @@ impl Monitor {
                 true => self.serving_state(entry),
                 false => self.pg_state(entry),
             };
-            tally.add(entry, state, self.waits_for_long(now, entry.pg));
+            tally.add(entry, state, self.unserved.waits_for_long(now, entry.pg));
         }
         tally
     }
@@ -257,7 +257,7 @@ impl Monitor {
                     code: "task_waits",
                     severity: Severity::Info,
                     message: format!("deleting blocks of {} waits for {waits_for}", task.name),
-                    hint: self.deletion_hint().into(),
+                    hint: remedy::deletion_hint(&self.committed).into(),
                 });
             }
         }
@@ -274,7 +274,7 @@ impl Monitor {
                         "removing what is left of pool {} waits for {waits_for}",
                         record.name
                     ),
-                    hint: self.deletion_hint().into(),
+                    hint: remedy::deletion_hint(&self.committed).into(),
                 });
             }
         }
@@ -289,7 +289,7 @@ impl Monitor {
                 "pg_incomplete",
                 Severity::Error,
                 format!("{} PGs cannot serve: their I/O waits ({pg}: {why})", tally.incomplete),
-                self.what_helps(*pg).into(),
+                remedy::what_helps(&self.committed, *pg).into(),
             );
         }
         if let Some((pg, why)) = &tally.down_example {
@@ -297,7 +297,7 @@ impl Monitor {
                 "pg_down",
                 Severity::Error,
                 format!("{} PGs have no OSD that is up: their I/O waits ({pg}: {why})", tally.down),
-                self.what_helps(*pg).into(),
+                remedy::what_helps(&self.committed, *pg).into(),
             );
         }
         if let Some((pg, why)) = &tally.stuck_example {
@@ -327,7 +327,7 @@ impl Monitor {
                     "{} PGs have one copy left: what its disk loses now is lost",
                     tally.last_copy
                 ),
-                self.bring_back().into(),
+                remedy::bring_back(&self.committed).into(),
             );
         }
         if tally.degraded > 0 {
@@ -336,7 +336,7 @@ impl Monitor {
                 "pg_degraded",
                 Severity::Warn,
                 format!("{} PGs have fewer copies than they should ({example})", tally.degraded),
-                self.bring_back().into(),
+                remedy::bring_back(&self.committed).into(),
             );
         }
     }
@@ -413,7 +413,7 @@ impl Monitor {
         let waits = |entry: &PgEntry| {
             let state = self.pg_state(entry);
             let is_passing = matches!(state, PgState::Peering(_)) || state.serves();
-            !is_passing || self.waits_for_long(now, entry.pg)
+            !is_passing || self.unserved.waits_for_long(now, entry.pg)
         };
         let is_waited_for = entries().filter(needs).any(waits);
         let planned = self.committed.pools().flat_map(|pool| self.targets(pool.pool.id));
@@ -437,7 +437,7 @@ impl Monitor {
                     ),
                     None => format!("{osd} is down: {lacking} PGs have a copy less"),
                 },
-                format!("{start}. {}", self.replace_hint(record)),
+                format!("{start}. {}", remedy::replace_hint(&self.committed, record)),
             ),
             _ if !is_waited_for => (
                 Severity::Warn,
@@ -484,7 +484,11 @@ impl Monitor {
                 hint: "look at the network between their hosts, and at firewalls".into(),
             });
         }
-        for (osd, count, left) in self.resting_osds(now) {
+        let resting = self.osds.iter().filter_map(|(osd, live)| {
+            let end = live.starts.rest(now)?;
+            Some((*osd, live.starts.soon_count(), end.since(now)))
+        });
+        for (osd, count, left) in resting {
             checks.push(Check {
                 code: "osd_restarting",
                 severity: Severity::Warn,

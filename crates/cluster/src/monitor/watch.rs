@@ -4,21 +4,22 @@ use base::ConnectionId;
 use format::wire::CONTROL_SIZE_MAX;
 use serde_json::Value;
 
-use super::connections::to_text;
+use super::connections::{Connections, to_text};
 use super::edit::Change;
-use super::{Effect, Monitor, clipped};
+use super::{Effect, clipped};
 use crate::message::FromMonitor;
 use crate::state::StateRevision;
 
-impl Monitor {
-    pub(super) fn watch_state(
+impl Connections {
+    /// Tells it each change of keys that begin so.
+    pub(super) fn begin_state_watch(
         &mut self,
         connection: ConnectionId,
         prefix: String,
         effects: &mut Vec<Effect>,
     ) {
-        self.connections.watch_state(connection, prefix);
-        self.connections.send(connection, &FromMonitor::StateWatched, effects);
+        self.watch_state(connection, prefix);
+        self.send(connection, &FromMonitor::StateWatched, effects);
     }
 
     /// Tells who watches what of these changes they asked for.
@@ -28,20 +29,20 @@ impl Monitor {
         changes: &[Change],
         effects: &mut Vec<Effect>,
     ) {
-        for (connection, prefix) in self.connections.state_watchers() {
+        for (connection, prefix) in self.state_watchers() {
             for (key, entry) in changes.iter().filter(|(key, _)| key.starts_with(prefix)) {
                 let value = entry.as_ref().map(|entry| value_of(&entry.value));
                 let key = key.clone();
                 let change = FromMonitor::StateChanged { revision: revision.get(), key, value };
-                self.connections.send(connection, &change, effects);
+                self.send(connection, &change, effects);
             }
         }
     }
 
     /// Changes were lost: who watches must look anew.
-    pub(super) fn end_state_watches(&mut self, effects: &mut Vec<Effect>) {
-        for connection in self.connections.end_state_watches() {
-            self.connections.send(connection, &FromMonitor::StateWatchLost, effects);
+    pub(super) fn lose_state_watches(&mut self, effects: &mut Vec<Effect>) {
+        for connection in self.end_state_watches() {
+            self.send(connection, &FromMonitor::StateWatchLost, effects);
         }
     }
 }

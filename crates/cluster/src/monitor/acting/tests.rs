@@ -4,6 +4,8 @@ use base::{Epoch, MapRevision, PgId, PoolId};
 
 use super::*;
 
+mod script;
+
 fn osd(number: u32) -> OsdId {
     OsdId::new(number).unwrap()
 }
