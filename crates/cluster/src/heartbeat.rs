@@ -17,7 +17,7 @@ pub const LEFT_AFTER: Duration =
 const ANSWER_SPAN_MAX: Duration = Duration::from_secs(8);
 /// After so long without a silence the next one is noticed as soon as the first.
 const CALM_SPAN: Duration = Duration::from_secs(5);
-/// Who comes later than this to judge an answer was away itself, and asks again.
+/// A process that checks an answer later than this stood still itself, and asks again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
 
 /// Whether a monitor is there, by its words.

@@ -31,10 +31,9 @@ pub enum ToMonitor {
         #[serde(with = "revisions_by_pool")]
         have: BTreeMap<PoolId, MapRevision>,
     },
-    /// Say that you are there. Whoever holds the connection answers, if it does not relay it
-    /// to the leader.
+    /// Asks whether the monitor is alive. It answers with `Pong`, or relays this to the leader.
     Ping,
-    /// Who is at this connection, for `status`. OSDs are known from their boot.
+    /// Says what process this is, for `status`. OSDs say so when they boot.
     Introduce {
         /// What runs: `nbd`, `bench`.
         role: String,
@@ -107,7 +106,7 @@ pub enum ToMonitor {
     /// First words of a connection that a monitor makes to the leader to relay another one: what
     /// follows is the words of that one.
     Relay {
-        /// Who it is.
+        /// The role of the process whose connection is relayed.
         role: RelayedRole,
     },
     /// A monitor that does not lead is there, and stays connected.
@@ -148,7 +147,7 @@ pub enum ToMonitor {
         image: String,
         /// Whether it will only read.
         read_only: bool,
-        /// Whether it wants the image's lock, if nobody else has the image. A reader gets none.
+        /// Whether it wants the image's lock, if no other session has the image. A reader gets none.
         #[serde(default)]
         lock: bool,
         /// What attaches, for people: `nbd`, `bench`.
@@ -161,8 +160,8 @@ pub enum ToMonitor {
         /// As it was told with it; 0: it was not.
         #[serde(default)]
         reign: u64,
-        /// More than over any connection that its client had before: a monitor that was left may send on
-        /// later what it was told.
+        /// Higher than over any earlier connection of this client: a monitor that the client has left may deliver
+        /// an older message late.
         #[serde(default)]
         turn: u64,
     },
@@ -207,7 +206,7 @@ pub enum FromMonitor {
     Pong,
     /// The answer to [`ToMonitor::MonitorHere`] of one that was removed from the cluster.
     MonitorRemoved,
-    /// Where monitors listen, those that are there first. Told to everybody who gets the map.
+    /// Where monitors listen, those that are connected first. Sent to all that get the map.
     Monitors {
         /// Each may have several.
         addresses: Vec<String>,
@@ -290,7 +289,7 @@ pub enum FromMonitor {
         /// Its writes may be acknowledged before they are durable. Only with the lock.
         #[serde(default)]
         lazy: bool,
-        /// What the session is told with when it goes on: see `records::SessionRecord`.
+        /// Sent back when the session resumes: see `records::SessionRecord`.
         #[serde(default)]
         reign: u64,
     },
@@ -429,7 +428,7 @@ pub enum RelayedRole {
 }
 
 impl RelayedRole {
-    /// The role of a relayed connection; that of a monitor is relayed by nobody.
+    /// The role of a relayed connection; `None`: a monitor's connection is never relayed.
     pub fn of(role: Role) -> Option<RelayedRole> {
         match role {
             Role::Client => Some(RelayedRole::Client),
@@ -618,7 +617,7 @@ pub enum Command {
         /// JSON text.
         value: String,
     },
-    /// Write back what another hand changed of keys that monitors alone write.
+    /// Write back keys that only monitors write and that were edited by hand.
     StateUndo {
         /// Whether to do it; without it the error says what would be written.
         #[serde(default)]

@@ -218,7 +218,7 @@ impl Monitor {
         }
     }
 
-    /// The only door. After `Stop` was told, nothing happens any more.
+    /// Takes an event. After the effect `Stop` nothing happens any more.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         if self.leadership.is_stopped() {
             return;
@@ -248,7 +248,7 @@ impl Monitor {
             self.queue_entries(now);
             self.queue_plans();
             self.run_jobs(now, effects);
-            // What the last job led to, where no transaction is on its way that comes back here.
+            // What the last job led to, unless a transaction is on its way: its outcome comes back here.
             while !self.jobs.is_writing() && (self.queue_entries(now) || self.queue_plans()) {
                 self.run_jobs(now, effects);
             }
@@ -289,7 +289,7 @@ impl Monitor {
         setting.span_in(self.committed.changed_settings())
     }
 
-    /// Looks which PGs are served. OSDs report each second: no deadline of its own is needed.
+    /// Notes which PGs are not served. OSDs report each second, so it needs no deadline of its own.
     fn look_at_unserved(&mut self, now: Time) {
         if !self.unserved.is_due(now) {
             return;
@@ -308,13 +308,13 @@ impl Monitor {
             NetEvent::Accepted { connection, peer } => self.accept(connection, peer, effects),
             NetEvent::Received { connection, message } => {
                 if self.connections.is_here(connection) {
-                    self.word_came(now, connection);
+                    self.on_word(now, connection);
                     self.on_message(now, connection, message, effects);
                 }
             }
             NetEvent::Closed { connection, .. } => self.forget_connection(now, connection),
             NetEvent::Connected { connection, .. } => {
-                // One that leads connects to nobody; this was on its way when it began to.
+                // A leader makes no connections; this one was on its way when it began to lead.
                 effects.push(Effect::Net(NetEffect::Close { connection }));
             }
         }
@@ -333,7 +333,7 @@ impl Monitor {
         self.give_ups.retain(|waits| waits.connection != connection);
         self.sessions.forget_waiting(connection);
         self.settling.forget(connection);
-        self.teller_gone(connection);
+        self.on_teller_gone(connection);
         for session in gone.sessions {
             self.sessions.lose_connection(now, session);
         }
@@ -541,7 +541,7 @@ impl Monitor {
     }
 }
 
-/// Whether somebody says to listen where nobody may, to have seen what there never was, or too much.
+/// Whether a peer names addresses that it may not have, or numbers that were never issued, or too many.
 fn says_too_much(message: &ToMonitor) -> bool {
     match message {
         ToMonitor::OsdBoot { osd, addresses, peer_addresses, incarnation, seen, .. } => {

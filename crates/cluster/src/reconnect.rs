@@ -23,7 +23,7 @@ pub struct Reconnect {
     addresses: Vec<String>,
     /// Where monitors listen, as one of them said last.
     told: Vec<String>,
-    /// They are others than before, and nobody has taken note of that.
+    /// The addresses have changed, and that was not taken yet.
     is_news: bool,
     /// Which address is tried, or was last.
     place: usize,

@@ -214,7 +214,7 @@ pub struct ClusterRecord {
     pub rest: Rest,
 }
 
-/// `leader`: who may change the state. Every transaction compares this key's revision.
+/// `leader`: the monitor that may change the state. Every transaction compares this key's revision.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LeaderRecord {
     /// The leading monitor.
@@ -242,7 +242,7 @@ pub struct MonitorRecord {
     /// Name of its host, for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// It is none any more: what is left of it refuses whoever runs with its id.
+    /// It was removed: its record stays, so that a process that runs with its id is refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// What this program does not know.
@@ -426,8 +426,8 @@ pub struct LockRecord {
     pub image: ImageId,
     /// Who holds it.
     pub session: SessionId,
-    /// Its holder's writes may be acknowledged before they are durable: nobody else may have the
-    /// image, readers neither.
+    /// Its holder's writes may be acknowledged before they are durable: no other session may have the
+    /// image, not even a reader.
     pub lazy: bool,
     /// What this program does not know.
     #[serde(flatten)]
@@ -521,7 +521,7 @@ pub struct StatsRecord {
     pub rest: Rest,
 }
 
-/// `change`: the number of the last transaction, and who made which. Two stores that went different
+/// `change`: the number of the last transaction, and which reign made which. Two stores that went different
 /// ways from one state have different reigns for the same number.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct ChangeRecord {
@@ -567,12 +567,12 @@ impl ChangeRecord {
 }
 
 /// `recovery`: the store is not to be used as it is. What OSDs know is being written here, and is not here
-/// whole; or another hand changed what monitors alone write.
+/// whole; or somebody edited by hand what only monitors write.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RecoveryRecord {
     /// The monitor that began it.
     pub monitor: MonitorId,
-    /// Keys that another hand changed while that monitor led: what is there is not to be believed.
+    /// Keys that were edited by hand while that monitor led: what is there is not to be believed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub edited: Vec<String>,
     /// What this program does not know.

@@ -349,7 +349,7 @@ pub struct Endpoints {
     pub nearly_full: Vec<EndpointRoom>,
 }
 
-/// How much of what it may use the store uses at an address.
+/// How full the store is at an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EndpointRoom {
     /// Where.
@@ -394,7 +394,7 @@ pub enum TransactionOutcome {
     },
     /// A comparison did not hold, or a lease that it names is over; nothing happened.
     Conflict,
-    /// Nobody can say. It happened, or did not, or may still.
+    /// Not known: it happened, or did not, or may still.
     Unknown,
     /// It breaks a rule of the store; nothing happened. Ours is the bug.
     Invalid {

@@ -123,13 +123,13 @@ pub struct Io {
     /// How long all of them took together, from their arrival to their reply.
     #[serde(skip_serializing_if = "is_zero")]
     pub nanos: u64,
-    /// How long each took; where nobody measures, and in sums that are kept: nothing.
+    /// How long each took; empty where that is not measured, and in sums that are kept.
     #[serde(skip_serializing_if = "Latencies::is_empty")]
     pub latencies: Latencies,
 }
 
 impl Io {
-    /// Counts an operation that nobody waits for.
+    /// Counts an operation whose latency is not measured.
     pub fn count(&mut self, bytes: u64) {
         self.ops += 1;
         self.bytes += bytes;

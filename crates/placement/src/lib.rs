@@ -63,7 +63,7 @@ impl std::error::Error for PlanError {}
 
 /// Gives each PG, by number, an OSD for each of its `copies` (at least one): the preferred primary first,
 /// then the others by id. `current` tells where the copies are now, the primary first; an empty list: nowhere
-/// yet. OSDs in it that are no candidates, or that share a domain with one before, are left.
+/// yet. Copies on OSDs that are no candidates, or that share a domain with an earlier copy, move.
 pub fn plan(
     candidates: &[Candidate],
     copies: u32,
@@ -90,6 +90,8 @@ pub fn plan(
     let leads: Vec<Option<usize>> =
         current.iter().map(|osds| osds.first().and_then(bin_of)).collect();
     primary::elect(&room, copies as usize, &leads, &mut sets);
+    assert!(sets.len() == current.len(), "each PG has a set");
+    assert!(sets.iter().all(|set| set.len() == copies as usize), "each copy has an OSD");
     let name = |set: Vec<usize>| set.into_iter().map(|bin| candidates[bin].osd).collect();
     Ok(sets.into_iter().map(name).collect())
 }

@@ -25,7 +25,7 @@ fn what_happens_to_a_simulated_cluster_leaves_lines() {
         "logs info: OSD is up  osd=",
         "logs info: OSD is out  osd=",
         "logs info: backfill is done  pg=",
-        "logs error: another hand changed a key",
+        "logs error: a key that only monitors write was edited",
         "logs info: this monitor leads",
         "logs warn: this monitor leads no longer",
     ];

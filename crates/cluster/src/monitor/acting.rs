@@ -115,7 +115,7 @@ impl Links {
 enum State {
     /// It is up and holds everything.
     Sound,
-    /// It is up, and whoever leads cannot work with it; or it rests.
+    /// It is up, and the primary cannot work with it; or it rests.
     Barred,
     /// It is up, and its disk hangs: it counts towards no minimum.
     Stalled,

@@ -5,9 +5,9 @@
 //! that ends between batches leaves entries that name an older incarnation than the OSD's record;
 //! nobody serves those, for the OSD has not heard of its run, and its next boot refreshes them.
 //!
-//! A boot may come late, over a connection that its sender has left since: another monitor may have
-//! held it back. So one that would end a run is done only when its sender has confirmed it over the
-//! same connection, which a process that is gone, or has gone on, does not.
+//! A boot message may come late, over a connection that its sender has left since: another monitor may
+//! have held it back. So a boot that would end a run waits until its sender has confirmed it over the same
+//! connection. A process that is gone, or has moved on, does not confirm it.
 
 use base::{ConnectionId, Incarnation, OsdId, Time};
 use format::door::Role;
@@ -212,7 +212,7 @@ impl Monitor {
     }
 
     /// A transaction of the job happened.
-    pub(super) fn boot_written(
+    pub(super) fn on_boot_written(
         &mut self,
         now: Time,
         mut boot: Boot,

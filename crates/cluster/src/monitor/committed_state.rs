@@ -36,13 +36,13 @@ pub(super) struct CommittedState {
     foreign: BTreeMap<String, (StateRevision, String)>,
     /// What the records of settings say.
     changed_settings: Changed,
-    /// What another hand wrote under keys of ours, until it is judged: `records` has what is in
+    /// Manual edits of our keys, until they are judged: `records` has what is in
     /// force.
     edits: BTreeMap<Key, Edit>,
     /// Keys of which nothing can be used, and why: what stands there was read first of all, so no
     /// better value is known here. `edits` has it.
     damaged: BTreeMap<Key, String>,
-    /// What is damaged was changed by another hand while this monitor led: `records` has the good values.
+    /// What is damaged was edited by hand while this monitor led: `records` has the good values.
     is_edited: bool,
     /// The rule that the records broke among each other when they were read, if any.
     broken: Option<String>,
@@ -50,7 +50,7 @@ pub(super) struct CommittedState {
     pub(super) reign: u64,
 }
 
-/// What another hand left under a key.
+/// A manual edit of a key.
 #[derive(Clone, Debug)]
 pub(super) struct Edit {
     revision: StateRevision,
@@ -177,7 +177,7 @@ impl CommittedState {
         self.damaged.insert(key, why);
     }
 
-    /// Another hand changed a key that monitors alone write, while this one led: what stands there is not
+    /// A key that only monitors write was edited by hand while this one led: what stands there is not
     /// used, and what is in force is known. Unless the same stands there.
     pub(super) fn note_guarded_edit(&mut self, key: Key) {
         let Some(edit) = self.edits.get(&key) else { return };
@@ -186,7 +186,7 @@ impl CommittedState {
         let is_same = found.is_some() == text.is_some() && found.as_ref() == self.record(&key);
         if !is_same {
             self.is_edited = true;
-            self.damaged.insert(key, "another hand changed it".to_string());
+            self.damaged.insert(key, "edited by hand".to_string());
             return;
         }
         if let Some(stored) = self.records.get_mut(&key) {
@@ -212,7 +212,7 @@ impl CommittedState {
                 None => (StateRevision::ZERO, None),
             };
             self.edits.entry(key.clone()).or_insert(Edit { revision, text });
-            self.damaged.insert(key, "another hand changed it".to_string());
+            self.damaged.insert(key, "edited by hand".to_string());
         }
     }
 
@@ -243,7 +243,7 @@ impl CommittedState {
         if keys.is_empty() { self.broken.clone() } else { Some(first_names(&keys)) }
     }
 
-    /// Takes what another hand left under a key; `None`: nothing. Tells the key if it is one of
+    /// Takes a manual edit of a key; `None`: the key was removed. Tells the key if it is one of
     /// ours, which is to be judged.
     pub(super) fn note_edit(
         &mut self,

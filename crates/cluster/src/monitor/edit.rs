@@ -1,4 +1,4 @@
-//! Keys that another hand than this monitor's wrote.
+//! Manual edits: keys that somebody wrote past the monitor.
 //!
 //! ```text
 //!   store ──Watched──▶ waits (a transaction is in flight) ──▶ CommittedState::edits ─┬▶ Job::Edit: judged
@@ -43,7 +43,7 @@ pub(super) struct Watching {
     waiting: VecDeque<(StateRevision, Vec<Change>)>,
     /// Revisions of this monitor's own transactions that the watch has not told yet, in order. A key
     /// that is put and removed soon after is told as put when it is long gone: what is known of
-    /// it does not say then whose hand it was.
+    /// it does not say then who wrote it.
     ours: VecDeque<StateRevision>,
     /// Everything was read at this revision or later: what is told up to it is known.
     pub(super) read_at: StateRevision,
@@ -74,13 +74,13 @@ impl UndoneEdits {
         }
     }
 
-    /// Another hand wrote the leader's key, or removed it.
+    /// The leader's key was edited by hand, or removed.
     pub(super) fn note_leader(&mut self, when: Time) {
         let why = protected_because(&Key::Leader).expect("it is protected");
         self.note(when, Key::Leader, why.to_string());
     }
 
-    /// What was undone there is of no interest any more.
+    /// The key was written well since: `status` does not name it any more.
     pub(super) fn forget(&mut self, key: &Key) {
         self.0.remove(key);
     }
@@ -92,7 +92,7 @@ impl UndoneEdits {
     }
 }
 
-/// Who may change what is under a key, if it is not people.
+/// Why people may not write a key; `None`: they may.
 fn protected_because(key: &Key) -> Option<&'static str> {
     match key {
         Key::Setting(_) | Key::Pool(_) | Key::Osd(_) => None,
@@ -113,14 +113,14 @@ fn protected_because(key: &Key) -> Option<&'static str> {
     }
 }
 
-/// Whether a change of the key by another hand makes the store damaged.
+/// Whether a manual edit of the key makes the store damaged.
 fn is_guarded(key: &Key) -> bool {
     // The next transaction puts `change` back, losing `leader` ends leading, and nothing depends on sums.
     let is_judged = matches!(key, Key::Leader | Key::Change | Key::Stats(..));
     protected_because(key).is_some() && !is_judged
 }
 
-/// What to do about guarded keys that another hand changed.
+/// What to do about guarded keys that were edited by hand.
 pub(super) const EDITED_HINT: &str =
     "`ashlar state undo` writes the last good values back; until then failover waits";
 
@@ -253,7 +253,7 @@ impl Monitor {
         Ok(Record::Osd(changed))
     }
 
-    /// Changes of the store came, of this monitor or of another hand.
+    /// Changes of the store came: this monitor's own, or manual edits.
     pub(super) fn on_watched(
         &mut self,
         watch: WatchId,
@@ -280,7 +280,7 @@ impl Monitor {
     }
 
     /// Compares what the store told with what is known. Requires: no transaction is in flight, so
-    /// that what differs is of another hand.
+    /// that what differs is a manual edit.
     pub(super) fn compare_watched(&mut self, effects: &mut Vec<Effect>) {
         while self.is_ready() && !self.jobs.is_writing() {
             if self.watching.ours.len() > WATCHED_COUNT_MAX {
@@ -312,7 +312,7 @@ impl Monitor {
         }
     }
 
-    /// Another hand wrote a key: if it is one of ours it is judged before anything else is done.
+    /// A key was edited by hand: if it is one of ours it is judged before anything else is done.
     pub(super) fn take_edit(
         &mut self,
         key: String,
@@ -323,17 +323,15 @@ impl Monitor {
         if self.committed.is_damaged() && !self.committed.is_edited() && Key::parse(&key).is_some()
         {
             // It may be what was lacking.
-            return self.mended_by_hand();
+            return self.on_mended_by_hand();
         }
         match self.committed.note_edit(key, revision, text) {
             Some(key) if is_guarded(&key) => {
                 let name = key.to_string();
                 self.committed.note_guarded_edit(key);
                 let event = match self.committed.is_damaged() {
-                    true => {
-                        TraceEvent::error("another hand changed a key that monitors alone write")
-                    }
-                    false => TraceEvent::info("a key that another hand changed is as it was"),
+                    true => TraceEvent::error("a key that only monitors write was edited by hand"),
+                    false => TraceEvent::info("a key that was edited by hand is as it was"),
                 };
                 effects.push(Effect::Trace(event.with("key", name)));
                 self.jobs.push_first(Job::MarkEdited);
@@ -382,7 +380,7 @@ impl Monitor {
         Plan::Write { batch, done: Some(Done::Silent) }
     }
 
-    /// Guarded keys that another hand changed while this monitor led, but for the one that says so.
+    /// Guarded keys that were edited by hand while this monitor led, but for the one that says so.
     fn edited_keys(&self) -> impl Iterator<Item = &Key> {
         self.committed.damaged_keys().filter(|key| **key != Key::Recovery)
     }
@@ -391,7 +389,7 @@ impl Monitor {
     pub(super) fn plan_state_undo(&self, accepted: bool) -> Result<Plan, Failure> {
         let committed = &self.committed;
         if !committed.is_edited() || self.edited_keys().next().is_none() {
-            let message = "this monitor knows of no key that another hand changed while it led";
+            let message = "this monitor knows of no key that was edited by hand while it led";
             return Err(failure("invalid", message, "`ashlar status` names what is damaged"));
         }
         let good = |key: &Key| match committed.record(key) {
@@ -429,7 +427,7 @@ impl Monitor {
         Ok(Plan::Write { batch, done: Some(Done::Restored(answer)) })
     }
 
-    /// Queues the judging of what another hand left under a key.
+    /// Queues the judging of a manual edit.
     pub(super) fn queue_edit(&mut self, key: Key) {
         if key == Key::Change {
             // Whichever transaction is next writes its number there, and compares what it takes
@@ -480,16 +478,16 @@ impl Monitor {
     ) {
         self.committed.settle_edit(&key);
         if matches!(key, Key::Setting(_)) {
-            self.settings_changed(effects);
+            self.on_settings_changed(effects);
         }
         let name = key.to_string();
         let event = match verdict {
             Ok(()) => {
                 self.watching.undone.forget(&key);
-                TraceEvent::info("what another hand wrote is in force")
+                TraceEvent::info("a manual edit is in force")
             }
             Err(why) => {
-                let event = TraceEvent::warn("what another hand wrote was undone");
+                let event = TraceEvent::warn("a manual edit was undone");
                 let event = event.with("why", &why);
                 self.watching.undone.note(now, key, why);
                 event

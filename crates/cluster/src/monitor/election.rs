@@ -43,7 +43,7 @@ const LEASE_SPAN: Duration = Duration::from_secs(2);
 const RENEW_SPAN: Duration = Duration::from_millis(500);
 /// How long before a store that could not be asked is asked again.
 const REST_SPAN: Duration = Duration::from_millis(100);
-/// How long before a leader that was not reached is told again that this monitor is there.
+/// How long until this monitor tries again to connect to the leader.
 const REGISTER_SPAN: Duration = Duration::from_millis(500);
 /// Requests and watches of this file; those of [`Monitor`] are below.
 const OWN: u64 = 1 << 63;
@@ -61,18 +61,18 @@ pub struct Election {
     lead_count: u64,
     /// As the last [`Monitor`] here left it.
     store: StoreAccess,
-    /// What another hand did to leadership, and what the last [`Monitor`] here has undone.
+    /// Manual edits of the leader's key, and what the last [`Monitor`] here has undone.
     undone: UndoneEdits,
     /// Asks whether the lease lives whose key is gone: then it did not go with its lease.
     suspicion: Option<StateRequest>,
     /// What this monitor knew when it led last, as long as no other is known to have led since.
-    picture: Option<Picture>,
-    /// Who led when that was last told.
+    last_led: Option<LastLed>,
+    /// Who led when that was last logged.
     leader_told: Option<MonitorId>,
 }
 
 /// How things were.
-struct Picture {
+struct LastLed {
     monitor: Box<Monitor>,
     /// When it ceased to lead.
     at: Time,
@@ -89,7 +89,7 @@ enum Stage {
     /// Nobody leads: waits for a lease to lead under.
     Granting { request: StateRequest },
     /// Leads, or is about to. Connections are its own once it does.
-    Leading { monitor: Box<Monitor>, has_guests: bool },
+    Leading { monitor: Box<Monitor>, is_serving: bool },
     /// Waits until the lease has ended: the process is about to.
     Retiring { request: StateRequest },
     /// Nothing happens any more.
@@ -138,7 +138,7 @@ impl Election {
             store: StoreAccess::default(),
             undone: UndoneEdits::default(),
             suspicion: None,
-            picture: None,
+            last_led: None,
             leader_told: None,
         }
     }
@@ -146,11 +146,11 @@ impl Election {
     /// The only monitor of its store, which nobody else can open: it leads at once, without a lease.
     pub fn only(identity: Identity) -> Election {
         let monitor = Box::new(Monitor::new(identity.clone()));
-        let stage = Stage::Leading { monitor, has_guests: true };
+        let stage = Stage::Leading { monitor, is_serving: true };
         Election { stage, ..Election::new(identity, true) }
     }
 
-    /// The only door. After `Stop` was told, nothing happens any more.
+    /// Takes an event. After the effect `Stop` nothing happens any more.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
             _ if matches!(self.stage, Stage::Over) => return,
@@ -162,7 +162,7 @@ impl Election {
         self.trace_leader(effects);
     }
 
-    /// Says who leads, when that is another one than before.
+    /// Logs who leads when that has changed.
     fn trace_leader(&mut self, effects: &mut Vec<Effect>) {
         let leader = self.leader();
         if leader == self.leader_told || matches!(self.stage, Stage::Over) {
@@ -197,7 +197,7 @@ impl Election {
     pub fn leader(&self) -> Option<MonitorId> {
         match &self.stage {
             Stage::Following { leader, .. } => leader.as_ref().map(|leader| leader.monitor),
-            Stage::Leading { monitor, has_guests: true } if monitor.leadership.has_led() => {
+            Stage::Leading { monitor, is_serving: true } if monitor.leadership.has_led() => {
                 Some(self.identity.monitor)
             }
             _ => None,
@@ -227,7 +227,7 @@ impl Election {
     }
 
     fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
-        if let Stage::Leading { has_guests: true, .. } = self.stage {
+        if let Stage::Leading { is_serving: true, .. } = self.stage {
             self.tell_monitor(now, Event::Net(event), effects);
             return;
         }
@@ -267,8 +267,8 @@ impl Election {
             }
             _ => {
                 let is_lost = self.leader().is_none();
-                let Election { identity, store, picture, relay, .. } = self;
-                let status = || status_without_state(now, identity, store.trouble(), picture);
+                let Election { identity, store, last_led, relay, .. } = self;
+                let status = || status_without_state(now, identity, store.trouble(), last_led);
                 let lost = store.trouble().filter(|_| is_lost);
                 let lost = lost.map(|trouble| (trouble, &status as &dyn Fn() -> Value));
                 relay.on_net(now, event, lost, effects);
@@ -313,7 +313,7 @@ impl Election {
         }
     }
 
-    /// Whoever waits for a leader is told why there is none, as long as the store cannot be asked.
+    /// Commands that wait for a leader are told why there is none, as long as the store cannot be asked.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         match (self.store.trouble(), &trouble) {
             (None, Some(why)) => {
@@ -328,9 +328,9 @@ impl Election {
         }
         self.store.on_condition(trouble);
         let is_lost = self.leader().is_none();
-        let Election { identity, store, picture, relay, .. } = self;
+        let Election { identity, store, last_led, relay, .. } = self;
         if let Some(why) = store.trouble().filter(|_| is_lost) {
-            let status = || status_without_state(now, identity, store.trouble(), picture);
+            let status = || status_without_state(now, identity, store.trouble(), last_led);
             relay.answer_commands(why, &status, effects);
         }
     }
@@ -399,15 +399,15 @@ impl Election {
             }
             // No monitor writes it so.
             Some(_) => self.undone.note_leader(now),
-            None => self.suspect_hand(effects),
+            None => self.probe_lost_lease(effects),
         }
         effects.push(Effect::State(StateEffect::Unwatch { watch: told }));
         self.seek_lease(now, effects);
     }
 
-    /// The key of the monitor that led is gone: with its lease, or by another hand. Nothing hangs
+    /// The key of the monitor that led is gone: with its lease, or somebody removed it. Nothing hangs
     /// on that lease any more, so it may be renewed to see whether it lives.
-    fn suspect_hand(&mut self, effects: &mut Vec<Effect>) {
+    fn probe_lost_lease(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Following { leader: Some(leader), .. } = &self.stage else { return };
         let lease = leader.lease;
         let request = self.next_request();
@@ -415,8 +415,8 @@ impl Election {
         effects.push(Effect::State(StateEffect::LeaseRenew { request, lease }));
     }
 
-    /// Another hand wrote the leader's key, or removed it.
-    fn note_hand(&mut self, now: Time) {
+    /// The leader's key was edited by hand, or removed.
+    fn note_leader_edited(&mut self, now: Time) {
         match &mut self.stage {
             Stage::Leading { monitor, .. } => monitor.watching.undone.note_leader(now),
             _ => self.undone.note_leader(now),
@@ -429,7 +429,7 @@ impl Election {
             Ok(Record::Leader(record)) => Some(record),
             _ => None,
         };
-        // An earlier run of this monitor: nobody is there any more.
+        // An earlier run of this monitor: that process is gone.
         let parsed = parsed.filter(|record| record.monitor != self.identity.monitor);
         let Stage::Following { leader, .. } = &mut self.stage else { return };
         let parsed = parsed.zip(entry.lease).map(|(record, lease)| Leader {
@@ -443,7 +443,7 @@ impl Election {
         }
         let addresses = parsed.as_ref().map_or(Vec::new(), |leader| leader.addresses.clone());
         *leader = parsed;
-        self.picture = None;
+        self.last_led = None;
         self.leave_leader(effects);
         self.registration.retry = (!addresses.is_empty()).then_some(now);
         self.relay.set_leader(now, addresses, effects);
@@ -474,7 +474,7 @@ impl Election {
         if self.suspicion == Some(answered) {
             self.suspicion = None;
             if answer.is_some() {
-                self.note_hand(now);
+                self.note_leader_edited(now);
             }
             return;
         }
@@ -513,12 +513,12 @@ impl Election {
         let leadership = Leadership::new(lease, self.may_create);
         let mut monitor = Box::new(Monitor::under(identity, leadership, self.store.clone()));
         monitor.watching.undone = std::mem::take(&mut self.undone);
-        self.stage = Stage::Leading { monitor, has_guests: false };
+        self.stage = Stage::Leading { monitor, is_serving: false };
     }
 
     /// Tells the leading part of this monitor, if it leads or is about to.
     fn tell_monitor(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
-        let Stage::Leading { monitor, has_guests } = &mut self.stage else { return };
+        let Stage::Leading { monitor, is_serving } = &mut self.stage else { return };
         let told = effects.len();
         monitor.apply(now, event, effects);
         let stops = |effect: &Effect| matches!(effect, Effect::Stop(_));
@@ -533,16 +533,16 @@ impl Election {
             }
             return;
         }
-        if monitor.leadership.has_led() && !*has_guests {
-            *has_guests = true;
-            self.picture = None;
+        if monitor.leadership.has_led() && !*is_serving {
+            *is_serving = true;
+            self.last_led = None;
             for event in self.relay.hand_over(now, effects) {
                 self.tell_monitor(now, Event::Net(event), effects);
             }
         }
     }
 
-    /// This monitor does not lead any more: whoever is connected comes again, here or elsewhere.
+    /// This monitor does not lead any more: OSDs and clients reconnect, here or elsewhere.
     fn lose(&mut self, now: Time, why: &str, effects: &mut Vec<Effect>) {
         let rest = Stage::Rest { until: now };
         let Stage::Leading { mut monitor, .. } = std::mem::replace(&mut self.stage, rest) else {
@@ -560,7 +560,7 @@ impl Election {
         if let Some(watch) = monitor.watching.watch {
             effects.push(Effect::State(StateEffect::Unwatch { watch }));
         }
-        // Whatever became of the leader's key: with the lease it goes, if it is still ours.
+        // If the leader's key is still ours, it goes with the lease.
         if let Some(Lease { id: lease, .. }) = self.lease.take() {
             let request = self.next_request();
             // If it lives its key was taken from it.
@@ -568,7 +568,7 @@ impl Election {
             effects.push(Effect::State(StateEffect::LeaseRevoke { request, lease }));
         }
         if monitor.leadership.has_led() {
-            self.picture = Some(Picture { monitor, at: now });
+            self.last_led = Some(LastLed { monitor, at: now });
         }
     }
 
@@ -593,7 +593,7 @@ impl Election {
             self.look(effects);
         }
         // It asks for the leader's key with its first event.
-        if let Stage::Leading { monitor, has_guests: false } = &self.stage
+        if let Stage::Leading { monitor, is_serving: false } = &self.stage
             && monitor.deadline() == Some(Time::ZERO)
         {
             self.tell_monitor(now, Event::Tick, effects);
@@ -604,10 +604,10 @@ impl Election {
         self.relay.tick(now, effects);
     }
 
-    /// Whether nobody else could lead: then what is known is served on while the store is away.
+    /// Whether no other monitor could lead: then this one goes on serving while the store is away.
     fn keeps_ended_lease(&self) -> bool {
         match &self.stage {
-            Stage::Leading { monitor, has_guests: true } => monitor.is_only(),
+            Stage::Leading { monitor, is_serving: true } => monitor.is_only(),
             _ => false,
         }
     }
@@ -656,9 +656,9 @@ fn status_without_state(
     now: Time,
     identity: &Identity,
     trouble: Option<&str>,
-    picture: &Option<Picture>,
+    last_led: &Option<LastLed>,
 ) -> Value {
-    let Some(Picture { monitor, at }) = picture else {
+    let Some(LastLed { monitor, at }) = last_led else {
         return Monitor::new(identity.clone()).status(now, trouble);
     };
     let mut status = monitor.status(*at, trouble);

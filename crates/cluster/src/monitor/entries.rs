@@ -21,7 +21,7 @@ use super::{Monitor, clipped};
 use crate::message::{Need, PgNeed};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the next epoch of a PG waits when its primary asked for one: who failed is seen by then.
+/// How long the next epoch of a PG waits when its primary asked for one: by then failures are noticed.
 const RENEW_DELAY: Duration = Duration::from_millis(10);
 /// Shortest span between two epochs that a primary asked for; twice as long each time.
 const RENEW_SPAN_MIN: Duration = Duration::from_millis(100);
@@ -167,11 +167,11 @@ impl Monitor {
     pub(super) fn on_needs(&mut self, now: Time, connection: ConnectionId, needs: Vec<PgNeed>) {
         let Some(osd) = self.connections.osd(connection) else { return };
         for need in needs {
-            self.take_need(now, osd, need);
+            self.on_need(now, osd, need);
         }
     }
 
-    fn take_need(&mut self, now: Time, from: OsdId, need: PgNeed) {
+    fn on_need(&mut self, now: Time, from: OsdId, need: PgNeed) {
         let pg = need.pg;
         let Some(entry) = self.committed.pg(pg) else { return };
         if entry.epoch != need.epoch
@@ -348,7 +348,7 @@ impl Monitor {
     }
 
     /// No entry needs to be another one now.
-    pub(super) fn entries_settled(&mut self) {
+    pub(super) fn on_entries_settled(&mut self) {
         let now = self.now;
         let entries = &mut self.entries;
         entries.is_job_queued = false;
@@ -417,7 +417,11 @@ impl Monitor {
             let both = next.into_iter().zip(&shard.pgs);
             let revision = pool.revision.next();
             let newest = |(next, entry): (Option<PgEntry>, &PgEntry)| match next {
-                Some(next) => PgEntry { revision, ..next },
+                Some(next) => {
+                    assert!(next.epoch > entry.epoch, "each change is a new epoch");
+                    assert!(next.positions.len() == entry.positions.len(), "positions stay");
+                    PgEntry { revision, ..next }
+                }
                 None => entry.clone(),
             };
             both.map(newest).collect()
@@ -486,7 +490,7 @@ impl Monitor {
     }
 
     /// Entries were written: what was asked in epochs before is done with.
-    pub(super) fn entries_written(&mut self) {
+    pub(super) fn on_entries_written(&mut self) {
         let committed = &self.committed;
         let entries = &mut self.entries;
         let is_over = |pg: &PgId, asked: &mut Asked| {

@@ -130,6 +130,7 @@ impl Monitor {
     fn start(&mut self, job: Job, batch: Batch, done: Option<Done>, effects: &mut Vec<Effect>) {
         let is_number_alone = matches!(job, Job::Edit { key: Key::Change });
         assert!(!batch.is_empty() || is_number_alone, "a plan that writes nothing is done");
+        assert!(self.is_ready(), "only a leader that knows the state writes");
         let (transaction, writes) = batch.into_parts();
         let request = self.store.next_request();
         self.jobs.start(request, job, writes, done);
@@ -175,12 +176,12 @@ impl Monitor {
             }
         }
         self.committed.commit(writes, revision);
-        self.entries_written();
+        self.on_entries_written();
         if changes_map {
             self.publish(effects);
         }
         if changes_settings {
-            self.settings_changed(effects);
+            self.on_settings_changed(effects);
         }
         if saves_stats {
             self.tell_stats_saved(effects);
@@ -229,7 +230,7 @@ impl Monitor {
     }
 
     /// The revision of the transaction with these writes, if it happened. A key of it may have
-    /// been written again since by another hand, so one that has our value is enough; where
+    /// been edited by hand since, so one that has our value is enough; where
     /// nothing was put, it is the deletion that counts, whoever did it.
     fn happened_at(
         &self,
@@ -262,7 +263,7 @@ impl Monitor {
     /// A job's transaction is in `committed`.
     fn go_on(&mut self, now: Time, job: Job, done: Option<Done>, effects: &mut Vec<Effect>) {
         let job = match job {
-            Job::Boot(boot) => Job::Boot(self.boot_written(now, boot, effects)),
+            Job::Boot(boot) => Job::Boot(self.on_boot_written(now, boot, effects)),
             other => other,
         };
         self.track_tasks();
@@ -296,7 +297,7 @@ impl Monitor {
                 self.finish_restore(&written, answer, effects);
             }
             (Job::Command { connection, request, .. }, Done::Restored(answer)) => {
-                self.restored(connection, request, answer, effects);
+                self.on_restored(connection, request, answer, effects);
             }
             (Job::MarkEdited, Done::PutBack) => self.put_back(),
             (Job::Boot(boot), Done::Silent) => self.push_sync_known_osd(boot.osd),
@@ -335,7 +336,7 @@ impl Monitor {
                 }
                 self.forget_session(session);
             }
-            (_, Done::SessionSilent(session)) => self.session_silent(session),
+            (_, Done::SessionSilent(session)) => self.on_session_silent(session),
             (Job::ResumeSession { connection, .. }, Done::SessionResumed(session)) => {
                 self.connect_session(now, session, connection);
             }
@@ -344,20 +345,20 @@ impl Monitor {
                 self.forget_session(session);
             }
             (Job::Command { connection, request, .. }, Done::Unlocked(session, answer)) => {
-                self.session_ended(session, effects);
+                self.on_session_ended(session, effects);
                 self.connections.answer(connection, request, Ok(answer), effects);
             }
             (Job::Edit { key }, Done::Edited(verdict)) => {
                 self.finish_edit(now, key, verdict, effects);
             }
-            (Job::SyncOsd { osd }, Done::Silent) => self.osd_synced(osd),
+            (Job::SyncOsd { osd }, Done::Silent) => self.on_osd_synced(osd),
             (Job::Stats, _) => self.stats.job_ended(),
-            (Job::Entries, Done::EntriesSettled) => self.entries_settled(),
+            (Job::Entries, Done::EntriesSettled) => self.on_entries_settled(),
             (Job::Replan { pool, .. }, Done::Replanned(failed)) => {
                 self.finish_replan(pool, failed);
             }
             (Job::TaskProgress { task, .. }, Done::Silent) => self.tasks.on_progress_recorded(task),
-            (_, Done::MonitorsChanged) => self.monitors_changed(effects),
+            (_, Done::MonitorsChanged) => self.on_monitors_changed(effects),
             (_, Done::Silent) => {}
             (job, done) => unreachable!("{job:?} cannot end as {done:?}"),
         }

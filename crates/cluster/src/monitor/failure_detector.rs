@@ -29,7 +29,7 @@ use crate::settings::Setting;
 pub(super) const PROBE_SPAN: Duration = Duration::from_millis(700);
 /// A monitor that comes later than this to judge an answer was away itself, and asks again.
 const LATE_SPAN: Duration = Duration::from_millis(300);
-/// How long a peer's word that nobody is there holds.
+/// How long a peer's report that nobody listens there counts.
 const REFUSED_SPAN: Duration = Duration::from_secs(2);
 /// Where everything was switched off, everything starts: so long after a monitor's start the word of
 /// an OSD that has just started takes none down that has not come yet. PGs keep their members over
@@ -37,8 +37,8 @@ const REFUSED_SPAN: Duration = Duration::from_secs(2);
 const TOGETHER_SPAN: Duration = Duration::from_secs(2);
 /// A peer that says for so long that it cannot reach an OSD that is heard here has a broken link to it.
 const LINK_SPAN: Duration = Duration::from_millis(900);
-/// So long after its first word a peer that goes on to say so may be right, or not: until then nobody
-/// leaves a PG whom it needs if the peer is right. Three words come in that time.
+/// For so long after its first report a peer that repeats it may be right or wrong: until then no member
+/// leaves a PG that the PG would need if the peer were right. Three reports come in that time.
 const DOUBT_SPAN: Duration = Duration::from_secs(3);
 /// One that does not say it again for so long has found the OSD: words come about once a second.
 const REPEAT_SPAN: Duration = Duration::from_millis(1500);
@@ -90,7 +90,7 @@ impl Liveness {
     }
 }
 
-/// Whose presence is to be looked at, and who was asked.
+/// Which OSDs are to be checked, and which were asked.
 #[derive(Default)]
 pub(super) struct FailureDetector {
     checks: BTreeSet<(Time, OsdId)>,
@@ -100,7 +100,7 @@ pub(super) struct FailureDetector {
     failed: BTreeSet<OsdId>,
     /// Asked, and not heard since.
     asked: BTreeSet<OsdId>,
-    /// This process stood still, until then: who is connected may have left it for that.
+    /// When this process went on after it stood still: peers may have left it because of that.
     back_since: Option<Time>,
 }
 
@@ -146,7 +146,7 @@ impl Monitor {
 
     /// Its connection is gone.
     pub(super) fn begin_grace(&mut self, now: Time, osd: OsdId) {
-        // Who left a monitor that stood still looks for one that does not, and comes back.
+        // An OSD that left a monitor that stood still looks for another one, and comes back.
         let all_return =
             self.failure_detector.back_since.map(|back| back + self.span(Setting::OsdReturn));
         let grace_ends = now + self.span(Setting::OsdGrace);
@@ -197,7 +197,7 @@ impl Monitor {
     }
 
     /// A message of an OSD came.
-    pub(super) fn word_came(&mut self, now: Time, connection: ConnectionId) {
+    pub(super) fn on_word(&mut self, now: Time, connection: ConnectionId) {
         let osd = self.connections.osd(connection);
         let Some(live) = osd.and_then(|osd| self.osds.get_mut(&osd)) else { return };
         (live.liveness.word, live.liveness.probed) = (now, None);
@@ -274,7 +274,7 @@ impl Monitor {
             let ends = match how {
                 Unreachable::Refused => now,
                 Unreachable::Silent => now + PROBE_SPAN,
-                // Who just started cannot miss anybody.
+                // An OSD that has just started cannot miss anybody.
                 Unreachable::Missed if !goes_on => return,
                 Unreachable::Missed => now + PROBE_SPAN,
             };
@@ -285,7 +285,7 @@ impl Monitor {
             return;
         }
         if how == Unreachable::Missed {
-            // The one who asks says so if the link between the two is broken.
+            // If the link between the two is broken, the OSD that asks for a lease says so.
             return self.probe_once(now, osd, effects);
         }
         let (since, last) = liveness.said.entry(peer).or_insert((now, now));
@@ -388,7 +388,7 @@ impl Monitor {
             let was_noticed = liveness.noticed > 0;
             self.push_sync_osd(osd);
             if !was_noticed {
-                // It has not come since this monitor's start: this is the first that is seen of it.
+                // It has not connected since this monitor's start: its absence is noticed only now.
                 self.notice(osd);
             }
         }
@@ -399,7 +399,7 @@ impl Monitor {
     fn take_down(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
         let connection = self.osds.get(&osd).and_then(|live| live.connection);
         if let Some(connection) = connection {
-            // What depended on the connection is told, and a grace begins.
+            // What depended on the connection goes on without it, and a grace begins.
             self.close(now, connection, effects);
         }
         let Some(live) = self.osds.get_mut(&osd) else { return };
@@ -407,7 +407,7 @@ impl Monitor {
         self.look_at(osd, now);
     }
 
-    /// An OSD that is not there: after some time its PGs are planned elsewhere.
+    /// An OSD is down: after some time its PGs are planned elsewhere.
     fn check_down(&mut self, now: Time, osd: OsdId) -> Option<Time> {
         let record = self.committed.osd(osd)?;
         if !record.info.in_cluster || record.info.incarnation == Incarnation::ZERO {
@@ -422,7 +422,7 @@ impl Monitor {
         Some(now + OUT_RETRY_SPAN)
     }
 
-    /// A span has changed, or who is in: everybody is looked at anew.
+    /// A setting has changed, or an OSD is in or out: all OSDs are checked.
     pub(super) fn look_at_all(&mut self, now: Time) {
         let osds: Vec<OsdId> = self.osds.keys().copied().collect();
         for osd in osds {

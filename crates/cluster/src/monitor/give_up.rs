@@ -21,7 +21,7 @@ use super::{Effect, Monitor, busy, failure};
 use crate::message::{Failure, FromMonitor, OsdReport};
 use crate::records::{PG_SHARD_SIZE, PgShardRecord, PoolRecord, Record};
 
-/// How long the OSD may take to serve the PG before the operator is told that it is not known.
+/// How long the OSD may take to serve the PG before the operator is told that the outcome is not known.
 pub(super) const GIVE_UP_SPAN: Duration = Duration::from_secs(10);
 /// Operators that wait.
 const GIVE_UP_COUNT_MAX: usize = 1_000;
@@ -54,7 +54,7 @@ impl Monitor {
         let Some(osd) = osd else {
             return Err(failure(
                 "unavailable",
-                format!("no OSD that has PG {pg} is up: there is nobody who could give it up"),
+                format!("no OSD that has PG {pg} is up, so none can give anything up"),
                 "start its OSD, on its disk or on a copy of it. If there is neither, this version \
                  cannot serve the PG again: restore its volumes from a backup into a new pool",
             ));
@@ -118,7 +118,7 @@ impl Monitor {
         if let Some(osd) = off.iter().find(|osd| !counts_as_up(**osd) && self.is_present(**osd)) {
             return Err(failure(
                 "busy",
-                format!("{osd} is not off: this monitor heard of it just now"),
+                format!("{osd} is not off: this monitor has just heard from it"),
                 "stop it, or wait until it has joined: then there may be nothing to give up",
             ));
         }
@@ -251,14 +251,14 @@ impl Monitor {
         }
     }
 
-    /// Operators who waited for too long hear that it is not known.
+    /// Operators who waited for too long are told that the outcome is not known.
     pub(super) fn end_give_ups(&mut self, now: Time, effects: &mut Vec<Effect>) {
         while self.give_ups.first().is_some_and(|waits| waits.ends <= now) {
             let GiveUp { pg, connection, request, .. } = self.give_ups.remove(0);
             let error = failure(
                 "unconfirmed",
                 format!(
-                    "PG {pg} was asked to be given up, and is not served {:.0} seconds later",
+                    "PG {pg} is still not served {:.0} seconds after the OSD was asked to give up what is lost",
                     GIVE_UP_SPAN.as_secs_f64()
                 ),
                 format!("`ashlar pg describe {pg}` says how it is; if nothing changes, ask again"),

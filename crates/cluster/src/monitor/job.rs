@@ -40,7 +40,7 @@ pub(super) enum Job {
     ResumeSession { connection: ConnectionId, session: SessionId },
     /// An operator's command.
     Command { connection: ConnectionId, request: u64, command: Command },
-    /// Judges what another hand wrote under a key.
+    /// Judges a manual edit of a key.
     Edit { key: Key },
     /// An OSD holds nothing of a removed pool any more.
     PoolCleared { pool: PoolId, osd: OsdId },
@@ -60,7 +60,7 @@ pub(super) enum Job {
     Stats,
     /// What OSDs know comes into a store that is older.
     Restore(Written),
-    /// Writes which keys another hand changed.
+    /// Writes which keys were edited by hand.
     MarkEdited,
 }
 
@@ -97,7 +97,7 @@ pub(super) enum Done {
     Unlocked(SessionId, Value),
     /// The store has what OSDs know, or the last good values: this is told to who asked for it.
     Restored(Value),
-    /// Another hand has put back what it changed.
+    /// Somebody has put back by hand what was edited.
     PutBack,
     /// An edit is in force, or was undone for this reason.
     Edited(Result<(), String>),

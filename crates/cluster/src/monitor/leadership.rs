@@ -30,8 +30,7 @@ pub(super) struct Leadership {
     led_since: Option<Time>,
     /// The store's revision when it began to lead.
     led_from: Option<StateRevision>,
-    /// What another hand wrote from then on is believed: until then a monitor said that the store is
-    /// damaged.
+    /// Manual edits from this revision on are believed: a monitor has said that the store is damaged.
     believes_from: Option<StateRevision>,
 }
 
@@ -75,7 +74,7 @@ impl Leadership {
     }
 
     /// As a monitor begins that reads everything anew. Of a store that was not restored from what OSDs
-    /// know it believes what another hand wrote since this one leads: that may have mended it.
+    /// know it believes manual edits since this one leads: that may have mended it.
     pub(super) fn begin_anew(&self, is_restored: bool) -> Leadership {
         let believes_from = self.believes_from.or(self.led_from).filter(|_| !is_restored);
         Leadership { believes_from, ..Leadership::new(self.lease, self.may_create) }
@@ -201,12 +200,12 @@ impl Leadership {
         };
         match found.map(|entry| entry.lease) {
             Some(Some(lease)) => lease != ours && !planted::on(Bug::LeadershipTakenOver),
-            // Nobody leads, or a hand wrote there: whoever writes next does.
+            // Nobody leads, or it was edited by hand: whoever writes next leads.
             Some(None) | None => self.has_led(),
         }
     }
 
-    /// Whether what another hand wrote at this revision is believed.
+    /// Whether a manual edit at this revision is believed.
     pub(super) fn believes(&self, revision: StateRevision) -> bool {
         self.believes_from.is_some_and(|from| revision >= from)
     }

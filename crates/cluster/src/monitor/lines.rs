@@ -115,8 +115,8 @@ fn trace_shard(committed: &CommittedState, after: &PgShardRecord, effects: &mut 
 /// An OSD says that its disk hangs, or does no longer.
 pub(super) fn trace_stall(osd: OsdId, stalled: bool, effects: &mut Vec<Effect>) {
     let event = match stalled {
-        true => TraceEvent::warn("OSD does not count: its disk hangs"),
-        false => TraceEvent::info("OSD counts again: its disk answers"),
+        true => TraceEvent::warn("OSD is stalled: its disk hangs"),
+        false => TraceEvent::info("OSD is no longer stalled: its disk answers"),
     };
     effects.push(Effect::Trace(event.with("osd", osd)));
 }
@@ -126,7 +126,7 @@ fn trace_entry(before: &PgEntry, after: &PgEntry, effects: &mut Vec<Effect>) {
     let of_pg = |event: TraceEvent| event.with("pg", after.pg);
     let event = match after.primary {
         Some(_) => TraceEvent::info("PG has a new epoch"),
-        None => TraceEvent::warn("PG has a new epoch, and nobody who may lead it"),
+        None => TraceEvent::warn("PG has a new epoch and no primary"),
     };
     let event =
         of_pg(event).number("epoch", after.epoch.get()).list("primary", after.primary_osd());

@@ -60,8 +60,8 @@ impl Monitor {
         }
     }
 
-    /// The store can be asked, or not. Who waits for the first reading to ask how things are is told
-    /// why it takes so long.
+    /// The store can be asked, or not. `status` commands that wait for the first reading are answered now:
+    /// they say why it takes so long.
     fn on_condition(&mut self, now: Time, trouble: Option<String>, effects: &mut Vec<Effect>) {
         self.store.on_condition(trouble);
         if self.store.trouble().is_none() {
@@ -120,7 +120,7 @@ impl Monitor {
         let before = match parsed.transpose() {
             Ok(Some(Record::Leader(record))) => Some(record),
             Ok(_) => None,
-            // Written by another hand while this one led: it is taken again.
+            // Edited by hand while this monitor led: it is taken again.
             Err(_) if self.leadership.has_led() || self.leadership.lease().is_some() => None,
             Err(error) => {
                 let reason = format!("the state store's key leader is damaged: {error}");
@@ -250,14 +250,14 @@ impl Monitor {
         self.track_sessions(now);
         self.track_tasks();
         self.publish(effects);
-        self.settings_changed(effects);
+        self.on_settings_changed(effects);
         if is_first {
             self.begin(now, effects);
         }
     }
 
     /// What this monitor knows is the state, but for a transaction whose outcome it did not know.
-    /// What else the store says differently was written by another hand.
+    /// What else differs in the store was edited by hand.
     fn compare_loaded(
         &mut self,
         now: Time,
@@ -283,15 +283,15 @@ impl Monitor {
         let leadership = &self.leadership;
         // Every transaction of a monitor writes its number. (Where all keys were put back one by one, that
         // one as well, OSDs tell whether they are older.)
-        let is_of_another_hand = |entry: &KeyValue| {
+        let is_manual_edit = |entry: &KeyValue| {
             let is_past_monitors = change < Some(entry.revision);
             let is_unbelieved = is_past_monitors && !leadership.believes(entry.revision);
             cluster.is_some() && change >= cluster && is_unbelieved
         };
         for entry in loaded.into_values() {
             match Key::parse(&entry.key) {
-                Some(key) if is_of_another_hand(&entry) && is_never_edited(&key) => {
-                    let why = "another hand wrote it while no monitor led".to_string();
+                Some(key) if is_manual_edit(&entry) && is_never_edited(&key) => {
+                    let why = "edited by hand while no monitor led".to_string();
                     committed.note_damage(key, entry, why);
                 }
                 _ => committed.load(entry).map_err(StopReason::State)?,
@@ -307,7 +307,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// This monitor leads for the first time: everybody is served from now on.
+    /// This monitor leads for the first time: OSDs and clients are served from now on.
     fn begin(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.begin_detection(now);
         let has_run = |record: &OsdRecord| record.info.incarnation > Incarnation::ZERO;

@@ -1,4 +1,5 @@
-//! Locks of images: who may have an image to itself, and be answered before writes are durable.
+//! Locks of images: a session that has one has the image to itself, and may be answered before its writes
+//! are durable.
 //!
 //! A lock is granted with an attach while no other session that has not ended has the image. It is
 //! removed by the transaction that removes its holder's session: closed cleanly, or fenced. So it
@@ -73,7 +74,7 @@ impl Monitor {
         })
     }
 
-    /// Who has the lock, since when, and what to do.
+    /// The refusal: which session has the lock, since when, and what to do.
     fn locked(&self, now: Time, image: &ImageInfo, holder: &SessionRecord) -> Failure {
         let name = &image.name;
         let introduced = self.process_of_session(holder.id);
@@ -132,7 +133,7 @@ impl Monitor {
             return Err(failure(
                 "not_confirmed",
                 format!("session {holder} of {client} has the lock of volume {name}"),
-                "it is cut off for ever, and what it has under way fails: say --yes",
+                "that client can never write again, and its pending requests fail: confirm with --yes",
             ));
         }
         let answer = json!({ "volume": name, "session": holder, "client": client });

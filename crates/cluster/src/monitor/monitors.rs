@@ -1,4 +1,4 @@
-//! The monitors of the cluster: which there are, where they listen, which are here.
+//! The monitors of the cluster: which exist, where they listen, which are connected.
 
 use base::{ConnectionId, MonitorId};
 use format::door::Role;
@@ -134,14 +134,14 @@ impl Monitor {
     }
 
     /// Tells everybody who gets the map which monitors there are.
-    pub(super) fn monitors_changed(&self, effects: &mut Vec<Effect>) {
+    pub(super) fn on_monitors_changed(&self, effects: &mut Vec<Effect>) {
         let message = self.monitor_addresses();
         for connection in self.connections.subscribers() {
             self.connections.send(connection, &message, effects);
         }
     }
 
-    /// Monitors alone speak for themselves and for their guests.
+    /// Only monitors speak for themselves and for the connections that they relay.
     pub(super) fn is_no_monitor(&self, connection: ConnectionId, named: Option<MonitorId>) -> bool {
         match self.connections.role(connection) {
             Role::Monitor(id) => named.is_some_and(|named| named != id),

@@ -126,7 +126,7 @@ impl Monitor {
         }
     }
 
-    pub(super) fn osd_synced(&mut self, osd: OsdId) {
+    pub(super) fn on_osd_synced(&mut self, osd: OsdId) {
         self.osds.entry(osd).or_default().is_sync_queued = false;
     }
 

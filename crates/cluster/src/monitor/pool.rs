@@ -58,7 +58,7 @@ impl Monitor {
         if !(1..=REPLICAS_MAX).contains(&replicas) || !(1..=replicas).contains(&min_size) {
             return Err(failure(
                 "invalid",
-                format!("{replicas} copies with a minimum of {min_size} cannot be"),
+                format!("a pool cannot have {replicas} copies with a minimum of {min_size}"),
                 format!("1 to {REPLICAS_MAX} copies, the minimum between 1 and their number"),
             ));
         }
@@ -221,7 +221,7 @@ fn checked_pg_count(count: u32) -> Result<u32, Failure> {
     }
     Err(failure(
         "invalid",
-        format!("{count} is no number of PGs"),
+        format!("a pool cannot have {count} PGs"),
         format!("a power of two from 1 to {PG_COUNT_MAX}"),
     ))
 }
@@ -271,7 +271,7 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), Failure> {
     }
     Err(failure(
         "invalid",
-        format!("{:?} is no name of a {what}", super::clipped(name.to_string())),
+        format!("{:?} is no valid name of a {what}", super::clipped(name.to_string())),
         "1 to 63 letters, digits, '.', '_' and '-', a letter or digit first",
     ))
 }

@@ -38,9 +38,9 @@ impl Monitor {
         let lacks =
             |(pool, revision): (&PoolId, &MapRevision)| self.committed.lacks_map(*pool, *revision);
         if let Some(osd) = self.connections.osd(connection).filter(|_| have.iter().any(lacks)) {
-            return self.is_proven_older(format!("{osd} has a newer map"), effects);
+            return self.on_proven_older(format!("{osd} has a newer map"), effects);
         }
-        // Of a pool that an older store lacks nothing is told: it was not removed.
+        // A pool that an older store lacks was not removed: the receiver is told nothing of it.
         let is_known = |pool: PoolId| {
             let id = u64::from(pool.get());
             self.committed.pool(pool).is_some()
@@ -62,7 +62,7 @@ impl Monitor {
         }
     }
 
-    /// Sends one receiver what it lacks; a message even if that is nothing, if it `asked`.
+    /// Sends one receiver what it lacks. If it `asked`, it gets a message even if it lacks nothing.
     pub(super) fn send_map(
         &mut self,
         connection: ConnectionId,

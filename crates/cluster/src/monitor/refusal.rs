@@ -1,5 +1,4 @@
-//! Refusals: what is told to programs and people who asked for what cannot be, and how texts of others
-//! are cut for it.
+//! Refusals: the errors that commands and peers get, and texts of peers cut to fit into them.
 
 use crate::message::Failure;
 
@@ -13,7 +12,7 @@ pub(super) fn failure(code: &str, message: impl Into<String>, hint: impl Into<St
     Failure { code: code.into(), message: message.into(), hint: hint.into() }
 }
 
-/// A limit is reached that will soon not be.
+/// The refusal where a queue is full: a moment later it may have room.
 pub(super) fn busy() -> Failure {
     failure("busy", "the monitor has too much to do", "try again in a moment")
 }

@@ -39,7 +39,7 @@ const QUEUE_COUNT_MAX: usize = 100;
 /// Bytes of all messages that wait for the leader; beyond it connections are closed.
 const QUEUE_SIZE_MAX: usize = 64 << 20;
 
-/// Everybody who is connected to this monitor while it does not lead.
+/// All connections to this monitor while it does not lead.
 pub(super) struct Relay {
     relayed: BTreeMap<ConnectionId, RelayedConnection>,
     /// Those of them that do not talk to the leader yet: nothing is due for others.
@@ -140,7 +140,7 @@ impl Relay {
             effects.push(send(theirs, Message::Control(to_text(&FromMonitor::Pong))));
             return;
         }
-        // Another monitor, which sends it here by what it knew, waits for the leader itself.
+        // It comes from another monitor, which took this one for the leader and waits for the leader itself.
         let is_monitor = RelayedRole::of(entry.peer.role).is_none();
         if (lost.is_some() || is_monitor)
             && let Message::Control(text) = &message
@@ -152,7 +152,7 @@ impl Relay {
             });
             return;
         }
-        // Whoever has not been answered yet has only control messages to send.
+        // A peer that was not answered yet sends control messages only.
         let Message::Control(text) = message else {
             self.send_away(theirs, effects);
             return;
@@ -206,7 +206,7 @@ impl Relay {
         }
     }
 
-    /// Whoever waits for an answer is told that the state cannot be asked, and how things were.
+    /// Answers commands that wait: the state store cannot be asked; `status` says how things were.
     pub(super) fn answer_commands(
         &mut self,
         why: &str,

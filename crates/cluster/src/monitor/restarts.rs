@@ -1,6 +1,6 @@
-//! OSDs that end soon after each start. Each start costs their PGs an epoch, and what was filled is
-//! filled again; so they rest for a while, longer each time: where others suffice they are not taken
-//! in. Where one is needed its rest changes nothing: see `acting.rs`.
+//! OSDs that end soon after each start. Each start costs their PGs an epoch, and learners are filled
+//! again. So such an OSD rests for a while, longer each time: PGs that have enough other members do not take
+//! it in. A PG that needs it takes it all the same: see `acting.rs`.
 //!
 //! Invariants
 //!   1. A rest ends, `REST_SPAN_MAX` after the start that led to it at the latest.

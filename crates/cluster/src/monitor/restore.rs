@@ -47,7 +47,7 @@ use crate::records::{
 };
 use crate::state::StateEffect;
 
-/// Epochs, runs, and transactions may have been given of which nobody knows: so many are passed over.
+/// Margins: epochs, runs and transactions may have been given that nobody remembers. So many are skipped.
 const EPOCH_MARGIN: u32 = 1000;
 const RUN_MARGIN: u64 = 1000;
 const CHANGE_MARGIN: u64 = 1000;
@@ -73,12 +73,12 @@ pub(super) struct Restore {
     known: BTreeMap<OsdId, KnownBy>,
     /// The newest copy that an OSD told: first those of what the store lacks.
     copy: Option<StateCopy>,
-    /// Everything is to be read anew: another hand wrote what may mend a store that was damaged when this
+    /// Everything is to be read anew: a manual edit may have mended a store that was damaged when this
     /// monitor first read it.
     is_mended_by_hand: bool,
     /// Everything is to be read anew: the store is restored, or has the last good values again.
     is_done: bool,
-    /// The connection of who asked for that.
+    /// The connection of the operator who asked for that.
     asker: Option<ConnectionId>,
     /// Records that are still to be written, and those of the whole draft.
     left: Cell<Option<(usize, usize)>>,
@@ -166,7 +166,7 @@ impl Monitor {
     }
 
     /// The store is older: OSDs that have joined tell what they know, too, over other connections.
-    pub(super) fn is_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
+    pub(super) fn on_proven_older(&mut self, why: String, effects: &mut Vec<Effect>) {
         if !self.restore.why.is_empty() {
             return;
         }
@@ -182,7 +182,7 @@ impl Monitor {
     /// An OSD cannot join: it is asked for what it knows.
     pub(super) fn ask_all(&mut self, boot: Boot, effects: &mut Vec<Effect>) {
         if let Some(why) = self.why_older_than(&boot) {
-            self.is_proven_older(why, effects);
+            self.on_proven_older(why, effects);
         }
         if !self.connections.is_here(boot.connection) {
             return;
@@ -194,8 +194,8 @@ impl Monitor {
         self.connections.send(connection, &FromMonitor::TellAll, effects);
     }
 
-    /// What it has told holds, unless it is declared lost from now on.
-    pub(super) fn teller_gone(&mut self, gone: ConnectionId) {
+    /// An OSD that has told what it knows is disconnected. What it told counts, unless it is declared lost.
+    pub(super) fn on_teller_gone(&mut self, gone: ConnectionId) {
         let mut known = self.restore.known.values_mut();
         if let Some(known) = known.find(|known| known.boot.connection == gone) {
             known.is_here = false;
@@ -259,7 +259,7 @@ impl Monitor {
             return Err(failure(
                 "not_accepted",
                 format!("the state store takes what OSDs know: {}", draft.text()),
-                "accept that: ashlar state recover --yes",
+                "to accept that: `ashlar state recover --yes`",
             ));
         }
         let answer = draft.answer();
@@ -295,15 +295,15 @@ impl Monitor {
         Plan::Write { batch, done: None }
     }
 
-    /// The store is what it is to be: whoever asked for that is answered, and this monitor begins anew.
-    pub(super) fn restored(
+    /// The store is restored: the operator is answered, and this monitor begins anew.
+    pub(super) fn on_restored(
         &mut self,
         connection: ConnectionId,
         request: u64,
         answer: Value,
         effects: &mut Vec<Effect>,
     ) {
-        effects.push(Effect::Trace(TraceEvent::info("the state is put back by its operator")));
+        effects.push(Effect::Trace(TraceEvent::info("the state was recovered by an operator")));
         self.connections.answer(connection, request, Ok(answer), effects);
         self.restore.asker = Some(connection);
         self.restore.is_done = true;
@@ -315,21 +315,21 @@ impl Monitor {
         answer: Value,
         effects: &mut Vec<Effect>,
     ) {
-        self.restored(written.connection, written.request, answer, effects);
+        self.on_restored(written.connection, written.request, answer, effects);
     }
 
-    /// Another hand has written what may mend the store.
-    pub(super) fn mended_by_hand(&mut self) {
+    /// Somebody has edited what may mend the store.
+    pub(super) fn on_mended_by_hand(&mut self) {
         self.restore.is_mended_by_hand = true;
     }
 
-    /// Another hand has put back what it changed.
+    /// Somebody has put back by hand what was edited.
     pub(super) fn put_back(&mut self) {
         self.restore.is_done = true;
     }
 
-    /// After a recovery, and when another hand may have mended the store, this monitor knows nothing: it
-    /// reads what is there, and everybody comes again.
+    /// After a recovery, and when a manual edit may have mended the store, this monitor knows nothing: it
+    /// reads what is there, and OSDs and clients reconnect.
     pub(super) fn begin_anew(&mut self, effects: &mut Vec<Effect>) {
         let asker = self.restore.asker.take();
         if !self.restore.is_done && !self.restore.is_mended_by_hand {
@@ -922,7 +922,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// What it does, for people.
+    /// What the restore does, for people.
     fn text(&self) -> String {
         let (back, gone) = self.volumes();
         let mut text = format!("{} of {} PG entries", self.newer_count, self.pg_count);

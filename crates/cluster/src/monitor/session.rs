@@ -84,8 +84,8 @@ impl Monitor {
         self.jobs.extend(self.sessions.take_waiting());
     }
 
-    /// Its client is told, if it is there.
-    pub(super) fn session_ended(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
+    /// A session has ended: its client is told, if it is connected.
+    pub(super) fn on_session_ended(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
         if let Some(connection) = self.sessions.connection(session) {
             self.connections.send(connection, &FromMonitor::SessionEnded { session }, effects);
         }
@@ -228,7 +228,7 @@ impl Monitor {
     }
 
     /// A session is marked as ended. Its client may have come back while that was written.
-    pub(super) fn session_silent(&mut self, session: SessionId) {
+    pub(super) fn on_session_silent(&mut self, session: SessionId) {
         match self.sessions.connection(session) {
             Some(connection) => self.jobs.push(Job::ResumeSession { connection, session }),
             None => self.forget_session(session),

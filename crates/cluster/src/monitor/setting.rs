@@ -65,7 +65,7 @@ impl Monitor {
     }
 
     /// A setting has changed: what uses it goes on with the new value.
-    pub(super) fn settings_changed(&mut self, effects: &mut Vec<Effect>) {
+    pub(super) fn on_settings_changed(&mut self, effects: &mut Vec<Effect>) {
         self.look_at_all(self.now);
         effects.push(Effect::LogLevel(Setting::log_level_in(self.committed.changed_settings())));
         let joined = self.osds.values().filter_map(|live| live.connection);

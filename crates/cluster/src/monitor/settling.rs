@@ -1,6 +1,6 @@
 //! The first moments of a monitor: its store may be a backup, and no OSD has told what it has seen.
 //!
-//! Ids and locks that such a store gives out it may have given out before. So who asks for them waits
+//! Such a store may give out ids and locks that were given out before. So whoever asks for them waits
 //! until an OSD comes that has seen the state, and nothing that the store lacks, until the store is proven
 //! older, or for five seconds. So do entries of PGs: an epoch that was given before, for other members,
 //! would look like one of another way the PG was served. Where no OSD ever ran nothing waits.

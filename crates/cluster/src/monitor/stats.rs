@@ -44,7 +44,7 @@ const SPACE_COUNT_MAX: usize = 1 << 20;
 /// Longest answer with rows of a table, in bytes; messages have room for it and one row more.
 const TABLE_SIZE_MAX: usize = 3 << 20;
 
-/// What is known of everybody's work; lost with this process but for what is in the store.
+/// Statistics of all OSDs, volumes and pools; lost with this process but for what is in the store.
 #[derive(Default)]
 pub(super) struct Stats {
     rows: BTreeMap<(Table, u32), Row>,
@@ -124,7 +124,8 @@ impl Space {
         self.count = self.images.values().map(BTreeMap::len).sum();
     }
 
-    /// Looks who is there. An OSD that is down is believed a while longer: others lead its PGs soon.
+    /// Notes which OSDs are connected. What an OSD told counts a while longer when it is down: others lead its
+    /// PGs soon.
     fn look(&mut self, committed: &CommittedState) {
         let is_up = |osd: &OsdId| committed.osd(*osd).is_some_and(|record| record.info.up);
         let down: BTreeSet<OsdId> = self.whole.iter().copied().filter(|osd| !is_up(osd)).collect();
@@ -136,7 +137,7 @@ impl Space {
         self.down = &down - &gone;
     }
 
-    /// Whether everybody who is there has told all.
+    /// Whether all OSDs that are connected have told the space of all images.
     fn is_known(&self, committed: &CommittedState) -> bool {
         let mut up = committed.osds().filter(|record| record.info.up);
         up.all(|record| self.whole.contains(&record.info.id)) && self.count < SPACE_COUNT_MAX
@@ -303,7 +304,7 @@ impl Monitor {
             let mut shard = Shard { newest: record.newest.clone(), ..Shard::default() };
             for (id, sums) in &record.rows {
                 if stats.rows.contains_key(&(record.table, *id)) {
-                    // Another hand has copied it: the first one counts.
+                    // Somebody has copied it by hand: the first one counts.
                     shard.is_dirty = true;
                     continue;
                 }

@@ -304,7 +304,7 @@ impl Monitor {
             add(
                 "pg_peering",
                 Severity::Error,
-                format!("{} PGs have not become active for long ({pg}: {why})", tally.stuck),
+                format!("{} PGs have been inactive for long ({pg}: {why})", tally.stuck),
                 format!(
                     "`ashlar pg describe {pg}` names its OSDs: their logs say what they wait for"
                 )
@@ -714,14 +714,14 @@ impl Monitor {
         if let Some(trouble) = trouble {
             checks.push(Check {
                 code: "state_unavailable",
-                // Who has led knows what serves; before that nothing can be said of the data.
+                // A monitor that has led knows what is served; before that nothing can be said of the data.
                 severity: if self.leadership.has_led() { Severity::Warn } else { Severity::Error },
                 message: trouble.to_string(),
                 hint: "what is served goes on; changes, starts and failover wait for it: look whether etcd \
                        runs and this host reaches it, or at the disk under the monitor's directory".into(),
             });
         }
-        // Where it answers nowhere that says all.
+        // If it answers nowhere, the check above says it all.
         for down in self.store.endpoints().down.iter().filter(|_| trouble.is_none()) {
             checks.push(Check {
                 code: "state_endpoint_down",
@@ -761,7 +761,7 @@ impl Monitor {
                 code: "protocol_errors",
                 severity: Severity::Info,
                 message: format!(
-                    "{} connections were closed for messages nobody of this cluster sends",
+                    "{} connections were closed for protocol violations",
                     self.connections.protocol_errors()
                 ),
                 hint: "look for programs of another version".into(),

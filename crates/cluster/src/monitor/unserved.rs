@@ -1,6 +1,6 @@
-//! Since when PGs are not served: what passes by itself within seconds is no error.
+//! Since when PGs are not served. What passes by itself within seconds is no error.
 //!
-//! Lost with this process: after a failover each PG has its seconds anew.
+//! Lost with this process: after a failover each PG gets these seconds again.
 
 use std::collections::BTreeMap;
 

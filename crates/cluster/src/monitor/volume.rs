@@ -151,7 +151,7 @@ impl Monitor {
             return Err(failure(
                 "invalid",
                 format!("volume {name} has {} bytes: {size} would cut off data", image.info.size),
-                "say --shrink if what lies behind the new end may go",
+                "confirm with --shrink that data beyond the new end may be deleted",
             ));
         }
         self.check_not_attached(image)?;

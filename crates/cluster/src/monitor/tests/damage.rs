@@ -185,7 +185,7 @@ fn a_recovery_takes_what_is_damaged_from_osds() {
 }
 
 #[test]
-fn what_another_hand_wrote_while_no_monitor_led_is_not_believed() {
+fn a_manual_edit_while_no_monitor_led_is_not_believed() {
     for key in KEYS.into_iter().filter(|key| !["osd/1", "pool/1"].contains(key)) {
         let mut rig = cluster();
         let older = rig.stored(key).unwrap().value;
@@ -200,7 +200,7 @@ fn what_another_hand_wrote_while_no_monitor_led_is_not_believed() {
         damage(&mut rig, key, Some(&older));
         for _ in 0..2 {
             let told = damage_told(&mut rig).unwrap_or_else(|| panic!("{key}"));
-            assert!(told.contains(&format!("{key} (another hand wrote it")), "{told}");
+            assert!(told.contains(&format!("{key} (edited by hand")), "{told}");
             assert!(rig.stored("config/nothing").is_some(), "{key}: nothing is written");
             rig.restart();
             rig.tick();
@@ -212,7 +212,7 @@ fn what_another_hand_wrote_while_no_monitor_led_is_not_believed() {
 }
 
 #[test]
-fn what_people_may_write_is_believed_whoever_leads() {
+fn keys_that_people_may_write_are_believed_whoever_leads() {
     let mut rig = cluster();
     let mut pool: Value = serde_json::from_str(&rig.stored("pool/1").unwrap().value).unwrap();
     pool["name"] = json!("other");

@@ -61,15 +61,15 @@ struct Monitors {
 }
 
 /// Ids of one monitor are nobody else's in the store they share.
-const OF_STATION: u32 = 48;
+const OF_MONITOR: u32 = 48;
 
 fn outer(monitor: usize, id: u64) -> u64 {
-    id | (monitor as u64 + 1) << OF_STATION
+    id | (monitor as u64 + 1) << OF_MONITOR
 }
 
 fn inner(id: u64) -> Option<(usize, u64)> {
-    let monitor = (id >> OF_STATION & 0xff).checked_sub(1)?;
-    Some((monitor as usize, id & !(0xff << OF_STATION)))
+    let monitor = (id >> OF_MONITOR & 0xff).checked_sub(1)?;
+    Some((monitor as usize, id & !(0xff << OF_MONITOR)))
 }
 
 impl Monitors {
@@ -569,7 +569,7 @@ fn over_any_monitor_the_leader_says_that_it_is_there() {
 }
 
 #[test]
-fn everybody_who_gets_the_map_is_told_where_monitors_listen() {
+fn subscribers_are_told_where_monitors_listen() {
     let mut monitors = Monitors::new(2);
     let client = monitors.client(1);
     monitors.say(client, &ToMonitor::Subscribe { have: BTreeMap::new() });
@@ -621,7 +621,7 @@ fn a_leader_that_retires_is_followed_at_once() {
 }
 
 #[test]
-fn a_leader_that_is_cut_off_from_the_store_lets_everybody_go() {
+fn a_leader_cut_off_from_the_store_closes_its_connections() {
     let mut monitors = Monitors::new(3);
     monitors.ask(0, osd_create(1)).unwrap().unwrap();
     let osd = monitors.boot(0, 1, None);
@@ -677,7 +677,7 @@ fn a_leader_whose_key_was_gone_for_a_moment_believes_the_store() {
 }
 
 #[test]
-fn another_hand_on_leadership_is_named_with_all_that_was_named_before() {
+fn a_manual_edit_of_the_leaders_key_is_named_beside_those_named_before() {
     for bad in [Some("{}"), None] {
         let mut monitors = Monitors::new(1);
         monitors.ask(0, osd_create(1)).unwrap().unwrap();
@@ -700,7 +700,7 @@ fn another_hand_on_leadership_is_named_with_all_that_was_named_before() {
 }
 
 #[test]
-fn whoever_leads_next_names_another_hand_on_leadership_and_no_end_of_a_lease() {
+fn the_next_leader_names_a_manual_edit_of_the_leaders_key_and_no_lease_that_ended() {
     for bad in [Some("{}"), None] {
         let mut monitors = Monitors::new(3);
         monitors.hand_writes("leader", bad);
@@ -741,7 +741,7 @@ fn the_only_monitor_serves_on_while_the_store_is_away() {
 }
 
 #[test]
-fn a_monitor_that_leads_no_more_refuses_what_another_one_brings_it() {
+fn a_former_leader_refuses_relayed_connections() {
     let mut monitors = Monitors::new(2);
     monitors.cut.extend([0, 1]);
     monitors.advance(seconds(4));

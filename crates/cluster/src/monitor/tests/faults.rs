@@ -187,7 +187,7 @@ fn a_store_that_cannot_be_asked_is_asked_again() {
 }
 
 #[test]
-fn why_the_store_cannot_be_asked_is_told_before_it_was_ever_read() {
+fn status_says_why_the_store_cannot_be_asked_before_the_first_reading() {
     let mut rig = Rig::new();
     let trouble = |text: Option<&str>| {
         Event::State(StateEvent::Condition { trouble: text.map(str::to_string) })

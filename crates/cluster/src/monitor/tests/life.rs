@@ -408,7 +408,7 @@ fn a_connection_that_a_client_has_left_takes_no_session_with_it() {
 }
 
 #[test]
-fn a_session_is_in_nobodys_way_ten_seconds_after_its_connection() {
+fn a_session_blocks_nobody_ten_seconds_after_its_connection_ended() {
     let mut rig = Rig::with_pool(1, 8);
     rig.make_volume("v", GIB).unwrap();
     let client = rig.client();

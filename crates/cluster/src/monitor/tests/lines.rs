@@ -106,8 +106,8 @@ fn a_suspect_store_and_a_disk_that_hangs_leave_lines() {
     rig.report(1, |report| report.stalled = true);
     rig.report(1, |report| report.stalled = true);
     rig.report(1, |report| report.stalled = false);
-    assert_eq!(lines(&rig.lines, "OSD does not count: its disk hangs").len(), 1);
-    assert_eq!(lines(&rig.lines, "OSD counts again: its disk answers").len(), 1);
+    assert_eq!(lines(&rig.lines, "OSD is stalled: its disk hangs").len(), 1);
+    assert_eq!(lines(&rig.lines, "OSD is no longer stalled: its disk answers").len(), 1);
     rig.crash_osd(2);
     rig.osds.get_mut(&osd_id(2)).unwrap().suspect = true;
     rig.boot(2);
@@ -116,20 +116,20 @@ fn a_suspect_store_and_a_disk_that_hangs_leave_lines() {
 }
 
 #[test]
-fn what_another_hand_writes_leaves_a_line_whatever_becomes_of_it() {
+fn each_manual_edit_leaves_a_line_in_the_log() {
     let mut rig = Rig::with_pool(1, 8);
     rig.hand_writes("config/lease_ms", Some("{\"name\":\"lease_ms\",\"value\":100}"));
     assert_eq!(
-        lines(&rig.lines, "what another hand wrote is in force"),
-        ["info what another hand wrote is in force  key=config/lease_ms"]
+        lines(&rig.lines, "a manual edit is in force"),
+        ["info a manual edit is in force  key=config/lease_ms"]
     );
     rig.hand_writes("config/lease_ms", Some("{\"name\":\"lease_ms\",\"value\":7}"));
-    assert_eq!(lines(&rig.lines, "what another hand wrote was undone").len(), 1);
+    assert_eq!(lines(&rig.lines, "a manual edit was undone").len(), 1);
     rig.hand_writes("counter/osd", None);
-    let what = "another hand changed a key that monitors alone write";
+    let what = "a key that only monitors write was edited by hand";
     assert_eq!(lines(&rig.lines, what), [format!("error {what}  key=counter/osd")]);
     rig.command(Command::StateUndo { accepted: true }).unwrap();
-    assert_eq!(lines(&rig.lines, "the state is put back by its operator").len(), 1);
+    assert_eq!(lines(&rig.lines, "the state was recovered by an operator").len(), 1);
 }
 
 #[test]

@@ -173,7 +173,7 @@ fn nobody_leaves_before_the_others_were_heard() {
 }
 
 #[test]
-fn a_peer_that_finds_nobody_there_makes_it_quick() {
+fn an_awaited_osd_is_down_at_once_when_a_peer_finds_nobody_there() {
     let mut rig = Rig::with_copies(3, 2, 1, 8);
     rig.crash_osd(2);
     rig.unreachable(1, 2, Unreachable::Refused);
@@ -244,7 +244,7 @@ fn an_osd_that_leaves_is_down_without_grace_and_its_pgs_go_on() {
 }
 
 #[test]
-fn words_of_an_earlier_run_take_nobody_down() {
+fn reports_about_an_earlier_run_take_no_osd_down() {
     let mut rig = Rig::with_copies(3, 2, 1, 8);
     let connection = rig.osds[&osd_id(1)].connection.unwrap();
     rig.crash_osd(2);

@@ -220,7 +220,7 @@ fn revisions_that_people_write_are_not_believed() {
 }
 
 #[test]
-fn a_good_value_written_by_another_hand_is_in_force_at_once() {
+fn a_good_manual_edit_is_in_force_at_once() {
     let mut rig = Rig::with_pool(1, 8);
     let client = rig.client();
     let mut map = ClusterMap::default();
@@ -246,7 +246,7 @@ fn a_good_value_written_by_another_hand_is_in_force_at_once() {
 }
 
 #[test]
-fn a_bad_value_written_by_another_hand_is_undone_and_named() {
+fn a_bad_manual_edit_is_undone_and_named() {
     let mut rig = Rig::with_pool(1, 8);
     rig.command(set("nearly_full_percent", Some("70"))).unwrap();
     let key = "config/nearly_full_percent";
@@ -383,7 +383,7 @@ fn with_lock() -> Rig {
 }
 
 #[test]
-fn a_guarded_key_changed_by_another_hand_stops_changes_until_it_is_undone() {
+fn a_manual_edit_of_a_guarded_key_stops_changes_until_it_is_undone() {
     for key in GUARDED.into_iter().chain(["image/4000"]) {
         for bad in [Some(r#"{"name":"image","last":0}"#), Some("rubbish"), None] {
             let mut rig = with_lock();
@@ -394,7 +394,7 @@ fn a_guarded_key_changed_by_another_hand_stops_changes_until_it_is_undone() {
             rig.hand_writes(key, bad);
             assert_eq!(rig.stored(key).map(|entry| entry.value).as_deref(), bad, "{key}");
             let named = messages(&mut rig, "state_damaged");
-            assert!(named[0].contains(&format!("{key} (another hand")), "{named:?}");
+            assert!(named[0].contains(&format!("{key} (edited by hand")), "{named:?}");
             assert_eq!(rig.make_volume("w", GIB).unwrap_err().code, "state_damaged");
             let recover = Command::StateRecover { they_are_lost: Vec::new(), accepted: true };
             assert_eq!(rig.command(recover).unwrap_err().code, "invalid");
@@ -446,7 +446,7 @@ fn a_guarded_key_that_its_editor_puts_back_is_as_if_nothing_had_been() {
 }
 
 #[test]
-fn the_next_monitor_does_not_believe_what_another_hand_changed() {
+fn the_next_monitor_does_not_believe_a_manual_edit() {
     for key in GUARDED.into_iter().filter(|key| *key != "cluster") {
         // Before and after the leading one has written that; under a transaction of its own that comes later.
         for mishap in [Mishap::None, Mishap::KillBefore(1), Mishap::KillAfter(1)] {
@@ -476,7 +476,7 @@ fn the_next_monitor_does_not_believe_what_another_hand_changed() {
 }
 
 #[test]
-fn another_hand_on_the_mark_of_a_restore_changes_nothing() {
+fn a_manual_edit_of_the_mark_of_a_restore_changes_nothing() {
     // Where there is none it goes; the mark of changed keys comes back.
     let mut rig = with_lock();
     rig.hand_writes("recovery", Some(r#"{"monitor":1}"#));
@@ -534,7 +534,7 @@ fn an_undo_is_whole_wherever_the_monitor_ends() {
 }
 
 #[test]
-fn another_hand_on_the_number_of_transactions_is_undone_and_named() {
+fn a_manual_edit_of_the_number_of_transactions_is_undone_and_named() {
     for bad in [Some("{}"), Some(r#"{"last":1,"reigns":[]}"#), None] {
         // Under a transaction on its way, too, whatever became of that.
         for mishap in [Mishap::None, Mishap::UnknownHappened(1), Mishap::UnknownLost(1)] {
@@ -601,7 +601,7 @@ fn what_was_put_and_removed_is_no_edit_when_it_is_told_late() {
 }
 
 #[test]
-fn another_hand_on_the_leaders_key_costs_nothing_but_a_new_reading() {
+fn a_manual_edit_of_the_leaders_key_only_makes_the_monitor_read_anew() {
     let mut rig = Rig::with_pool(1, 8);
     for bad in [Some("rubbish"), None] {
         rig.hand_writes("leader", bad);
@@ -661,7 +661,7 @@ fn an_edit_in_a_compacted_past_is_found_by_reading_anew() {
 }
 
 #[test]
-fn changes_are_told_to_who_watches() {
+fn watchers_are_told_each_change() {
     let mut rig = Rig::with_pool(1, 8);
     let client = rig.client();
     rig.say(client, &ToMonitor::WatchState { prefix: "config/".into() });
@@ -688,7 +688,7 @@ fn remove_pool(pool: &str) -> Command {
 }
 
 #[test]
-fn of_a_pool_changes_what_may_change() {
+fn pool_set_changes_only_what_may_change() {
     let mut rig = Rig::with_pool(1, 8);
     rig.make_pool("other", 8).unwrap();
     let set = |rename: Option<&str>, min_size, failure_domain| Command::PoolSet {

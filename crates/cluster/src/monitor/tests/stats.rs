@@ -263,7 +263,7 @@ fn space_is_what_the_leaders_of_pgs_have_and_does_not_vanish_with_a_monitor() {
 }
 
 #[test]
-fn what_is_gone_is_forgotten_and_another_hand_is_undone() {
+fn what_is_gone_is_forgotten_and_a_manual_edit_is_undone() {
     let mut rig = with_volumes(1, 2);
     rig.stats(1, &[period(1, [1, 2], 10)]);
     rig.intervals(1);
