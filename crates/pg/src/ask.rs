@@ -1,6 +1,12 @@
 //! What a primary asks members, and how far the talk with each is.
+//!
+//! Invariants
+//!   1. A question is answered once, and by whom it was asked.
 
 use blockstore::BlockKey;
+use slab::Slab;
+
+use super::slots::JobSlot;
 
 /// How far the talk with a member is. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,14 +21,7 @@ pub enum Contact {
     Out,
 }
 
-/// A question to a member.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
-    pub peer: usize,
-    pub what: Asked,
-}
-
-/// See [`Ask`].
+/// What a member was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
     /// Blocks, to compare those of acting members.
@@ -32,10 +31,10 @@ pub enum Asked {
     /// Blocks of a learner, for a full comparison.
     Listing,
     /// A block for a job.
-    Fetch { job: usize },
+    Fetch { job: JobSlot },
     /// A repair for the same blocks on all acting members.
-    Adopt { job: usize },
-    /// A fill.
+    Adopt { job: JobSlot },
+    /// A block of a learner's backfill.
     Fill { key: BlockKey, bytes: u64 },
     /// A learner's cursor.
     Progress,
@@ -43,4 +42,37 @@ pub enum Asked {
     Sync,
     /// A record by which it states nothing of a version that goes.
     Drop,
+}
+
+/// Questions whose answers are missing, by the number that the answer names.
+#[derive(Default)]
+pub struct Asks {
+    asks: Slab<Ask>,
+}
+
+#[derive(Clone, Copy)]
+struct Ask {
+    /// The member's index.
+    peer: usize,
+    what: Asked,
+}
+
+impl Asks {
+    /// A member is asked; returns the question's number.
+    pub fn ask(&mut self, peer: usize, what: Asked) -> u32 {
+        self.asks.insert(Ask { peer, what }) as u32
+    }
+
+    /// A member answered; the error: it was not asked that.
+    pub fn answered(&mut self, peer: usize, call: u32) -> Result<Asked, String> {
+        let ask = self.asks.get(call as usize).filter(|ask| ask.peer == peer).copied();
+        let ask = ask.ok_or("an answer that was not asked for")?;
+        self.asks.remove(call as usize);
+        Ok(ask.what)
+    }
+
+    /// Nothing is expected of this member any more.
+    pub fn forget(&mut self, peer: usize) {
+        self.asks.retain(|_, ask| ask.peer != peer);
+    }
 }

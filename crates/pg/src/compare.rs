@@ -11,17 +11,18 @@
 //!      too is then beyond the end of its epoch, whatever happens. Then they get the version before, and
 //!      all state themselves anew, in the next epoch.
 
-use std::collections::VecDeque;
-
 use base::Version;
 use blockstore::BlockKey;
 use format::wire::{ListedBlock, PeerBody};
 
-use super::ask::{Ask, Asked};
+use super::ask::Asked;
 use super::copy::{Job, Purpose};
 use super::face::{Adoption, Statement};
 use super::limits::ADOPTIONS_MAX;
-use super::{Action, Call, CallId, MemberSet, Need, NewerFor, NoteFor, Pg, Serving};
+use super::local_state::RecordFor;
+use super::page::Page;
+use super::store_calls::{Call, NewerFor};
+use super::{Action, MemberSet, Need, Pg, Serving};
 
 /// How far the comparison is.
 #[derive(Default)]
@@ -44,90 +45,6 @@ struct Return {
     from: MemberSet,
     /// One that has the version before.
     like: usize,
-}
-
-/// A walk over a list of blocks in key order.
-#[derive(Default)]
-pub struct Page {
-    blocks: VecDeque<ListedBlock>,
-    /// The last block that came.
-    after: Option<BlockKey>,
-    is_last: bool,
-    is_asked: bool,
-}
-
-impl Page {
-    /// A walk that begins behind a block.
-    pub fn behind(after: Option<BlockKey>) -> Page {
-        Page { after, ..Page::default() }
-    }
-
-    /// Whether the next block is not known, and neither that there is none.
-    pub fn is_missing(&self) -> bool {
-        self.blocks.is_empty() && !self.is_last
-    }
-
-    /// Where the next page begins, if it is to be asked for now.
-    pub fn ask_from(&mut self) -> Option<Option<BlockKey>> {
-        let is_due = self.is_missing() && !self.is_asked;
-        self.is_asked |= is_due;
-        is_due.then_some(self.after)
-    }
-
-    /// A page came. The error says what is wrong with it.
-    pub fn came(
-        &mut self,
-        newer_than: Version,
-        blocks: Vec<ListedBlock>,
-        is_last: bool,
-    ) -> Result<(), String> {
-        check_list(newer_than, self.after, &blocks, is_last)?;
-        self.is_asked = false;
-        self.is_last = is_last;
-        self.after = blocks.last().map(|block| block.key).or(self.after);
-        self.blocks.extend(blocks);
-        Ok(())
-    }
-
-    /// The next block's key.
-    pub fn next_key(&self) -> Option<BlockKey> {
-        self.blocks.front().map(|block| block.key)
-    }
-
-    /// The version of a block, which is behind all that were taken; `ZERO`: it is not in the list.
-    pub fn take(&mut self, key: BlockKey) -> Version {
-        match self.blocks.front() {
-            Some(block) if block.key == key => {
-                let version = block.version;
-                self.blocks.pop_front();
-                version
-            }
-            _ => Version::ZERO,
-        }
-    }
-}
-
-/// Checks a page: in key order behind `after`, and of newer blocks only.
-pub fn check_list(
-    newer_than: Version,
-    after: Option<BlockKey>,
-    blocks: &[ListedBlock],
-    is_last: bool,
-) -> Result<(), String> {
-    let mut before = after;
-    for block in blocks {
-        if before.is_some_and(|before| block.key <= before) {
-            return Err("a list out of order".into());
-        }
-        if block.version <= newer_than {
-            return Err("a list with older blocks than asked for".into());
-        }
-        before = Some(block.key);
-    }
-    if blocks.is_empty() && !is_last {
-        return Err("an empty list that is not the last".into());
-    }
-    Ok(())
 }
 
 impl Compare {
@@ -174,23 +91,28 @@ impl Pg {
             let Some(version) = its.map(|it| it.newest).min() else { continue };
             lead.compare.undropped.add(index);
             if index == me {
-                self.drop_from(version, NoteFor::OwnDrop, actions);
+                self.drop_from(version, RecordFor::OwnDrop, actions);
             } else {
-                let call = self.ask(Ask { peer: index, what: Asked::Drop });
+                let call = self.lead().asks.ask(index, Asked::Drop);
                 self.send(index, PeerBody::Drop { call, version }, actions);
             }
         }
     }
 
     /// Keeps a record by which this OSD states nothing from a version on.
-    pub(crate) fn drop_from(&mut self, version: Version, what: NoteFor, actions: &mut Vec<Action>) {
-        let mut record = self.record.clone().expect("who was active has a record");
+    pub(crate) fn drop_from(
+        &mut self,
+        version: Version,
+        what: RecordFor,
+        actions: &mut Vec<Action>,
+    ) {
+        let mut record = self.local_state.record().cloned().expect("who was active has a record");
         record.dropped = Some(record.dropped.map_or(version, |known| known.min(version)));
-        self.note(record, what, actions);
+        self.keep_record(record, what, actions);
     }
 
     /// Likewise this OSD's own.
-    pub(crate) fn on_own_drop_noted(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+    pub(crate) fn on_own_drop_recorded(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         if is_durable {
             return self.on_dropped(me, actions);
@@ -226,7 +148,7 @@ impl Pg {
             if index == me {
                 self.list_own(NewerFor::Compare, newer_than, after, actions);
             } else {
-                let call = self.ask(Ask { peer: index, what: Asked::Compare });
+                let call = self.lead().asks.ask(index, Asked::Compare);
                 self.send(index, PeerBody::List { call, newer_than, after }, actions);
             }
         }
@@ -279,13 +201,8 @@ impl Pg {
         after: Option<BlockKey>,
         actions: &mut Vec<Action>,
     ) {
-        let call = CallId(self.calls.insert(Call::Newer(what)) as u32);
+        let call = self.calls.begin(Call::ListNewer(what));
         let count_max = self.shape.limits.list_count_max;
         actions.push(Action::ListNewer { call, newer_than, after, count_max });
-    }
-
-    /// Names a question to a member.
-    pub(crate) fn ask(&mut self, ask: Ask) -> u32 {
-        self.lead().asks.insert(ask) as u32
     }
 }

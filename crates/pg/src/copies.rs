@@ -9,13 +9,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use base::{BlockSize, BufferPool, Position, Version};
-use format::wire::Content;
+use format::wire::{Change, Content};
 
 use crate::face::{Adoption, Face, Gathering, Needs, Prepared, Statement, Wanted, WantedFor};
 use crate::member_set::MemberSet;
 use crate::operation::{Wants, WriteKind};
-use crate::units::{Copied, Held, Units};
-use crate::units_of;
+use crate::units::{Copied, Held, Units, units_of};
 
 /// The face of replicated blocks: every position holds the whole block.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +31,10 @@ impl Face for Copies {
 
     fn needs(&self, kind: &WriteKind) -> Needs {
         match kind {
-            WriteKind::Write { expected: None, .. } => Needs::Nothing,
-            WriteKind::Write { .. } | WriteKind::Zero { .. } | WriteKind::Delete => Needs::Extents,
+            WriteKind::Change { change: Change::Write { .. }, expected: None, .. } => {
+                Needs::Nothing
+            }
+            WriteKind::Change { .. } => Needs::Extents,
             WriteKind::Read { .. } => unreachable!("any acting member reads alone"),
             WriteKind::Hold | WriteKind::HandedOver => unreachable!("it does nothing to its key"),
         }
@@ -94,12 +95,14 @@ impl Face for Copies {
 /// The units that an operation names.
 fn units_named(kind: &WriteKind, block_size: BlockSize) -> Range<u32> {
     let (first, end) = match kind {
-        WriteKind::Write { offset, data, .. } => units_of(*offset, data.len() as u32),
-        WriteKind::Zero { offset, length, .. }
+        WriteKind::Change { change: Change::Write { offset, data, .. }, .. } => {
+            units_of(*offset, data.len() as u32)
+        }
+        WriteKind::Change { change: Change::Zero { offset, length }, .. }
         | WriteKind::Read { wants: Wants::Data { offset, length }, .. } => {
             units_of(*offset, *length)
         }
-        WriteKind::Delete
+        WriteKind::Change { change: Change::Delete, .. }
         | WriteKind::Read { wants: Wants::Allocation, .. }
         | WriteKind::HandedOver => (0, block_size.unit_count()),
         // No read waits for it.

@@ -18,18 +18,20 @@ use base::planted::{self, Bug};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Content, PeerBody};
 
-use super::ask::{Ask, Asked, Contact};
+use super::ask::{Asked, Contact};
 use super::face::{Gathering, Source, Wanted, WantedFor};
 use super::operation::{Follower, WriteFor, WriteKind};
+use super::slots::{JobSlot, ReadSlot, WriteSlot};
+use super::store_calls::Call;
 use super::units::{Held, Units};
-use super::{Action, Call, MemberSet, Need, Pg};
+use super::{Action, MemberSet, Need, Pg};
 
 /// What is gathered of one block.
 pub struct Job {
     key: BlockKey,
     stage: JobStage,
     /// Its place in the queue of the block's writes, once it has its turn.
-    hold: Option<usize>,
+    hold: Option<WriteSlot>,
     purpose: Purpose,
 }
 
@@ -55,7 +57,7 @@ pub enum Purpose {
     /// Units that this OSD lost come back.
     Mend,
     /// The operation in this slot has to know it.
-    Operation { slot: usize },
+    Operation { slot: WriteSlot },
 }
 
 impl Job {
@@ -121,12 +123,12 @@ impl Pg {
     }
 
     /// No write of the job's block is under way, and none begins before [`Pg::end_job`].
-    pub(crate) fn on_hold(&mut self, job: usize, slot: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn on_hold(&mut self, job: JobSlot, slot: WriteSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         found.hold = Some(slot);
         let key = found.key;
         match found.purpose {
-            Purpose::Mend => self.call(Call::MendLook(job), StoreRequest::Extents { key }, actions),
+            Purpose::Mend => self.call(Call::FindLost(job), StoreRequest::Extents { key }, actions),
             Purpose::Fill { units, .. } => {
                 self.gather_for(job, WantedFor::Learner(units), actions);
             }
@@ -139,7 +141,7 @@ impl Pg {
     /// What this OSD lost of a block is known.
     pub(crate) fn on_lost_units(
         &mut self,
-        job: usize,
+        job: JobSlot,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -156,7 +158,7 @@ impl Pg {
     }
 
     /// Begins to ask members.
-    fn gather_for(&mut self, job: usize, purpose: WantedFor, actions: &mut Vec<Action>) {
+    fn gather_for(&mut self, job: JobSlot, purpose: WantedFor, actions: &mut Vec<Action>) {
         let (block_size, face) = (self.shape.block_size, self.shape.face);
         let found = &mut self.lead().jobs[job];
         let stage = std::mem::replace(&mut found.stage, JobStage::Giving);
@@ -169,7 +171,7 @@ impl Pg {
     }
 
     /// Asks the next source for what is missing.
-    fn gather(&mut self, job: usize, actions: &mut Vec<Action>) {
+    fn gather(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         let found = &mut self.lead().jobs[job];
         let key = found.key;
@@ -180,7 +182,7 @@ impl Pg {
         if source == me {
             self.call(Call::Copy(job), StoreRequest::Copy { key, units }, actions);
         } else {
-            let call = self.ask(Ask { peer: source, what: Asked::Fetch { job } });
+            let call = self.lead().asks.ask(source, Asked::Fetch { job });
             self.send(source, PeerBody::Fetch { call, key, units }, actions);
         }
     }
@@ -188,7 +190,7 @@ impl Pg {
     /// This OSD's own copy.
     pub(crate) fn on_own_copy(
         &mut self,
-        job: usize,
+        job: JobSlot,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -205,7 +207,7 @@ impl Pg {
     pub(crate) fn on_peer_copy(
         &mut self,
         index: usize,
-        job: usize,
+        job: JobSlot,
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
@@ -215,7 +217,7 @@ impl Pg {
         Ok(())
     }
 
-    fn on_source(&mut self, index: usize, job: usize, held: Held, actions: &mut Vec<Action>) {
+    fn on_source(&mut self, index: usize, job: JobSlot, held: Held, actions: &mut Vec<Action>) {
         let found = &mut self.lead.as_mut().expect("jobs are the primary's").jobs[job];
         let JobStage::Gathering(gathering) = &mut found.stage else {
             unreachable!("members are being asked");
@@ -225,7 +227,7 @@ impl Pg {
     }
 
     /// No source has more.
-    fn gathered(&mut self, job: usize, actions: &mut Vec<Action>) {
+    fn gathered(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let (key, purpose) = (found.key, found.purpose);
         let stage = std::mem::replace(&mut found.stage, JobStage::Giving);
@@ -278,7 +280,8 @@ impl Pg {
     /// What this OSD lost is durable here again.
     pub(crate) fn on_mended(
         &mut self,
-        (job, units): (usize, usize),
+        job: JobSlot,
+        units: usize,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -290,7 +293,7 @@ impl Pg {
     }
 
     /// A job ended: later writes of its block go on.
-    fn end_job(&mut self, job: usize, actions: &mut Vec<Action>) {
+    fn end_job(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let job = self.lead().jobs.remove(job);
         if let Some(slot) = job.hold {
             self.release(slot, actions);
@@ -308,7 +311,7 @@ impl Pg {
     /// Gives what was gathered to acting members that have something else.
     fn adopt(
         &mut self,
-        job: usize,
+        job: JobSlot,
         targets: MemberSet,
         version: Version,
         gathering: &dyn Gathering,
@@ -323,7 +326,7 @@ impl Pg {
 
     fn give(
         &mut self,
-        job: usize,
+        job: JobSlot,
         index: usize,
         version: Version,
         content: Content,
@@ -334,7 +337,7 @@ impl Pg {
         if index == me {
             self.repair_own(key, version, content, Call::Adopt(job), actions);
         } else {
-            let call = self.ask(Ask { peer: index, what: Asked::Adopt { job } });
+            let call = self.lead().asks.ask(index, Asked::Adopt { job });
             self.send(index, PeerBody::Repair { call, key, content }, actions);
         }
     }
@@ -347,16 +350,16 @@ impl Pg {
         call: Call,
         actions: &mut Vec<Action>,
     ) {
-        self.local_state.held = self.local_state.held.max(version);
-        self.has_tombstones |= matches!(content, Content::Tombstone { .. });
-        self.changes.add(version, key, 0..self.shape.block_size.unit_count());
+        let is_delete = matches!(content, Content::Tombstone { .. });
+        let units = 0..self.shape.block_size.unit_count();
+        self.local_state.on_repair(version, key, units, is_delete);
         self.call(call, StoreRequest::Repair { pg: self.shape.pg, key, content }, actions);
     }
 
     /// This OSD's own repair for equal blocks ended.
     pub(crate) fn on_adopted_here(
         &mut self,
-        job: usize,
+        job: JobSlot,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -372,7 +375,7 @@ impl Pg {
     }
 
     /// A member has the newest copy durably.
-    pub(crate) fn on_adopted_by(&mut self, index: usize, job: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn on_adopted_by(&mut self, index: usize, job: JobSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let Purpose::Adopt { targets, .. } = &mut found.purpose else {
             unreachable!("the job gives the newest copy to all");
@@ -386,7 +389,12 @@ impl Pg {
 
     /// Lets a read wait until units that this OSD lost were fetched from other members; false
     /// where there is nobody else.
-    pub(crate) fn mend(&mut self, key: BlockKey, read: usize, actions: &mut Vec<Action>) -> bool {
+    pub(crate) fn mend(
+        &mut self,
+        key: BlockKey,
+        read: ReadSlot,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         if self.lead.is_none() || !self.may_copy() {
             return false;
         }

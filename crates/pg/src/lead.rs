@@ -19,18 +19,19 @@ use std::collections::BTreeMap;
 
 use base::planted::{self, Bug};
 use base::{Epoch, OsdId, Position, Version};
-use blockstore::{NoteKey, Request as StoreRequest};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PeerBody, PgEntry};
-use slab::Slab;
 
-use super::ask::{Ask, Contact};
+use super::ask::{Asked, Asks, Contact};
 use super::compare::Compare;
 use super::copy::Job;
 use super::face::Source;
-use super::fill::{Filler, Intake};
+use super::fill::Intake;
+use super::filler::Filler;
+use super::local_state::RecordFor;
+use super::slots::{JobSlot, Slots};
 use super::sync::Syncs;
-use super::window::Window;
-use super::{Action, Call, MemberSet, Need, NoteFor, Pg, Record, Serving};
+use super::write_targets::WriteTargets;
+use super::{Action, MemberSet, Need, Pg, Record, Serving};
 
 /// What a primary keeps of its epoch.
 pub struct Lead {
@@ -49,9 +50,9 @@ pub struct Lead {
     /// Activations up to this one.
     pub history: Vec<Activation>,
     pub compare: Compare,
-    pub jobs: Slab<Job>,
+    pub jobs: Slots<JobSlot, Job>,
     /// Questions to members whose answers are missing.
-    pub asks: Slab<Ask>,
+    pub asks: Asks,
     /// So many fills may be under way.
     pub fills_max: usize,
     /// Learners that have everything and are not reported yet.
@@ -105,8 +106,8 @@ impl Lead {
             floor: Version::ZERO,
             history: Vec::new(),
             compare: Compare::default(),
-            jobs: Slab::new(),
-            asks: Slab::new(),
+            jobs: Slots::new(),
+            asks: Asks::default(),
             fills_max: 0,
             unreported: MemberSet::default(),
             lease_givers: others.filter(|osd| *osd != peers[me].member.osd).collect(),
@@ -121,7 +122,7 @@ impl Lead {
     }
 
     /// Whether nobody else takes part in the epoch.
-    fn is_alone(&self) -> bool {
+    pub fn is_alone(&self) -> bool {
         self.peers.len() == 1
     }
 
@@ -369,7 +370,7 @@ impl Pg {
         let member = lead.peers[lead.me].member;
         // Since a run before it may have lost what was answered and not durable. A learner's record may be
         // of a filling by one that had lost some.
-        let recorded = self.record.as_ref().and_then(|it| it.entry.acting_member(member.osd));
+        let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
         let has_all = recorded.is_some_and(|known| is_immediate || known == member);
         let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
             (Contact::Known, _) | (Contact::Away | Contact::Asked, Absence::Gone) => true,
@@ -384,11 +385,10 @@ impl Pg {
         let history_count_max = self.shape.limits.history_count_max;
         let history = history_of(state, adopted, floor, epoch, history_count_max);
         // Learners record it from now on.
-        self.epoch_promised = epoch;
+        self.local_state.promise(epoch);
         let lead = self.lead();
         (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
-        self.newest = adopted;
-        self.window = Window::new(adopted.counter);
+        self.versions.go_on_from(adopted);
         self.syncs = Syncs::new(adopted.counter);
         self.serving = Serving::Filling;
         self.welcome_learners(actions);
@@ -426,7 +426,7 @@ impl Pg {
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
             // Others may have recorded it from now on, whatever becomes of it here.
-            self.epoch_promised = entry.epoch;
+            self.local_state.promise(entry.epoch);
         }
         self.serving = Serving::Journaling;
         for index in self.lead().acting_others() {
@@ -436,11 +436,11 @@ impl Pg {
         }
         self.take_floor(floor, actions);
         let record = Record { entry, adopted, history, filling: None, dropped: None };
-        self.note(record, NoteFor::Lead, actions);
+        self.keep_record(record, RecordFor::Lead, actions);
     }
 
     /// The own record is durable, or cannot be written.
-    pub(crate) fn on_own_record_noted(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+    pub(crate) fn on_own_record_kept(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
         let me = self.lead().me;
         if is_durable {
             return self.on_recorded(me, actions);
@@ -468,14 +468,12 @@ impl Pg {
     fn begin_serving(&mut self, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let (adopted, acting) = (lead.adopted, lead.acting);
-        self.newest = adopted;
-        self.window = Window::new(adopted.counter);
+        self.versions.go_on_from(adopted);
         self.syncs = Syncs::new(adopted.counter);
-        self.write_targets = acting;
-        self.ack_required = acting;
+        self.write_targets = WriteTargets::of_acting(acting);
         self.serving = Serving::Active;
         self.lead().mark_told = adopted;
-        self.lost.clear();
+        self.owed.settle();
         actions.push(Action::Activated);
         self.welcome_learners(actions);
     }
@@ -487,27 +485,94 @@ impl Pg {
         }
     }
 
+    /// A member answered its primary: this OSD.
+    pub(crate) fn on_member_said(
+        &mut self,
+        index: usize,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if self.lead().peers[index].contact == Contact::Out {
+            // What it did before it was lost may still be answered, over a new connection.
+            return Ok(());
+        }
+        match body {
+            PeerBody::State(state) => self.on_state(index, state, actions),
+            PeerBody::Written { version, durable } => {
+                self.on_member_wrote(index, version, durable, actions)
+            }
+            PeerBody::Synced { call } => match self.lead().asks.answered(index, call)? {
+                Asked::Sync => {
+                    self.on_member_synced(index, actions);
+                    Ok(())
+                }
+                _ => Err("a sync that was not asked for".into()),
+            },
+            PeerBody::Activated => self.on_member_activated(index, actions),
+            PeerBody::Failed { why } => {
+                self.peer_failed(index, why, actions);
+                Ok(())
+            }
+            PeerBody::Listed { call, blocks, is_last } => {
+                for block in &blocks {
+                    self.shape.check_key(block.key)?;
+                    self.check_version(block.version)?;
+                }
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
+                    Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
+                    Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
+                    _ => Err("a list that was not asked for".into()),
+                }
+            }
+            PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
+                Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
+                _ => Err("a block that was not asked for".into()),
+            },
+            PeerBody::Repaired { call } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
+                    Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
+                    _ => return Err("a repair that was not asked for".into()),
+                }
+                Ok(())
+            }
+            PeerBody::Noted { call } => match self.lead().asks.answered(index, call)? {
+                Asked::Progress => {
+                    self.on_progress_noted(index, actions);
+                    Ok(())
+                }
+                Asked::Drop => {
+                    self.on_dropped(index, actions);
+                    Ok(())
+                }
+                _ => Err("a cursor that was not asked for".into()),
+            },
+            PeerBody::Stale(_) => Ok(()),
+            _ => Err("a message of a primary".into()),
+        }
+    }
+
+    fn on_member_activated(
+        &mut self,
+        index: usize,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let lead = self.lead();
+        if !lead.acting.has(index) {
+            return self.on_learner_recorded(index, actions);
+        }
+        if !lead.unrecorded.has(index) || lead.history.is_empty() {
+            return Err("an activation that was not asked for".into());
+        }
+        self.on_recorded(index, actions);
+        Ok(())
+    }
+
     pub(crate) fn send(&mut self, index: usize, body: PeerBody, actions: &mut Vec<Action>) {
         let lead = self.lead();
         assert!(index != lead.me);
         actions.push(Action::Send { to: lead.peers[index].member.osd, body });
-    }
-
-    /// Keeps a record; its durability is told by [`Pg::noted`].
-    pub(crate) fn note(&mut self, record: Record, what: NoteFor, actions: &mut Vec<Action>) {
-        assert!(self.noting.is_none());
-        let bytes = record.encode();
-        self.noting = Some((record, what));
-        let key = NoteKey::Pg(self.shape.pg);
-        self.call(Call::Note, StoreRequest::Note { key, bytes }, actions);
-    }
-
-    /// The PG's tombstones up to this version may go here.
-    pub(crate) fn take_floor(&mut self, floor: Version, actions: &mut Vec<Action>) {
-        if floor > self.local_state.floor {
-            self.local_state.floor = floor;
-            self.call(Call::Floor, StoreRequest::SetFloor { pg: self.shape.pg, floor }, actions);
-        }
     }
 }
 

@@ -49,9 +49,5 @@ impl Limits {
     };
 }
 
-/// So many looks after this OSD lost its part in a PG, others have settled what it began.
-pub const LOST_LOOKS_MAX: u32 = 10;
 /// Most blocks that are brought to the acting members at once.
 pub const ADOPTIONS_MAX: usize = 8;
-/// Highest counter of a version: more writes than any PG ever sees.
-pub const COUNTER_MAX: u64 = u64::MAX / 2;

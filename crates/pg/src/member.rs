@@ -7,16 +7,20 @@
 //!      epoch: nothing later is taken.
 //!   3. A cursor is kept when all that came before it is durable.
 
+use std::ops::Range;
+
 use base::{OsdId, UNIT_SIZE, Version, checksum};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Activation, Change, Content, Filling, ListedBlock, PeerBody};
 
-use super::ask::{Asked, Contact};
-use super::changes::Changes;
+use super::change::ChangeHeader;
+use super::local_state::RecordFor;
+use super::store_calls::{Call, NewerFor};
 use super::sync::FlushFor;
-use super::units::{Held, Units};
+use super::units::{Held, Units, units_of};
+use super::versions::next_version;
 use super::window::Window;
-use super::{Action, Call, CallId, NewerFor, NoteFor, Pg, Record, next_version, units_of};
+use super::{Action, Pg, Record};
 
 /// What a member keeps of an epoch that another OSD leads.
 pub struct Follow {
@@ -28,7 +32,7 @@ pub struct Follow {
     mark: Version,
     /// Changes at the store, in the order they came. A lazy one ends when it is written: a note
     /// behind it is durable after it.
-    taken: Window,
+    taken: Window<()>,
     /// A cursor that waits for all that came before it.
     progress: Option<Progress>,
 }
@@ -95,7 +99,7 @@ impl Pg {
     }
 
     /// The primary said something.
-    pub(crate) fn primary_said(
+    pub(crate) fn on_primary_said(
         &mut self,
         body: PeerBody,
         actions: &mut Vec<Action>,
@@ -109,13 +113,13 @@ impl Pg {
             }
             (PeerBody::List { call, newer_than, after }, _) => {
                 let what = NewerFor::Peer { call };
-                let call = CallId(self.calls.insert(Call::Newer(what)) as u32);
+                let call = self.calls.begin(Call::ListNewer(what));
                 let count_max = self.shape.limits.list_count_max;
                 actions.push(Action::ListNewer { call, newer_than, after, count_max });
                 Ok(())
             }
             (PeerBody::Fetch { call, key, units }, _) => {
-                self.check_key(key)?;
+                self.shape.check_key(key)?;
                 Units::from_words(&units, self.shape.block_size).ok_or("units behind a block")?;
                 self.call(Call::PeerCopy { call }, StoreRequest::Copy { key, units }, actions);
                 Ok(())
@@ -136,7 +140,9 @@ impl Pg {
                 if block_size != self.shape.block_size {
                     return Err("a write of another block size".into());
                 }
-                self.take_write((version, mark), key, change, lazy, actions)
+                let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+                let header = ChangeHeader { pg, key, block_size, version, lazy };
+                self.take_write(header, mark, change, actions)
             }
             (PeerBody::Mark { mark }, FollowStage::Active) => {
                 self.check_version(mark)?;
@@ -185,11 +191,13 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         self.check_version(version)?;
-        let is_known = self.record.as_ref().is_some_and(|record| record.filling.is_none());
-        if self.shape.face.is_whole_everywhere() || !is_known || self.noting.is_some() {
+        let record = self.local_state.record();
+        let is_known = record.is_some_and(|record| record.filling.is_none());
+        let is_busy = self.local_state.is_recording();
+        if self.shape.face.is_whole_everywhere() || !is_known || is_busy {
             return Err("a version is taken back that cannot be".into());
         }
-        self.drop_from(version, NoteFor::Drop { call }, actions);
+        self.drop_from(version, RecordFor::Drop { call }, actions);
         Ok(())
     }
 
@@ -216,7 +224,7 @@ impl Pg {
             self.check_filling(filling)?;
         }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
-            self.check_key(*key)?;
+            self.shape.check_key(*key)?;
         }
         let follow = self.follow();
         if follow.is_learner != filling.is_some() {
@@ -228,25 +236,25 @@ impl Pg {
             follow.mark = adopted;
             // Whatever was begun before has come to all members. A learner may be filled while some
             // are lost: it cannot know.
-            self.lost.clear();
+            self.owed.settle();
             self.take_floor(floor, actions);
         } else {
             follow.next = None;
         }
         let record = Record { entry, adopted, history, filling, dropped: None };
-        self.note(record, NoteFor::Activation, actions);
+        self.keep_record(record, RecordFor::Activation, actions);
         Ok(())
     }
 
     fn take_write(
         &mut self,
-        (version, mark): (Version, Version),
-        key: BlockKey,
+        header: ChangeHeader,
+        mark: Version,
         change: Change,
-        lazy: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        self.check_key(key)?;
+        let ChangeHeader { key, version, lazy, .. } = header;
+        self.shape.check_key(key)?;
         self.check_version(version)?;
         self.check_version(mark)?;
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
@@ -255,35 +263,26 @@ impl Pg {
         if !follow.next.map_or(version.epoch == first_epoch, |next| version == next) {
             return Err(format!("version {version} is not the next one"));
         }
-        let (pg, block_size) = (self.shape.pg, self.shape.block_size);
-        let (first, end) = self.check_change(&change)?;
-        let request = match change {
-            Change::Write { offset, checksums, data } => {
-                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data, lazy }
-            }
-            Change::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy }
-            }
-            Change::Delete if lazy => return Err("a deletion that is lazy".into()),
-            Change::Delete => {
-                self.has_tombstones = true;
-                StoreRequest::Delete { pg, key, version }
-            }
-        };
+        let units = self.check_change(&change)?;
+        let is_delete = change == Change::Delete;
+        if is_delete && lazy {
+            return Err("a deletion that is lazy".into());
+        }
         let follow = self.follow();
         follow.next = Some(next_version(version, epoch));
         follow.mark = follow.mark.max(mark);
-        let order = follow.taken.begin(0);
-        assert!(first < end && end <= block_size.unit_count());
-        self.changes.add(version, key, first..end);
-        self.local_state.wrote(version);
-        assert!(self.local_state.held >= version);
+        let order = follow.taken.begin(());
+        assert!(!units.is_empty());
+        assert!(units.end <= self.shape.block_size.unit_count());
+        self.local_state.on_write(version, key, units, is_delete);
+        assert!(self.local_state.held() >= version);
+        let request = header.into_store_request(change);
         self.call(Call::Taken { order, version }, request, actions);
         Ok(())
     }
 
     /// The units that a change concerns; the error says what is wrong with it.
-    fn check_change(&self, change: &Change) -> Result<(u32, u32), String> {
+    fn check_change(&self, change: &Change) -> Result<Range<u32>, String> {
         let (offset, length) = match change {
             Change::Write { offset, data, checksums } => {
                 if checksums.len() as u64 * UNIT_SIZE != data.len() as u64
@@ -294,12 +293,13 @@ impl Pg {
                 (*offset, data.len() as u64)
             }
             Change::Zero { offset, length } => (*offset, u64::from(*length)),
-            Change::Delete => return Ok((0, self.shape.block_size.unit_count())),
+            Change::Delete => return Ok(0..self.shape.block_size.unit_count()),
         };
-        match self.check_range(offset, length) {
-            Ok(()) => Ok(units_of(offset, length as u32)),
-            Err(_) => Err("a write of a range that its block has not".into()),
+        if self.shape.check_range(offset, length).is_err() {
+            return Err("a write of a range that its block has not".into());
         }
+        let (first, end) = units_of(offset, length as u32);
+        Ok(first..end)
     }
 
     fn take_repair(
@@ -309,18 +309,17 @@ impl Pg {
         content: Content,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        self.check_key(key)?;
+        self.shape.check_key(key)?;
         let held = Held::of(content.clone(), self.shape.block_size, true)?;
         let version = held.version();
         self.check_version(version)?;
-        self.has_tombstones |= matches!(held, Held::Tombstone(_));
-        self.local_state.held = self.local_state.held.max(version);
-        let unit_count = self.shape.block_size.unit_count();
-        let follow = self.follow();
-        if !follow.is_learner {
-            self.changes.add(version, key, 0..unit_count);
+        let is_delete = matches!(held, Held::Tombstone(_));
+        let units = 0..self.shape.block_size.unit_count();
+        match self.follow().is_learner {
+            true => self.local_state.on_fill(version, is_delete),
+            false => self.local_state.on_repair(version, key, units, is_delete),
         }
-        let order = self.follow().taken.begin(0);
+        let order = self.follow().taken.begin(());
         let request = StoreRequest::Repair { pg: self.shape.pg, key, content };
         self.call(Call::PeerRepair { order, call }, request, actions);
         Ok(())
@@ -341,14 +340,14 @@ impl Pg {
         }
         let entry = self.entry.clone().expect("an epoch is entered");
         let epoch = entry.epoch;
-        let record = self.record.as_ref().filter(|record| record.entry.epoch == epoch);
+        let record = self.local_state.record().filter(|record| record.entry.epoch == epoch);
         let record = record.ok_or("a cursor before the record is durable")?;
         let is_open = self.follow.as_ref().is_some_and(|follow| follow.progress.is_some());
-        if record.filling.is_none() || is_open || self.noting.is_some() {
+        if record.filling.is_none() || is_open || self.local_state.is_recording() {
             return Err("a cursor of a filling that is not under way".into());
         }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
-            self.check_key(*key)?;
+            self.shape.check_key(*key)?;
         }
         let adopted = if filling.is_some() { record.adopted } else { complete };
         let history = record.history.clone();
@@ -373,49 +372,45 @@ impl Pg {
         if record.filling.is_none() {
             self.take_floor(floor, actions);
         }
-        self.note(record, NoteFor::Progress { call }, actions);
+        self.keep_record(record, RecordFor::Progress { call }, actions);
     }
 
     /// A record is durable here, or cannot be written.
-    pub(crate) fn followed_record_noted(
+    pub(crate) fn on_followed_record_kept(
         &mut self,
-        what: NoteFor,
+        what: RecordFor,
         is_durable: bool,
         actions: &mut Vec<Action>,
     ) {
         if !is_durable {
             return self.cannot_follow("its store has no room for a record", actions);
         }
-        let is_filled = self.record.as_ref().is_some_and(|record| record.filling.is_none());
+        let record = self.local_state.record();
+        let is_filled = record.is_some_and(|record| record.filling.is_none());
         match what {
-            NoteFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
-            NoteFor::Activation => self.answer(PeerBody::Activated, actions),
-            NoteFor::Progress { call } if is_filled && self.local_state.is_suspect => {
+            RecordFor::Drop { call } => self.answer(PeerBody::Noted { call }, actions),
+            RecordFor::Activation => self.answer(PeerBody::Activated, actions),
+            RecordFor::Progress { call } if is_filled && self.local_state.is_suspect() => {
                 // What was lost is here again; the record that says so comes first.
                 let request = StoreRequest::Absolve { pg: self.shape.pg };
                 self.call(Call::AbsolveFilled { call }, request, actions);
             }
-            NoteFor::Progress { call } => {
+            RecordFor::Progress { call } => {
                 if is_filled {
-                    self.filled_here();
+                    self.local_state.on_filled();
                 }
                 self.answer(PeerBody::Noted { call }, actions);
             }
-            NoteFor::Lead | NoteFor::OwnDrop | NoteFor::Nobody => {
+            RecordFor::Lead | RecordFor::OwnDrop | RecordFor::Nobody => {
                 unreachable!("this OSD does not lead")
             }
         }
     }
 
-    /// A filling ended. Its repairs are in no list of changes: the list begins here.
-    fn filled_here(&mut self) {
-        self.changes = Changes::new(self.local_state.held, self.shape.limits.change_count_max);
-    }
-
     /// The store believes a filled PG again.
-    pub(crate) fn filled_absolved(&mut self, call: u32, actions: &mut Vec<Action>) {
+    pub(crate) fn on_filled_absolved(&mut self, call: u32, actions: &mut Vec<Action>) {
         self.local_state.absolved();
-        self.filled_here();
+        self.local_state.on_filled();
         self.answer(PeerBody::Noted { call }, actions);
     }
 
@@ -445,7 +440,7 @@ impl Pg {
     }
 
     /// The store ended a repair that the primary sent.
-    pub(crate) fn repaired(
+    pub(crate) fn on_peer_repaired(
         &mut self,
         order: u64,
         call: u32,
@@ -463,7 +458,7 @@ impl Pg {
     }
 
     /// What the store took before the primary's sync is durable.
-    pub(crate) fn synced_for_peer(&mut self, call: u32, actions: &mut Vec<Action>) {
+    pub(crate) fn on_peer_synced(&mut self, call: u32, actions: &mut Vec<Action>) {
         if self.follow().stage == FollowStage::Active {
             self.answer(PeerBody::Synced { call }, actions);
         }
@@ -485,7 +480,7 @@ impl Pg {
     }
 
     /// The store copied a block for the primary.
-    pub(crate) fn copied_for_peer(
+    pub(crate) fn on_peer_copied(
         &mut self,
         call: u32,
         result: Result<Answer, StoreError>,
@@ -498,7 +493,7 @@ impl Pg {
     }
 
     /// The node listed blocks for the primary.
-    pub(crate) fn listed_for_peer(
+    pub(crate) fn on_peer_listed(
         &mut self,
         call: u32,
         blocks: Vec<ListedBlock>,
@@ -506,94 +501,5 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         self.answer(PeerBody::Listed { call, blocks, is_last }, actions);
-    }
-
-    /// A member answered its primary: this OSD.
-    pub(crate) fn member_said(
-        &mut self,
-        index: usize,
-        body: PeerBody,
-        actions: &mut Vec<Action>,
-    ) -> Result<(), String> {
-        if self.lead().peers[index].contact == Contact::Out {
-            // What it did before it was lost may still be answered, over a new connection.
-            return Ok(());
-        }
-        match body {
-            PeerBody::State(state) => self.on_state(index, state, actions),
-            PeerBody::Written { version, durable } => {
-                self.on_member_wrote(index, version, durable, actions)
-            }
-            PeerBody::Synced { call } => match self.asked(index, call)? {
-                Asked::Sync => {
-                    self.member_synced(index, actions);
-                    Ok(())
-                }
-                _ => Err("a sync that was not asked for".into()),
-            },
-            PeerBody::Activated => self.member_activated(index, actions),
-            PeerBody::Failed { why } => {
-                self.peer_failed(index, why, actions);
-                Ok(())
-            }
-            PeerBody::Listed { call, blocks, is_last } => {
-                for block in &blocks {
-                    self.check_key(block.key)?;
-                    self.check_version(block.version)?;
-                }
-                match self.asked(index, call)? {
-                    Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
-                    Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
-                    Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
-                    _ => Err("a list that was not asked for".into()),
-                }
-            }
-            PeerBody::Fetched { call, content } => match self.asked(index, call)? {
-                Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
-                _ => Err("a block that was not asked for".into()),
-            },
-            PeerBody::Repaired { call } => {
-                match self.asked(index, call)? {
-                    Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
-                    Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
-                    _ => return Err("a repair that was not asked for".into()),
-                }
-                Ok(())
-            }
-            PeerBody::Noted { call } => match self.asked(index, call)? {
-                Asked::Progress => {
-                    self.on_progress_noted(index, actions);
-                    Ok(())
-                }
-                Asked::Drop => {
-                    self.on_dropped(index, actions);
-                    Ok(())
-                }
-                _ => Err("a cursor that was not asked for".into()),
-            },
-            PeerBody::Stale(_) => Ok(()),
-            _ => Err("a message of a primary".into()),
-        }
-    }
-
-    /// What a member answers.
-    fn asked(&mut self, index: usize, call: u32) -> Result<Asked, String> {
-        let asks = &mut self.lead().asks;
-        let ask = asks.get(call as usize).filter(|ask| ask.peer == index).copied();
-        let ask = ask.ok_or("an answer that was not asked for")?;
-        asks.remove(call as usize);
-        Ok(ask.what)
-    }
-
-    fn member_activated(&mut self, index: usize, actions: &mut Vec<Action>) -> Result<(), String> {
-        let lead = self.lead();
-        if !lead.acting.has(index) {
-            return self.on_learner_recorded(index, actions);
-        }
-        if !lead.unrecorded.has(index) || lead.history.is_empty() {
-            return Err("an activation that was not asked for".into());
-        }
-        self.on_recorded(index, actions);
-        Ok(())
     }
 }

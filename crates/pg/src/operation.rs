@@ -1,9 +1,10 @@
 //! What is done to a key in its turn, who waits for it, and what goes on when it ends.
 
-use base::{Buffer, Checksum, ImageId, UNIT_SIZE, Version};
+use base::{ImageId, UNIT_SIZE, Version};
 use format::wire::Change;
 
 use super::Ticket;
+use super::slots::{DeletionSlot, JobSlot, ReadSlot};
 
 /// Who is told that a write ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,39 +12,40 @@ pub enum WriteFor {
     /// A client.
     Client(Ticket),
     /// A deletion by range.
-    Deletion(usize),
+    Deletion(DeletionSlot),
     /// A copy of the block: it takes its turn, and changes nothing here.
-    Job(usize),
+    Job(JobSlot),
+}
+
+impl WriteFor {
+    /// The client's ticket, if it is a client.
+    pub fn ticket(self) -> Option<Ticket> {
+        match self {
+            WriteFor::Client(ticket) => Some(ticket),
+            WriteFor::Deletion(_) | WriteFor::Job(_) => None,
+        }
+    }
 }
 
 /// What waits for the end of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Follower {
     /// A read of the same units.
-    Read(usize),
+    Read(ReadSlot),
     /// A deletion of the same image.
-    Deletion(usize),
+    Deletion(DeletionSlot),
 }
 
 /// What is done to a key. What changes nothing takes its turn, too.
 pub enum WriteKind {
-    /// Put data; with `expected`, only if the block has that version.
-    Write {
-        offset: u32,
-        checksums: Vec<Checksum>,
-        data: Buffer,
-        expected: Option<Version>,
-        lazy: bool,
-    },
-    /// Make a range read as zeros.
-    Zero { offset: u32, length: u32, lazy: bool },
-    /// Delete the block.
-    Delete,
+    /// Change the block; with `expected`, only if the block has that version. `lazy`: it may be answered
+    /// before it is durable.
+    Change { change: Change, expected: Option<Version>, lazy: bool },
     /// Read what no member has alone, and older layers, newest first.
     Read { wants: Wants, parents: Vec<ImageId> },
     /// Change nothing: no other write of the block is under way until it ends.
     Hold,
-    /// What it does is with the members.
+    /// The members were told what to do.
     HandedOver,
 }
 
@@ -57,16 +59,13 @@ pub enum Wants {
 }
 
 impl WriteKind {
-    /// Whether it may be answered before it is durable. A deletion never is: its tombstone goes
-    /// when the floor passes it.
+    /// Deletes a block. Never lazily: its tombstone goes when the floor passes it.
+    pub const DELETE: WriteKind =
+        WriteKind::Change { change: Change::Delete, expected: None, lazy: false };
+
+    /// Whether it may be answered before it is durable.
     pub fn is_lazy(&self) -> bool {
-        match self {
-            WriteKind::Write { lazy, .. } | WriteKind::Zero { lazy, .. } => *lazy,
-            WriteKind::Delete
-            | WriteKind::Read { .. }
-            | WriteKind::Hold
-            | WriteKind::HandedOver => false,
-        }
+        matches!(self, WriteKind::Change { lazy: true, .. })
     }
 
     /// Whether its key is as before when it ends.
@@ -74,15 +73,20 @@ impl WriteKind {
         matches!(self, WriteKind::Read { .. } | WriteKind::Hold)
     }
 
-    /// The change that it is, as its sender named it.
+    /// Whether it needs room for data in the stores.
+    pub fn brings_data(&self) -> bool {
+        matches!(self, WriteKind::Change { change: Change::Write { .. }, .. })
+    }
+
+    /// The change, as its sender named it.
     pub fn into_change(self) -> Change {
         match self {
-            WriteKind::Write { offset, checksums, data, .. } => {
-                assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
-                Change::Write { offset, checksums, data }
+            WriteKind::Change { change, .. } => {
+                if let Change::Write { checksums, data, .. } = &change {
+                    assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
+                }
+                change
             }
-            WriteKind::Zero { offset, length, .. } => Change::Zero { offset, length },
-            WriteKind::Delete => Change::Delete,
             WriteKind::Read { .. } | WriteKind::Hold => unreachable!("it changes nothing"),
             WriteKind::HandedOver => unreachable!("a write is handed over once"),
         }

@@ -122,11 +122,11 @@ impl Run {
     fn check(&self) {
         assert_eq!(self.bench.pg.open_count(), 0);
         assert!(self.bench.pg.calls.is_empty());
-        assert_eq!(self.bench.pg.mark(), self.bench.pg.newest);
+        assert_eq!(self.bench.pg.mark(), self.bench.pg.versions.newest());
         let mut counters: Vec<u64> = self.bench.versions.iter().map(|new| new.counter).collect();
         assert!(counters.is_sorted(), "the store got them in order");
         counters.dedup();
-        assert!(counters.iter().copied().eq(1..=self.bench.pg.newest.counter), "no gap");
+        assert!(counters.iter().copied().eq(1..=self.bench.pg.versions.newest().counter), "no gap");
         for read in self.seen.iter().filter(|seen| seen.reads) {
             if let Some(Ok(Outcome::Read { data, .. })) = &read.outcome {
                 for unit in read.units.clone() {

@@ -13,15 +13,11 @@
 //!      the writes, and at each store it covers what came before it.
 //!   3. A member states itself when what it took lazily in the epochs before is durable: what it
 //!      states outlives a loss of power.
+//!   4. At most one sync is under way.
 
-use base::planted::{self, Bug};
-use blockstore::{Answer, Request as StoreRequest, StoreError};
-use format::wire::{Outcome, PeerBody};
+use super::{MemberSet, Ticket};
 
-use super::ask::{Ask, Asked};
-use super::{Action, Call, MemberSet, Pg, Serving, Ticket};
-
-/// Syncs of an epoch at its primary.
+/// Syncs of an epoch at its primary. Counters are those of versions.
 #[derive(Default)]
 pub struct Syncs {
     /// The one under way.
@@ -32,7 +28,7 @@ pub struct Syncs {
     newest_lazy: u64,
     /// Up to this counter a sync has made everything durable.
     covered: u64,
-    /// `newest_lazy` when [`Pg::sync_old`] was called last.
+    /// `newest_lazy` when [`Syncs::is_due`] was called last.
     seen: u64,
 }
 
@@ -42,6 +38,104 @@ struct Running {
     /// Members that have not answered.
     missing: MemberSet,
     tickets: Vec<Ticket>,
+}
+
+/// What a client's sync waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SyncWait {
+    /// Nothing: everything that was answered is durable.
+    Nothing,
+    /// The sync under way, which covers all that it asks for.
+    Running,
+    /// The next sync.
+    Next,
+}
+
+/// A sync that ended at all members.
+pub struct Synced {
+    /// Versions up to this counter are durable.
+    pub upto: u64,
+    /// Who waited for it.
+    pub tickets: Vec<Ticket>,
+}
+
+impl Syncs {
+    /// Of an epoch whose versions go on from this counter.
+    pub fn new(adopted: u64) -> Syncs {
+        Syncs { newest_lazy: adopted, covered: adopted, seen: adopted, ..Syncs::default() }
+    }
+
+    /// A lazy write got its version.
+    pub fn gave_lazily(&mut self, counter: u64) {
+        assert!(counter > self.newest_lazy);
+        self.newest_lazy = counter;
+    }
+
+    /// Whether a sync has made this version durable.
+    pub fn covers(&self, counter: u64) -> bool {
+        counter <= self.covered
+    }
+
+    /// A client wants everything that was answered to be durable. Versions that are not lazy were
+    /// answered when they were durable.
+    pub fn join(&mut self, ticket: Ticket) -> SyncWait {
+        let newest = self.newest_lazy;
+        if self.covers(newest) {
+            return SyncWait::Nothing;
+        }
+        match self.running.as_mut().filter(|running| running.upto >= newest) {
+            Some(running) => {
+                running.tickets.push(ticket);
+                SyncWait::Running
+            }
+            None => {
+                self.waiting.push(ticket);
+                SyncWait::Next
+            }
+        }
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// A sync begins: it covers versions up to this counter, and ends when these members have answered.
+    pub fn begin(&mut self, upto: u64, missing: MemberSet) {
+        assert!(self.running.is_none());
+        assert!(upto >= self.newest_lazy);
+        let tickets = std::mem::take(&mut self.waiting);
+        self.running = Some(Running { upto, missing, tickets });
+    }
+
+    /// A member has made durable what came before its sync. `Some`: it was the last one.
+    pub fn on_member_synced(&mut self, index: usize) -> Option<Synced> {
+        let running = self.running.as_mut().expect("one that was asked is under way");
+        running.missing.take(index);
+        let Running { upto, tickets, .. } =
+            self.running.take_if(|running| running.missing.is_empty())?;
+        assert!(upto >= self.covered);
+        self.covered = upto;
+        Some(Synced { upto, tickets })
+    }
+
+    /// Whether somebody waits for the next sync.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether lazy versions that were there when this was called last are not covered. Called now and
+    /// then.
+    pub fn is_due(&mut self) -> bool {
+        let is_due = !self.covers(self.seen);
+        self.seen = self.newest_lazy;
+        is_due
+    }
+
+    /// Operations that wait for a sync.
+    pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
+        let running = self.running.iter().flat_map(|running| &running.tickets);
+        running.chain(&self.waiting).copied()
+    }
 }
 
 /// Lazy changes at this OSD's store; outlives epochs.
@@ -58,33 +152,10 @@ pub struct Unflushed {
 pub enum FlushFor {
     /// This OSD as primary.
     Lead,
-    /// The primary.
+    /// The primary; `call` is its number.
     Peer { call: u32 },
     /// A new epoch, which begins when nothing is under way; or nobody any more.
     Epoch,
-}
-
-impl Syncs {
-    /// Of an epoch whose versions go on from this counter.
-    pub fn new(adopted: u64) -> Syncs {
-        Syncs { newest_lazy: adopted, covered: adopted, seen: adopted, ..Syncs::default() }
-    }
-
-    /// A lazy write got its version.
-    pub fn gave_lazily(&mut self, counter: u64) {
-        self.newest_lazy = counter;
-    }
-
-    /// Whether a sync has made this version durable.
-    pub fn covers(&self, counter: u64) -> bool {
-        counter <= self.covered
-    }
-
-    /// Operations that wait for a sync.
-    pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
-        let running = self.running.iter().flat_map(|running| &running.tickets);
-        running.chain(&self.waiting).copied()
-    }
 }
 
 impl Unflushed {
@@ -92,117 +163,41 @@ impl Unflushed {
     pub fn wrote(&mut self) {
         self.written += 1;
     }
+
+    /// How many changes a flush covers that begins now.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// A flush that covers so many changes ended.
+    pub fn flushed(&mut self, covers: u64) {
+        assert!(covers <= self.written);
+        self.flushed = self.flushed.max(covers);
+    }
+
+    /// Whether everything that the store answered is durable.
+    pub fn is_empty(&self) -> bool {
+        self.flushed == self.written
+    }
 }
 
-impl Pg {
-    /// A client wants everything that was answered to be durable.
-    pub(crate) fn sync(&mut self, ticket: Ticket, actions: &mut Vec<Action>) {
-        let newest = self.syncs.newest_lazy;
-        if self.syncs.covers(newest) {
-            // Everything else was answered when it was durable.
-            actions.push(Action::Reply { ticket, outcome: Ok(Outcome::Synced) });
-            return;
-        }
-        match self.syncs.running.as_mut().filter(|running| running.upto >= newest) {
-            Some(running) => running.tickets.push(ticket),
-            None => {
-                self.syncs.waiting.push(ticket);
-                self.begin_sync(actions);
-            }
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Makes durable what was there when this was called last and nobody asked to be: else mark and
-    /// floor would wait for ever behind the writes of a client that died. Called now and then.
-    pub(crate) fn sync_old(&mut self, actions: &mut Vec<Action>) {
-        if self.serving != Serving::Active {
-            return;
-        }
-        let is_due = self.window.answered_count() > 0 && !self.syncs.covers(self.syncs.seen);
-        self.syncs.seen = self.syncs.newest_lazy;
-        if is_due {
-            self.begin_sync(actions);
-        }
-    }
-
-    /// A lazy write was answered: not too many stay so.
-    pub(crate) fn sync_when_many(&mut self, actions: &mut Vec<Action>) {
-        if self.window.answered_count() >= self.shape.limits.unsynced_count_max / 2 {
-            self.begin_sync(actions);
-        }
-    }
-
-    /// Whether another write may be answered before it is durable.
-    pub(crate) fn may_be_lazy(&self) -> bool {
-        self.window.answered_count() < self.shape.limits.unsynced_count_max
-    }
-
-    /// Begins a sync of all that was given, unless one is under way.
-    fn begin_sync(&mut self, actions: &mut Vec<Action>) {
-        if self.syncs.running.is_some() || self.serving != Serving::Active {
-            return;
-        }
-        let me = self.lead().me;
-        let mut missing = self.keepers();
-        if planted::on(Bug::SyncOfPrimaryAlone) {
-            missing = MemberSet::default();
-            missing.add(me);
-        }
-        let tickets = std::mem::take(&mut self.syncs.waiting);
-        self.syncs.running = Some(Running { upto: self.window.begun(), missing, tickets });
-        for index in missing.iter().filter(|index| *index != me) {
-            let call = self.ask(Ask { peer: index, what: Asked::Sync });
-            self.send(index, PeerBody::Sync { call }, actions);
-        }
-        self.flush(FlushFor::Lead, actions);
-    }
-
-    /// A member has made durable what came before its sync.
-    pub(crate) fn member_synced(&mut self, index: usize, actions: &mut Vec<Action>) {
-        let running = self.syncs.running.as_mut().expect("one that was asked is under way");
-        running.missing.take(index);
-        if !running.missing.is_empty() {
-            return;
-        }
-        let running = self.syncs.running.take().expect("looked at above");
-        self.syncs.covered = running.upto;
-        self.window.settle(running.upto);
-        for ticket in running.tickets {
-            actions.push(Action::Reply { ticket, outcome: Ok(Outcome::Synced) });
-        }
-        if !self.syncs.waiting.is_empty() {
-            self.begin_sync(actions);
-        }
-    }
-
-    /// Makes durable what this OSD's store took before.
-    pub(crate) fn flush(&mut self, what: FlushFor, actions: &mut Vec<Action>) {
-        let covers = self.unflushed.written;
-        self.call(Call::Flush { covers, what }, StoreRequest::Sync, actions);
-    }
-
-    /// What the store answered so far is durable.
-    pub(crate) fn flushed(
-        &mut self,
-        covers: u64,
-        what: FlushFor,
-        result: &Result<Answer, StoreError>,
-        actions: &mut Vec<Action>,
-    ) {
-        assert!(result.is_ok(), "a sync needs no room and reads nothing");
-        self.unflushed.flushed = self.unflushed.flushed.max(covers);
-        match what {
-            FlushFor::Lead => {
-                let me = self.lead().me;
-                self.member_synced(me, actions);
-            }
-            FlushFor::Peer { call } => self.synced_for_peer(call, actions),
-            FlushFor::Epoch => {}
-        }
-    }
-
-    /// Whether the store answered changes that are not durable yet.
-    pub(crate) fn has_unflushed(&self) -> bool {
-        self.unflushed.flushed < self.unflushed.written
+    #[test]
+    fn a_sync_waits_for_the_one_under_way_only_if_that_covers_it() {
+        let mut syncs = Syncs::new(5);
+        assert_eq!(syncs.join(Ticket(1)), SyncWait::Nothing);
+        syncs.gave_lazily(6);
+        assert_eq!(syncs.join(Ticket(2)), SyncWait::Next);
+        syncs.begin(6, MemberSet::all(2));
+        assert_eq!(syncs.join(Ticket(3)), SyncWait::Running);
+        syncs.gave_lazily(7);
+        assert_eq!(syncs.join(Ticket(4)), SyncWait::Next);
+        assert!(syncs.on_member_synced(0).is_none());
+        let synced = syncs.on_member_synced(1).unwrap();
+        assert_eq!((synced.upto, synced.tickets), (6, vec![Ticket(2), Ticket(3)]));
+        assert!(syncs.covers(6) && !syncs.covers(7) && syncs.has_waiting());
     }
 }

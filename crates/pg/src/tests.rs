@@ -9,12 +9,14 @@ mod scenarios;
 mod world;
 mod wrong;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use base::checksum::checksum_units;
-use base::{Buffer, Checksum, Epoch, Incarnation, MapRevision, OsdId, PoolId};
-use format::wire::{Activation, Member, PgEntry};
+use base::checksum::{self, checksum_units};
+use base::hash::stripe_hash;
+use base::{Buffer, Checksum, Epoch, Incarnation, MapRevision, OsdId, PoolId, UNIT_SIZE};
+use format::wire::{Activation, CHAIN_LENGTH_MAX, Member, PgEntry, Place};
 
+use super::units::units_of;
 use super::*;
 
 pub const UNIT: u32 = UNIT_SIZE as u32;

@@ -200,6 +200,27 @@ impl Held {
     }
 }
 
+/// The 4 KiB units of a range, as (first, behind the last).
+pub fn units_of(offset: u32, length: u32) -> (u32, u32) {
+    let unit = UNIT_SIZE as u32;
+    (offset / unit, (offset + length) / unit)
+}
+
+/// Whether a bitmap of any length has a unit.
+pub fn has_unit(bitmap: &[u64], unit: u32) -> bool {
+    bitmap.get(unit as usize / 64).is_some_and(|word| word & (1 << (unit % 64)) != 0)
+}
+
+/// Adds the bits of `other` to `bitmap`.
+pub fn merge_bitmaps(bitmap: &mut Vec<u64>, other: &[u64]) {
+    if bitmap.len() < other.len() {
+        bitmap.resize(other.len(), 0);
+    }
+    for (word, more) in bitmap.iter_mut().zip(other) {
+        *word |= more;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,40 +1,44 @@
-//! Things in flight that began in order: tells up to which one all have ended.
+//! What is in flight and began in order, and up to which counter all of it has ended.
 //!
 //! ```text
 //!   counters   ...  41  42 | 43  44  45  46
 //!                    ended | no  yes no  yes      ended up to 42, begun up to 46
 //! ```
 //!
-//! One that was answered before it was durable has no slot any more, and has not ended.
+//! A lazy write that was answered has given up its slot, and ends when it is durable.
+//!
+//! Invariants
+//!   1. `ended` never goes back. The first of `open` has not ended.
 
 use std::collections::VecDeque;
 
-pub struct Window {
+/// Those in flight. `S` names one that is under way.
+pub struct Window<S> {
     /// Counter of the newest one up to which all have ended.
     ended: u64,
     /// Those after it, in order. The first has not ended.
-    open: VecDeque<Stage>,
+    open: VecDeque<Stage<S>>,
     /// How many were answered and are not durable.
     answered_count: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum Stage<S> {
     /// It is under way, and has a slot.
-    Open(usize),
+    Open(S),
     /// It was answered, and is not durable.
     Answered,
     Ended,
 }
 
-impl Window {
+impl<S: Copy + PartialEq> Window<S> {
     /// All up to `ended` have ended.
-    pub fn new(ended: u64) -> Window {
+    pub fn new(ended: u64) -> Window<S> {
         Window { ended, open: VecDeque::new(), answered_count: 0 }
     }
 
     /// The next one begins; returns its counter. `slot` is what [`Window::slot`] returns.
-    pub fn begin(&mut self, slot: usize) -> u64 {
+    pub fn begin(&mut self, slot: S) -> u64 {
         self.open.push_back(Stage::Open(slot));
         self.begun()
     }
@@ -73,12 +77,12 @@ impl Window {
         self.stage(counter) == Some(Stage::Answered)
     }
 
-    fn stage(&self, counter: u64) -> Option<Stage> {
+    fn stage(&self, counter: u64) -> Option<Stage<S>> {
         let index = counter.checked_sub(self.ended + 1)?;
         self.open.get(usize::try_from(index).ok()?).copied()
     }
 
-    fn leave_slot(&mut self, counter: u64, stage: Stage) {
+    fn leave_slot(&mut self, counter: u64, stage: Stage<S>) {
         assert!(matches!(self.stage(counter), Some(Stage::Open(_))));
         self.open[(counter - self.ended - 1) as usize] = stage;
     }
@@ -91,7 +95,7 @@ impl Window {
     }
 
     /// The slot of one that is under way.
-    pub fn slot(&self, counter: u64) -> Option<usize> {
+    pub fn slot(&self, counter: u64) -> Option<S> {
         match self.stage(counter)? {
             Stage::Open(slot) => Some(slot),
             Stage::Answered | Stage::Ended => None,
@@ -99,7 +103,7 @@ impl Window {
     }
 
     /// Slots of all that are under way.
-    pub fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+    pub fn slots(&self) -> impl Iterator<Item = S> + '_ {
         self.open.iter().filter_map(|stage| match stage {
             Stage::Open(slot) => Some(*slot),
             Stage::Answered | Stage::Ended => None,
@@ -124,7 +128,7 @@ mod tests {
     #[test]
     fn the_end_stops_before_the_oldest_that_is_open() {
         let mut window = Window::new(7);
-        for slot in 0..3 {
+        for slot in 0..3usize {
             assert_eq!(window.begin(slot), 8 + slot as u64);
         }
         window.end(9);
@@ -141,7 +145,7 @@ mod tests {
     #[test]
     fn what_was_answered_ends_when_it_is_durable() {
         let mut window = Window::new(0);
-        for slot in 0..4 {
+        for slot in 0..4usize {
             window.begin(slot);
         }
         window.answer(1);

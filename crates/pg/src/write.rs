@@ -1,4 +1,14 @@
-//! Everything that changes a block: writes, zeroes and deletions.
+//! Writes at their primary, and the syncs that make lazy ones durable.
+//!
+//! ```text
+//!   write ──▶ its turn ──▶ (what its block holds) ──▶ version, sent to all ──▶ acknowledged ──▶ reply
+//! ```
+//!
+//! Invariants
+//!   1. A version is given when the write leaves for all members, and never taken back.
+//!   2. A write is acknowledged when every member that must acknowledge has it: durably, or, if it is
+//!      lazy, in its store.
+//!   3. No version is given in an epoch that does not serve.
 
 use std::ops::Range;
 
@@ -7,70 +17,20 @@ use base::planted::{self, Bug};
 use blockstore::{Answer, BlockKey, Request as StoreRequest, StoreError};
 use format::wire::{Change, Outcome, PeerBody, Refusal};
 
+use super::ask::Asked;
+use super::change::{ChangeHeader, data_size_bytes};
 use super::copy::{Job, Purpose};
 use super::face::{Changed, Gathering, Needs, Prepared};
 use super::operation::{Follower, WriteFor, WriteKind};
-use super::{
-    Action, Call, MemberSet, Need, Pg, Serving, Ticket, has_unit, next_version, refusal_of,
-};
-
-/// One write at its primary.
-pub struct Write {
-    pub issuer: WriteFor,
-    pub key: BlockKey,
-    /// Its place in the order of all writes of the PG.
-    pub order: u64,
-    /// The units it changes.
-    pub units: Range<u32>,
-    kind: WriteKind,
-    stage: WriteStage,
-    /// What waits for its end.
-    pub followers: Vec<Follower>,
-}
-
-/// How far a write has come. Top to bottom is the order in time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum WriteStage {
-    /// Waits for earlier writes of its block.
-    Queued,
-    /// Waits for the block's version and allocation, or for the end of a hold.
-    Examine,
-    /// Waits until every acting member and every bound learner has made `version` durable, or has
-    /// it, if it is `lazy`. `durable`: wherever it is so far, it is durable.
-    Replicate { missing: MemberSet, version: Version, lazy: bool, durable: bool },
-    /// Everywhere, or found needless: the block has `version`.
-    Done { version: Version, durable: bool },
-}
-
-impl Write {
-    /// Its version, once it has one.
-    pub fn version(&self) -> Option<Version> {
-        match self.stage {
-            WriteStage::Replicate { version, .. } => Some(version),
-            _ => None,
-        }
-    }
-
-    /// Whether it has no version yet, and may bring data.
-    pub fn may_bring_data(&self) -> bool {
-        matches!(self.kind, WriteKind::Write { .. })
-    }
-
-    /// Whether it changes nothing.
-    pub fn changes_nothing(&self) -> bool {
-        self.kind.changes_nothing()
-    }
-
-    /// Whether it has its version, and this member did not answer it.
-    pub fn is_missing(&self, index: usize) -> bool {
-        match self.stage {
-            WriteStage::Replicate { missing, .. } => missing.has(index),
-            _ => false,
-        }
-    }
-}
+use super::slots::WriteSlot;
+use super::store_calls::Call;
+use super::sync::{FlushFor, SyncWait};
+use super::units::{has_unit, merge_bitmaps};
+use super::write_queue::{Write, WriteStage};
+use super::{Action, MemberSet, Need, Pg, Serving, Ticket, refusal_of};
 
 impl Pg {
+    /// A write comes, and takes its turn in its block's queue.
     pub(crate) fn write(
         &mut self,
         issuer: WriteFor,
@@ -81,44 +41,18 @@ impl Pg {
     ) {
         let units = self.shape.face.footprint(&kind, self.shape.block_size);
         assert!(!units.is_empty() || matches!(kind, WriteKind::Hold));
-        let order = self.queued_next;
-        self.queued_next += 1;
-        let slot = self.writes.insert(Write {
-            issuer,
-            key,
-            order,
-            units,
-            kind,
-            stage: WriteStage::Queued,
-            followers: follower.into_iter().collect(),
-        });
-        self.queue.insert((key, order), slot);
+        self.queue.push(issuer, key, kind, units, follower);
         self.start_writes(key, actions);
     }
 
     /// Starts the writes of a block that need wait no longer; none in an epoch that ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
         while self.may_copy()
-            && let Some(slot) = self.startable(key)
+            && let Some(slot) =
+                self.queue.startable(key, |write| self.needs(write) == Needs::Nothing)
         {
             self.advance_write(slot, actions);
         }
-    }
-
-    /// The oldest queued write of a block, if nothing stands before it.
-    fn startable(&self, key: BlockKey) -> Option<usize> {
-        let mut is_first = true;
-        for (_, slot) in self.queue.range((key, 0)..=(key, u64::MAX)) {
-            let write = &self.writes[*slot];
-            match write.stage {
-                WriteStage::Queued if is_first || self.needs(write) == Needs::Nothing => {
-                    return Some(*slot);
-                }
-                WriteStage::Queued | WriteStage::Examine => return None,
-                WriteStage::Replicate { .. } | WriteStage::Done { .. } => is_first = false,
-            }
-        }
-        None
     }
 
     /// What must be known before a queued write starts; a hold waits for its turn alone.
@@ -130,22 +64,20 @@ impl Pg {
     }
 
     /// Moves a write to its next stage. The caller has seen that what the stage waits for came.
-    fn advance_write(&mut self, slot: usize, actions: &mut Vec<Action>) {
-        let write = &self.writes[slot];
+    fn advance_write(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
+        let write = &self.queue[slot];
         match write.stage {
             WriteStage::Queued => self.begin_write(slot, actions),
             WriteStage::Examine => self.replicate_as_named(slot, actions),
             WriteStage::Replicate { missing, version, durable, .. } => {
                 let is_planted = planted::on(Bug::AckBeforeMembers);
-                assert!(missing.within(self.ack_required).is_empty() || is_planted);
+                assert!(self.write_targets.is_acknowledged_without(missing) || is_planted);
                 // A sync that began after it was given may have ended meanwhile.
                 let durable = durable || self.syncs.covers(version.counter);
-                assert!(version <= self.newest && version.epoch == self.newest.epoch);
-                self.writes[slot].stage = WriteStage::Done { version, durable };
-                if durable || planted::on(Bug::MarkCountsUnflushed) {
-                    self.window.end(version.counter);
-                } else {
-                    self.window.answer(version.counter);
+                self.queue[slot].stage = WriteStage::Done { version, durable };
+                let counts_as_durable = durable || planted::on(Bug::MarkCountsUnflushed);
+                self.versions.acknowledge(version, counts_as_durable);
+                if !counts_as_durable {
                     self.sync_when_many(actions);
                 }
                 self.advance_write(slot, actions);
@@ -157,16 +89,15 @@ impl Pg {
     }
 
     /// A write has its turn.
-    fn begin_write(&mut self, slot: usize, actions: &mut Vec<Action>) {
-        let (needs, write) = (self.needs(&self.writes[slot]), &mut self.writes[slot]);
-        let key = write.key;
+    fn begin_write(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
+        let needs = self.needs(&self.queue[slot]);
         if needs != Needs::Nothing {
-            write.stage = WriteStage::Examine;
             // What it is about to read is never taken back.
-            let order = write.order;
-            assert!(self.queue.range((key, 0)..(key, order)).next().is_none());
+            assert!(self.queue.is_first(slot));
+            self.queue[slot].stage = WriteStage::Examine;
         }
-        match (needs, write.issuer) {
+        let Write { key, issuer, .. } = self.queue[slot];
+        match (needs, issuer) {
             (Needs::Nothing, _) => self.replicate_as_named(slot, actions),
             (Needs::Turn, WriteFor::Job(job)) => self.on_hold(job, slot, actions),
             (Needs::Turn, _) => unreachable!("a hold is a job's"),
@@ -184,7 +115,7 @@ impl Pg {
     /// way.
     pub(crate) fn on_pieces(
         &mut self,
-        slot: usize,
+        slot: WriteSlot,
         pieces: &dyn Gathering,
         actions: &mut Vec<Action>,
     ) {
@@ -192,7 +123,7 @@ impl Pg {
             // No version is given any more: it is answered when the next epoch comes.
             return;
         }
-        let write = &mut self.writes[slot];
+        let write = &mut self.queue[slot];
         assert!(write.stage == WriteStage::Examine);
         let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
         let lazy = kind.is_lazy();
@@ -203,75 +134,81 @@ impl Pg {
     }
 
     /// Every member does what the write's sender named.
-    fn replicate_as_named(&mut self, slot: usize, actions: &mut Vec<Action>) {
-        let write = &mut self.writes[slot];
-        let kind = std::mem::replace(&mut write.kind, WriteKind::HandedOver);
+    fn replicate_as_named(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
+        let kind = std::mem::replace(&mut self.queue[slot].kind, WriteKind::HandedOver);
         let lazy = kind.is_lazy();
         self.replicate(slot, Changed::Everywhere(kind.into_change()), lazy, actions);
     }
 
-    /// Gives the write its version and hands it to every member.
-    fn replicate(&mut self, slot: usize, changed: Changed, lazy: bool, actions: &mut Vec<Action>) {
+    /// Gives the write its version and hands it to every member: the others by message, in the order
+    /// of versions, and this OSD's store. Each answers when it has the write ([`Pg::on_member_wrote`],
+    /// [`Pg::on_own_written`]).
+    fn replicate(
+        &mut self,
+        slot: WriteSlot,
+        changed: Changed,
+        lazy: bool,
+        actions: &mut Vec<Action>,
+    ) {
         let epoch = self.entry.as_ref().expect("an epoch is served").epoch;
         let mark = self.mark();
-        let version = next_version(self.newest, epoch);
-        assert!(version > self.newest && version.counter == self.newest.counter + 1);
-        assert!(mark <= self.newest);
-        let write = &mut self.writes[slot];
+        assert!(mark <= self.versions.newest());
+        let version = self.versions.give(epoch, slot);
+        let missing = self.write_targets.targets();
+        let write = &mut self.queue[slot];
         assert!(matches!(write.stage, WriteStage::Queued | WriteStage::Examine));
-        let missing = self.write_targets;
         write.stage = WriteStage::Replicate { missing, version, lazy, durable: true };
-        let (pg, key, block_size) = (self.shape.pg, write.key, self.shape.block_size);
-        let mut units = write.units.clone();
-        if matches!(changed, Changed::Everywhere(Change::Delete)) {
-            self.has_tombstones = true;
-            units = 0..block_size.unit_count();
-        }
-        let lead = self.lead.as_mut().expect("a primary serves");
-        lead.mark_told = mark;
-        let (acting_count, peer_count) = (lead.acting.count(), lead.peers.len());
-        for (index, peer) in lead.peers.iter().enumerate() {
-            if index != lead.me && self.write_targets.has(index) {
-                let change = changed.at(peer.position);
-                let body = PeerBody::Write { version, mark, key, block_size, lazy, change };
-                actions.push(Action::Send { to: peer.member.osd, body });
-            }
-        }
-        let change = changed.into_change_at(lead.peers[lead.me].position);
-        // Pieces of a stripe are of one size.
-        let bytes = match &change {
-            Change::Write { data, .. } => data.len() as u64,
-            Change::Zero { .. } | Change::Delete => 0,
-        };
-        for index in acting_count..peer_count {
-            if self.write_targets.has(index) {
-                self.learner_sent(index, version, bytes);
-            }
-        }
-        let request = match change {
-            Change::Write { offset, checksums, data } => {
-                StoreRequest::Write { pg, key, block_size, version, offset, checksums, data, lazy }
-            }
-            Change::Zero { offset, length } => {
-                StoreRequest::Zero { pg, key, block_size, version, offset, length, lazy }
-            }
-            Change::Delete => StoreRequest::Delete { pg, key, version },
-        };
+        let (key, is_delete) = (write.key, matches!(changed, Changed::Everywhere(Change::Delete)));
+        let units =
+            if is_delete { 0..self.shape.block_size.unit_count() } else { write.units.clone() };
+        self.local_state.on_write(version, key, units, is_delete);
         if lazy {
             self.syncs.gave_lazily(version.counter);
         }
-        self.newest = version;
-        self.local_state.wrote(version);
-        self.changes.add(version, key, units);
-        let counter = self.window.begin(slot);
-        assert!(counter == version.counter);
-        self.call(Call::Write(slot), request, actions);
+        let (pg, block_size) = (self.shape.pg, self.shape.block_size);
+        let header = ChangeHeader { pg, key, block_size, version, lazy };
+        self.send_write(header, mark, &changed, actions);
+        let lead = self.lead();
+        let own = changed.into_change_at(lead.peers[lead.me].position);
+        // Pieces of a stripe are of one size.
+        self.count_for_learners(version, data_size_bytes(&own));
+        self.call(Call::Write(slot), header.into_store_request(own), actions);
+    }
+
+    /// Sends a write to the other members that get writes, each its part; with it goes the mark.
+    fn send_write(
+        &mut self,
+        header: ChangeHeader,
+        mark: Version,
+        changed: &Changed,
+        actions: &mut Vec<Action>,
+    ) {
+        let targets = self.write_targets.targets();
+        let lead = self.lead();
+        lead.mark_told = mark;
+        for (index, peer) in lead.peers.iter().enumerate() {
+            if index != lead.me && targets.has(index) {
+                let body = header.to_message(mark, changed.at(peer.position));
+                actions.push(Action::Send { to: peer.member.osd, body });
+            }
+        }
+    }
+
+    /// A write of so many bytes was sent: learners owe an answer for it.
+    fn count_for_learners(&mut self, version: Version, bytes: u64) {
+        let targets = self.write_targets.targets();
+        let lead = self.lead();
+        for index in lead.acting.count()..lead.peers.len() {
+            if targets.has(index) {
+                self.on_sent_to_learner(index, version, bytes);
+            }
+        }
     }
 
     /// The block of a compare-and-set, zero or delete is known; no other write of it is under way.
     pub(crate) fn on_examined(
         &mut self,
-        slot: usize,
+        slot: WriteSlot,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -287,22 +224,21 @@ impl Pg {
             Ok(_) => unreachable!("the store answers extents with extents"),
             Err(error) => return self.end_write(slot, Err(refusal_of(error)), actions),
         };
-        let write = &mut self.writes[slot];
+        let write = &mut self.queue[slot];
         assert!(write.stage == WriteStage::Examine);
-        if let WriteKind::Write { expected: Some(expected), .. } = write.kind
+        if let WriteKind::Change { expected: Some(expected), .. } = write.kind
             && expected != version
         {
             return self.end_write(slot, Err(Refusal::CompareFailed { version }), actions);
         }
-        let is_removal = !matches!(write.kind, WriteKind::Write { .. });
+        let is_removal = !write.kind.brings_data();
         let is_empty = is_removal && !write.units.clone().any(|unit| has_unit(&held, unit));
         // What emptied it may have been answered before it was durable.
-        let is_current = version.epoch == self.newest.epoch;
-        let durable = !(is_current && self.window.is_answered(version.counter));
+        let durable = !self.versions.is_undurable(version);
         if is_empty && (durable || write.kind.is_lazy()) {
             write.stage = WriteStage::Done { version, durable };
         } else if is_removal && !holds_outside(&held, &write.units) {
-            write.kind = WriteKind::Delete;
+            write.kind = WriteKind::DELETE;
         }
         self.advance_write(slot, actions);
     }
@@ -310,29 +246,26 @@ impl Pg {
     /// This OSD's own store ended its part.
     pub(crate) fn on_own_written(
         &mut self,
-        slot: usize,
+        slot: WriteSlot,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
         let lead = self.lead.as_ref().expect("a primary serves");
-        let (me, is_alone) = (lead.me, lead.peers.len() == 1);
-        match result {
-            Ok(answer) => self.count_copy(me, slot, answer != Answer::Written, actions),
-            Err(error) => {
-                let WriteStage::Replicate { version, .. } = self.writes[slot].stage else {
-                    unreachable!("only a replicated write is at the store");
-                };
-                self.local_state.lacks(version);
-                let why = "its store has no room for a write".to_owned();
-                let member = self.lead().peers[me].member;
-                if is_alone {
-                    // Nobody has it: it never happened. Nothing may come behind it.
-                    self.end_epoch(Need::NewEpoch, why, actions);
-                    return self.end_write(slot, Err(refusal_of(error)), actions);
-                }
-                self.end_epoch(Need::Failed(member, why.clone()), why, actions);
-            }
+        let (me, is_alone) = (lead.me, lead.is_alone());
+        let error = match result {
+            Ok(answer) => return self.count_copy(me, slot, answer != Answer::Written, actions),
+            Err(error) => error,
+        };
+        let version = self.queue[slot].version();
+        self.local_state.lacks(version.expect("only a replicated write is at the store"));
+        let why = "its store has no room for a write".to_owned();
+        let member = self.lead().peers[me].member;
+        if is_alone {
+            // Nobody has it: it never happened. Nothing may come behind it.
+            self.end_epoch(Need::NewEpoch, why, actions);
+            return self.end_write(slot, Err(refusal_of(error)), actions);
         }
+        self.end_epoch(Need::Failed(member, why.clone()), why, actions);
     }
 
     /// A member has a write; durably, if it says so or the write is not lazy.
@@ -343,20 +276,20 @@ impl Pg {
         durable: bool,
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
-        // In an epoch that is not active yet `newest` is of an earlier one.
+        // In an epoch that is not active yet the newest version is of an earlier one.
         if self.write_targets.is_empty() {
             return Err("a write that ends before the epoch is active".into());
         }
-        if version > self.newest || version.epoch != self.newest.epoch {
+        if !self.versions.was_given(version) {
             return Err("a version that was not given".into());
         }
         if !self.lead().acting.has(index) {
             self.on_learner_wrote(index, version, actions);
         }
         // One that ended needed no copy of this member.
-        if let Some(slot) = self.window.slot(version.counter) {
+        if let Some(slot) = self.versions.slot(version) {
             let is_lazy =
-                matches!(self.writes[slot].stage, WriteStage::Replicate { lazy: true, .. });
+                matches!(self.queue[slot].stage, WriteStage::Replicate { lazy: true, .. });
             if !durable && !is_lazy {
                 return Err(format!("version {version} is not lazy, and was not made durable"));
             }
@@ -368,31 +301,30 @@ impl Pg {
     fn count_copy(
         &mut self,
         index: usize,
-        slot: usize,
+        slot: WriteSlot,
         is_durable: bool,
         actions: &mut Vec<Action>,
     ) {
         let is_planted = planted::on(Bug::AckBeforeMembers) && self.lead().me == index;
-        let WriteStage::Replicate { missing, durable, .. } = &mut self.writes[slot].stage else {
+        let WriteStage::Replicate { missing, durable, .. } = &mut self.queue[slot].stage else {
             unreachable!("only a replicated write is in the window");
         };
         missing.take(index);
         *durable &= is_durable;
-        if missing.within(self.ack_required).is_empty() || is_planted {
+        if self.write_targets.is_acknowledged_without(*missing) || is_planted {
             self.advance_write(slot, actions);
         }
     }
 
     /// Clients wait for a learner no longer: goes on with what waited for it alone.
     pub(crate) fn await_no_more(&mut self, index: usize, actions: &mut Vec<Action>) {
-        if !self.ack_required.has(index) {
+        if !self.write_targets.require_no_more(index) {
             return;
         }
-        self.ack_required.take(index);
-        for slot in self.window.slots().collect::<Vec<_>>() {
-            let is_held = matches!(self.writes.get(slot).map(|write| write.stage),
+        for slot in self.versions.slots().collect::<Vec<_>>() {
+            let is_held = matches!(self.queue.get(slot).map(|write| write.stage),
                 Some(WriteStage::Replicate { missing, .. })
-                    if missing.has(index) && missing.within(self.ack_required).is_empty());
+                    if missing.has(index) && self.write_targets.is_acknowledged_without(missing));
             if is_held {
                 self.advance_write(slot, actions);
             }
@@ -400,7 +332,7 @@ impl Pg {
     }
 
     /// A hold ended: later writes of its block go on.
-    pub(crate) fn release(&mut self, slot: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn release(&mut self, slot: WriteSlot, actions: &mut Vec<Action>) {
         let key = self.take_write_out(slot, None, actions);
         self.start_writes(key, actions);
         self.pump(actions);
@@ -408,7 +340,7 @@ impl Pg {
 
     fn end_write(
         &mut self,
-        slot: usize,
+        slot: WriteSlot,
         outcome: Result<Outcome, Refusal>,
         actions: &mut Vec<Action>,
     ) {
@@ -419,13 +351,11 @@ impl Pg {
     /// Answers a write and lets its followers go on; later writes of its block are not started.
     fn take_write_out(
         &mut self,
-        slot: usize,
+        slot: WriteSlot,
         outcome: Option<Result<Outcome, Refusal>>,
         actions: &mut Vec<Action>,
     ) -> BlockKey {
-        let write = self.writes.remove(slot);
-        let removed = self.queue.remove(&(write.key, write.order));
-        assert!(removed == Some(slot));
+        let write = self.queue.take(slot);
         if self.lead.as_ref().is_some_and(|lead| !lead.unreported.is_empty()) {
             self.report_complete(actions);
         }
@@ -447,57 +377,14 @@ impl Pg {
         write.key
     }
 
-    /// The newest unfinished write of a block, older than `order`, that changes one of `units`.
-    pub(crate) fn write_before(
-        &self,
-        key: BlockKey,
-        units: &Range<u32>,
-        order: u64,
-    ) -> Option<usize> {
-        if planted::on(Bug::ReadOfUnfinishedWrite) {
-            return None;
-        }
-        let older = self.queue.range((key, 0)..(key, order));
-        older.rev().map(|(_, slot)| *slot).find(|slot| {
-            let write = &self.writes[*slot].units;
-            write.start < units.end && units.start < write.end
-        })
-    }
-
-    /// An unfinished write of a block, not older than `order`, that changes one of `units` and that
-    /// a version of the block includes.
-    pub(crate) fn write_seen(
-        &self,
-        key: BlockKey,
-        units: &Range<u32>,
-        order: u64,
-        seen: Version,
-    ) -> Option<usize> {
-        let newer = self.queue.range((key, order)..=(key, u64::MAX));
-        newer.map(|(_, slot)| *slot).find(|slot| {
-            let write = &self.writes[*slot];
-            let is_seen = match write.stage {
-                WriteStage::Replicate { version, .. } => version <= seen,
-                _ => false,
-            };
-            is_seen && write.units.start < units.end && units.start < write.units.end
-        })
-    }
-
     pub(crate) fn refuse_queued_writes(
         &mut self,
         judge: &mut impl FnMut(Ticket) -> Option<Refusal>,
         actions: &mut Vec<Action>,
     ) {
-        let mut refused = Vec::new();
-        for (slot, write) in &self.writes {
-            if let WriteFor::Client(ticket) = write.issuer
-                && write.stage == WriteStage::Queued
-                && let Some(refusal) = judge(ticket)
-            {
-                refused.push((slot, refusal));
-            }
-        }
+        let queued = self.queue.queued_of_clients();
+        let refused: Vec<(WriteSlot, Refusal)> =
+            queued.filter_map(|(slot, ticket)| Some((slot, judge(ticket)?))).collect();
         // All go before any other starts: what one made way for may be refused as well.
         let mut keys = Vec::new();
         for (slot, refusal) in refused {
@@ -507,15 +394,70 @@ impl Pg {
             self.start_writes(key, actions);
         }
     }
-}
 
-/// Adds the bits of `other` to `bitmap`.
-pub fn merge_bitmaps(bitmap: &mut Vec<u64>, other: &[u64]) {
-    if bitmap.len() < other.len() {
-        bitmap.resize(other.len(), 0);
+    /// A client wants everything that was answered to be durable.
+    pub(crate) fn sync(&mut self, ticket: Ticket, actions: &mut Vec<Action>) {
+        match self.syncs.join(ticket) {
+            SyncWait::Nothing => {
+                actions.push(Action::Reply { ticket, outcome: Ok(Outcome::Synced) });
+            }
+            SyncWait::Running => {}
+            SyncWait::Next => self.begin_sync(actions),
+        }
     }
-    for (word, more) in bitmap.iter_mut().zip(other) {
-        *word |= more;
+
+    /// Makes durable what was there when this was called last and nobody asked to be: else mark and
+    /// floor would wait for ever behind the writes of a client that died. Called now and then.
+    pub(crate) fn sync_old(&mut self, actions: &mut Vec<Action>) {
+        if self.serving == Serving::Active
+            && self.syncs.is_due()
+            && self.versions.undurable_count() > 0
+        {
+            self.begin_sync(actions);
+        }
+    }
+
+    /// A lazy write was answered: not too many stay so.
+    fn sync_when_many(&mut self, actions: &mut Vec<Action>) {
+        if self.versions.undurable_count() >= self.shape.limits.unsynced_count_max / 2 {
+            self.begin_sync(actions);
+        }
+    }
+
+    /// Whether another write may be answered before it is durable.
+    pub(crate) fn may_be_lazy(&self) -> bool {
+        self.versions.undurable_count() < self.shape.limits.unsynced_count_max
+    }
+
+    /// Begins a sync of all that was given, unless one is under way.
+    fn begin_sync(&mut self, actions: &mut Vec<Action>) {
+        if self.syncs.is_running() || self.serving != Serving::Active {
+            return;
+        }
+        let me = self.lead().me;
+        let mut missing = self.keepers();
+        if planted::on(Bug::SyncOfPrimaryAlone) {
+            missing = MemberSet::default();
+            missing.add(me);
+        }
+        self.syncs.begin(self.versions.begun(), missing);
+        for index in missing.iter().filter(|index| *index != me) {
+            let call = self.lead().asks.ask(index, Asked::Sync);
+            self.send(index, PeerBody::Sync { call }, actions);
+        }
+        self.flush(FlushFor::Lead, actions);
+    }
+
+    /// A member has made durable what came before its sync.
+    pub(crate) fn on_member_synced(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let Some(synced) = self.syncs.on_member_synced(index) else { return };
+        self.versions.settle(synced.upto);
+        for ticket in synced.tickets {
+            actions.push(Action::Reply { ticket, outcome: Ok(Outcome::Synced) });
+        }
+        if self.syncs.has_waiting() {
+            self.begin_sync(actions);
+        }
     }
 }
 

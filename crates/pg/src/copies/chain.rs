@@ -13,8 +13,7 @@ use std::ops::Range;
 use base::{Buffer, BufferPool, Checksum, ImageId, UNIT_SIZE, Version};
 use format::wire::Refusal;
 
-use crate::has_unit;
-use crate::write::merge_bitmaps;
+use crate::units::{has_unit, merge_bitmaps};
 
 /// What is known of a chain, and what of it has been read.
 pub struct Chain {

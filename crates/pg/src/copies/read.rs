@@ -8,7 +8,10 @@ use format::wire::{Outcome, Refusal};
 
 use super::chain::{BlockSeen, Chain};
 use crate::operation::{Follower, Wants};
-use crate::{Action, Call, Pg, Ticket, refusal_of, units_of};
+use crate::slots::{ReadSlot, WriteSlot};
+use crate::store_calls::Call;
+use crate::units::units_of;
+use crate::{Action, Pg, Ticket, refusal_of};
 
 /// One read.
 pub struct Read {
@@ -48,7 +51,7 @@ impl Pg {
         wants: Wants,
         actions: &mut Vec<Action>,
     ) {
-        let order = self.queued_next;
+        let order = self.queue.order_next();
         let stage = ReadStage::Waiting;
         let mends_left = 1 + parents.len();
         let read = Read { ticket, key, parents, wants, order, mends_left, stage };
@@ -57,7 +60,7 @@ impl Pg {
     }
 
     /// Starts a read, or lets it wait for the end of one write before it.
-    pub(crate) fn start_read(&mut self, slot: usize, actions: &mut Vec<Action>) {
+    pub(crate) fn start_read(&mut self, slot: ReadSlot, actions: &mut Vec<Action>) {
         let read = &mut self.reads[slot];
         if matches!(read.stage, ReadStage::Overtaken(..)) {
             let ReadStage::Overtaken(outcome, seen) =
@@ -70,7 +73,7 @@ impl Pg {
         let read = &self.reads[slot];
         assert!(matches!(read.stage, ReadStage::Waiting));
         if let Some(write) = self.write_before_read(read) {
-            self.writes[write].followers.push(Follower::Read(slot));
+            self.queue[write].followers.push(Follower::Read(slot));
             return;
         }
         match (read.wants, read.parents.is_empty()) {
@@ -83,12 +86,12 @@ impl Pg {
         }
     }
 
-    fn write_before_read(&self, read: &Read) -> Option<usize> {
+    fn write_before_read(&self, read: &Read) -> Option<WriteSlot> {
         let units = self.units_read(read);
         let layers = std::iter::once(&read.key.image).chain(&read.parents);
         layers.into_iter().find_map(|image| {
             let key = BlockKey { image: *image, ..read.key };
-            self.write_before(key, &units, read.order)
+            self.queue.before(key, &units, read.order)
         })
     }
 
@@ -102,7 +105,7 @@ impl Pg {
         }
     }
 
-    fn examine_layers(&mut self, slot: usize, actions: &mut Vec<Action>) {
+    fn examine_layers(&mut self, slot: ReadSlot, actions: &mut Vec<Action>) {
         let read = &mut self.reads[slot];
         let newest = read.key;
         let mut layers = vec![newest.image];
@@ -118,7 +121,7 @@ impl Pg {
     /// The store told the allocation of one layer.
     pub(crate) fn on_layer(
         &mut self,
-        slot: usize,
+        slot: ReadSlot,
         layer: usize,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
@@ -139,7 +142,7 @@ impl Pg {
     }
 
     /// All layers are known: asks for the data of each part, or answers.
-    fn fetch_parts(&mut self, slot: usize, actions: &mut Vec<Action>) {
+    fn fetch_parts(&mut self, slot: ReadSlot, actions: &mut Vec<Action>) {
         let units = self.units_read(&self.reads[slot]);
         let unit_count = self.shape.block_size.unit_count();
         let read = &mut self.reads[slot];
@@ -177,7 +180,7 @@ impl Pg {
     /// The store read one part of a chain.
     pub(crate) fn on_part(
         &mut self,
-        slot: usize,
+        slot: ReadSlot,
         part: usize,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
@@ -219,7 +222,7 @@ impl Pg {
     /// The store read the only layer.
     pub(crate) fn on_fetched(
         &mut self,
-        slot: usize,
+        slot: ReadSlot,
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
@@ -244,16 +247,16 @@ impl Pg {
     }
 
     /// A later write whose change the read saw and that has not ended: not all members may hold it.
-    fn overtaker(&self, read: &Read, seen: BlockSeen) -> Option<usize> {
+    fn overtaker(&self, read: &Read, seen: BlockSeen) -> Option<WriteSlot> {
         let key = BlockKey { image: seen.image, ..read.key };
         let units = self.units_read(read);
-        self.write_seen(key, &units, read.order, seen.version)
+        self.queue.seen(key, &units, read.order, seen.version)
     }
 
     /// Answers a read once all members hold what it saw.
     fn answer_read(
         &mut self,
-        slot: usize,
+        slot: ReadSlot,
         outcome: Outcome,
         seen: Vec<BlockSeen>,
         actions: &mut Vec<Action>,
@@ -263,14 +266,14 @@ impl Pg {
             None => self.end_read(slot, Ok(outcome), actions),
             Some(write) => {
                 self.reads[slot].stage = ReadStage::Overtaken(outcome, seen);
-                self.writes[write].followers.push(Follower::Read(slot));
+                self.queue[write].followers.push(Follower::Read(slot));
             }
         }
     }
 
     /// Lets a read begin again once units that this OSD lost were fetched from another member;
     /// false where that is no use.
-    fn read_again(&mut self, slot: usize, image: ImageId, actions: &mut Vec<Action>) -> bool {
+    fn read_again(&mut self, slot: ReadSlot, image: ImageId, actions: &mut Vec<Action>) -> bool {
         let read = &mut self.reads[slot];
         if read.mends_left == 0 {
             return false;
@@ -287,7 +290,7 @@ impl Pg {
 
     fn end_read(
         &mut self,
-        slot: usize,
+        slot: ReadSlot,
         outcome: Result<Outcome, Refusal>,
         actions: &mut Vec<Action>,
     ) {
@@ -301,7 +304,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) {
         let mut refused = Vec::new();
-        for (slot, read) in &self.reads {
+        for (slot, read) in self.reads.iter() {
             if matches!(read.stage, ReadStage::Waiting)
                 && let Some(refusal) = judge(read.ticket)
             {
@@ -309,7 +312,7 @@ impl Pg {
             }
         }
         for (slot, refusal) in refused {
-            self.forget_follower(Follower::Read(slot));
+            self.queue.forget_follower(Follower::Read(slot));
             self.end_read(slot, Err(refusal), actions);
         }
     }

@@ -204,19 +204,19 @@ impl Gathering for Stripe {
             first..first + count
         };
         match kind {
-            WriteKind::Write { expected: Some(expected), .. } if expected != version => {
+            WriteKind::Change { expected: Some(expected), .. } if expected != version => {
                 Prepared::Answer(Err(Refusal::CompareFailed { version }))
             }
-            WriteKind::Write { offset, data, .. } => {
+            WriteKind::Change { change: Change::Write { offset, data, .. }, .. } => {
                 let new = values_of(&data, data.len() as u32 / UNIT);
                 values[place(offset, new.len())].copy_from_slice(&new);
                 self.change(&values)
             }
-            WriteKind::Zero { offset, length, .. } => {
+            WriteKind::Change { change: Change::Zero { offset, length }, .. } => {
                 values[place(offset, (length / UNIT) as usize)].fill(0);
                 self.change(&values)
             }
-            WriteKind::Delete => self.change(&[0; UNITS as usize]),
+            WriteKind::Change { change: Change::Delete, .. } => self.change(&[0; UNITS as usize]),
             WriteKind::Read { wants: Wants::Data { offset, length }, .. } => {
                 let values = &values[place(offset, (length / UNIT) as usize)];
                 let (checksums, data) = data_of(values);

@@ -106,7 +106,7 @@ fn a_state_with_versions_that_cannot_be_is_refused() {
         ] {
             refused(&mut pg, PeerBody::State(state));
         }
-        let key = pg.key(place());
+        let key = pg.shape.key(place());
         let blocks = vec![ListedBlock { key, version: wrong, is_tombstone: false }];
         refused(&mut pg, PeerBody::Listed { call: 0, blocks, is_last: true });
         says(&mut pg, PeerBody::State(state())).expect("it is sound");
@@ -119,7 +119,7 @@ fn a_primary_that_names_versions_that_cannot_be_is_refused() {
         let mut pg = member(false, false);
         says(&mut pg, PeerBody::Query { revision: MapRevision::new(1) }).unwrap();
         refused(&mut pg, activate(wrong, None));
-        let key = pg.key(place());
+        let key = pg.shape.key(place());
         let content = Content::Tombstone { version: wrong };
         refused(&mut pg, PeerBody::Repair { call: 0, key, content });
         says(&mut pg, activate(version(4, 9), None)).unwrap();
@@ -136,7 +136,7 @@ fn a_learners_first_write_is_of_its_epoch() {
         refused(&mut pg, activate(version(4, 9), Some(filling(wrong, Version::ZERO))));
     }
     says(&mut pg, activate(version(4, 9), Some(filling(Version::ZERO, Version::ZERO)))).unwrap();
-    let key = pg.key(place());
+    let key = pg.shape.key(place());
     says(&mut pg, write_of(version(4, 10), version(4, 9), key)).expect_err("it is of an old epoch");
     refused(&mut pg, write_of(version(5, u64::MAX), version(4, 9), key));
     says(&mut pg, write_of(version(5, 12), version(5, 10), key)).unwrap();

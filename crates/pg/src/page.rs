@@ -1,0 +1,95 @@
+//! Lists of blocks that come page by page, and a walk over one.
+//!
+//! Invariants
+//!   1. Blocks come in key order, each once, with versions above the one asked for.
+//!   2. One page at a time is asked for.
+
+use std::collections::VecDeque;
+
+use base::Version;
+use blockstore::BlockKey;
+use format::wire::ListedBlock;
+
+/// A walk over a list of blocks in key order.
+#[derive(Default)]
+pub struct Page {
+    blocks: VecDeque<ListedBlock>,
+    /// The last block that came.
+    after: Option<BlockKey>,
+    is_last: bool,
+    is_asked: bool,
+}
+
+impl Page {
+    /// A walk that begins behind a block.
+    pub fn behind(after: Option<BlockKey>) -> Page {
+        Page { after, ..Page::default() }
+    }
+
+    /// Whether the next block is not known, and neither that there is none.
+    pub fn is_missing(&self) -> bool {
+        self.blocks.is_empty() && !self.is_last
+    }
+
+    /// Where the next page begins, if it is to be asked for now.
+    pub fn ask_from(&mut self) -> Option<Option<BlockKey>> {
+        let is_due = self.is_missing() && !self.is_asked;
+        self.is_asked |= is_due;
+        is_due.then_some(self.after)
+    }
+
+    /// A page came. The error says what is wrong with it.
+    pub fn came(
+        &mut self,
+        newer_than: Version,
+        blocks: Vec<ListedBlock>,
+        is_last: bool,
+    ) -> Result<(), String> {
+        check_list(newer_than, self.after, &blocks, is_last)?;
+        self.is_asked = false;
+        self.is_last = is_last;
+        self.after = blocks.last().map(|block| block.key).or(self.after);
+        self.blocks.extend(blocks);
+        Ok(())
+    }
+
+    /// The next block's key.
+    pub fn next_key(&self) -> Option<BlockKey> {
+        self.blocks.front().map(|block| block.key)
+    }
+
+    /// The version of a block, which is behind all that were taken; `ZERO`: it is not in the list.
+    pub fn take(&mut self, key: BlockKey) -> Version {
+        match self.blocks.front() {
+            Some(block) if block.key == key => {
+                let version = block.version;
+                self.blocks.pop_front();
+                version
+            }
+            _ => Version::ZERO,
+        }
+    }
+}
+
+/// Checks a page: in key order behind `after`, and of newer blocks only.
+pub fn check_list(
+    newer_than: Version,
+    after: Option<BlockKey>,
+    blocks: &[ListedBlock],
+    is_last: bool,
+) -> Result<(), String> {
+    let mut before = after;
+    for block in blocks {
+        if before.is_some_and(|before| block.key <= before) {
+            return Err("a list out of order".into());
+        }
+        if block.version <= newer_than {
+            return Err("a list with older blocks than asked for".into());
+        }
+        before = Some(block.key);
+    }
+    if blocks.is_empty() && !is_last {
+        return Err("an empty list that is not the last".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The versions that a primary gives in its epoch, and what of them is acknowledged and durable.
+//!
+//! ```text
+//!   adopted ... ended ......................... newest
+//!               everything up to it is          in between: writes in flight, and lazy ones that
+//!               durable on all acting members   were answered and are not durable
+//! ```
+//!
+//! Invariants
+//!   1. Versions have no gaps: each is one more than the last, and the first is one more than what the
+//!      epoch adopted.
+//!   2. A version is given once, and its counter names its place in the window.
+
+use base::planted::{self, Bug};
+use base::{Epoch, Version};
+
+use super::slots::WriteSlot;
+use super::window::Window;
+
+/// See the module.
+pub struct Versions {
+    /// The newest version given. Of an earlier epoch while the present one is not active.
+    newest: Version,
+    window: Window<WriteSlot>,
+}
+
+impl Versions {
+    /// No epoch was active here.
+    pub fn new() -> Versions {
+        Versions { newest: Version::ZERO, window: Window::new(0) }
+    }
+
+    /// Versions go on from what the epoch adopted.
+    pub fn go_on_from(&mut self, adopted: Version) {
+        self.newest = adopted;
+        self.window = Window::new(adopted.counter);
+    }
+
+    /// The epoch is over: nothing is in flight any more.
+    pub fn abandon(&mut self) {
+        self.window = Window::new(0);
+    }
+
+    /// Gives the next version, to the write in this slot.
+    pub fn give(&mut self, epoch: Epoch, slot: WriteSlot) -> Version {
+        let version = next_version(self.newest, epoch);
+        assert!(version > self.newest);
+        assert!(version.counter == self.newest.counter + 1);
+        let counter = self.window.begin(slot);
+        assert!(counter == version.counter);
+        self.newest = version;
+        version
+    }
+
+    pub fn newest(&self) -> Version {
+        self.newest
+    }
+
+    /// Whether this version was given in the epoch that is active, or adopted by it.
+    pub fn was_given(&self, version: Version) -> bool {
+        version <= self.newest && version.epoch == self.newest.epoch
+    }
+
+    /// The write of this version, if it is in flight. Requires: it was given in this epoch.
+    pub fn slot(&self, version: Version) -> Option<WriteSlot> {
+        self.window.slot(version.counter)
+    }
+
+    /// All writes that are in flight, oldest first.
+    pub fn slots(&self) -> impl Iterator<Item = WriteSlot> + '_ {
+        self.window.slots()
+    }
+
+    /// The write of this version is acknowledged; `is_durable`: on all members that had to have it.
+    pub fn acknowledge(&mut self, version: Version, is_durable: bool) {
+        assert!(self.was_given(version));
+        if is_durable {
+            self.window.end(version.counter);
+        } else {
+            self.window.answer(version.counter);
+        }
+    }
+
+    /// What was acknowledged up to this counter is durable.
+    pub fn settle(&mut self, upto: u64) {
+        self.window.settle(upto);
+    }
+
+    /// How many writes were acknowledged and are not durable.
+    pub fn undurable_count(&self) -> usize {
+        self.window.answered_count()
+    }
+
+    /// Whether the write of this version, of whatever epoch, was acknowledged and is not durable.
+    pub fn is_undurable(&self, version: Version) -> bool {
+        version.epoch == self.newest.epoch && self.window.is_answered(version.counter)
+    }
+
+    /// The version up to which all are durable.
+    pub fn ended(&self) -> Version {
+        Version { epoch: self.newest.epoch, counter: self.window.ended() }
+    }
+
+    /// The counter of the newest version given.
+    pub fn begun(&self) -> u64 {
+        self.window.begun()
+    }
+}
+
+/// The version after another one in an epoch.
+pub fn next_version(before: Version, epoch: Epoch) -> Version {
+    let is_reused = planted::on(Bug::CounterReusedAfterRestart) && before.epoch > Epoch::ZERO;
+    before.next_in(if is_reused { before.epoch } else { epoch })
+}

@@ -1,0 +1,245 @@
+//! Unfinished writes at their primary: per block the order in which they came, and how far each is.
+//!
+//! ```text
+//!   Write  ──────────▶ Queued ───────────────▶ Replicate ──all members──▶ Done
+//!   Zero, CAS, Delete ▶ Queued ──▶ Examine ──▶ Replicate ...
+//! ```
+//!
+//! Invariants
+//!   1. A write is in `order` from [`WriteQueue::push`] to [`WriteQueue::take`], under its block and its
+//!      place among all operations of the PG.
+//!   2. Places only grow. An operation that is no write shares the place of the next write: it follows
+//!      all writes that came before it.
+
+use std::collections::BTreeMap;
+use std::ops::{Index, IndexMut, Range};
+
+use base::Version;
+use base::planted::{self, Bug};
+use blockstore::BlockKey;
+
+use super::operation::{Follower, WriteFor, WriteKind};
+use super::slots::{Slots, WriteSlot};
+use super::{MemberSet, Ticket};
+
+/// One write at its primary.
+pub struct Write {
+    pub issuer: WriteFor,
+    pub key: BlockKey,
+    /// Its place in the order of all operations of the PG.
+    pub order: u64,
+    /// The units it changes.
+    pub units: Range<u32>,
+    pub kind: WriteKind,
+    pub stage: WriteStage,
+    /// What waits for its end.
+    pub followers: Vec<Follower>,
+}
+
+/// How far a write has come. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteStage {
+    /// Waits for earlier writes of its block.
+    Queued,
+    /// Waits for the block's version and allocation, or for the end of a hold.
+    Examine,
+    /// Waits until every acting member and every bound learner has made `version` durable, or has
+    /// it, if it is `lazy`. `durable`: wherever it is so far, it is durable.
+    Replicate { missing: MemberSet, version: Version, lazy: bool, durable: bool },
+    /// Everywhere, or found needless: the block has `version`.
+    Done { version: Version, durable: bool },
+}
+
+impl Write {
+    /// Its version, while it is replicated.
+    pub fn version(&self) -> Option<Version> {
+        match self.stage {
+            WriteStage::Replicate { version, .. } => Some(version),
+            _ => None,
+        }
+    }
+
+    /// Whether it has no version yet, and may bring data.
+    pub fn may_bring_data(&self) -> bool {
+        self.kind.brings_data()
+    }
+
+    /// Whether it has its version, and this member did not answer it.
+    pub fn is_missing(&self, index: usize) -> bool {
+        match self.stage {
+            WriteStage::Replicate { missing, .. } => missing.has(index),
+            _ => false,
+        }
+    }
+
+    fn overlaps(&self, units: &Range<u32>) -> bool {
+        self.units.start < units.end && units.start < self.units.end
+    }
+}
+
+/// All unfinished writes.
+pub struct WriteQueue {
+    writes: Slots<WriteSlot, Write>,
+    /// By block, then by place.
+    order: BTreeMap<(BlockKey, u64), WriteSlot>,
+    /// The place of the next write.
+    order_next: u64,
+}
+
+impl WriteQueue {
+    pub fn new() -> WriteQueue {
+        WriteQueue { writes: Slots::new(), order: BTreeMap::new(), order_next: 0 }
+    }
+
+    /// A write comes, behind all others of its block.
+    pub fn push(
+        &mut self,
+        issuer: WriteFor,
+        key: BlockKey,
+        kind: WriteKind,
+        units: Range<u32>,
+        follower: Option<Follower>,
+    ) -> WriteSlot {
+        let order = self.order_next;
+        self.order_next += 1;
+        let (stage, followers) = (WriteStage::Queued, follower.into_iter().collect());
+        let write = Write { issuer, key, order, units, kind, stage, followers };
+        let slot = self.writes.insert(write);
+        self.order.insert((key, order), slot);
+        slot
+    }
+
+    /// A write ended.
+    pub fn take(&mut self, slot: WriteSlot) -> Write {
+        let write = self.writes.remove(slot);
+        let removed = self.order.remove(&(write.key, write.order));
+        assert!(removed == Some(slot));
+        write
+    }
+
+    /// The epoch is over. Places go on from where they are.
+    pub fn clear(&mut self) {
+        self.writes.clear();
+        self.order.clear();
+    }
+
+    /// The place of an operation that comes now and follows all writes that came before.
+    pub fn order_next(&self) -> u64 {
+        self.order_next
+    }
+
+    pub fn get(&self, slot: WriteSlot) -> Option<&Write> {
+        self.writes.get(slot)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (WriteSlot, &Write)> {
+        self.writes.iter()
+    }
+
+    pub fn len(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// The oldest queued write of a block, if nothing stands before it. `needs_nothing`: whether a write
+    /// may start while earlier ones of its block are replicated.
+    pub fn startable(
+        &self,
+        key: BlockKey,
+        needs_nothing: impl Fn(&Write) -> bool,
+    ) -> Option<WriteSlot> {
+        let mut is_first = true;
+        for (_, slot) in self.order.range((key, 0)..=(key, u64::MAX)) {
+            let write = &self.writes[*slot];
+            match write.stage {
+                WriteStage::Queued if is_first || needs_nothing(write) => return Some(*slot),
+                WriteStage::Queued | WriteStage::Examine => return None,
+                WriteStage::Replicate { .. } | WriteStage::Done { .. } => is_first = false,
+            }
+        }
+        None
+    }
+
+    /// Whether no earlier write of its block is unfinished.
+    pub fn is_first(&self, slot: WriteSlot) -> bool {
+        let Write { key, order, .. } = self.writes[slot];
+        self.order.range((key, 0)..(key, order)).next().is_none()
+    }
+
+    /// The newest unfinished write of a block, older than `order`, that changes one of `units`.
+    pub fn before(&self, key: BlockKey, units: &Range<u32>, order: u64) -> Option<WriteSlot> {
+        if planted::on(Bug::ReadOfUnfinishedWrite) {
+            return None;
+        }
+        let older = self.order.range((key, 0)..(key, order));
+        older.rev().map(|(_, slot)| *slot).find(|slot| self.writes[*slot].overlaps(units))
+    }
+
+    /// An unfinished write of a block, not older than `order`, that changes one of `units` and that
+    /// a version of the block includes.
+    pub fn seen(
+        &self,
+        key: BlockKey,
+        units: &Range<u32>,
+        order: u64,
+        seen: Version,
+    ) -> Option<WriteSlot> {
+        let newer = self.order.range((key, order)..=(key, u64::MAX));
+        newer.map(|(_, slot)| *slot).find(|slot| {
+            let write = &self.writes[*slot];
+            write.version().is_some_and(|version| version <= seen) && write.overlaps(units)
+        })
+    }
+
+    /// An unfinished write that a deletion must wait for: of a block for which `is_concerned` holds, and
+    /// either older than `order` or replicated.
+    pub fn before_deletion(
+        &self,
+        order: u64,
+        is_concerned: impl Fn(BlockKey) -> bool,
+    ) -> Option<WriteSlot> {
+        let found = self.order.iter().find(|((key, place), slot)| {
+            let write = &self.writes[**slot];
+            let counts = *place < order || write.version().is_some();
+            is_concerned(*key) && counts && !write.units.is_empty()
+        });
+        found.map(|(_, slot)| *slot)
+    }
+
+    /// Whether a write that came before this place, and changes something, is unfinished.
+    pub fn has_change_before(&self, order: u64) -> bool {
+        let mut writes = self.writes.iter();
+        writes.any(|(_, write)| write.order < order && !write.kind.changes_nothing())
+    }
+
+    /// Clients' writes that have not started.
+    pub fn queued_of_clients(&self) -> impl Iterator<Item = (WriteSlot, Ticket)> + '_ {
+        let queued = self.writes.iter().filter(|(_, write)| write.stage == WriteStage::Queued);
+        queued.filter_map(|(slot, write)| write.issuer.ticket().map(|ticket| (slot, ticket)))
+    }
+
+    /// Clients that wait for writes.
+    pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.writes.iter().filter_map(|(_, write)| write.issuer.ticket())
+    }
+
+    /// What waited for some write is gone.
+    pub fn forget_follower(&mut self, gone: Follower) {
+        for write in self.writes.values_mut() {
+            write.followers.retain(|follower| *follower != gone);
+        }
+    }
+}
+
+impl Index<WriteSlot> for WriteQueue {
+    type Output = Write;
+
+    fn index(&self, slot: WriteSlot) -> &Write {
+        &self.writes[slot]
+    }
+}
+
+impl IndexMut<WriteSlot> for WriteQueue {
+    fn index_mut(&mut self, slot: WriteSlot) -> &mut Write {
+        &mut self.writes[slot]
+    }
+}
