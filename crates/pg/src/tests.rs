@@ -6,6 +6,7 @@ mod model;
 mod parity;
 mod random;
 mod scenarios;
+mod script;
 mod world;
 mod wrong;
 
