@@ -42,6 +42,7 @@ mod member_set;
 mod operation;
 mod owed;
 mod page;
+mod peering;
 mod record;
 mod shape;
 mod slots;

@@ -1,0 +1,608 @@
+//! Peering, the primary's side of an epoch: it asks the members, brings the acting ones to the same
+//! blocks, makes the epoch durable on all of them, and ends it when one of them is lost.
+//!
+//! ```text
+//!   Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
+//!   (own work)  (states)   (repairs)     (records)                   ▲
+//!                  └──▶ Filling ─────────────────────────────────────┘
+//! ```
+//!
+//! Invariants
+//!   1. Nothing is served before every acting member has the same blocks and a durable record.
+//!   2. From the answer of an acting member on, its connection and the epoch end together. So does
+//!      that of a bound learner.
+//!   3. An epoch that ended serves nothing more; what it started may still end.
+//!   4. An epoch in which learners are filled though acting members are lost is never activated: what
+//!      it tells learners is what this OSD has, not what the PG adopts.
+
+use std::collections::BTreeMap;
+
+use base::planted::{self, Bug};
+use base::{Epoch, OsdId, Version};
+use blockstore::BlockKey;
+use format::wire::{Activation, ListedBlock, Member, MemberState, PeerBody};
+
+use super::ask::{Asked, Contact};
+use super::compare::{Compare, Compared, Next, Return};
+use super::copy::{Job, Purpose};
+use super::face::{Adoption, Statement};
+use super::lead::{Absence, Lead, Peer};
+use super::limits::ADOPTIONS_MAX;
+use super::local_state::RecordFor;
+use super::store_calls::{Call, NewerFor};
+use super::sync::Syncs;
+use super::write_targets::WriteTargets;
+use super::{Action, Need, Pg, Record, Serving};
+
+impl Pg {
+    pub(crate) fn lead(&mut self) -> &mut Lead {
+        self.lead.as_mut().expect("this OSD leads the epoch")
+    }
+
+    /// As primary: there is a connection to this member.
+    pub fn peer_ready(&mut self, osd: OsdId, actions: &mut Vec<Action>) {
+        let (Some(entry), Some(lead)) = (&self.entry, &mut self.lead) else { return };
+        let Some(index) = lead.index_of(osd) else { return };
+        let peer = &mut lead.peers[index];
+        if matches!(self.serving, Serving::Ended { .. }) || peer.contact != Contact::Away {
+            return;
+        }
+        peer.contact = Contact::Asked;
+        let body = PeerBody::Query { revision: entry.revision };
+        actions.push(Action::Send { to: osd, body });
+    }
+
+    /// As primary: the connection to this member is gone.
+    pub fn peer_lost(&mut self, osd: OsdId, actions: &mut Vec<Action>) {
+        let Some(lead) = &mut self.lead else { return };
+        let Some(index) = lead.index_of(osd) else { return };
+        let (acting, peer) = (lead.acting, &mut lead.peers[index]);
+        if matches!(peer.contact, Contact::Away | Contact::Out) {
+            return;
+        }
+        let was_known = peer.contact == Contact::Known;
+        peer.contact = Contact::Away;
+        if acting.has(index) {
+            if was_known {
+                self.end_epoch(Need::NewEpoch, format!("lost {osd}"), actions);
+            }
+        } else {
+            self.forget_learner(index, actions);
+        }
+    }
+
+    /// The epoch cannot go on: what it started is answered when the next one comes.
+    pub(crate) fn end_epoch(&mut self, need: Need, why: String, actions: &mut Vec<Action>) {
+        if !matches!(self.serving, Serving::Ended { .. }) {
+            self.serving = Serving::Ended { why };
+            actions.push(Action::Need(need));
+        }
+    }
+
+    /// A member said that it cannot go on.
+    pub(crate) fn peer_failed(&mut self, index: usize, why: String, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let member = lead.peers[index].member;
+        if lead.peers[index].contact == Contact::Out {
+            return;
+        }
+        lead.peers[index].contact = Contact::Out;
+        let need = Need::Failed(member, why);
+        if lead.acting.has(index) {
+            return self.end_epoch(need, format!("{} cannot go on", member.osd), actions);
+        }
+        actions.push(Action::Need(need));
+        self.forget_learner(index, actions);
+    }
+
+    /// Members that the epoch waits for before it can be active; for people.
+    pub fn waits_for(&self) -> Vec<OsdId> {
+        let Some(lead) = &self.lead else { return Vec::new() };
+        let others = lead.acting_others().map(|index| &lead.peers[index]);
+        match self.serving {
+            Serving::Draining | Serving::Asking | Serving::Filling => {
+                let silent = others.filter(|peer| peer.contact != Contact::Known);
+                silent.map(|peer| peer.member.osd).collect()
+            }
+            Serving::Journaling => {
+                let missing = lead.acting_others().filter(|index| lead.unrecorded.has(*index));
+                missing.map(|index| lead.peers[index].member.osd).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Nothing of the epochs before is under way here: the members are judged.
+    pub(crate) fn ask_members(&mut self, actions: &mut Vec<Action>) {
+        let state = self.own_state();
+        self.serving = Serving::Asking;
+        let lead = self.lead();
+        let me = lead.me;
+        lead.peers[me].contact = Contact::Known;
+        self.know(me, state, actions);
+    }
+
+    /// A member stated itself.
+    pub(crate) fn on_state(
+        &mut self,
+        index: usize,
+        state: MemberState,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        for version in [state.complete, state.held, state.floor] {
+            self.check_version(version)?;
+        }
+        for past in &state.history {
+            self.check_version(past.adopted)?;
+        }
+        if let Some(filling) = &state.filling {
+            self.check_filling(filling)?;
+        }
+        let has_ended = matches!(self.serving, Serving::Ended { .. });
+        let peer = &mut self.lead().peers[index];
+        match peer.contact {
+            Contact::Asked => {}
+            // The answer to a question over an earlier connection came first: it is as good.
+            Contact::Known => return Ok(()),
+            // The epoch ended while the connection of the question was gone: over the next one nothing
+            // is asked, and the answer may still come. To hang up would end other PGs' epochs.
+            Contact::Away if has_ended => return Ok(()),
+            Contact::Away | Contact::Out => return Err("a state that was not asked for".into()),
+        }
+        if !state.history.is_sorted_by(|older, newer| older.epoch < newer.epoch) {
+            return Err("a history out of order".into());
+        }
+        peer.contact = Contact::Known;
+        self.know(index, state, actions);
+        Ok(())
+    }
+
+    fn know(&mut self, index: usize, state: MemberState, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let member = lead.peers[index].member;
+        if !lead.acting.has(index) {
+            lead.peers[index].state = Some(state);
+            return self.welcome(index, actions);
+        }
+        let is_whole = !state.is_suspect && state.filling.is_none();
+        lead.peers[index].state = Some(state);
+        if !is_whole {
+            let why = "it may lack acknowledged writes".to_owned();
+            let need = Need::Failed(member, why);
+            return self.end_epoch(need, format!("{} may lack writes", member.osd), actions);
+        }
+        self.judge_members(actions);
+    }
+
+    /// Goes on once all acting members have stated themselves.
+    fn judge_members(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let count = lead.acting.count();
+        let is_known = lead.peers[..count].iter().all(|peer| peer.state.is_some());
+        let is_planted = planted::on(Bug::FilledEpochActivated);
+        if is_known && self.serving == Serving::Filling && is_planted {
+            self.serving = Serving::Asking;
+        } else if is_known && self.serving == Serving::Filling {
+            // Learners were told this OSD's state as that of the epoch: the next one is activated.
+            let why = "its members are back".to_owned();
+            return self.end_epoch(Need::NewEpoch, why, actions);
+        }
+        if self.serving != Serving::Asking || !is_known {
+            return;
+        }
+        let lead = self.lead();
+        let is_new = lead.acting_states().all(|state| state.held == Version::ZERO);
+        let lost = (0..count).find(|index| {
+            let state = lead.peers[*index].state.as_ref();
+            state.is_some_and(|state| state.record_epoch == Epoch::ZERO)
+        });
+        let is_known = lead.acting_states().any(|state| state.record_epoch > Epoch::ZERO);
+        if let Some(index) = lost.filter(|_| is_known && !is_new) {
+            let why = "it does not know the PG".to_owned();
+            return self.peer_failed(index, why, actions);
+        }
+        let first = lead.peers[0].state.as_ref().expect("all have answered");
+        let (epoch, complete) = (first.record_epoch, first.complete);
+        let is_same = lead.acting_states().all(|state| {
+            state.record_epoch == epoch && state.complete == complete && state.held <= complete
+        });
+        if is_same || count == 1 {
+            return self.activate(actions);
+        }
+        let lowest = lead.acting_states().map(|state| state.complete).min();
+        let lowest = lowest.expect("there are acting members");
+        let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
+        // Below a floor deletions are in no list: what lacks them is found only among all blocks.
+        let newer_than = if lowest < floor { Version::ZERO } else { lowest };
+        lead.compare = Compare::new(count, newer_than);
+        self.serving = Serving::Comparing;
+        self.compare_on(actions);
+    }
+
+    /// As primary that waits for acting members: if each of those is lost, learners are filled
+    /// meanwhile. What this OSD has is all that was acknowledged, as an acting
+    /// member; so a learner that has the same may take a lost one's place. `absence`: how one that has
+    /// not stated itself stands; `is_immediate`: the store of this OSD answers nothing before it is
+    /// durable. Called now and then.
+    pub fn fill_meanwhile(
+        &mut self,
+        absence: impl Fn(Member) -> Absence,
+        is_immediate: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.serving != Serving::Asking {
+            return;
+        }
+        let (Some(entry), Some(lead)) = (&self.entry, &self.lead) else { return };
+        let count = lead.acting.count();
+        if lead.peers.len() == count || !self.shape.face.is_whole_everywhere() {
+            return;
+        }
+        let member = lead.peers[lead.me].member;
+        // Since a run before it may have lost what was answered and not durable. A learner's record may be
+        // of a filling by one that had lost some.
+        let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
+        let has_all = recorded.is_some_and(|known| is_immediate || known == member);
+        let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
+            (Contact::Known, _) | (Contact::Away | Contact::Asked, Absence::Gone) => true,
+            (Contact::Away | Contact::Asked, Absence::Down) => has_all,
+            (Contact::Away | Contact::Asked, Absence::Awaited) | (Contact::Out, _) => false,
+        };
+        let state = lead.peers[lead.me].state.as_ref();
+        // Who never activated the PG, or has lost its record, cannot say what was acknowledged.
+        let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
+        let Some(state) = state.filter(|_| lead.peers[..count].iter().all(is_met)) else { return };
+        let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
+        let history_count_max = self.shape.limits.history_count_max;
+        let history = history_of(state, adopted, floor, epoch, history_count_max);
+        // Learners record it from now on.
+        self.local_state.promise(epoch);
+        let lead = self.lead();
+        (lead.adopted, lead.floor, lead.history) = (adopted, floor, history);
+        self.versions.go_on_from(adopted);
+        self.syncs = Syncs::new(adopted.counter);
+        self.serving = Serving::Filling;
+        self.welcome_learners(actions);
+    }
+
+    /// Tells the other acting members the mark, if no write has. Called now and then.
+    pub(crate) fn tell_mark(&mut self, actions: &mut Vec<Action>) {
+        let mark = self.mark();
+        if self.serving != Serving::Active {
+            return;
+        }
+        let lead = self.lead();
+        if lead.mark_told >= mark {
+            return;
+        }
+        lead.mark_told = mark;
+        for index in self.lead().acting_others() {
+            self.send(index, PeerBody::Mark { mark }, actions);
+        }
+    }
+
+    /// Goes on comparing until pages or repairs must be waited for.
+    pub(crate) fn compare_on(&mut self, actions: &mut Vec<Action>) {
+        while self.serving == Serving::Comparing && self.lead().jobs.len() < ADOPTIONS_MAX {
+            self.ask_pages(actions);
+            match self.lead().compare.next() {
+                Next::Pages => return,
+                Next::Block(key) => self.compare_block(key, actions),
+                Next::End if self.lead().jobs.is_empty() => return self.compared(actions),
+                Next::End => return,
+            }
+        }
+    }
+
+    /// All blocks were compared, and all repairs are durable.
+    fn compared(&mut self, actions: &mut Vec<Action>) {
+        match self.lead().compare.end() {
+            Compared::Same => self.activate(actions),
+            Compared::TakenBack => {
+                let why = "writes that too few members have were taken back".to_owned();
+                self.end_epoch(Need::NewEpoch, why, actions);
+            }
+            Compared::Dropping => {}
+            Compared::Drop(drops) => {
+                for (index, version) in drops {
+                    self.drop_at(index, version, actions);
+                }
+            }
+        }
+    }
+
+    /// An acting member is to record that it states nothing from a version on.
+    fn drop_at(&mut self, index: usize, version: Version, actions: &mut Vec<Action>) {
+        if index == self.lead().me {
+            return self.drop_from(version, RecordFor::OwnDrop, actions);
+        }
+        let call = self.lead().asks.ask(index, Asked::Drop);
+        self.send(index, PeerBody::Drop { call, version }, actions);
+    }
+
+    /// Keeps a record by which this OSD states nothing from a version on.
+    pub(crate) fn drop_from(
+        &mut self,
+        version: Version,
+        what: RecordFor,
+        actions: &mut Vec<Action>,
+    ) {
+        let mut record = self.local_state.record().cloned().expect("who was active has a record");
+        record.dropped = Some(record.dropped.map_or(version, |known| known.min(version)));
+        self.keep_record(record, what, actions);
+    }
+
+    /// Likewise this OSD's own.
+    pub(crate) fn on_own_drop_recorded(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+        let me = self.lead().me;
+        if is_durable {
+            return self.on_dropped(me, actions);
+        }
+        let why = "its store has no room for a record".to_owned();
+        let need = Need::Failed(self.lead().peers[me].member, why.clone());
+        self.end_epoch(need, why, actions);
+    }
+
+    /// A member's record says that it lacks what goes.
+    pub(crate) fn on_dropped(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let is_last = self.lead().compare.on_dropped(index);
+        if !is_last || self.serving != Serving::Comparing {
+            return;
+        }
+        for Return { key, from, like, .. } in self.lead().compare.begin_returns() {
+            let lead = self.lead();
+            let sources = std::iter::once(like).chain(from.iter());
+            let sources = sources.map(|index| lead.source(index)).collect();
+            let purpose = Purpose::Return { targets: from };
+            self.begin_job(Job::new(key, sources, purpose), actions);
+        }
+    }
+
+    fn ask_pages(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let (me, newer_than) = (lead.me, lead.compare.newer_than());
+        for index in 0..lead.acting.count() {
+            let Some(after) = self.lead().compare.ask_from(index) else { continue };
+            if index == me {
+                self.list_own(NewerFor::Compare, newer_than, after, actions);
+            } else {
+                let call = self.lead().asks.ask(index, Asked::Compare);
+                self.send(index, PeerBody::List { call, newer_than, after }, actions);
+            }
+        }
+    }
+
+    /// A page of an acting member came.
+    pub(crate) fn on_compare_list(
+        &mut self,
+        index: usize,
+        blocks: Vec<ListedBlock>,
+        is_last: bool,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        self.lead().compare.on_page(index, blocks, is_last)?;
+        self.compare_on(actions);
+        Ok(())
+    }
+
+    fn compare_block(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let versions = lead.compare.take(key);
+        let compares_all = lead.compare.compares_all();
+        let statement = |(index, version): (usize, &Version)| Statement {
+            version: *version,
+            deleted_up_to: if compares_all { lead.deleted_up_to(index) } else { Version::ZERO },
+        };
+        let stated: Vec<Statement> = versions.iter().enumerate().map(statement).collect();
+        match self.shape.face.adopt(&stated) {
+            Adoption::Same => {}
+            Adoption::Remove { from } => self.remove_from(key, from, actions),
+            Adoption::Forward { newest, sources, to } => {
+                let lead = self.lead();
+                let sources = sources.into_iter().map(|index| lead.source(index)).collect();
+                let purpose = Purpose::Adopt { version: newest, targets: to };
+                self.begin_job(Job::new(key, sources, purpose), actions);
+            }
+            Adoption::Back { newest, from, like } => {
+                self.lead().compare.take_back(Return { key, newest, from, like });
+            }
+        }
+    }
+
+    /// Asks this OSD's own store for blocks with versions above one.
+    pub(crate) fn list_own(
+        &mut self,
+        what: NewerFor,
+        newer_than: Version,
+        after: Option<BlockKey>,
+        actions: &mut Vec<Action>,
+    ) {
+        let call = self.calls.begin(Call::ListNewer(what));
+        let count_max = self.shape.limits.list_count_max;
+        actions.push(Action::ListNewer { call, newer_than, after, count_max });
+    }
+
+    /// The acting members hold the same blocks: makes the epoch durable on all of them.
+    fn activate(&mut self, actions: &mut Vec<Action>) {
+        let entry = self.entry.clone().expect("an epoch is entered");
+        let history_count_max = self.shape.limits.history_count_max;
+        let lead = self.lead();
+        let floor = lead.acting_states().map(|state| state.floor).max();
+        let floor = floor.expect("there are acting members");
+        let adopted = lead.highest_complete();
+        let newest = lead.acting_states().max_by_key(|state| state.record_epoch);
+        let newest = newest.expect("there are acting members");
+        lead.history = history_of(newest, adopted, floor, entry.epoch, history_count_max);
+        (lead.adopted, lead.floor) = (adopted, floor);
+        lead.unrecorded = lead.acting;
+        let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
+        if !lead.is_alone() {
+            // Others may have recorded it from now on, whatever becomes of it here.
+            self.local_state.promise(entry.epoch);
+        }
+        self.serving = Serving::Journaling;
+        for index in self.lead().acting_others() {
+            let body =
+                PeerBody::Activate { adopted, floor, history: history.clone(), filling: None };
+            self.send(index, body, actions);
+        }
+        self.take_floor(floor, actions);
+        let record = Record { entry, adopted, history, filling: None, dropped: None };
+        self.keep_record(record, RecordFor::Lead, actions);
+    }
+
+    /// The own record is durable, or cannot be written.
+    pub(crate) fn on_own_record_kept(&mut self, is_durable: bool, actions: &mut Vec<Action>) {
+        let me = self.lead().me;
+        if is_durable {
+            return self.on_recorded(me, actions);
+        }
+        let why = "its activation could not be journaled: its store is full".to_owned();
+        if self.lead().is_alone() {
+            self.serving = Serving::Idle { why };
+            self.lead = None;
+            self.entry = None;
+        } else {
+            let need = Need::Failed(self.lead().peers[me].member, why.clone());
+            self.end_epoch(need, why, actions);
+        }
+    }
+
+    /// The record of an acting member is durable.
+    pub(crate) fn on_recorded(&mut self, index: usize, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        lead.unrecorded.take(index);
+        if lead.unrecorded.is_empty() && self.serving == Serving::Journaling {
+            self.begin_serving(actions);
+        }
+    }
+
+    fn begin_serving(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        let (adopted, acting) = (lead.adopted, lead.acting);
+        self.versions.go_on_from(adopted);
+        self.syncs = Syncs::new(adopted.counter);
+        self.write_targets = WriteTargets::of_acting(acting);
+        self.serving = Serving::Active;
+        self.lead().mark_told = adopted;
+        self.owed.settle();
+        actions.push(Action::Activated);
+        self.welcome_learners(actions);
+    }
+
+    fn welcome_learners(&mut self, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        for index in lead.acting.count()..lead.peers.len() {
+            self.welcome(index, actions);
+        }
+    }
+
+    /// A member answered its primary: this OSD.
+    pub(crate) fn on_member_said(
+        &mut self,
+        index: usize,
+        body: PeerBody,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        if self.lead().peers[index].contact == Contact::Out {
+            // What it did before it was lost may still be answered, over a new connection.
+            return Ok(());
+        }
+        match body {
+            PeerBody::State(state) => self.on_state(index, state, actions),
+            PeerBody::Written { version, durable } => {
+                self.on_member_wrote(index, version, durable, actions)
+            }
+            PeerBody::Synced { call } => match self.lead().asks.answered(index, call)? {
+                Asked::Sync => {
+                    self.on_member_synced(index, actions);
+                    Ok(())
+                }
+                _ => Err("a sync that was not asked for".into()),
+            },
+            PeerBody::Activated => self.on_member_activated(index, actions),
+            PeerBody::Failed { why } => {
+                self.peer_failed(index, why, actions);
+                Ok(())
+            }
+            PeerBody::Listed { call, blocks, is_last } => {
+                for block in &blocks {
+                    self.shape.check_key(block.key)?;
+                    self.check_version(block.version)?;
+                }
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Compare => self.on_compare_list(index, blocks, is_last, actions),
+                    Asked::Intake => self.on_intake_list(index, blocks, is_last, actions),
+                    Asked::Listing => self.on_learner_list(index, blocks, is_last, actions),
+                    _ => Err("a list that was not asked for".into()),
+                }
+            }
+            PeerBody::Fetched { call, content } => match self.lead().asks.answered(index, call)? {
+                Asked::Fetch { job } => self.on_peer_copy(index, job, content, actions),
+                _ => Err("a block that was not asked for".into()),
+            },
+            PeerBody::Repaired { call } => {
+                match self.lead().asks.answered(index, call)? {
+                    Asked::Adopt { job } => self.on_adopted_by(index, job, actions),
+                    Asked::Fill { key, bytes } => self.on_filled(index, key, bytes, actions),
+                    _ => return Err("a repair that was not asked for".into()),
+                }
+                Ok(())
+            }
+            PeerBody::Noted { call } => match self.lead().asks.answered(index, call)? {
+                Asked::Progress => {
+                    self.on_progress_noted(index, actions);
+                    Ok(())
+                }
+                Asked::Drop => {
+                    self.on_dropped(index, actions);
+                    Ok(())
+                }
+                _ => Err("a cursor that was not asked for".into()),
+            },
+            PeerBody::Stale(_) => Ok(()),
+            _ => Err("a message of a primary".into()),
+        }
+    }
+
+    fn on_member_activated(
+        &mut self,
+        index: usize,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), String> {
+        let lead = self.lead();
+        if !lead.acting.has(index) {
+            return self.on_learner_recorded(index, actions);
+        }
+        if !lead.unrecorded.has(index) || lead.history.is_empty() {
+            return Err("an activation that was not asked for".into());
+        }
+        self.on_recorded(index, actions);
+        Ok(())
+    }
+
+    pub(crate) fn send(&mut self, index: usize, body: PeerBody, actions: &mut Vec<Action>) {
+        let lead = self.lead();
+        assert!(index != lead.me);
+        actions.push(Action::Send { to: lead.peers[index].member.osd, body });
+    }
+}
+
+/// The activations that a member knows, and this one: as many as learners above the floor can need.
+fn history_of(
+    state: &MemberState,
+    adopted: Version,
+    floor: Version,
+    epoch: Epoch,
+    count_max: usize,
+) -> Vec<Activation> {
+    let known = state.history.iter();
+    let mut all: BTreeMap<Epoch, Version> =
+        known.map(|activation| (activation.epoch, activation.adopted)).collect();
+    all.insert(epoch, adopted);
+    // A learner above the floor has a record of the floor's epoch or of a later one.
+    let old = all.keys().filter(|epoch| **epoch <= floor.epoch).count().saturating_sub(1);
+    let skipped = old.max(all.len().saturating_sub(count_max));
+    let kept = all.into_iter().skip(skipped);
+    kept.map(|(epoch, adopted)| Activation { epoch, adopted }).collect()
+}
