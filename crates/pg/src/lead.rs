@@ -4,7 +4,7 @@
 //!   1. Members are named by their index: acting ones by position, then learners. The primary is an acting
 //!      member.
 
-use base::{OsdId, Position, Version};
+use base::{Epoch, OsdId, Position, Version};
 use format::wire::{Activation, MEMBERS_MAX, Member, MemberState, PgEntry};
 
 use super::MemberSet;
@@ -70,6 +70,17 @@ pub enum Absence {
     Gone,
 }
 
+/// What follows from the states of all acting members.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Judgement {
+    /// This member has no record of a PG that others know.
+    Unknown(usize),
+    /// All hold the same blocks.
+    Same,
+    /// Blocks above this version are compared.
+    Compare { newer_than: Version },
+}
+
 impl Lead {
     /// Requires: `me` is a member of the entry, which has at most [`MEMBERS_MAX`].
     pub fn new(entry: &PgEntry, me: OsdId) -> Lead {
@@ -112,6 +123,34 @@ impl Lead {
     pub fn acting_states(&self) -> impl Iterator<Item = &MemberState> {
         let count = self.acting.count();
         self.peers[..count].iter().map(|peer| peer.state.as_ref().expect("all have answered"))
+    }
+
+    /// Whether all acting members have stated themselves.
+    pub fn is_known(&self) -> bool {
+        self.peers[..self.acting.count()].iter().all(|peer| peer.state.is_some())
+    }
+
+    /// Judges the acting members. Requires: all have stated themselves.
+    pub fn judge(&self) -> Judgement {
+        let states: Vec<&MemberState> = self.acting_states().collect();
+        let is_new = states.iter().all(|state| state.held == Version::ZERO);
+        let is_recorded = states.iter().any(|state| state.record_epoch > Epoch::ZERO);
+        let unknown = states.iter().position(|state| state.record_epoch == Epoch::ZERO);
+        if let Some(index) = unknown.filter(|_| is_recorded && !is_new) {
+            return Judgement::Unknown(index);
+        }
+        let (epoch, complete) = (states[0].record_epoch, states[0].complete);
+        let is_same = states.iter().all(|state| {
+            state.record_epoch == epoch && state.complete == complete && state.held <= complete
+        });
+        if is_same || states.len() == 1 {
+            return Judgement::Same;
+        }
+        let lowest = states.iter().map(|state| state.complete).min().unwrap_or_default();
+        let floor = states.iter().map(|state| state.floor).max().unwrap_or_default();
+        // Below a floor deletions are in no list: what lacks them is found only among all blocks.
+        let newer_than = if lowest < floor { Version::ZERO } else { lowest };
+        Judgement::Compare { newer_than }
     }
 
     /// The version that the epoch adopts. Requires: all acting members have stated themselves.

@@ -26,7 +26,7 @@ use super::ask::{Asked, Contact};
 use super::compare::{Compare, Compared, Next, Return};
 use super::copy::{Job, Purpose};
 use super::face::{Adoption, Statement};
-use super::lead::{Absence, Lead, Peer};
+use super::lead::{Absence, Judgement, Lead, Peer};
 use super::limits::ADOPTIONS_MAX;
 use super::local_state::RecordFor;
 use super::store_calls::{Call, NewerFor};
@@ -176,47 +176,30 @@ impl Pg {
 
     /// Goes on once all acting members have stated themselves.
     fn judge_members(&mut self, actions: &mut Vec<Action>) {
-        let lead = self.lead();
-        let count = lead.acting.count();
-        let is_known = lead.peers[..count].iter().all(|peer| peer.state.is_some());
-        let is_planted = planted::on(Bug::FilledEpochActivated);
-        if is_known && self.serving == Serving::Filling && is_planted {
+        let is_known = self.lead().is_known();
+        if self.serving == Serving::Filling && is_known {
+            if !planted::on(Bug::FilledEpochActivated) {
+                // Learners were told this OSD's state as that of the epoch: the next one is activated.
+                let why = "its members are back".to_owned();
+                return self.end_epoch(Need::NewEpoch, why, actions);
+            }
             self.serving = Serving::Asking;
-        } else if is_known && self.serving == Serving::Filling {
-            // Learners were told this OSD's state as that of the epoch: the next one is activated.
-            let why = "its members are back".to_owned();
-            return self.end_epoch(Need::NewEpoch, why, actions);
         }
         if self.serving != Serving::Asking || !is_known {
             return;
         }
-        let lead = self.lead();
-        let is_new = lead.acting_states().all(|state| state.held == Version::ZERO);
-        let lost = (0..count).find(|index| {
-            let state = lead.peers[*index].state.as_ref();
-            state.is_some_and(|state| state.record_epoch == Epoch::ZERO)
-        });
-        let is_known = lead.acting_states().any(|state| state.record_epoch > Epoch::ZERO);
-        if let Some(index) = lost.filter(|_| is_known && !is_new) {
-            let why = "it does not know the PG".to_owned();
-            return self.peer_failed(index, why, actions);
+        match self.lead().judge() {
+            Judgement::Unknown(index) => {
+                self.peer_failed(index, "it does not know the PG".to_owned(), actions);
+            }
+            Judgement::Same => self.activate(actions),
+            Judgement::Compare { newer_than } => {
+                let lead = self.lead();
+                lead.compare = Compare::new(lead.acting.count(), newer_than);
+                self.serving = Serving::Comparing;
+                self.compare_on(actions);
+            }
         }
-        let first = lead.peers[0].state.as_ref().expect("all have answered");
-        let (epoch, complete) = (first.record_epoch, first.complete);
-        let is_same = lead.acting_states().all(|state| {
-            state.record_epoch == epoch && state.complete == complete && state.held <= complete
-        });
-        if is_same || count == 1 {
-            return self.activate(actions);
-        }
-        let lowest = lead.acting_states().map(|state| state.complete).min();
-        let lowest = lowest.expect("there are acting members");
-        let floor = lead.acting_states().map(|state| state.floor).max().unwrap_or_default();
-        // Below a floor deletions are in no list: what lacks them is found only among all blocks.
-        let newer_than = if lowest < floor { Version::ZERO } else { lowest };
-        lead.compare = Compare::new(count, newer_than);
-        self.serving = Serving::Comparing;
-        self.compare_on(actions);
     }
 
     /// As primary that waits for acting members: if each of those is lost, learners are filled
