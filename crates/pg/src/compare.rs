@@ -92,7 +92,7 @@ impl Compare {
         blocks: Vec<ListedBlock>,
         is_last: bool,
     ) -> Result<(), String> {
-        self.pages[index].came(self.lowest, blocks, is_last)
+        self.pages[index].on_page(self.lowest, blocks, is_last)
     }
 
     /// What follows.

@@ -1,5 +1,5 @@
-//! The face of replicated blocks: every position holds the whole block, so any acting member alone
-//! answers reads ([`read`]), over older layers, too ([`chain`]), and deletes images by range ([`delete`]).
+//! The face of replicated blocks: every position holds the whole block. So any acting member alone
+//! answers reads ([`read`]), also over older layers ([`chain`]), and deletes images by range ([`delete`]).
 
 pub mod chain;
 pub mod delete;

@@ -125,6 +125,7 @@ impl Pg {
     /// No write of the job's block is under way, and none begins before [`Pg::end_job`].
     pub(crate) fn on_hold(&mut self, job: JobSlot, slot: WriteSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
+        assert!(found.hold.is_none());
         found.hold = Some(slot);
         let key = found.key;
         match found.purpose {
@@ -151,7 +152,7 @@ impl Pg {
         let lost = Units::from_words(&damaged, self.shape.block_size);
         let lost = lost.expect("the store knows the size of its blocks");
         if lost.is_empty() {
-            // Somebody mended it meanwhile, or wrote it anew.
+            // Another job mended the units, or a write replaced them.
             return self.end_job(job, actions);
         }
         self.gather_for(job, WantedFor::Mending(version, lost), actions);
@@ -178,7 +179,7 @@ impl Pg {
         let JobStage::Gathering(gathering) = &mut found.stage else {
             unreachable!("members are being asked");
         };
-        let Some((source, units)) = gathering.next() else { return self.gathered(job, actions) };
+        let Some((source, units)) = gathering.next() else { return self.on_gathered(job, actions) };
         if source == me {
             self.call(Call::Copy(job), StoreRequest::Copy { key, units }, actions);
         } else {
@@ -227,7 +228,7 @@ impl Pg {
     }
 
     /// No source has more.
-    fn gathered(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
+    fn on_gathered(&mut self, job: JobSlot, actions: &mut Vec<Action>) {
         let found = &mut self.lead().jobs[job];
         let (key, purpose) = (found.key, found.purpose);
         let stage = std::mem::replace(&mut found.stage, JobStage::Giving);
@@ -285,7 +286,7 @@ impl Pg {
         result: Result<Answer, StoreError>,
         actions: &mut Vec<Action>,
     ) {
-        // Without room for it the units stay damaged, and the read says so.
+        // If the store had no room the units stay damaged, and the read says so.
         if result.is_ok() {
             self.mended_units += units as u64;
         }
@@ -300,9 +301,9 @@ impl Pg {
         }
     }
 
-    /// The version of a block that is made of several ones. A member that is away may hold the newest one
-    /// as it was written: this is another content, and it must get it. No write has the version that it
-    /// gets: the first one's counter is one more.
+    /// The version of a block that was put together from copies of several versions. A member that is away
+    /// may hold the newest version as it was written: this content differs, so that member must get it. No
+    /// write has this version: the counter of the epoch's first write is one more.
     fn version_of_this_epoch(&mut self) -> Version {
         let epoch = self.entry.as_ref().expect("an epoch is entered").epoch;
         Version { epoch, counter: self.lead().highest_complete().counter }
@@ -317,6 +318,7 @@ impl Pg {
         gathering: &dyn Gathering,
         actions: &mut Vec<Action>,
     ) {
+        assert!(version >= gathering.version());
         self.lead().jobs[job].purpose = Purpose::Adopt { version, targets };
         for index in targets.iter() {
             let content = gathering.content_at(self.lead().peers[index].position, version);
@@ -380,6 +382,7 @@ impl Pg {
         let Purpose::Adopt { targets, .. } = &mut found.purpose else {
             unreachable!("the job gives the newest copy to all");
         };
+        assert!(targets.has(index));
         targets.take(index);
         if targets.is_empty() {
             self.lead().jobs.remove(job);
@@ -387,8 +390,8 @@ impl Pg {
         }
     }
 
-    /// Lets a read wait until units that this OSD lost were fetched from other members; false
-    /// where there is nobody else.
+    /// Lets a read wait until units that this OSD lost were fetched from other members; false if there is no
+    /// other member.
     pub(crate) fn mend(
         &mut self,
         key: BlockKey,

@@ -1,9 +1,9 @@
-//! What a key holds: the face that a kind of pool turns to the core.
+//! The face of a pool: what the core of this crate asks about the contents of keys.
 //!
 //! The core is the rest of this crate: epochs, members, versions, the window, leases, peering and
-//! backfill. It orders changes of keys; where a step depends on what a key holds, and what of it lies at
-//! which position, it asks a [`Face`]. [`Copies`] is that of replicated blocks. A pool whose positions
-//! hold different things, as pieces of a stripe, answers the same questions otherwise.
+//! backfill. It orders changes of keys. Where a step depends on what a key holds, and on which part of it
+//! lies at which position, the core asks a [`Face`]. [`Copies`] is the face of replicated blocks. A pool
+//! whose positions hold different things, such as pieces of a stripe, answers the same questions differently.
 //!
 //! | the core asks | copies answer | pieces of a stripe answer |
 //! |---|---|---|
@@ -30,7 +30,7 @@ use super::MemberSet;
 use super::operation::WriteKind;
 use super::units::{Held, Units};
 
-/// What a kind of pool knows of its keys. Faces are few, and live as long as the process.
+/// What a kind of pool knows of its keys. A face lives as long as the process.
 pub trait Face: Debug + Sync {
     /// Whether every position holds all of a key, so that any acting member alone has everything that
     /// was acknowledged.
@@ -69,7 +69,7 @@ pub enum Needs {
 pub struct Wanted {
     /// What for.
     pub purpose: WantedFor,
-    /// Whom it can come from: members who hold what was acknowledged, or the version that stays.
+    /// Members that it can come from: they hold what was acknowledged, or the version that stays.
     pub sources: Vec<Source>,
     /// Of its pool.
     pub block_size: BlockSize,
@@ -89,8 +89,8 @@ pub struct Source {
 pub enum WantedFor {
     /// An operation that must know its key.
     Operation,
-    /// Acting members that lack the version that stays. What the first source lost of it may come from
-    /// an older one.
+    /// Acting members lack the version that stays. Units that the first source lost may come from an older
+    /// version.
     Adoption,
     /// Acting members that go back to the version that the first source has.
     Return,
@@ -102,7 +102,7 @@ pub enum WantedFor {
 
 /// What is wanted of a key, and what has come of it.
 pub trait Gathering {
-    /// Whom to ask next, and for which units (a bitmap; empty: all). `None`: nobody.
+    /// The member to ask next, and for which units (a bitmap; empty: all). `None`: no more members.
     fn next(&mut self) -> Option<(usize, Vec<u64>)>;
 
     /// A source answered.
@@ -111,14 +111,15 @@ pub trait Gathering {
     /// Whether parts came from several sources that hold the same: all are to have them.
     fn is_mixed(&self) -> bool;
 
-    /// Whether something came from a copy of an older version: what came is no version that was written.
+    /// Whether something came from an older version: then the content is that of no version that was
+    /// written.
     fn is_older(&self) -> bool;
 
     /// The version that came; `ZERO`: there is nothing.
     fn version(&self) -> Version;
 
-    /// What a position is to hold, under this version. What nobody could read is named as damaged, so
-    /// that no older data stays there.
+    /// What a position is to hold, under this version. Units that nobody could read are named as damaged, so
+    /// that the position keeps no older data there.
     fn content_at(&self, position: Position, version: Version) -> Content;
 
     /// What an operation does, now that its key is known.
@@ -151,7 +152,7 @@ impl Changed {
         }
     }
 
-    /// Likewise, and the others are done.
+    /// Likewise, without a copy: the last position that is asked for.
     pub fn into_change_at(self, position: Position) -> Change {
         match self {
             Changed::Everywhere(change) => change,
@@ -165,7 +166,7 @@ impl Changed {
 pub struct Statement {
     /// The version that it has; `ZERO`: none.
     pub version: Version,
-    /// Where it has none: a key of a version up to this one was deleted, and the tombstone is gone.
+    /// If it has none: a version up to this one was deleted, and the tombstone may be gone.
     pub deleted_up_to: Version,
 }
 

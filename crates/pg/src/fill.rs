@@ -158,8 +158,8 @@ impl Pg {
         }
     }
 
-    /// Acting members and bound learners: not those that are only awaited, which may yet lose their
-    /// part, and whose copies count for nothing before.
+    /// Acting members and bound learners. Not learners that clients only wait for: they may still lose their
+    /// part, and their copies count for nothing before they are bound.
     pub(crate) fn keepers(&self) -> MemberSet {
         let lead = self.lead.as_ref().expect("this OSD leads the epoch");
         let mut keepers = self.write_targets.ack_required();
@@ -171,14 +171,18 @@ impl Pg {
         keepers
     }
 
-    /// Ends the part of learners that keep clients waiting and get on with nothing. Called now and
-    /// then: a learner has the time between two calls.
+    /// Ends the part of learners that keep clients waiting and answer nothing. Called now and then: a
+    /// learner has the time between two calls.
     pub fn drop_stuck_learners(&mut self, actions: &mut Vec<Action>) {
         let Some(lead) = &mut self.lead else { return };
         for index in lead.acting.count()..lead.peers.len() {
             let filler = self.filler(index).filter(|filler| !filler.is_bound());
             if filler.is_some_and(Filler::is_stuck) {
-                self.peer_failed(index, "its store does not get on with writes".into(), actions);
+                self.on_peer_failed(
+                    index,
+                    "its store does not keep up with writes".into(),
+                    actions,
+                );
             }
         }
     }
@@ -306,7 +310,7 @@ impl Pg {
         Ok(())
     }
 
-    /// A copy of a block is ready for a learner. It may have gone meanwhile.
+    /// A copy of a block is ready for a learner, which may have gone meanwhile.
     pub(crate) fn send_fill(
         &mut self,
         index: usize,

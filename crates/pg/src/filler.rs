@@ -18,17 +18,17 @@ use super::units::Units;
 
 /// How far a learner's filling is.
 pub struct Filler {
-    /// What is true of it now, but for `whole`.
+    /// From where it is filled, as of now; `whole` is kept apart.
     filling: Filling,
     /// Blocks that are to be copied whole and are not yet.
     whole: BTreeSet<BlockKey>,
-    /// Blocks of writes that were under way when it came.
+    /// Blocks of writes that were under way when it was admitted: it did not get those.
     crossing: BTreeSet<BlockKey>,
     /// Its record is durable: the filling may begin.
     is_begun: bool,
     phase: Phase,
     source: Source,
-    /// The last block that was found by the phase.
+    /// The last block that the phase has found.
     cursor: Option<BlockKey>,
     /// No block follows the cursor.
     is_listed: bool,
@@ -52,9 +52,9 @@ struct Unanswered {
     /// By the counters of their versions: bytes of data.
     writes: BTreeMap<u64, u64>,
     bytes: u64,
-    /// They are too many: clients wait for this learner.
+    /// There are too many: clients wait for this learner.
     is_awaited: bool,
-    /// It answered none of them since it was looked at last.
+    /// It answered none of them since the last call of [`Filler::is_stuck`].
     is_stuck: bool,
 }
 
@@ -80,12 +80,12 @@ pub struct PageAsks {
 /// What follows for a learner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Blocks, or its answer.
+    /// More blocks, or an answer of the learner, must come first.
     Wait,
-    /// It keeps its cursor.
+    /// The learner is to keep its cursor.
     Progress,
-    /// Blocks behind its cursor are filled from now on. It keeps that those before it are done, if there
-    /// is a cursor.
+    /// Blocks behind the cursor are filled from now on. If there is a cursor, the learner is to keep that
+    /// those before it are done.
     GoBehind { has_cursor: bool },
     /// It has everything.
     Bind,
@@ -126,7 +126,7 @@ impl Filler {
     /// Its record is durable: the backfill begins. The error: it did before.
     pub fn begin(&mut self) -> Result<(), String> {
         if self.is_begun {
-            return Err("it was not activated".into());
+            return Err("a second record of the same activation".into());
         }
         self.is_begun = true;
         Ok(())
@@ -164,8 +164,8 @@ impl Filler {
         }
     }
 
-    /// A write was sent to it. True: clients must wait for it from now on. One that answers more slowly
-    /// than clients write would take ever more memory here.
+    /// A write was sent to it. True: clients must wait for it from now on, for a learner that answers more
+    /// slowly than clients write would take ever more memory here.
     pub fn on_sent(&mut self, version: Version, bytes: u64, bytes_max: u64) -> bool {
         let unanswered = &mut self.unanswered;
         unanswered.writes.insert(version.counter, bytes);
@@ -284,7 +284,9 @@ impl Filler {
     pub fn on_own_page(&mut self, blocks: Vec<ListedBlock>, is_last: bool) -> Result<(), String> {
         let newer_than = self.own_newer_than();
         match &mut self.source {
-            Source::Index(own) | Source::Both { own, .. } => own.came(newer_than, blocks, is_last),
+            Source::Index(own) | Source::Both { own, .. } => {
+                own.on_page(newer_than, blocks, is_last)
+            }
             Source::Known => Ok(()),
         }
     }
@@ -296,7 +298,7 @@ impl Filler {
         is_last: bool,
     ) -> Result<(), String> {
         match &mut self.source {
-            Source::Both { learner, .. } => learner.came(Version::ZERO, blocks, is_last),
+            Source::Both { learner, .. } => learner.on_page(Version::ZERO, blocks, is_last),
             Source::Known | Source::Index(_) => Ok(()),
         }
     }
@@ -389,7 +391,7 @@ impl Filler {
         self.is_listed && self.todo.is_empty() && self.started.is_empty()
     }
 
-    /// Bytes that are still to be compared or copied, about; `None`: nothing is known of that yet.
+    /// About how many bytes are still to be compared or copied; `None`: not known yet.
     pub fn left_bytes(&self, block_bytes: u64, hashes: (u32, u32)) -> Option<u64> {
         let open = (self.todo.len() + self.open_count()) as u64;
         let known = open * block_bytes;

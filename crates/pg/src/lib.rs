@@ -1,8 +1,19 @@
 //! One placement group at one of its members. `docs/internals/pg.md` is the protocol.
 //!
-//! A [`Pg`] is a value. Entries, operations, what peers say and the store's answers go in;
-//! [`Action`]s come out: requests to the store, messages to peers, replies. Its node carries them
-//! out in order.
+//! A [`Pg`] is a value. Entries, operations, messages of peers and answers of the store go in;
+//! [`Action`]s come out: requests to the store, messages to peers, replies. The node carries them out in
+//! order.
+//!
+//! | question | files |
+//! |---|---|
+//! | what the PG is, how it is called, who owns what | `lib`, `shape`, `limits` |
+//! | how an epoch begins at its primary | `peering`, with `lead`, `ask`, `compare`, `page` |
+//! | what a member does in an epoch of another primary | `member` |
+//! | what a member has and states | `local_state`, `record`, `changes` |
+//! | how a write gets to all members | `write`, with `write_queue`, `versions`, `window`, `write_targets`, `sync`, `owed`, `change` |
+//! | how a block is copied between members, and a learner filled | `copy`, `fill`, `filler` |
+//! | what a key holds, by kind of pool | `face`, `copies`, `units`, `operation` |
+//! | calls of the store | `store_calls`, `slots` |
 //!
 //! ```text
 //!   primary  enter ──▶ Draining ──▶ Asking ──▶ Comparing ──▶ Journaling ──▶ Active ──▶ Ended
@@ -23,7 +34,8 @@
 //!      members hold.
 //!   4. Nothing is served in an epoch before every acting member has the same blocks and a durable
 //!      record of it.
-//!   5. What is open when a new entry comes is answered [`Refusal::Stale`]: it may have happened.
+//!   5. Operations that are open when a new entry comes are answered [`Refusal::Stale`]: each may have
+//!      been carried out, or may not.
 
 mod ask;
 mod change;
@@ -98,7 +110,7 @@ pub struct Ticket(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct CallId(pub u32);
 
-/// What a PG asks of its node. Actions are carried out in order.
+/// What a PG asks of its node, which carries actions out in order.
 #[derive(Debug)]
 pub enum Action {
     /// Ask the store; answered by [`Pg::store_done`].
@@ -124,7 +136,7 @@ pub enum Action {
     },
     /// The PG serves its newest entry from now on: operations that waited for it may come.
     Activated,
-    /// What the store lost of the PG is given up: it may be activated.
+    /// The operator gave up what the store lost of the PG, and the store knows: the PG may be activated.
     Absolved,
     /// List all blocks in the PG's hash range with versions above one, tombstones included;
     /// answered at once by [`Pg::listed_newer`].
@@ -145,7 +157,7 @@ pub enum Action {
         /// What.
         body: PeerBody,
     },
-    /// The PG needs another entry. The monitor is told again and again until the epoch is over.
+    /// The PG needs another entry. The node tells the monitor until the epoch is over.
     Need(Need),
 }
 
@@ -195,10 +207,10 @@ pub enum Serving {
     Journaling,
     /// As primary: serves.
     Active,
-    /// As primary: acting members are lost, and those left are too few to serve. Learners are filled
-    /// meanwhile, and nothing is served; the epoch is never activated.
+    /// As primary: acting members are lost, and the others are too few to serve. Learners are filled
+    /// meanwhile and nothing is served. The epoch is never activated.
     Filling,
-    /// As primary: the epoch cannot go on, the next one is asked for.
+    /// As primary: the epoch cannot go on; the monitor was asked for the next one.
     Ended {
         /// For people.
         why: String,
@@ -324,7 +336,7 @@ impl Pg {
             Some(_) if leads => self.lead = Some(Box::new(Lead::new(&entry, self.me))),
             Some(primary) => self.follow = Some(Follow::new(primary, !is_acting)),
             None => {
-                let why = "the map's entry is not one that can be served".into();
+                let why = "the map's entry cannot be served".into();
                 self.serving = Serving::Idle { why };
                 return;
             }
@@ -342,7 +354,8 @@ impl Pg {
         self.serving = Serving::Idle { why };
     }
 
-    /// Whether what is here may lack acknowledged writes, and nobody has settled that.
+    /// Whether this OSD may have lost acknowledged writes of the PG, and was neither filled nor absolved
+    /// since.
     pub fn is_suspect(&self) -> bool {
         self.local_state.is_suspect()
     }
@@ -353,8 +366,8 @@ impl Pg {
         self.call(Call::Absolve, StoreRequest::Absolve { pg: self.shape.pg }, actions);
     }
 
-    /// Another member said this, in this epoch; the sender's run was compared with the entry. The
-    /// error says what no member of ours says: its connection ends.
+    /// A message of another member in this epoch. Requires: the sender's run is the one in the entry. The
+    /// error says how it violates the protocol: the node closes the connection.
     pub fn peer_said(
         &mut self,
         from: OsdId,
@@ -362,12 +375,12 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if let Some(lead) = &self.lead {
-            let index = lead.index_of(from).ok_or("it is no member")?;
+            let index = lead.index_of(from).ok_or("the sender is no member")?;
             return self.on_member_said(index, body, actions);
         }
         match &self.entry {
             Some(entry) if entry.primary_osd() == Some(from) => self.on_primary_said(body, actions),
-            _ => Err("it is not the primary".into()),
+            _ => Err("the sender is not the primary".into()),
         }
     }
 
@@ -393,7 +406,7 @@ impl Pg {
                 self.on_own_list(learner, blocks, is_last, actions);
             }
             Call::Dropped => {}
-            _ => unreachable!("only a list of newer blocks is answered so"),
+            _ => unreachable!("only a list of newer blocks is answered by `listed_newer`"),
         }
     }
 
@@ -439,9 +452,9 @@ impl Pg {
         self.syncs = Syncs::default();
     }
 
-    /// As primary: bytes of new data, whole blocks, that this member may still have to store: of
-    /// writes that were begun and that it has not answered, in this epoch or, where none was activated
-    /// since, in earlier ones.
+    /// As primary: bytes of new data that this member may still have to store, counted in whole blocks: of
+    /// writes that were begun and that it has not answered, in this epoch and in earlier ones since the last
+    /// epoch that was active here.
     pub fn owed_by(&self, osd: OsdId) -> u64 {
         let index = self.lead.as_ref().and_then(|lead| lead.index_of(osd));
         self.owed.by(osd) + index.map_or(0, |index| self.owed_in_epoch(index, true))
@@ -461,7 +474,7 @@ impl Pg {
     }
 
     /// Whether the newest entry that it entered is active here: every write that was begun in earlier
-    /// epochs has come, or will not.
+    /// epochs has come, or never will.
     pub fn is_activated(&self) -> bool {
         match (&self.lead, &self.follow) {
             (Some(_), _) => self.serving == Serving::Active,
@@ -470,13 +483,13 @@ impl Pg {
         }
     }
 
-    /// This OSD has no part in the PG. What it began there is settled by others: that takes no
-    /// longer than some of these calls, which come now and then.
+    /// This OSD has no part in the PG: other members settle what it began, and after some calls it forgets
+    /// what they owed. Called now and then.
     pub fn forget_lost(&mut self) {
         self.owed.forget_later();
     }
 
-    /// Goes on with what waits until nothing is under way at the store.
+    /// Enters the epoch, or states what this OSD has, once nothing is under way at the store.
     fn go_on_when_quiet(&mut self, actions: &mut Vec<Action>) {
         if self.calls.has_changes() {
             return;
@@ -620,7 +633,7 @@ impl Pg {
         if self.shape.face.is_whole_everywhere() {
             return self.read(ticket, key, parents, wants, actions);
         }
-        // It takes its turn: pieces of two versions make no stripe.
+        // It takes its turn: pieces of two versions do not make a stripe.
         let kind = WriteKind::Read { wants, parents };
         self.write(WriteFor::Client(ticket), key, kind, None, actions);
     }
@@ -662,14 +675,14 @@ impl Pg {
             Call::Ending(Some(version)) if result.is_err() => self.local_state.lacks(version),
             Call::Floor | Call::Ending(_) | Call::Dropped => {}
             Call::ListDeletion(_) | Call::ListNewer(_) => {
-                unreachable!("a list is answered by its own door")
+                unreachable!("a list is answered by `listed` or `listed_newer`")
             }
         }
         self.go_on_when_quiet(actions);
     }
 
-    /// Refuses what has not started yet and what `judge` has an answer for: epoch or fences
-    /// changed while it waited here.
+    /// Refuses operations that have not started and that `judge` refuses: the epoch or fences changed while
+    /// they waited.
     pub fn refuse_waiting(
         &mut self,
         mut judge: impl FnMut(Ticket) -> Option<Refusal>,
@@ -680,8 +693,8 @@ impl Pg {
         self.refuse_queued_writes(&mut judge, actions);
     }
 
-    /// Lets tombstones up to the mark go, while all copies of the pool are up to it; syncs lazy
-    /// writes that nobody asked to be synced; tells the mark. Called now and then.
+    /// Drops tombstones up to the mark while all copies of the pool have everything up to it; syncs lazy
+    /// writes that nobody synced; tells the mark. Called now and then.
     pub fn raise_floor(&mut self, actions: &mut Vec<Action>) {
         self.sync_old(actions);
         self.tell_mark(actions);

@@ -1,10 +1,10 @@
-//! A member's side of an epoch that another OSD leads: states itself, takes what the primary sends,
-//! in order, and tells when it is durable.
+//! A member's side of an epoch that another OSD leads: it states what it has, takes what the primary sends
+//! in order, and says when that is durable.
 //!
 //! Invariants
 //!   1. It states itself when nothing of the epochs before is under way at its store.
-//!   2. Writes come in version order without gaps. One that the store refused ends its part in the
-//!      epoch: nothing later is taken.
+//!   2. Writes come in version order without gaps. If the store refuses one, the member's part in the
+//!      epoch ends: it takes nothing later.
 //!   3. A cursor is kept when all that came before it is durable.
 
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct Follow {
     primary: OsdId,
     is_learner: bool,
     stage: FollowStage,
-    /// The version of the next write; `None`: whatever of the epoch comes first.
+    /// The version of the next write; `None`: the first one that comes may have any counter.
     next: Option<Version>,
     mark: Version,
     /// Changes at the store, in the order they came. A lazy one ends when it is written: a note
@@ -40,7 +40,7 @@ pub struct Follow {
 /// How far the epoch is here. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FollowStage {
-    /// The primary did not ask yet.
+    /// The primary has not asked yet.
     Silent,
     /// It asked; what is under way must end first.
     Asked,
@@ -48,7 +48,7 @@ enum FollowStage {
     Stated,
     /// The epoch is activated here.
     Active,
-    /// The store could not follow.
+    /// The store refused something.
     Failed,
 }
 
@@ -109,7 +109,7 @@ impl Pg {
             (PeerBody::Stale(_), _) | (_, FollowStage::Failed) => Ok(()),
             (PeerBody::Query { .. }, _) => self.on_query(actions),
             (_, FollowStage::Silent | FollowStage::Asked) => {
-                Err("it speaks before it asked".into())
+                Err("the primary sent a message before its query".into())
             }
             (PeerBody::List { call, newer_than, after }, _) => {
                 let what = NewerFor::Peer { call };
@@ -120,18 +120,19 @@ impl Pg {
             }
             (PeerBody::Fetch { call, key, units }, _) => {
                 self.shape.check_key(key)?;
-                Units::from_words(&units, self.shape.block_size).ok_or("units behind a block")?;
+                Units::from_words(&units, self.shape.block_size)
+                    .ok_or("units beyond the end of a block")?;
                 self.call(Call::PeerCopy { call }, StoreRequest::Copy { key, units }, actions);
                 Ok(())
             }
             (PeerBody::Repair { call, key, content }, _) => {
-                self.take_repair(call, key, content, actions)
+                self.on_repair(call, key, content, actions)
             }
             (PeerBody::Drop { call, version }, FollowStage::Stated) => {
-                self.take_drop(call, version, actions)
+                self.on_drop(call, version, actions)
             }
             (PeerBody::Activate { adopted, floor, history, filling }, FollowStage::Stated) => {
-                self.take_activation(adopted, floor, history, filling, actions)
+                self.on_activate(adopted, floor, history, filling, actions)
             }
             (
                 PeerBody::Write { version, mark, key, block_size, lazy, change },
@@ -142,7 +143,7 @@ impl Pg {
                 }
                 let (pg, block_size) = (self.shape.pg, self.shape.block_size);
                 let header = ChangeHeader { pg, key, block_size, version, lazy };
-                self.take_write(header, mark, change, actions)
+                self.on_write(header, mark, change, actions)
             }
             (PeerBody::Mark { mark }, FollowStage::Active) => {
                 self.check_version(mark)?;
@@ -155,16 +156,18 @@ impl Pg {
                 Ok(())
             }
             (PeerBody::Progress { call, filling, complete, floor }, FollowStage::Active) => {
-                self.take_progress(call, filling, complete, floor, actions)
+                self.on_progress(call, filling, complete, floor, actions)
             }
-            _ => Err("a message that its stage of the epoch does not have".into()),
+            _ => Err("a message that is not allowed at this stage of the epoch".into()),
         }
     }
 
     fn on_query(&mut self, actions: &mut Vec<Action>) -> Result<(), String> {
         let follow = self.follow();
         if follow.stage == FollowStage::Active {
-            return Err("a member takes part once in an epoch".into());
+            return Err(
+                "a second query after the activation: a member takes part once in an epoch".into(),
+            );
         }
         follow.stage = FollowStage::Asked;
         self.go_on_when_quiet(actions);
@@ -184,7 +187,7 @@ impl Pg {
     }
 
     /// Writes from this version on go: this member states none of them from now on.
-    fn take_drop(
+    fn on_drop(
         &mut self,
         call: u32,
         version: Version,
@@ -195,13 +198,13 @@ impl Pg {
         let is_known = record.is_some_and(|record| record.filling.is_none());
         let is_busy = self.local_state.is_recording();
         if self.shape.face.is_whole_everywhere() || !is_known || is_busy {
-            return Err("a version is taken back that cannot be".into());
+            return Err("a version cannot be taken back here".into());
         }
         self.drop_from(version, RecordFor::Drop { call }, actions);
         Ok(())
     }
 
-    fn take_activation(
+    fn on_activate(
         &mut self,
         adopted: Version,
         floor: Version,
@@ -246,7 +249,7 @@ impl Pg {
         Ok(())
     }
 
-    fn take_write(
+    fn on_write(
         &mut self,
         header: ChangeHeader,
         mark: Version,
@@ -266,7 +269,7 @@ impl Pg {
         let units = self.check_change(&change)?;
         let is_delete = change == Change::Delete;
         if is_delete && lazy {
-            return Err("a deletion that is lazy".into());
+            return Err("a lazy deletion".into());
         }
         let follow = self.follow();
         follow.next = Some(next_version(version, epoch));
@@ -296,13 +299,13 @@ impl Pg {
             Change::Delete => return Ok(0..self.shape.block_size.unit_count()),
         };
         if self.shape.check_range(offset, length).is_err() {
-            return Err("a write of a range that its block has not".into());
+            return Err("a write beyond the end of its block".into());
         }
         let (first, end) = units_of(offset, length as u32);
         Ok(first..end)
     }
 
-    fn take_repair(
+    fn on_repair(
         &mut self,
         call: u32,
         key: BlockKey,
@@ -325,7 +328,7 @@ impl Pg {
         Ok(())
     }
 
-    fn take_progress(
+    fn on_progress(
         &mut self,
         call: u32,
         filling: Option<Filling>,
@@ -341,10 +344,10 @@ impl Pg {
         let entry = self.entry.clone().expect("an epoch is entered");
         let epoch = entry.epoch;
         let record = self.local_state.record().filter(|record| record.entry.epoch == epoch);
-        let record = record.ok_or("a cursor before the record is durable")?;
+        let record = record.ok_or("progress of a filling before its record is durable")?;
         let is_open = self.follow.as_ref().is_some_and(|follow| follow.progress.is_some());
         if record.filling.is_none() || is_open || self.local_state.is_recording() {
-            return Err("a cursor of a filling that is not under way".into());
+            return Err("progress of a filling that is not under way".into());
         }
         for key in filling.iter().flat_map(|filling| &filling.whole) {
             self.shape.check_key(*key)?;
@@ -464,7 +467,7 @@ impl Pg {
         }
     }
 
-    /// The node has no room for a copy that the primary sends: nobody promised any.
+    /// The node has no room for a copy that the primary sends: no room was promised for copies.
     pub fn refuse_copy(&mut self, actions: &mut Vec<Action>) {
         if self.follow.is_some() {
             self.cannot_follow("its store has no room for a copy", actions);

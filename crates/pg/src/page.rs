@@ -39,7 +39,7 @@ impl Page {
     }
 
     /// A page came. The error says what is wrong with it.
-    pub fn came(
+    pub fn on_page(
         &mut self,
         newer_than: Version,
         blocks: Vec<ListedBlock>,

@@ -80,7 +80,7 @@ impl Pg {
     }
 
     /// A member said that it cannot go on.
-    pub(crate) fn peer_failed(&mut self, index: usize, why: String, actions: &mut Vec<Action>) {
+    pub(crate) fn on_peer_failed(&mut self, index: usize, why: String, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let member = lead.peers[index].member;
         if lead.peers[index].contact == Contact::Out {
@@ -119,7 +119,7 @@ impl Pg {
         let lead = self.lead();
         let me = lead.me;
         lead.peers[me].contact = Contact::Known;
-        self.know(me, state, actions);
+        self.on_known(me, state, actions);
     }
 
     /// A member stated itself.
@@ -144,8 +144,8 @@ impl Pg {
             Contact::Asked => {}
             // The answer to a question over an earlier connection came first: it is as good.
             Contact::Known => return Ok(()),
-            // The epoch ended while the connection of the question was gone: over the next one nothing
-            // is asked, and the answer may still come. To hang up would end other PGs' epochs.
+            // The epoch ended while there was no connection: over the next one nothing is asked, and the
+            // answer may still come. Closing that connection would end other PGs' epochs.
             Contact::Away if has_ended => return Ok(()),
             Contact::Away | Contact::Out => return Err("a state that was not asked for".into()),
         }
@@ -153,11 +153,11 @@ impl Pg {
             return Err("a history out of order".into());
         }
         peer.contact = Contact::Known;
-        self.know(index, state, actions);
+        self.on_known(index, state, actions);
         Ok(())
     }
 
-    fn know(&mut self, index: usize, state: MemberState, actions: &mut Vec<Action>) {
+    fn on_known(&mut self, index: usize, state: MemberState, actions: &mut Vec<Action>) {
         let lead = self.lead();
         let member = lead.peers[index].member;
         if !lead.acting.has(index) {
@@ -190,7 +190,7 @@ impl Pg {
         }
         match self.lead().judge() {
             Judgement::Unknown(index) => {
-                self.peer_failed(index, "it does not know the PG".to_owned(), actions);
+                self.on_peer_failed(index, "it does not know the PG".to_owned(), actions);
             }
             Judgement::Same => self.activate(actions),
             Judgement::Compare { newer_than } => {
@@ -202,11 +202,10 @@ impl Pg {
         }
     }
 
-    /// As primary that waits for acting members: if each of those is lost, learners are filled
-    /// meanwhile. What this OSD has is all that was acknowledged, as an acting
-    /// member; so a learner that has the same may take a lost one's place. `absence`: how one that has
-    /// not stated itself stands; `is_immediate`: the store of this OSD answers nothing before it is
-    /// durable. Called now and then.
+    /// As primary that waits for acting members: if all of those are lost, fills learners meanwhile. As an
+    /// acting member this OSD has everything that was acknowledged, so a learner that has the same may
+    /// take a lost member's place. `absence`: how a member that has not stated itself stands;
+    /// `is_immediate`: the store of this OSD answers nothing before it is durable. Called now and then.
     pub fn fill_meanwhile(
         &mut self,
         absence: impl Fn(Member) -> Absence,
@@ -222,8 +221,8 @@ impl Pg {
             return;
         }
         let member = lead.peers[lead.me].member;
-        // Since a run before it may have lost what was answered and not durable. A learner's record may be
-        // of a filling by one that had lost some.
+        // A run that began after the record may have lost what was answered and not durable. The record of
+        // a learner may come from a primary that had lost some.
         let recorded = self.local_state.record().and_then(|it| it.entry.acting_member(member.osd));
         let has_all = recorded.is_some_and(|known| is_immediate || known == member);
         let is_met = |peer: &Peer| match (peer.contact, absence(peer.member)) {
@@ -232,7 +231,7 @@ impl Pg {
             (Contact::Away | Contact::Asked, Absence::Awaited) | (Contact::Out, _) => false,
         };
         let state = lead.peers[lead.me].state.as_ref();
-        // Who never activated the PG, or has lost its record, cannot say what was acknowledged.
+        // An OSD that never activated the PG, or lost its record, cannot say what was acknowledged.
         let state = state.filter(|state| state.record_epoch > Epoch::ZERO);
         let Some(state) = state.filter(|_| lead.peers[..count].iter().all(is_met)) else { return };
         let (adopted, floor, epoch) = (state.complete, state.floor, entry.epoch);
@@ -271,14 +270,14 @@ impl Pg {
             match self.lead().compare.next() {
                 Next::Pages => return,
                 Next::Block(key) => self.compare_block(key, actions),
-                Next::End if self.lead().jobs.is_empty() => return self.compared(actions),
+                Next::End if self.lead().jobs.is_empty() => return self.on_compared(actions),
                 Next::End => return,
             }
         }
     }
 
     /// All blocks were compared, and all repairs are durable.
-    fn compared(&mut self, actions: &mut Vec<Action>) {
+    fn on_compared(&mut self, actions: &mut Vec<Action>) {
         match self.lead().compare.end() {
             Compared::Same => self.activate(actions),
             Compared::TakenBack => {
@@ -420,7 +419,7 @@ impl Pg {
         lead.unrecorded = lead.acting;
         let (adopted, floor, history) = (lead.adopted, lead.floor, lead.history.clone());
         if !lead.is_alone() {
-            // Others may have recorded it from now on, whatever becomes of it here.
+            // Other members may record it from now on, whatever becomes of it here.
             self.local_state.promise(entry.epoch);
         }
         self.serving = Serving::Journaling;
@@ -488,7 +487,7 @@ impl Pg {
         actions: &mut Vec<Action>,
     ) -> Result<(), String> {
         if self.lead().peers[index].contact == Contact::Out {
-            // What it did before it was lost may still be answered, over a new connection.
+            // It may still answer, over a new connection, what it did before it was lost.
             return Ok(());
         }
         match body {
@@ -505,7 +504,7 @@ impl Pg {
             },
             PeerBody::Activated => self.on_member_activated(index, actions),
             PeerBody::Failed { why } => {
-                self.peer_failed(index, why, actions);
+                self.on_peer_failed(index, why, actions);
                 Ok(())
             }
             PeerBody::Listed { call, blocks, is_last } => {
@@ -541,10 +540,10 @@ impl Pg {
                     self.on_dropped(index, actions);
                     Ok(())
                 }
-                _ => Err("a cursor that was not asked for".into()),
+                _ => Err("a note that was not asked for".into()),
             },
             PeerBody::Stale(_) => Ok(()),
-            _ => Err("a message of a primary".into()),
+            _ => Err("a message that only a primary sends".into()),
         }
     }
 

@@ -91,7 +91,7 @@ impl Shape {
             return invalid("offset and length are multiples of 4 KiB");
         }
         if u64::from(offset) + length > self.block_size.bytes() {
-            return invalid("the range ends behind its block");
+            return invalid("the range ends beyond its block");
         }
         assert!(length <= u64::from(PAYLOAD_SIZE_MAX));
         Ok(())
@@ -113,7 +113,7 @@ pub(crate) fn check_version(version: Version, epoch: Epoch) -> Result<(), String
     if version.epoch <= epoch && version.counter <= COUNTER_MAX {
         return Ok(());
     }
-    Err(format!("version {version}, which nobody can have given in epoch {epoch}"))
+    Err(format!("version {version} cannot exist in epoch {epoch}"))
 }
 
 fn check_chain(parent_count: usize) -> Result<(), Refusal> {

@@ -124,7 +124,9 @@ impl StoreCalls {
     /// A request goes to the store; returns the id that its answer names.
     pub fn begin(&mut self, call: Call) -> CallId {
         self.change_count += usize::from(call.is_change());
-        CallId(self.calls.insert(call) as u32)
+        let id = CallId(self.calls.insert(call) as u32);
+        assert!(self.change_count <= self.calls.len());
+        id
     }
 
     /// The store answered.

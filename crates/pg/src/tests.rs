@@ -366,7 +366,7 @@ fn the_counter_goes_on_after_a_restart() {
 }
 
 #[test]
-fn what_was_adopted_is_never_given_again() {
+fn adopted_versions_are_never_given_again() {
     let record = record(4, version(4, 9));
     let mut bench = Bench::over(BTreeMap::new(), Some(record), version(3, 7));
     bench.activate(5);
@@ -450,7 +450,7 @@ fn only_a_block_that_was_never_written_has_version_zero() {
 }
 
 #[test]
-fn zeroing_what_holds_nothing_writes_nothing() {
+fn zeroing_empty_units_writes_nothing() {
     let mut bench = Bench::new();
     assert_eq!(bench.run(zero(0, UNITS)), written(Version::ZERO));
     bench.run(write(0, 1, 1)).unwrap();
@@ -492,7 +492,7 @@ fn a_damaged_unit_can_be_discarded() {
 }
 
 #[test]
-fn a_version_that_the_store_could_not_take_ends_the_epoch() {
+fn a_write_that_the_store_refuses_ends_the_epoch() {
     let mut bench = Bench::new();
     bench.run(write(0, 1, 1)).unwrap();
     bench.start(1, write(0, 1, 1));
@@ -524,7 +524,7 @@ fn corrupted_data_is_refused() {
 }
 
 #[test]
-fn requests_that_break_a_rule_are_invalid() {
+fn malformed_requests_are_refused() {
     let mut bench = Bench::new();
     let (checksums, data) = fill(1, 1);
     let odd = BufferPool::default().copy_of(&[1; 100]);
@@ -686,7 +686,7 @@ fn a_deletion_waits_for_older_writes_of_its_image() {
 }
 
 #[test]
-fn all_that_is_open_when_the_epoch_changes_is_answered_and_what_started_ends() {
+fn open_operations_are_answered_stale_when_the_epoch_changes() {
     let mut bench = Bench::new();
     bench.start(1, write(0, 1, 1));
     bench.start(2, compare_and_set(2, version(1, 1)));
@@ -738,7 +738,7 @@ fn a_newer_entry_is_journaled_after_the_one_on_its_way() {
 }
 
 #[test]
-fn a_newer_entry_is_journaled_after_one_that_could_not_be() {
+fn a_newer_entry_is_journaled_after_one_that_was_refused() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
     bench.pg.enter(entry(1), 1, &mut actions);
@@ -753,7 +753,7 @@ fn a_newer_entry_is_journaled_after_one_that_could_not_be() {
 }
 
 #[test]
-fn an_activation_that_cannot_be_journaled_is_tried_again() {
+fn an_activation_that_cannot_be_journaled_is_retried() {
     let mut bench = Bench::over(BTreeMap::new(), None, Version::ZERO);
     let mut actions = Vec::new();
     bench.pg.enter(entry(1), 1, &mut actions);

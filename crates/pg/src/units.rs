@@ -162,11 +162,11 @@ impl Held {
             }
         };
         if block_size != size {
-            return Err("a content of another block size".into());
+            return Err("a content with another block size".into());
         }
         let [units, written, damaged] = bitmaps.map(|words| Units::from_words(&words, size));
         let (Some(units), Some(written), Some(damaged)) = (units, written, damaged) else {
-            return Err("units behind the end of a block".into());
+            return Err("units beyond the end of a block".into());
         };
         if !written.with(&damaged).without(&units).is_empty() {
             return Err("a content with units that it does not speak of".into());

@@ -45,7 +45,7 @@ impl Pg {
         self.start_writes(key, actions);
     }
 
-    /// Starts the writes of a block that need wait no longer; none in an epoch that ended.
+    /// Starts the writes of a block that need not wait any longer; none in an epoch that ended.
     fn start_writes(&mut self, key: BlockKey, actions: &mut Vec<Action>) {
         while self.may_copy()
             && let Some(slot) =
@@ -111,8 +111,8 @@ impl Pg {
         }
     }
 
-    /// What an operation has to know of its key has come from the members. No other one of it is under
-    /// way.
+    /// What an operation must know of its key has come from the members. No other operation on the key is
+    /// under way.
     pub(crate) fn on_pieces(
         &mut self,
         slot: WriteSlot,
@@ -155,6 +155,7 @@ impl Pg {
         assert!(mark <= self.versions.newest());
         let version = self.versions.give(epoch, slot);
         let missing = self.write_targets.targets();
+        assert!(missing.has(self.lead().me));
         let write = &mut self.queue[slot];
         assert!(matches!(write.stage, WriteStage::Queued | WriteStage::Examine));
         write.stage = WriteStage::Replicate { missing, version, lazy, durable: true };
@@ -253,7 +254,11 @@ impl Pg {
         let lead = self.lead.as_ref().expect("a primary serves");
         let (me, is_alone) = (lead.me, lead.is_alone());
         let error = match result {
-            Ok(answer) => return self.count_copy(me, slot, answer != Answer::Written, actions),
+            Ok(answer) => {
+                let is_durable = answer != Answer::Written;
+                assert!(is_durable || self.queue[slot].is_lazy());
+                return self.count_copy(me, slot, is_durable, actions);
+            }
             Err(error) => error,
         };
         let version = self.queue[slot].version();
@@ -278,7 +283,7 @@ impl Pg {
     ) -> Result<(), String> {
         // In an epoch that is not active yet the newest version is of an earlier one.
         if self.write_targets.is_empty() {
-            return Err("a write that ends before the epoch is active".into());
+            return Err("an answer to a write before the epoch is active".into());
         }
         if !self.versions.was_given(version) {
             return Err("a version that was not given".into());
@@ -286,12 +291,13 @@ impl Pg {
         if !self.lead().acting.has(index) {
             self.on_learner_wrote(index, version, actions);
         }
-        // One that ended needed no copy of this member.
+        // A write that ended needed no copy of this member.
         if let Some(slot) = self.versions.slot(version) {
-            let is_lazy =
-                matches!(self.queue[slot].stage, WriteStage::Replicate { lazy: true, .. });
-            if !durable && !is_lazy {
-                return Err(format!("version {version} is not lazy, and was not made durable"));
+            assert!(self.queue[slot].version() == Some(version));
+            if !durable && !self.queue[slot].is_lazy() {
+                return Err(format!(
+                    "version {version} is not lazy, but was answered before it was durable"
+                ));
             }
             self.count_copy(index, slot, durable, actions);
         }
@@ -406,8 +412,8 @@ impl Pg {
         }
     }
 
-    /// Makes durable what was there when this was called last and nobody asked to be: else mark and
-    /// floor would wait for ever behind the writes of a client that died. Called now and then.
+    /// Syncs lazy writes that were there at the last call and that nobody synced since: else the mark and
+    /// the floor would wait for ever for the writes of a client that died. Called now and then.
     pub(crate) fn sync_old(&mut self, actions: &mut Vec<Action>) {
         if self.serving == Serving::Active
             && self.syncs.is_due()
@@ -417,7 +423,7 @@ impl Pg {
         }
     }
 
-    /// A lazy write was answered: not too many stay so.
+    /// A lazy write was answered: begins a sync when many are not durable.
     fn sync_when_many(&mut self, actions: &mut Vec<Action>) {
         if self.versions.undurable_count() >= self.shape.limits.unsynced_count_max / 2 {
             self.begin_sync(actions);

@@ -59,6 +59,11 @@ impl Write {
         }
     }
 
+    /// Whether it is replicated and may be answered before it is durable.
+    pub fn is_lazy(&self) -> bool {
+        matches!(self.stage, WriteStage::Replicate { lazy: true, .. })
+    }
+
     /// Whether it has no version yet, and may bring data.
     pub fn may_bring_data(&self) -> bool {
         self.kind.brings_data()

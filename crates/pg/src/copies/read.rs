@@ -228,6 +228,9 @@ impl Pg {
     ) {
         match result {
             Ok(Answer::Read { version, checksums, data }) => {
+                if let Wants::Data { length, .. } = self.reads[slot].wants {
+                    assert!(data.is_empty() || data.len() == length as usize);
+                }
                 let outcome = read_outcome(version, checksums, data);
                 let image = self.reads[slot].key.image;
                 if self.overtaker(&self.reads[slot], BlockSeen { image, version }).is_none() {
@@ -318,6 +321,7 @@ impl Pg {
     }
 }
 
+/// What the store read leaves for the client: one checksum for each unit.
 fn read_outcome(version: Version, checksums: Vec<Checksum>, data: Buffer) -> Outcome {
     assert!(checksums.len() as u64 * UNIT_SIZE == data.len() as u64);
     Outcome::Read { version, checksums, data }

@@ -88,7 +88,7 @@ fn a_lazy_write_costs_no_flush_and_a_sync_one_for_each_member() {
 }
 
 #[test]
-fn what_was_synced_outlives_the_power_of_all_and_the_rest_may_go() {
+fn synced_writes_survive_when_all_members_lose_power() {
     let mut world = whole(3);
     let kept = write(&mut world, 1, 0).1;
     sync(&mut world);
@@ -107,7 +107,7 @@ fn what_was_synced_outlives_the_power_of_all_and_the_rest_may_go() {
 }
 
 #[test]
-fn processes_that_die_take_nothing_that_was_answered() {
+fn a_process_that_dies_loses_no_answered_write() {
     let mut world = whole(2);
     let value = write(&mut world, 1, 0).1;
     for index in 0..2 {
@@ -121,7 +121,7 @@ fn processes_that_die_take_nothing_that_was_answered() {
 }
 
 #[test]
-fn one_member_that_keeps_it_is_enough_and_an_activation_makes_it_durable() {
+fn a_lazy_write_that_one_member_kept_is_made_durable_by_the_activation() {
     for is_primary in [true, false] {
         let mut world = whole(2);
         let value = write(&mut world, 1, 0).1;
@@ -166,7 +166,7 @@ fn the_mark_waits_for_a_sync() {
 }
 
 #[test]
-fn what_nobody_syncs_is_synced_in_the_end() {
+fn lazy_writes_that_no_client_syncs_are_synced_in_the_end() {
     let mut world = whole(2);
     write(&mut world, 1, 0);
     let at = world.server().unwrap();
@@ -183,7 +183,7 @@ fn what_nobody_syncs_is_synced_in_the_end() {
 }
 
 #[test]
-fn many_lazy_writes_are_synced_and_too_many_are_answered_when_they_are_durable() {
+fn many_lazy_writes_begin_a_sync_and_too_many_are_answered_durably() {
     let mut world = whole(2);
     let at = world.server().unwrap();
     let unsynced_count_max = Limits::SMALL.unsynced_count_max as u32;
@@ -267,7 +267,7 @@ fn a_sync_ends_with_its_epoch() {
 }
 
 #[test]
-fn syncs_that_come_together_share_what_they_cost() {
+fn concurrent_syncs_share_their_cost() {
     let mut world = whole(2);
     write(&mut world, 1, 0);
     let at = world.server().unwrap();
@@ -308,7 +308,7 @@ fn a_sync_waits_for_a_learner_that_is_bound() {
 }
 
 #[test]
-fn what_no_member_says_of_lazy_writes_is_refused() {
+fn answers_about_lazy_writes_that_violate_the_protocol_are_refused() {
     let mut world = whole(2);
     let at = world.server().unwrap();
     let (primary, member) = (super::world::osd_id(at), super::world::osd_id(1 - at));

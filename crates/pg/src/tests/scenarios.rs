@@ -55,7 +55,7 @@ fn a_new_pool_serves_and_all_members_hold_what_was_written() {
 }
 
 #[test]
-fn what_only_a_dead_primary_held_goes_when_it_returns() {
+fn writes_that_only_a_dead_primary_held_are_dropped_when_it_returns() {
     let mut world = whole(3, 3);
     let kept = write(&mut world, 1, 0, 4);
     let at = world.server().unwrap();
@@ -178,7 +178,7 @@ fn a_learner_that_is_interrupted_keeps_its_cursor() {
 }
 
 #[test]
-fn how_much_of_a_filling_is_left_is_told_once_it_is_known_and_comes_to_nothing() {
+fn the_remaining_bytes_of_a_filling_are_reported_and_reach_zero() {
     let mut world = whole(2, 2);
     let away = 1 - world.server().unwrap();
     world.crash(away, 0);
@@ -254,7 +254,7 @@ fn a_member_below_the_floor_gets_deletions_by_listing() {
 }
 
 #[test]
-fn a_suspect_member_is_filled_from_nothing_and_believed_again() {
+fn a_suspect_member_is_filled_from_scratch_and_then_trusted() {
     let mut world = whole(2, 2);
     for stripe in 0..8 {
         write(&mut world, stripe, 0, 2);
@@ -338,7 +338,7 @@ fn a_member_that_lost_a_deletion_below_the_floor_does_not_bring_the_block_back()
 }
 
 #[test]
-fn a_member_that_lost_a_block_below_its_floor_takes_it_from_nobody() {
+fn a_member_that_lost_a_block_below_its_floor_does_not_delete_it_elsewhere() {
     for victim in [0, 1] {
         let mut world = whole(2, 2);
         for stripe in 0..5 {
@@ -494,7 +494,7 @@ fn a_sync_does_not_wait_for_a_learner_that_is_only_awaited() {
 }
 
 #[test]
-fn a_learner_that_is_awaited_and_does_not_get_on_loses_its_part() {
+fn a_learner_that_is_awaited_and_answers_nothing_loses_its_part() {
     let (mut world, at, away, numbers) = with_slow_learner();
     assert_eq!(world.history.outcome(numbers[4]), None);
     let look = |world: &mut World| world.with(at, |pg, actions| pg.drop_stuck_learners(actions));
@@ -578,7 +578,7 @@ fn a_damaged_older_layer_is_mended_before_a_chain_is_read() {
 }
 
 #[test]
-fn what_the_newest_copy_lost_comes_from_an_older_one() {
+fn units_that_the_newest_copy_lost_come_from_an_older_copy() {
     let mut world = whole(3, 3);
     let value = write(&mut world, 1, 0, 4);
     let at = world.server().unwrap();
@@ -678,7 +678,7 @@ fn the_floor_waits_for_members_that_are_away() {
 }
 
 #[test]
-fn a_message_that_no_member_sends_ends_the_connection() {
+fn a_protocol_violation_closes_the_connection() {
     let mut world = whole(2, 2);
     let at = world.server().unwrap();
     let (primary, member) = (super::world::osd_id(at), super::world::osd_id(1 - at));
@@ -733,7 +733,7 @@ fn begin_to_fill_spare(world: &mut World) {
 }
 
 #[test]
-fn one_member_that_is_left_fills_a_learner_and_they_go_on_without_the_lost() {
+fn the_last_member_fills_a_learner_and_both_go_on_without_the_lost_ones() {
     let mut world = whole(4, 3);
     let kept: Vec<u32> = (0..12).map(|stripe| write(&mut world, stripe, 0, 2)).collect();
     let at = world.server().unwrap();
@@ -760,7 +760,7 @@ fn one_member_that_is_left_fills_a_learner_and_they_go_on_without_the_lost() {
 }
 
 #[test]
-fn what_only_lost_members_held_goes_when_they_return() {
+fn writes_that_only_lost_members_held_are_dropped_when_they_return() {
     let mut world = whole(4, 3);
     let kept = write(&mut world, 1, 0, 4);
     let at = world.server().unwrap();
@@ -798,7 +798,7 @@ fn what_only_lost_members_held_goes_when_they_return() {
 }
 
 #[test]
-fn a_lost_member_that_comes_back_while_learners_are_filled_brings_its_news() {
+fn a_lost_member_that_returns_during_a_filling_keeps_its_newer_writes() {
     let mut world = whole(4, 3);
     for stripe in 0..12 {
         write(&mut world, stripe, 0, 2);
@@ -828,7 +828,7 @@ fn a_lost_member_that_comes_back_while_learners_are_filled_brings_its_news() {
 }
 
 #[test]
-fn another_member_goes_on_filling_when_the_one_that_was_left_goes() {
+fn another_member_continues_a_filling_when_its_primary_is_gone() {
     let mut world = whole(4, 3);
     let kept: Vec<u32> = (0..12).map(|stripe| write(&mut world, stripe, 0, 2)).collect();
     let (at, gone) = one_left(&mut world);
@@ -894,7 +894,7 @@ fn an_epoch_in_which_learners_were_filled_without_all_members_is_not_activated()
 }
 
 #[test]
-fn a_member_that_may_have_lost_what_was_not_durable_fills_nobody_while_others_may_come() {
+fn a_member_that_may_lack_lazy_writes_fills_nobody_while_others_may_return() {
     let mut world = whole(4, 3);
     for stripe in 0..12 {
         write(&mut world, stripe, 0, 2);
@@ -924,7 +924,7 @@ fn a_member_that_may_have_lost_what_was_not_durable_fills_nobody_while_others_ma
 }
 
 #[test]
-fn what_the_one_that_is_left_cannot_read_comes_back_with_a_lost_member() {
+fn units_that_the_last_member_cannot_read_come_back_with_a_lost_member() {
     let mut world = whole(4, 3);
     let kept: Vec<u32> = (0..6).map(|stripe| write(&mut world, stripe, 0, 2)).collect();
     let at = world.server().unwrap();
@@ -949,7 +949,7 @@ fn what_the_one_that_is_left_cannot_read_comes_back_with_a_lost_member() {
 }
 
 #[test]
-fn a_statement_that_comes_after_its_epoch_ended_breaks_no_connection() {
+fn a_late_state_does_not_close_the_connection() {
     let mut world = whole(3, 3);
     let at = world.server().unwrap();
     let [quick, slow] = [(at + 1) % 3, (at + 2) % 3];

@@ -7,7 +7,7 @@ use super::*;
 
 const OTHER: OsdId = OsdId::new(2).unwrap();
 
-/// What nobody can have given in epoch 5.
+/// Versions that cannot exist in epoch 5.
 fn impossible() -> [Version; 2] {
     [version(6, 1), version(4, u64::MAX)]
 }
@@ -33,8 +33,8 @@ fn says(pg: &mut Pg, body: PeerBody) -> Result<(), String> {
 }
 
 fn refused(pg: &mut Pg, body: PeerBody) {
-    let why = says(pg, body).expect_err("nobody of ours says so");
-    assert!(why.contains("nobody can have given"), "{why}");
+    let why = says(pg, body).expect_err("no member sends this");
+    assert!(why.contains("cannot exist in epoch"), "{why}");
 }
 
 fn state() -> MemberState {

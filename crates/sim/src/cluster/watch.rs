@@ -432,7 +432,7 @@ impl Watch {
     }
 
     /// An OSD states itself: it has what the marks of the epoch of its record promised. One that was
-    /// filled in that epoch may have some of it without stating it (docs/internals/pg.md, rule 27).
+    /// filled in that epoch may have some of it without stating it (docs/internals/pg.md, rule 20).
     pub fn judge_state(
         &self,
         from: usize,
