@@ -56,7 +56,7 @@ impl Versions {
         self.newest
     }
 
-    /// Whether this version was given in the epoch that is active, or adopted by it.
+    /// Whether this version was given in this epoch. What the epoch adopted is of an earlier one.
     pub fn was_given(&self, version: Version) -> bool {
         version <= self.newest && version.epoch == self.newest.epoch
     }
@@ -111,4 +111,30 @@ impl Versions {
 pub fn next_version(before: Version, epoch: Epoch) -> Version {
     let is_reused = planted::on(Bug::CounterReusedAfterRestart) && before.epoch > Epoch::ZERO;
     before.next_in(if is_reused { before.epoch } else { epoch })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slots::Slot;
+
+    #[test]
+    fn versions_continue_from_what_the_epoch_adopted() {
+        let adopted = Version { epoch: Epoch::new(3), counter: 17 };
+        let mut versions = Versions::new();
+        versions.go_on_from(adopted);
+        let epoch = Epoch::new(4);
+        let [first, second] =
+            [0, 1].map(|index| versions.give(epoch, WriteSlot::from_index(index)));
+        assert_eq!([first, second], [18, 19].map(|counter| Version { epoch, counter }));
+        assert_eq!(versions.slot(second), Some(WriteSlot::from_index(1)));
+        assert!(!versions.was_given(adopted), "its epoch is over");
+        versions.acknowledge(second, true);
+        assert_eq!(versions.ended().counter, 17, "the first one is in flight");
+        versions.acknowledge(first, false);
+        assert!(versions.is_undurable(first) && !versions.is_undurable(second));
+        assert_eq!((versions.ended().counter, versions.undurable_count()), (17, 1));
+        versions.settle(18);
+        assert_eq!(versions.ended(), second);
+    }
 }

@@ -248,3 +248,58 @@ impl IndexMut<WriteSlot> for WriteQueue {
         &mut self.writes[slot]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use base::{Epoch, ImageId, PoolId, StripeIndex};
+
+    use super::*;
+
+    fn key(stripe: u32) -> BlockKey {
+        let (image, stripe) = (ImageId::FIRST, StripeIndex::new(stripe));
+        BlockKey { pool: PoolId::FIRST, hash: 1, image, stripe }
+    }
+
+    fn version(counter: u64) -> Version {
+        Version { epoch: Epoch::new(1), counter }
+    }
+
+    fn push(queue: &mut WriteQueue, stripe: u32, units: Range<u32>) -> WriteSlot {
+        let ticket = Ticket(queue.order_next() as u32);
+        queue.push(WriteFor::Client(ticket), key(stripe), WriteKind::DELETE, units, None)
+    }
+
+    fn replicate(queue: &mut WriteQueue, slot: WriteSlot, counter: u64) {
+        let (missing, version) = (MemberSet::all(2), version(counter));
+        queue[slot].stage = WriteStage::Replicate { missing, version, lazy: false, durable: true };
+    }
+
+    #[test]
+    fn a_write_that_must_know_its_block_starts_when_earlier_ones_have_ended() {
+        let mut queue = WriteQueue::new();
+        let (first, second) = (push(&mut queue, 1, 0..1), push(&mut queue, 1, 0..1));
+        assert_eq!(queue.startable(key(1), |_| false), Some(first));
+        replicate(&mut queue, first, 1);
+        assert_eq!(queue.startable(key(1), |_| false), None);
+        assert_eq!(queue.startable(key(1), |_| true), Some(second), "it need not know its block");
+        assert!(!queue.is_first(second));
+        queue.take(first);
+        assert_eq!(queue.startable(key(1), |_| false), Some(second));
+        assert_eq!(queue.startable(key(2), |_| true), None);
+    }
+
+    #[test]
+    fn a_read_finds_the_newest_write_before_it_and_the_writes_that_overtook_it() {
+        let mut queue = WriteQueue::new();
+        let (first, second) = (push(&mut queue, 1, 0..2), push(&mut queue, 1, 1..2));
+        let place = queue.order_next();
+        let later = push(&mut queue, 1, 0..1);
+        assert_eq!(queue.before(key(1), &(0..1), place), Some(first));
+        assert_eq!(queue.before(key(1), &(1..2), place), Some(second));
+        assert_eq!(queue.before(key(1), &(2..3), place), None);
+        assert_eq!(queue.seen(key(1), &(0..1), place, version(3)), None, "it has no version yet");
+        replicate(&mut queue, later, 3);
+        assert_eq!(queue.seen(key(1), &(0..1), place, version(2)), None);
+        assert_eq!(queue.seen(key(1), &(0..1), place, version(3)), Some(later));
+    }
+}
