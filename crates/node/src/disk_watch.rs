@@ -13,12 +13,9 @@
 
 use base::planted::{self, Bug};
 use base::{Duration, Time, TraceEvent};
-use blockstore::{NoteKey, Request as StoreRequest};
-use cluster::settings::Setting;
-use format::wire::PgEntry;
+use blockstore::{NoteKey, Request as StoreRequest, Store};
 
-use crate::node::{CALL_PROBE, Phase};
-use crate::{Effect, Node, StopReason};
+use crate::Effect;
 
 /// How often it is looked at: of a longer gap between two turns the store counts a part only.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
@@ -112,128 +109,134 @@ impl DiskWatch {
             self.stage = Stage::Stalled { has_left: true };
         }
     }
-}
 
-impl Node {
     /// What the next run of this process is to know.
-    pub fn stalls(&self) -> Stalls {
-        Stalls { is_recent: true, ..self.disk_watch.stalls.clone() }
+    pub(crate) fn for_next_run(&self) -> Stalls {
+        Stalls { is_recent: true, ..self.stalls.clone() }
     }
 
-    /// Looks how old the oldest operation is; what is new of that is reported at once.
-    pub(crate) fn watch_disk(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        self.disk_watch.at = now + WATCH_EVERY;
-        let age = self.store.oldest_operation();
-        let was_stalled = self.disk_watch.is_stalled();
-        let before = self.disk_watch.stage;
-        match self.disk_watch.stage {
+    /// Looks how old the oldest operation is. `slow_after`: what operators call slow.
+    pub(crate) fn look(
+        &mut self,
+        now: Time,
+        store: &Store,
+        slow_after: Duration,
+        effects: &mut Vec<Effect>,
+    ) -> Look {
+        self.at = now + WATCH_EVERY;
+        let age = store.oldest_operation();
+        let was_stalled = self.is_stalled();
+        let before = self.stage;
+        let mut next = None;
+        match self.stage {
             Stage::Well | Stage::Over { .. } | Stage::Probing { .. } if age > STALL_AFTER => {
-                self.disk_watch.stalls.began(now);
-                self.disk_watch.stage = Stage::Stalled { has_left: false };
+                self.stalls.began(now);
+                self.stage = Stage::Stalled { has_left: false };
             }
-            Stage::Over { until } if until <= now => self.disk_watch.stage = Stage::Well,
+            Stage::Over { until } if until <= now => self.stage = Stage::Well,
             Stage::Stalled { has_left: true } if age <= ANSWERS_WITHIN => {
-                self.leave_store(now, effects);
+                self.stage = Stage::Leaving;
+                next = Some(LookStep::Leave);
             }
             Stage::Stalled { has_left: false } if age <= ANSWERS_WITHIN => {
-                let ran = self.store.ran();
-                self.disk_watch.stage = match self.disk_watch.stalls.is_recent {
+                let ran = store.ran();
+                self.stage = match self.stalls.is_recent {
                     true => Stage::Probing { since: ran, next: ran },
                     false => Stage::Over { until: now + OVER_FOR },
                 };
             }
-            Stage::Probing { .. } => self.probe(now),
+            Stage::Probing { since, next: next_at } => {
+                next = self.probe(store, since, next_at).map(LookStep::Probe);
+            }
             Stage::Well | Stage::Over { .. } | Stage::Stalled { .. } | Stage::Leaving => {}
         }
-        let is_slow = age > Setting::DiskSlow.span_in(&self.cluster_settings);
-        if is_slow != self.disk_watch.is_slow {
-            let event = match is_slow {
+        let is_slow = age > slow_after;
+        let is_new = std::mem::replace(&mut self.is_slow, is_slow) != is_slow;
+        if is_new {
+            effects.push(Effect::Trace(match is_slow {
                 true => TraceEvent::warn("the disk is slow").number("oldest_ms", age.as_millis()),
                 false => TraceEvent::info("the disk is no longer slow"),
-            };
-            effects.push(Effect::Trace(event));
+            }));
         }
-        self.trace_stage(before, age, effects);
-        if is_slow != self.disk_watch.is_slow || was_stalled != self.disk_watch.is_stalled() {
-            self.disk_watch.is_slow = is_slow;
-            self.report_at = now;
-        }
+        effects.extend(stage_line(before, self.stage, age).map(Effect::Trace));
+        Look { is_report_due: is_new || was_stalled != self.is_stalled(), next }
     }
 
-    /// Tells the log what has changed of a disk that hangs.
-    fn trace_stage(&self, before: Stage, age: Duration, effects: &mut Vec<Effect>) {
-        let event = match (before, self.disk_watch.stage) {
-            (Stage::Stalled { .. }, Stage::Stalled { .. }) => return,
-            (_, Stage::Stalled { .. }) => {
-                let event = TraceEvent::error("the disk hangs: nobody counts on it");
-                event.number("oldest_ms", age.as_millis())
-            }
-            (Stage::Stalled { .. }, Stage::Leaving) => TraceEvent::warn(
-                "the disk answers again, and PGs went on without it: the store is opened anew",
-            ),
-            (Stage::Stalled { .. }, _) => TraceEvent::info("the disk answers again"),
-            (Stage::Probing { .. }, Stage::Well) => {
-                TraceEvent::info("the disk has answered for long enough: it counts again")
-            }
-            _ => return,
-        };
-        effects.push(Effect::Trace(event));
-    }
-
-    /// Newer entries took the place of these, in which this OSD had a part.
-    pub(crate) fn see_what_left(&mut self, before: &[PgEntry], effects: &mut Vec<Effect>) {
-        let is_out = |entry: &PgEntry| !self.map.pg(entry.pg).is_some_and(|it| self.has_part(it));
-        if !before.iter().any(is_out) {
-            return;
-        }
-        match self.disk_watch.stage {
+    /// A PG went on without this OSD. True if the process is to end at once.
+    pub(crate) fn on_pg_left(&mut self) -> bool {
+        match self.stage {
             Stage::Stalled { .. } if planted::on(Bug::StoreReopenedEarly) => {
-                self.disk_watch.stage = Stage::Leaving;
-                self.stop(StopReason::Stalled, effects);
+                self.stage = Stage::Leaving;
+                return true;
             }
             Stage::Stalled { .. } | Stage::Over { .. } => {
-                self.disk_watch.stage = Stage::Stalled { has_left: true };
+                self.stage = Stage::Stalled { has_left: true };
             }
             Stage::Well | Stage::Leaving | Stage::Probing { .. } => {}
         }
-    }
-
-    /// The disk answers, and PGs went on without it: the store is closed, and opened by the next run.
-    fn leave_store(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.phase == Phase::Running {
-            self.disk_watch.stage = Stage::Leaving;
-            self.begin_end(now, effects);
-        }
+        false
     }
 
     /// Writes durably now and then, for as long as the disk has to answer.
-    fn probe(&mut self, now: Time) {
-        let Stage::Probing { since, next } = self.disk_watch.stage else { return };
-        let ran = self.store.ran();
-        let is_awaited = self.disk_watch.probe.is_some() && !planted::on(Bug::ProbeNotAwaited);
-        let has_answered = ran.since(since) >= self.disk_watch.stalls.pause();
+    fn probe(&mut self, store: &Store, since: Time, next: Time) -> Option<StoreRequest> {
+        let ran = store.ran();
+        let is_awaited = self.probe.is_some() && !planted::on(Bug::ProbeNotAwaited);
+        let has_answered = ran.since(since) >= self.stalls.pause();
         if since == Time::ZERO {
-            self.disk_watch.stage = Stage::Probing { since: ran, next: ran };
+            self.stage = Stage::Probing { since: ran, next: ran };
         } else if has_answered && !is_awaited {
-            self.disk_watch.stage = Stage::Well;
-            self.disk_watch.stalls.is_recent = false;
-        } else if self.disk_watch.probe.is_none() && next <= ran {
-            self.disk_watch.probe = Some(ran);
-            let bytes = self.store.note(NoteKey::Cluster).unwrap_or_default().to_vec();
-            let request = StoreRequest::Note { key: NoteKey::Cluster, bytes };
-            self.ask_store(now, CALL_PROBE, request);
+            self.stage = Stage::Well;
+            self.stalls.is_recent = false;
+        } else if self.probe.is_none() && next <= ran {
+            self.probe = Some(ran);
+            let bytes = store.note(NoteKey::Cluster).unwrap_or_default().to_vec();
+            return Some(StoreRequest::Note { key: NoteKey::Cluster, bytes });
         }
+        None
     }
 
     /// A probe has ended. One that failed, or took long, begins the pause anew.
-    pub(crate) fn probed(&mut self, is_done: bool) {
-        let asked = self.disk_watch.probe.take();
-        let (Stage::Probing { since, .. }, Some(asked)) = (self.disk_watch.stage, asked) else {
-            return;
-        };
-        let ran = self.store.ran();
+    pub(crate) fn on_probed(&mut self, store: &Store, is_done: bool) {
+        let asked = self.probe.take();
+        let (Stage::Probing { since, .. }, Some(asked)) = (self.stage, asked) else { return };
+        let ran = store.ran();
         let is_good = is_done && ran.since(asked) < ANSWERS_WITHIN;
         let since = if is_good { since } else { ran };
-        self.disk_watch.stage = Stage::Probing { since, next: ran + PROBE_EVERY };
+        self.stage = Stage::Probing { since, next: ran + PROBE_EVERY };
     }
+}
+
+/// What a look at the disk leads to.
+pub(crate) struct Look {
+    /// The monitor is to know of it at once.
+    pub(crate) is_report_due: bool,
+    /// What is to be done.
+    pub(crate) next: Option<LookStep>,
+}
+
+/// What is to be done after a look at the disk.
+pub(crate) enum LookStep {
+    /// The disk answers, and PGs went on without it: the store is closed, and opened by the next run.
+    Leave,
+    /// Ask the store for this, and hand the answer to [`DiskWatch::on_probed`].
+    Probe(StoreRequest),
+}
+
+/// The line for the log of a change of stage.
+fn stage_line(before: Stage, stage: Stage, age: Duration) -> Option<TraceEvent> {
+    Some(match (before, stage) {
+        (Stage::Stalled { .. }, Stage::Stalled { .. }) => return None,
+        (_, Stage::Stalled { .. }) => {
+            let event = TraceEvent::error("the disk hangs: nobody counts on it");
+            event.number("oldest_ms", age.as_millis())
+        }
+        (Stage::Stalled { .. }, Stage::Leaving) => TraceEvent::warn(
+            "the disk answers again, and PGs went on without it: the store is opened anew",
+        ),
+        (Stage::Stalled { .. }, _) => TraceEvent::info("the disk answers again"),
+        (Stage::Probing { .. }, Stage::Well) => {
+            TraceEvent::info("the disk has answered for long enough: it counts again")
+        }
+        _ => return None,
+    })
 }

@@ -8,8 +8,8 @@
 use base::{Duration, Time};
 use pg::Serving;
 
-use crate::Effect;
-use crate::node::Node;
+use crate::cluster_view::ClusterView;
+use crate::pg_table::{PgSlot, PgTable};
 
 /// Most repairs of learners under way for one PG, and for all.
 const PG_REPAIRS_MAX: usize = 4;
@@ -33,7 +33,7 @@ pub struct Budget {
 /// A PG whose learners are being filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Candidate {
-    slot: usize,
+    slot: PgSlot,
     /// It has fewer copies than its pool wants.
     is_degraded: bool,
 }
@@ -41,7 +41,7 @@ struct Candidate {
 impl Candidate {
     /// `None`: its learners are not being filled. `copies`: of its pool; some of the `acting` members
     /// are lost where it fills learners without serving.
-    fn of(slot: usize, serving: &Serving, acting: usize, copies: usize) -> Option<Candidate> {
+    fn of(slot: PgSlot, serving: &Serving, acting: usize, copies: usize) -> Option<Candidate> {
         match serving {
             Serving::Active => Some(Candidate { slot, is_degraded: acting < copies }),
             Serving::Filling => Some(Candidate { slot, is_degraded: true }),
@@ -66,8 +66,25 @@ impl Budget {
         self.due.get_or_insert(now);
     }
 
+    /// Shares repairs anew among the PGs that this OSD leads and whose learners are being filled: how
+    /// many each may have under way in the next turn.
+    pub fn begin_turn(
+        &mut self,
+        now: Time,
+        pgs: &PgTable,
+        cluster: &ClusterView,
+    ) -> Vec<(PgSlot, usize)> {
+        let candidates = pgs.iter().filter_map(|(slot, pg)| {
+            let entry = pg.entry().filter(|entry| !entry.learners.is_empty())?;
+            let copies = cluster.pool(entry.pg.pool)?.pool.replicas as usize;
+            let candidate = Candidate::of(slot, pg.serving(), entry.acting_count(), copies);
+            candidate.filter(|_| cluster.leads(entry))
+        });
+        self.share(now, candidates.collect())
+    }
+
     /// Gives each candidate its share for the next turn.
-    fn share(&mut self, now: Time, candidates: Vec<Candidate>) -> Vec<(usize, usize)> {
+    fn share(&mut self, now: Time, candidates: Vec<Candidate>) -> Vec<(PgSlot, usize)> {
         if candidates.is_empty() {
             *self = Budget::default();
             return Vec::new();
@@ -97,23 +114,6 @@ impl Budget {
     }
 }
 
-impl Node {
-    /// Shares the repairs anew among the PGs that fill learners.
-    pub(crate) fn share_repairs(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let slots = self.pgs.iter().enumerate().filter_map(|(slot, pg)| {
-            let entry = pg.entry().filter(|entry| !entry.learners.is_empty())?;
-            let copies = self.map.pools.get(&entry.pg.pool)?.pool.replicas as usize;
-            let candidate = Candidate::of(slot, pg.serving(), entry.acting_count(), copies);
-            candidate.filter(|_| self.leads(entry))
-        });
-        let candidates = slots.collect();
-        for (slot, share) in self.budget.share(now, candidates) {
-            self.pgs[slot].fill(share, &mut self.actions);
-            self.carry_out(now, slot, effects);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,12 +123,14 @@ mod tests {
     }
 
     fn candidates(degraded: usize, misplaced: usize) -> Vec<Candidate> {
-        let all =
-            (0..degraded + misplaced).map(|slot| Candidate { slot, is_degraded: slot < degraded });
+        let all = (0..degraded + misplaced).map(|index| {
+            let slot = PgSlot::new(index);
+            Candidate { slot, is_degraded: index < degraded }
+        });
         all.collect()
     }
 
-    fn sum(shares: &[(usize, usize)]) -> usize {
+    fn sum(shares: &[(PgSlot, usize)]) -> usize {
         shares.iter().map(|(_, share)| share).sum()
     }
 
@@ -164,7 +166,7 @@ mod tests {
     #[test]
     fn a_pg_that_waits_for_its_learner_comes_before_those_that_move() {
         let degraded = |serving: &Serving, acting: usize| {
-            Candidate::of(0, serving, acting, 3).map(|candidate| candidate.is_degraded)
+            Candidate::of(PgSlot::new(0), serving, acting, 3).map(|candidate| candidate.is_degraded)
         };
         assert_eq!(degraded(&Serving::Active, 3), Some(false));
         assert_eq!(degraded(&Serving::Active, 2), Some(true));
@@ -179,7 +181,7 @@ mod tests {
         for turn in 0..400 {
             budget.client_came();
             for (slot, share) in budget.share(at(turn), candidates(5, 5)) {
-                turns[slot] += share;
+                turns[slot.index()] += share;
             }
         }
         assert_eq!(turns.iter().sum::<usize>(), 400);

@@ -23,7 +23,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{self, Bug};
 use base::{Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
+use cluster::settings::Setting;
 use format::wire::{LOST_COUNT_MAX, Member, PgEntry};
+
+/// The span of a lease where no setting tells.
+pub(crate) const LEASE_DEFAULT: Duration =
+    Duration::from_millis(Setting::Lease.definition().default);
 
 /// Renewals without an answer whose times are remembered; an answer to an older one is worth
 /// nothing.

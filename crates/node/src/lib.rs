@@ -11,39 +11,50 @@
 //!              └───────────────────────────────┘
 //! ```
 //!
+//! `node.rs` wires the parts together. A file of `src/` holds one part's state and its decisions, and
+//! knows no node; the file of the same name under `node/` takes the events and carries them out.
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | `node.rs` | the value: events in, effects out, the life of the process |
-//! | `link.rs` | the connection to a monitor: which address, when, how far |
-//! | `pg_lifecycle.rs` | what the map means for this OSD's PGs, reports |
+//! | `cluster_view.rs` | the cluster map, the settings, and this OSD's place in them |
+//! | `local_store.rs` | the store, and who asked it for what |
+//! | `pg_table.rs` | the PGs, and what they ask |
+//! | `node/pg_lifecycle.rs` | what the map means for this OSD's PGs |
+//! | `link.rs`, `node/monitor.rs` | the connection to a monitor, and what it says |
 //! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
 //! | `leases.rs` | by whose leave this OSD serves, and to whom it gave its own |
+//! | `space_credits.rs` | space that members promise a primary |
 //! | `peers.rs` | what members of PGs say to each other: who may, and when |
+//! | `requests.rs` | a request's way from its arrival to its reply |
+//! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
+//! | `session_takeover.rs` | sessions that were shown before the map they act on |
 //! | `filling.rs` | how fast learners are filled |
 //! | `reclaim.rs` | removing what nobody needs |
 //! | `disk_watch.rs` | a disk that is slow or hangs |
-//! | `lines.rs` | lines for the log: one for each change of a state |
-//! | `sessions.rs` | connections and sessions: who may speak, what is a repeat |
-//! | `session_takeover.rs` | sessions that were shown before the map they act on |
-//! | `requests.rs` | a request's way from its arrival to its reply |
-//! | `compare.rs` | comparing the copies of stopped OSDs |
-//! | `notes.rs` | what is noted of the map |
+//! | `report.rs`, `stats.rs`, `lines.rs` | what the monitor and the log are told |
+//! | `notes.rs` | what the store keeps of the map for later runs |
 //! | `state_log.rs` | the copy of the state store, as a log of differences |
-//! | `state_rollback.rs` | what a state store that went back in time is recognised by |
+//! | `state_rollback.rs` | how a state store that went back in time is recognised |
+//! | `compare.rs` | comparing the copies of stopped OSDs |
 
+mod cluster_view;
 mod compare;
+mod connection_ids;
 mod disk_watch;
 mod filling;
 mod lane;
 mod leases;
 mod lines;
 mod link;
+mod local_store;
 mod node;
 mod notes;
 mod peer_connections;
 mod peers;
-mod pg_lifecycle;
+mod pg_table;
 mod reclaim;
+mod report;
 mod requests;
 mod session_takeover;
 mod sessions;

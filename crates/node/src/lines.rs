@@ -1,7 +1,7 @@
-//! What this OSD tells the log: one line for each change of a state, none for a request.
+//! Lines for the log of this OSD: one for each change of a state, none for a request.
 //!
-//! A line is made where the change is decided. Here is what lines need beside that: how long a PG has
-//! been waiting, and what was told already.
+//! A line is made where the change is decided. This file keeps what lines need beside that: how long a
+//! PG has been waiting, and what the log says already.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,15 @@ use base::{Duration, Epoch, OsdId, PgId, Time, TraceEvent};
 use cluster::map::MapDelta;
 use cluster::message::{Need, PgNeed};
 use format::wire::{Member, PgEntry};
-use pg::Serving;
+use pg::{Pg, Serving};
 
 use crate::Effect;
-use crate::node::Node;
+use crate::cluster_view::ClusterView;
+use crate::leases::Leases;
+use crate::local_store::LocalStore;
+use crate::pg_table::PgTable;
+use crate::report::{Explainer, why_idle};
+use crate::sessions::Sessions;
 
 /// A PG that is not served for so long is named. Agreeing takes less where all members are there.
 const WAIT_NAMED_AFTER: Duration = Duration::from_secs(2);
@@ -45,21 +50,28 @@ fn of_pg(event: TraceEvent, pg: PgId, epoch: Epoch) -> TraceEvent {
     event.with("pg", pg).number("epoch", epoch.get())
 }
 
-impl Node {
+impl Lines {
     /// Once in a while: what has been so for long enough to be told.
-    pub(crate) fn trace_states(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        for slot in 0..self.pgs.len() {
-            self.trace_wait(now, slot, effects);
+    pub(crate) fn trace_states(
+        &mut self,
+        now: Time,
+        store: &LocalStore,
+        pgs: &PgTable,
+        explainer: Explainer<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        for (_, pg) in pgs.iter() {
+            self.trace_wait(now, pg, explainer, effects);
         }
-        let is_full = self.store.space().full;
-        if std::mem::replace(&mut self.lines.is_full, is_full) != is_full {
+        let is_full = store.space().full;
+        if std::mem::replace(&mut self.is_full, is_full) != is_full {
             effects.push(Effect::Trace(match is_full {
                 true => TraceEvent::warn("the store is full: it takes no writes"),
                 false => TraceEvent::info("the store has space again"),
             }));
         }
-        let damaged = self.store.damaged_units_count();
-        if std::mem::replace(&mut self.lines.has_damage, damaged > 0) != (damaged > 0) {
+        let damaged = store.damaged_units_count();
+        if std::mem::replace(&mut self.has_damage, damaged > 0) != (damaged > 0) {
             effects.push(Effect::Trace(match damaged {
                 0 => TraceEvent::info("no stored data is damaged any more"),
                 _ => TraceEvent::warn("stored data is damaged").number("units", damaged),
@@ -68,20 +80,27 @@ impl Node {
     }
 
     /// A PG that this OSD is to lead: since when it is not served.
-    fn trace_wait(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
-        let id = self.pgs[slot].id();
-        let is_ours = |entry: &&PgEntry| entry.primary_osd() == Some(self.identity.osd);
-        let epoch = self.map.pg(id).filter(is_ours).map(|entry| entry.epoch);
-        let (Some(epoch), Some(why)) = (epoch, self.waits_for(slot)) else {
-            self.lines.waits.remove(&id);
+    fn trace_wait(
+        &mut self,
+        now: Time,
+        pg: &Pg,
+        explainer: Explainer<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let id = pg.id();
+        let cluster = explainer.cluster;
+        let led = cluster.pg(id).filter(|entry| cluster.is_primary(entry));
+        let (Some(entry), Some(why)) = (led, explainer.waits_for(pg)) else {
+            self.waits.remove(&id);
             return;
         };
+        let epoch = entry.epoch;
         let new = || Wait { epoch, since: now, is_told: false };
-        let wait = self.lines.waits.entry(id).or_insert_with(new);
+        let wait = self.waits.entry(id).or_insert_with(new);
         if wait.epoch != epoch {
             *wait = new();
         }
-        wait.is_told |= self.lines.suspect.contains(&id);
+        wait.is_told |= self.suspect.contains(&id);
         let waited = now.since(wait.since);
         if waited >= WAIT_NAMED_AFTER && !std::mem::replace(&mut wait.is_told, true) {
             let event = of_pg(TraceEvent::warn("PG is not served"), id, epoch);
@@ -90,32 +109,14 @@ impl Node {
         }
     }
 
-    /// This OSD takes its part in an epoch.
-    pub(crate) fn trace_enters(&self, entry: &PgEntry, effects: &mut Vec<Effect>) {
-        let event = match self.leads(entry) {
-            true => TraceEvent::debug("leads an epoch: asks its members"),
-            false => TraceEvent::debug("follows in an epoch"),
-        };
-        effects.push(Effect::Trace(of_pg(event, entry.pg, entry.epoch)));
-    }
-
-    /// The PG in `slot` is to take part in nothing, for a reason that is new.
-    pub(crate) fn trace_halt(&self, slot: usize, why: &str, effects: &mut Vec<Effect>) {
-        let pg = &self.pgs[slot];
-        if !matches!(pg.serving(), Serving::Idle { why: before } if before == why) {
-            let event = TraceEvent::debug("takes no part in a PG").with("pg", pg.id());
-            effects.push(Effect::Trace(event.with("why", why)));
-        }
-    }
-
-    /// The PG in `slot` serves its epoch.
-    pub(crate) fn trace_active(&mut self, now: Time, slot: usize, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.pgs[slot].entry() else { return };
+    /// A PG serves its epoch.
+    pub(crate) fn trace_active(&mut self, now: Time, pg: &Pg, effects: &mut Vec<Effect>) {
+        let Some(entry) = pg.entry() else { return };
         let event = of_pg(TraceEvent::info("PG is active"), entry.pg, entry.epoch)
             .list("members", osds(entry.acting()))
             .list("learners", osds(entry.learning()));
-        self.lines.suspect.remove(&entry.pg);
-        let waited = self.lines.waits.remove(&entry.pg).filter(|wait| wait.is_told);
+        self.suspect.remove(&entry.pg);
+        let waited = self.waits.remove(&entry.pg).filter(|wait| wait.is_told);
         let event = match waited {
             Some(wait) => event.number("waited_ms", now.since(wait.since).as_millis()),
             None => event,
@@ -123,59 +124,79 @@ impl Node {
         effects.push(Effect::Trace(event));
     }
 
-    /// This OSD is to lead a PG and cannot: for damage, if its store may have lost writes of it.
+    /// This OSD is to lead a PG of which its store may have lost writes, and cannot.
     pub(crate) fn trace_suspect(&mut self, pg: PgId, why: &str, effects: &mut Vec<Effect>) {
-        if self.is_suspect(pg) && self.lines.suspect.insert(pg) {
+        if self.suspect.insert(pg) {
             let event = TraceEvent::warn("PG is suspect: it is not served");
             effects.push(Effect::Trace(event.with("pg", pg).with("why", why)));
         }
     }
+}
 
-    /// What PGs need that the monitor is about to be told.
-    pub(crate) fn trace_needs(&self, needs: &[PgNeed], effects: &mut Vec<Effect>) {
-        for PgNeed { pg, epoch, what } in needs {
-            let slot = self.pg_slots.get(pg).copied();
-            let event = match what {
-                Need::NewEpoch => {
-                    let why = slot.map(|slot| self.why_idle(slot)).unwrap_or_default();
-                    TraceEvent::info("PG needs a new epoch").with("why", why)
-                }
-                Need::Complete(member) => {
-                    TraceEvent::info("learner is complete").with("member", member.osd)
-                }
-                Need::Failed(member, why) => TraceEvent::warn("member cannot go on")
-                    .with("member", member.osd)
-                    .with("why", why),
-            };
-            effects.push(Effect::Trace(of_pg(event, *pg, *epoch)));
-        }
+/// This OSD takes its part in an epoch.
+pub(crate) fn trace_enters(cluster: &ClusterView, entry: &PgEntry, effects: &mut Vec<Effect>) {
+    let event = match cluster.leads(entry) {
+        true => TraceEvent::debug("leads an epoch: asks its members"),
+        false => TraceEvent::debug("follows in an epoch"),
+    };
+    effects.push(Effect::Trace(of_pg(event, entry.pg, entry.epoch)));
+}
+
+/// A PG is to take part in nothing, for a reason that is new.
+pub(crate) fn trace_halt(pg: &Pg, why: &str, effects: &mut Vec<Effect>) {
+    if !matches!(pg.serving(), Serving::Idle { why: before } if before == why) {
+        let event = TraceEvent::debug("takes no part in a PG").with("pg", pg.id());
+        effects.push(Effect::Trace(event.with("why", why)));
     }
+}
 
-    /// Leases that have run out since the last look, and those that are back.
-    pub(crate) fn trace_leases(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        for (giver, was_out) in self.leases.take_changes(now) {
-            let event = match was_out {
-                None => TraceEvent::warn("lease ran out: PGs shared with its giver wait"),
-                Some(span) => {
-                    TraceEvent::info("lease is back").number("after_ms", span.as_millis())
-                }
-            };
-            effects.push(Effect::Trace(event.with("giver", giver)));
-        }
-    }
-
-    /// Sessions that a change of the map fences, of those that were served here.
-    pub(crate) fn trace_fences(&self, delta: &MapDelta, effects: &mut Vec<Effect>) {
-        for change in &delta.pools {
-            let served = change.fences.iter().filter(|session| {
-                let is_fenced = |pool: &cluster::map::PoolMap| pool.is_fenced(**session);
-                let is_known = self.map.pools.get(&change.pool.id).is_some_and(is_fenced);
-                !is_known && self.sessions.names(**session).is_some()
-            });
-            for session in served {
-                let event = TraceEvent::info("session is fenced").with("session", session);
-                effects.push(Effect::Trace(event.with("pool", change.pool.id)));
+/// What PGs need that the monitor is about to be told.
+pub(crate) fn trace_needs(pgs: &PgTable, needs: &[PgNeed], effects: &mut Vec<Effect>) {
+    for PgNeed { pg, epoch, what } in needs {
+        let event = match what {
+            Need::NewEpoch => {
+                let why = pgs.get(*pg).map(why_idle).unwrap_or_default();
+                TraceEvent::info("PG needs a new epoch").with("why", why)
             }
+            Need::Complete(member) => {
+                TraceEvent::info("learner is complete").with("member", member.osd)
+            }
+            Need::Failed(member, why) => {
+                let event = TraceEvent::warn("member cannot go on");
+                event.with("member", member.osd).with("why", why)
+            }
+        };
+        effects.push(Effect::Trace(of_pg(event, *pg, *epoch)));
+    }
+}
+
+/// Leases that have run out since the last look, and those that are back.
+pub(crate) fn trace_leases(now: Time, leases: &mut Leases, effects: &mut Vec<Effect>) {
+    for (giver, was_out) in leases.take_changes(now) {
+        let event = match was_out {
+            None => TraceEvent::warn("lease ran out: PGs shared with its giver wait"),
+            Some(span) => TraceEvent::info("lease is back").number("after_ms", span.as_millis()),
+        };
+        effects.push(Effect::Trace(event.with("giver", giver)));
+    }
+}
+
+/// Sessions that a change of the map fences, of those that were served here.
+pub(crate) fn trace_fences(
+    cluster: &ClusterView,
+    sessions: &Sessions,
+    delta: &MapDelta,
+    effects: &mut Vec<Effect>,
+) {
+    for change in &delta.pools {
+        let known = cluster.pool(change.pool.id);
+        let served = change.fences.iter().filter(|session| {
+            let is_known = known.is_some_and(|pool| pool.is_fenced(**session));
+            !is_known && sessions.names(**session).is_some()
+        });
+        for session in served {
+            let event = TraceEvent::info("session is fenced").with("session", session);
+            effects.push(Effect::Trace(event.with("pool", change.pool.id)));
         }
     }
 }

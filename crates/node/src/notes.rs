@@ -1,16 +1,200 @@
-//! What an OSD notes of the map: by it a map that is older than what this OSD has seen (a state store
-//! restored from a backup) is recognised.
+//! What an OSD notes of the map. From its notes it recognises a map that is older than one it has seen:
+//! the map of a state store that was restored from a backup.
 //!
-//! PG entries are kept apart, one note a PG: see `pg::Record`. The records of the state store, too: see
+//! Each PG's entry has a note of its own, see `pg::Record`. So has the copy of the state store, see
 //! `state_log.rs`.
+//!
+//! Invariants
+//!   1. One note on the cluster is under way at a time.
+//!   2. A lease longer than any before is given only after the note of its span is durable: a later
+//!      run waits that long.
+//!   3. A note never replaces a newer revision of a pool by an older one.
 
 use std::collections::BTreeMap;
 
-use base::{ClusterId, Duration, MapRevision, PoolId};
+use base::{ClusterId, Duration, MapRevision, OsdId, PgId, PoolId};
+use blockstore::{NoteKey, Store};
+use cluster::copy::Seen;
 use cluster::map::{ClusterMap, Pool};
+use pg::Record;
 use serde::{Deserialize, Serialize};
 
-use crate::node::LEASE_DEFAULT;
+use crate::leases::LEASE_DEFAULT;
+
+/// The notes of this OSD's store, and what is to be noted next.
+pub(crate) struct Notes {
+    /// The longest span of a lease that this OSD may have given in any run.
+    lease_span: Duration,
+    /// Pools as this OSD had seen them before this run, without those that are gone.
+    pools: BTreeMap<PoolId, PoolNote>,
+    /// Notes of PGs that cannot be read, and why.
+    damaged: BTreeMap<PgId, String>,
+    /// The newest run of this OSD, and the revisions of maps, that its records of PGs name.
+    recorded: Seen,
+    /// The map differs from the note on the cluster.
+    is_old: bool,
+    /// The note on the cluster is under way, and with it this span.
+    open: Option<Duration>,
+}
+
+impl Notes {
+    /// Of a store that is not open yet.
+    pub(crate) fn unread() -> Notes {
+        Notes {
+            lease_span: LEASE_DEFAULT,
+            pools: BTreeMap::new(),
+            damaged: BTreeMap::new(),
+            recorded: Seen::default(),
+            is_old: false,
+            open: None,
+        }
+    }
+
+    /// Reads what earlier runs of this OSD have noted. The error says why the note on the cluster
+    /// cannot be read. Notes of PGs that cannot be read are kept as damaged: what is here of those
+    /// PGs is as suspect as what recovery lost.
+    pub(crate) fn read(store: &Store, osd: OsdId) -> Result<Notes, String> {
+        let mut notes = Notes { recorded: seen_in_records(store, osd), ..Notes::unread() };
+        for (key, note) in store.notes() {
+            if let (NoteKey::Pg(id), Err(why)) = (key, Record::decode(note)) {
+                notes.damaged.insert(id, why);
+            }
+        }
+        if let Some(note) = store.note(NoteKey::Cluster) {
+            let note = ClusterNote::decode(note)?;
+            notes.lease_span = notes.lease_span.max(note.lease());
+            notes.pools = note.pools_by_id();
+        }
+        Ok(notes)
+    }
+
+    // ---- what earlier runs noted
+
+    /// The longest span of a lease that any run may have given.
+    pub(crate) fn lease_span(&self) -> Duration {
+        self.lease_span
+    }
+
+    /// The newest run and the revisions that the records of PGs name.
+    pub(crate) fn recorded(&self) -> &Seen {
+        &self.recorded
+    }
+
+    /// Pools as this OSD had seen them before this run.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (PoolId, &PoolNote)> {
+        self.pools.iter().map(|(id, noted)| (*id, noted))
+    }
+
+    /// The revision of a pool that this OSD had seen before this run.
+    pub(crate) fn revision(&self, pool: PoolId) -> MapRevision {
+        self.pools.get(&pool).map_or(MapRevision::ZERO, |noted| noted.revision)
+    }
+
+    /// A pool is gone.
+    pub(crate) fn forget_pool(&mut self, pool: PoolId) {
+        self.pools.remove(&pool);
+    }
+
+    /// Notes of PGs that cannot be read, and why.
+    pub(crate) fn damaged(&self) -> impl Iterator<Item = (PgId, &str)> {
+        self.damaged.iter().map(|(id, why)| (*id, why.as_str()))
+    }
+
+    /// Whether the note of some PG cannot be read.
+    pub(crate) fn has_damaged(&self) -> bool {
+        !self.damaged.is_empty()
+    }
+
+    /// Why the note of this PG cannot be read, if it cannot.
+    pub(crate) fn damage_of(&self, pg: PgId) -> Option<&str> {
+        self.damaged.get(&pg).map(String::as_str)
+    }
+
+    /// The note of this PG is removed.
+    pub(crate) fn forget_damage(&mut self, pg: PgId) {
+        self.damaged.remove(&pg);
+    }
+
+    /// Forgets damage of PGs that are no longer suspect.
+    pub(crate) fn keep_damage(&mut self, is_suspect: impl Fn(PgId) -> bool) {
+        self.damaged.retain(|id, _| is_suspect(*id));
+    }
+
+    // ---- the note on the cluster
+
+    /// The span of leases that may be given now, where `wanted` is set.
+    pub(crate) fn lease_allowed(&self, wanted: Duration) -> Duration {
+        wanted.min(self.lease_span)
+    }
+
+    /// Leases of this span are wanted.
+    pub(crate) fn want_lease(&mut self, wanted: Duration) {
+        self.is_old |= wanted > self.lease_span;
+    }
+
+    /// The map has changed.
+    pub(crate) fn map_changed(&mut self) {
+        self.is_old = true;
+    }
+
+    /// Whether the note on the cluster is to be written, and none is under way.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_old && self.open.is_none()
+    }
+
+    /// The bytes of the next note on the cluster. Requires: it is due.
+    pub(crate) fn begin(
+        &mut self,
+        cluster: ClusterId,
+        map: &ClusterMap,
+        lease_wanted: Duration,
+    ) -> Vec<u8> {
+        assert!(self.is_due());
+        let span = self.lease_span.max(lease_wanted);
+        let mut note = ClusterNote::of(cluster, map, span);
+        note.keep_newer(&self.pools);
+        self.is_old = false;
+        self.open = Some(span);
+        note.encode()
+    }
+
+    /// The note on the cluster is durable, or could not be written. Requires: one is under way.
+    pub(crate) fn on_written(&mut self, is_durable: bool) {
+        let span = self.open.take().expect("one note at a time");
+        if is_durable {
+            self.lease_span = self.lease_span.max(span);
+        } else {
+            self.is_old = true;
+        }
+    }
+}
+
+/// Records of PGs. Those that cannot be read say nothing; their PGs wait for an operator.
+pub(crate) fn records(store: &Store) -> impl Iterator<Item = Record> + '_ {
+    store.notes().filter_map(|(key, bytes)| match key {
+        NoteKey::Pg(_) => Record::decode(bytes).ok(),
+        NoteKey::Cluster | NoteKey::State(_) => None,
+    })
+}
+
+/// What this OSD has seen of the cluster, from its records of PGs: they may be newer than the note on
+/// the cluster.
+fn seen_in_records(store: &Store, osd: OsdId) -> Seen {
+    let mut seen = Seen::default();
+    for entry in records(store).map(|record| record.entry) {
+        raise(&mut seen, entry.pg.pool, entry.revision);
+        let ours = entry.members().filter(|member| member.osd == osd);
+        let run = ours.map(|member| member.incarnation).max().unwrap_or_default();
+        seen.incarnation = seen.incarnation.max(run);
+    }
+    seen
+}
+
+/// This revision of a pool was seen.
+pub(crate) fn raise(seen: &mut Seen, pool: PoolId, revision: MapRevision) {
+    let known = seen.pools.entry(pool).or_default();
+    *known = (*known).max(revision);
+}
 
 /// The note under `NoteKey::Cluster`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

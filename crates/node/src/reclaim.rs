@@ -20,16 +20,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::hash::hash_range_of_pg;
 use base::{Duration, Epoch, MapRevision, PgId, PoolId, Time};
-use blockstore::{Answer, NoteKey, Request as StoreRequest, StoreError};
-use cluster::map::MapDelta;
-use cluster::message::ToMonitor;
+use blockstore::{BlockKey, NoteKey, Request as StoreRequest, Store};
 use format::wire::{Content, PgEntry};
-use pg::{Pg, Record};
+use pg::Record;
 
-use crate::Effect;
-use crate::node::CALL_CLEARING;
-use crate::node::Node;
-use crate::pg_lifecycle::is_sound;
+use crate::cluster_view::{ClusterView, is_sound};
+use crate::notes::Notes;
+use crate::pg_table::PgTable;
 
 /// Blocks removed at a time: clients come first.
 const PORTION_MAX: usize = 256;
@@ -41,7 +38,7 @@ const CANDIDATE_COUNT_MAX: usize = 1024;
 /// primary, and what follows from it, has had its time.
 const SUPERFLUOUS_AFTER: Duration = Duration::from_secs(5);
 
-/// What is to be cleared.
+/// What is to be removed.
 #[derive(Default)]
 pub(crate) struct Reclaim {
     /// Pools that the monitor asked for.
@@ -54,7 +51,7 @@ pub(crate) struct Reclaim {
     current: Option<Current>,
 }
 
-/// What is being cleared; between events some answer of the store is awaited.
+/// What is being removed; between events some answer of the store is awaited.
 struct Current {
     target: Target,
     stage: Stage,
@@ -64,8 +61,9 @@ struct Current {
     has_failed: bool,
 }
 
+/// Whose data is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Target {
+pub(crate) enum Target {
     Pool(PoolId),
     Pg(PgId),
 }
@@ -88,199 +86,233 @@ impl Target {
     }
 }
 
-impl Node {
-    /// The monitor asks to clear a pool.
-    pub(crate) fn clear_pool(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
-        let delta = MapDelta { removed_pools: vec![pool], ..MapDelta::default() };
-        self.map_came(now, delta, effects);
-        self.reclaim.asked.insert(pool);
-        self.go_on_clearing(now, effects);
+/// What this OSD holds, and what proves that nobody needs it.
+#[derive(Clone, Copy)]
+pub(crate) struct Holdings<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) cluster: &'a ClusterView,
+    pub(crate) notes: &'a Notes,
+    pub(crate) pgs: &'a PgTable,
+}
+
+/// What comes next of a removal.
+pub(crate) enum Next {
+    /// Ask the store for all of these; each answer goes to [`Reclaim::on_removed`].
+    Ask(Vec<StoreRequest>),
+    /// All of it is gone, durably.
+    Done(Target),
+}
+
+/// What an answer of the store leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Answered {
+    /// Other answers are awaited.
+    Wait,
+    /// The next part is to be removed.
+    GoOn,
+    /// Something could not be removed: it is given up for now.
+    GiveUp,
+}
+
+impl Reclaim {
+    /// The monitor asks to remove what is left of a pool.
+    pub(crate) fn ask(&mut self, pool: PoolId) {
+        self.asked.insert(pool);
     }
 
-    /// Begins to clear what is next, if nothing keeps it. Called now and then.
-    pub(crate) fn go_on_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.reclaim.current.is_some() || self.store.is_congested() {
-            return;
-        }
-        let Some(target) = self.next_target(now) else { return };
-        let stage = Stage::Records;
-        self.reclaim.current = Some(Current { target, stage, missing: 0, has_failed: false });
-        self.clear_more(now, effects);
+    /// Whether something is being removed.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.current.is_some()
     }
 
     /// Whether data of the PG is being removed: this OSD takes no part in it meanwhile.
-    pub(crate) fn is_being_cleared(&self, pg: PgId) -> bool {
-        self.reclaim.current.as_ref().is_some_and(|current| current.target.has(pg))
+    pub(crate) fn is_removing(&self, pg: PgId) -> bool {
+        self.current.as_ref().is_some_and(|current| current.target.has(pg))
     }
 
-    fn next_target(&mut self, now: Time) -> Option<Target> {
-        let mut pools = self.reclaim.asked.iter().copied().map(Target::Pool);
-        let pool = pools.find(|target| self.is_needless(*target) && self.is_quiet(*target));
-        pool.or_else(|| self.superfluous_pg(now).map(Target::Pg))
+    /// Begins to remove what is next, if anything is to be. True if it has begun.
+    /// `has_joined`: the map is not an old one. Requires: nothing is under way.
+    pub(crate) fn begin(&mut self, now: Time, holdings: Holdings<'_>, has_joined: bool) -> bool {
+        assert!(self.current.is_none());
+        let mut pools = self.asked.iter().copied().map(Target::Pool);
+        let pool = pools.find(|target| holdings.may_remove(*target));
+        let target =
+            pool.or_else(|| self.superfluous_pg(now, holdings, has_joined).map(Target::Pg));
+        self.current = target.map(|target| Current {
+            target,
+            stage: Stage::Records,
+            missing: 0,
+            has_failed: false,
+        });
+        self.current.is_some()
     }
 
-    /// Whether what this OSD has of it is needed by nobody.
-    fn is_needless(&self, target: Target) -> bool {
-        match target {
-            Target::Pool(pool) => !self.map.pools.contains_key(&pool),
-            Target::Pg(pg) => self.is_superfluous(pg),
+    /// What is being removed. Requires: something is.
+    pub(crate) fn target(&self) -> Target {
+        self.current.as_ref().expect("a removal is under way").target
+    }
+
+    /// The next part; a stage that has nothing left is passed. Requires: all answers have come, and
+    /// it is still needed by nobody.
+    pub(crate) fn next_part(&mut self, holdings: Holdings<'_>) -> Next {
+        let current = self.current.as_mut().expect("a removal is under way");
+        assert!(current.missing == 0);
+        loop {
+            let requests = match current.stage {
+                Stage::Records => holdings.record_removals(current.target),
+                Stage::Blocks => holdings.block_removals(current.target),
+            };
+            if !requests.is_empty() {
+                // The store answers some at once.
+                current.missing = u32::try_from(requests.len()).expect("portions are small");
+                return Next::Ask(requests);
+            }
+            match current.stage {
+                Stage::Records => current.stage = Stage::Blocks,
+                Stage::Blocks => break,
+            }
+        }
+        let target = current.target;
+        self.current = None;
+        if let Target::Pool(pool) = target {
+            self.asked.remove(&pool);
+        }
+        Next::Done(target)
+    }
+
+    /// The store answered one of the requests.
+    pub(crate) fn on_removed(&mut self, is_done: bool) -> Answered {
+        let current = self.current.as_mut().expect("its requests are awaited");
+        assert!(current.missing > 0);
+        current.missing -= 1;
+        current.has_failed |= !is_done;
+        match (current.missing, current.has_failed) {
+            (0, false) => Answered::GoOn,
+            (0, true) => Answered::GiveUp,
+            _ => Answered::Wait,
         }
     }
 
-    /// Whether nothing of it is served, or under way.
-    fn is_quiet(&self, target: Target) -> bool {
-        let mut slots = self.pg_slots.iter().filter(|(pg, _)| target.has(**pg));
-        slots.all(|(_, slot)| self.pgs[*slot].is_quiet())
+    /// It cannot be done, or not now. Nothing of it is kept: it begins anew when all that a
+    /// beginning demands is so again.
+    pub(crate) fn give_up(&mut self) -> Target {
+        self.current.take().expect("a removal is under way").target
     }
 
     /// A PG whose data here has been superfluous for a while; looks at some of them.
-    fn superfluous_pg(&mut self, now: Time) -> Option<PgId> {
-        if self.link.joined().is_none() {
+    fn superfluous_pg(
+        &mut self,
+        now: Time,
+        holdings: Holdings<'_>,
+        has_joined: bool,
+    ) -> Option<PgId> {
+        if !has_joined {
             // The map may be old.
-            self.reclaim.candidates.clear();
+            self.candidates.clear();
             return None;
         }
-        self.look_for_superfluous(now);
-        let candidates = self.reclaim.candidates.iter();
-        let due = candidates.filter(|(_, (_, since))| now.since(*since) >= SUPERFLUOUS_AFTER);
-        let found = due.map(|(pg, _)| *pg).find(|pg| self.is_quiet(Target::Pg(*pg)))?;
-        self.reclaim.candidates.remove(&found);
+        self.look_for_superfluous(now, holdings);
+        let due =
+            |(_, (_, since)): &(&PgId, &(Epoch, Time))| now.since(*since) >= SUPERFLUOUS_AFTER;
+        let due = self.candidates.iter().filter(due).map(|(pg, _)| *pg);
+        let found = due.into_iter().find(|pg| holdings.is_quiet(Target::Pg(*pg)))?;
+        self.candidates.remove(&found);
         Some(found)
     }
 
     /// Forgets candidates that are none any more, and goes through the PGs of the map for new ones,
     /// a number of them with each call.
-    fn look_for_superfluous(&mut self, now: Time) {
-        let mut candidates = std::mem::take(&mut self.reclaim.candidates);
+    fn look_for_superfluous(&mut self, now: Time, holdings: Holdings<'_>) {
+        let Reclaim { candidates, looked_at, .. } = self;
+        let cluster = holdings.cluster;
         candidates.retain(|pg, (epoch, _)| {
-            self.is_superfluous(*pg) && self.map.pg(*pg).is_some_and(|entry| entry.epoch == *epoch)
+            let is_of = |entry: &PgEntry| entry.epoch == *epoch;
+            holdings.is_superfluous(*pg) && cluster.pg(*pg).is_some_and(is_of)
         });
-        let from = self.reclaim.looked_at;
-        let pools = self.map.pools.range(from.map_or(PoolId::FIRST, |pg| pg.pool)..);
+        let pools = cluster.map().pools.range(looked_at.map_or(PoolId::FIRST, |pg| pg.pool)..);
         let entries = pools.flat_map(|(_, known)| &known.pgs);
-        let next = entries.filter(|entry| from.is_none_or(|from| from < entry.pg));
+        let next = entries.filter(|entry| looked_at.is_none_or(|from| from < entry.pg));
         let next: Vec<&PgEntry> = next.take(LOOK_COUNT_MAX).collect();
-        let looked_at = match next.len() < LOOK_COUNT_MAX {
+        *looked_at = match next.len() < LOOK_COUNT_MAX {
             true => None,
             false => next.last().map(|entry| entry.pg),
         };
         for entry in next {
             let has_room = candidates.len() < CANDIDATE_COUNT_MAX;
-            if has_room && self.has_data(entry.pg) && self.is_superfluous(entry.pg) {
+            if has_room && holdings.has_data(entry.pg) && holdings.is_superfluous(entry.pg) {
                 candidates.entry(entry.pg).or_insert((entry.epoch, now));
             }
         }
-        self.reclaim.looked_at = looked_at;
-        self.reclaim.candidates = candidates;
+    }
+}
+
+impl Holdings<'_> {
+    /// Whether what this OSD has of it may be removed now.
+    pub(crate) fn may_remove(self, target: Target) -> bool {
+        self.is_needless(target) && self.is_quiet(target)
     }
 
-    fn has_data(&self, pg: PgId) -> bool {
+    /// Whether what this OSD has of it is needed by nobody.
+    fn is_needless(self, target: Target) -> bool {
+        match target {
+            Target::Pool(pool) => self.cluster.pool(pool).is_none(),
+            Target::Pg(pg) => self.is_superfluous(pg),
+        }
+    }
+
+    /// Whether nothing of it is served, or under way.
+    fn is_quiet(self, target: Target) -> bool {
+        self.pgs.are_quiet(|pg| target.has(pg))
+    }
+
+    fn has_data(self, pg: PgId) -> bool {
         self.store.note(NoteKey::Pg(pg)).is_some()
             || self.blocks_of(Target::Pg(pg)).next().is_some()
     }
 
     /// Whether the PG's entry proves that what this OSD has of it is needed by nobody.
-    fn is_superfluous(&self, pg: PgId) -> bool {
-        let Some(known) = self.map.pools.get(&pg.pool).filter(|known| is_sound(pg, known)) else {
+    fn is_superfluous(self, pg: PgId) -> bool {
+        let Some(known) = self.cluster.pool(pg.pool).filter(|known| is_sound(pg, known)) else {
             return false;
         };
         let Some(entry) = known.pgs.get(pg.number as usize) else { return false };
-        let is_there = |member: &format::wire::Member| {
-            let osd = self.map.osds.get(&member.osd);
-            osd.is_some_and(|osd| osd.up && osd.incarnation == member.incarnation)
-        };
-        !self.has_part(entry)
+        !self.cluster.has_part(entry)
             && entry.primary.is_some()
             && entry.learners.is_empty()
             && entry.acting_count() >= known.pool.replicas as usize
-            && entry.acting().all(is_there)
+            && entry.acting().all(|member| self.cluster.is_up(member))
             && self.is_newer_than_notes(entry, known.revision)
     }
 
     /// Whether nothing in the store proves that this OSD has seen a newer map, or had a part in this
     /// epoch or a later one.
-    fn is_newer_than_notes(&self, entry: &PgEntry, revision: MapRevision) -> bool {
+    fn is_newer_than_notes(self, entry: &PgEntry, revision: MapRevision) -> bool {
         let pg = entry.pg;
-        let noted = self.revision_noted(pg.pool);
+        let noted = self.notes.revision(pg.pool);
         let recorded = match self.store.note(NoteKey::Pg(pg)).map(Record::decode) {
             None => Epoch::ZERO,
             Some(Ok(record)) => record.entry.epoch,
             // Nobody knows which epoch it is of.
             Some(Err(_)) => return false,
         };
-        let begun = self.pg_slots.get(&pg).map(|slot| self.pgs[*slot].epoch_floor());
+        let begun = self.pgs.get(pg).map_or(Epoch::ZERO, |pg| pg.epoch_floor());
         let held = self.store.facts(pg).held.epoch;
-        revision >= noted && entry.epoch > recorded.max(held).max(begun.unwrap_or(Epoch::ZERO))
+        revision >= noted && entry.epoch > recorded.max(held).max(begun)
     }
 
-    /// The PG begins anew as one of which this OSD knows nothing. Requires: it is quiet.
-    fn forget_record(&mut self, id: PgId) {
-        self.damaged_notes.remove(&id);
-        let Some(slot) = self.pg_slots.get(&id).copied() else { return };
-        assert!(self.pgs[slot].is_quiet());
-        let shape = self.shape_of(id);
-        let facts = self.store.facts(id);
-        self.pgs[slot] = Pg::new(shape, self.identity.osd, facts, None, self.buffers.clone());
-    }
-
-    /// Asks the store for the next part; moves on where a stage has nothing left.
-    fn clear_more(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        loop {
-            let current = self.reclaim.current.as_ref().expect("the caller has one");
-            let (target, stage) = (current.target, current.stage);
-            if !self.is_needless(target) || !self.is_quiet(target) {
-                return self.give_up_clearing(now, effects);
-            }
-            if let Target::Pg(pg) = target {
-                self.forget_record(pg);
-            }
-            let requests = match stage {
-                Stage::Records => self.record_removals(target),
-                Stage::Blocks => self.block_removals(target),
-            };
-            let current = self.reclaim.current.as_mut().expect("as above");
-            // The store answers some at once.
-            current.missing = u32::try_from(requests.len()).expect("portions are small");
-            match (requests.is_empty(), stage) {
-                (false, _) => {
-                    for request in requests {
-                        self.ask_store(now, CALL_CLEARING, request);
-                    }
-                    return;
-                }
-                (true, Stage::Records) => current.stage = Stage::Blocks,
-                (true, Stage::Blocks) => {
-                    self.reclaim.current = None;
-                    if let Target::Pool(pool) = target {
-                        self.reclaim.asked.remove(&pool);
-                        self.tell_monitor(&ToMonitor::PoolCleared { pool }, effects);
-                    }
-                    return self.go_on_clearing(now, effects);
-                }
-            }
-        }
-    }
-
-    /// It cannot be done, or not now. Nothing of it is kept: it begins anew when all that a
-    /// beginning demands is so again.
-    fn give_up_clearing(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let given_up = self.reclaim.current.take().expect("the caller has one");
-        if let Target::Pg(pg) = given_up.target {
-            // Without a record this OSD takes its part as one that has nothing.
-            self.review(now, pg, effects);
-        }
-    }
-
-    fn blocks_of(&self, target: Target) -> impl Iterator<Item = blockstore::BlockKey> {
+    fn blocks_of(&self, target: Target) -> impl Iterator<Item = BlockKey> {
         let (pool, (first, last)) = match target {
             Target::Pool(pool) => (pool, (0, u32::MAX)),
-            Target::Pg(pg) => (pg.pool, hash_range_of_pg(pg.number, self.shape_of(pg).pg_count)),
+            Target::Pg(pg) => {
+                let pg_count = self.cluster.map().pools[&pg.pool].pool.pg_count;
+                (pg.pool, hash_range_of_pg(pg.number, pg_count))
+            }
         };
         self.store.blocks(pool, first, last, None).map(|(key, ..)| key)
     }
 
-    fn block_removals(&self, target: Target) -> Vec<StoreRequest> {
-        let removal = |key: blockstore::BlockKey| {
+    fn block_removals(self, target: Target) -> Vec<StoreRequest> {
+        let removal = |key: BlockKey| {
             let pg = match target {
                 Target::Pg(pg) => pg,
                 // Which PG it was of is known to nobody any more; the store keeps the facts of one.
@@ -299,7 +331,7 @@ impl Node {
         }
     }
 
-    fn record_removals(&self, target: Target) -> Vec<StoreRequest> {
+    fn record_removals(self, target: Target) -> Vec<StoreRequest> {
         let removal = |(key, _): (NoteKey, &[u8])| match key {
             NoteKey::Pg(pg) if target.has(pg) => {
                 Some(StoreRequest::Note { key, bytes: Vec::new() })
@@ -307,23 +339,5 @@ impl Node {
             _ => None,
         };
         self.store.notes().filter_map(removal).take(PORTION_MAX).collect()
-    }
-
-    /// The store answered one of the requests.
-    pub(crate) fn cleared(
-        &mut self,
-        now: Time,
-        result: Result<Answer, StoreError>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let current = self.reclaim.current.as_mut().expect("its requests are awaited");
-        assert!(current.missing > 0);
-        current.missing -= 1;
-        current.has_failed |= result.is_err();
-        match (current.missing, current.has_failed) {
-            (0, false) => self.clear_more(now, effects),
-            (0, true) => self.give_up_clearing(now, effects),
-            _ => {}
-        }
     }
 }

@@ -15,6 +15,8 @@ use base::planted::{self, Bug};
 use base::{ConnectionId, Duration, ImageId, MapRevision, SessionId, Time};
 use format::door::{Peer, Role};
 
+use crate::session_takeover::SessionTakeovers;
+
 /// How long a session is remembered after its last request: longer than a connection's handshake
 /// takes, so one that its client left before that request has been accepted by then, or never is.
 const REMEMBER: Duration = Duration::from_secs(60);
@@ -29,6 +31,8 @@ pub struct Sessions {
     connections: BTreeMap<ConnectionId, Connection>,
     sessions: BTreeMap<SessionId, Session>,
     forgotten: Option<Forgotten>,
+    /// Sessions that were shown before the map they act on.
+    pub(crate) takeovers: SessionTakeovers,
 }
 
 /// What is left of the sessions that were forgotten.
@@ -224,7 +228,7 @@ impl Sessions {
     /// closed, and a server of many volumes leaves many behind on one connection.
     pub fn forget_silent(&mut self, now: Time, sessions_max: usize) {
         let is_nearly_full = self.sessions.len() >= sessions_max - sessions_max / 4;
-        let Sessions { connections, sessions, forgotten } = self;
+        let Sessions { connections, sessions, forgotten, .. } = self;
         sessions.retain(|id, session| {
             let is_connected = connections.contains_key(&session.connection);
             let is_kept = is_connected && !is_nearly_full;

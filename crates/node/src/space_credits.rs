@@ -23,11 +23,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{self, Bug};
-use base::{BlockSize, Duration, Incarnation, MIB, OsdId, PgId, Time};
-use cluster::map::PoolMap;
-use format::wire::{Change, Content, Member, PeerBody, PgEntry};
+use base::{BlockSize, Duration, Incarnation, MIB, OsdId, Time};
+use blockstore::Store;
+use format::wire::{Member, PgEntry};
+use pg::Pg;
 
-use crate::node::Node;
+use crate::cluster_view::ClusterView;
+use crate::notes::Notes;
+use crate::pg_table::PgTable;
 
 /// A primary gets at most so much at a time.
 const PROMISE_BYTES_MAX: u64 = 64 * MIB;
@@ -397,14 +400,14 @@ impl SpaceCredits {
     }
 
     /// Whether the demand is to be made anew: also while PGs are awaited, or a promise is to end.
-    fn is_demand_due(&self) -> bool {
+    pub(crate) fn is_demand_due(&self) -> bool {
         let awaits = |demand: &Demand| !demand.earlier_runs.is_empty();
         let is_due = self.is_demand_old || self.demand.as_ref().is_none_or(awaits);
         is_due || self.has_idle_promise()
     }
 
     /// Whether space is promised to somebody who leads nothing here any more.
-    fn has_idle_promise(&self) -> bool {
+    pub(crate) fn has_idle_promise(&self) -> bool {
         let leads = |demand: &Demand, osd| demand.primaries.contains(osd);
         let demand = self.demand.as_ref();
         demand.is_some_and(|demand| self.promises.keys().any(|osd| !leads(demand, osd)))
@@ -467,126 +470,45 @@ impl SpaceCredits {
     }
 }
 
-impl Node {
-    /// Space of this OSD's store.
-    pub(crate) fn space(&self) -> Space {
-        let space = self.store.space();
-        Space {
-            size_bytes: space.size_bytes,
-            sure_bytes: space.sure_bytes,
-            free_bytes: space.free_bytes,
-            is_growing: space.is_growing,
-            is_full: space.full,
-        }
-    }
+// ---- what the entries of this OSD ask
 
-    /// Tells the store which blocks its PGs may bring.
-    pub(crate) fn expect_blocks(&mut self) {
-        let mine = |known: &&PoolMap| known.pgs.iter().any(|entry| self.has_part(entry));
-        let pools = self.map.pools.values().filter(mine);
-        let sizes: Vec<BlockSize> = pools.map(|known| known.pool.block_size).collect();
-        self.store.expect_blocks(sizes.into_iter());
-        self.space_credits.entries_changed();
+/// Space of this OSD's store.
+pub(crate) fn space_of(store: &Store) -> Space {
+    let space = store.space();
+    Space {
+        size_bytes: space.size_bytes,
+        sure_bytes: space.sure_bytes,
+        free_bytes: space.free_bytes,
+        is_growing: space.is_growing,
+        is_full: space.full,
     }
+}
 
-    /// Whether all members of the PG in `slot` have space for a write of so many bytes.
-    pub(crate) fn space_for(&mut self, now: Time, slot: usize, bytes: u64) -> Verdict {
-        if bytes == 0 {
-            return Verdict::Enough;
-        }
-        let mut here = self.space_credits.here(now, self.space(), bytes);
-        if here != Verdict::Enough {
-            self.review_demand(now);
-            here = self.space_credits.here(now, self.space(), bytes);
-        }
-        let givers = self.pgs[slot].lease_givers().iter();
-        givers.map(|osd| self.space_credits.at(*osd, bytes)).fold(here, Verdict::max)
-    }
-
-    /// Takes it. Requires: there is space.
-    pub(crate) fn take_space(&mut self, slot: usize, bytes: u64) {
-        if bytes > 0 {
-            self.space_credits.begin_own(bytes);
-            for osd in self.pgs[slot].lease_givers() {
-                self.space_credits.take(*osd, bytes);
-            }
-        }
-    }
-
-    /// A write was answered: this OSD's own store has taken it.
-    pub(crate) fn end_own_space(&mut self, bytes: u64) {
-        if bytes > 0 {
-            self.space_credits.end_own(bytes);
-            self.space_came();
-        }
-    }
-
-    /// Whether a learner here has space for a new block that its primary sends: none that others
-    /// were promised.
-    pub(crate) fn may_take_copy(&mut self, now: Time, slot: usize, body: &PeerBody) -> bool {
-        let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
-        | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
-        else {
-            return true;
-        };
-        let me = self.identity.osd;
-        let learns = |entry: &PgEntry| entry.learner(me).is_some();
-        if self.store.has_place(key) || !self.pgs[slot].entry().is_some_and(learns) {
-            return true;
-        }
-        let bytes = self.pgs[slot].block_size().bytes();
-        let reserve_bytes = self.store.space().reserve_bytes;
-        self.review_demand(now);
-        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
-    }
-
-    /// Looks whether this OSD's own store has space now for what waits for it.
-    pub(crate) fn look_for_space(&mut self, now: Time) {
-        if !self.waits_for_space {
-            return;
-        }
-        // Such a promise ends by time alone: nobody tells of it.
-        if self.space_credits.has_idle_promise() {
-            self.review_demand(now);
-        }
-        if self.space_credits.has_come_here(self.space()) {
-            self.space_came();
-        }
-    }
-
-    /// There may be space for what waits for it.
-    pub(crate) fn space_came(&mut self) {
-        self.recheck |= std::mem::take(&mut self.waits_for_space);
-    }
-
-    /// Compares promises with the entries, where something may have changed.
-    pub(crate) fn review_demand(&mut self, now: Time) {
-        if self.space_credits.is_demand_due() {
-            let demand = self.demand();
-            let connections = &self.peer_connections;
-            self.space_credits.demanded(now, demand, |osd| connections.has_holder(osd));
-        }
-    }
-
+impl SpaceCredits {
     /// What the entries ask; `None` while some of them may be missing.
-    fn demand(&self) -> Option<Demand> {
-        let me = Member { osd: self.identity.osd, incarnation: self.incarnation? };
-        for (pool, noted) in &self.pools_noted {
-            self.map.pools.get(pool).filter(|known| known.revision >= noted.revision)?;
+    pub(crate) fn demand_of(
+        &self,
+        cluster: &ClusterView,
+        notes: &Notes,
+        pgs: &PgTable,
+    ) -> Option<Demand> {
+        let me = cluster.me()?;
+        for (pool, noted) in notes.pools() {
+            cluster.pool(pool).filter(|known| known.revision >= noted.revision)?;
         }
         let mut demand = Demand {
             primaries: BTreeSet::new(),
             block_size: BlockSize::MIN,
             earlier_runs: BTreeSet::new(),
         };
-        for known in self.map.pools.values() {
-            for entry in known.pgs.iter().filter(|entry| self.has_part(entry)) {
+        for (_, known) in cluster.pools() {
+            for entry in known.pgs.iter().filter(|entry| cluster.has_part(entry)) {
                 demand.primaries.extend(entry.primary_osd());
                 demand.block_size = demand.block_size.max(known.pool.block_size);
                 // Copies for a learner were promised to nobody.
                 let acts = entry.position_of(me.osd).is_some();
-                if acts && !self.has_all_begun(me, entry) {
-                    demand.earlier_runs.extend(self.begun_in(entry.pg));
+                if acts && !self.has_all_begun(me, entry, pgs.get(entry.pg)) {
+                    demand.earlier_runs.extend(begun_in(me.osd, pgs.get(entry.pg)));
                 }
             }
         }
@@ -594,22 +516,21 @@ impl Node {
     }
 
     /// Whether all that was begun in the PG has come here, or is counted by who leads it now.
-    fn has_all_begun(&self, me: Member, entry: &PgEntry) -> bool {
-        let slot = self.pg_slots.get(&entry.pg);
-        let pg = slot.map(|slot| &self.pgs[*slot]).filter(|pg| pg.is_activated());
+    fn has_all_begun(&self, me: Member, entry: &PgEntry, pg: Option<&Pg>) -> bool {
+        let pg = pg.filter(|pg| pg.is_activated());
         let is_active = pg.and_then(|pg| pg.entry()).is_some_and(|it| it.epoch == entry.epoch);
-        let counts = |holder| holder == me || self.space_credits.has_promise(holder);
+        let counts = |holder| holder == me || self.has_promise(holder);
         is_active && entry.primary_member().is_some_and(counts)
     }
+}
 
-    /// Who may have begun writes that have not come here: the runs of the last activation. Without a
-    /// record nobody has.
-    fn begun_in(&self, pg: PgId) -> Option<(Incarnation, Option<Member>)> {
-        let Some(slot) = self.pg_slots.get(&pg) else { return Some((Incarnation::ZERO, None)) };
-        let entry = &self.pgs[*slot].record()?.entry;
-        let mine = entry.members().find(|member| member.osd == self.identity.osd);
-        Some((mine.map_or(Incarnation::ZERO, |member| member.incarnation), entry.primary_member()))
-    }
+/// Who may have begun writes that have not come here: the runs of the last activation. Without a
+/// record nobody has.
+fn begun_in(me: OsdId, pg: Option<&Pg>) -> Option<(Incarnation, Option<Member>)> {
+    let Some(pg) = pg else { return Some((Incarnation::ZERO, None)) };
+    let entry = &pg.record()?.entry;
+    let mine = entry.members().find(|member| member.osd == me);
+    Some((mine.map_or(Incarnation::ZERO, |member| member.incarnation), entry.primary_member()))
 }
 
 #[cfg(test)]

@@ -16,16 +16,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 use base::{ImageId, PgId, PoolId, Time};
 use blockstore::Request as StoreRequest;
-use cluster::message::ToMonitor;
-use cluster::settings::Setting;
 use cluster::stats::{
     Counters, ImageCounters, ImageSpace, Io, OsdStats, PERIODS_SIZE_MAX, Period, ROW_COUNT_MAX,
     SPACE_COUNT_MAX,
 };
 use format::wire::{Content, Op, Refusal};
 
-use crate::Effect;
-use crate::node::Node;
+use crate::cluster_view::ClusterView;
+use crate::local_store::LocalStore;
+use crate::pg_table::PgTable;
 
 /// Room for what stands around the rows of a period, in bytes of text.
 const PERIOD_FRAME_SIZE: usize = 4 << 10;
@@ -53,7 +52,7 @@ pub struct Stats {
 
 /// Kind of an operation that is counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum Counter {
     Read,
     Write,
     Trim,
@@ -63,7 +62,7 @@ enum Kind {
 /// What is to be counted of an operation when it has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    kind: Kind,
+    kind: Counter,
     pool: PoolId,
     image: Option<ImageId>,
     bytes: u32,
@@ -74,10 +73,10 @@ impl Work {
     /// A client's operation that came at `since`; `None`: it is not counted.
     pub fn of(pool: PoolId, op: &Op, since: Time) -> Option<Work> {
         let (kind, image, bytes) = match op {
-            Op::Read { place, length, .. } => (Kind::Read, Some(place.image), *length),
-            Op::Write { place, data, .. } => (Kind::Write, Some(place.image), data.len() as u32),
-            Op::Zero { place, length, .. } => (Kind::Trim, Some(place.image), *length),
-            Op::Sync => (Kind::Flush, None, 0),
+            Op::Read { place, length, .. } => (Counter::Read, Some(place.image), *length),
+            Op::Write { place, data, .. } => (Counter::Write, Some(place.image), data.len() as u32),
+            Op::Zero { place, length, .. } => (Counter::Trim, Some(place.image), *length),
+            Op::Sync => (Counter::Flush, None, 0),
             Op::Extents { .. } | Op::DeleteRange { .. } => return None,
         };
         Some(Work { kind, pool, image, bytes, since })
@@ -116,10 +115,10 @@ impl Stats {
             Ok(()) => {
                 let counters = self.counters(pool, image);
                 let io: &mut Io = match kind {
-                    Kind::Read => &mut counters.read,
-                    Kind::Write => &mut counters.write,
-                    Kind::Trim => &mut counters.trim,
-                    Kind::Flush => &mut counters.flush,
+                    Counter::Read => &mut counters.read,
+                    Counter::Write => &mut counters.write,
+                    Counter::Trim => &mut counters.trim,
+                    Counter::Flush => &mut counters.flush,
                 };
                 io.record(u64::from(bytes), now.since(since));
             }
@@ -191,63 +190,64 @@ impl Stats {
         let untold = self.kept.iter().filter(|(_, period)| period.sequence > told);
         untold.map(|(_, period)| period.clone()).collect()
     }
-}
 
-impl Node {
-    /// Tells the monitor what was done since it was told last, if there is something.
-    pub(crate) fn tell_stats(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        self.stats.at = now + Setting::StatsInterval.span_in(&self.cluster_settings);
-        if self.link.joined().is_none() {
-            return;
-        }
-        let mended = self.pgs.iter().map(|pg| pg.mended_units()).sum();
-        self.stats.end_period(self.store.damaged_units_count(), mended);
-        let mut space = self.space_to_tell();
-        let mut periods = self.stats.untold();
-        let is_new = std::mem::take(&mut self.stats.is_new_connection);
+    /// What was done since the monitor was told last, in messages; empty if there is nothing.
+    pub(crate) fn take_untold(
+        &mut self,
+        store: &mut LocalStore,
+        pgs: &PgTable,
+        cluster: &ClusterView,
+    ) -> Vec<OsdStats> {
+        let mended = pgs.iter().map(|(_, pg)| pg.mended_units()).sum();
+        self.end_period(store.damaged_units_count(), mended);
+        let mut space = self.space_to_tell(store, pgs, cluster);
+        let mut periods = self.untold();
+        let is_new = std::mem::take(&mut self.is_new_connection);
+        let mut messages = Vec::new();
         if periods.is_empty() && space.is_empty() && !is_new {
-            return;
+            return messages;
         }
         loop {
             let rest = space.split_off(space.len().min(SPACE_COUNT_MAX));
             let is_last = rest.is_empty();
-            let stats = OsdStats {
+            messages.push(OsdStats {
                 periods: std::mem::take(&mut periods),
                 space: std::mem::replace(&mut space, rest),
                 space_is_whole: is_last && is_new,
-            };
-            self.tell_monitor(&ToMonitor::OsdStats(stats), effects);
+            });
             if is_last {
-                return;
+                return messages;
             }
         }
     }
 
     /// Images of which the monitor knows another space in the PGs that this OSD leads.
-    fn space_to_tell(&mut self) -> Vec<ImageSpace> {
-        let me = self.identity.osd;
-        let leads =
-            |pg: &PgId| self.map.pg(*pg).is_some_and(|entry| entry.primary_osd() == Some(me));
-        let led: Vec<PgId> = self.pg_slots.keys().filter(|pg| leads(pg)).copied().collect();
-        let mut images = self.store.take_images_changed();
-        if self.stats.is_new_connection || led != self.stats.led {
-            images = self.store.images();
-            images.extend(self.stats.space_told.keys());
+    fn space_to_tell(
+        &mut self,
+        store: &mut LocalStore,
+        pgs: &PgTable,
+        cluster: &ClusterView,
+    ) -> Vec<ImageSpace> {
+        let leads = |pg: &PgId| cluster.pg(*pg).is_some_and(|entry| cluster.is_primary(entry));
+        let led: Vec<PgId> = pgs.ids().filter(leads).collect();
+        let mut images = store.take_images_changed();
+        if self.is_new_connection || led != self.led {
+            images = store.images();
+            images.extend(self.space_told.keys());
         }
         let mut told = Vec::new();
         for image in images {
-            let of_image = self.store.space_of(image);
-            let of_led = of_image.filter(|(pg, _)| led.binary_search(pg).is_ok());
+            let of_led = store.space_of(image).filter(|(pg, _)| led.binary_search(pg).is_ok());
             let bytes = of_led.map(|(_, bytes)| bytes).sum();
             let before = match bytes {
-                0 => self.stats.space_told.remove(&image),
-                _ => self.stats.space_told.insert(image, bytes),
+                0 => self.space_told.remove(&image),
+                _ => self.space_told.insert(image, bytes),
             };
             if before.unwrap_or(0) != bytes {
                 told.push(ImageSpace { image, bytes });
             }
         }
-        self.stats.led = led;
+        self.led = led;
         told
     }
 }

@@ -22,7 +22,7 @@ use cluster::message::{Failure, FromMonitor, OsdReport, ToMonitor};
 use format::door::{NetEvent, Peer, Role};
 use format::wire::{Member, Message, Op, Outcome, PgEntry, Refusal, Reply, Request};
 
-use crate::node::LEASE_DEFAULT;
+use crate::leases::LEASE_DEFAULT;
 use crate::notes::ClusterNote;
 use crate::{Event, Settings, Stalls, StopReason};
 use rig::*;
@@ -819,8 +819,8 @@ const JOURNAL_OFFSET: u64 = base::MIB;
 
 /// The operator gives the PG up, in the epoch and the run that the OSD is in.
 fn give_up(rig: &mut Rig) {
-    let epoch = rig.node.map.pg(PG).expect("it has the map").epoch;
-    let incarnation = rig.node.incarnation.expect("it has joined");
+    let epoch = rig.node.cluster.pg(PG).expect("it has the map").epoch;
+    let incarnation = rig.node.cluster.incarnation().expect("it has joined");
     rig.monitor_says(FromMonitor::GiveUp { pg: PG, epoch, incarnation });
 }
 
@@ -830,8 +830,8 @@ fn a_late_give_up_accepts_no_later_loss() {
     assert!(matches!(outcome, Err(Refusal::Damaged { .. })));
     rig.advance(Duration::from_secs(1));
     assert!(last_report(&rig).suspect);
-    let epoch = rig.node.map.pg(PG).expect("it has the map").epoch;
-    let incarnation = rig.node.incarnation.expect("it has joined");
+    let epoch = rig.node.cluster.pg(PG).expect("it has the map").epoch;
+    let incarnation = rig.node.cluster.incarnation().expect("it has joined");
     let before = base::Epoch::new(epoch.get() - 1);
     let run_before = Incarnation::new(incarnation.get() - 1);
     for (epoch, incarnation) in [(before, incarnation), (epoch, run_before)] {

@@ -560,7 +560,7 @@ impl Cluster {
     /// Whether the host serves the PG in the newest epoch.
     pub fn is_served(&self, host: usize) -> bool {
         let node = self.hosts[host].node();
-        let Some(pg) = node.pgs.iter().find(|pg| pg.id() == PG) else { return false };
+        let Some(pg) = node.pgs.get(PG) else { return false };
         let is_newest = pg.entry().is_some_and(|entry| entry.epoch == self.entry.epoch);
         is_newest && matches!(pg.serving(), pg::Serving::Active)
     }

@@ -80,8 +80,8 @@ fn what_nobody_syncs_is_synced_after_a_while() {
     let written = cluster.blocks(0)[0].1;
     let delete = Op::Zero { place: place(1, 0), offset: 0, length: 4 * UNIT, lazy: false };
     assert!(cluster.ask(0, delete).is_ok());
-    assert!(cluster.hosts[0].node().pgs[0].mark() < written);
+    assert!(cluster.hosts[0].node().pgs.get(PG).expect("it has a part").mark() < written);
     cluster.advance(20_000);
-    assert!(cluster.hosts[0].node().pgs[0].mark() > written);
+    assert!(cluster.hosts[0].node().pgs.get(PG).expect("it has a part").mark() > written);
     assert_eq!(cluster.blocks(0), [], "the floor has passed the tombstone");
 }

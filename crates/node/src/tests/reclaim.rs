@@ -1,6 +1,7 @@
 //! Removed pools, and data of PGs in which an OSD has no part any more.
 
 use super::*;
+use crate::report::why_idle;
 
 fn cleared(rig: &Rig) -> usize {
     let told = rig.told.iter();
@@ -85,9 +86,9 @@ fn removing_superfluous_data() -> Rig {
     rig.monitor_says(served_by_another(10, 2));
     rig.holds_disk = true;
     rig.advance(Duration::from_secs(4));
-    assert!(!rig.node.is_being_cleared(PG), "not at once");
+    assert!(!rig.node.reclaim.is_removing(PG), "not at once");
     rig.advance(Duration::from_secs(4));
-    assert!(rig.node.is_being_cleared(PG));
+    assert!(rig.node.reclaim.is_removing(PG));
     rig
 }
 
@@ -96,21 +97,22 @@ fn a_removal_that_failed_begins_anew_with_all_that_a_beginning_demands() {
     let mut rig = removing_superfluous_data();
     let mut effects = Vec::new();
     let failed = Err(blockstore::StoreError::Full);
-    rig.node.cleared(rig.now, failed, &mut effects);
+    rig.node.on_reclaim_answer(rig.now, failed, &mut effects);
     rig.advance(Duration::from_secs(4));
-    assert!(!rig.node.is_being_cleared(PG), "the wait begins anew");
+    assert!(!rig.node.reclaim.is_removing(PG), "the wait begins anew");
     rig.advance(Duration::from_secs(4));
-    assert!(rig.node.is_being_cleared(PG));
+    assert!(rig.node.reclaim.is_removing(PG));
 }
 
 #[test]
 fn an_osd_takes_no_part_while_its_old_data_is_removed_and_what_is_left_counts_for_nothing() {
     let mut rig = removing_superfluous_data();
     rig.monitor_says(map(11, 12, vec![entry(3, 1)], &[]));
-    assert!(rig.node.pgs[0].is_quiet());
-    assert!(rig.node.why_idle(0).contains("old data"), "{}", rig.node.why_idle(0));
+    assert!(rig.node.pgs.get(PG).expect("it has a part").is_quiet());
+    let why = why_idle(rig.node.pgs.get(PG).expect("it has a part"));
+    assert!(why.contains("old data"), "{why}");
     rig.release_disk();
-    assert!(!rig.node.is_being_cleared(PG));
+    assert!(!rig.node.reclaim.is_removing(PG));
     assert!(rig.ask(3, write(0, 1, 8)).is_ok());
     let note = rig.node.store.note(blockstore::NoteKey::Pg(PG)).unwrap();
     let record = pg::Record::decode(note).unwrap();

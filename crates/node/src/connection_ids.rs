@@ -1,0 +1,15 @@
+//! Names of the connections that this OSD opens.
+
+use base::ConnectionId;
+
+/// Gives even numbers, each once; the network numbers the connections that others open.
+#[derive(Default)]
+pub(crate) struct ConnectionIds(u64);
+
+impl ConnectionIds {
+    /// A number that no connection had before.
+    pub(crate) fn next(&mut self) -> ConnectionId {
+        self.0 += 2;
+        ConnectionId::new(self.0)
+    }
+}

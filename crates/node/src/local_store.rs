@@ -1,0 +1,142 @@
+//! This OSD's store, and who asked it for what.
+//!
+//! Invariants
+//!   1. Every effect of the store is taken once, in the order in which it came.
+//!   2. An answer names the call that it is for: a PG's, or one of the node's own.
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+
+use base::{BlockSize, BufferPool, ImageId, Time};
+use blockstore::{Effect, Event, Request, RequestId, Settings, Store};
+use pg::CallId;
+
+use crate::pg_table::PgSlot;
+
+/// Who asked the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StoreCall {
+    /// The note on the cluster.
+    ClusterNote,
+    /// The last flush of a run.
+    LastSync,
+    /// The last record of a run.
+    LastRecord,
+    /// Removal of what nobody needs. Only the number of answers counts.
+    Reclaim,
+    /// A durable write of what is there already: it shows that the disk answers.
+    Probe,
+    /// Part of the log of the state store. Only the number of answers counts.
+    StateNote,
+    /// A call of the PG in this slot.
+    Pg(PgSlot, CallId),
+}
+
+/// Calls of PGs have the slot and this shift; below it are the node's own.
+const SLOT_SHIFT: u32 = 32;
+
+impl StoreCall {
+    fn id(self) -> RequestId {
+        RequestId(match self {
+            StoreCall::ClusterNote => 1,
+            StoreCall::LastSync => 2,
+            StoreCall::LastRecord => 3,
+            StoreCall::Reclaim => 4,
+            StoreCall::Probe => 5,
+            StoreCall::StateNote => 6,
+            StoreCall::Pg(slot, call) => {
+                (slot.index() as u64 + 1) << SLOT_SHIFT | u64::from(call.0)
+            }
+        })
+    }
+
+    /// The inverse of [`StoreCall::id`].
+    pub(crate) fn of(id: RequestId) -> StoreCall {
+        match id.0 {
+            1 => StoreCall::ClusterNote,
+            2 => StoreCall::LastSync,
+            3 => StoreCall::LastRecord,
+            4 => StoreCall::Reclaim,
+            5 => StoreCall::Probe,
+            6 => StoreCall::StateNote,
+            number => {
+                let place = (number >> SLOT_SHIFT).checked_sub(1).expect("an id of a call");
+                StoreCall::Pg(PgSlot::new(place as usize), CallId(number as u32))
+            }
+        }
+    }
+}
+
+/// The store. It is read as a [`Store`], and changed by the methods here alone.
+pub(crate) struct LocalStore {
+    store: Store,
+    effects: Vec<Effect>,
+    /// An empty list with room, so that taking a batch allocates nothing.
+    spare: Vec<Effect>,
+}
+
+impl LocalStore {
+    /// Opens the store on a device of `size_bytes` bytes.
+    pub(crate) fn open(settings: Settings, pool: BufferPool, size_bytes: u64) -> LocalStore {
+        let mut effects = Vec::new();
+        let store = Store::open(settings, pool, size_bytes, &mut effects);
+        LocalStore { store, effects, spare: Vec::new() }
+    }
+
+    /// Hands an event to the store.
+    pub(crate) fn apply(&mut self, now: Time, event: Event) {
+        self.store.apply(now, event, &mut self.effects);
+    }
+
+    /// Asks the store; it answers by [`Effect::Done`], some requests at once.
+    pub(crate) fn ask(&mut self, now: Time, call: StoreCall, request: Request) {
+        let id = call.id();
+        assert!(StoreCall::of(id) == call);
+        self.apply(now, Event::Request { id, request });
+    }
+
+    /// Hands what was written since the last call to the disk as one journal write.
+    pub(crate) fn submit(&mut self) {
+        self.store.submit(&mut self.effects);
+    }
+
+    /// The loop runs now: the store counts how long its disk takes by that.
+    pub(crate) fn runs(&mut self, now: Time) {
+        self.store.runs(now);
+    }
+
+    /// Tells the store which sizes of blocks PGs may bring.
+    pub(crate) fn expect_blocks(&mut self, sizes: impl Iterator<Item = BlockSize>) {
+        self.store.expect_blocks(sizes);
+    }
+
+    /// Images whose space has changed since the last call.
+    pub(crate) fn take_images_changed(&mut self) -> BTreeSet<ImageId> {
+        self.store.take_images_changed()
+    }
+
+    /// Whether the store has said something that nobody has taken.
+    pub(crate) fn has_effects(&self) -> bool {
+        !self.effects.is_empty()
+    }
+
+    /// What the store says, in order. The list goes back to [`LocalStore::give_back`].
+    pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
+        let spare = std::mem::take(&mut self.spare);
+        std::mem::replace(&mut self.effects, spare)
+    }
+
+    /// Keeps the memory of a list whose effects are carried out.
+    pub(crate) fn give_back(&mut self, carried_out: Vec<Effect>) {
+        assert!(carried_out.is_empty());
+        self.spare = carried_out;
+    }
+}
+
+impl Deref for LocalStore {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        &self.store
+    }
+}

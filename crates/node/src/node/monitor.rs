@@ -1,0 +1,173 @@
+//! The node's connection to a monitor: joining the cluster, and what the monitor says.
+
+use base::{ConnectionId, Incarnation, Time, TraceEvent};
+use cluster::message::{FromMonitor, ToMonitor};
+use cluster::settings::Setting;
+use format::door::{NetEffect, Peer, Role};
+use format::wire::Message;
+
+use super::Node;
+use crate::link::LinkStep;
+use crate::state_rollback::{RECOVERY_SPAN, known_state, seen};
+use crate::{Effect, StopReason};
+
+impl Node {
+    /// The handshake with a monitor has passed: this OSD asks to join.
+    pub(super) fn on_monitor_connected(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        peer: Peer,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.sessions.open(now, connection, peer);
+        let is_ours = peer.cluster == self.identity.cluster;
+        if !is_ours || !matches!(peer.role, Role::Monitor(_)) {
+            return self.hang_up(now, connection, effects);
+        }
+        self.link.connected(now);
+        self.link.booting(connection, now + self.settings.boot_max);
+        let boot = ToMonitor::OsdBoot {
+            osd: self.identity.osd,
+            store: self.identity.store.clone(),
+            addresses: self.identity.addresses.clone(),
+            peer_addresses: self.identity.peer_addresses.clone(),
+            pid: self.identity.pid,
+            path: self.identity.path.clone(),
+            host: self.identity.host.clone(),
+            supervised: self.identity.supervised,
+            incarnation: self.cluster.incarnation(),
+            suspect: self.store.has_unsettled_damage() || self.notes.has_damaged(),
+            stalled: self.disk_watch.is_stalled(),
+            seen: seen(&self.cluster, &self.notes, self.state.copy()),
+        };
+        self.tell_monitor(&boot, effects);
+    }
+
+    /// A monitor said something.
+    pub(super) fn on_monitor_message(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        text: &str,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.link.word(now);
+        // What a newer monitor says and we do not know is not for us.
+        let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
+        match message {
+            FromMonitor::OsdBooted { incarnation } => {
+                self.on_booted(now, connection, incarnation, effects);
+            }
+            FromMonitor::OsdRefused { error } => {
+                let event = TraceEvent::error("the monitor refuses this OSD");
+                let event = event.with("code", &error.code).with("why", &error.message);
+                effects.push(Effect::Trace(event));
+                let why = format!("{}; {}", error.message, error.hint);
+                self.stop(
+                    match error.code.as_str() {
+                        "not_found" => StopReason::Removed(error.message),
+                        _ => StopReason::Refused(why),
+                    },
+                    effects,
+                );
+            }
+            FromMonitor::Map(delta) => self.on_map(now, delta, effects),
+            FromMonitor::Monitors { addresses } => self.link.learn(addresses),
+            FromMonitor::GiveUp { pg, epoch, incarnation } => {
+                let is_seen = self.cluster.pg(pg).is_some_and(|entry| entry.epoch == epoch);
+                if is_seen && self.cluster.incarnation() == Some(incarnation) {
+                    self.on_give_up(now, pg, effects);
+                }
+            }
+            FromMonitor::Probe { nonce } => self.tell_monitor(&ToMonitor::Alive { nonce }, effects),
+            FromMonitor::ClearPool { pool, .. } => self.on_clear_pool(now, pool, effects),
+            FromMonitor::StateCopy(part) => {
+                let notes = self.state.take(part);
+                self.note_state(now, notes);
+            }
+            FromMonitor::TellAll => self.tell_all(now, connection, effects),
+            FromMonitor::Settings { changed } => {
+                self.cluster.set_settings(changed);
+                effects.push(Effect::LogLevel(self.cluster.log_level()));
+                self.notes.want_lease(self.cluster.span(Setting::Lease));
+                self.reports.bring_forward(now + self.report_every());
+                let told_every = self.cluster.span(Setting::StatsInterval);
+                self.stats.at = self.stats.at.min(now + told_every);
+            }
+            FromMonitor::StatsSaved { sequence } => self.stats.saved(sequence),
+            // It was a word of the monitor, which is all that was asked for.
+            FromMonitor::Pong => {}
+            // Answers to questions that an OSD does not ask.
+            FromMonitor::SessionOpened { .. }
+            | FromMonitor::MonitorRemoved
+            | FromMonitor::SessionRefused { .. }
+            | FromMonitor::SessionClosed { .. }
+            | FromMonitor::SessionEnded { .. }
+            | FromMonitor::StateWatched
+            | FromMonitor::StateChanged { .. }
+            | FromMonitor::StateWatchLost
+            | FromMonitor::Answer { .. } => {}
+        }
+    }
+
+    fn on_booted(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        incarnation: Incarnation,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.link.join(connection);
+        if self.cluster.join(incarnation) {
+            effects.push(Effect::Joined { incarnation });
+            let event = TraceEvent::info("joined the cluster");
+            effects.push(Effect::Trace(event.number("run", incarnation.get())));
+        }
+        self.subscribe(effects);
+        self.review_all(now, effects);
+        self.update_connections(now, effects);
+        self.tell_unreachable_again(now, effects);
+        self.requests.review();
+        self.reports.set(now);
+        self.stats.begin_connection(now);
+    }
+
+    /// A recovery of the state begins with what OSDs know.
+    fn tell_all(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
+        if self.link.connection() != Some(connection) || self.link.joined().is_some() {
+            return;
+        }
+        self.link.booting(connection, now + RECOVERY_SPAN);
+        let mut parts = known_state(&self.store, &self.cluster, &self.notes, self.state.copy());
+        let last = parts.pop();
+        for part in parts {
+            self.tell_monitor(&ToMonitor::OsdTells { part, more: true }, effects);
+        }
+        let part = last.unwrap_or_default();
+        self.tell_monitor(&ToMonitor::OsdTells { part, more: false }, effects);
+    }
+
+    /// Says something to the monitor, if there is a connection; what is lost is said again after
+    /// the next one.
+    pub(super) fn tell_monitor(&self, message: &ToMonitor, effects: &mut Vec<Effect>) {
+        let Some(connection) = self.link.open() else { return };
+        let text = serde_json::to_string(message).expect("plain data with text keys");
+        let message = Message::Control(text);
+        effects.push(Effect::Net(NetEffect::Send { connection, message }));
+    }
+
+    /// The time that the link waited for has come.
+    pub(super) fn move_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        match self.link.step(now) {
+            Some(LinkStep::Connect { address, until }) => {
+                let connection = self.connections.next();
+                self.link.connecting(connection, until);
+                effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+            }
+            Some(LinkStep::Ask) => self.tell_monitor(&ToMonitor::Ping, effects),
+            Some(LinkStep::HangUp { connection }) => self.hang_up(now, connection, effects),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The node's part in connections with other OSDs, and in what givers and holders of leases say to
+//! each other over them.
+
+use base::Incarnation;
+use base::{ConnectionId, OsdId, Time, TraceEvent};
+use cluster::message::{ToMonitor, Unreachable};
+use format::door::{NetEffect, Peer, Role};
+use format::wire::{
+    LeaseMessage, Member, Message, PeerBody, PeerMessage, PgEntry, REVISION_COUNT_MAX,
+};
+
+use super::Node;
+use crate::leases::{Grant, giver_span, renew_every};
+use crate::peer_connections::{Gone, Purpose, send_peer};
+use crate::space_credits::{Claim, Offer};
+use crate::{Effect, lines};
+
+impl Node {
+    /// An OSD connected to us.
+    pub(super) fn on_osd_accepted(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        peer: Member,
+        effects: &mut Vec<Effect>,
+    ) {
+        let is_known_older =
+            self.cluster.osd(peer.osd).is_some_and(|osd| peer.incarnation < osd.incarnation);
+        let has_joined = self.cluster.me().is_some() && peer.incarnation > Incarnation::ZERO;
+        if !has_joined || peer.osd == self.identity.osd || is_known_older {
+            effects.push(Effect::Net(NetEffect::Close { connection }));
+            return;
+        }
+        if let Some(oldest) = self.peer_connections.on_accepted(connection, peer) {
+            self.hang_up(now, oldest, effects);
+        }
+    }
+
+    /// One of our connections passed its handshake. Requires: it is one to an OSD.
+    pub(super) fn on_osd_connected(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        peer: Peer,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some((member, purpose)) = self.peer_connections.outgoing(connection) else { return };
+        let wanted = Role::Osd(member.osd, member.incarnation);
+        if peer.cluster != self.identity.cluster || peer.role != wanted {
+            // Another run: the map that names it is on its way, or has been overtaken.
+            return self.hang_up(now, connection, effects);
+        }
+        self.peer_connections.on_connected(now, member.osd, purpose);
+        match purpose {
+            Purpose::Data => self.on_follower_connected(now, member, effects),
+            Purpose::Lease => {
+                self.leases.opened(member);
+                self.space_credits.opened(member);
+                self.renew(now, member.osd, true, effects);
+            }
+        }
+    }
+
+    /// A connection with an OSD is gone.
+    pub(super) fn on_osd_closed(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        refused: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        match self.peer_connections.on_closed(now, connection, refused) {
+            Gone::Unknown => {}
+            Gone::Incoming => self.peers.on_primary_gone(connection),
+            Gone::Outgoing { member, carried_data, is_refused } => {
+                if is_refused {
+                    self.tell_unreachable(now, member.osd, Unreachable::Refused, effects);
+                }
+                if carried_data {
+                    self.on_follower_gone(now, member, effects);
+                }
+                self.connect_due(now, effects);
+            }
+        }
+    }
+
+    /// A message of an OSD came, or one over a connection with an OSD.
+    pub(super) fn on_osd_message(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        message: Message,
+        effects: &mut Vec<Effect>,
+    ) {
+        let result: Result<(), String> = match (self.peer_connections.outgoing(connection), message)
+        {
+            (Some((member, Purpose::Data)), Message::Peer(message)) => {
+                self.on_follower_message(now, member, *message, effects)
+            }
+            (Some((member, Purpose::Lease)), Message::Lease(message)) => {
+                self.on_giver_message(now, member, *message, effects)
+            }
+            (None, Message::Peer(message)) => {
+                self.decide(now, connection, Purpose::Data, effects).and_then(|primary| {
+                    self.on_primary_message(now, connection, primary, *message, effects)
+                })
+            }
+            (None, Message::Lease(message)) => {
+                self.decide(now, connection, Purpose::Lease, effects).and_then(|holder| {
+                    self.on_holder_message(now, connection, holder, *message, effects)
+                })
+            }
+            _ => Err("no OSD says this there".into()),
+        };
+        // A protocol violation closes the connection.
+        if let Err(why) = result {
+            let event = TraceEvent::warn("an OSD breaks the protocol: its connection is closed");
+            effects.push(Effect::Trace(event.with("why", why)));
+            self.hang_up(now, connection, effects);
+        }
+    }
+
+    /// The first message of a connection tells what it is for; the error: it told something else.
+    fn decide(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        purpose: Purpose,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Member, String> {
+        let (peer, before) = self.peer_connections.decide(connection, purpose)?;
+        if let Some(before) = before {
+            self.hang_up(now, before, effects);
+        }
+        Ok(peer)
+    }
+
+    /// Brings the connections in line with the map.
+    pub(super) fn update_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let wanted = self.cluster.members_led();
+        for osd in self.peer_connections.on_members(now, &wanted) {
+            self.leave_follower(now, osd, effects);
+        }
+        self.peer_connections.follow(now, wanted, &self.cluster, self.identity.osd);
+        for connection in self.peer_connections.of_earlier_runs(&self.cluster) {
+            self.hang_up(now, connection, effects);
+        }
+        self.peer_connections.expect_primaries(now, &self.cluster);
+        self.connect_due(now, effects);
+    }
+
+    /// Ends what there is with an OSD that is no follower any more, or another run of one.
+    fn leave_follower(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+        self.peer_connections.stop_connecting(osd);
+        for purpose in [Purpose::Data, Purpose::Lease] {
+            if let Some(connection) = self.peer_connections.to(osd, purpose) {
+                self.hang_up(now, connection, effects);
+            }
+        }
+        self.peer_connections.remove(osd);
+        self.leases.drop_held(osd);
+    }
+
+    /// What the deadline of these connections asked for.
+    pub(super) fn tick_connections(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for connection in self.peer_connections.late(now) {
+            self.hang_up(now, connection, effects);
+        }
+        for osd in self.peer_connections.over(now) {
+            self.leave_follower(now, osd, effects);
+        }
+        let every = renew_every(self.lease_span());
+        if self.peer_connections.is_renewal_due(now, every) {
+            lines::trace_leases(now, &mut self.leases, effects);
+            self.leave_silent(now, effects);
+            self.renew_all(now, effects);
+        }
+        for Member { osd, incarnation } in self.peer_connections.take_missed(now) {
+            let how = Unreachable::Missed;
+            self.tell_monitor(&ToMonitor::OsdUnreachable { osd, incarnation, how }, effects);
+        }
+        self.connect_due(now, effects);
+    }
+
+    fn connect_due(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let Node { peer_connections, cluster, connections, .. } = self;
+        peer_connections.connect_due(now, cluster, connections, effects);
+    }
+
+    /// Tells of followers that have been silent for too long, and reaches for them over other
+    /// connections.
+    fn leave_silent(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let silent = self.peer_connections.silent(now);
+        for connection in self.peer_connections.silent_and_down(now) {
+            self.hang_up(now, connection, effects);
+        }
+        for (osd, connections) in silent {
+            self.tell_unreachable(now, osd, Unreachable::Silent, effects);
+            for connection in connections.into_iter().flatten() {
+                self.hang_up(now, connection, effects);
+            }
+        }
+    }
+
+    /// Tells the monitor that a follower does not answer; about once a second.
+    fn tell_unreachable(
+        &mut self,
+        now: Time,
+        osd: OsdId,
+        how: Unreachable,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(message) = self.peer_connections.unreachable(now, osd, how) {
+            self.tell_monitor(&message, effects);
+        }
+    }
+
+    /// Another monitor may lead, which has heard of no follower that cannot be reached.
+    pub(super) fn tell_unreachable_again(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for osd in self.peer_connections.on_new_monitor(now) {
+            self.tell_unreachable(now, osd, Unreachable::Refused, effects);
+        }
+    }
+
+    /// Renews all leases.
+    pub(super) fn renew_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for osd in self.peer_connections.followers() {
+            self.renew(now, osd, true, effects);
+        }
+    }
+
+    /// Renews leases of members that may have more space for data.
+    pub(super) fn renew_for_space(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for osd in self.space_credits.take_wanting() {
+            self.renew(now, osd, false, effects);
+        }
+    }
+
+    fn renew(&mut self, now: Time, osd: OsdId, is_timely: bool, effects: &mut Vec<Effect>) {
+        let Some(connection) = self.peer_connections.for_leases(osd) else { return };
+        let stamp = self.leases.renew(now, osd);
+        let revisions = self.cluster.pools().map(|(pool, known)| (pool, known.revision));
+        let revisions = revisions.take(REVISION_COUNT_MAX).collect();
+        let owed = self.pgs.iter().map(|(_, pg)| pg.owed_by(osd)).sum();
+        let Claim { begun_bytes, owed_bytes } = self.space_credits.claim(osd, owed, is_timely);
+        let renew = LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes };
+        send_lease(connection, renew, effects);
+    }
+
+    /// This OSD leads nothing any more, and will not: nobody needs to wait for its leases.
+    pub(super) fn surrender_all(&mut self, effects: &mut Vec<Effect>) {
+        for osd in self.peer_connections.followers() {
+            if let Some(connection) = self.peer_connections.for_leases(osd) {
+                send_lease(connection, LeaseMessage::Surrender, effects);
+            }
+        }
+        self.peer_connections.stop_renewing();
+    }
+
+    /// A giver of leases answered.
+    fn on_giver_message(
+        &mut self,
+        now: Time,
+        giver: Member,
+        message: LeaseMessage,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        let LeaseMessage::Granted { stamp, valid_ms, lost, is_full, limit_bytes, share_bytes } =
+            message
+        else {
+            return Err("only grants are answers".into());
+        };
+        self.peer_connections.on_granted(now, giver.osd);
+        let grant = Grant { stamp, valid_ms, lost };
+        if self.leases.granted(now, giver.osd, grant)? {
+            self.requests.review();
+        }
+        let offer = Offer { limit_bytes, share_bytes, is_full };
+        if self.space_credits.offered(giver.osd, offer) {
+            self.requests.on_space();
+        }
+        let cluster = &self.cluster;
+        if self.leases.knows_newer(giver.osd, |pg| cluster.pg(pg).map(|entry| entry.epoch)) {
+            self.on_map_behind(effects);
+        }
+        Ok(())
+    }
+
+    /// A holder of leases asks, or needs them no more.
+    fn on_holder_message(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        holder: Member,
+        message: LeaseMessage,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        match message {
+            LeaseMessage::Renew { stamp, revisions, begun_bytes, owed_bytes } => {
+                self.peer_connections.on_lease_asked(now, holder);
+                let span = self.lease_span();
+                let grant = self.leases.give(now, holder, stamp, &revisions, span);
+                self.release(now, effects);
+                let Some(Grant { stamp, valid_ms, lost }) = grant else { return Ok(()) };
+                self.review_demand(now);
+                let claim = Claim { begun_bytes, owed_bytes };
+                let (space, until) = (self.space(), now + giver_span(span));
+                let offer = self.space_credits.offer(now, holder, claim, until, space);
+                let Offer { limit_bytes, share_bytes, is_full } = offer;
+                let grant = LeaseMessage::Granted {
+                    stamp,
+                    valid_ms,
+                    lost,
+                    is_full,
+                    limit_bytes,
+                    share_bytes,
+                };
+                send_lease(connection, grant, effects);
+                self.requests.on_space();
+                Ok(())
+            }
+            LeaseMessage::Surrender => {
+                self.leases.surrendered(holder);
+                self.space_credits.surrendered(holder);
+                self.release(now, effects);
+                Ok(())
+            }
+            LeaseMessage::Granted { .. } => Err("nobody asked for it".into()),
+        }
+    }
+
+    /// Sends what a PG says to another of its members, if there is a connection.
+    pub(super) fn send_to_member(
+        &mut self,
+        entry: &PgEntry,
+        to: OsdId,
+        body: PeerBody,
+        effects: &mut Vec<Effect>,
+    ) {
+        let mut members = entry.members();
+        let Some(member) = members.find(|member| member.osd == to) else { return };
+        let connection = match self.cluster.is_primary(entry) {
+            true => self.peer_connections.to_follower(*member),
+            false => self.peer_connections.to_primary(*member),
+        };
+        let Some(connection) = connection else { return };
+        let message = PeerMessage { pg: entry.pg, epoch: entry.epoch, body };
+        send_peer(connection, message, effects);
+    }
+}
+
+fn send_lease(connection: ConnectionId, message: LeaseMessage, effects: &mut Vec<Effect>) {
+    let message = Message::Lease(Box::new(message));
+    effects.push(Effect::Net(NetEffect::Send { connection, message }));
+}

@@ -1,0 +1,242 @@
+//! What members of PGs say to each other: who may say it, and when it is heard.
+//!
+//! Invariants
+//!   1. A PG hears only messages of the epoch that it is in, from its primary or its members, in
+//!      the very runs that the entry names.
+//!   2. A query is answered only when no earlier primary may serve by a grant of this OSD.
+//!   3. A message that breaks the protocol closes its connection, and does nothing else.
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, Epoch, Time, TraceEvent};
+use cluster::message::{Need, ToMonitor};
+use format::wire::{Member, PeerBody, PeerMessage, PgEntry};
+
+use super::Node;
+use crate::peer_connections::send_peer;
+use crate::peers::{Overdue, Query, is_from_primary, is_query};
+use crate::pg_table::PgSlot;
+use crate::report::why_idle;
+use crate::{Effect, lines};
+
+impl Node {
+    /// A message came over a connection that its sender opened: it leads the PG. The error tells
+    /// what no peer of ours does.
+    pub(super) fn on_primary_message(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        primary: Member,
+        message: PeerMessage,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        let PeerMessage { pg, epoch, body } = message;
+        if let PeerBody::Stale(newest) = body {
+            self.on_newer_entry(&newest, effects);
+            return Ok(());
+        }
+        if !is_from_primary(&body) {
+            return Err("an answer that nobody asked for".into());
+        }
+        let is_query = is_query(&body);
+        let Some(entry) = self.cluster.pg(pg) else {
+            // The map with it is on its way, or the pool is gone already.
+            let query = Query { connection, primary, epoch, body };
+            return if is_query { self.peers.hold_for_map(now, pg, query) } else { Ok(()) };
+        };
+        if epoch < entry.epoch {
+            let body = PeerBody::Stale(entry.clone());
+            send_peer(connection, PeerMessage { pg, epoch, body }, effects);
+            return Ok(());
+        }
+        if epoch > entry.epoch && is_query {
+            let query = Query { connection, primary, epoch, body };
+            return self.peers.hold_for_map(now, pg, query);
+        }
+        if epoch > entry.epoch {
+            return Err("it goes on in an epoch that this OSD has not begun".into());
+        }
+        if entry.primary_member() != Some(primary) {
+            return Err(format!("it does not lead {pg}"));
+        }
+        let Some(slot) = self.pgs.slot(pg) else {
+            return Err(format!("this OSD has no part in {pg}"));
+        };
+        if self.pgs[slot].entry().is_none() {
+            // Something keeps this OSD from its part: the primary may know what.
+            return if is_query { self.decline(slot, connection, epoch, effects) } else { Ok(()) };
+        }
+        if !is_query && !self.peers.is_heard_over(pg, epoch, connection) {
+            return Err("it goes on over another connection than that of its query".into());
+        }
+        let revoked_until = self.leases.is_revoked_until(now, entry);
+        if let Some(until) = revoked_until.filter(|_| is_query)
+            && !planted::on(Bug::QueryAnsweredBeforeGrantsEnd)
+        {
+            let query = Query { connection, primary, epoch, body };
+            return self.peers.hold_for_grants(until, pg, query);
+        }
+        if is_query {
+            self.peers.hear(pg, epoch, connection);
+        }
+        if !self.may_take_copy(now, slot, &body) {
+            self.drive(now, slot, effects, |pg, actions| pg.refuse_copy(actions));
+            return Ok(());
+        }
+        self.drive(now, slot, effects, |pg, actions| pg.peer_said(primary.osd, body, actions))
+    }
+
+    /// A member of a PG that this OSD leads said something.
+    pub(super) fn on_follower_message(
+        &mut self,
+        now: Time,
+        follower: Member,
+        message: PeerMessage,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        let PeerMessage { pg, epoch, body } = message;
+        if let PeerBody::Stale(newest) = body {
+            self.on_newer_entry(&newest, effects);
+            return Ok(());
+        }
+        if is_from_primary(&body) {
+            return Err("only a primary says this".into());
+        }
+        // An answer of an epoch that is over: it is on its way while the map changes.
+        let Some(slot) = self.pgs.slot(pg) else { return Ok(()) };
+        let Some(entry) = self.pgs[slot].entry().filter(|entry| entry.epoch == epoch) else {
+            return Ok(());
+        };
+        if !self.cluster.leads(entry) || !entry.members().any(|member| *member == follower) {
+            return Err(format!("it has no part in {pg}"));
+        }
+        if matches!(body, PeerBody::State(_)) {
+            self.peers.on_state(pg, follower.osd);
+        }
+        self.drive(now, slot, effects, |pg, actions| pg.peer_said(follower.osd, body, actions))
+    }
+
+    /// Tells the primary why this OSD cannot take its part in the epoch.
+    fn decline(
+        &mut self,
+        slot: PgSlot,
+        connection: ConnectionId,
+        epoch: Epoch,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), String> {
+        let pg = self.pgs[slot].id();
+        let body = PeerBody::Failed { why: why_idle(&self.pgs[slot]) };
+        send_peer(connection, PeerMessage { pg, epoch, body }, effects);
+        Ok(())
+    }
+
+    /// Goes on with what waited for the map, or for grants to run out, as far as it may.
+    pub(super) fn release(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for pg in self.peers.take_waiting() {
+            self.review(now, pg, effects);
+        }
+        for (pg, query) in self.peers.take_held(&self.cluster) {
+            let Query { connection, primary, epoch, body } = query;
+            let message = PeerMessage { pg, epoch, body };
+            if self.on_primary_message(now, connection, primary, message, effects).is_err() {
+                self.hang_up(now, connection, effects);
+            }
+        }
+    }
+
+    /// What the deadline of [`crate::peers::Peers`] asked for.
+    pub(super) fn tick_peers(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.peers.is_release_due(now) {
+            self.release(now, effects);
+        }
+        while let Some(connection) = self.peers.pop_late_held(now, &self.cluster) {
+            self.on_map_behind(effects);
+            self.hang_up(now, connection, effects);
+        }
+        while let Some(query) = self.peers.pop_overdue(now) {
+            let Overdue { pg, osd, epoch } = query;
+            let entry = self.cluster.pg(pg).filter(|entry| entry.epoch == epoch);
+            let member = entry.and_then(|entry| entry.members().find(|known| known.osd == osd));
+            let Some(member) = member.copied() else {
+                self.peers.on_state(pg, osd);
+                continue;
+            };
+            if self.peer_connections.to_follower(member).is_none() {
+                self.peers.wait_longer(now, query);
+                continue;
+            }
+            self.peers.on_state(pg, osd);
+            let why = "it does not follow: it has a connection, and does not answer";
+            self.peers.need(pg, epoch, Need::Failed(member, why.into()));
+        }
+    }
+
+    /// There is a connection to a member now: the PGs that wait for it may ask it.
+    pub(super) fn on_follower_connected(
+        &mut self,
+        now: Time,
+        member: Member,
+        effects: &mut Vec<Effect>,
+    ) {
+        let event = TraceEvent::debug("connected to a member").with("member", member.osd);
+        effects.push(Effect::Trace(event));
+        for slot in self.slots_led_with(member) {
+            self.drive(now, slot, effects, |pg, actions| pg.peer_ready(member.osd, actions));
+        }
+    }
+
+    /// The connection to a member is gone.
+    pub(super) fn on_follower_gone(
+        &mut self,
+        now: Time,
+        member: Member,
+        effects: &mut Vec<Effect>,
+    ) {
+        let event = TraceEvent::debug("the connection to a member is gone");
+        effects.push(Effect::Trace(event.with("member", member.osd)));
+        for slot in self.slots_led_with(member) {
+            self.drive(now, slot, effects, |pg, actions| pg.peer_lost(member.osd, actions));
+        }
+    }
+
+    /// PGs in an epoch that this OSD leads, with this member.
+    fn slots_led_with(&self, member: Member) -> Vec<PgSlot> {
+        let is_led_with = |entry: &PgEntry| {
+            self.cluster.leads(entry) && entry.members().any(|known| *known == member)
+        };
+        let led = self.pgs.iter().filter(|(_, pg)| pg.entry().is_some_and(is_led_with));
+        led.map(|(slot, _)| slot).collect()
+    }
+
+    /// A peer names an entry: if it is newer than the map, the map is behind.
+    fn on_newer_entry(&mut self, newest: &PgEntry, effects: &mut Vec<Effect>) {
+        if self.cluster.is_behind(newest.pg, newest.epoch) {
+            self.on_map_behind(effects);
+        }
+    }
+
+    /// Somebody knows more of the map: asks for it, once between two reports.
+    pub(super) fn on_map_behind(&mut self, effects: &mut Vec<Effect>) {
+        if self.cluster.ask_once() {
+            self.subscribe(effects);
+        }
+    }
+
+    /// Tells the monitor what PGs need since it was told last.
+    pub(super) fn tell_new_needs(&mut self, effects: &mut Vec<Effect>) {
+        let needs = self.peers.take_new_needs();
+        if !needs.is_empty() {
+            lines::trace_needs(&self.pgs, &needs, effects);
+            self.tell_monitor(&ToMonitor::PgNeeds { needs }, effects);
+        }
+    }
+
+    /// Tells the monitor again what PGs need in epochs that are not over.
+    pub(super) fn tell_needs_again(&mut self, effects: &mut Vec<Effect>) {
+        let needs = self.peers.needs(&self.cluster);
+        let new = self.peers.take_new_needs();
+        lines::trace_needs(&self.pgs, &new, effects);
+        if !needs.is_empty() {
+            self.tell_monitor(&ToMonitor::PgNeeds { needs }, effects);
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What the map means for this OSD's PGs: in which of them it has a part, what keeps it from that, and
+//! how their learners are filled.
+//!
+//! Invariants
+//!   1. A PG is in the newest epoch that the map names, or takes part in nothing.
+//!   2. A primary enters an epoch only when no earlier primary may serve by a grant of this OSD.
+
+use base::planted::{self, Bug};
+use base::{MapRevision, OsdId, PgId, PoolId, Time};
+use blockstore::{CommitMode, NoteKey};
+use cluster::map::MapDelta;
+use cluster::message::ToMonitor;
+use format::wire::{Member, PgEntry};
+use pg::{Absence, Pg, Record, Serving};
+
+use super::Node;
+use crate::cluster_view::is_sound;
+use crate::pg_table::PgSlot;
+use crate::{Effect, StopReason, lines};
+
+impl Node {
+    /// A change of the map, or a snapshot.
+    pub(super) fn on_map(&mut self, now: Time, delta: MapDelta, effects: &mut Vec<Effect>) {
+        let mut pools: Vec<PoolId> = delta.pools.iter().map(|change| change.pool.id).collect();
+        pools.extend(&delta.removed_pools);
+        for pool in &delta.removed_pools {
+            self.leases.forget_pool(*pool);
+            self.sessions.takeovers.forget_pool(*pool);
+            self.notes.forget_pool(*pool);
+        }
+        let before = self.entries_replaced(&delta);
+        lines::trace_fences(&self.cluster, &self.sessions, &delta, effects);
+        let applied = self.cluster.apply(delta);
+        self.leave_stalled(&before, effects);
+        self.revoke_replaced(&before);
+        self.expect_blocks();
+        self.notes.map_changed();
+        for pool in pools {
+            if let Some(known) = self.cluster.pool(pool) {
+                self.sessions.takeovers.map_came(pool, known.revision);
+            }
+            self.review_pool(now, pool, effects);
+        }
+        self.judge_queued(now, effects);
+        self.update_connections(now, effects);
+        if before.iter().any(|entry| self.cluster.leads(entry)) {
+            // Who gave a lease for an epoch before need not wait until it has run out.
+            self.renew_all(now, effects);
+        }
+        self.release(now, effects);
+        self.requests.review();
+        if let Err(gap) = applied
+            && self.cluster.note_gap(&gap)
+        {
+            self.subscribe(effects);
+        }
+    }
+
+    /// Entries that a delta replaces by others, of PGs in which this OSD had a part.
+    fn entries_replaced(&self, delta: &MapDelta) -> Vec<PgEntry> {
+        let entries = delta.pools.iter().flat_map(|change| &change.pgs);
+        let before = entries.filter_map(|entry| {
+            let known = self.cluster.pg(entry.pg)?;
+            let is_ours = known.epoch < entry.epoch && self.cluster.has_part(known);
+            is_ours.then(|| known.clone())
+        });
+        before.collect()
+    }
+
+    /// A disk that hangs, while a PG goes on without this OSD: the store is opened anew.
+    fn leave_stalled(&mut self, before: &[PgEntry], effects: &mut Vec<Effect>) {
+        let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
+        let has_left = |entry: &PgEntry| !self.cluster.pg(entry.pg).is_some_and(has_part);
+        if before.iter().any(has_left) && self.disk_watch.on_pg_left() {
+            self.stop(StopReason::Stalled, effects);
+        }
+    }
+
+    /// Newer entries have taken the place of these: what was granted to their primaries is revoked.
+    fn revoke_replaced(&mut self, before: &[PgEntry]) {
+        for entry in before.iter().filter(|entry| !self.cluster.is_primary(entry)) {
+            let newest = self.cluster.pg(entry.pg).filter(|newest| newest.epoch > entry.epoch);
+            if let Some(newest) = newest {
+                self.leases.revoke(entry, newest);
+            }
+        }
+        for osd in self.cluster.osds() {
+            let newest = Member { osd: osd.id, incarnation: osd.incarnation };
+            self.leases.is_in_run(newest);
+            self.space_credits.is_in_run(newest);
+        }
+    }
+
+    /// Asks for the map; of pools with a gap as if nothing of them were known.
+    pub(super) fn subscribe(&mut self, effects: &mut Vec<Effect>) {
+        let have = self.cluster.known_for_subscription();
+        self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
+    }
+
+    /// Tells which revisions are applied, once nothing of a fenced session is under way.
+    pub(super) fn send_saw(&mut self, effects: &mut Vec<Effect>) {
+        if !self.cluster.is_saw_due()
+            || self.link.joined().is_none()
+            || self.fenced_session_is_served()
+        {
+            return;
+        }
+        let revisions = self.cluster.take_saw();
+        self.tell_monitor(&ToMonitor::OsdSaw { revisions }, effects);
+    }
+
+    /// Compares all PGs with the map: the OSD has got its incarnation.
+    pub(super) fn review_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let pools: Vec<PoolId> = self.cluster.pools().map(|(id, _)| id).collect();
+        for pool in pools {
+            self.review_pool(now, pool, effects);
+        }
+    }
+
+    fn review_pool(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
+        let mut pgs: Vec<PgId> = self.pgs.of_pool(pool).collect();
+        if let Some(known) = self.cluster.pool(pool) {
+            let ours = known.pgs.iter().filter(|entry| self.cluster.has_part(entry));
+            let new = ours.map(|entry| entry.pg).filter(|pg| self.pgs.slot(*pg).is_none());
+            pgs.extend(new.filter(|pg| is_sound(*pg, known)));
+        }
+        for pg in pgs {
+            self.review(now, pg, effects);
+        }
+    }
+
+    /// Compares one PG with the map: takes its part in its entry, or says why not.
+    pub(super) fn review(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
+        self.peers.stop_waiting(id);
+        let entry = self.cluster.pg(id).filter(|entry| self.cluster.has_part(entry));
+        let Some(entry) = entry.cloned() else {
+            if let Some(slot) = self.pgs.slot(id) {
+                self.halt(now, slot, "this OSD has no part in it".into(), effects);
+            }
+            return;
+        };
+        let slot = self.slot_of(id, &entry);
+        if self.pgs[slot].entry().is_some_and(|entered| entered.epoch == entry.epoch) {
+            return;
+        }
+        let obstacle = self.obstacle(&self.pgs[slot], &entry);
+        let leads = self.cluster.leads(&entry);
+        if let Some(why) = obstacle.as_ref().filter(|_| leads && self.is_suspect(id)) {
+            self.lines.trace_suspect(id, why, effects);
+        }
+        if let Some(why) = obstacle.or_else(|| self.wait_for_grants(now, &entry)) {
+            return self.halt(now, slot, why, effects);
+        }
+        assert!(self.pgs[slot].epoch_floor() < entry.epoch);
+        let is_connected = |member: &&Member| self.peer_connections.to_follower(**member).is_some();
+        let ready: Vec<OsdId> = match leads {
+            true => entry.members().filter(is_connected).map(|member| member.osd).collect(),
+            false => Vec::new(),
+        };
+        let copies = self.cluster.map().pools[&id.pool].pool.replicas;
+        lines::trace_enters(&self.cluster, &entry, effects);
+        self.drive(now, slot, effects, |pg, actions| pg.enter(entry, copies, actions));
+        for osd in ready {
+            self.drive(now, slot, effects, |pg, actions| pg.peer_ready(osd, actions));
+        }
+    }
+
+    fn halt(&mut self, now: Time, slot: PgSlot, why: String, effects: &mut Vec<Effect>) {
+        lines::trace_halt(&self.pgs[slot], &why, effects);
+        self.drive(now, slot, effects, |pg, actions| pg.halt(why, actions));
+    }
+
+    /// The process ends: it leads nothing any more.
+    pub(super) fn leave_all(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for slot in self.pgs.slots() {
+            let is_led = self.pgs[slot].entry().is_some_and(|entry| self.cluster.leads(entry));
+            if is_led {
+                self.halt(now, slot, "this OSD is being stopped".into(), effects);
+            }
+        }
+    }
+
+    /// A primary begins when no earlier one may serve by a grant of this OSD.
+    fn wait_for_grants(&mut self, now: Time, entry: &PgEntry) -> Option<String> {
+        if !self.cluster.leads(entry) || planted::on(Bug::LeaseNotWaitedOut) {
+            return None;
+        }
+        let until = self.leases.is_revoked_until(now, entry)?;
+        self.peers.wait_for_grants(entry.pg, until);
+        Some("waits until the lease of its earlier primary has run out".into())
+    }
+
+    /// What keeps this OSD from its part in an entry; for people.
+    fn obstacle(&self, pg: &Pg, entry: &PgEntry) -> Option<String> {
+        let id = entry.pg;
+        let osd = self.identity.osd;
+        let Some(me) = self.cluster.me() else {
+            return Some("this OSD has not joined yet".into());
+        };
+        if self.reclaim.is_removing(id) {
+            return Some("waits until its old data is removed".into());
+        }
+        if entry.epoch < pg.epoch_floor() {
+            return Some(older(format!(
+                "the map names epoch {} of {id}, but {osd} has already served epoch {}",
+                entry.epoch,
+                pg.epoch_floor()
+            )));
+        }
+        let known = self.cluster.pool(id.pool).map_or(MapRevision::ZERO, |known| known.revision);
+        let noted = self.notes.revision(id.pool);
+        if known < noted {
+            return Some(older(format!(
+                "the map of pool {} has revision {known}, but {osd} has already seen {noted}",
+                id.pool
+            )));
+        }
+        let is_newest = entry.members().any(|member| *member == me);
+        if !is_newest || entry.epoch == pg.epoch_floor() {
+            return Some(format!("waits for an epoch in which {osd} is in its newest run"));
+        }
+        if entry.primary.is_none() {
+            return Some("waits for a member that may lead it: none is up".into());
+        }
+        if entry.check().is_err() {
+            return Some("its entry breaks the rules of entries: see `ashlar pg describe`".into());
+        }
+        if self.cluster.leads(entry) && self.is_suspect(id) {
+            let what = match entry.acting_count() {
+                1 => "there is no other copy",
+                _ => "no other member can lead it yet",
+            };
+            let damage = match self.notes.damage_of(id) {
+                Some(why) => {
+                    format!("the note of {id} in the store of {osd} cannot be read ({why})")
+                }
+                None => format!(
+                    "recovery of {osd} found damage that may have cost acknowledged writes of {id}"
+                ),
+            };
+            return Some(format!(
+                "{damage}, and {what}; `ashlar pg give-up {id}` says what that means"
+            ));
+        }
+        None
+    }
+
+    fn slot_of(&mut self, id: PgId, entry: &PgEntry) -> PgSlot {
+        if let Some(slot) = self.pgs.slot(id) {
+            return slot;
+        }
+        // A note that is being removed counts no more.
+        let note = self.store.note(NoteKey::Pg(id)).filter(|_| !self.reclaim.is_removing(id));
+        let record = note.and_then(|note| Record::decode(note).ok());
+        let mut facts = self.store.facts(id);
+        // What an earlier run of this OSD gave to the primary of an earlier epoch may be valid still.
+        if self.notes.damage_of(id).is_some() {
+            facts.is_suspect = true;
+            self.revoke_from_everybody(entry);
+        } else if let Some(record) = record.as_ref().filter(|it| it.entry.epoch < entry.epoch) {
+            self.revoke_from_earlier_run(&record.entry, entry);
+        }
+        let rules = &self.cluster.map().pools[&id.pool].pool;
+        self.pgs.add(id, rules, facts, record)
+    }
+
+    fn revoke_from_earlier_run(&mut self, before: &PgEntry, newest: &PgEntry) {
+        if self.cluster.is_primary(before) {
+            return;
+        }
+        self.leases.revoke(before, newest);
+        let primary = before.primary_osd().and_then(|osd| self.cluster.osd(osd));
+        if let Some(primary) = primary {
+            self.leases.is_in_run(Member { osd: primary.id, incarnation: primary.incarnation });
+        }
+    }
+
+    /// Nobody knows who led the PG when an earlier run of this OSD had a part in it.
+    fn revoke_from_everybody(&mut self, newest: &PgEntry) {
+        for osd in self.cluster.osds().filter(|osd| osd.id != self.identity.osd) {
+            let member = Member { osd: osd.id, incarnation: osd.incarnation };
+            self.leases.revoke_from(member, newest);
+        }
+    }
+
+    /// Whether what is here of the PG may lack acknowledged writes, and nobody has settled that.
+    pub(super) fn is_suspect(&self, id: PgId) -> bool {
+        self.pgs.get(id).is_some_and(Pg::is_suspect) || self.store.is_suspect(id)
+    }
+
+    /// The operator gives up what the store lost of a PG: it is served with what is left.
+    pub(super) fn on_give_up(&mut self, now: Time, id: PgId, effects: &mut Vec<Effect>) {
+        let Some(slot) = self.pgs.slot(id) else { return };
+        if self.is_suspect(id) {
+            self.drive(now, slot, effects, |pg, actions| pg.absolve(actions));
+        } else {
+            self.review(now, id, effects);
+        }
+    }
+
+    /// Once in a while: PGs that wait are compared with the map again, and try again what could not be
+    /// journaled.
+    pub(super) fn tend_pgs(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for slot in self.pgs.slots() {
+            let id = self.pgs[slot].id();
+            if self.pgs[slot].entry().is_none() {
+                self.review(now, id, effects);
+            }
+            let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
+            if !self.cluster.pg(id).is_some_and(has_part) {
+                self.pgs.call(slot, |pg, _| pg.forget_lost());
+            }
+            self.drive(now, slot, effects, |pg, actions| pg.raise_floor(actions));
+            self.fill_meanwhile(now, slot, effects);
+            self.drive(now, slot, effects, |pg, actions| pg.drop_stuck_learners(actions));
+        }
+        let pgs = &self.pgs;
+        self.notes.keep_damage(|id| pgs.get(id).is_none_or(Pg::is_suspect));
+    }
+
+    /// While members of a PG are lost, and too many for the monitor to make an entry without them:
+    /// learners are filled meanwhile.
+    fn fill_meanwhile(&mut self, now: Time, slot: PgSlot, effects: &mut Vec<Effect>) {
+        let Node { cluster, store, pgs, .. } = self;
+        let absence = |member: Member| match cluster.osd(member.osd) {
+            Some(known) if known.up && known.incarnation == member.incarnation => Absence::Awaited,
+            Some(known) if known.up || known.in_cluster => Absence::Down,
+            Some(_) | None => Absence::Gone,
+        };
+        let is_immediate = store.commit_mode() == CommitMode::Immediate;
+        pgs.call(slot, |pg, actions| pg.fill_meanwhile(absence, is_immediate, actions));
+        if matches!(self.pgs[slot].serving(), Serving::Filling) {
+            self.budget.begin(now);
+        }
+        self.carry_out(now, slot, effects);
+    }
+
+    /// Shares the repairs anew among the PGs that fill learners.
+    pub(super) fn share_repairs(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for (slot, share) in self.budget.begin_turn(now, &self.pgs, &self.cluster) {
+            self.drive(now, slot, effects, |pg, actions| pg.fill(share, actions));
+        }
+    }
+}
+
+fn older(what: String) -> String {
+    format!(
+        "{what}: the state store went back in time; `ashlar state recover` brings it up to what OSDs \
+         know, or stop the monitor and put the newest copy of its state file back"
+    )
+}

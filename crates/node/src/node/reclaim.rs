@@ -1,0 +1,94 @@
+//! The node's part in removing what nobody needs: it carries out what `reclaim.rs` decides.
+
+use base::{PgId, PoolId, Time};
+use blockstore::{Answer, StoreError};
+use cluster::map::MapDelta;
+use cluster::message::ToMonitor;
+
+use super::Node;
+use crate::Effect;
+use crate::local_store::StoreCall;
+use crate::reclaim::{Answered, Holdings, Next, Target};
+
+impl Node {
+    /// The monitor asks to clear a pool.
+    pub(super) fn on_clear_pool(&mut self, now: Time, pool: PoolId, effects: &mut Vec<Effect>) {
+        let delta = MapDelta { removed_pools: vec![pool], ..MapDelta::default() };
+        self.on_map(now, delta, effects);
+        self.reclaim.ask(pool);
+        self.reclaim_next(now, effects);
+    }
+
+    fn holdings(&self) -> Holdings<'_> {
+        let Node { store, cluster, notes, pgs, .. } = self;
+        Holdings { store, cluster, notes, pgs }
+    }
+
+    /// Begins to remove what is next, if nothing keeps it. Called now and then.
+    pub(super) fn reclaim_next(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if self.reclaim.is_under_way() || self.store.is_congested() {
+            return;
+        }
+        let has_joined = self.link.joined().is_some();
+        let Node { store, cluster, notes, pgs, reclaim, .. } = self;
+        let holdings = Holdings { store, cluster, notes, pgs };
+        if reclaim.begin(now, holdings, has_joined) {
+            self.reclaim_more(now, effects);
+        }
+    }
+
+    /// Asks the store for the next part, or ends.
+    fn reclaim_more(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let target = self.reclaim.target();
+        if !self.holdings().may_remove(target) {
+            return self.give_up_reclaim(now, effects);
+        }
+        if let Target::Pg(pg) = target {
+            self.forget_record(pg);
+        }
+        let Node { store, cluster, notes, pgs, reclaim, .. } = self;
+        let next = reclaim.next_part(Holdings { store, cluster, notes, pgs });
+        match next {
+            Next::Ask(requests) => {
+                for request in requests {
+                    self.store.ask(now, StoreCall::Reclaim, request);
+                }
+            }
+            Next::Done(target) => {
+                if let Target::Pool(pool) = target {
+                    self.tell_monitor(&ToMonitor::PoolCleared { pool }, effects);
+                }
+                self.reclaim_next(now, effects);
+            }
+        }
+    }
+
+    /// The PG begins anew as one of which this OSD knows nothing. Requires: it is quiet.
+    fn forget_record(&mut self, id: PgId) {
+        self.notes.forget_damage(id);
+        let Some(slot) = self.pgs.slot(id) else { return };
+        let rules = &self.cluster.map().pools[&id.pool].pool;
+        self.pgs.begin_anew(slot, rules, self.store.facts(id));
+    }
+
+    fn give_up_reclaim(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        if let Target::Pg(pg) = self.reclaim.give_up() {
+            // Without a record this OSD takes its part as one that has nothing.
+            self.review(now, pg, effects);
+        }
+    }
+
+    /// The store answered one of the requests.
+    pub(crate) fn on_reclaim_answer(
+        &mut self,
+        now: Time,
+        result: Result<Answer, StoreError>,
+        effects: &mut Vec<Effect>,
+    ) {
+        match self.reclaim.on_removed(result.is_ok()) {
+            Answered::Wait => {}
+            Answered::GoOn => self.reclaim_more(now, effects),
+            Answered::GiveUp => self.give_up_reclaim(now, effects),
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! A request's way from its arrival to its reply.
+//!
+//! ```text
+//!   arrive ─▶ role, repeat, limits ─▶ judge ─▶ start ─▶ pg ─▶ reply
+//!                                      │  ▲
+//!                                      ▼  │ map, activation, older connection, space in the journal
+//!                                     waiting ──too long──▶ Busy
+//! ```
+//!
+//! Invariants
+//!   1. A request is answered at most once, and only over the connection it came on.
+//!   2. A change begins only when every giver's lease holds and all members have space for it.
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, Epoch, MapRevision, OsdId, SessionId, Time};
+use cluster::numbers::REVISION_MAX;
+use format::door::NetEffect;
+use format::wire::{Message, Outcome, Refusal, Reply, Request};
+use pg::{Serving, Ticket};
+
+use super::{Node, Phase};
+use crate::Effect;
+use crate::pg_table::PgSlot;
+use crate::requests::{Scope, Started, Waiting, is_as_of_now, may_ask, names_of, size_of, work_of};
+use crate::session_takeover::Takeover;
+use crate::sessions::Arrival;
+use crate::space_credits::Verdict as Space;
+
+/// What is to be done with a request now.
+enum Verdict {
+    /// Hand it to the PG in this slot.
+    Serve(PgSlot),
+    /// Judge it again later.
+    Wait,
+    /// It cannot be done so.
+    Refuse(Refusal),
+}
+
+impl Node {
+    /// A request came: the only way in.
+    pub(super) fn on_request(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        request: Request,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(link) = self.sessions.connection(connection) else { return };
+        let (session, sequence) = (request.session, request.sequence);
+        if !may_ask(link.role, &request) {
+            let why = "this peer may not ask this".into();
+            let refusal = Err(Refusal::Invalid { why });
+            return reply(connection, session, sequence, refusal, effects);
+        }
+        if request.revision > REVISION_MAX {
+            // It would hold back others until that map comes.
+            return self.hang_up(now, connection, effects);
+        }
+        let open_count = link.open_count;
+        let sessions_max = self.settings.sessions_max;
+        self.session_shown(now, &request, effects);
+        let (id, names) = ((session, sequence), names_of(&request));
+        match self.sessions.arrive(now, connection, id, names, sessions_max) {
+            Arrival::New => {}
+            Arrival::Moved => self.drop_waiting(|waiting| {
+                waiting.request.session == session && waiting.connection != connection
+            }),
+            Arrival::Repeat => return,
+            // Its client connects again, and sends again what has no answer.
+            Arrival::Forgotten => return self.hang_up(now, connection, effects),
+            Arrival::TooMany => {
+                return reply(connection, session, sequence, Err(Refusal::Busy), effects);
+            }
+        }
+        let bytes = size_of(&request.op);
+        if open_count >= self.settings.connection_requests_max
+            || self.requests.count() >= self.settings.requests_max
+            || self.requests.bytes() + bytes > self.settings.request_bytes_max
+            || self.phase != Phase::Running
+        {
+            return reply(connection, session, sequence, Err(Refusal::Busy), effects);
+        }
+        self.requests.on_arrival(&request);
+        if let Some(link) = self.sessions.connection(connection) {
+            link.open_count += 1;
+        }
+        self.judge_and_go(now, Waiting { connection, since: now, request }, effects);
+    }
+
+    /// A request shows its session, whatever becomes of it: if that acts on a map which this OSD does
+    /// not have, older sessions of the same image are served no more until it has it.
+    fn session_shown(&mut self, now: Time, request: &Request, effects: &mut Vec<Effect>) {
+        let (session, pool) = (request.session, request.pg.pool);
+        let known = self.cluster.pool(pool).map(|known| known.revision);
+        let is_newer = |revision| known.is_none_or(|known| revision > known);
+        if session == SessionId::ZERO || !is_newer(request.revision) {
+            return;
+        }
+        let names = names_of(request);
+        let names = self.sessions.names(session).map_or(names, |before| before.and(names));
+        let Some(image) = names.image.filter(|_| is_newer(names.revision)) else { return };
+        let takeover = Takeover { session, revision: names.revision };
+        if self.sessions.takeovers.show((pool, image), takeover, known.is_some()) {
+            self.judge_queued(now, effects);
+        }
+    }
+
+    fn scope_of(&self, request: &Request) -> Scope {
+        let image = names_of(request).image;
+        let named = || self.sessions.names(request.session)?.image;
+        Scope::of(request, image.or_else(named))
+    }
+
+    /// Whether a newer session of the same image was shown, and the map that it acts on is not here.
+    fn is_held_back(&self, scope: &Scope) -> bool {
+        self.sessions.takeovers.hold_back(scope.pg.pool, scope.image, scope.session)
+            && !planted::on(Bug::OlderSessionServedOn)
+    }
+
+    /// Serves, refuses or queues a request, as the map and its PG stand now.
+    fn judge_and_go(&mut self, now: Time, waiting: Waiting, effects: &mut Vec<Effect>) {
+        let Waiting { connection, since, request } = waiting;
+        match self.judge(now, &self.scope_of(&request)) {
+            Verdict::Serve(slot) => self.start(now, slot, connection, (since, request), effects),
+            Verdict::Wait if since + self.settings.wait_max > now => {
+                self.requests.keep_waiting(Waiting { connection, since, request });
+            }
+            Verdict::Wait => self.refuse(connection, &request, Refusal::Busy, effects),
+            Verdict::Refuse(refusal) => {
+                if let Some(work) = work_of(&request, since) {
+                    self.stats.ended(now, work, Err(&refusal));
+                }
+                self.refuse(connection, &request, refusal, effects);
+            }
+        }
+    }
+
+    /// Compares what a request acts on with what this OSD knows.
+    fn judge(&mut self, now: Time, scope: &Scope) -> Verdict {
+        if let Some(verdict) = self.judge_by_map(scope) {
+            return verdict;
+        }
+        let Some(slot) = self.pgs.slot(scope.pg) else {
+            return Verdict::Refuse(Refusal::Stale(None));
+        };
+        if self.sessions.must_wait(scope.session) {
+            return Verdict::Wait;
+        }
+        if scope.changes && self.store.is_congested() {
+            self.requests.await_store();
+            return Verdict::Wait;
+        }
+        match self.pgs[slot].serving() {
+            Serving::Active if self.is_leased(now, slot) => self.judge_space(now, slot, scope),
+            Serving::Idle { .. } if self.peers.is_waiting_for_grants(scope.pg) => Verdict::Wait,
+            Serving::Idle { why } => Verdict::Refuse(self.refusal_while_idle(scope, why)),
+            _ => Verdict::Wait,
+        }
+    }
+
+    /// Whether all other members grant, now, that the PG in `slot` is served in its epoch.
+    fn is_leased(&self, now: Time, slot: PgSlot) -> bool {
+        let pg = &self.pgs[slot];
+        let Some(entry) = pg.entry() else { return false };
+        let grants = |osd: &OsdId| {
+            let member = entry.members().find(|member| member.osd == *osd);
+            member.is_some_and(|giver| self.leases.holds(now, *giver, entry.pg, entry.epoch))
+        };
+        pg.lease_givers().iter().all(grants) || planted::on(Bug::ReadWithoutLease)
+    }
+
+    /// Whether all members have space for what a request brings: once it has a version it must fit.
+    fn judge_space(&mut self, now: Time, slot: PgSlot, scope: &Scope) -> Verdict {
+        match self.space_for(now, slot, self.space_bytes(slot, scope)) {
+            Space::Enough => {
+                assert!(self.pgs[slot].id() == scope.pg);
+                Verdict::Serve(slot)
+            }
+            Space::Full => Verdict::Refuse(Refusal::Full),
+            Space::Unknown => {
+                self.requests.await_space();
+                Verdict::Wait
+            }
+        }
+    }
+
+    /// What a request may take of each member.
+    fn space_bytes(&self, slot: PgSlot, scope: &Scope) -> u64 {
+        if scope.writes_data { self.pgs[slot].block_size().bytes() } else { 0 }
+    }
+
+    /// Nobody but the operator ends the wait of a PG whose only member lost data: its clients are told
+    /// that their data is damaged. Where there are other members they may have it, so clients wait, also if
+    /// it turns out that none has: `status` then names `pg give-up`.
+    fn refusal_while_idle(&self, scope: &Scope, why: &str) -> Refusal {
+        let pool = self.cluster.pool(scope.pg.pool);
+        let is_alone = self.cluster.pg(scope.pg).is_some_and(|entry| entry.acting_count() == 1);
+        let is_lost = is_alone && self.is_suspect(scope.pg);
+        match pool.filter(|_| scope.session != SessionId::ZERO && is_lost) {
+            Some(pool) => {
+                let count = pool.pool.block_size.unit_count();
+                let words = (0..count).step_by(64);
+                let units = words.map(|first| u64::MAX >> (64 - (count - first).min(64))).collect();
+                Refusal::Damaged { units }
+            }
+            None => Refusal::Incomplete { why: why.to_owned() },
+        }
+    }
+
+    /// What the map says against a request: revision, fence, epoch, primary; or that another one acts on
+    /// a newer map.
+    fn judge_by_map(&self, scope: &Scope) -> Option<Verdict> {
+        let Some(known) = self.cluster.pool(scope.pg.pool) else {
+            let may_come = scope.revision > MapRevision::ZERO;
+            let refusal = Verdict::Refuse(Refusal::Stale(None));
+            return Some(if may_come { Verdict::Wait } else { refusal });
+        };
+        if scope.revision > known.revision && !planted::on(Bug::RevisionNotCompared) {
+            return Some(Verdict::Wait);
+        }
+        if known.is_fenced(scope.session) && !planted::on(Bug::FenceIgnored) {
+            return Some(Verdict::Refuse(Refusal::Fenced));
+        }
+        let Some(entry) = known.pgs.get(scope.pg.number as usize) else {
+            let why = format!("{} is no PG of its pool", scope.pg);
+            return Some(Verdict::Refuse(Refusal::Invalid { why }));
+        };
+        let is_compared = !planted::on(Bug::EpochNotCompared);
+        if is_compared && scope.epoch > entry.epoch {
+            // Its sender learned the epoch elsewhere: the map with it is on its way to us.
+            return Some(Verdict::Wait);
+        }
+        let is_stale =
+            is_compared && scope.epoch < entry.epoch && !planted::on(Bug::OldEpochAccepted);
+        if is_stale || !self.cluster.is_primary(entry) {
+            return Some(Verdict::Refuse(Refusal::Stale(Some(entry.clone()))));
+        }
+        self.is_held_back(scope).then_some(Verdict::Wait)
+    }
+
+    fn start(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        connection: ConnectionId,
+        (since, request): (Time, Request),
+        effects: &mut Vec<Effect>,
+    ) {
+        let scope = self.scope_of(&request);
+        let work = work_of(&request, since);
+        self.budget.client_came();
+        let Request { session, sequence, op, .. } = request;
+        let bytes = size_of(&op);
+        let binding = self.sessions.start(connection, session);
+        let epoch = self.pgs[slot].entry().map_or(Epoch::ZERO, |entry| entry.epoch);
+        let space_bytes = self.space_bytes(slot, &scope);
+        self.take_space(slot, space_bytes);
+        let started = Started {
+            connection,
+            session,
+            sequence,
+            scope,
+            epoch,
+            bytes,
+            binding,
+            work,
+            space_bytes,
+        };
+        let ticket = self.requests.start(started);
+        self.drive(now, slot, effects, |pg, actions| pg.execute(ticket, op, actions));
+    }
+
+    /// The PG in `slot` answered.
+    pub(super) fn on_answer(
+        &mut self,
+        now: Time,
+        slot: PgSlot,
+        ticket: Ticket,
+        mut outcome: Result<Outcome, Refusal>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let started = self.requests.end(ticket);
+        let Started { connection, session, sequence, scope, epoch, .. } = started;
+        let Started { binding, work, space_bytes, .. } = started;
+        assert!(scope.pg == self.pgs[slot].id());
+        self.end_own_space(space_bytes);
+        if is_as_of_now(&outcome, scope.writes_data) {
+            let entered = self.pgs[slot].entry().is_some_and(|entry| entry.epoch == epoch);
+            let is_sure = entered && self.is_leased(now, slot);
+            if !is_sure && !planted::on(Bug::ReadWithoutLease) {
+                // Another primary may have changed what was read; the client asks again.
+                outcome = Err(Refusal::Busy);
+            }
+        }
+        if let Err(Refusal::Stale(newest @ None)) = &mut outcome {
+            *newest = self.cluster.pg(scope.pg).cloned();
+        }
+        if let Some(work) = work {
+            self.stats.ended(now, work, outcome.as_ref().map(|_| ()));
+        }
+        if self.sessions.end(session, binding) {
+            self.requests.review();
+        }
+        if let Some(link) = self.sessions.connection(connection) {
+            link.open_count -= 1;
+            reply(connection, session, sequence, outcome, effects);
+        }
+    }
+
+    /// Refuses a request that has not started.
+    fn refuse(
+        &mut self,
+        connection: ConnectionId,
+        request: &Request,
+        refusal: Refusal,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.requests.on_refusal(request);
+        if let Some(link) = self.sessions.connection(connection) {
+            link.open_count -= 1;
+            reply(connection, request.session, request.sequence, Err(refusal), effects);
+        }
+    }
+
+    /// Judges all that waits again: something that a request may wait for has changed.
+    pub(super) fn judge_waiting(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for waiting in self.requests.take_waiting() {
+            self.judge_and_go(now, waiting, effects);
+        }
+    }
+
+    /// Judges what waits inside the PGs again: the map has changed, or somebody acts on a newer one.
+    pub(super) fn judge_queued(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut refused = Vec::new();
+        for (ticket, started) in self.requests.started() {
+            let refusal = match self.judge_by_map(&started.scope) {
+                Some(Verdict::Refuse(refusal)) => refusal,
+                // Its client asks again, and then it waits for the map.
+                _ if self.is_held_back(&started.scope) => Refusal::Busy,
+                _ => continue,
+            };
+            refused.push((ticket, refusal));
+        }
+        if refused.is_empty() {
+            return;
+        }
+        for slot in self.pgs.slots() {
+            let judge = |ticket: Ticket| {
+                let found = refused.binary_search_by_key(&ticket, |(refused, _)| *refused);
+                found.ok().map(|index| refused[index].1.clone())
+            };
+            self.drive(now, slot, effects, |pg, actions| pg.refuse_waiting(judge, actions));
+        }
+    }
+
+    /// Whether a started request's session is fenced: until it has ended, this OSD has not done
+    /// with the session.
+    pub(super) fn fenced_session_is_served(&self) -> bool {
+        self.requests.started().any(|(_, started)| {
+            let pool = self.cluster.pool(started.scope.pg.pool);
+            pool.is_some_and(|known| known.is_fenced(started.session))
+        })
+    }
+
+    /// A connection is gone: what waits of it is dropped.
+    pub(super) fn drop_waiting_of(&mut self, connection: ConnectionId) {
+        self.drop_waiting(|waiting| waiting.connection == connection);
+    }
+
+    fn drop_waiting(&mut self, is_dropped: impl Fn(&Waiting) -> bool) {
+        let Node { requests, sessions, .. } = self;
+        requests.drop_waiting(is_dropped, |connection| {
+            if let Some(link) = sessions.connection(connection) {
+                link.open_count -= 1;
+            }
+        });
+    }
+
+    /// The process ends: what has not started is left to the next run.
+    pub(super) fn refuse_all_waiting(&mut self, effects: &mut Vec<Effect>) {
+        for waiting in self.requests.take_waiting() {
+            self.refuse(waiting.connection, &waiting.request, Refusal::Busy, effects);
+        }
+    }
+}
+
+fn reply(
+    connection: ConnectionId,
+    session: SessionId,
+    sequence: u64,
+    outcome: Result<Outcome, Refusal>,
+    effects: &mut Vec<Effect>,
+) {
+    let message = Message::Reply(Reply { session, sequence, outcome });
+    effects.push(Effect::Net(NetEffect::Send { connection, message }));
+}

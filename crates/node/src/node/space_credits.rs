@@ -1,0 +1,98 @@
+//! The node's part in space credits: what waits for space, and what takes it.
+
+use base::{BlockSize, Time};
+use format::wire::{Change, Content, PeerBody, PgEntry};
+
+use super::Node;
+use crate::pg_table::PgSlot;
+use crate::space_credits::{Space, Verdict, space_of};
+
+impl Node {
+    /// Space of this OSD's store.
+    pub(super) fn space(&self) -> Space {
+        space_of(&self.store)
+    }
+
+    /// Tells the store which blocks its PGs may bring.
+    pub(super) fn expect_blocks(&mut self) {
+        let has_part = |entry: &PgEntry| self.cluster.has_part(entry);
+        let pools = self.cluster.pools().filter(|(_, known)| known.pgs.iter().any(has_part));
+        let sizes: Vec<BlockSize> = pools.map(|(_, known)| known.pool.block_size).collect();
+        self.store.expect_blocks(sizes.into_iter());
+        self.space_credits.entries_changed();
+    }
+
+    /// Whether all members of the PG in `slot` have space for a write of so many bytes.
+    pub(super) fn space_for(&mut self, now: Time, slot: PgSlot, bytes: u64) -> Verdict {
+        if bytes == 0 {
+            return Verdict::Enough;
+        }
+        let mut here = self.space_credits.here(now, self.space(), bytes);
+        if here != Verdict::Enough {
+            self.review_demand(now);
+            here = self.space_credits.here(now, self.space(), bytes);
+        }
+        let givers = self.pgs[slot].lease_givers().iter();
+        givers.map(|osd| self.space_credits.at(*osd, bytes)).fold(here, Verdict::max)
+    }
+
+    /// Takes it. Requires: there is space.
+    pub(super) fn take_space(&mut self, slot: PgSlot, bytes: u64) {
+        if bytes > 0 {
+            self.space_credits.begin_own(bytes);
+            for osd in self.pgs[slot].lease_givers() {
+                self.space_credits.take(*osd, bytes);
+            }
+        }
+    }
+
+    /// A write was answered: this OSD's own store has taken it.
+    pub(super) fn end_own_space(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.space_credits.end_own(bytes);
+            self.requests.on_space();
+        }
+    }
+
+    /// Whether a learner here has space for a new block that its primary sends: none that others
+    /// were promised.
+    pub(super) fn may_take_copy(&mut self, now: Time, slot: PgSlot, body: &PeerBody) -> bool {
+        let (PeerBody::Repair { key, content: Content::Block { .. }, .. }
+        | PeerBody::Write { key, change: Change::Write { .. }, .. }) = body
+        else {
+            return true;
+        };
+        let me = self.identity.osd;
+        let learns = |entry: &PgEntry| entry.learner(me).is_some();
+        if self.store.has_place(key) || !self.pgs[slot].entry().is_some_and(learns) {
+            return true;
+        }
+        let bytes = self.pgs[slot].block_size().bytes();
+        let reserve_bytes = self.store.space().reserve_bytes;
+        self.review_demand(now);
+        self.space_credits.may_take_copy(self.space(), reserve_bytes, bytes)
+    }
+
+    /// Looks whether this OSD's own store has space now for what waits for it.
+    pub(super) fn look_for_space(&mut self, now: Time) {
+        if !self.requests.is_space_awaited() {
+            return;
+        }
+        // Such a promise ends by time alone: nobody tells of it.
+        if self.space_credits.has_idle_promise() {
+            self.review_demand(now);
+        }
+        if self.space_credits.has_come_here(self.space()) {
+            self.requests.on_space();
+        }
+    }
+
+    /// Compares promises with the entries, where something may have changed.
+    pub(super) fn review_demand(&mut self, now: Time) {
+        if self.space_credits.is_demand_due() {
+            let demand = self.space_credits.demand_of(&self.cluster, &self.notes, &self.pgs);
+            let connections = &self.peer_connections;
+            self.space_credits.demanded(now, demand, |osd| connections.has_holder(osd));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The PGs of this OSD, and what they have asked for and not been given yet.
+//!
+//! Invariants
+//!   1. A PG keeps its slot for the whole run.
+//!   2. Between events no action is left: whoever calls into a PG carries its actions out before it
+//!      calls into another one.
+
+use std::collections::BTreeMap;
+use std::ops::Index;
+
+use base::{BufferPool, OsdId, PgId, PoolId};
+use blockstore::PgFacts;
+use cluster::map::Pool;
+use pg::{Action, Limits, Pg, Record, Shape};
+
+/// Place of a PG in the table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct PgSlot(usize);
+
+impl PgSlot {
+    /// The slot of this place. The table judges whether it has one there.
+    pub(crate) fn new(index: usize) -> PgSlot {
+        PgSlot(index)
+    }
+
+    /// Its place, from 0.
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// All PGs that this OSD has or had a part in, in this run.
+pub(crate) struct PgTable {
+    osd: OsdId,
+    buffers: BufferPool,
+    limits: Limits,
+    pgs: Vec<Pg>,
+    slots: BTreeMap<PgId, PgSlot>,
+    /// What the PG that was called last has asked for.
+    actions: Vec<Action>,
+    /// An empty list with room, so that taking a batch allocates nothing.
+    spare: Vec<Action>,
+}
+
+impl PgTable {
+    /// An empty table of this OSD.
+    pub(crate) fn new(osd: OsdId, buffers: BufferPool, limits: Limits) -> PgTable {
+        PgTable {
+            osd,
+            buffers,
+            limits,
+            pgs: Vec::new(),
+            slots: BTreeMap::new(),
+            actions: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// The slot of a PG, if it has one.
+    pub(crate) fn slot(&self, id: PgId) -> Option<PgSlot> {
+        self.slots.get(&id).copied()
+    }
+
+    /// A PG, if it is in the table.
+    pub(crate) fn get(&self, id: PgId) -> Option<&Pg> {
+        self.slot(id).map(|slot| &self[slot])
+    }
+
+    /// The ids of all PGs, ascending.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = PgId> + '_ {
+        self.slots.keys().copied()
+    }
+
+    /// All PGs, in the order in which they came.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PgSlot, &Pg)> {
+        self.pgs.iter().enumerate().map(|(index, pg)| (PgSlot(index), pg))
+    }
+
+    /// All slots. The table may grow while they are gone through.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = PgSlot> + use<> {
+        (0..self.pgs.len()).map(PgSlot)
+    }
+
+    /// Adds a PG of which the store holds `facts` and, where it has been active here, a record.
+    pub(crate) fn add(
+        &mut self,
+        id: PgId,
+        rules: &Pool,
+        facts: PgFacts,
+        record: Option<Record>,
+    ) -> PgSlot {
+        let slot = PgSlot(self.pgs.len());
+        let before = self.slots.insert(id, slot);
+        assert!(before.is_none());
+        self.pgs.push(self.make(id, rules, facts, record));
+        slot
+    }
+
+    /// The PG in `slot` begins anew, as one of which this OSD has no record.
+    pub(crate) fn begin_anew(&mut self, slot: PgSlot, rules: &Pool, facts: PgFacts) {
+        let pg = &self.pgs[slot.0];
+        assert!(pg.is_quiet());
+        self.pgs[slot.0] = self.make(pg.id(), rules, facts, None);
+    }
+
+    fn make(&self, id: PgId, rules: &Pool, facts: PgFacts, record: Option<Record>) -> Pg {
+        let shape = Shape {
+            pg: id,
+            pg_count: rules.pg_count,
+            block_size: rules.block_size,
+            limits: self.limits,
+            face: &pg::Copies,
+        };
+        Pg::new(shape, self.osd, facts, record, self.buffers.clone())
+    }
+
+    /// Calls into a PG. The caller then carries out what the PG asks, see [`PgTable::take_actions`].
+    pub(crate) fn call<R>(
+        &mut self,
+        slot: PgSlot,
+        call: impl FnOnce(&mut Pg, &mut Vec<Action>) -> R,
+    ) -> R {
+        call(&mut self.pgs[slot.0], &mut self.actions)
+    }
+
+    /// Whether a PG has asked for something that nobody has taken.
+    pub(crate) fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
+    /// What the PG that was called last asks, in order. The list goes back to
+    /// [`PgTable::give_back`].
+    pub(crate) fn take_actions(&mut self) -> Vec<Action> {
+        let spare = std::mem::take(&mut self.spare);
+        std::mem::replace(&mut self.actions, spare)
+    }
+
+    /// Keeps the memory of a list whose actions are carried out.
+    pub(crate) fn give_back(&mut self, carried_out: Vec<Action>) {
+        assert!(carried_out.is_empty());
+        self.spare = carried_out;
+    }
+
+    /// Whether nothing is served or under way of any PG of which `is_meant` is true.
+    pub(crate) fn are_quiet(&self, is_meant: impl Fn(PgId) -> bool) -> bool {
+        self.iter().filter(|(_, pg)| is_meant(pg.id())).all(|(_, pg)| pg.is_quiet())
+    }
+
+    /// The PGs of one pool, ascending.
+    pub(crate) fn of_pool(&self, pool: PoolId) -> impl Iterator<Item = PgId> + '_ {
+        self.ids().filter(move |id| id.pool == pool)
+    }
+}
+
+impl Index<PgSlot> for PgTable {
+    type Output = Pg;
+
+    fn index(&self, slot: PgSlot) -> &Pg {
+        &self.pgs[slot.0]
+    }
+}
