@@ -1,38 +1,32 @@
-//! The client core itself: volumes, requests and their parts. Its other rooms: `monitor` (the map
-//! and sessions), `link` and `reply` (OSDs).
+//! The client core itself: volumes, requests and their parts.
+//!
+//! Below it: `monitor` (the map and sessions), `send` and `reply` (OSDs), `replay` (lazy volumes).
+
+mod monitor;
+mod replay;
+mod reply;
+mod send;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use base::hash::stripe_hash;
 use base::planted::{self, Bug};
-use base::{
-    Buffer, BufferPool, ConnectionId, ImageId, OsdId, PgId, SessionId, StripeIndex, Time,
-    TraceEvent,
-};
+use base::{BufferPool, ConnectionId, StripeIndex, Time, TraceEvent};
 use cluster::message::Failure;
 use format::door::{NetEffect, NetEvent};
-use slab::Slab;
 
-use crate::cut::{Piece, volume_size_max};
-use crate::link::{Link, LinkState};
-use crate::monitor::MonitorLink;
-use crate::part::{
-    CLOSE_SYNC_TIME_MAX, CLOSE_TIME_MAX, Part, PartKey, Patch, PatchStep, RETRY_DELAY_MIN, Stage,
-    Work,
-};
-use crate::request::{Flush, Found, InOrder, Kind, Request, RequestKey, Slice};
-use crate::routes::{Routes, Target};
+use crate::cut::volume_size_max;
+use crate::link::Links;
+use crate::monitor_link::{Farewell, MonitorLink};
+use crate::part::{Part, RETRY_DELAY_MIN, Stage};
+use crate::request::{Flush, Found, InOrder, Progress, Request, Slice};
+use crate::routes::Routes;
+use crate::table::{PartKey, RequestKey, Table};
 use crate::timers::{Timer, Timers};
-use crate::unsynced::Unsynced;
+use crate::volume::{Attachment, Volume};
 use crate::{
     Answer, Attached, Effect, Event, Operation, RequestId, Settings, VolumeError, VolumeHandle,
 };
-
-/// Most parts of one volume under way at a time.
-pub(crate) const PARTS_IN_FLIGHT_MAX: usize = 256;
-/// Most bytes of data of one volume under way at a time; one part may go beyond.
-pub(crate) const BYTES_IN_FLIGHT_MAX: u64 = 32 << 20;
 
 /// The client core as a value.
 pub struct ClientCore {
@@ -40,11 +34,10 @@ pub struct ClientCore {
     pub(crate) pool: BufferPool,
     pub(crate) monitor: MonitorLink,
     pub(crate) routes: Routes,
-    pub(crate) links: BTreeMap<OsdId, Link>,
-    pub(crate) link_of: BTreeMap<ConnectionId, OsdId>,
+    links: Links,
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
-    pub(crate) requests: Slab<Request>,
-    pub(crate) parts: Slab<Part>,
+    pub(crate) requests: Table<RequestKey, Request>,
+    pub(crate) parts: Table<PartKey, Part>,
     /// Own writes of a stripe that are not done, in the order they were asked.
     pub(crate) stripes: BTreeMap<(VolumeHandle, StripeIndex), Vec<PartKey>>,
     /// Parts in the stage `Ready`. What one part's end, a message or a new epoch lets go is put here and
@@ -52,8 +45,6 @@ pub struct ClientCore {
     pub(crate) ready: VecDeque<PartKey>,
     /// Parts in the stage `Unrouted`.
     pub(crate) unrouted: Vec<PartKey>,
-    /// Links that nobody may wait for any more.
-    pub(crate) idle_links: Vec<OsdId>,
     pub(crate) timers: Timers,
     /// Volumes that may have room for more parts, or may have become idle.
     pub(crate) touched: Vec<VolumeHandle>,
@@ -62,102 +53,6 @@ pub struct ClientCore {
     last_connection: u64,
     last_sequence: u64,
     pub(crate) last_ask: u64,
-}
-
-/// A volume of the user.
-pub(crate) struct Volume {
-    pub(crate) name: String,
-    pub(crate) read_only: bool,
-    pub(crate) wants_lock: bool,
-    pub(crate) attachment: Attachment,
-    /// The user asked to detach it.
-    pub(crate) closing: bool,
-    /// When what it has sent is no longer awaited, once it is closing.
-    close_deadline: Option<Time>,
-    /// When the user's patience with the attach ends.
-    pub(crate) open_deadline: Option<Time>,
-    /// Requests that are not cut to the end, in the order they were asked.
-    pub(crate) pending: VecDeque<RequestKey>,
-    pub(crate) request_count: usize,
-    pub(crate) part_count: usize,
-    pub(crate) byte_count: u64,
-    /// PGs with acknowledged writes that were not told durable, with the count of the last one.
-    pub(crate) undurable: BTreeMap<PgId, u64>,
-    /// Writes acknowledged and not told durable, ever.
-    pub(crate) undurable_count: u64,
-    /// Of a lazy volume: what its PGs acknowledged and did not make durable.
-    pub(crate) unsynced: BTreeMap<PgId, Unsynced>,
-    /// Bytes of it.
-    pub(crate) unsynced_bytes: u64,
-    /// Bytes that wait for room, as the monitor was last told.
-    pub(crate) told_waiting: u64,
-    /// Of a lazy volume: reads that wait for changes of which one sending had no answer.
-    pub(crate) held_reads: Vec<PartKey>,
-    /// A sync for our own sake that is not done.
-    pub(crate) own_sync: Option<RequestKey>,
-    /// Closing took too long: what is left is left.
-    has_given_up: bool,
-    /// Closing, it awaits what is not durable for as long as the session lasts.
-    is_patient: bool,
-    /// Whether this session has synced every PG of the image.
-    synced_all: bool,
-    /// A change was given up that had no answer: it may still be on its way.
-    has_unanswered: bool,
-}
-
-/// What the monitor is told of a session that its user gave back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Farewell {
-    pub(crate) session: SessionId,
-    /// A change of it may still be on its way.
-    pub(crate) unanswered: bool,
-    /// The last ask for an attach before: an answer to a later one says that the monitor knows.
-    pub(crate) last_ask: u64,
-}
-
-/// Top to bottom is the order in time.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Attachment {
-    /// Waits for the monitor's answer to this ask.
-    Opening { ask: u64 },
-    /// Serves.
-    Open(Attached),
-    /// The session is over.
-    Ended,
-}
-
-impl Volume {
-    pub(crate) fn attached(&self) -> Option<&Attached> {
-        match &self.attachment {
-            Attachment::Open(attached) => Some(attached),
-            Attachment::Opening { .. } | Attachment::Ended => None,
-        }
-    }
-
-    /// Whether its changes may be answered before they are durable.
-    pub(crate) fn is_lazy(&self) -> bool {
-        self.attached().is_some_and(|attached| attached.lazy)
-    }
-
-    /// Whether a replay waits for room in its PG.
-    fn waits_for_room(&self) -> bool {
-        let mut gates = self.unsynced.values().filter_map(|unsynced| unsynced.gate);
-        gates.any(|gate| gate.waits_for_room)
-    }
-
-    /// Bytes that replays have to write and find no room for.
-    pub(crate) fn waiting_bytes(&self) -> u64 {
-        let of_pg = |unsynced: &Unsynced| {
-            let gate = unsynced.gate.filter(|gate| gate.waits_for_room)?;
-            Some(unsynced.bytes_before(gate.epoch))
-        };
-        self.unsynced.values().filter_map(of_pg).sum()
-    }
-
-    fn has_room(&self, weight: u64) -> bool {
-        let fits = self.byte_count + weight <= BYTES_IN_FLIGHT_MAX;
-        self.part_count < PARTS_IN_FLIGHT_MAX && (fits || self.part_count == 0)
-    }
 }
 
 impl ClientCore {
@@ -169,15 +64,13 @@ impl ClientCore {
             settings,
             pool,
             routes: Routes::default(),
-            links: BTreeMap::new(),
-            link_of: BTreeMap::new(),
+            links: Links::default(),
             volumes: BTreeMap::new(),
-            requests: Slab::new(),
-            parts: Slab::new(),
+            requests: Table::new(),
+            parts: Table::new(),
             stripes: BTreeMap::new(),
             ready: VecDeque::new(),
             unrouted: Vec::new(),
-            idle_links: Vec::new(),
             timers: Timers::default(),
             touched: Vec::new(),
             farewells: Vec::new(),
@@ -195,18 +88,18 @@ impl ClientCore {
     /// Takes one event and appends what follows from it.
     pub fn apply(&mut self, now: Time, event: Event, effects: &mut Vec<Effect>) {
         match event {
-            Event::Net(event) => self.apply_net(now, event, effects),
+            Event::Net(event) => self.on_net(now, event, effects),
             Event::Connect => self.need_monitor(now, effects),
             Event::Open { volume, name, read_only, lock } => {
-                self.open(now, volume, name, (read_only, lock), effects);
+                self.on_open(now, volume, name, (read_only, lock), effects);
             }
-            Event::Close { volume, patient } => self.close(now, volume, patient, effects),
+            Event::Close { volume, patient } => self.on_close(now, volume, patient, effects),
             Event::Request { id, volume, operation } => {
-                self.request(now, id, volume, operation, effects);
+                self.on_request(now, id, volume, operation, effects);
             }
             Event::Tick => {
                 while let Some(timer) = self.timers.pop_due(now) {
-                    self.ring(now, timer, effects);
+                    self.on_timer(now, timer, effects);
                     self.settle(now, effects);
                 }
             }
@@ -219,7 +112,7 @@ impl ClientCore {
         loop {
             if let Some(part) = self.ready.pop_front() {
                 self.route(now, part, effects);
-            } else if let Some(osd) = self.idle_links.pop() {
+            } else if let Some(osd) = self.links.pop_idle() {
                 self.rest_link(osd);
             } else if let Some(volume) = self.touched.pop() {
                 self.admit(now, volume, effects);
@@ -230,38 +123,38 @@ impl ClientCore {
         }
     }
 
-    fn apply_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
+    fn on_net(&mut self, now: Time, event: NetEvent, effects: &mut Vec<Effect>) {
         match event {
             NetEvent::Accepted { connection, .. } => {
                 effects.push(Effect::Net(NetEffect::Close { connection }));
             }
             NetEvent::Connected { connection, peer } => {
                 if self.monitor.is(connection) {
-                    self.monitor_connected(now, connection, peer, effects);
+                    self.on_monitor_connected(now, connection, peer, effects);
                 } else {
-                    self.link_connected(now, connection, peer, effects);
+                    self.on_osd_connected(now, connection, peer, effects);
                 }
             }
             NetEvent::Received { connection, message } => {
                 if self.monitor.is(connection) {
-                    self.monitor_received(now, message, effects);
+                    self.on_monitor_message(now, message, effects);
                 } else {
-                    self.link_received(now, connection, message, effects);
+                    self.on_osd_message(now, connection, message, effects);
                 }
             }
             NetEvent::Closed { connection, reason } => {
                 if self.monitor.is(connection) {
-                    self.monitor_lost(now, reason, effects);
-                } else if let Some(osd) = self.link_of.remove(&connection) {
-                    self.link_lost(now, osd);
+                    self.on_monitor_closed(now, reason, effects);
+                } else if let Some(osd) = self.links.forget(connection) {
+                    self.on_osd_closed(now, osd);
                 }
             }
         }
     }
 
-    fn ring(&mut self, now: Time, timer: Timer, effects: &mut Vec<Effect>) {
+    fn on_timer(&mut self, now: Time, timer: Timer, effects: &mut Vec<Effect>) {
         match timer {
-            Timer::Monitor => self.monitor_alarm(now, effects),
+            Timer::Monitor => self.on_monitor_alarm(now, effects),
             Timer::Link(osd) => self.connect_link(osd, effects),
             Timer::Part(key) => {
                 assert!(matches!(self.parts[key].stage, Stage::Delayed { .. }));
@@ -284,12 +177,13 @@ impl ClientCore {
                     message: format!("no monitor answered in time about volume {}", volume.name),
                     hint: "check that the cluster runs: ashlar status".to_string(),
                 };
-                self.opened(handle, Err(failure), effects);
+                self.end_open(handle, Err(failure), effects);
             }
             Timer::Close(handle) => {
                 let volume = self.volumes.get_mut(&handle).expect("disarmed when it goes");
-                volume.close_deadline = None;
-                if volume.is_patient && !volume.undurable.is_empty() {
+                let closing = volume.closing.as_mut().expect("armed while it closes");
+                closing.deadline = None;
+                if closing.is_patient && !volume.undurable.is_empty() {
                     self.arm_close(now, handle);
                 } else {
                     self.give_up(now, handle, effects);
@@ -300,7 +194,7 @@ impl ClientCore {
 
     // ---- volumes
 
-    fn open(
+    fn on_open(
         &mut self,
         now: Time,
         handle: VolumeHandle,
@@ -313,37 +207,14 @@ impl ClientCore {
         if let Some(at) = open_deadline {
             self.timers.arm(at, Timer::Open(handle));
         }
-        let volume = Volume {
-            name,
-            read_only,
-            wants_lock,
-            attachment: Attachment::Opening { ask: self.last_ask },
-            closing: false,
-            close_deadline: None,
-            open_deadline,
-            pending: VecDeque::new(),
-            request_count: 0,
-            part_count: 0,
-            byte_count: 0,
-            undurable: BTreeMap::new(),
-            undurable_count: 0,
-            unsynced: BTreeMap::new(),
-            unsynced_bytes: 0,
-            told_waiting: 0,
-            held_reads: Vec::new(),
-            own_sync: None,
-            has_given_up: false,
-            is_patient: false,
-            synced_all: false,
-            has_unanswered: false,
-        };
+        let volume = Volume::opening(name, read_only, wants_lock, self.last_ask, open_deadline);
         let before = self.volumes.insert(handle, volume);
         assert!(before.is_none());
         self.ask_open(now, handle, effects);
     }
 
     /// The attach ended, well or not.
-    pub(crate) fn opened(
+    pub(crate) fn end_open(
         &mut self,
         handle: VolumeHandle,
         result: Result<Attached, Failure>,
@@ -363,7 +234,7 @@ impl ClientCore {
         effects.push(Effect::Opened { volume: handle, result });
     }
 
-    fn close(
+    fn on_close(
         &mut self,
         now: Time,
         handle: VolumeHandle,
@@ -374,19 +245,20 @@ impl ClientCore {
             effects.push(Effect::Closed { volume: handle });
             return;
         };
-        volume.closing = true;
-        volume.is_patient = is_patient;
+        let closing = volume.closing.get_or_insert_default();
+        closing.is_patient = is_patient;
+        let is_armed = closing.deadline.is_some();
         if let Attachment::Opening { .. } = volume.attachment {
             let failure = Failure {
                 code: "closed".to_string(),
                 message: format!("volume {} was closed while it was opened", volume.name),
                 hint: String::new(),
             };
-            self.opened(handle, Err(failure), effects);
+            self.end_open(handle, Err(failure), effects);
             effects.push(Effect::Closed { volume: handle });
             return;
         }
-        if volume.close_deadline.is_none() {
+        if !is_armed {
             self.arm_close(now, handle);
         }
         let of_volume = self.requests.iter().filter(|(_, request)| request.volume == handle);
@@ -399,16 +271,16 @@ impl ClientCore {
 
     fn arm_close(&mut self, now: Time, handle: VolumeHandle) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
-        let span = if volume.is_lazy() { CLOSE_SYNC_TIME_MAX } else { CLOSE_TIME_MAX };
-        volume.close_deadline = Some(now + span);
-        self.timers.arm(now + span, Timer::Close(handle));
+        let until = now + volume.close_time_max();
+        volume.closing.as_mut().expect("it closes").deadline = Some(until);
+        self.timers.arm(until, Timer::Close(handle));
     }
 
     /// A closing volume no longer awaits what it has sent. Requires: its requests have failed.
     fn give_up(&mut self, now: Time, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
-        volume.has_given_up = true;
-        // What is not synced may be on its way, once more.
+        volume.closing.as_mut().expect("it closes").has_given_up = true;
+        // A replay of kept writes may be on its way.
         volume.has_unanswered |= !volume.unsynced.is_empty();
         volume.unsynced.values_mut().for_each(|unsynced| unsynced.gate = None);
         let own = self.requests.iter().filter(|(_, it)| it.volume == handle && it.is_own());
@@ -425,16 +297,18 @@ impl ClientCore {
 
     fn finish_close(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
         let Some(volume) = self.volumes.get(&handle) else { return };
-        if !volume.closing || volume.request_count > 0 {
+        let Some(closing) = volume.closing.as_ref().filter(|_| volume.request_count == 0) else {
             return;
-        }
-        if volume.is_lazy() && !volume.undurable.is_empty() && !volume.has_given_up {
+        };
+        if volume.is_lazy() && !volume.undurable.is_empty() && !closing.has_given_up {
             self.begin_sync(handle);
             return;
         }
+        let deadline = closing.deadline;
         let volume = self.volumes.remove(&handle).expect("looked at just now");
         assert!(volume.part_count == 0);
-        if let Some(at) = volume.close_deadline {
+        assert!(volume.byte_count == 0);
+        if let Some(at) = deadline {
             self.timers.disarm(at, Timer::Close(handle));
         }
         if let Some(attached) = volume.attached() {
@@ -485,7 +359,7 @@ impl ClientCore {
 
     // ---- requests
 
-    fn request(
+    fn on_request(
         &mut self,
         now: Time,
         id: RequestId,
@@ -493,8 +367,8 @@ impl ClientCore {
         operation: Operation,
         effects: &mut Vec<Effect>,
     ) {
-        let kind = match self.check(handle, operation) {
-            Ok(Some(kind)) => kind,
+        let progress = match self.check(handle, operation) {
+            Ok(Some(progress)) => progress,
             Ok(None) => {
                 effects.push(Effect::Done { id, result: Ok(Answer::Done) });
                 return;
@@ -508,7 +382,7 @@ impl ClientCore {
         let key = self.requests.insert(Request {
             id: Some(id),
             volume: handle,
-            kind,
+            progress,
             part_count: 0,
             parts_open: 0,
             failure: None,
@@ -529,8 +403,8 @@ impl ClientCore {
         &self,
         handle: VolumeHandle,
         operation: Operation,
-    ) -> Result<Option<Kind>, VolumeError> {
-        let volume = self.volumes.get(&handle).filter(|volume| !volume.closing);
+    ) -> Result<Option<Progress>, VolumeError> {
+        let volume = self.volumes.get(&handle).filter(|volume| volume.closing.is_none());
         let (volume, attached) = volume
             .and_then(|volume| Some((volume, volume.attached()?)))
             .ok_or(VolumeError::Ended)?;
@@ -542,25 +416,25 @@ impl ClientCore {
         let writable = || if volume.read_only { Err(VolumeError::ReadOnly) } else { Ok(()) };
         Ok(Some(match operation {
             Operation::Read { offset, length } => {
-                Kind::Read { rest: range(offset, length)?, found: InOrder::default() }
+                Progress::Read { rest: range(offset, length)?, found: InOrder::default() }
             }
             Operation::Extents { offset, length } => {
-                Kind::Extents { rest: range(offset, length)?, found: InOrder::default() }
+                Progress::Extents { rest: range(offset, length)?, found: InOrder::default() }
             }
             Operation::Write { offset, data, durable } => {
                 writable()?;
-                Kind::Write { rest: range(offset, data.len() as u64)?, data, durable }
+                Progress::Write { rest: range(offset, data.len() as u64)?, data, durable }
             }
             Operation::Zero { offset, length, durable } => {
                 writable()?;
-                Kind::Zero { rest: range(offset, length)?, durable }
+                Progress::Zero { rest: range(offset, length)?, durable }
             }
             Operation::Flush => {
                 let durable = volume.synced_all && volume.undurable.is_empty();
                 if durable || volume.read_only {
                     return Ok(None);
                 }
-                Kind::Flush(Flush::Undecided)
+                Progress::Flush(Flush::Undecided)
             }
         }))
     }
@@ -577,7 +451,7 @@ impl ClientCore {
                 continue;
             }
             let request = &mut self.requests[key];
-            if let Kind::Flush(flush @ Flush::Undecided) = &mut request.kind {
+            if let Progress::Flush(flush @ Flush::Undecided) = &mut request.progress {
                 let first = !volume.synced_all;
                 let pgs = if first {
                     let all = self.routes.pgs_of(&attached.image).expect("the pool is known");
@@ -596,7 +470,7 @@ impl ClientCore {
             if !volume.has_room(weight) {
                 return;
             }
-            let is_zero = matches!(request.kind, Kind::Zero { .. });
+            let is_zero = matches!(request.progress, Progress::Zero { .. });
             let mut lazy = volume.is_lazy() && request.may_be_lazy();
             if lazy && !self.has_room_to_keep(handle, weight) {
                 if !self.volumes[&handle].waits_for_room() {
@@ -616,12 +490,11 @@ impl ClientCore {
             volume.part_count += 1;
             volume.byte_count += weight;
             let index = request.part_count;
-            let slice = request.cut(block_size);
+            let Slice { target, stripe, work } = request.cut(block_size, seed);
             if request.is_cut() {
                 // A sync that makes room to keep more may stand before it now.
                 volume.pending.retain(|pending| *pending != key);
             }
-            let (stripe, target, work) = work_of(slice, seed);
             let part = self.parts.insert(Part {
                 request: key,
                 volume: handle,
@@ -673,7 +546,7 @@ impl ClientCore {
             return;
         }
         let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
-        if let Kind::Flush(Flush::Rest { first: true, .. }) = request.kind
+        if let Progress::Flush(Flush::Rest { first: true, .. }) = request.progress
             && request.failure.is_none()
         {
             volume.synced_all = true;
@@ -757,40 +630,6 @@ impl ClientCore {
         self.ready.push_back(key);
     }
 
-    /// Sends a part to where it belongs now, or lets it wait for the way to there.
-    /// Requires: it stands in no list of its stage.
-    fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
-        let part = &mut self.parts[key];
-        part.stage = Stage::Held;
-        let passes_gate = std::mem::take(&mut part.passes_gate);
-        if self.requests[part.request].failure.is_some() {
-            self.end_part(now, key, Found::Nothing, effects);
-            return;
-        }
-        let Some(route) = self.routes.find(part.pool, part.target) else {
-            part.stage = Stage::Unrouted;
-            self.unrouted.push(key);
-            return;
-        };
-        let is_held_back = !passes_gate && self.is_held_back(now, key, route, effects);
-        if is_held_back || self.is_held_read(key) {
-            return;
-        }
-        let part = &mut self.parts[key];
-        // OSDs that have several addresses are reached over one network or another.
-        let new = || Link::new(route.osd.get() as usize);
-        let link = self.links.entry(route.osd).or_insert_with(new);
-        if let LinkState::Open { connection, .. } = link.state {
-            self.send(key, route, connection, effects);
-            return;
-        }
-        part.stage = Stage::Connecting(route.osd);
-        link.waiting.push(key);
-        if link.state == LinkState::Idle {
-            self.connect_link(route.osd, effects);
-        }
-    }
-
     /// A part is over, well or not. Requires: the stage is what it was last given.
     pub(crate) fn end_part(
         &mut self,
@@ -802,6 +641,8 @@ impl ClientCore {
         self.detach(key);
         let part = self.parts.remove(key);
         let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        assert!(volume.part_count > 0);
+        assert!(volume.byte_count >= part.weight);
         volume.part_count -= 1;
         volume.byte_count -= part.weight;
         self.touched.push(part.volume);
@@ -819,7 +660,8 @@ impl ClientCore {
             }
         } else {
             request.put(part.index, found);
-            if planted::on(Bug::PartAnsweredForWhole) && matches!(request.kind, Kind::Write { .. })
+            if planted::on(Bug::PartAnsweredForWhole)
+                && matches!(request.progress, Progress::Write { .. })
             {
                 self.answer(part.request, Ok(Answer::Done), effects);
             }
@@ -847,14 +689,8 @@ impl ClientCore {
                 let unsynced = volume.unsynced.get_mut(&pg).expect("it has waiting parts");
                 unsynced.waiting.retain(|other| *other != key);
             }
-            Stage::Connecting(osd) => {
-                let link = self.links.get_mut(&osd).expect("made when the part came");
-                link.waiting.retain(|other| *other != key);
-            }
-            Stage::Sent { osd, sequence, .. } => {
-                let link = self.links.get_mut(&osd).expect("made when the part came");
-                link.forget(sequence);
-            }
+            Stage::Connecting(osd) => self.links[osd].waiting.retain(|other| *other != key),
+            Stage::Sent { osd, sequence, .. } => self.links[osd].forget(sequence),
             Stage::Delayed { until, .. } => self.timers.disarm(until, Timer::Part(key)),
         }
         self.parts[key].stage = Stage::Held;
@@ -882,26 +718,4 @@ impl ClientCore {
         self.last_sequence += 1;
         self.last_sequence
     }
-}
-
-/// Where a slice goes and what is done there.
-fn work_of(slice: Slice, seed: ImageId) -> (StripeIndex, Target, Work) {
-    let (piece, work) = match slice {
-        Slice::Sync(number) => {
-            return (StripeIndex::ZERO, Target::Pg(number), Work::Sync { covers: 0 });
-        }
-        Slice::Read(piece) => (piece.clone(), Work::Read { range: piece.range }),
-        Slice::Extents(piece) => (piece.clone(), Work::Extents { range: piece.range }),
-        Slice::Write(piece, bytes) if piece.whole => {
-            (piece.clone(), Work::write(piece.range, bytes))
-        }
-        Slice::Zero(piece) if piece.whole => (piece.clone(), Work::Zero { range: piece.range }),
-        Slice::Write(piece, bytes) => (piece.clone(), patch(piece, Some(bytes))),
-        Slice::Zero(piece) => (piece.clone(), patch(piece, None)),
-    };
-    (piece.stripe, Target::Stripe(stripe_hash(seed, piece.stripe)), work)
-}
-
-fn patch(piece: Piece, bytes: Option<Buffer>) -> Work {
-    Work::Patch(Patch { range: piece.range, bytes, step: PatchStep::Read })
 }

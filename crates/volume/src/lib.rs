@@ -1,5 +1,5 @@
-//! Client core: cuts requests at stripe edges, routes each part to the primary of its PG, and
-//! retries until it is done. A value: events in, effects out.
+//! Client core: cuts requests at stripe edges, sends each part to the primary of its PG, and retries until
+//! it is done. A value: events in, effects out.
 //!
 //! ```text
 //!   Request ──cut──▶ parts ──order──▶ route ──▶ link of an OSD ──Op──▶
@@ -11,23 +11,24 @@
 //!   1. A request is answered once; a write only after every part of it was acknowledged.
 //!   2. Own writes that overlap reach the OSD one after the other, in the order they were asked.
 //!   3. A part is answered by a reply of the connection it was last sent on, or not at all.
-//!   4. What is in flight for a volume is bounded; the rest waits in the order it was asked.
-//!   5. What a lazy volume was told done and not durable is kept until a sync covers it, and written
-//!      again in each new epoch of its PG before anything else goes there.
+//!   4. The requests in flight for a volume are bounded; the rest wait in the order they were asked.
+//!   5. Writes of a lazy volume that are acknowledged and not durable are kept until a sync covers them,
+//!      and are written again in each new epoch of their PG before anything else goes there.
 
 mod core;
 mod cut;
 mod link;
-mod monitor;
+mod monitor_link;
 mod part;
 mod replay;
-mod reply;
 mod request;
 mod routes;
+mod table;
 #[cfg(test)]
 mod tests;
 mod timers;
 mod unsynced;
+mod volume;
 
 pub use crate::core::ClientCore;
 
@@ -44,38 +45,38 @@ pub struct VolumeHandle(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u64);
 
-/// What the client core is told.
+/// An input of the client core.
 #[derive(Debug)]
 pub enum Event {
     /// From the network.
     Net(NetEvent),
-    /// Connect to a monitor before anything is attached, so that the cluster knows of the process.
+    /// Connect to a monitor before anything is attached, so that `status` shows the process.
     Connect,
     /// Attach a volume.
     Open {
-        /// Its name from now on.
+        /// Its handle from now on.
         volume: VolumeHandle,
         /// The volume's name.
         name: String,
         /// Whether it will only be read.
         read_only: bool,
-        /// Whether its lock is wanted, if nobody else has it attached. With it, where disks have to
-        /// flush, writes are done when all copies have them and durable after the next flush; and
-        /// nobody else may attach it. Nothing for a reader.
+        /// Whether its lock is wanted; it is given if no other client has the volume attached. On disks
+        /// that need a flush, writes under the lock are done when all copies have them and durable
+        /// after the next flush, and no other client may attach the volume. Ignored for a reader.
         lock: bool,
     },
-    /// Detach a volume. Its open requests end with [`VolumeError::Ended`], done or not: what is
-    /// not sent is dropped, and what is sent is awaited, at most for 2 s. What was done lazily is
-    /// made durable first, which may take 2 s more. [`Effect::Closed`] says
-    /// that nothing more is sent of it, and that a later attach of the volume through this core is
-    /// ordered after all of it. May be said again, for the sake of `patient`.
+    /// Detach a volume. Its open requests end with [`VolumeError::Ended`], done or not: requests that
+    /// are not sent are dropped, and answers to sent ones are awaited for at most 2 s. Lazy writes are
+    /// made durable first, which may take 2 s more. After [`Effect::Closed`] nothing more is sent for
+    /// the volume, and a later attach through this core is ordered after all of it. May be repeated,
+    /// to change `patient`.
     Close {
         /// Which.
         volume: VolumeHandle,
-        /// What was done lazily is awaited for as long as the session lasts: its user may come back.
+        /// Wait for lazy writes to become durable for as long as the session lasts: the user may come back.
         patient: bool,
     },
-    /// Read, write and so on.
+    /// Read, write, zero, flush or list extents.
     Request {
         /// Names the answer.
         id: RequestId,
@@ -104,7 +105,7 @@ pub enum Operation {
         offset: u64,
         /// At least 1 byte.
         data: Buffer,
-        /// It is durable when it is done (FUA), also on a lazy volume.
+        /// It is durable when it is done (FUA), even on a lazy volume.
         durable: bool,
     },
     /// Make a range read as zeros and give its space back (discard, write-zeroes).
@@ -127,7 +128,7 @@ pub enum Operation {
     },
 }
 
-/// What the client core asks and answers.
+/// An output of the client core.
 #[derive(Debug)]
 pub enum Effect {
     /// Ask the network.
@@ -160,17 +161,17 @@ pub enum Effect {
 pub struct Attached {
     /// Its session.
     pub session: SessionId,
-    /// Told with the session, and told when it goes on.
+    /// The reign of the monitors that gave the session; named when the session is resumed.
     pub reign: u64,
     /// What it is.
     pub image: ImageInfo,
     /// It has the volume's lock.
     pub locked: bool,
-    /// Its writes are durable after the next flush only. Only with the lock.
+    /// Its writes are durable only after the next flush. Only with the lock.
     pub lazy: bool,
 }
 
-/// What a request found.
+/// The answer to a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// The range in order.
@@ -181,7 +182,7 @@ pub enum Answer {
     Extents(Vec<Extent>),
 }
 
-/// A part of what was read.
+/// A piece of the bytes that were read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
     /// Bytes.
@@ -204,18 +205,18 @@ pub struct Extent {
 pub enum VolumeError {
     /// No space left in the pool (ENOSPC).
     Full,
-    /// The range holds damaged bytes and no other copy is left (EIO).
+    /// The range holds damaged bytes, and no other copy is left (EIO).
     Damaged,
     /// The volume was attached read-only (EPERM).
     ReadOnly,
     /// Outside the volume, or no bytes at all (EINVAL).
     OutOfRange,
-    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). What
-    /// was not answered may have happened or not, and what was not durable may be lost.
+    /// The session is over: the volume was removed, shrunk or taken over (ESHUTDOWN). Unanswered
+    /// changes may have happened or not; changes that were not durable may be lost.
     Ended,
     /// Not done within the time the user set (ETIMEDOUT); it may still happen.
     TimedOut,
-    /// An OSD says the request breaks a rule: a bug of ours, reported in its words (EIO).
+    /// An OSD says that the request breaks a rule, which is a bug (EIO). In the words of the OSD.
     Invalid {
         /// Which rule.
         why: String,
@@ -243,18 +244,18 @@ impl std::error::Error for VolumeError {}
 pub struct Settings {
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
-    /// What attaches, for people: `nbd`, `bench`.
+    /// What kind of client it is, for `status`: `nbd`, `bench`.
     pub client: String,
     /// Its process id, for `status`.
     pub pid: u32,
     /// Name of its host, for `status`.
     pub host: String,
-    /// Where it serves others, if it does, for `status`.
+    /// Where it listens for its own clients, if it does, for `status`.
     pub address: Option<String>,
-    /// How long network and PG faults are retried; `None`: for ever.
+    /// How long a request is retried over network and PG faults; `None`: for ever.
     pub retry_for: Option<Duration>,
-    /// Most bytes of each lazy volume that were done and are not durable; before it is more the
-    /// volume is synced. At least [`UNSYNCED_SIZE_MIN`].
+    /// Most bytes of each lazy volume that are written and not durable; the volume is synced before
+    /// there are more. At least [`UNSYNCED_SIZE_MIN`].
     pub unsynced_size_max: u64,
 }
 

@@ -2,27 +2,23 @@
 
 use std::ops::Range;
 
-use base::checksum::checksum_units;
-use base::{Buffer, Checksum, Duration, Epoch, OsdId, PgId, PoolId, StripeIndex, Time, Version};
+use base::checksum::{checksum_units, first_mismatch};
+use base::{
+    Buffer, BufferPool, Checksum, Duration, Epoch, OsdId, PgId, PoolId, StripeIndex, Time,
+    UNIT_SIZE, Version,
+};
 use cluster::map::ImageInfo;
 use format::wire::{Op, Place};
 
 use crate::VolumeHandle;
 use crate::cut::units_around;
-use crate::request::RequestKey;
 use crate::routes::Target;
-
-/// Place of a part in the core's table; used again after the part is gone.
-pub(crate) type PartKey = usize;
+use crate::table::RequestKey;
 
 /// First delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Longest delay before a refused part is sent again.
 pub(crate) const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
-/// So long a volume that is closed awaits the answers to what it has sent.
-pub(crate) const CLOSE_TIME_MAX: Duration = Duration::from_secs(2);
-/// So long a lazy volume that is closed has for the same, and to make durable what was done.
-pub(crate) const CLOSE_SYNC_TIME_MAX: Duration = Duration::from_secs(4);
 /// After so many answers that do not match their checksums a read is given up as damaged.
 pub(crate) const MISMATCH_COUNT_MAX: u32 = 5;
 
@@ -183,6 +179,11 @@ impl Work {
         Work::Write { range, data, checksums }
     }
 
+    /// A change within one unit; `None`: to zeros.
+    pub(crate) fn patch(range: Range<u32>, bytes: Option<Buffer>) -> Work {
+        Work::Patch(Patch { range, bytes, step: PatchStep::Read })
+    }
+
     /// Bytes within the stripe; empty for a sync.
     pub(crate) fn range(&self) -> Range<u32> {
         match self {
@@ -198,7 +199,7 @@ impl Work {
 
 /// One checksum for each unit.
 pub(crate) fn checksums_of(data: &[u8]) -> Vec<Checksum> {
-    let mut checksums = Vec::with_capacity(data.len() / base::UNIT_SIZE as usize);
+    let mut checksums = Vec::with_capacity(data.len() / UNIT_SIZE as usize);
     checksum_units(data, &mut checksums);
     checksums
 }
@@ -206,4 +207,53 @@ pub(crate) fn checksums_of(data: &[u8]) -> Vec<Checksum> {
 fn read_units(place: Place, range: &Range<u32>, parents: Vec<base::ImageId>) -> Op {
     let units = units_around(range);
     Op::Read { place, offset: units.start, length: units.end - units.start, parents }
+}
+
+/// The unit as it is to be: `old` (or zeros) with the patch's bytes in it.
+pub(crate) fn patched(
+    pool: &BufferPool,
+    patch: &Patch,
+    expected: Version,
+    old: Option<Buffer>,
+) -> PatchStep {
+    let mut unit = match old {
+        None => pool.take_zeroed(UNIT_SIZE as usize),
+        Some(old) => {
+            let mut unit = pool.take(UNIT_SIZE as usize);
+            unit.copy_from_slice(&old);
+            unit
+        }
+    };
+    let skip = patch.range.start as usize % UNIT_SIZE as usize;
+    let target = &mut unit[skip..skip + patch.range.len()];
+    match &patch.bytes {
+        Some(bytes) => target.copy_from_slice(bytes),
+        None => target.fill(0),
+    }
+    let data = unit.freeze();
+    let checksums = checksums_of(&data);
+    PatchStep::Write { expected, data, checksums }
+}
+
+/// What the answer of a read is worth.
+pub(crate) enum Verdict {
+    /// Nothing was written there.
+    Zeros,
+    /// The bytes are those of their checksums.
+    Data,
+    /// They are not: they were damaged on the way, or worse.
+    Mismatch,
+}
+
+/// Judges the answer of a read of `length` bytes.
+pub(crate) fn verify(length: usize, checksums: &[Checksum], data: &Buffer) -> Verdict {
+    if checksums.is_empty() && data.is_empty() {
+        return Verdict::Zeros;
+    }
+    let fits = data.len() == length && checksums.len() == length / UNIT_SIZE as usize;
+    if fits && first_mismatch(data, checksums).is_none() {
+        Verdict::Data
+    } else {
+        Verdict::Mismatch
+    }
 }

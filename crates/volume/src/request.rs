@@ -1,23 +1,23 @@
-//! One request of the user: what is left to cut, and the answer as it grows.
+//! One request, of the user or for our own sake: what is left to cut, and the answer as it grows.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use base::{BlockSize, Buffer, Time, UNIT_SIZE};
+use base::hash::stripe_hash;
+use base::{BlockSize, Buffer, ImageId, StripeIndex, Time, UNIT_SIZE};
 
 use crate::cut::{self, Cut};
+use crate::part::Work;
 use crate::replay::Replay;
+use crate::routes::Target;
 use crate::{Answer, Extent, Piece, RequestId, VolumeError, VolumeHandle};
-
-/// Place of a request in the core's table; used again after the request is gone.
-pub(crate) type RequestKey = usize;
 
 /// A request that is not yet over.
 pub(crate) struct Request {
     /// As the user names it; `None`: it is our own, answered to nobody.
     pub(crate) id: Option<RequestId>,
     pub(crate) volume: VolumeHandle,
-    pub(crate) kind: Kind,
+    pub(crate) progress: Progress,
     /// Parts cut so far.
     pub(crate) part_count: u32,
     /// Parts cut and not done.
@@ -30,8 +30,9 @@ pub(crate) struct Request {
     pub(crate) deadline: Option<Time>,
 }
 
-/// What is asked; `rest` is not cut yet.
-pub(crate) enum Kind {
+/// How far an [`crate::Operation`] is: `rest` lies within the volume and is not cut yet, `found` is what
+/// the parts have found.
+pub(crate) enum Progress {
     Read {
         rest: Range<u64>,
         found: InOrder<Piece>,
@@ -66,13 +67,12 @@ pub(crate) enum Flush {
     },
 }
 
-/// What is to be made a part of, cut from a request.
-pub(crate) enum Slice {
-    Read(cut::Piece),
-    Write(cut::Piece, Buffer),
-    Zero(cut::Piece),
-    Extents(cut::Piece),
-    Sync(u32),
+/// The next part of a request.
+pub(crate) struct Slice {
+    pub(crate) target: Target,
+    /// Stripe 0 for a sync, which has none.
+    pub(crate) stripe: StripeIndex,
+    pub(crate) work: Work,
 }
 
 /// What a part found.
@@ -84,11 +84,11 @@ pub(crate) enum Found {
 
 impl Request {
     /// A request for our own sake: it has no deadline and does not fail.
-    pub(crate) fn own(volume: VolumeHandle, kind: Kind) -> Request {
+    pub(crate) fn own(volume: VolumeHandle, progress: Progress) -> Request {
         Request {
             id: None,
             volume,
-            kind,
+            progress,
             part_count: 0,
             parts_open: 0,
             failure: None,
@@ -104,18 +104,22 @@ impl Request {
 
     /// Whether it changes something and may be answered before it is durable.
     pub(crate) fn may_be_lazy(&self) -> bool {
-        matches!(self.kind, Kind::Write { durable: false, .. } | Kind::Zero { durable: false, .. })
+        matches!(
+            self.progress,
+            Progress::Write { durable: false, .. } | Progress::Zero { durable: false, .. }
+        )
     }
 
+    /// Whether all of it is cut into parts.
     pub(crate) fn is_cut(&self) -> bool {
-        match &self.kind {
-            Kind::Read { rest, .. }
-            | Kind::Write { rest, .. }
-            | Kind::Zero { rest, .. }
-            | Kind::Extents { rest, .. } => rest.is_empty(),
-            Kind::Replay(_) => false,
-            Kind::Flush(Flush::Undecided) => false,
-            Kind::Flush(Flush::Rest { pgs, .. }) => pgs.is_empty(),
+        match &self.progress {
+            Progress::Read { rest, .. }
+            | Progress::Write { rest, .. }
+            | Progress::Zero { rest, .. }
+            | Progress::Extents { rest, .. } => rest.is_empty(),
+            Progress::Replay(_) => false,
+            Progress::Flush(Flush::Undecided) => false,
+            Progress::Flush(Flush::Rest { pgs, .. }) => pgs.is_empty(),
         }
     }
 
@@ -126,47 +130,75 @@ impl Request {
 
     /// Bytes of memory the next part will take, at most.
     pub(crate) fn next_weight(&self, block_size: BlockSize) -> u64 {
-        match &self.kind {
-            Kind::Read { rest, .. } => (rest.end - rest.start).min(block_size.bytes()),
+        match &self.progress {
+            Progress::Read { rest, .. } => (rest.end - rest.start).min(block_size.bytes()),
             // What a lazy change keeps is whole units, and zeros take memory, too.
-            Kind::Write { rest, .. } => {
+            Progress::Write { rest, .. } => {
                 (rest.end - rest.start).next_multiple_of(UNIT_SIZE).min(block_size.bytes())
             }
-            Kind::Zero { .. } => UNIT_SIZE,
-            Kind::Extents { .. } | Kind::Flush(_) | Kind::Replay(_) => 0,
+            Progress::Zero { .. } => UNIT_SIZE,
+            Progress::Extents { .. } | Progress::Flush(_) | Progress::Replay(_) => 0,
         }
     }
 
-    /// Cuts the next part off. Requires: something is left, and a flush is decided.
-    pub(crate) fn cut(&mut self, block_size: BlockSize) -> Slice {
+    /// Cuts the next part off, for the image of this seed. Requires: something is left, and a flush
+    /// is decided.
+    pub(crate) fn cut(&mut self, block_size: BlockSize, seed: ImageId) -> Slice {
         assert!(!self.is_cut());
         self.part_count += 1;
         self.parts_open += 1;
-        match &mut self.kind {
-            Kind::Read { rest, .. } => Slice::Read(take_piece(Cut::Blocks, rest, block_size)),
-            Kind::Zero { rest, .. } => Slice::Zero(take_piece(Cut::Units, rest, block_size)),
-            Kind::Extents { rest, .. } => Slice::Extents(take_piece(Cut::Blocks, rest, block_size)),
-            Kind::Replay(_) => unreachable!("a replay makes its parts itself"),
-            Kind::Write { rest, data, .. } => {
+        let (piece, work) = match &mut self.progress {
+            Progress::Read { rest, .. } => {
+                let piece = take_piece(Cut::Blocks, rest, block_size);
+                let work = Work::Read { range: piece.range.clone() };
+                (piece, work)
+            }
+            Progress::Extents { rest, .. } => {
+                let piece = take_piece(Cut::Blocks, rest, block_size);
+                let work = Work::Extents { range: piece.range.clone() };
+                (piece, work)
+            }
+            Progress::Zero { rest, .. } => {
+                let piece = take_piece(Cut::Units, rest, block_size);
+                let range = piece.range.clone();
+                let work = match piece.whole {
+                    true => Work::Zero { range },
+                    false => Work::patch(range, None),
+                };
+                (piece, work)
+            }
+            Progress::Write { rest, data, .. } => {
                 let from = data.len() - (rest.end - rest.start) as usize;
                 let piece = take_piece(Cut::Units, rest, block_size);
-                let bytes = data.slice(from..from + piece.range.len());
-                Slice::Write(piece, bytes)
+                let range = piece.range.clone();
+                let bytes = data.slice(from..from + range.len());
+                let work = match piece.whole {
+                    true => Work::write(range, bytes),
+                    false => Work::patch(range, Some(bytes)),
+                };
+                (piece, work)
             }
-            Kind::Flush(flush) => match flush {
-                Flush::Undecided => unreachable!("a flush is decided before it is cut"),
-                Flush::Rest { pgs, .. } => Slice::Sync(pgs.pop().expect("something is left")),
-            },
-        }
+            Progress::Flush(Flush::Rest { pgs, .. }) => {
+                let target = Target::Pg(pgs.pop().expect("something is left"));
+                let work = Work::Sync { covers: 0 };
+                return Slice { target, stripe: StripeIndex::ZERO, work };
+            }
+            Progress::Flush(Flush::Undecided) => {
+                unreachable!("a flush is decided before it is cut")
+            }
+            Progress::Replay(_) => unreachable!("a replay makes its parts itself"),
+        };
+        let target = Target::Stripe(stripe_hash(seed, piece.stripe));
+        Slice { target, stripe: piece.stripe, work }
     }
 
     /// Takes what the part of this index found.
     pub(crate) fn put(&mut self, index: u32, part: Found) {
-        match (&mut self.kind, part) {
-            (Kind::Read { found, .. }, Found::Piece(piece)) => {
+        match (&mut self.progress, part) {
+            (Progress::Read { found, .. }, Found::Piece(piece)) => {
                 found.put(index, piece, append_piece);
             }
-            (Kind::Extents { found, .. }, Found::Extents(extents)) => {
+            (Progress::Extents { found, .. }, Found::Extents(extents)) => {
                 found.put(index, extents, append_extents);
             }
             (_, Found::Nothing) => {}
@@ -179,15 +211,17 @@ impl Request {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
-        Ok(match &mut self.kind {
-            Kind::Read { found, .. } => Answer::Data(found.take_all()),
-            Kind::Extents { found, .. } => {
+        Ok(match &mut self.progress {
+            Progress::Read { found, .. } => Answer::Data(found.take_all()),
+            Progress::Extents { found, .. } => {
                 let extents = found.take_all();
                 Answer::Extents(extents.into_iter().flatten().collect())
             }
-            Kind::Write { .. } | Kind::Zero { .. } | Kind::Flush(_) | Kind::Replay(_) => {
+            Progress::Write { rest, .. } | Progress::Zero { rest, .. } => {
+                assert!(rest.is_empty());
                 Answer::Done
             }
+            Progress::Flush(_) | Progress::Replay(_) => Answer::Done,
         })
     }
 }
@@ -255,11 +289,26 @@ fn append_extents(lists: &mut Vec<Vec<Extent>>, extents: Vec<Extent>) {
 }
 
 /// Appends an extent; neighbours that are alike become one.
-pub(crate) fn push_extent(extents: &mut Vec<Extent>, extent: Extent) {
+fn push_extent(extents: &mut Vec<Extent>, extent: Extent) {
     match extents.last_mut() {
         Some(last) if last.allocated == extent.allocated => last.length += extent.length,
         _ => extents.push(extent),
     }
+}
+
+/// The range's extents, from the stripe's bitmap of written units.
+pub(crate) fn extents_of(bitmap: &[u64], start: u32, end: u32) -> Vec<Extent> {
+    let unit_size = UNIT_SIZE as u32;
+    let mut extents = Vec::new();
+    let mut at = start;
+    while at < end {
+        let unit = at / unit_size;
+        let unit_end = ((unit + 1) * unit_size).min(end);
+        let allocated = bitmap[unit as usize / 64] >> (unit % 64) & 1 == 1;
+        push_extent(&mut extents, Extent { length: u64::from(unit_end - at), allocated });
+        at = unit_end;
+    }
+    extents
 }
 
 #[cfg(test)]

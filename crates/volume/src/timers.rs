@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use base::{OsdId, Time};
 
 use crate::VolumeHandle;
-use crate::part::PartKey;
-use crate::request::RequestKey;
+use crate::table::{PartKey, RequestKey};
 
 /// What happens when a moment comes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

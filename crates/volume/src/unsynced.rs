@@ -12,8 +12,9 @@ use std::ops::Range;
 
 use base::{Buffer, Checksum, Epoch, StripeIndex, UNIT_SIZE};
 
-use crate::part::PartKey;
-use crate::request::RequestKey;
+use crate::cut::units_around;
+use crate::part::{Part, Patch, PatchStep, Work};
+use crate::table::{PartKey, RequestKey};
 
 /// What one PG has that a volume's owner may have to write again.
 pub(crate) struct Unsynced {
@@ -60,6 +61,34 @@ struct Kept {
 }
 
 impl Content {
+    /// What the range of a part holds once its change has happened. Requires: a change that was sent.
+    pub(crate) fn of(part: &Part) -> (Range<u32>, Content) {
+        match &part.work {
+            Work::Zero { range } => (range.clone(), Content::Zeros),
+            Work::Write { range, data, checksums } => {
+                (range.clone(), Content::Data { data: data.clone(), checksums: checksums.clone() })
+            }
+            Work::Patch(Patch {
+                range, step: PatchStep::Write { data, checksums, .. }, ..
+            }) => (
+                units_around(range),
+                Content::Data { data: data.clone(), checksums: checksums.clone() },
+            ),
+            _ => unreachable!("only changes are acknowledged"),
+        }
+    }
+
+    /// What writes it. Requires: whole units, as long as the content.
+    pub(crate) fn work(self, range: Range<u32>) -> Work {
+        match self {
+            Content::Zeros => Work::Zero { range },
+            Content::Data { data, checksums } => {
+                assert!(data.len() == range.len());
+                Work::Write { range, data, checksums }
+            }
+        }
+    }
+
     /// The content of a range within this one's. Requires: whole units.
     fn slice(&self, range: Range<usize>) -> Content {
         let unit = UNIT_SIZE as usize;
@@ -248,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_durable_is_not_kept_nor_what_it_replaced() {
+    fn durable_content_is_not_kept_nor_what_it_replaced() {
         let mut unsynced = Unsynced::new(FIRST);
         unsynced.acknowledge(FIRST, stripe(1), range(0, 4), data(4, 1), 1);
         unsynced.overwrite(stripe(1), range(2, 8));

@@ -103,7 +103,7 @@ fn a_lost_connection_sends_its_parts_again() {
 }
 
 #[test]
-fn nobody_reconnects_without_need() {
+fn no_connection_is_made_without_need() {
     let mut world = World::attached();
     let id = world.write(0, &vec![1; UNIT]);
     world.connect();
@@ -210,7 +210,7 @@ fn an_answer_to_another_operation_is_an_error() {
 }
 
 #[test]
-fn a_request_ends_when_patience_does_and_its_place_stays_taken_until_it_did() {
+fn a_timed_out_request_keeps_its_place_until_its_parts_have_ended() {
     let mut world = World::attached_with(Some(Duration::from_secs(3)), false);
     let first = world.write(0, &vec![1; UNIT]);
     let sent = world.next();
@@ -289,7 +289,7 @@ fn a_closed_volume_sends_nothing_again() {
 }
 
 #[test]
-fn a_closed_volume_does_not_read_to_write_after() {
+fn a_closed_volume_does_not_begin_the_write_of_a_narrow_write() {
     let mut world = World::attached();
     world.write(10, &[1; 5]);
     let read = world.next();

@@ -110,7 +110,7 @@ fn a_new_epoch_replays_what_is_not_synced_before_anything_else() {
 }
 
 #[test]
-fn a_replay_waits_for_nobody_to_ask() {
+fn a_replay_begins_without_a_request() {
     let mut world = World::lazy(None);
     world.write_unit(0, 1);
     world.lose_power(pg(), |_| 0);
@@ -176,7 +176,7 @@ fn a_durable_write_ends_the_keeping_of_what_it_replaces() {
 }
 
 #[test]
-fn a_durable_write_whose_answer_is_not_is_an_error() {
+fn a_durable_write_that_is_answered_as_lazy_is_an_error() {
     let mut world = World::lazy(None);
     let id = world.write_durably(0, &[2; UNIT]);
     let asked = world.next();
@@ -333,7 +333,7 @@ fn closing_patiently_awaits_what_is_not_durable_while_the_session_lasts() {
 }
 
 #[test]
-fn one_that_closed_patiently_gives_up_when_it_is_told_to_hurry() {
+fn a_patient_close_gives_up_when_it_is_closed_again_without_patience() {
     let mut world = World::lazy(None);
     world.write_unit(0, 1);
     world.apply(Event::Close { volume: VOLUME, patient: true });
@@ -442,7 +442,7 @@ fn the_monitor_is_told_what_waits_for_room() {
 }
 
 #[test]
-fn of_a_replay_without_room_zeros_still_go_in_the_same_pass() {
+fn a_replay_without_room_still_sends_zeros_in_the_same_pass() {
     let mut world = World::lazy(None);
     let own = (0..64).filter(|it| pg_number(stripe(*it)) == pg());
     let offsets: Vec<u64> = own

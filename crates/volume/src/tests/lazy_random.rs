@@ -435,7 +435,7 @@ impl World {
 }
 
 #[test]
-fn the_judge_sees_a_byte_that_went_back() {
+fn the_checker_sees_a_byte_that_went_back() {
     let mut run = Run::new(1024, None);
     run.act(&Action::Change { offset: 0, length: UNIT, zero: false, durable: false });
     run.world.serve();
@@ -461,7 +461,7 @@ proptest! {
     }
 
     #[test]
-    fn what_ran_out_of_patience_is_not_taken_back_once_it_was_seen(
+    fn a_timed_out_change_is_not_undone_once_it_was_read(
         actions in prop::collection::vec(some_action_or_late_answer(), 1..120),
         unsynced_units_max in prop_oneof![Just(2u64), 4..20u64, Just(10_000)],
         patience_ms in prop_oneof![1..30u64, 30..3000u64],

@@ -111,7 +111,7 @@ fn without_trust_an_attach_ends_once_every_monitor_refused() {
 }
 
 #[test]
-fn an_attach_ends_when_patience_does() {
+fn an_attach_times_out() {
     let mut world = World::new(Some(Duration::from_secs(5)));
     world.open(false);
     while world.opened.is_empty() {
@@ -159,7 +159,7 @@ fn a_session_closed_without_a_monitor_is_closed_at_the_next() {
 }
 
 #[test]
-fn a_volume_is_parted_with_when_a_monitor_has_recorded_it() {
+fn a_detach_is_complete_when_a_monitor_has_recorded_it() {
     for answer in [
         FromMonitor::SessionClosed { session: SESSION },
         FromMonitor::SessionEnded { session: SESSION },
@@ -249,7 +249,7 @@ fn a_refusers_entry_is_taken_only_if_its_epoch_is_higher() {
 }
 
 #[test]
-fn an_entry_of_another_pg_teaches_nothing() {
+fn an_entry_of_another_pg_is_ignored() {
     let mut world = World::attached();
     world.write(0, &vec![1; UNIT]);
     world.connect();
@@ -351,7 +351,7 @@ fn a_run_of_an_osd_that_is_over_is_left() {
 }
 
 #[test]
-fn another_osd_at_the_address_is_not_spoken_to() {
+fn a_connection_to_the_wrong_osd_is_closed() {
     let mut world = World::attached();
     world.write(0, &vec![1; UNIT]);
     let (connection, address) = world.connecting.pop_front().expect("asked");
@@ -364,7 +364,7 @@ fn another_osd_at_the_address_is_not_spoken_to() {
 }
 
 #[test]
-fn nobody_connects_to_us() {
+fn incoming_connections_are_closed() {
     let mut world = World::attached();
     let connection = base::ConnectionId::new(1);
     let role = format::door::Role::Client;
@@ -374,7 +374,7 @@ fn nobody_connects_to_us() {
 }
 
 #[test]
-fn a_monitor_that_talks_nonsense_is_left() {
+fn a_monitor_that_breaks_the_protocol_is_left() {
     let mut world = World::attached();
     let connection = world.monitor.expect("connected");
     let message = format::wire::Message::Control("{}".to_string());

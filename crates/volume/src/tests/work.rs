@@ -5,7 +5,7 @@ use cluster::message::ToMonitor;
 use format::wire::{Op, Outcome, Refusal};
 
 use super::world::{BLOCK, SESSION, SIZE, UNIT, VOLUME, World};
-use crate::core::PARTS_IN_FLIGHT_MAX;
+use crate::volume::PARTS_IN_FLIGHT_MAX;
 use crate::{Answer, Event, Extent, Operation, Piece, VolumeError};
 
 #[test]

@@ -1,69 +1,16 @@
 //! The connection to a monitor: the map and the sessions come over it. I/O goes on without it.
 
 use base::{ConnectionId, SessionId, Time, TraceEvent};
-use cluster::heartbeat::{Beat, Heartbeat};
+use cluster::heartbeat::Beat;
 use cluster::message::{Failure, FromMonitor, ToMonitor};
-use cluster::reconnect::Reconnect;
 use format::door::{CloseReason, NetEffect, Peer, Role};
 use format::wire::Message;
 
-use crate::core::{Attachment, ClientCore, Farewell};
-use crate::link::{CONNECT_DELAY_MAX, CONNECT_DELAY_MIN};
+use super::ClientCore;
+use crate::monitor_link::{Farewell, MonitorState};
 use crate::timers::Timer;
+use crate::volume::Attachment;
 use crate::{Attached, Effect, VolumeHandle};
-
-/// Where the connection to the monitors stands.
-pub(crate) struct MonitorLink {
-    state: MonitorState,
-    reconnect: Reconnect,
-    heartbeat: Heartbeat,
-    /// When `Timer::Monitor` rings. A word of the monitor does not put it off: it rings and is set again.
-    alarm: Option<Time>,
-    /// Handshakes that failed one after another for want of trust.
-    untrusted_count: usize,
-    /// A first map was asked for after a gap and has not come.
-    resubscribed: bool,
-    /// The log says that a monitor answers.
-    is_told: bool,
-}
-
-/// Top to bottom is the order in time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum MonitorState {
-    /// Nobody needs it yet.
-    Idle,
-    /// Waits for its time to try.
-    Waiting,
-    /// Waits for the handshake, until the alarm.
-    Connecting { connection: ConnectionId },
-    /// Serves.
-    Open { connection: ConnectionId },
-}
-
-impl MonitorLink {
-    /// Requires: at least one address.
-    pub(crate) fn new(monitors: &[String]) -> MonitorLink {
-        MonitorLink {
-            state: MonitorState::Idle,
-            reconnect: Reconnect::new(monitors.to_vec(), CONNECT_DELAY_MIN, CONNECT_DELAY_MAX),
-            heartbeat: Heartbeat::default(),
-            alarm: None,
-            untrusted_count: 0,
-            resubscribed: false,
-            is_told: false,
-        }
-    }
-
-    /// Whether this is the connection to a monitor.
-    pub(crate) fn is(&self, id: ConnectionId) -> bool {
-        match self.state {
-            MonitorState::Idle | MonitorState::Waiting => false,
-            MonitorState::Connecting { connection } | MonitorState::Open { connection } => {
-                connection == id
-            }
-        }
-    }
-}
 
 impl ClientCore {
     /// Asks the monitor to attach the volume, now or when one is connected.
@@ -152,7 +99,7 @@ impl ClientCore {
     }
 
     /// `Timer::Monitor` rings.
-    pub(crate) fn monitor_alarm(&mut self, now: Time, effects: &mut Vec<Effect>) {
+    pub(crate) fn on_monitor_alarm(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.monitor.alarm = None;
         match self.monitor.state {
             MonitorState::Idle => unreachable!("nothing is waited for before the first connection"),
@@ -170,7 +117,7 @@ impl ClientCore {
         }
     }
 
-    pub(crate) fn monitor_connected(
+    pub(crate) fn on_monitor_connected(
         &mut self,
         now: Time,
         connection: ConnectionId,
@@ -208,7 +155,7 @@ impl ClientCore {
         }
     }
 
-    pub(crate) fn monitor_lost(
+    pub(crate) fn on_monitor_closed(
         &mut self,
         now: Time,
         reason: CloseReason,
@@ -240,17 +187,17 @@ impl ClientCore {
                 message: format!("the monitor refuses the connection: {why}"),
                 hint: "use the file `key` of this cluster's directory".to_string(),
             };
-            self.opened(handle, Err(failure), effects);
+            self.end_open(handle, Err(failure), effects);
         }
     }
 
     /// Closes the connection from our side and goes on to the next monitor.
     fn leave_monitor(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
         effects.push(Effect::Net(NetEffect::Close { connection }));
-        self.monitor_lost(now, CloseReason::Reset, effects);
+        self.on_monitor_closed(now, CloseReason::Reset, effects);
     }
 
-    pub(crate) fn monitor_received(
+    pub(crate) fn on_monitor_message(
         &mut self,
         now: Time,
         message: Message,
@@ -286,7 +233,7 @@ impl ClientCore {
                     Err(_) => {}
                 }
                 self.end_fenced(effects);
-                self.map_changed(now, effects);
+                self.on_map_changed(now, effects);
             }
             FromMonitor::Monitors { addresses } => self.monitor.reconnect.learn(addresses),
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
@@ -295,7 +242,7 @@ impl ClientCore {
                     Some(handle) => {
                         let attached =
                             Attached { session, reign, image, locked, lazy: locked && lazy };
-                        self.opened(handle, Ok(attached), effects);
+                        self.end_open(handle, Ok(attached), effects);
                     }
                     None => self.close_session(session, false, effects),
                 }
@@ -303,7 +250,7 @@ impl ClientCore {
             FromMonitor::SessionRefused { request, error } => {
                 self.drop_farewells(request);
                 if let Some(handle) = self.opening(request) {
-                    self.opened(handle, Err(error), effects);
+                    self.end_open(handle, Err(error), effects);
                 }
             }
             FromMonitor::SessionClosed { session } => {

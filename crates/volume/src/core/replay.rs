@@ -1,0 +1,407 @@
+//! The client's side of lazy writes. Writes that PGs acknowledged and have not made durable are kept (see
+//! `unsynced`), written again in each new epoch, and synced before there are too many. The rules and their
+//! reasons are in `docs/internals/replay.md`.
+//!
+//! ```text
+//!   new epoch of a PG ─▶ gate shut ─▶ pass: all pieces that this epoch lacks ─▶ (sync, if unsure) ─▶ gate open
+//!                            ▲          │ some had no room                                            │
+//!                            └─ wait ◀──┴─▶ discards pass, writes are full                            │
+//!                         requests of the PG wait in `Stage::Behind` ─────────────▶ route again ◀─────┘
+//! ```
+//!
+//! Invariants
+//!   1. While a PG lacks kept data in its newest known epoch, a lazy volume sends it only the replay; in a
+//!      pause of the replay only discards. Answers of older epochs are ignored.
+//!   2. A replay never fails: it is retried until it is done or its session is over.
+
+use std::collections::BTreeSet;
+
+use base::planted::{self, Bug};
+use base::{PgId, StripeIndex, Time};
+
+use super::ClientCore;
+use crate::part::{Part, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Stage, Work};
+use crate::replay::Replay;
+use crate::request::{Flush, Found, Progress, Request};
+use crate::routes::{Route, Target};
+use crate::table::{PartKey, RequestKey};
+use crate::timers::Timer;
+use crate::unsynced::{Content, Gate, Unsynced};
+use crate::{Effect, VolumeError, VolumeHandle};
+
+/// Most parts of one replay that are under way at a time.
+const REPLAY_PARTS_MAX: u32 = 32;
+
+impl ClientCore {
+    /// Whether the part waits for a replay, which begins if none is under way.
+    pub(crate) fn is_held_back(
+        &mut self,
+        now: Time,
+        key: PartKey,
+        route: Route,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let part = &mut self.parts[key];
+        if part.is_replay {
+            return false;
+        }
+        let handle = part.volume;
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        let Some(unsynced) = volume.unsynced.get_mut(&route.pg) else { return false };
+        if unsynced.is_level(route.epoch) {
+            return false;
+        }
+        part.stage = Stage::Behind(route.pg);
+        unsynced.waiting.push(key);
+        if unsynced.gate.is_none() {
+            self.begin_replay(now, handle, route, effects);
+        }
+        true
+    }
+
+    /// Whether the part reads what an own change under way may have written whose answer was lost.
+    /// It waits: it could show the change, and then a loss of power could take that back before the
+    /// change is kept.
+    pub(crate) fn is_held_read(&mut self, key: PartKey) -> bool {
+        let part = &self.parts[key];
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if !volume.is_lazy() || !part.reads_stripe() {
+            return false;
+        }
+        let Some(changes) = self.stripes.get(&(part.volume, part.stripe)) else { return false };
+        let range = part.work.range();
+        let is_lost = |change: &PartKey| {
+            let change = &self.parts[*change];
+            let theirs = change.work.range();
+            change.is_astray && theirs.start < range.end && range.start < theirs.end
+        };
+        if !changes.iter().any(is_lost) {
+            return false;
+        }
+        volume.held_reads.push(key);
+        self.parts[key].stage = Stage::Held;
+        true
+    }
+
+    /// A change ended: reads that waited may go on.
+    pub(crate) fn free_reads(&mut self, handle: VolumeHandle) {
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        for part in std::mem::take(&mut volume.held_reads) {
+            self.make_ready(part);
+        }
+    }
+
+    /// Requires: the volume keeps something of the PG, and no replay of it is under way.
+    fn begin_replay(
+        &mut self,
+        now: Time,
+        handle: VolumeHandle,
+        route: Route,
+        effects: &mut Vec<Effect>,
+    ) {
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        let unsynced = volume.unsynced.get_mut(&route.pg).expect("the caller knows it");
+        assert!(unsynced.gate.is_none());
+        let replay = Progress::Replay(Replay::of(route.pg));
+        let request = self.requests.insert(Request::own(handle, replay));
+        unsynced.gate = Some(Gate { epoch: route.epoch, request, waits_for_room: false });
+        volume.request_count += 1;
+        self.advance_replay(now, request, effects);
+    }
+
+    /// What a replay is about. Requires: it is one.
+    fn replayed_by(&mut self, key: RequestKey) -> (&mut Request, &mut Unsynced) {
+        let request = &mut self.requests[key];
+        let Progress::Replay(replay) = &request.progress else { unreachable!("it is a replay's") };
+        let volume = self.volumes.get_mut(&request.volume).expect("it outlives its requests");
+        let unsynced = volume.unsynced.get_mut(&replay.pg).expect("it has a gate");
+        assert!(unsynced.gate.is_some_and(|gate| gate.request == key));
+        (request, unsynced)
+    }
+
+    /// Sends more of a replay, or opens the gate when all of it is done.
+    pub(crate) fn advance_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        loop {
+            let (request, unsynced) = self.replayed_by(key);
+            let Progress::Replay(replay) = &mut request.progress else {
+                unreachable!("looked at above")
+            };
+            if request.parts_open >= REPLAY_PARTS_MAX {
+                return;
+            }
+            let epoch = unsynced.gate.expect("looked at above").epoch;
+            let skips = planted::on(Bug::ReplaySkipped);
+            let piece = unsynced.next_piece(replay.place, epoch, replay.is_refused);
+            let (stripe, work) = match piece.filter(|_| !skips) {
+                Some((stripe, range, content)) => {
+                    replay.place = (stripe, range.end);
+                    (stripe, content.work(range))
+                }
+                None if request.parts_open > 0 => return,
+                None if replay.is_refused => return self.pause_replay(now, key, effects),
+                None if unsynced.is_unsure && !replay.is_synced => {
+                    replay.is_synced = true;
+                    (StripeIndex::ZERO, Work::Sync { covers: 0 })
+                }
+                None => return self.open_gate(key, effects),
+            };
+            self.send_replayed(key, stripe, work);
+        }
+    }
+
+    fn send_replayed(&mut self, key: RequestKey, stripe: StripeIndex, work: Work) {
+        let request = &mut self.requests[key];
+        let Progress::Replay(Replay { pg, .. }) = request.progress else {
+            unreachable!("it is a replay's")
+        };
+        request.parts_open += 1;
+        let volume = request.volume;
+        self.volumes.get_mut(&volume).expect("it outlives its requests").part_count += 1;
+        let part = self.parts.insert(Part {
+            request: key,
+            volume,
+            index: 0,
+            pool: pg.pool,
+            target: Target::Pg(pg.number),
+            stripe,
+            work,
+            stage: Stage::Held,
+            delay: RETRY_DELAY_MIN,
+            mismatch_count: 0,
+            is_astray: false,
+            weight: 0,
+            lazy: true,
+            is_replay: true,
+            passes_gate: false,
+        });
+        self.make_ready(part);
+    }
+
+    /// A write of a replay is refused for want of room: it stays for the next pass.
+    pub(crate) fn on_no_room(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let (request, unsynced) = self.replayed_by(self.parts[key].request);
+        let Progress::Replay(replay) = &mut request.progress else {
+            unreachable!("looked at above")
+        };
+        replay.is_refused = true;
+        unsynced.gate.as_mut().expect("looked at above").waits_for_room = true;
+        self.end_part(now, key, Found::Nothing, effects);
+    }
+
+    /// A pass has ended, and the PG has no room for some of it. Until the next pass nothing of the replay
+    /// is under way: discards go, for they make room, and what needs room is refused.
+    fn pause_replay(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        let (request, unsynced) = self.replayed_by(key);
+        let Progress::Replay(replay) = &mut request.progress else {
+            unreachable!("looked at above")
+        };
+        let until = now + replay.delay;
+        replay.delay = replay.delay.doubled_up_to(RETRY_DELAY_MAX);
+        request.deadline = Some(until);
+        let handle = request.volume;
+        let waiting = unsynced.waiting.clone();
+        self.timers.arm(until, Timer::Request(key));
+        let mut refused = BTreeSet::new();
+        for part in waiting {
+            match self.parts[part].work {
+                Work::Zero { .. } => {
+                    self.detach(part);
+                    self.parts[part].passes_gate = true;
+                    self.make_ready(part);
+                }
+                Work::Write { .. } | Work::Patch(_) => {
+                    refused.insert(self.parts[part].request);
+                }
+                Work::Read { .. } | Work::Extents { .. } | Work::Sync { .. } => {}
+            }
+        }
+        for request in refused {
+            self.fail(now, request, VolumeError::Full, effects);
+        }
+        self.tell_waiting(handle, effects);
+        // What found no room among what is kept is refused, too.
+        self.touched.push(handle);
+    }
+
+    /// The pause of a replay is over: the next pass begins when no discard is under way that went past it,
+    /// for an older write must not overtake it.
+    pub(crate) fn begin_pass(&mut self, now: Time, key: RequestKey, effects: &mut Vec<Effect>) {
+        let (request, _) = self.replayed_by(key);
+        let handle = request.volume;
+        let Progress::Replay(replay) = &mut request.progress else {
+            unreachable!("looked at above")
+        };
+        let (pg, until) = (replay.pg, now + replay.delay);
+        (replay.place, replay.is_refused) = ((StripeIndex::ZERO, 0), false);
+        let is_sent = |(_, part): (PartKey, &Part)| {
+            part.volume == handle && matches!(part.stage, Stage::Sent { pg: of, .. } if of == pg)
+        };
+        if self.parts.iter().any(is_sent) {
+            self.requests[key].deadline = Some(until);
+            self.timers.arm(until, Timer::Request(key));
+        } else {
+            self.advance_replay(now, key, effects);
+        }
+    }
+
+    /// The PG has everything in its new epoch: what waited goes on.
+    fn open_gate(&mut self, key: RequestKey, effects: &mut Vec<Effect>) {
+        let (request, unsynced) = self.replayed_by(key);
+        let handle = request.volume;
+        let Progress::Replay(Replay { pg, .. }) = request.progress else {
+            unreachable!("looked at above")
+        };
+        let gate = unsynced.gate.take().expect("looked at above");
+        unsynced.epoch = gate.epoch;
+        unsynced.is_unsure = false;
+        let waiting = std::mem::take(&mut unsynced.waiting);
+        if unsynced.is_over() {
+            self.volumes.get_mut(&handle).expect("looked at above").unsynced.remove(&pg);
+        }
+        self.forget_request(key);
+        for part in waiting {
+            self.make_ready(part);
+        }
+        self.tell_waiting(handle, effects);
+    }
+
+    /// Breaks off replays for epochs that are over; what waited for them is routed anew.
+    pub(crate) fn leave_old_gates(&mut self) {
+        let mut old = Vec::new();
+        for volume in self.volumes.values_mut() {
+            for (pg, unsynced) in &mut volume.unsynced {
+                let known = self.routes.epoch(*pg);
+                if let Some(gate) = unsynced.gate.take_if(|gate| known != Some(gate.epoch)) {
+                    old.push((gate.request, std::mem::take(&mut unsynced.waiting)));
+                }
+            }
+        }
+        for (request, waiting) in old {
+            self.drop_request(request);
+            for part in waiting {
+                self.make_ready(part);
+            }
+        }
+    }
+
+    /// Replays at once what PGs with a newer epoch may have lost, asked for or not.
+    pub(crate) fn replay_new_epochs(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        let mut due = Vec::new();
+        for (handle, volume) in &self.volumes {
+            for (pg, unsynced) in &volume.unsynced {
+                let route = self.routes.find(pg.pool, Target::Pg(pg.number));
+                let Some(route) = route else { continue };
+                if unsynced.gate.is_none() && unsynced.epoch != route.epoch {
+                    due.push((*handle, route));
+                }
+            }
+        }
+        for (handle, route) in due {
+            self.begin_replay(now, handle, route, effects);
+        }
+    }
+
+    /// Ends an own request and whatever is under way of it.
+    pub(crate) fn drop_request(&mut self, key: RequestKey) {
+        for part in self.parts_where(|part| part.request == key) {
+            self.detach(part);
+            let part = self.parts.remove(part);
+            let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+            volume.part_count -= 1;
+            volume.byte_count -= part.weight;
+        }
+        self.forget_request(key);
+    }
+
+    /// A change of a lazy volume was acknowledged. Requires: it was sent and not ended.
+    pub(crate) fn on_acknowledged(&mut self, key: PartKey, durable: bool) {
+        let part = &self.parts[key];
+        let Stage::Sent { pg, epoch, .. } = part.stage else {
+            unreachable!("only what was sent is acknowledged")
+        };
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if part.is_replay {
+            let unsynced = volume.unsynced.get_mut(&pg).expect("it has a gate");
+            unsynced.replayed(part.stripe, &part.work.range(), epoch);
+            return;
+        }
+        if !durable {
+            volume.undurable_count += 1;
+            volume.undurable.insert(pg, volume.undurable_count);
+        }
+        if !volume.is_lazy() {
+            return;
+        }
+        let (range, content) = Content::of(part);
+        if durable {
+            if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
+                assert!(unsynced.is_of(epoch), "older answers are left with their connections");
+                unsynced.overwrite(part.stripe, range);
+            }
+            return;
+        }
+        let unsynced = volume.unsynced.entry(pg).or_insert_with(|| Unsynced::new(epoch));
+        assert!(unsynced.is_of(epoch), "older answers are left with their connections");
+        let count = volume.undurable_count;
+        volume.unsynced_bytes += unsynced.acknowledge(epoch, part.stripe, range, content, count);
+        if volume.unsynced_bytes * 2 >= self.settings.unsynced_size_max {
+            self.begin_sync(self.parts[key].volume);
+        }
+    }
+
+    /// A sync of the PG ended that was sent at this count.
+    pub(crate) fn on_synced(&mut self, handle: VolumeHandle, pg: PgId, covers: u64) {
+        let volume = self.volumes.get_mut(&handle).expect("it outlives its parts");
+        if volume.undurable.get(&pg).is_some_and(|last| *last <= covers) {
+            volume.undurable.remove(&pg);
+        }
+        if let Some(unsynced) = volume.unsynced.get_mut(&pg) {
+            volume.unsynced_bytes -= unsynced.sync(covers);
+            if unsynced.is_over() {
+                volume.unsynced.remove(&pg);
+            }
+        }
+    }
+
+    /// A change ended without an answer to its last sending. If it happened it may be seen, and then
+    /// neither a later replay nor a loss of power may undo it: its PG is synced before anything
+    /// else goes there.
+    pub(crate) fn ended_unanswered(&mut self, part: &Part) {
+        let Some(pg) = self.routes.pg(part.pool, part.target) else { return };
+        let Some(epoch) = self.routes.epoch(pg) else { return };
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        if volume.is_lazy() {
+            volume.unsynced.entry(pg).or_insert_with(|| Unsynced::new(epoch)).is_unsure = true;
+        }
+    }
+
+    /// Syncs the volume for our own sake, before anything that waits. Tells whether that is new.
+    pub(crate) fn begin_sync(&mut self, handle: VolumeHandle) -> bool {
+        let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
+        if volume.own_sync.is_some() {
+            return false;
+        }
+        let request = self.requests.insert(Request::own(handle, Progress::Flush(Flush::Undecided)));
+        volume.own_sync = Some(request);
+        volume.request_count += 1;
+        volume.pending.push_front(request);
+        self.touched.push(handle);
+        true
+    }
+
+    /// Whether a change of so many bytes finds room among what is kept. If not, a sync is under way
+    /// or something is in flight.
+    pub(crate) fn has_room_to_keep(&mut self, handle: VolumeHandle, weight: u64) -> bool {
+        let volume = &self.volumes[&handle];
+        // What is in flight may have to be kept.
+        let sum = volume.unsynced_bytes + volume.byte_count + weight;
+        let is_empty = volume.unsynced_bytes == 0 && volume.part_count == 0;
+        if is_empty || sum <= self.settings.unsynced_size_max {
+            return true;
+        }
+        if volume.unsynced_bytes > 0 {
+            self.begin_sync(handle);
+        }
+        false
+    }
+}

@@ -1,0 +1,185 @@
+//! Replies of OSDs, and what their answers and refusals lead to.
+//!
+//! Invariants
+//!   1. A part is ended by an answer of the connection it was last sent on, in its session.
+//!   2. Bytes that were read reach the user only if they match their checksums.
+
+use base::planted::{self, Bug};
+use base::{ConnectionId, Time, UNIT_SIZE};
+use format::wire::{Message, Outcome, Refusal, Reply};
+
+use super::ClientCore;
+use crate::cut::units_around;
+use crate::link::CONNECT_DELAY_MIN;
+use crate::part::{MISMATCH_COUNT_MAX, Patch, PatchStep, Stage, Verdict, Work, patched, verify};
+use crate::request::{Found, extents_of};
+use crate::table::PartKey;
+use crate::{Effect, Piece, VolumeError};
+
+impl ClientCore {
+    pub(crate) fn on_osd_message(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        message: Message,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(osd) = self.links.osd_of(connection) else { return };
+        let Message::Reply(reply) = message else {
+            self.drop_link(now, osd, connection, effects);
+            return;
+        };
+        let link = &mut self.links[osd];
+        link.delay = CONNECT_DELAY_MIN;
+        if let Some(key) = link.find(reply.sequence) {
+            self.on_reply(now, key, reply, effects);
+        }
+    }
+
+    fn on_reply(&mut self, now: Time, key: PartKey, reply: Reply, effects: &mut Vec<Effect>) {
+        let volume = &self.volumes[&self.parts[key].volume];
+        let attached = volume.attached().expect("parts end with the session");
+        if reply.session != attached.session {
+            return;
+        }
+        match reply.outcome {
+            Ok(outcome) => self.on_outcome(now, key, outcome, effects),
+            Err(refusal) => self.on_refusal(now, key, refusal, effects),
+        }
+    }
+
+    fn on_outcome(&mut self, now: Time, key: PartKey, outcome: Outcome, effects: &mut Vec<Effect>) {
+        let Stage::Sent { pg, .. } = self.parts[key].stage else {
+            unreachable!("only what was sent is answered")
+        };
+        let part = &mut self.parts[key];
+        let volume = self.volumes.get_mut(&part.volume).expect("it outlives its parts");
+        match (&mut part.work, outcome) {
+            (Work::Read { range }, Outcome::Read { checksums, data, .. }) => {
+                let (units, range) = (units_around(range), range.clone());
+                let found = match verify(units.len(), &checksums, &data) {
+                    Verdict::Zeros => None,
+                    Verdict::Data => Some(data),
+                    Verdict::Mismatch => return self.on_mismatch(now, key, effects),
+                };
+                let skip = (range.start - units.start) as usize;
+                let found = match found {
+                    None => Piece::Zeros(range.len() as u64),
+                    Some(data) => Piece::Data(data.slice(skip..skip + range.len())),
+                };
+                self.end_part(now, key, Found::Piece(found), effects);
+            }
+            (Work::Patch(patch), Outcome::Read { version, checksums, data })
+                if matches!(patch.step, PatchStep::Read) =>
+            {
+                let old = match verify(UNIT_SIZE as usize, &checksums, &data) {
+                    Verdict::Zeros => None,
+                    Verdict::Data => Some(data),
+                    Verdict::Mismatch => return self.on_mismatch(now, key, effects),
+                };
+                patch.step = patched(&self.pool, patch, version, old);
+                self.send_again(key);
+            }
+            (
+                Work::Write { .. }
+                | Work::Zero { .. }
+                | Work::Patch(Patch { step: PatchStep::Write { .. }, .. }),
+                Outcome::Written { durable, .. },
+            ) => {
+                if volume.is_lazy() && !part.lazy && !durable {
+                    let why = "its answer is not durable, as was asked".to_string();
+                    return self.end_failed(now, key, VolumeError::Invalid { why }, effects);
+                }
+                self.on_acknowledged(key, durable);
+                self.end_part(now, key, Found::Nothing, effects);
+            }
+            (Work::Extents { range }, Outcome::Extents { bitmap })
+                if bitmap.len() * 64 >= (range.end as usize).div_ceil(UNIT_SIZE as usize) =>
+            {
+                let extents = extents_of(&bitmap, range.start, range.end);
+                self.end_part(now, key, Found::Extents(extents), effects);
+            }
+            (Work::Sync { covers }, Outcome::Synced) => {
+                let is_late = planted::on(Bug::SyncCoversLaterWrites);
+                let covers = if is_late { volume.undurable_count } else { *covers };
+                let handle = part.volume;
+                self.on_synced(handle, pg, covers);
+                self.end_part(now, key, Found::Nothing, effects);
+            }
+            _ => {
+                let why = "its answer does not fit what was asked".to_string();
+                self.end_failed(now, key, VolumeError::Invalid { why }, effects);
+            }
+        }
+    }
+
+    fn on_refusal(&mut self, now: Time, key: PartKey, refusal: Refusal, effects: &mut Vec<Effect>) {
+        let part = &mut self.parts[key];
+        let Stage::Sent { pg, .. } = part.stage else {
+            unreachable!("only what was sent is refused")
+        };
+        match refusal {
+            Refusal::Stale(told) => {
+                let told = told.filter(|entry| entry.pg == pg);
+                if told.is_some_and(|entry| self.routes.learn(entry)) {
+                    self.send_again(key);
+                    self.on_map_changed(now, effects);
+                } else {
+                    self.delay(now, key, effects);
+                }
+            }
+            Refusal::Busy | Refusal::Incomplete { .. } | Refusal::Corrupted => {
+                self.delay(now, key, effects);
+            }
+            Refusal::CompareFailed { .. } => match &mut part.work {
+                Work::Patch(patch) => {
+                    patch.step = PatchStep::Read;
+                    self.send_again(key);
+                }
+                _ => {
+                    let why = "it compared a version that was not given".to_string();
+                    self.end_failed(now, key, VolumeError::Invalid { why }, effects);
+                }
+            },
+            Refusal::Fenced => {
+                let volume = part.volume;
+                self.end_session(volume, effects);
+            }
+            Refusal::Full if part.is_replay => self.on_no_room(now, key, effects),
+            Refusal::Full => self.end_failed(now, key, VolumeError::Full, effects),
+            Refusal::Damaged { .. } => {
+                self.end_failed(now, key, VolumeError::Damaged, effects);
+            }
+            Refusal::Invalid { why } => {
+                self.end_failed(now, key, VolumeError::Invalid { why }, effects);
+            }
+        }
+    }
+
+    /// The answer of a read does not match its checksums: it was damaged on the way, or worse.
+    fn on_mismatch(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let part = &mut self.parts[key];
+        part.mismatch_count += 1;
+        if part.mismatch_count < MISMATCH_COUNT_MAX {
+            self.delay(now, key, effects);
+        } else {
+            self.end_failed(now, key, VolumeError::Damaged, effects);
+        }
+    }
+
+    fn end_failed(
+        &mut self,
+        now: Time,
+        key: PartKey,
+        error: VolumeError,
+        effects: &mut Vec<Effect>,
+    ) {
+        let request = self.parts[key].request;
+        if self.requests[request].is_own() {
+            // What was acknowledged is not given up: it is tried for as long as the session lives.
+            return self.delay(now, key, effects);
+        }
+        self.fail(now, request, error, effects);
+        self.end_part(now, key, Found::Nothing, effects);
+    }
+}

@@ -1,0 +1,241 @@
+//! Sending parts: each goes to the primary of its PG over the connection to that OSD. What is refused or
+//! lost goes out again.
+//!
+//! Invariants
+//!   1. A part is on its way over one connection at a time, under a sequence that was never used before.
+//!   2. What is sent names the newest entry that is known of its PG.
+
+use base::{ConnectionId, Incarnation, OsdId, Time};
+use format::door::{NetEffect, Peer, Role};
+use format::wire::{Message, Request};
+
+use super::ClientCore;
+use crate::Effect;
+use crate::link::{CONNECT_DELAY_MIN, LinkState};
+use crate::part::{Stage, Work};
+use crate::request::Found;
+use crate::routes::Route;
+use crate::table::PartKey;
+use crate::timers::Timer;
+
+impl ClientCore {
+    // ---- sending
+
+    /// Sends a part to where it belongs now, or lets it wait for the way to there.
+    /// Requires: it stands in no list of its stage.
+    pub(super) fn route(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let part = &mut self.parts[key];
+        part.stage = Stage::Held;
+        let passes_gate = std::mem::take(&mut part.passes_gate);
+        if self.requests[part.request].failure.is_some() {
+            self.end_part(now, key, Found::Nothing, effects);
+            return;
+        }
+        let Some(route) = self.routes.find(part.pool, part.target) else {
+            part.stage = Stage::Unrouted;
+            self.unrouted.push(key);
+            return;
+        };
+        let is_held_back = !passes_gate && self.is_held_back(now, key, route, effects);
+        if is_held_back || self.is_held_read(key) {
+            return;
+        }
+        let part = &mut self.parts[key];
+        let link = self.links.to(route.osd);
+        if let LinkState::Open { connection, .. } = link.state {
+            self.send(key, route, connection, effects);
+            return;
+        }
+        part.stage = Stage::Connecting(route.osd);
+        link.waiting.push(key);
+        if link.state == LinkState::Idle {
+            self.connect_link(route.osd, effects);
+        }
+    }
+
+    /// Sends a part. Requires: the link of the route is open on `connection`.
+    pub(crate) fn send(
+        &mut self,
+        key: PartKey,
+        route: Route,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        let sequence = self.next_sequence();
+        let part = &mut self.parts[key];
+        let volume = &self.volumes[&part.volume];
+        let attached = volume.attached().expect("parts end with the session");
+        assert!(route.pg.pool == attached.image.pool);
+        if let Work::Sync { covers } = &mut part.work {
+            *covers = volume.undurable_count;
+        }
+        let request = Request {
+            session: attached.session,
+            sequence,
+            pg: route.pg,
+            epoch: route.epoch,
+            revision: route.revision,
+            op: part.op(&attached.image),
+        };
+        assert!(part.stage == Stage::Held);
+        part.stage = Stage::Sent { osd: route.osd, pg: route.pg, epoch: route.epoch, sequence };
+        let link = &mut self.links[route.osd];
+        link.sent(sequence, key);
+        let message = Message::Request(request);
+        effects.push(Effect::Net(NetEffect::Send { connection, message }));
+    }
+
+    /// Sends a part again that was answered, without delay.
+    pub(super) fn send_again(&mut self, key: PartKey) {
+        self.detach(key);
+        self.make_ready(key);
+    }
+
+    /// Sends a refused part again after a while, or when its PG has a newer entry.
+    pub(super) fn delay(&mut self, now: Time, key: PartKey, effects: &mut Vec<Effect>) {
+        let Stage::Sent { pg, epoch, .. } = self.parts[key].stage else {
+            unreachable!("only what was sent is refused")
+        };
+        if self.requests[self.parts[key].request].failure.is_some() {
+            self.end_part(now, key, Found::Nothing, effects);
+            return;
+        }
+        self.detach(key);
+        let part = &mut self.parts[key];
+        let until = now + part.next_delay();
+        part.stage = Stage::Delayed { until, pg, epoch };
+        self.timers.arm(until, Timer::Part(key));
+    }
+
+    // ---- connections
+
+    /// Connects to the next address of an OSD. Requires: no connection and no timer.
+    pub(crate) fn connect_link(&mut self, osd: OsdId, effects: &mut Vec<Effect>) {
+        let link = &mut self.links[osd];
+        assert!(link.in_flight.is_empty());
+        let Some(info) = self.routes.osd(osd).filter(|info| !info.addresses.is_empty()) else {
+            // The next change of its entry brings an address.
+            link.state = LinkState::Idle;
+            return;
+        };
+        let address = info.addresses[link.address % info.addresses.len()].clone();
+        link.address = link.address.wrapping_add(1);
+        link.revision = info.revision;
+        let connection = self.next_connection();
+        self.links.connecting(osd, connection);
+        effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+    }
+
+    pub(crate) fn on_osd_connected(
+        &mut self,
+        now: Time,
+        connection: ConnectionId,
+        peer: Peer,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(osd) = self.links.osd_of(connection) else { return };
+        let incarnation = match peer.role {
+            Role::Osd(id, incarnation) if id == osd => incarnation,
+            // Somebody else listens at its old address.
+            _ => {
+                self.drop_link(now, osd, connection, effects);
+                return;
+            }
+        };
+        let link = &mut self.links[osd];
+        assert!(link.state == LinkState::Connecting { connection });
+        link.state = LinkState::Open { connection, incarnation };
+        for part in std::mem::take(&mut link.waiting) {
+            self.make_ready(part);
+        }
+    }
+
+    /// The connection is gone: what was sent on it goes out again on the next one.
+    pub(crate) fn on_osd_closed(&mut self, now: Time, osd: OsdId) {
+        let link = &mut self.links[osd];
+        let until = now + link.next_delay();
+        link.state = LinkState::Waiting { until };
+        self.timers.arm(until, Timer::Link(osd));
+        let sent = std::mem::take(&mut link.in_flight);
+        for in_flight in sent {
+            let part = &mut self.parts[in_flight.part];
+            part.is_astray |= part.changes_stripe();
+            self.make_ready(in_flight.part);
+        }
+        self.links.may_rest(osd);
+    }
+
+    pub(super) fn drop_link(
+        &mut self,
+        now: Time,
+        osd: OsdId,
+        connection: ConnectionId,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.links.forget(connection);
+        effects.push(Effect::Net(NetEffect::Close { connection }));
+        self.on_osd_closed(now, osd);
+    }
+
+    /// Nobody waits for it: it is not connected again before somebody does.
+    pub(crate) fn rest_link(&mut self, osd: OsdId) {
+        let link = &mut self.links[osd];
+        if let LinkState::Waiting { until } = link.state
+            && link.waiting.is_empty()
+        {
+            self.timers.disarm(until, Timer::Link(osd));
+            link.state = LinkState::Idle;
+        }
+    }
+
+    // ---- the map
+
+    /// Everything whose way may have changed goes its new way.
+    pub(crate) fn on_map_changed(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        for osd in self.links.osds() {
+            self.renew_link(now, osd, effects);
+        }
+        self.leave_old_gates();
+        let (routes, volumes) = (&self.routes, &self.volumes);
+        let moved = self.parts_where(|part| match part.stage {
+            Stage::Sent { osd, pg, epoch, .. } => {
+                // Its PG went on without that OSD, which may never answer.
+                let route = routes.find(part.pool, part.target);
+                let is_newer = routes.epoch(pg).is_some_and(|known| known > epoch);
+                // An answer that a replay has overtaken would be believed although it was undone.
+                let is_lazy = volumes[&part.volume].is_lazy();
+                is_newer && (is_lazy || route.is_some_and(|route| route.osd != osd))
+            }
+            Stage::Delayed { pg, epoch, .. } => routes.epoch(pg).is_some_and(|known| known > epoch),
+            Stage::Unrouted | Stage::Connecting(_) => true,
+            Stage::Held | Stage::Ready | Stage::Behind(_) => false,
+        });
+        for key in moved {
+            let part = &mut self.parts[key];
+            part.is_astray |= matches!(part.stage, Stage::Sent { .. }) && part.changes_stripe();
+            self.send_again(key);
+        }
+        self.links.all_may_rest();
+        self.replay_new_epochs(now, effects);
+        self.touch_all();
+    }
+
+    /// Connects at once to an OSD whose entry changed, and leaves a run of it that is over.
+    fn renew_link(&mut self, now: Time, osd: OsdId, effects: &mut Vec<Effect>) {
+        let link = &mut self.links[osd];
+        let Some(info) = self.routes.osd(osd) else { return };
+        match link.state {
+            LinkState::Waiting { until } if info.revision != link.revision => {
+                self.timers.disarm(until, Timer::Link(osd));
+                link.delay = CONNECT_DELAY_MIN;
+                self.connect_link(osd, effects);
+            }
+            LinkState::Open { connection, incarnation }
+                if incarnation != Incarnation::ZERO && incarnation < info.incarnation =>
+            {
+                self.drop_link(now, osd, connection, effects);
+            }
+            _ => {}
+        }
+    }
+}
