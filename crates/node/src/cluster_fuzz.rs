@@ -424,7 +424,7 @@ fn what_is_acknowledged_stays_and_nothing_old_is_read() {
 }
 
 #[test]
-fn no_peer_upsets_a_node() {
+fn no_peer_message_crashes_a_node() {
     for seed in base::seeds(1..=60) {
         println!("seed {seed}");
         let mut run = Run::new(seed);

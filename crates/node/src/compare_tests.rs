@@ -279,7 +279,7 @@ fn damage_is_an_error() {
 }
 
 #[test]
-fn copies_of_others_than_members_are_strays() {
+fn copies_at_osds_that_are_no_members_are_strays() {
     let (mut one, two) = twins();
     one.note_record(&[1]);
     let mut two_elsewhere = two;

@@ -2,7 +2,7 @@
 
 use base::ConnectionId;
 
-/// Gives even numbers, each once; the network numbers the connections that others open.
+/// Gives even numbers, each once. The network gives odd numbers to the connections that others open.
 #[derive(Default)]
 pub(crate) struct ConnectionIds(u64);
 

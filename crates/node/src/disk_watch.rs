@@ -8,8 +8,8 @@
 //!      └── durable writes, each below 1 s, for as long as the pause ──▶ Well
 //! ```
 //!
-//! Stalled, Leaving and Probing count as stalled: nobody counts on this disk. What PGs still have this
-//! OSD in their entries it serves like any other.
+//! In the stages Stalled, Leaving and Probing the monitor is told that the disk hangs. PGs whose entries
+//! still name this OSD are served all the same.
 
 use base::planted::{self, Bug};
 use base::{Duration, Time, TraceEvent};
@@ -17,28 +17,28 @@ use blockstore::{NoteKey, Request as StoreRequest, Store};
 
 use crate::Effect;
 
-/// How often it is looked at: of a longer gap between two turns the store counts a part only.
+/// Interval between looks at the disk. Of a longer gap between two turns the store counts only a part.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
-/// A disk whose oldest operation takes longer hangs.
+/// A disk hangs when its oldest operation takes longer than this.
 const STALL_AFTER: Duration = Duration::from_secs(5);
-/// It answers again when none takes longer than this, and no probe does.
+/// A disk answers again when no operation and no probe takes longer than this.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// So long after it answers again an entry that was on its way meanwhile may still come.
+/// After a stall, how long an entry of the map that was on its way may still arrive.
 const OVER_FOR: Duration = Duration::from_secs(2);
 /// From the end of a probe to the next one.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
-/// How long the disk must answer the first time, and at most.
+/// Shortest and longest time for which a disk must answer before it counts again.
 const PAUSE_MIN: Duration = Duration::from_secs(10);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
-/// A stall so soon after the one before doubles the pause.
+/// A stall within this time after the one before doubles that time.
 const PAUSE_DOUBLES_WITHIN: Duration = Duration::from_secs(3600);
 
 /// What is remembered of stalls from one run of a process to its next one.
 #[derive(Clone, Default, Debug)]
 pub struct Stalls {
-    /// The last one, and how long the disk has to answer after it.
+    /// When the last one began, and for how long the disk must answer after it.
     last: Option<(Time, Duration)>,
-    /// The run before this one ended by it.
+    /// The run before this one ended because of it.
     is_recent: bool,
 }
 
@@ -54,7 +54,7 @@ impl Stalls {
     }
 }
 
-/// See the module's picture.
+/// The stages of the picture above.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Well,
@@ -65,7 +65,7 @@ enum Stage {
         until: Time,
     },
     Leaving,
-    /// Since when and for when the loop ran.
+    /// Since when the disk has answered, and when the next probe is due; both by the time that the loop ran.
     Probing {
         since: Time,
         next: Time,
@@ -74,13 +74,13 @@ enum Stage {
 
 /// What was seen of the disk.
 pub(crate) struct DiskWatch {
-    /// When it is looked at again.
+    /// When the disk is looked at next.
     pub(crate) at: Time,
     /// Its oldest operation took longer than it should.
     is_slow: bool,
     stage: Stage,
     stalls: Stalls,
-    /// A probe is on its way, since the loop ran so long.
+    /// A probe is under way; how long the loop had run when it was sent.
     probe: Option<Time>,
 }
 
@@ -93,17 +93,17 @@ impl DiskWatch {
         DiskWatch { at: now, is_slow: false, stage, stalls, probe: None }
     }
 
-    /// Nobody counts on the disk.
+    /// Whether the monitor is told that the disk hangs.
     pub(crate) fn is_stalled(&self) -> bool {
         matches!(self.stage, Stage::Stalled { .. } | Stage::Leaving | Stage::Probing { .. })
     }
 
-    /// The node ends to begin anew over the same disk.
+    /// Whether the node ends to open the same disk anew.
     pub(crate) fn is_leaving(&self) -> bool {
         self.stage == Stage::Leaving
     }
 
-    /// The operator ends it meanwhile: it does not begin anew.
+    /// The operator has ended the process: it is not started again.
     pub(crate) fn stay_away(&mut self) {
         if self.stage == Stage::Leaving {
             self.stage = Stage::Stalled { has_left: true };
@@ -227,15 +227,15 @@ fn stage_line(before: Stage, stage: Stage, age: Duration) -> Option<TraceEvent> 
     Some(match (before, stage) {
         (Stage::Stalled { .. }, Stage::Stalled { .. }) => return None,
         (_, Stage::Stalled { .. }) => {
-            let event = TraceEvent::error("the disk hangs: nobody counts on it");
+            let event = TraceEvent::error("the disk hangs: other OSDs take over its PGs");
             event.number("oldest_ms", age.as_millis())
         }
         (Stage::Stalled { .. }, Stage::Leaving) => TraceEvent::warn(
-            "the disk answers again, and PGs went on without it: the store is opened anew",
+            "the disk answers again, but PGs went on without it: reopening the store",
         ),
         (Stage::Stalled { .. }, _) => TraceEvent::info("the disk answers again"),
         (Stage::Probing { .. }, Stage::Well) => {
-            TraceEvent::info("the disk has answered for long enough: it counts again")
+            TraceEvent::info("the disk has answered for long enough: it is used again")
         }
         _ => return None,
     })

@@ -1,9 +1,9 @@
-//! How fast learners are filled: clients come first, and filling always gets on.
+//! How fast learners are filled (backfill): clients come first, and backfill never stops.
 //!
-//! The rule: while requests of clients come, one block of one PG is on its way at a time; after
-//! each tenth of a second without any it is twice as many, up to the limits. Turns go round, so
-//! that a learner that does not get on keeps no other from it; PGs that lack copies, and those that
-//! cannot serve before a learner is complete, have three turns of four before those that only move.
+//! While clients send requests, one block of one PG is copied at a time. After each tenth of a second
+//! without a request the number doubles, up to the limits. PGs take turns, so that a learner that is
+//! stuck delays no other one. PGs that lack copies, and those that cannot serve before a learner is
+//! complete, come first in three turns of four; PGs whose data only moves come first in the fourth.
 
 use base::{Duration, Time};
 use pg::Serving;
@@ -14,13 +14,13 @@ use crate::pg_table::{PgSlot, PgTable};
 /// Most repairs of learners under way for one PG, and for all.
 const PG_REPAIRS_MAX: usize = 4;
 const OSD_REPAIRS_MAX: usize = 16;
-/// How often turns change and the budget is set anew.
+/// Length of a turn; then the budget is computed anew.
 const TURN: Duration = Duration::from_millis(100);
 
 /// The budget of repairs.
 #[derive(Default)]
 pub struct Budget {
-    /// When it is set anew; `None`: nothing is filled.
+    /// When the next turn begins; `None`: no learner is filled.
     due: Option<Time>,
     /// Repairs that may be under way.
     count: usize,

@@ -1,14 +1,16 @@
-//! One connection to another OSD that this one opens and keeps: another address after each
-//! failure, at once where it had been up for a while, else with a delay that doubles up to a bound.
+//! One connection to another OSD that this one opens and keeps.
+//!
+//! After each failure the next address is tried: at once if the connection had been up for a while, else
+//! after a delay that doubles up to a bound.
 
 use base::{ConnectionId, Duration, Time};
 
-/// First and longest delay before a lane is tried again.
+/// First and longest delay before the next attempt to connect.
 const DELAY_MIN: Duration = Duration::from_millis(20);
 const DELAY_MAX: Duration = Duration::from_secs(1);
-/// How long a connection may take until its handshake has passed: then another address is tried.
+/// Timeout for a connection and its handshake; then the next address is tried.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
-/// A lane that was up for less is not tried again at once: its peer hangs up on purpose.
+/// After a connection that was up for less than this the delay applies: its peer closes on purpose.
 const UP_MIN: Duration = Duration::from_secs(1);
 
 /// A connection, or the intent to have one.
@@ -33,7 +35,7 @@ enum Stage {
 }
 
 impl Lane {
-    /// A lane that is to be tried now, at this address first, modulo their number.
+    /// A lane whose first attempt is due now. `address_first` counts modulo the number of addresses.
     pub fn new(now: Time, address_first: usize) -> Lane {
         let stage = Stage::Down { until: now };
         Lane { stage, address_next: address_first, refusal_count: 0, delay: DELAY_MIN }
@@ -68,17 +70,17 @@ impl Lane {
         }
     }
 
-    /// Whether it is to be tried now.
+    /// Whether an attempt is due.
     pub fn is_due(&self, now: Time) -> bool {
         matches!(self.stage, Stage::Down { until } if until <= now)
     }
 
-    /// Whether its connection takes too long to come.
+    /// Whether the attempt under way has timed out.
     pub fn is_late(&self, now: Time) -> bool {
         matches!(self.stage, Stage::Connecting { until, .. } if until <= now)
     }
 
-    /// Whether nobody listened at all of so many addresses.
+    /// Whether all of its `address_count` addresses refused the connection, one after the other.
     pub fn is_refused(&self, address_count: usize) -> bool {
         self.refusal_count >= address_count.max(1)
     }
@@ -91,7 +93,7 @@ impl Lane {
         self.address_next % address_count
     }
 
-    /// The handshake has passed, with whom it should.
+    /// The handshake with the expected peer has passed.
     pub fn opened(&mut self, now: Time) {
         let Stage::Connecting { connection, .. } = self.stage else {
             unreachable!("only a connection that is being made is opened");
@@ -100,7 +102,7 @@ impl Lane {
         self.stage = Stage::Up { connection, since: now };
     }
 
-    /// The connection is gone. `refused`: nobody listened at its address.
+    /// The connection is gone. `refused`: nobody listens at its address.
     pub fn lost(&mut self, now: Time, refused: bool, address_count: usize) {
         self.address_next = (self.address_next + 1) % address_count.max(1);
         self.refusal_count = if refused { self.refusal_count + 1 } else { 0 };
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_was_up_is_tried_again_at_once_and_then_less_and_less_often() {
+    fn a_lost_connection_is_retried_at_once_and_then_after_growing_delays() {
         let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
         lane.opened(at(1));
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_hangs_up_at_once_is_not_asked_at_once() {
+    fn a_connection_closed_right_after_the_handshake_is_retried_after_a_delay() {
         let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
         lane.opened(at(0));
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_does_not_come_is_late() {
+    fn a_connection_attempt_times_out_after_a_second() {
         let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
         assert!(!lane.is_late(at(999)));

@@ -17,7 +17,7 @@
 //!      clocks run at most 10 % off either way.
 //!   2. What the giver revoked of a PG is named in every later grant until the holder has said that
 //!      it acts on the newer entry: so what is revoked runs out.
-//!   3. A process that just started has given, as far as it knows, a lease to everybody.
+//!   3. A process that just started assumes that an earlier run gave a lease to every OSD.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,7 +26,7 @@ use base::{Duration, Epoch, MapRevision, OsdId, PgId, PoolId, Time};
 use cluster::settings::Setting;
 use format::wire::{LOST_COUNT_MAX, Member, PgEntry};
 
-/// The span of a lease where no setting tells.
+/// The span of a lease unless a setting says otherwise.
 pub(crate) const LEASE_DEFAULT: Duration =
     Duration::from_millis(Setting::Lease.definition().default);
 
@@ -124,7 +124,7 @@ impl Leases {
         }
     }
 
-    /// This OSD uses no lease of it any more.
+    /// This OSD gives up its lease from this giver.
     pub fn drop_held(&mut self, giver: OsdId) {
         self.held.remove(&giver);
     }
@@ -142,7 +142,7 @@ impl Leases {
     }
 
     /// The giver answered a renewal. True if requests may go on now that had to wait before; the
-    /// error tells what no peer of ours does.
+    /// error says how it breaks the protocol.
     pub fn granted(&mut self, now: Time, giver: OsdId, grant: Grant) -> Result<bool, String> {
         let held = self.held.get_mut(&giver).expect("a connection to it was opened");
         if grant.stamp == 0 || grant.stamp >= held.stamp_next {
@@ -227,7 +227,7 @@ impl Leases {
         Some(Grant { stamp, valid_ms, lost })
     }
 
-    /// A holder says that it uses no lease any more, and will not.
+    /// A holder gives its leases back for good.
     pub fn surrendered(&mut self, holder: Member) {
         if let Some(given) = self.given_to(holder) {
             given.until = Time::ZERO;
@@ -257,7 +257,7 @@ impl Leases {
             .or_insert(revoked);
     }
 
-    /// A newer run of the OSD is known: an earlier one is over, and with it what it was granted.
+    /// A newer run of the OSD is known: grants to earlier runs are void.
     pub fn is_in_run(&mut self, newest: Member) {
         if self.given.get(&newest.osd).is_some_and(|given| given.holder < newest) {
             self.given.remove(&newest.osd);
@@ -274,7 +274,7 @@ impl Leases {
         untils.max().filter(|until| now < *until)
     }
 
-    /// A pool is gone: nobody acts on its entries.
+    /// A pool is removed: nobody acts on its entries.
     pub fn forget_pool(&mut self, pool: PoolId) {
         for given in self.given.values_mut() {
             given.revoked.retain(|pg, _| pg.pool != pool);

@@ -80,7 +80,7 @@ pub use compare::{Comparison, compare};
 pub use disk_watch::Stalls;
 pub use node::Node;
 
-/// What a node is told.
+/// An input of a node.
 #[derive(Debug)]
 pub enum Event {
     /// From its disk.
@@ -89,11 +89,11 @@ pub enum Event {
     Net(NetEvent),
     /// The deadline of `Node::deadline` came.
     Tick,
-    /// The process was asked to end: finish what was started, then `Stop`.
+    /// The process is to end: the node finishes what was started, then gives [`Effect::Stop`].
     Shutdown,
 }
 
-/// What a node asks.
+/// An output of a node.
 #[derive(Debug)]
 pub enum Effect {
     /// Ask the disk.
@@ -108,8 +108,8 @@ pub enum Effect {
     },
     /// Something happened that is worth a line of the log.
     Trace(TraceEvent),
-    /// The level of the log that the settings of the cluster ask for; `None`: the one that the process
-    /// was started with.
+    /// The log level that the settings of the cluster ask for; `None`: the one that the process was started
+    /// with.
     LogLevel(Option<Level>),
     /// The process ends. No effect follows.
     Stop(StopReason),
@@ -118,41 +118,41 @@ pub enum Effect {
 /// Why a node ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// It was asked to.
+    /// By [`Event::Shutdown`].
     Shutdown,
-    /// Its disk hung, PGs went on without it, and now it answers: the process is to begin anew, with
-    /// [`Node::stalls`]. Every operation that was asked of the disk has ended.
+    /// Its disk hung, PGs went on without it, and now the disk answers: the process starts a new run with
+    /// [`Node::stalls`]. Every disk operation has ended.
     Stalled,
-    /// Its store is poisoned or not ours; for people: what happened, where, what to do.
+    /// Its store is poisoned, or is not the store of this OSD: what happened, where, what to do.
     Store(String),
     /// The cluster does not know this OSD: it was removed.
     Removed(String),
-    /// The monitor refuses it for good.
+    /// The monitor refuses it, and will refuse it again.
     Refused(String),
 }
 
-/// What a node is made with.
+/// Who a node is, and where it listens.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The cluster.
+    /// Its cluster.
     pub cluster: ClusterId,
-    /// Which OSD.
+    /// Its number.
     pub osd: OsdId,
     /// Identity of its store, 32 hexadecimal digits.
     pub store: String,
     /// Addresses of the monitors.
     pub monitors: Vec<String>,
-    /// Where this OSD listens.
+    /// Where this OSD listens for clients, monitors and other OSDs.
     pub addresses: Vec<String>,
-    /// Where it listens for other OSDs besides.
+    /// Further addresses, for other OSDs only.
     pub peer_addresses: Vec<String>,
-    /// Its process, for people.
+    /// Its process id, for `status`.
     pub pid: u32,
-    /// Its directory or device, for people.
+    /// Its directory or device, for `status` and messages.
     pub path: String,
-    /// Name of its host.
+    /// Its host, for `status` and the placement.
     pub host: String,
-    /// `ashlar up` started it.
+    /// Whether `ashlar up` started it.
     pub supervised: bool,
 }
 
@@ -161,27 +161,28 @@ pub struct Identity {
 pub struct Settings {
     /// Settings of its store.
     pub store: blockstore::Settings,
-    /// Whether O_DIRECT was refused and the store is buffered; for people.
+    /// Whether the device refused O_DIRECT and the store is buffered, for `status`.
     pub buffered: bool,
-    /// Most unanswered requests of one connection; more are answered `Busy`.
+    /// Most unanswered requests of one connection; further ones are answered `Busy`.
     pub connection_requests_max: usize,
-    /// Most unanswered requests; more are answered `Busy`.
+    /// Most unanswered requests of all connections; further ones are answered `Busy`.
     pub requests_max: usize,
-    /// Most bytes that unanswered requests write or read; more are answered `Busy`.
+    /// Most bytes that unanswered requests write or read; further requests are answered `Busy`.
     pub request_bytes_max: u64,
     /// Most sessions that are remembered.
     pub sessions_max: usize,
-    /// How long a request waits for the map, an activation or an older connection of its session.
+    /// How long a request waits for the map, an activation, space, or an older connection of its session;
+    /// then it is answered `Busy`.
     pub wait_max: Duration,
     /// First and longest delay before the next monitor address is tried.
     pub reconnect_min: Duration,
     /// See `reconnect_min`.
     pub reconnect_max: Duration,
-    /// How long a monitor may take to answer a boot; and to be connected, where none was soon.
+    /// Timeout for the answer of a monitor to a boot.
     pub boot_max: Duration,
-    /// How much of everything a PG holds at once.
+    /// Bounds on what one PG holds at once.
     pub pg_limits: pg::Limits,
-    /// What the run before in this process knew of its disk.
+    /// What the run before in this process knew about its disk.
     pub stalls: Stalls,
 }
 

@@ -16,9 +16,9 @@ pub struct Link {
 /// How far a link has come. Top to bottom is the order in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkStage {
-    /// The store is not open yet, or this OSD leaves: nothing to join with.
+    /// The store is not open yet, or this OSD is stopping.
     Idle,
-    /// Waits for its time to try.
+    /// Waits until the next attempt is due.
     Down { until: Time },
     /// Waits for the handshake.
     Connecting { connection: ConnectionId, until: Time },
@@ -33,9 +33,9 @@ pub enum LinkStage {
 pub enum LinkStep {
     /// Connect to this address, by [`Link::connecting`].
     Connect { address: String, until: Time },
-    /// The monitor is to say whether it is there.
+    /// Ask the monitor for a sign of life.
     Ask,
-    /// Nothing comes of this connection.
+    /// Close this connection: it timed out.
     HangUp { connection: ConnectionId },
 }
 
@@ -64,7 +64,7 @@ impl Link {
         self.reconnect.addresses()
     }
 
-    /// Whether a monitor is looked for.
+    /// Whether this OSD looks for a monitor.
     pub fn is_seeking(&self) -> bool {
         !matches!(self.stage, LinkStage::Idle | LinkStage::Joined { .. })
     }
@@ -140,12 +140,12 @@ impl Link {
         self.heartbeat.begin(now);
     }
 
-    /// The boot is sent, or what was asked for besides.
+    /// The boot is sent, or a monitor that recovers its state has asked for more.
     pub fn booting(&mut self, connection: ConnectionId, until: Time) {
         self.stage = LinkStage::Booting { connection, until };
     }
 
-    /// The monitor said something.
+    /// A message of the monitor came.
     pub fn word(&mut self, now: Time) {
         self.heartbeat.word(now);
     }
@@ -156,7 +156,7 @@ impl Link {
         self.stage = LinkStage::Joined { connection };
     }
 
-    /// This OSD leaves: no other connection is made.
+    /// This OSD is stopping: it does not connect again.
     pub fn end(&mut self) {
         self.stage = LinkStage::Idle;
     }

@@ -160,7 +160,7 @@ impl Run {
 }
 
 #[test]
-fn no_client_and_no_map_upsets_a_node() {
+fn no_client_request_and_no_map_crashes_a_node() {
     for seed in base::seeds(1..=60) {
         println!("seed {seed}");
         let mut run = Run::new(seed);

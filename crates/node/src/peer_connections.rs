@@ -1,13 +1,12 @@
-//! Connections between OSDs. Who leads a PG opens two to each of its members: one for data, one
-//! for leases, so that no large message delays a lease.
+//! Connections between OSDs. The primary of a PG opens two to each other member: one for data, one for
+//! leases, so that no large message delays a lease.
 //!
 //! Invariants
 //!   1. A connection counts only with the very run of the OSD that the map's entries name: the
 //!      handshake proves the run.
 //!   2. At most one connection of each kind with each OSD in each direction; a newer one ends the
 //!      one before.
-//!   3. What is to be sent where no connection is, is dropped: its PG learns of each connection
-//!      that comes or goes.
+//!   3. Without a connection a message is dropped. PGs are told of each connection that comes or goes.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +22,10 @@ use crate::lane::Lane;
 
 /// A peer that has not said anything for so long is silent; the monitor is told as often.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
-/// So long the connections to an OSD outlive its last part in a PG that this one leads: it learns
-/// over them that its lease is not used any more.
+/// How long connections to an OSD stay open after this one leads no PG with it: over them it learns that
+/// its lease is not used any more.
 const LINGER: Duration = Duration::from_secs(1);
-/// Most connections that one OSD has to us; the oldest goes when another comes.
+/// Most connections that one OSD may have to this one; a further one closes the oldest.
 const INCOMING_PER_OSD_MAX: usize = 4;
 
 /// All connections with other OSDs.
@@ -56,30 +55,30 @@ pub enum Purpose {
 /// A member of a PG that this OSD leads.
 struct Follower {
     member: Member,
-    /// The map says that its process is there.
+    /// The map says that its process is up.
     is_up: bool,
     address_count: usize,
     data: Lane,
     lease: Lane,
-    /// When it last granted a lease, or was first to be heard.
+    /// When it last granted a lease, or when that was first expected.
     heard_at: Time,
-    /// It is no member any more, and its connections end then.
+    /// It is no longer a member; its connections end at this time.
     ends_at: Option<Time>,
-    /// What the monitor was told last, and when.
+    /// What the monitor was told about it last, and when.
     told: Option<(Time, Unreachable)>,
 }
 
 /// Who leads PGs of which this OSD is a member.
 struct Primary {
     member: Member,
-    /// When it last asked for a lease, or was first to ask, or the monitor was told that it does not.
+    /// When it last asked for a lease, or that was first expected, or its silence was last reported.
     since: Time,
 }
 
 /// A connection that another OSD opened.
 struct Incoming {
     peer: Member,
-    /// The first message tells.
+    /// Known from the first message on.
     purpose: Option<Purpose>,
 }
 

@@ -1,9 +1,9 @@
 //! Newer sessions of images that were shown to this OSD before the map that they act on.
 //!
-//! Who takes an image over, because its lock was stolen or its session had ended, is told of its
-//! session after the fence of the one before is in a revision of the map, and names that revision or a
-//! later one in all it asks. So whoever has been shown the new session, and is behind, knows that the
-//! older sessions of that image may be fenced, and does nothing more for them until it has the map.
+//! A client that takes an image over, because it broke the lock or the session before had ended, gets its
+//! session only after the fence of the session before is in a revision of the map. All its requests name
+//! that revision or a later one. So an OSD that sees the new session and has an older map knows: older
+//! sessions of this image may be fenced. It serves them again once it has the map.
 //! An older session that is not fenced (several may share an image) only waits for that.
 //!
 //! ```text
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_that_are_not_known_yet_count_and_are_no_more_than_there_may_be() {
+    fn takeovers_in_unknown_pools_are_kept_up_to_a_bound() {
         let mut session_takeovers = SessionTakeovers::default();
         for number in 1..=TAKEOVER_COUNT_MAX as u32 {
             session_takeovers.show((POOL, image(number)), takeover(7, 12), true);

@@ -5,9 +5,9 @@
 //!   2. The sequence of a session only grows, over all its connections, since a client gives a new
 //!      one to each retry. What is not above the highest one seen is a repeat, or comes late over
 //!      a connection that the client has left.
-//!   3. A session is remembered while its connection is open, and long after its last request. Of
-//!      one that may have been forgotten nothing is taken over a connection from before: there a
-//!      request may come late that was overtaken long ago.
+//!   3. A session is remembered while its connection is open, and long after its last request. A session
+//!      that may have been forgotten is served only over a connection that is newer than that: over an
+//!      older one a request may arrive late that was overtaken long ago.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use format::door::{Peer, Role};
 
 use crate::session_takeover::SessionTakeovers;
 
-/// How long a session is remembered after its last request: longer than a connection's handshake
-/// takes, so one that its client left before that request has been accepted by then, or never is.
+/// How long a session is remembered after its last request. Longer than a handshake takes: a connection
+/// that the client left before that request has been accepted by then, or never is.
 const REMEMBER: Duration = Duration::from_secs(60);
 
-/// How long it is remembered while its connection is open and the table is not nearly full. It
-/// spares a client that idles a new connection; nothing else hangs on it.
+/// How long a session is remembered while its connection is open and the table is not nearly full. It
+/// spares an idle client a new connection; safety does not depend on it.
 const REMEMBER_CONNECTED: Duration = Duration::from_secs(3600);
 
 /// All connections and sessions.
@@ -92,7 +92,7 @@ impl Names {
 pub enum Arrival {
     /// Goes on.
     New,
-    /// Goes on; what waits of its session on other connections is to be dropped.
+    /// Goes on. Requests of its session that wait on other connections are to be dropped.
     Moved,
     /// It came before, or over a connection that its session has left: not executed.
     Repeat,

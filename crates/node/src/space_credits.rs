@@ -1,9 +1,9 @@
-//! Space credits: space that members promised this OSD as a primary, and that it promised as a member.
+//! Space credits: what members promised this OSD as a primary, and what it promised as a member.
 //!
-//! A write that has got its version must fit on every acting member, for nothing takes a version
-//! back. So a primary begins a write only within the *credit* of each giver of leases: up to how
-//! many bytes, counted since it first asked, the giver keeps space free for it. A write costs a
-//! whole block, the most it can take. The rules are in `docs/internals/pg.md`, "Room".
+//! A write that has its version must fit on every acting member, since a version is never taken back.
+//! So a primary begins a write only within the *credit* of each lease giver: the number of bytes, counted
+//! since it first asked, for which the giver keeps space free. A write costs a whole block, the most it
+//! can take. The rules are in `docs/internals/pg.md`, "Room".
 //!
 //! ```text
 //!   holder                                          giver
@@ -32,13 +32,13 @@ use crate::cluster_view::ClusterView;
 use crate::notes::Notes;
 use crate::pg_table::PgTable;
 
-/// A primary gets at most so much at a time.
+/// Most bytes that a primary is promised at a time.
 const PROMISE_BYTES_MAX: u64 = 64 * MIB;
-/// All together get at most such a part of the store.
+/// All promises together take at most this fraction (one of so many parts) of the store.
 const STORE_SHARE: u64 = 8;
-/// Each gets at least so many blocks, of the largest size among its PGs.
+/// Fewest blocks that each is promised, of the largest size among its PGs.
 const BLOCKS_MIN: u64 = 4;
-/// Space kept for earlier runs makes writes wait for so long; then this OSD counts as full.
+/// How long writes wait for space that is kept for earlier runs; then this OSD counts as full.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Space of this OSD's store.
@@ -96,13 +96,13 @@ struct Credit {
     /// Unused when the last offer came.
     high_bytes: u64,
     is_full: bool,
-    /// The lease is to be renewed now, for more.
+    /// The lease is to be renewed now, to ask for more.
     wants_more: bool,
-    /// It was; the next time is when it is due, the limit has grown, or a write has been answered.
+    /// That was done. It is done again when a renewal was due, the limit has grown or a write was answered.
     was_asked: bool,
     /// No answer has come to the last claim.
     is_awaited: bool,
-    /// A write was answered since: it may be owed no longer.
+    /// A write was answered since the last claim.
     has_ended: bool,
 }
 
@@ -111,7 +111,7 @@ struct Promise {
     holder: Member,
     claim: Claim,
     limit_bytes: u64,
-    /// It begins nothing after that unless it asks again.
+    /// After this time it begins no write unless it asks again.
     lease_until: Time,
 }
 
@@ -377,7 +377,7 @@ impl SpaceCredits {
         }
     }
 
-    /// A holder stopped for good.
+    /// A holder has stopped.
     pub fn surrendered(&mut self, holder: Member) {
         if self.has_promise(holder) {
             self.end_run(holder.osd);

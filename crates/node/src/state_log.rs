@@ -1,4 +1,4 @@
-//! An OSD's copy of the records of the state store, in its own store: a log of differences, one a note.
+//! An OSD's copy of the records of the state store: a log of differences in its own store, one in each note.
 //!
 //! ```text
 //!   StateCopy ──▶ CopyKeeper ──▶ difference ──▶ note N+1     [whole copy][difference][difference]...
@@ -8,9 +8,9 @@
 //! Invariants
 //!   1. The notes are numbered without a gap, and the first one begins a whole copy. Read in order they
 //!      give the copy; a whole copy or a difference that is cut short gives nothing.
-//!   2. A note is asked for before anything that follows from the same word of a monitor, so what this OSD
-//!      does by a new map lies behind the difference that came with it.
-//!   3. Notes before a whole copy are removed when all of that is durable.
+//!   2. The note of a difference is written before anything else that follows from the same message of a
+//!      monitor. So what this OSD writes by a new map lies behind the difference that came with it.
+//!   3. Notes before a whole copy are removed once the whole copy is durable.
 
 use std::collections::BTreeMap;
 
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_that_is_refused_is_made_good() {
+    fn a_refused_note_is_replaced_by_a_whole_copy() {
         let (mut notes, mut log) = written();
         assert_eq!(log.take(part(false, 4, &[("d", 4)], &[])).len(), 1);
         log.noted(false);

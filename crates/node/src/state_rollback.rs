@@ -1,5 +1,5 @@
-//! What this OSD has seen of the cluster: told with each boot, so that a state store that went back in
-//! time is recognised before it changes anything, and told whole where that is restored.
+//! What this OSD has seen of the cluster. It is sent with each boot, so that a state store that went back in
+//! time is recognised before it changes anything. A recovery of the state store gets all of it.
 
 use base::Duration;
 use blockstore::Store;
@@ -9,12 +9,12 @@ use format::wire::PgEntry;
 use crate::cluster_view::ClusterView;
 use crate::notes::{Notes, raise, records};
 
-/// Entries in one message: the longest ones stay below its limit.
+/// Most entries in one message: the longest entries stay below the size limit of a message.
 const ENTRY_COUNT_MAX: usize = 2000;
-/// So long a monitor may keep the connection until the state is recovered; then it is told again.
+/// Timeout for a recovery of the state; then this OSD connects again and sends everything again.
 pub(crate) const RECOVERY_SPAN: Duration = Duration::from_secs(60);
 
-/// What none of its monitors may have forgotten.
+/// What every state store of this cluster must contain.
 pub(crate) fn seen(cluster: &ClusterView, notes: &Notes, copy: &StateCopy) -> Seen {
     let mut seen = Seen { change: copy.change, reign: copy.reign, ..notes.recorded().clone() };
     seen.incarnation = seen.incarnation.max(cluster.incarnation().unwrap_or_default());

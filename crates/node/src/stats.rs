@@ -1,4 +1,4 @@
-//! What this OSD counts of its work, and how the monitor is told.
+//! Counters of this OSD's work, and how the monitor gets them.
 //!
 //! ```text
 //!   requests, store ──▶ counting ──each stats_interval_ms──▶ kept periods ──told once a connection──▶ monitor
@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Invariants
-//!   1. A kept period does not change, and periods are told in order: what the monitor does not know it
-//!      is told after the next connection begins, in one message.
+//!   1. A kept period does not change, and periods are sent in order. Those that the monitor has not saved
+//!      are sent again over the next connection, in one message.
 //!   2. Kept periods take at most `PERIODS_SIZE_MAX` bytes as text; while there is no room for another
 //!      one the counting goes on.
-//!   3. At most `ROW_COUNT_MAX` images are told apart at one time; of others the pool is known.
+//!   3. At most `ROW_COUNT_MAX` images are counted apart at a time; others are counted for their pool.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,7 +29,7 @@ use crate::pg_table::PgTable;
 /// Room for what stands around the rows of a period, in bytes of text.
 const PERIOD_FRAME_SIZE: usize = 4 << 10;
 
-/// What is counted and told.
+/// All counters, and what the monitor knows of them.
 pub struct Stats {
     counting: BTreeMap<(PoolId, Option<ImageId>), Counters>,
     /// Periods that the monitor has not saved, with the size of their text.
@@ -50,7 +50,7 @@ pub struct Stats {
     pub at: Time,
 }
 
-/// Kind of an operation that is counted.
+/// What an operation is counted as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Counter {
     Read,

@@ -443,7 +443,7 @@ fn bad_requests_are_invalid_and_nothing_crashes() {
 }
 
 #[test]
-fn who_sends_what_nobody_sends_is_hung_up_on() {
+fn a_message_that_no_peer_sends_closes_the_connection() {
     let mut rig = Rig::serving();
     rig.receive(CLIENT, Message::Control("{}".into()));
     assert_eq!(rig.closed, [CLIENT]);
@@ -454,7 +454,7 @@ fn who_sends_what_nobody_sends_is_hung_up_on() {
 }
 
 #[test]
-fn strangers_are_hung_up_on() {
+fn connections_of_another_cluster_and_of_this_osd_itself_are_closed() {
     let mut rig = Rig::serving();
     let strangers = [
         Peer { cluster: ClusterId::new(1), role: Role::Client },
@@ -646,7 +646,7 @@ fn a_revision_older_than_the_osds_note_is_refused_until_it_is_reached() {
 }
 
 #[test]
-fn an_older_map_does_not_erase_what_proves_it_older() {
+fn an_older_map_does_not_erase_the_note_that_proves_it_older() {
     let mut rig = Rig::serving();
     rig.advance(Duration::from_secs(2));
     for run in 2..5 {
@@ -845,7 +845,7 @@ fn a_late_give_up_accepts_no_later_loss() {
 }
 
 #[test]
-fn rot_is_answered_by_an_error_or_a_suspect_pg_and_never_by_other_data() {
+fn bit_rot_ends_in_an_error_or_a_suspect_pg_and_never_in_wrong_data() {
     let (mut damaged, mut incomplete) = (0, 0);
     for page in 0..14 {
         match read_after_rot(page) {

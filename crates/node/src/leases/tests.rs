@@ -51,7 +51,7 @@ fn a_lease_is_valid_from_sending_for_its_span() {
 }
 
 #[test]
-fn a_lost_renewal_or_answer_costs_nothing_while_others_come() {
+fn a_lease_survives_lost_renewals_and_lost_answers_while_others_arrive() {
     let (giver, mut holder) = (member(2, 1), running());
     holder.opened(giver);
     let mut valid_since = None;
@@ -70,7 +70,7 @@ fn a_lost_renewal_or_answer_costs_nothing_while_others_come() {
 }
 
 #[test]
-fn an_answer_that_comes_late_or_twice_makes_nothing_longer() {
+fn a_late_or_repeated_grant_does_not_extend_the_lease() {
     let (giver, mut holder) = (member(2, 1), running());
     holder.opened(giver);
     let first = holder.renew(at(1_000), giver.osd);
@@ -87,7 +87,7 @@ fn an_answer_that_comes_late_or_twice_makes_nothing_longer() {
 }
 
 #[test]
-fn an_answer_of_a_connection_that_is_gone_is_worth_nothing() {
+fn a_grant_of_an_earlier_connection_is_ignored() {
     let (giver, mut holder) = (member(2, 1), running());
     holder.opened(giver);
     let stamp = holder.renew(at(1_000), giver.osd);
@@ -120,7 +120,7 @@ fn with_clocks_ten_percent_off_no_holder_outlasts_its_giver() {
 }
 
 #[test]
-fn an_earlier_primary_is_waited_out() {
+fn the_lease_of_an_earlier_primary_is_waited_out() {
     let (old, me) = (member(1, 1), member(2, 1));
     let mut giver = running();
     let (before, newest) = (entry(5, &[old, me]), entry(6, &[me]));
@@ -163,7 +163,7 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
 }
 
 #[test]
-fn a_pg_that_is_granted_again_wakes_who_waits() {
+fn a_pg_that_is_granted_again_wakes_waiting_requests() {
     let (giver, mut holder) = (member(2, 1), running());
     holder.opened(giver);
     let say = |holder: &mut Leases, now, lost: Vec<(PgId, Epoch)>| {
@@ -178,7 +178,7 @@ fn a_pg_that_is_granted_again_wakes_who_waits() {
 }
 
 #[test]
-fn every_earlier_primary_is_waited_out_not_only_the_last() {
+fn the_leases_of_all_earlier_primaries_are_waited_out() {
     let (first, second, me) = (member(1, 1), member(3, 1), member(2, 1));
     let mut giver = running();
     let entries = [entry(5, &[first, me]), entry(6, &[second, me]), entry(7, &[me])];
@@ -193,7 +193,7 @@ fn every_earlier_primary_is_waited_out_not_only_the_last() {
 }
 
 #[test]
-fn a_primary_that_stays_is_not_waited_for_in_the_same_run_only() {
+fn a_primary_does_not_wait_for_its_own_run_but_for_its_earlier_ones() {
     let (primary, me) = (member(1, 1), member(2, 1));
     let mut giver = running();
     let before = entry(5, &[primary, me]);
@@ -209,7 +209,7 @@ fn a_primary_that_stays_is_not_waited_for_in_the_same_run_only() {
 }
 
 #[test]
-fn a_process_that_just_started_waits_for_what_it_may_have_given() {
+fn a_process_that_just_started_waits_for_leases_of_its_earlier_run() {
     let (old, me) = (member(1, 1), member(2, 2));
     let mut giver = Leases::new(at(5_000), Duration::from_millis(400));
     let (before, newest) = (entry(5, &[old, me]), entry(6, &[me]));
@@ -225,7 +225,7 @@ fn a_process_that_just_started_waits_for_what_it_may_have_given() {
 }
 
 #[test]
-fn an_earlier_run_of_a_holder_gets_nothing() {
+fn an_earlier_run_of_a_holder_gets_no_lease() {
     let mut giver = running();
     assert!(pass(&mut giver, at(1_000), member(1, 2), 50).is_some());
     assert_eq!(pass(&mut giver, at(1_010), member(1, 1), 50), None);
@@ -236,7 +236,7 @@ fn an_earlier_run_of_a_holder_gets_nothing() {
 }
 
 #[test]
-fn a_holder_that_hands_its_leases_back_is_not_waited_for() {
+fn leases_that_were_given_back_are_not_waited_out() {
     let (old, me) = (member(1, 1), member(2, 1));
     let (before, newest) = (entry(5, &[old, me]), entry(6, &[me]));
     for surrenders_first in [true, false] {
@@ -254,7 +254,7 @@ fn a_holder_that_hands_its_leases_back_is_not_waited_for() {
 }
 
 #[test]
-fn what_is_said_of_a_pool_that_is_gone_is_forgotten() {
+fn revocations_of_a_removed_pool_are_forgotten() {
     let (old, me) = (member(1, 1), member(2, 1));
     let mut giver = running();
     pass(&mut giver, at(1_000), old, 50).unwrap();

@@ -131,7 +131,7 @@ fn each_of_many_primaries_gets_four_blocks_while_there_is_space() {
 }
 
 #[test]
-fn space_that_is_not_ready_yet_is_waited_for_and_what_never_will_be_is_not() {
+fn writes_wait_for_space_that_is_being_made_ready_and_for_no_other() {
     let mut giver = giver_with(4);
     let space = Space { sure_bytes: 3 * WRITE, is_growing: true, ..space_of(64 * WRITE) };
     let claim = Claim { begun_bytes: 0, owed_bytes: 0 };
@@ -141,7 +141,7 @@ fn space_that_is_not_ready_yet_is_waited_for_and_what_never_will_be_is_not() {
 }
 
 #[test]
-fn where_more_lead_each_gives_back_what_is_beyond_its_share() {
+fn with_more_primaries_each_gives_back_what_exceeds_its_share() {
     let (mut giver, mut one, mut other) = (giver_with(1), SpaceCredits::new(), SpaceCredits::new());
     let first = renew(&mut one, &mut giver, member(1, 1), 0, 80 * MIB);
     assert_eq!(first.limit_bytes, 64 * MIB);
@@ -430,7 +430,7 @@ impl Run {
 }
 
 #[test]
-fn whatever_is_lost_or_forgotten_what_was_begun_fits() {
+fn every_begun_write_fits_whatever_messages_are_lost() {
     let mut begun = 0;
     for seed in 0..400 {
         let mut run = Run::new(seed);

@@ -61,7 +61,7 @@ fn a_flush_of_three_seconds_and_a_paused_host_are_no_hung_disk() {
 }
 
 #[test]
-fn who_was_left_begins_anew_when_every_operation_has_ended() {
+fn an_osd_that_its_pgs_have_left_restarts_when_every_operation_has_ended() {
     let (mut rig, write) = hanging();
     rig.advance(Duration::from_secs(6));
     assert!(says_it_is_stalled(&rig));
@@ -108,7 +108,7 @@ fn a_stall_soon_after_another_one_doubles_the_pause() {
 }
 
 #[test]
-fn an_entry_that_comes_when_the_disk_answers_again_counts() {
+fn an_entry_that_arrives_after_the_disk_answers_again_still_counts() {
     let (mut rig, _) = hanging();
     rig.advance(Duration::from_secs(6));
     rig.release_disk();
@@ -120,7 +120,7 @@ fn an_entry_that_comes_when_the_disk_answers_again_counts() {
 }
 
 #[test]
-fn an_operator_ends_an_osd_that_begins_anew() {
+fn a_shutdown_while_the_store_is_reopened_ends_the_process() {
     let (mut rig, _) = hanging();
     rig.advance(Duration::from_secs(6));
     rig.monitor_says(without_us());

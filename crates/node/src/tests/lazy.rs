@@ -57,7 +57,7 @@ fn a_lazy_write_flushes_nowhere_and_a_sync_once_at_each_member() {
 }
 
 #[test]
-fn the_power_of_all_takes_what_no_sync_covered_and_that_of_some_does_not() {
+fn unsynced_writes_are_lost_only_when_all_members_lose_power() {
     for lost in [&[0][..], &[1], &[0, 1]] {
         let mut cluster = Cluster::serving(2);
         write_lazily(&mut cluster, 1);
@@ -74,7 +74,7 @@ fn the_power_of_all_takes_what_no_sync_covered_and_that_of_some_does_not() {
 }
 
 #[test]
-fn what_nobody_syncs_is_synced_after_a_while() {
+fn unsynced_writes_are_synced_after_a_while() {
     let mut cluster = Cluster::serving(2);
     write_lazily(&mut cluster, 1);
     let written = cluster.blocks(0)[0].1;

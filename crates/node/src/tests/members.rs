@@ -388,7 +388,7 @@ fn a_need_is_told_again_until_its_epoch_is_over() {
 }
 
 #[test]
-fn a_map_that_comes_late_to_a_member_is_waited_for() {
+fn a_query_waits_while_the_map_of_the_member_is_late() {
     let mut cluster = Cluster::serving(2);
     cluster.is_helpful = false;
     cluster.hosts[1].is_deaf = true;
@@ -403,7 +403,7 @@ fn a_map_that_comes_late_to_a_member_is_waited_for() {
 }
 
 #[test]
-fn a_member_that_does_not_get_the_map_does_not_hold_the_pg_up_in_silence() {
+fn a_member_that_gets_no_map_is_reported() {
     let mut cluster = Cluster::serving(2);
     cluster.is_helpful = false;
     cluster.hosts[1].is_deaf = true;
@@ -417,7 +417,7 @@ fn a_member_that_does_not_get_the_map_does_not_hold_the_pg_up_in_silence() {
 }
 
 #[test]
-fn of_a_member_that_is_away_it_is_not_said_that_it_does_not_follow() {
+fn an_absent_member_is_not_reported_as_lagging() {
     let mut cluster = Cluster::serving(2);
     cluster.is_helpful = false;
     cluster.hosts[1].is_deaf = true;
@@ -551,7 +551,7 @@ fn wrong_bodies() -> Vec<PeerBody> {
 }
 
 #[test]
-fn peers_that_say_what_is_wrong_are_hung_up_on_and_nothing_else_happens() {
+fn a_protocol_violation_closes_the_connection_and_does_nothing_else() {
     let stranger = |cluster: &mut Cluster, host: usize, number: u64, role: Role| {
         let connection = ConnectionId::new(2_000_001 + 2 * number);
         let peer = Peer { cluster: CLUSTER, role };
@@ -659,7 +659,7 @@ fn a_monitor_that_asks_whether_an_osd_is_there_is_answered_at_once() {
 }
 
 #[test]
-fn a_member_that_stands_still_keeps_no_learner_from_being_filled() {
+fn a_hung_member_does_not_stop_the_backfill_of_a_learner() {
     for is_killed in [true, false] {
         let mut cluster = Cluster::new(4, 3);
         cluster.set_entry(&[0, 1], &[]);

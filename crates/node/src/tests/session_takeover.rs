@@ -54,7 +54,7 @@ fn an_older_session_that_is_not_fenced_goes_on_when_the_map_has_come() {
 }
 
 #[test]
-fn an_older_session_is_told_to_come_again_where_the_map_does_not_come() {
+fn an_older_session_is_answered_busy_when_the_map_does_not_arrive() {
     let mut rig = rig();
     next_asks(&mut rig, 11, read(0, 1));
     for _ in 0..2 {
@@ -65,7 +65,7 @@ fn an_older_session_is_told_to_come_again_where_the_map_does_not_come() {
 }
 
 #[test]
-fn what_an_older_session_has_in_a_queue_does_not_leave_it_once_a_newer_one_is_shown() {
+fn queued_requests_of_an_older_session_are_refused_once_a_newer_one_is_seen() {
     let mut rig = rig();
     let [started, queued, reading] = rig.fill_queue();
     let next = next_asks(&mut rig, 11, read(0, 1));
@@ -90,7 +90,7 @@ fn sessions_of_other_images_and_newer_ones_do_not_wait() {
 }
 
 #[test]
-fn a_session_that_was_served_before_holds_nobody_back_by_a_newer_map() {
+fn a_known_session_that_names_a_newer_map_delays_no_other_session() {
     let mut rig = rig();
     let first = next_asks(&mut rig, 10, read(0, 1));
     assert!(rig.reply_to(first).is_some());
@@ -114,7 +114,7 @@ fn a_sync_counts_for_the_image_that_its_session_has_named() {
 }
 
 #[test]
-fn a_newer_session_that_is_gone_again_was_shown_all_the_same() {
+fn a_newer_session_counts_even_after_its_connection_is_gone() {
     let mut rig = rig();
     next_asks(&mut rig, 11, read(0, 1));
     // What waits on its connection is dropped with that.
@@ -126,7 +126,7 @@ fn a_newer_session_that_is_gone_again_was_shown_all_the_same() {
 }
 
 #[test]
-fn a_session_that_names_a_revision_which_nobody_gave_is_hung_up_on_and_holds_nobody_back() {
+fn a_session_that_names_an_impossible_revision_is_disconnected_and_delays_no_other() {
     let mut rig = rig();
     assert_eq!(rig.ask(1, write(0, 1, 7)), written(1, 1));
     let asked = next_asks(&mut rig, REVISION_MAX.get() + 1, read(0, 1));

@@ -53,7 +53,7 @@ fn requests_are_counted_with_their_bytes_when_they_are_answered() {
 }
 
 #[test]
-fn what_is_not_saved_is_told_again_after_the_next_connection_and_only_then() {
+fn unsaved_periods_are_sent_again_over_the_next_connection_only() {
     let mut rig = Rig::serving();
     for count in 1..=3 {
         for _ in 0..count {
