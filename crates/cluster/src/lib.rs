@@ -12,6 +12,7 @@ pub mod heartbeat;
 pub mod map;
 pub mod message;
 pub mod monitor;
+pub mod monitor_link;
 pub mod numbers;
 pub mod reconnect;
 mod record_errors;

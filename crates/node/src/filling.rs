@@ -57,7 +57,7 @@ impl Budget {
     }
 
     /// A client's request came.
-    pub fn client_came(&mut self) {
+    pub fn on_request(&mut self) {
         self.is_busy = true;
     }
 
@@ -142,7 +142,7 @@ mod tests {
         let mut sums = Vec::new();
         for turn in 0..12 {
             if turn < 3 || turn == 9 {
-                budget.client_came();
+                budget.on_request();
             }
             sums.push(sum(&budget.share(at(turn * 100), candidates(20, 0))));
         }
@@ -179,7 +179,7 @@ mod tests {
         let mut budget = Budget::default();
         let mut turns = [0; 10];
         for turn in 0..400 {
-            budget.client_came();
+            budget.on_request();
             for (slot, share) in budget.share(at(turn), candidates(5, 5)) {
                 turns[slot.index()] += share;
             }

@@ -94,7 +94,7 @@ impl Lane {
     }
 
     /// The handshake with the expected peer has passed.
-    pub fn opened(&mut self, now: Time) {
+    pub fn on_connected(&mut self, now: Time) {
         let Stage::Connecting { connection, .. } = self.stage else {
             unreachable!("only a connection that is being made is opened");
         };
@@ -103,7 +103,7 @@ impl Lane {
     }
 
     /// The connection is gone. `refused`: nobody listens at its address.
-    pub fn lost(&mut self, now: Time, refused: bool, address_count: usize) {
+    pub fn on_lost(&mut self, now: Time, refused: bool, address_count: usize) {
         self.address_next = (self.address_next + 1) % address_count.max(1);
         self.refusal_count = if refused { self.refusal_count + 1 } else { 0 };
         let was_up = match self.stage {
@@ -137,16 +137,16 @@ mod tests {
     fn a_lost_connection_is_retried_at_once_and_then_after_growing_delays() {
         let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
-        lane.opened(at(1));
+        lane.on_connected(at(1));
         assert_eq!(lane.up(), Some(ID));
-        lane.lost(at(5_000), false, 1);
+        lane.on_lost(at(5_000), false, 1);
         assert_eq!(lane.deadline(), Some(at(5_000)));
         assert!(!lane.is_refused(1), "it was reset, not refused");
         let mut now = 5_000;
         let mut waits = Vec::new();
         for _ in 0..8 {
             lane.connect(at(now), ID, 1);
-            lane.lost(at(now), true, 1);
+            lane.on_lost(at(now), true, 1);
             assert!(lane.is_refused(1));
             let until = lane.deadline().unwrap();
             waits.push(until.since(at(now)).as_millis());
@@ -162,7 +162,7 @@ mod tests {
         for _ in 0..3 {
             assert!(!lane.is_refused(3));
             indexes.push(lane.connect(at(0), ID, 3));
-            lane.lost(at(0), true, 3);
+            lane.on_lost(at(0), true, 3);
         }
         assert_eq!(indexes, [0, 1, 2]);
         assert!(lane.is_refused(3));
@@ -173,8 +173,8 @@ mod tests {
     fn a_connection_closed_right_after_the_handshake_is_retried_after_a_delay() {
         let mut lane = Lane::new(at(0), 0);
         lane.connect(at(0), ID, 1);
-        lane.opened(at(0));
-        lane.lost(at(10), false, 1);
+        lane.on_connected(at(0));
+        lane.on_lost(at(10), false, 1);
         assert!(!lane.is_due(at(10)));
         assert!(lane.is_due(at(30)));
     }
@@ -185,7 +185,7 @@ mod tests {
         lane.connect(at(0), ID, 1);
         assert!(!lane.is_late(at(999)));
         assert!(lane.is_late(at(1_000)));
-        lane.opened(at(1_000));
+        lane.on_connected(at(1_000));
         assert!(!lane.is_late(at(9_000)));
     }
 }

@@ -106,7 +106,7 @@ impl Leases {
     }
 
     /// There is a connection to this giver: answers to what was sent before do not come any more.
-    pub fn opened(&mut self, giver: Member) {
+    pub fn on_connected(&mut self, giver: Member) {
         let held = self.held.get_mut(&giver.osd).filter(|held| held.giver == giver);
         match held {
             Some(held) => held.sent.clear(),
@@ -143,7 +143,7 @@ impl Leases {
 
     /// The giver answered a renewal. True if requests may go on now that had to wait before; the
     /// error says how it breaks the protocol.
-    pub fn granted(&mut self, now: Time, giver: OsdId, grant: Grant) -> Result<bool, String> {
+    pub fn on_granted(&mut self, now: Time, giver: OsdId, grant: Grant) -> Result<bool, String> {
         let held = self.held.get_mut(&giver).expect("a connection to it was opened");
         if grant.stamp == 0 || grant.stamp >= held.stamp_next {
             return Err("a grant that nobody asked for".into());
@@ -228,7 +228,7 @@ impl Leases {
     }
 
     /// A holder gives its leases back for good.
-    pub fn surrendered(&mut self, holder: Member) {
+    pub fn on_surrender(&mut self, holder: Member) {
         if let Some(given) = self.given_to(holder) {
             given.until = Time::ZERO;
             given.revoked.clear();
@@ -258,7 +258,7 @@ impl Leases {
     }
 
     /// A newer run of the OSD is known: grants to earlier runs are void.
-    pub fn is_in_run(&mut self, newest: Member) {
+    pub fn on_newer_run(&mut self, newest: Member) {
         if self.given.get(&newest.osd).is_some_and(|given| given.holder < newest) {
             self.given.remove(&newest.osd);
         }

@@ -21,7 +21,7 @@
 //! | `local_store.rs` | the store, and who asked it for what |
 //! | `pg_table.rs` | the PGs, and what they ask |
 //! | `node/pg_lifecycle.rs` | what the map means for this OSD's PGs |
-//! | `link.rs`, `node/monitor.rs` | the connection to a monitor, and what it says |
+//! | `node/monitor.rs` | the connection to a monitor, and what it says |
 //! | `lane.rs`, `peer_connections.rs` | connections with other OSDs |
 //! | `leases.rs` | by whose leave this OSD serves, and to whom it gave its own |
 //! | `space_credits.rs` | space that members promise a primary |
@@ -46,7 +46,6 @@ mod filling;
 mod lane;
 mod leases;
 mod lines;
-mod link;
 mod local_store;
 mod node;
 mod notes;

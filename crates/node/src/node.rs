@@ -17,6 +17,7 @@ use base::planted::{self, Bug};
 use base::{BufferPool, ConnectionId, Duration, OsdId, Time, TraceEvent, Version};
 use blockstore::{BlockKey, NoteKey, Request as StoreRequest};
 use cluster::message::{Need, ToMonitor};
+use cluster::monitor_link::MonitorLink;
 use cluster::settings::Setting;
 use format::door::{CloseReason, NetEffect, NetEvent, Peer, Role};
 use format::wire::{ListedBlock, Member, Message, PeerBody};
@@ -28,7 +29,6 @@ use crate::disk_watch::{DiskWatch, LookStep, Stalls};
 use crate::filling::Budget;
 use crate::leases::{LEASE_DEFAULT, Leases, giver_span};
 use crate::lines::Lines;
-use crate::link::{Link, LinkStage};
 use crate::local_store::{LocalStore, StoreCall};
 use crate::notes::Notes;
 use crate::peer_connections::PeerConnections;
@@ -56,7 +56,7 @@ pub struct Node {
     state: StateLog,
     pub(crate) pgs: PgTable,
     // The monitor.
-    link: Link,
+    link: MonitorLink,
     connections: ConnectionIds,
     reports: ReportSchedule,
     stats: Stats,
@@ -106,8 +106,8 @@ impl Node {
         effects: &mut Vec<Effect>,
     ) -> Node {
         let store = LocalStore::open(settings.store.clone(), pool.clone(), device_size);
-        let link =
-            Link::new(identity.monitors.clone(), settings.reconnect_min, settings.reconnect_max);
+        let Settings { reconnect_min, reconnect_max, .. } = settings;
+        let link = MonitorLink::new(identity.monitors.clone(), reconnect_min, reconnect_max);
         let mut node = Node {
             phase: Phase::Opening,
             store,
@@ -302,11 +302,11 @@ impl Node {
         self.drop_waiting_of(connection);
         self.sessions.close(connection);
         if self.link.connection() == Some(connection) {
-            if self.link.joined().is_some() {
+            if self.link.serving().is_some() {
                 let event = TraceEvent::debug("the connection to the monitor is gone");
                 effects.push(Effect::Trace(event));
             }
-            self.link.lose(now);
+            self.link.on_lost(now);
         }
     }
 
@@ -366,7 +366,7 @@ impl Node {
         self.sessions.forget_silent(now, self.settings.sessions_max);
         self.keep_notes(now);
         let has_gaps = self.cluster.begin_report();
-        if self.link.joined().is_none() {
+        if self.link.serving().is_none() {
             return;
         }
         let Node { cluster, store, pgs, peer_connections, .. } = self;
@@ -382,7 +382,7 @@ impl Node {
     /// Tells the monitor what was done since it was told last, if there is something.
     fn tell_stats(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.stats.at = now + self.cluster.span(Setting::StatsInterval);
-        if self.link.joined().is_none() {
+        if self.link.serving().is_none() {
             return;
         }
         for stats in self.stats.take_untold(&mut self.store, &self.pgs, &self.cluster) {
@@ -495,7 +495,7 @@ impl Node {
                 }
                 StoreCall::ClusterNote => self.notes.on_written(result.is_ok()),
                 StoreCall::StateNote => {
-                    self.state.noted(result.is_ok());
+                    self.state.on_noted(result.is_ok());
                     if result.is_ok() {
                         self.tidy_state(now);
                     }
@@ -530,7 +530,7 @@ impl Node {
         self.leases = Leases::new(now, span);
         self.space_credits = SpaceCredits::new();
         self.reports.set(now + self.report_every());
-        self.link.stage = LinkStage::Down { until: now };
+        self.link.start(now);
         self.move_link(now, effects);
     }
 
@@ -611,7 +611,7 @@ impl Node {
     ) {
         match action {
             Action::Store { call, request } => {
-                self.stats.asked(&request);
+                self.stats.on_asked(&request);
                 self.store.ask(now, StoreCall::Pg(slot, call), request);
             }
             Action::List { call, listing } => {

@@ -150,7 +150,7 @@ impl PeerConnections {
     /// The handshake of one of our connections has passed.
     pub fn on_connected(&mut self, now: Time, osd: OsdId, purpose: Purpose) {
         let follower = self.followers.get_mut(&osd).expect("it has a connection");
-        follower.lane_mut(purpose).opened(now);
+        follower.lane_mut(purpose).on_connected(now);
         if purpose == Purpose::Lease {
             follower.heard_at = now;
         }
@@ -170,7 +170,7 @@ impl PeerConnections {
         let (member, address_count) = (follower.member, follower.address_count);
         let lane = follower.lane_mut(purpose);
         let carried_data = lane.up().is_some() && purpose == Purpose::Data;
-        lane.lost(now, refused, address_count);
+        lane.on_lost(now, refused, address_count);
         Gone::Outgoing { member, carried_data, is_refused: lane.is_refused(address_count) }
     }
 

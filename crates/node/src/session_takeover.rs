@@ -90,7 +90,7 @@ impl SessionTakeovers {
     }
 
     /// The map of a pool has reached a revision.
-    pub fn map_came(&mut self, pool: PoolId, revision: MapRevision) {
+    pub fn on_map(&mut self, pool: PoolId, revision: MapRevision) {
         self.shown.retain(|(of, _), takeover| *of != pool || takeover.revision > revision);
     }
 
@@ -135,9 +135,9 @@ mod tests {
         assert!(!is_held(&session_takeovers, 1, 8));
         assert!(!is_held(&session_takeovers, 2, 6));
         assert!(!is_held(&session_takeovers, 1, 0), "tasks of monitors are nobody's session");
-        session_takeovers.map_came(POOL, MapRevision::new(11));
+        session_takeovers.on_map(POOL, MapRevision::new(11));
         assert!(is_held(&session_takeovers, 1, 6));
-        session_takeovers.map_came(POOL, MapRevision::new(12));
+        session_takeovers.on_map(POOL, MapRevision::new(12));
         assert!(!is_held(&session_takeovers, 1, 6));
     }
 
@@ -149,7 +149,7 @@ mod tests {
         assert!(session_takeovers.show((POOL, image(1)), takeover(7, 14), true));
         session_takeovers.show((POOL, image(1)), takeover(7, 13), true);
         assert!(is_held(&session_takeovers, 1, 5));
-        session_takeovers.map_came(POOL, MapRevision::new(13));
+        session_takeovers.on_map(POOL, MapRevision::new(13));
         assert!(!is_held(&session_takeovers, 1, 5));
     }
 
@@ -166,7 +166,7 @@ mod tests {
         assert!(is_held(&session_takeovers, count + 3, 8));
         assert!(session_takeovers.hold_back(POOL, None, SessionId::new(8)));
         assert_eq!(session_takeovers.shown.len(), TAKEOVER_COUNT_MAX + 1);
-        session_takeovers.map_came(POOL, MapRevision::new(12));
+        session_takeovers.on_map(POOL, MapRevision::new(12));
         assert_eq!(session_takeovers.shown.len(), 1);
         session_takeovers.forget_pool(POOL);
         assert!(!is_held(&session_takeovers, count + 3, 8));
@@ -184,7 +184,7 @@ mod tests {
         }
         assert_eq!(session_takeovers.shown.len(), TAKEOVER_COUNT_MAX + UNKNOWN_COUNT_MAX);
         // The map that comes may be from before the fence.
-        session_takeovers.map_came(pool(2), MapRevision::new(11));
+        session_takeovers.on_map(pool(2), MapRevision::new(11));
         assert!(session_takeovers.hold_back(pool(2), Some(image(5)), SessionId::new(6)));
         assert!(
             session_takeovers.show((POOL, image(9999)), takeover(9, 12), true),

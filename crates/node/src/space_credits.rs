@@ -148,6 +148,7 @@ pub struct SpaceCredits {
 
 impl Credit {
     fn unused(&self) -> u64 {
+        assert!(self.begun_bytes <= self.limit_bytes);
         self.limit_bytes - self.begun_bytes
     }
 }
@@ -202,7 +203,7 @@ impl SpaceCredits {
     // ---- as a holder ----
 
     /// There is a new connection to this giver: what it promised before is given back.
-    pub fn opened(&mut self, giver: Member) {
+    pub fn on_connected(&mut self, giver: Member) {
         match self.credits.get_mut(&giver.osd).filter(|known| known.giver >= giver) {
             Some(credit) => credit.begun_bytes = credit.limit_bytes,
             None => {
@@ -238,7 +239,7 @@ impl SpaceCredits {
     }
 
     /// A giver answered. True if a write may go on now that had to wait.
-    pub fn offered(&mut self, giver: OsdId, offer: Offer) -> bool {
+    pub fn on_offer(&mut self, giver: OsdId, offer: Offer) -> bool {
         let credit = self.credits.get_mut(&giver).expect("a connection to it was opened");
         let has_grown = offer.limit_bytes > credit.limit_bytes;
         credit.limit_bytes = credit.limit_bytes.max(offer.limit_bytes);
@@ -319,6 +320,7 @@ impl SpaceCredits {
 
     /// It was answered.
     pub fn end_own(&mut self, bytes: u64) {
+        assert!(self.own_bytes >= bytes);
         self.own_bytes -= bytes;
         if !std::mem::take(&mut self.is_asking) {
             return;
@@ -351,7 +353,7 @@ impl SpaceCredits {
         lease_until: Time,
         space: Space,
     ) -> Offer {
-        self.is_in_run(holder);
+        self.on_newer_run(holder);
         let limit_bytes = claim.begun_bytes;
         let new = || Promise { holder, claim, limit_bytes, lease_until };
         let promise = self.promises.entry(holder.osd).or_insert_with(new);
@@ -371,14 +373,14 @@ impl SpaceCredits {
     }
 
     /// A newer run of a holder is known: it begins nothing more.
-    pub fn is_in_run(&mut self, newest: Member) {
+    pub fn on_newer_run(&mut self, newest: Member) {
         if self.promises.get(&newest.osd).is_some_and(|promise| promise.holder < newest) {
             self.end_run(newest.osd);
         }
     }
 
     /// A holder has stopped.
-    pub fn surrendered(&mut self, holder: Member) {
+    pub fn on_surrender(&mut self, holder: Member) {
         if self.has_promise(holder) {
             self.end_run(holder.osd);
         }
@@ -395,7 +397,7 @@ impl SpaceCredits {
     }
 
     /// Entries of this OSD have changed: nothing is promised before [`SpaceCredits::demanded`].
-    pub fn entries_changed(&mut self) {
+    pub fn on_entries_changed(&mut self) {
         self.is_demand_old = true;
     }
 
@@ -414,7 +416,7 @@ impl SpaceCredits {
     }
 
     /// What entries ask now; `is_connected`: whether a holder may still ask over an older connection.
-    pub fn demanded(
+    pub fn on_demand(
         &mut self,
         now: Time,
         demand: Option<Demand>,

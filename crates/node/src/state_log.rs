@@ -110,7 +110,7 @@ impl StateLog {
     }
 
     /// A note was written, or refused.
-    pub(crate) fn noted(&mut self, is_done: bool) {
+    pub(crate) fn on_noted(&mut self, is_done: bool) {
         self.open_count -= 1;
         self.is_broken |= !is_done;
     }
@@ -165,7 +165,7 @@ mod tests {
                     false => self.0.insert(key, bytes),
                 };
             }
-            (0..all).for_each(|_| log.noted(true));
+            (0..all).for_each(|_| log.on_noted(true));
         }
 
         fn read(&self) -> StateLog {
@@ -287,7 +287,7 @@ mod tests {
     fn a_refused_note_is_replaced_by_a_whole_copy() {
         let (mut notes, mut log) = written();
         assert_eq!(log.take(part(false, 4, &[("d", 4)], &[])).len(), 1);
-        log.noted(false);
+        log.on_noted(false);
         let requests = log.tidy();
         assert_eq!(requests.len(), 1, "the copy, whole");
         notes.write(&mut log, requests, usize::MAX);

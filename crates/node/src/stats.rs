@@ -109,7 +109,7 @@ impl Stats {
     }
 
     /// An operation ended, or was refused.
-    pub fn ended(&mut self, now: Time, work: Work, outcome: Result<(), &Refusal>) {
+    pub fn on_ended(&mut self, now: Time, work: Work, outcome: Result<(), &Refusal>) {
         let Work { kind, pool, image, bytes, since } = work;
         match outcome {
             Ok(()) => {
@@ -129,7 +129,7 @@ impl Stats {
     }
 
     /// The store is asked.
-    pub fn asked(&mut self, request: &StoreRequest) {
+    pub fn on_asked(&mut self, request: &StoreRequest) {
         match request {
             StoreRequest::Write { key, data, .. } => {
                 self.counters(key.pool, Some(key.image)).stored.count(data.len() as u64);
@@ -151,7 +151,7 @@ impl Stats {
     }
 
     /// The monitor has saved all periods up to this one.
-    pub fn saved(&mut self, sequence: u64) {
+    pub fn on_saved(&mut self, sequence: u64) {
         self.kept.retain(|(_, period)| period.sequence > sequence);
     }
 

@@ -17,7 +17,7 @@ use format::door::{NetEffect, NetEvent};
 
 use crate::cut::volume_size_max;
 use crate::link::Links;
-use crate::monitor_link::{Farewell, MonitorLink};
+use crate::monitor_contact::{Farewell, MonitorContact};
 use crate::part::{Part, RETRY_DELAY_MIN, Stage};
 use crate::request::{Flush, Found, InOrder, Progress, Request, Slice};
 use crate::routes::Routes;
@@ -32,7 +32,7 @@ use crate::{
 pub struct ClientCore {
     pub(crate) settings: Settings,
     pub(crate) pool: BufferPool,
-    pub(crate) monitor: MonitorLink,
+    pub(crate) monitor: MonitorContact,
     pub(crate) routes: Routes,
     links: Links,
     pub(crate) volumes: BTreeMap<VolumeHandle, Volume>,
@@ -60,7 +60,7 @@ impl ClientCore {
     pub fn new(settings: Settings, pool: BufferPool) -> ClientCore {
         assert!(!settings.monitors.is_empty());
         ClientCore {
-            monitor: MonitorLink::new(&settings.monitors),
+            monitor: MonitorContact::new(&settings.monitors),
             settings,
             pool,
             routes: Routes::default(),
@@ -129,21 +129,21 @@ impl ClientCore {
                 effects.push(Effect::Net(NetEffect::Close { connection }));
             }
             NetEvent::Connected { connection, peer } => {
-                if self.monitor.is(connection) {
+                if self.monitor.link.connection() == Some(connection) {
                     self.on_monitor_connected(now, connection, peer, effects);
                 } else {
                     self.on_osd_connected(now, connection, peer, effects);
                 }
             }
             NetEvent::Received { connection, message } => {
-                if self.monitor.is(connection) {
+                if self.monitor.link.connection() == Some(connection) {
                     self.on_monitor_message(now, message, effects);
                 } else {
                     self.on_osd_message(now, connection, message, effects);
                 }
             }
             NetEvent::Closed { connection, reason } => {
-                if self.monitor.is(connection) {
+                if self.monitor.link.connection() == Some(connection) {
                     self.on_monitor_closed(now, reason, effects);
                 } else if let Some(osd) = self.links.forget(connection) {
                     self.on_osd_closed(now, osd);

@@ -18,7 +18,7 @@
 mod core;
 mod cut;
 mod link;
-mod monitor_link;
+mod monitor_contact;
 mod part;
 mod replay;
 mod request;

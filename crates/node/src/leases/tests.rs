@@ -39,11 +39,11 @@ fn pass(giver: &mut Leases, now: Time, holder: Member, revision: u64) -> Option<
 fn a_lease_is_valid_from_sending_for_its_span() {
     let (giver, mut holder) = (member(2, 1), running());
     let holds = |holder: &Leases, now| holder.holds(now, giver, PG, Epoch::new(1));
-    holder.opened(giver);
+    holder.on_connected(giver);
     assert!(!holds(&holder, at(1_000)));
     let stamp = holder.renew(at(1_000), giver.osd);
     let grant = Grant { stamp, valid_ms: 300, lost: Vec::new() };
-    assert_eq!(holder.granted(at(1_250), giver.osd, grant), Ok(true));
+    assert_eq!(holder.on_granted(at(1_250), giver.osd, grant), Ok(true));
     assert!(holds(&holder, at(1_299)));
     assert!(!holds(&holder, at(1_300)), "counted from sending");
     assert!(!holder.holds(at(1_260), member(2, 2), PG, Epoch::new(1)), "another run gave nothing");
@@ -53,7 +53,7 @@ fn a_lease_is_valid_from_sending_for_its_span() {
 #[test]
 fn a_lease_survives_lost_renewals_and_lost_answers_while_others_arrive() {
     let (giver, mut holder) = (member(2, 1), running());
-    holder.opened(giver);
+    holder.on_connected(giver);
     let mut valid_since = None;
     for step in 0..100u64 {
         let now = at(1_000 + step * 100);
@@ -61,7 +61,7 @@ fn a_lease_survives_lost_renewals_and_lost_answers_while_others_arrive() {
         // Two of three are lost.
         if step % 3 == 0 {
             let grant = Grant { stamp, valid_ms: 301, lost: Vec::new() };
-            holder.granted(now, giver.osd, grant).unwrap();
+            holder.on_granted(now, giver.osd, grant).unwrap();
             valid_since.get_or_insert(now);
         }
         assert!(holder.holds(now, giver, PG, Epoch::new(1)), "{now:?}");
@@ -72,35 +72,35 @@ fn a_lease_survives_lost_renewals_and_lost_answers_while_others_arrive() {
 #[test]
 fn a_late_or_repeated_grant_does_not_extend_the_lease() {
     let (giver, mut holder) = (member(2, 1), running());
-    holder.opened(giver);
+    holder.on_connected(giver);
     let first = holder.renew(at(1_000), giver.osd);
     let second = holder.renew(at(1_100), giver.osd);
     let grant = |stamp| Grant { stamp, valid_ms: 300, lost: Vec::new() };
-    assert_eq!(holder.granted(at(1_150), giver.osd, grant(second)), Ok(true));
-    assert_eq!(holder.granted(at(1_390), giver.osd, grant(first)), Ok(false));
-    assert_eq!(holder.granted(at(1_390), giver.osd, grant(second)), Ok(false));
+    assert_eq!(holder.on_granted(at(1_150), giver.osd, grant(second)), Ok(true));
+    assert_eq!(holder.on_granted(at(1_390), giver.osd, grant(first)), Ok(false));
+    assert_eq!(holder.on_granted(at(1_390), giver.osd, grant(second)), Ok(false));
     assert!(holder.holds(at(1_399), giver, PG, Epoch::new(1)));
     assert!(!holder.holds(at(1_400), giver, PG, Epoch::new(1)));
     for wrong in [0, 3, u64::MAX] {
-        assert!(holder.granted(at(1_400), giver.osd, grant(wrong)).is_err(), "{wrong}");
+        assert!(holder.on_granted(at(1_400), giver.osd, grant(wrong)).is_err(), "{wrong}");
     }
 }
 
 #[test]
 fn a_grant_of_an_earlier_connection_is_ignored() {
     let (giver, mut holder) = (member(2, 1), running());
-    holder.opened(giver);
+    holder.on_connected(giver);
     let stamp = holder.renew(at(1_000), giver.osd);
-    holder.opened(giver);
+    holder.on_connected(giver);
     let grant = Grant { stamp, valid_ms: 300, lost: Vec::new() };
-    assert_eq!(holder.granted(at(1_010), giver.osd, grant.clone()), Ok(false));
+    assert_eq!(holder.on_granted(at(1_010), giver.osd, grant.clone()), Ok(false));
     assert!(!holder.holds(at(1_010), giver, PG, Epoch::new(1)));
     // A lease of the same run outlives its connection, one of another run does not.
     let stamp = holder.renew(at(1_020), giver.osd);
-    holder.granted(at(1_030), giver.osd, Grant { stamp, ..grant }).unwrap();
-    holder.opened(giver);
+    holder.on_granted(at(1_030), giver.osd, Grant { stamp, ..grant }).unwrap();
+    holder.on_connected(giver);
     assert!(holder.holds(at(1_040), giver, PG, Epoch::new(1)));
-    holder.opened(member(2, 2));
+    holder.on_connected(member(2, 2));
     assert!(!holder.holds(at(1_040), giver, PG, Epoch::new(1)));
     assert!(!holder.holds(at(1_040), member(2, 2), PG, Epoch::new(1)));
 }
@@ -147,9 +147,9 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
     );
     // The holder has that grant, and may not use it for this PG.
     let mut holder = running();
-    holder.opened(me);
+    holder.on_connected(me);
     let stamp = holder.renew(at(1_100), me.osd);
-    holder.granted(at(1_110), me.osd, Grant { stamp, ..grant }).unwrap();
+    holder.on_granted(at(1_110), me.osd, Grant { stamp, ..grant }).unwrap();
     assert!(!holder.holds(at(1_120), me, PG, before.epoch));
     assert!(holder.holds(at(1_120), me, PG, newest.epoch), "it is for the newest epoch");
     let other = PgId { number: 4, ..PG };
@@ -165,10 +165,10 @@ fn what_is_revoked_is_not_granted_again_until_the_holder_knows() {
 #[test]
 fn a_pg_that_is_granted_again_wakes_waiting_requests() {
     let (giver, mut holder) = (member(2, 1), running());
-    holder.opened(giver);
+    holder.on_connected(giver);
     let say = |holder: &mut Leases, now, lost: Vec<(PgId, Epoch)>| {
         let stamp = holder.renew(now, giver.osd);
-        holder.granted(now, giver.osd, Grant { stamp, valid_ms: 300, lost })
+        holder.on_granted(now, giver.osd, Grant { stamp, valid_ms: 300, lost })
     };
     assert_eq!(say(&mut holder, at(1_000), vec![(PG, Epoch::new(6))]), Ok(true));
     assert_eq!(say(&mut holder, at(1_100), vec![(PG, Epoch::new(6))]), Ok(false));
@@ -204,7 +204,7 @@ fn a_primary_does_not_wait_for_its_own_run_but_for_its_earlier_ones() {
     let restarted = entry(7, &[member(1, 2), me]);
     assert!(giver.is_revoked_until(at(1_010), &restarted).is_some());
     // A newer run of its process: the one before is gone.
-    giver.is_in_run(member(1, 2));
+    giver.on_newer_run(member(1, 2));
     assert_eq!(giver.is_revoked_until(at(1_010), &restarted), None);
 }
 
@@ -243,11 +243,11 @@ fn leases_that_were_given_back_are_not_waited_out() {
         let mut giver = running();
         pass(&mut giver, at(1_000), old, 50).unwrap();
         if surrenders_first {
-            giver.surrendered(old);
+            giver.on_surrender(old);
             giver.revoke(&before, &newest);
         } else {
             giver.revoke(&before, &newest);
-            giver.surrendered(old);
+            giver.on_surrender(old);
         }
         assert_eq!(giver.is_revoked_until(at(1_010), &newest), None);
     }
@@ -281,7 +281,7 @@ fn two_primaries_never_serve_at_the_same_time() {
         let rates = [below(201) + 900, below(201) + 900];
         let clock = |rate: u64, real_us: u64| Time::from_nanos(real_us * rate);
         let (mut holder, mut giver) = (running(), running());
-        holder.opened(me);
+        holder.on_connected(me);
         // Messages on their way: when they arrive, and what they say.
         let mut renewals: VecDeque<(u64, u64)> = VecDeque::new();
         let mut grants: VecDeque<(u64, Grant)> = VecDeque::new();
@@ -307,7 +307,7 @@ fn two_primaries_never_serve_at_the_same_time() {
             }
             while grants.front().is_some_and(|(at, _)| *at <= real) {
                 let (_, grant) = grants.pop_front().unwrap();
-                holder.granted(now_holder, me.osd, grant).unwrap();
+                holder.on_granted(now_holder, me.osd, grant).unwrap();
             }
             if knows && giver.is_revoked_until(now_giver, &newest).is_none() {
                 begins_at.get_or_insert(real);

@@ -2,12 +2,13 @@
 
 use base::{ConnectionId, Incarnation, Time, TraceEvent};
 use cluster::message::{FromMonitor, ToMonitor};
+use cluster::monitor_link::LinkStep;
 use cluster::settings::Setting;
 use format::door::{NetEffect, Peer, Role};
 use format::wire::Message;
 
 use super::Node;
-use crate::link::LinkStep;
+
 use crate::state_rollback::{RECOVERY_SPAN, known_state, seen};
 use crate::{Effect, StopReason};
 
@@ -25,8 +26,7 @@ impl Node {
         if !is_ours || !matches!(peer.role, Role::Monitor(_)) {
             return self.hang_up(now, connection, effects);
         }
-        self.link.connected(now);
-        self.link.booting(connection, now + self.settings.boot_max);
+        self.link.on_connected(now, Some(now + self.settings.boot_max));
         let boot = ToMonitor::OsdBoot {
             osd: self.identity.osd,
             store: self.identity.store.clone(),
@@ -52,12 +52,12 @@ impl Node {
         text: &str,
         effects: &mut Vec<Effect>,
     ) {
-        self.link.word(now);
+        self.link.on_message(now);
         // What a newer monitor says and we do not know is not for us.
         let Ok(message) = serde_json::from_str::<FromMonitor>(text) else { return };
         match message {
             FromMonitor::OsdBooted { incarnation } => {
-                self.on_booted(now, connection, incarnation, effects);
+                self.on_booted(now, incarnation, effects);
             }
             FromMonitor::OsdRefused { error } => {
                 let event = TraceEvent::error("the monitor refuses this OSD");
@@ -95,7 +95,7 @@ impl Node {
                 let told_every = self.cluster.span(Setting::StatsInterval);
                 self.stats.at = self.stats.at.min(now + told_every);
             }
-            FromMonitor::StatsSaved { sequence } => self.stats.saved(sequence),
+            FromMonitor::StatsSaved { sequence } => self.stats.on_saved(sequence),
             // It was a word of the monitor, which is all that was asked for.
             FromMonitor::Pong => {}
             // Answers to questions that an OSD does not ask.
@@ -111,14 +111,8 @@ impl Node {
         }
     }
 
-    fn on_booted(
-        &mut self,
-        now: Time,
-        connection: ConnectionId,
-        incarnation: Incarnation,
-        effects: &mut Vec<Effect>,
-    ) {
-        self.link.join(connection);
+    fn on_booted(&mut self, now: Time, incarnation: Incarnation, effects: &mut Vec<Effect>) {
+        self.link.on_served();
         if self.cluster.join(incarnation) {
             effects.push(Effect::Joined { incarnation });
             let event = TraceEvent::info("joined the cluster");
@@ -135,10 +129,10 @@ impl Node {
 
     /// A recovery of the state begins with what OSDs know.
     fn tell_all(&mut self, now: Time, connection: ConnectionId, effects: &mut Vec<Effect>) {
-        if self.link.connection() != Some(connection) || self.link.joined().is_some() {
+        if self.link.connection() != Some(connection) || self.link.serving().is_some() {
             return;
         }
-        self.link.booting(connection, now + RECOVERY_SPAN);
+        self.link.await_answer(now + RECOVERY_SPAN);
         let mut parts = known_state(&self.store, &self.cluster, &self.notes, self.state.copy());
         let last = parts.pop();
         for part in parts {

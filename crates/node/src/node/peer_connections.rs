@@ -54,8 +54,8 @@ impl Node {
         match purpose {
             Purpose::Data => self.on_follower_connected(now, member, effects),
             Purpose::Lease => {
-                self.leases.opened(member);
-                self.space_credits.opened(member);
+                self.leases.on_connected(member);
+                self.space_credits.on_connected(member);
                 self.renew(now, member.osd, true, effects);
             }
         }
@@ -272,11 +272,11 @@ impl Node {
         };
         self.peer_connections.on_granted(now, giver.osd);
         let grant = Grant { stamp, valid_ms, lost };
-        if self.leases.granted(now, giver.osd, grant)? {
+        if self.leases.on_granted(now, giver.osd, grant)? {
             self.requests.review();
         }
         let offer = Offer { limit_bytes, share_bytes, is_full };
-        if self.space_credits.offered(giver.osd, offer) {
+        if self.space_credits.on_offer(giver.osd, offer) {
             self.requests.on_space();
         }
         let cluster = &self.cluster;
@@ -320,8 +320,8 @@ impl Node {
                 Ok(())
             }
             LeaseMessage::Surrender => {
-                self.leases.surrendered(holder);
-                self.space_credits.surrendered(holder);
+                self.leases.on_surrender(holder);
+                self.space_credits.on_surrender(holder);
                 self.release(now, effects);
                 Ok(())
             }

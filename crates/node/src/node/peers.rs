@@ -65,6 +65,7 @@ impl Node {
             // Something keeps this OSD from its part: the primary may know what.
             return if is_query { self.decline(slot, connection, epoch, effects) } else { Ok(()) };
         }
+        assert!(self.pgs[slot].entry().is_some_and(|entered| entered.epoch == epoch));
         if !is_query && !self.peers.is_heard_over(pg, epoch, connection) {
             return Err("it goes on over another connection than that of its query".into());
         }

@@ -37,7 +37,7 @@ impl Node {
         self.notes.map_changed();
         for pool in pools {
             if let Some(known) = self.cluster.pool(pool) {
-                self.sessions.takeovers.map_came(pool, known.revision);
+                self.sessions.takeovers.on_map(pool, known.revision);
             }
             self.review_pool(now, pool, effects);
         }
@@ -86,8 +86,8 @@ impl Node {
         }
         for osd in self.cluster.osds() {
             let newest = Member { osd: osd.id, incarnation: osd.incarnation };
-            self.leases.is_in_run(newest);
-            self.space_credits.is_in_run(newest);
+            self.leases.on_newer_run(newest);
+            self.space_credits.on_newer_run(newest);
         }
     }
 
@@ -100,7 +100,7 @@ impl Node {
     /// Tells which revisions are applied, once nothing of a fenced session is under way.
     pub(super) fn send_saw(&mut self, effects: &mut Vec<Effect>) {
         if !self.cluster.is_saw_due()
-            || self.link.joined().is_none()
+            || self.link.serving().is_none()
             || self.fenced_session_is_served()
         {
             return;
@@ -271,7 +271,7 @@ impl Node {
         self.leases.revoke(before, newest);
         let primary = before.primary_osd().and_then(|osd| self.cluster.osd(osd));
         if let Some(primary) = primary {
-            self.leases.is_in_run(Member { osd: primary.id, incarnation: primary.incarnation });
+            self.leases.on_newer_run(Member { osd: primary.id, incarnation: primary.incarnation });
         }
     }
 

@@ -29,7 +29,7 @@ impl Node {
         if self.reclaim.is_under_way() || self.store.is_congested() {
             return;
         }
-        let has_joined = self.link.joined().is_some();
+        let has_joined = self.link.serving().is_some();
         let Node { store, cluster, notes, pgs, reclaim, .. } = self;
         let holdings = Holdings { store, cluster, notes, pgs };
         if reclaim.begin(now, holdings, has_joined) {

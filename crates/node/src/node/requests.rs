@@ -128,7 +128,7 @@ impl Node {
             Verdict::Wait => self.refuse(connection, &request, Refusal::Busy, effects),
             Verdict::Refuse(refusal) => {
                 if let Some(work) = work_of(&request, since) {
-                    self.stats.ended(now, work, Err(&refusal));
+                    self.stats.on_ended(now, work, Err(&refusal));
                 }
                 self.refuse(connection, &request, refusal, effects);
             }
@@ -248,7 +248,7 @@ impl Node {
     ) {
         let scope = self.scope_of(&request);
         let work = work_of(&request, since);
-        self.budget.client_came();
+        self.budget.on_request();
         let Request { session, sequence, op, .. } = request;
         let bytes = size_of(&op);
         let binding = self.sessions.start(connection, session);
@@ -296,12 +296,13 @@ impl Node {
             *newest = self.cluster.pg(scope.pg).cloned();
         }
         if let Some(work) = work {
-            self.stats.ended(now, work, outcome.as_ref().map(|_| ()));
+            self.stats.on_ended(now, work, outcome.as_ref().map(|_| ()));
         }
         if self.sessions.end(session, binding) {
             self.requests.review();
         }
         if let Some(link) = self.sessions.connection(connection) {
+            assert!(link.open_count > 0);
             link.open_count -= 1;
             reply(connection, session, sequence, outcome, effects);
         }
@@ -317,6 +318,7 @@ impl Node {
     ) {
         self.requests.on_refusal(request);
         if let Some(link) = self.sessions.connection(connection) {
+            assert!(link.open_count > 0);
             link.open_count -= 1;
             reply(connection, request.session, request.sequence, Err(refusal), effects);
         }
@@ -371,6 +373,7 @@ impl Node {
         let Node { requests, sessions, .. } = self;
         requests.drop_waiting(is_dropped, |connection| {
             if let Some(link) = sessions.connection(connection) {
+                assert!(link.open_count > 0);
                 link.open_count -= 1;
             }
         });

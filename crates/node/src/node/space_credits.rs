@@ -19,7 +19,7 @@ impl Node {
         let pools = self.cluster.pools().filter(|(_, known)| known.pgs.iter().any(has_part));
         let sizes: Vec<BlockSize> = pools.map(|(_, known)| known.pool.block_size).collect();
         self.store.expect_blocks(sizes.into_iter());
-        self.space_credits.entries_changed();
+        self.space_credits.on_entries_changed();
     }
 
     /// Whether all members of the PG in `slot` have space for a write of so many bytes.
@@ -92,7 +92,7 @@ impl Node {
         if self.space_credits.is_demand_due() {
             let demand = self.space_credits.demand_of(&self.cluster, &self.notes, &self.pgs);
             let connections = &self.peer_connections;
-            self.space_credits.demanded(now, demand, |osd| connections.has_holder(osd));
+            self.space_credits.on_demand(now, demand, |osd| connections.has_holder(osd));
         }
     }
 }

@@ -42,7 +42,7 @@ fn demand(primary_count: u32, earlier_runs: &[(u64, Member)]) -> Demand {
 /// A giver whose PGs are all active, led by so many primaries.
 fn giver_with(primary_count: u32) -> SpaceCredits {
     let mut credits = SpaceCredits::new();
-    credits.demanded(Time::ZERO, Some(demand(primary_count, &[])), |_| true);
+    credits.on_demand(Time::ZERO, Some(demand(primary_count, &[])), |_| true);
     credits
 }
 
@@ -56,11 +56,11 @@ fn renew(
 ) -> Offer {
     let to = member(9, 1);
     if !holder.credits.contains_key(&to.osd) {
-        holder.opened(to);
+        holder.on_connected(to);
     }
     let claim = holder.claim(to.osd, owed, true);
     let offer = giver.offer(at(0), from, claim, at(SPAN_MS), space_of(free));
-    holder.offered(to.osd, offer);
+    holder.on_offer(to.osd, offer);
     offer
 }
 
@@ -103,7 +103,7 @@ fn a_holder_that_used_all_at_once_asks_again_when_writes_were_answered() {
             holder.end_own(answered);
         }
         let offer = giver.offer(at(0), from, claim, at(SPAN_MS), space_of(512 * MIB));
-        holder.offered(to, offer)
+        holder.on_offer(to, offer)
     };
     assert!(!ask(&mut holder, 64 * MIB, 0), "all of it is on its way");
     assert_eq!(holder.at(to, WRITE), Verdict::Unknown);
@@ -120,7 +120,7 @@ fn each_of_many_primaries_gets_four_blocks_while_there_is_space() {
     for (free, each, is_full) in [(400, 4, false), (100, 2, false), (49, 0, true)] {
         for osd in 1..=50 {
             let mut holder = SpaceCredits::new();
-            giver.is_in_run(member(osd, free));
+            giver.on_newer_run(member(osd, free));
             let offer = renew(&mut holder, &mut giver, member(osd, free), 0, free * WRITE);
             assert_eq!(begin_all(&mut holder), each, "of {free}");
             assert_eq!(offer.is_full, is_full);
@@ -145,7 +145,7 @@ fn with_more_primaries_each_gives_back_what_exceeds_its_share() {
     let (mut giver, mut one, mut other) = (giver_with(1), SpaceCredits::new(), SpaceCredits::new());
     let first = renew(&mut one, &mut giver, member(1, 1), 0, 80 * MIB);
     assert_eq!(first.limit_bytes, 64 * MIB);
-    giver.demanded(at(1), Some(demand(8, &[])), |_| true);
+    giver.on_demand(at(1), Some(demand(8, &[])), |_| true);
     let offer = renew(&mut other, &mut giver, member(2, 1), 0, 80 * MIB);
     assert_eq!(offer.limit_bytes, 10 * MIB, "an eighth of what is left");
     assert_eq!(giver.unpromised(space_of(80 * MIB)), 6 * MIB);
@@ -191,7 +191,7 @@ fn nothing_is_promised_before_all_entries_are_known() {
     let offer = renew(&mut holder, &mut giver, member(1, 1), 0, 512 * MIB);
     assert_eq!((offer.limit_bytes, offer.is_full), (0, false));
     assert_eq!(giver.here(at(0), space_of(512 * MIB), WRITE), Verdict::Unknown);
-    giver.demanded(at(0), Some(demand(1, &[])), |_| true);
+    giver.on_demand(at(0), Some(demand(1, &[])), |_| true);
     assert_eq!(renew(&mut holder, &mut giver, member(1, 1), 0, 512 * MIB).limit_bytes, 64 * MIB);
 }
 
@@ -202,19 +202,19 @@ fn what_earlier_runs_promised_is_kept_free_once_however_often_they_restart() {
     let waiting = demand(1, &[(3, member(1, 1))]);
     for _ in 0..20 {
         giver = SpaceCredits::new();
-        giver.demanded(at(0), Some(waiting.clone()), |_| true);
+        giver.on_demand(at(0), Some(waiting.clone()), |_| true);
     }
     for run in 1..20 {
         let claim = Claim { begun_bytes: 0, owed_bytes: 0 };
         giver.offer(at(0), member(1, run), claim, at(SPAN_MS), space_of(512 * MIB));
-        giver.demanded(at(0), Some(waiting.clone()), |_| true);
+        giver.on_demand(at(0), Some(waiting.clone()), |_| true);
     }
     assert_eq!(giver.unpromised(space_of(512 * MIB)), (512 - 64 - 64) * MIB);
     // Where it takes all that is left, writes wait, and not for ever.
     let space = space_of(64 * MIB + WRITE / 2);
     assert_eq!(giver.here(at(0), space, WRITE / 2), Verdict::Unknown);
     assert_eq!(giver.here(at(10_000), space, WRITE / 2), Verdict::Full);
-    giver.demanded(at(10_000), Some(demand(1, &[])), |_| true);
+    giver.on_demand(at(10_000), Some(demand(1, &[])), |_| true);
     assert_eq!(giver.here(at(10_000), space, WRITE / 2), Verdict::Enough);
 }
 
@@ -224,18 +224,18 @@ fn a_holder_that_leads_nothing_here_holds_nothing_once_it_cannot_begin_a_write()
     renew(&mut holder, &mut giver, member(1, 1), WRITE, 256 * MIB);
     let none = || Some(demand(0, &[]));
     let left = |giver: &SpaceCredits| 256 * MIB - giver.unpromised(space_of(256 * MIB));
-    giver.demanded(at(SPAN_MS - 1), none(), |_| false);
+    giver.on_demand(at(SPAN_MS - 1), none(), |_| false);
     assert_eq!(left(&giver), 64 * MIB, "it has a lease");
     assert!(giver.is_demand_due(), "that it has none tells only time");
-    giver.demanded(at(SPAN_MS), none(), |_| true);
+    giver.on_demand(at(SPAN_MS), none(), |_| true);
     assert_eq!(left(&giver), 64 * MIB, "it may ask over its old connection");
     assert!(giver.is_demand_due());
-    giver.demanded(at(SPAN_MS), none(), |_| false);
+    giver.on_demand(at(SPAN_MS), none(), |_| false);
     assert_eq!(left(&giver), 0);
     assert!(!giver.is_demand_due());
     // It asks again over a new one, and brings nothing of what it had.
-    holder.opened(member(9, 1));
-    giver.demanded(at(SPAN_MS), Some(demand(1, &[])), |_| true);
+    holder.on_connected(member(9, 1));
+    giver.on_demand(at(SPAN_MS), Some(demand(1, &[])), |_| true);
     renew(&mut holder, &mut giver, member(1, 1), 0, 16 * MIB);
     assert_eq!(begin_all(&mut holder), 16 * MIB / WRITE);
 }
@@ -330,7 +330,7 @@ impl Run {
         let over = self.holders.iter().filter(is_over);
         let runs = over.map(|holder| (holder.record.0, Some(holder.record.1)));
         let demand = Demand { earlier_runs: runs.collect(), ..demand(3, &[]) };
-        self.giver.demanded(self.now, Some(demand), |_| true);
+        self.giver.on_demand(self.now, Some(demand), |_| true);
     }
 
     fn break_epoch(&mut self, index: usize) {
@@ -346,7 +346,7 @@ impl Run {
         let giver = member(9, self.giver_run);
         let holder = &mut self.holders[index];
         if !std::mem::replace(&mut holder.is_connected, true) {
-            holder.credits.opened(giver);
+            holder.credits.on_connected(giver);
         }
         let owed = (holder.writes + holder.lost) * WRITE;
         let is_timely = self.random.below(2) == 0;
@@ -375,7 +375,7 @@ impl Run {
             30..45 => {
                 let holder = &mut self.holders[index];
                 if let Some(offer) = holder.offers.pop_front() {
-                    holder.credits.offered(giver.osd, offer);
+                    holder.credits.on_offer(giver.osd, offer);
                 }
             }
             45..70 => {
@@ -411,7 +411,7 @@ impl Run {
                 let run = holder.member.incarnation.get() + 1;
                 holder.member.incarnation = Incarnation::new(run);
                 holder.credits = SpaceCredits::new();
-                self.giver.is_in_run(holder.member);
+                self.giver.on_newer_run(holder.member);
             }
             98 if self.random.below(6) == 0 => {
                 // The giver's process dies, and forgets; its own writes reached its journal.
@@ -422,7 +422,7 @@ impl Run {
                 self.giver_run += 1;
                 // Nothing is begun without a lease of the new run, and so a connection to it.
                 let giver = member(9, self.giver_run);
-                self.holders.iter_mut().for_each(|holder| holder.credits.opened(giver));
+                self.holders.iter_mut().for_each(|holder| holder.credits.on_connected(giver));
             }
             _ => {}
         }
@@ -455,10 +455,10 @@ fn every_begun_write_fits_whatever_messages_are_lost() {
             run.now = run.now + Duration::from_secs(1);
             run.review();
             for holder in &mut run.holders {
-                holder.credits.opened(to);
+                holder.credits.on_connected(to);
                 let claim = holder.credits.claim(to.osd, 0, true);
                 let offer = run.giver.offer(run.now, holder.member, claim, run.now, space);
-                holder.credits.offered(to.osd, offer);
+                holder.credits.on_offer(to.osd, offer);
                 is_served |= holder.credits.at(to.osd, WRITE) == Verdict::Enough;
             }
         }

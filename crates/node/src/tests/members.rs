@@ -515,8 +515,8 @@ fn a_write_is_refused_while_a_member_is_full_and_a_deletion_is_not() {
     let node = cluster.hosts[0].node.as_mut().unwrap();
     // It uses all that it was promised, and is told that there is no more.
     let known = format::wire::Member { osd: giver, incarnation: Incarnation::new(1) };
-    node.space_credits.opened(known);
-    node.space_credits.offered(
+    node.space_credits.on_connected(known);
+    node.space_credits.on_offer(
         giver,
         crate::space_credits::Offer { limit_bytes: 0, share_bytes: 0, is_full: true },
     );

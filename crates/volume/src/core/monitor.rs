@@ -1,13 +1,13 @@
 //! The connection to a monitor: the map and the sessions come over it. I/O goes on without it.
 
 use base::{ConnectionId, SessionId, Time, TraceEvent};
-use cluster::heartbeat::Beat;
 use cluster::message::{Failure, FromMonitor, ToMonitor};
+use cluster::monitor_link::LinkStep;
 use format::door::{CloseReason, NetEffect, Peer, Role};
 use format::wire::Message;
 
 use super::ClientCore;
-use crate::monitor_link::{Farewell, MonitorState};
+use crate::monitor_contact::Farewell;
 use crate::timers::Timer;
 use crate::volume::Attachment;
 use crate::{Attached, Effect, VolumeHandle};
@@ -25,15 +25,16 @@ impl ClientCore {
             client: self.settings.client.clone(),
         };
         self.need_monitor(now, effects);
-        if matches!(self.monitor.state, MonitorState::Open { .. }) {
+        if self.monitor.link.open().is_some() {
             self.tell_monitor(&message, effects);
         }
     }
 
     /// Connects to a monitor, unless that is done or under way.
     pub(crate) fn need_monitor(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        if self.monitor.state == MonitorState::Idle {
-            self.connect_monitor(now, effects);
+        if self.monitor.link.is_idle() {
+            self.monitor.link.start(now);
+            self.move_monitor_link(now, effects);
         }
     }
 
@@ -46,7 +47,7 @@ impl ClientCore {
         effects: &mut Vec<Effect>,
     ) {
         self.farewells.push(Farewell { session, unanswered, last_ask: self.last_ask });
-        if matches!(self.monitor.state, MonitorState::Open { .. }) {
+        if self.monitor.link.open().is_some() {
             self.tell_monitor(&ToMonitor::CloseSession { session, unanswered }, effects);
         }
     }
@@ -54,7 +55,9 @@ impl ClientCore {
     /// Tells the monitor how much of what the volume was told done waits for room in its pool, if that is
     /// new: for `status`.
     pub(crate) fn tell_waiting(&mut self, handle: VolumeHandle, effects: &mut Vec<Effect>) {
-        let MonitorState::Open { .. } = self.monitor.state else { return };
+        if self.monitor.link.open().is_none() {
+            return;
+        }
         let volume = self.volumes.get_mut(&handle).expect("the caller knows it");
         let waiting_bytes = volume.waiting_bytes();
         if std::mem::replace(&mut volume.told_waiting, waiting_bytes) == waiting_bytes {
@@ -74,7 +77,7 @@ impl ClientCore {
     /// Where monitors listen, if one of them said so and it is another list than the one taken before:
     /// for those who start later.
     pub fn take_monitors(&mut self) -> Option<Vec<String>> {
-        self.monitor.reconnect.take_told()
+        self.monitor.link.take_told()
     }
 
     /// The monitor answered an ask: it has heard what it was told before that.
@@ -82,39 +85,36 @@ impl ClientCore {
         self.farewells.retain(|farewell| farewell.last_ask >= answered);
     }
 
-    fn connect_monitor(&mut self, now: Time, effects: &mut Vec<Effect>) {
-        let (address, until) = self.monitor.reconnect.connect(now);
-        let connection = self.next_connection();
-        self.monitor.state = MonitorState::Connecting { connection };
-        self.set_alarm(until);
-        effects.push(Effect::Net(NetEffect::Connect { connection, address }));
-    }
-
-    /// `Timer::Monitor` rings then, and not before.
-    fn set_alarm(&mut self, at: Time) {
-        if let Some(before) = self.monitor.alarm.replace(at) {
+    /// Sets `Timer::Monitor` to when the link is due.
+    fn set_monitor_alarm(&mut self) {
+        if let Some(before) = self.monitor.alarm.take() {
             self.timers.disarm(before, Timer::Monitor);
         }
-        self.timers.arm(at, Timer::Monitor);
+        self.monitor.alarm = self.monitor.link.deadline();
+        if let Some(at) = self.monitor.alarm {
+            self.timers.arm(at, Timer::Monitor);
+        }
     }
 
     /// `Timer::Monitor` rings.
     pub(crate) fn on_monitor_alarm(&mut self, now: Time, effects: &mut Vec<Effect>) {
         self.monitor.alarm = None;
-        match self.monitor.state {
-            MonitorState::Idle => unreachable!("nothing is waited for before the first connection"),
-            MonitorState::Waiting => self.connect_monitor(now, effects),
-            MonitorState::Connecting { connection } => self.leave_monitor(now, connection, effects),
-            MonitorState::Open { connection } => match self.monitor.heartbeat.beat(now) {
-                Some(Beat::Silent) => self.leave_monitor(now, connection, effects),
-                beat => {
-                    if beat == Some(Beat::Ask) {
-                        self.tell_monitor(&ToMonitor::Ping, effects);
-                    }
-                    self.set_alarm(self.monitor.heartbeat.due());
-                }
-            },
+        self.move_monitor_link(now, effects);
+    }
+
+    /// Does what is due on the link to the monitor.
+    fn move_monitor_link(&mut self, now: Time, effects: &mut Vec<Effect>) {
+        match self.monitor.link.step(now) {
+            Some(LinkStep::Connect { address, until }) => {
+                let connection = self.next_connection();
+                self.monitor.link.connecting(connection, until);
+                effects.push(Effect::Net(NetEffect::Connect { connection, address }));
+            }
+            Some(LinkStep::Ask) => self.tell_monitor(&ToMonitor::Ping, effects),
+            Some(LinkStep::HangUp { connection }) => self.leave_monitor(now, connection, effects),
+            None => {}
         }
+        self.set_monitor_alarm();
     }
 
     pub(crate) fn on_monitor_connected(
@@ -128,9 +128,8 @@ impl ClientCore {
             self.leave_monitor(now, connection, effects);
             return;
         }
-        self.monitor.state = MonitorState::Open { connection };
-        self.monitor.heartbeat.begin(now);
-        self.set_alarm(self.monitor.heartbeat.due());
+        self.monitor.link.on_connected(now, None);
+        self.set_monitor_alarm();
         self.monitor.untrusted_count = 0;
         let have = self.routes.revisions();
         self.tell_monitor(&ToMonitor::Subscribe { have }, effects);
@@ -166,9 +165,8 @@ impl ClientCore {
             effects.push(Effect::Trace(TraceEvent::warn(what)));
         }
         self.monitor.resubscribed = false;
-        self.monitor.state = MonitorState::Waiting;
-        let until = self.monitor.reconnect.lost(now);
-        self.set_alarm(until);
+        self.monitor.link.on_lost(now);
+        self.set_monitor_alarm();
         if let CloseReason::Untrusted(why) = reason {
             self.monitor.untrusted_count += 1;
             if self.monitor.untrusted_count >= self.settings.monitors.len() {
@@ -203,7 +201,7 @@ impl ClientCore {
         message: Message,
         effects: &mut Vec<Effect>,
     ) {
-        let MonitorState::Open { connection } = self.monitor.state else { return };
+        let Some(connection) = self.monitor.link.open() else { return };
         let parsed = match &message {
             Message::Control(text) => serde_json::from_str::<FromMonitor>(text).ok(),
             _ => None,
@@ -212,9 +210,9 @@ impl ClientCore {
             self.leave_monitor(now, connection, effects);
             return;
         };
-        self.monitor.heartbeat.word(now);
+        self.monitor.link.on_message(now);
         if message != FromMonitor::Pong {
-            self.monitor.reconnect.served();
+            self.monitor.link.on_served();
             if !std::mem::replace(&mut self.monitor.is_told, true) {
                 effects.push(Effect::Trace(TraceEvent::info("a monitor answers")));
             }
@@ -235,7 +233,7 @@ impl ClientCore {
                 self.end_fenced(effects);
                 self.on_map_changed(now, effects);
             }
-            FromMonitor::Monitors { addresses } => self.monitor.reconnect.learn(addresses),
+            FromMonitor::Monitors { addresses } => self.monitor.link.learn(addresses),
             FromMonitor::SessionOpened { request, session, image, locked, lazy, reign } => {
                 self.drop_farewells(request);
                 match self.opening(request) {
@@ -291,9 +289,7 @@ impl ClientCore {
     }
 
     fn tell_monitor(&mut self, message: &ToMonitor, effects: &mut Vec<Effect>) {
-        let MonitorState::Open { connection } = self.monitor.state else {
-            unreachable!("only a connected monitor is told")
-        };
+        let connection = self.monitor.link.open().expect("only a connected monitor is told");
         let text = serde_json::to_string(message).expect("our own types are JSON");
         let message = Message::Control(text);
         effects.push(Effect::Net(NetEffect::Send { connection, message }));

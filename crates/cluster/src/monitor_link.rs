@@ -1,0 +1,273 @@
+//! The connection of an OSD or a client to a monitor: one at a time, and how far it has come.
+//!
+//! ```text
+//!   Idle ── start ──▶ Down ── time ──▶ Connecting ── handshake ──▶ Open ── served ──▶ Open, nothing awaited
+//!                      ▲                   │ timeout                 │ silence, timeout
+//!                      └───────────────────┴─────────────────────────┘
+//! ```
+//!
+//! I/O goes on while there is no connection.
+//!
+//! Invariants
+//!   1. At most one connection exists or is being made.
+//!   2. After each loss another address is tried, after a delay that grows until a monitor serves.
+
+use base::{ConnectionId, Duration, Time};
+
+use crate::heartbeat::{Beat, Heartbeat};
+use crate::reconnect::Reconnect;
+
+/// The connection to a monitor.
+pub struct MonitorLink {
+    reconnect: Reconnect,
+    stage: Stage,
+    heartbeat: Heartbeat,
+}
+
+/// How far the connection has come. Top to bottom is the order in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// No monitor is wanted.
+    Idle,
+    /// Waits until the next attempt is due.
+    Down { until: Time },
+    /// Waits for the handshake.
+    Connecting { connection: ConnectionId, until: Time },
+    /// Messages may be sent. An answer is awaited until then; `None`: the monitor serves.
+    Open { connection: ConnectionId, answer_by: Option<Time> },
+}
+
+/// What the owner is to do now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkStep {
+    /// Connect to this address, and say so by [`MonitorLink::connecting`].
+    Connect {
+        /// Of a monitor.
+        address: String,
+        /// When the attempt times out.
+        until: Time,
+    },
+    /// Ask the monitor for a sign of life.
+    Ask,
+    /// Close this connection: it timed out.
+    HangUp {
+        /// Which.
+        connection: ConnectionId,
+    },
+}
+
+impl MonitorLink {
+    /// A link that is idle. Requires: at least one address.
+    pub fn new(addresses: Vec<String>, delay_min: Duration, delay_max: Duration) -> MonitorLink {
+        MonitorLink {
+            reconnect: Reconnect::new(addresses, delay_min, delay_max),
+            stage: Stage::Idle,
+            heartbeat: Heartbeat::default(),
+        }
+    }
+
+    // ---- addresses
+
+    /// Takes the addresses of all monitors, as one of them told.
+    pub fn learn(&mut self, told: Vec<String>) {
+        self.reconnect.learn(told);
+    }
+
+    /// What was told, if it differs from the list that was taken before.
+    pub fn take_told(&mut self) -> Option<Vec<String>> {
+        self.reconnect.take_told()
+    }
+
+    /// All addresses, in the order in which they are tried.
+    pub fn addresses(&self) -> &[String] {
+        self.reconnect.addresses()
+    }
+
+    // ---- questions
+
+    /// Whether no monitor is wanted.
+    pub fn is_idle(&self) -> bool {
+        self.stage == Stage::Idle
+    }
+
+    /// Whether a monitor is wanted and none serves.
+    pub fn is_seeking(&self) -> bool {
+        !matches!(self.stage, Stage::Idle | Stage::Open { answer_by: None, .. })
+    }
+
+    /// The connection, if there is one or one is being made.
+    pub fn connection(&self) -> Option<ConnectionId> {
+        match self.stage {
+            Stage::Idle | Stage::Down { .. } => None,
+            Stage::Connecting { connection, .. } | Stage::Open { connection, .. } => {
+                Some(connection)
+            }
+        }
+    }
+
+    /// The connection, if messages may be sent.
+    pub fn open(&self) -> Option<ConnectionId> {
+        match self.stage {
+            Stage::Open { connection, .. } => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// The connection, if the monitor serves.
+    pub fn serving(&self) -> Option<ConnectionId> {
+        match self.stage {
+            Stage::Open { connection, answer_by: None } => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// When [`MonitorLink::step`] is due. Messages of the monitor put it off.
+    pub fn deadline(&self) -> Option<Time> {
+        match self.stage {
+            Stage::Idle => None,
+            Stage::Down { until } | Stage::Connecting { until, .. } => Some(until),
+            Stage::Open { answer_by, .. } => {
+                let beat = self.heartbeat.due();
+                Some(answer_by.map_or(beat, |until| until.min(beat)))
+            }
+        }
+    }
+
+    // ---- moves
+
+    /// A monitor is wanted: the first attempt is due now. Requires: the link is idle.
+    pub fn start(&mut self, now: Time) {
+        assert!(self.is_idle());
+        self.stage = Stage::Down { until: now };
+    }
+
+    /// No monitor is wanted any more.
+    pub fn end(&mut self) {
+        self.stage = Stage::Idle;
+    }
+
+    /// What is to be done now, if anything is.
+    pub fn step(&mut self, now: Time) -> Option<LinkStep> {
+        match self.stage {
+            Stage::Idle => None,
+            Stage::Down { until } => (until <= now).then(|| {
+                let (address, until) = self.reconnect.connect(now);
+                LinkStep::Connect { address, until }
+            }),
+            Stage::Connecting { connection, until }
+            | Stage::Open { connection, answer_by: Some(until) }
+                if until <= now =>
+            {
+                Some(LinkStep::HangUp { connection })
+            }
+            Stage::Connecting { .. } => None,
+            Stage::Open { connection, .. } => match self.heartbeat.beat(now)? {
+                Beat::Ask => Some(LinkStep::Ask),
+                Beat::Silent => Some(LinkStep::HangUp { connection }),
+            },
+        }
+    }
+
+    /// A connection is being made. Requires: none is there.
+    pub fn connecting(&mut self, connection: ConnectionId, until: Time) {
+        assert!(self.connection().is_none());
+        self.stage = Stage::Connecting { connection, until };
+    }
+
+    /// The handshake passed. `answer_by`: when the monitor must have answered what is asked next; `None`:
+    /// it serves at once. Requires: the connection is being made.
+    pub fn on_connected(&mut self, now: Time, answer_by: Option<Time>) {
+        let Stage::Connecting { connection, .. } = self.stage else {
+            unreachable!("only a connection that is being made is opened");
+        };
+        self.heartbeat.begin(now);
+        self.stage = Stage::Open { connection, answer_by };
+    }
+
+    /// Another answer is awaited until then. Requires: the connection is open.
+    pub fn await_answer(&mut self, until: Time) {
+        let connection = self.open().expect("something was asked over it");
+        self.stage = Stage::Open { connection, answer_by: Some(until) };
+    }
+
+    /// A message of the monitor came.
+    pub fn on_message(&mut self, now: Time) {
+        self.heartbeat.word(now);
+    }
+
+    /// The monitor serves: nothing more is awaited. Requires: the connection is open.
+    pub fn on_served(&mut self) {
+        let connection = self.open().expect("it answered over it");
+        self.reconnect.served();
+        self.stage = Stage::Open { connection, answer_by: None };
+    }
+
+    /// The connection is gone, or never came to be.
+    pub fn on_lost(&mut self, now: Time) {
+        self.stage = Stage::Down { until: self.reconnect.lost(now) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ConnectionId = ConnectionId::new(2);
+
+    fn at(milliseconds: u64) -> Time {
+        Time::ZERO + Duration::from_millis(milliseconds)
+    }
+
+    /// A link whose handshake has passed at this time.
+    fn connected(milliseconds: u64, answer_by: Option<Time>) -> MonitorLink {
+        let delay = Duration::from_millis(50);
+        let mut link = MonitorLink::new(vec!["a".into(), "b".into()], delay, delay);
+        link.start(at(0));
+        let Some(LinkStep::Connect { until, .. }) = link.step(at(0)) else { panic!("it is due") };
+        link.connecting(ID, until);
+        link.on_connected(at(milliseconds), answer_by);
+        link
+    }
+
+    #[test]
+    fn a_connection_attempt_that_takes_too_long_is_closed() {
+        let delay = Duration::from_millis(50);
+        let mut link = MonitorLink::new(vec!["a".into()], delay, delay);
+        assert_eq!(link.step(at(0)), None);
+        link.start(at(0));
+        let Some(LinkStep::Connect { address, until }) = link.step(at(0)) else {
+            panic!("it is due");
+        };
+        assert_eq!((address.as_str(), until), ("a", at(1_000)));
+        link.connecting(ID, until);
+        assert_eq!(link.step(at(999)), None);
+        assert_eq!(link.step(at(1_000)), Some(LinkStep::HangUp { connection: ID }));
+        link.on_lost(at(1_000));
+        assert_eq!(link.deadline(), Some(at(1_050)));
+    }
+
+    #[test]
+    fn a_monitor_that_does_not_answer_in_time_is_left() {
+        let mut link = connected(0, Some(at(200)));
+        assert_eq!((link.open(), link.serving()), (Some(ID), None));
+        assert!(link.is_seeking());
+        assert_eq!(link.step(at(200)), Some(LinkStep::HangUp { connection: ID }));
+        link.on_served();
+        assert_eq!((link.serving(), link.is_seeking()), (Some(ID), false));
+        assert_eq!(link.step(at(201)), None);
+    }
+
+    #[test]
+    fn a_serving_monitor_that_falls_silent_is_asked_and_then_left() {
+        let mut link = connected(0, None);
+        link.on_message(at(100));
+        assert_eq!(link.deadline(), Some(at(600)));
+        assert_eq!(link.step(at(600)), Some(LinkStep::Ask));
+        assert_eq!(link.step(at(1_600)), Some(LinkStep::HangUp { connection: ID }));
+        link.on_lost(at(1_600));
+        let Some(LinkStep::Connect { address, .. }) = link.step(at(1_650)) else {
+            panic!("it is due");
+        };
+        assert_eq!(address, "b");
+    }
+}
