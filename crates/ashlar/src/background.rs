@@ -18,8 +18,15 @@ use crate::output::{Format, failure, print_json};
 
 /// Set for a daemon that is to say when it serves.
 const VARIABLE: &str = "ASHLAR_SAY_WHEN_READY";
+/// Set for the `up` that `--detach` leaves in the background.
+pub const UP_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
 /// Of a log, so many lines at its end are shown where a daemon has ended.
 const SHOWN_LINES: usize = 3;
+
+/// Whether this process is the `up` that `--detach` leaves in the background.
+pub fn is_background_up() -> bool {
+    std::env::var_os(UP_VARIABLE).is_some()
+}
 
 /// Starts this command in the background, without `--detach`; `what` it is, for people.
 pub fn detach(what: &str, log: &Path, format: Format) -> Result<(), Failure> {

@@ -2,49 +2,20 @@
 //! echo over loopback.
 
 mod disk;
+mod measured;
 mod volume;
 
 use std::path::Path;
 
-use base::histogram::Histogram;
 use base::{Duration, UNIT_SIZE};
 use client::Config;
 use client::bench::{Load, OpKind};
 use cluster::message::Failure;
 use serde_json::{Value, json};
 
-use crate::cli::{BenchCommand, CommitArg, LoadArgs, OpArg};
+use self::measured::{Measured, span_of};
+use crate::cli::{BenchCommand, LoadArgs, OpArg};
 use crate::output::{Format, failure, print_json, size_text};
-
-/// What was measured.
-pub struct Measured {
-    /// Latencies.
-    pub histogram: Histogram,
-    /// How long it took.
-    pub elapsed: Duration,
-    /// Processor time of the OSDs (of this process, where it is the store), in nanoseconds.
-    pub cpu: Option<Duration>,
-    /// Bytes of one operation.
-    pub block_size: u64,
-}
-
-impl Measured {
-    fn value(&self) -> Value {
-        let seconds = self.elapsed.as_secs_f64();
-        let count = self.histogram.count();
-        let micros = |duration: Duration| duration.as_nanos() as f64 / 1e3;
-        json!({
-            "ops_per_second": count as f64 / seconds,
-            "bytes_per_second": (count * self.block_size) as f64 / seconds,
-            "latency_us": {
-                "p50": micros(self.histogram.quantile(0.5)),
-                "p99": micros(self.histogram.quantile(0.99)),
-                "max": micros(self.histogram.max()),
-            },
-            "osd_cpu_us_per_op": self.cpu.map(|cpu| micros(cpu) / count.max(1) as f64),
-        })
-    }
-}
 
 /// `ashlar bench`
 pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Result<(), Failure> {
@@ -55,20 +26,11 @@ pub fn run(cluster: Option<&Path>, command: BenchCommand, format: Format) -> Res
             print(format, &value);
         }
         BenchCommand::Disk { path, load, size, commit } => {
-            let commit = match commit {
-                CommitArg::Fsync => blockstore::CommitMode::Fsync,
-                CommitArg::Immediate => blockstore::CommitMode::Immediate,
-            };
-            let value = disk_beside_raw(&path, size.0, commit, checked(load)?)?;
+            let value = disk_beside_raw(&path, size.0, commit.mode(), checked(load)?)?;
             print(format, &value);
         }
     }
     Ok(())
-}
-
-/// How long a load lasts, on the clock of logic.
-fn span_of(load: &Load) -> Duration {
-    Duration::from_nanos(u64::try_from(load.time.as_nanos()).expect("at most a day"))
 }
 
 fn checked(load: LoadArgs) -> Result<Load, Failure> {

@@ -7,21 +7,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::checksum::crc32c;
-use base::{ClusterId, MonitorId, TraceEvent};
+use base::{ClusterId, MonitorId};
 use client::Config;
-use cluster::map::{ADDRESS_COUNT_MAX, ClusterFile};
+use cluster::map::ClusterFile;
 use cluster::message::{Command, Failure};
 use cluster::records::{ClusterRecord, Record, Rest, STATE_FORMAT};
 use cluster::state::{
     Operation, StateEffect, StateEvent, StateRequest, StateRevision, StateStore, Transaction,
     TransactionOutcome,
 };
+use io::ClusterKey;
 use io::etcd::{EtcdPlace, EtcdState};
-use io::{ClusterKey, Network};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::call::call;
 use crate::cli::{InitArgs, StatePlace};
+use crate::daemon::listen_places;
 use crate::mon::MonitorFile;
 use crate::output::{Format, failure, print_json};
 
@@ -262,31 +264,6 @@ fn create_in_etcd(urls: &str, cluster: ClusterId) -> Result<(), Failure> {
     }
 }
 
-/// Where a daemon of this host listens, by the networks of its cluster.
-pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Failure> {
-    let hint = "correct `networks` and `osd_networks` in cluster.toml";
-    let parsed: Result<Vec<Network>, io::Error> =
-        networks.iter().map(|text| Network::parse(text)).collect();
-    let parsed = parsed.map_err(|error| failure("invalid", error.to_string(), hint))?;
-    let here = io::local_addresses();
-    let here = here.map_err(|error| failure("io", error.to_string(), "is /proc there?"))?;
-    let mut chosen = Network::choose(&parsed, &here);
-    if chosen.is_empty() {
-        let message = format!("this host has no address in {}", networks.join(", "));
-        return Err(failure("no_address", message, hint));
-    }
-    if chosen.len() > ADDRESS_COUNT_MAX {
-        let left_out: Vec<String> =
-            chosen.drain(ADDRESS_COUNT_MAX..).map(|a| a.to_string()).collect();
-        let what =
-            "not listening at all addresses: name fewer or smaller `networks` in cluster.toml";
-        let event = TraceEvent::warn(what).number("announced_max", ADDRESS_COUNT_MAX as u64);
-        io::log::write(&event.list("left_out", left_out));
-    }
-    let place = |address| format!("tcp:{}", std::net::SocketAddr::new(address, port));
-    Ok(chosen.into_iter().map(place).collect())
-}
-
 /// Makes `path` the directory of a new monitor of the cluster.
 pub fn create_monitor(
     config: &Config,
@@ -304,7 +281,7 @@ pub fn create_monitor(
         return Err(failure("unsupported", message, hint));
     }
     let listen = listen_places(&config.file.networks, port.unwrap_or(MONITOR_PORT))?;
-    let made = crate::admin::call(config, format, Command::MonitorCreate)?;
+    let made = call(config, format, Command::MonitorCreate)?;
     let id = made["id"].as_u64().and_then(|id| u32::try_from(id).ok()).and_then(MonitorId::new);
     let id = id.ok_or_else(|| {
         failure("protocol", "the monitor gave no id", "do all programs have one version?")

@@ -1,5 +1,5 @@
 //! The `ashlar` program: arguments and wiring only. Each role is a loop that moves events from
-//! the reactor into its logic and effects back; see `osd.rs`, `mon.rs` and the crate `attach`.
+//! the reactor into its logic and effects back; see `osd/run.rs`, `mon.rs` and the crate `attach`.
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage.
 
@@ -8,7 +8,9 @@
 mod admin;
 mod background;
 mod bench;
+mod call;
 mod cli;
+mod daemon;
 mod etcd;
 mod hosts;
 mod mon;

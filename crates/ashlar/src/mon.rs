@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::background;
 use crate::cli::{LogArgs, StatePlace, parse_state};
+use crate::daemon::{listen_at, no_reactor};
 use crate::output::failure;
 
 /// The state store within a monitor's directory.
@@ -106,8 +107,8 @@ pub fn run(
         Some(place) => place,
         None => place_of(config)?,
     };
-    let mut reactor = Reactor::new(io::Options::default()).map_err(crate::osd::no_reactor)?;
-    reactor.watch_signals().map_err(crate::osd::no_reactor)?;
+    let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
+    reactor.watch_signals().map_err(no_reactor)?;
     let state = open(&place, config, path, reactor.waker())
         .map_err(|error| failure("state", error.to_string(), "see docs/internals/state.md"))?;
     let peer = Peer { cluster: config.file.cluster, role: Role::Monitor(monitor) };
@@ -154,28 +155,6 @@ fn follow_others(config: Config, own: Vec<String>) {
     });
 }
 
-/// Listens at all of these addresses that this host has; at one at least.
-pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>, Failure> {
-    let mut addresses = Vec::new();
-    let mut refused = None;
-    for place in places {
-        match reactor.listen(place) {
-            Ok(address) => addresses.push(address),
-            Err(error) => {
-                io::log::write(&TraceEvent::warn("cannot listen").with("why", &error));
-                refused = Some(error);
-            }
-        }
-    }
-    match refused {
-        Some(error) if addresses.is_empty() => {
-            let hint = "does another process listen there, and does this host have the address?";
-            Err(failure("io", error.to_string(), hint))
-        }
-        _ => Ok(addresses),
-    }
-}
-
 /// Where cluster.toml says that the state is kept.
 pub fn place_of(config: &Config) -> Result<StatePlace, Failure> {
     let Some(text) = &config.file.state else { return Ok(StatePlace::Embedded) };
@@ -218,7 +197,7 @@ impl Shell {
         loop {
             let deadline = earlier(self.election.deadline(), self.state.deadline());
             let deadline = earlier(deadline, ends);
-            self.reactor.turn(deadline, &mut events).map_err(crate::osd::no_reactor)?;
+            self.reactor.turn(deadline, &mut events).map_err(no_reactor)?;
             let now = self.reactor.now();
             for event in events.drain(..) {
                 match event {

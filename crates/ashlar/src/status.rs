@@ -8,7 +8,7 @@ use cluster::message::{Command, Failure};
 use cluster::monitor::is_not_done_yet;
 use serde_json::{Value, json};
 
-use crate::admin::COMMAND_TIME_MAX;
+use crate::call::COMMAND_TIME_MAX;
 use crate::output::{
     Column, Format, column, failure, print_json, print_rows, rate_text, size_text, work_text,
 };

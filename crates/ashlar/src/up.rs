@@ -12,11 +12,15 @@
 //!   3. A child that died is started again after `--restart-after`, unless it was stopped by hand.
 
 mod control;
+mod directory;
+mod event;
+mod protocol;
 mod setup;
+mod show;
 mod supervise;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cluster::message::Failure;
 
@@ -24,14 +28,13 @@ use crate::cli::{DownArgs, UpArgs};
 use crate::output::{Format, failure};
 
 pub use control::{ended_children, start_osd, stop_osd};
-pub use supervise::is_background;
 
 /// Runs `ashlar up`.
 pub fn up(args: UpArgs, format: Format) -> Result<(), Failure> {
     setup::refuse_several_hosts(&args.dir)?;
     fs::create_dir_all(args.dir.join("log")).map_err(|error| cannot_make(&args.dir, &error))?;
     let dir = fs::canonicalize(&args.dir).map_err(|error| cannot_make(&args.dir, &error))?;
-    if args.detach && !supervise::is_background() {
+    if args.detach && !crate::background::is_background_up() {
         return control::detach(&dir, &args, format);
     }
     let Some(lock) = control::take_lock(&dir)? else {
@@ -51,19 +54,4 @@ fn cannot_make(dir: &Path, error: &std::io::Error) -> Failure {
         format!("cannot make the directory {}: {error}", dir.display()),
         "name another one with --dir",
     )
-}
-
-/// Where the socket of a directory's `up` is, short enough for the limit of socket names.
-/// The open directory must outlive the use of the path.
-fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
-    use std::os::fd::AsRawFd;
-    let open = fs::File::open(dir).map_err(|error| {
-        failure(
-            "not_found",
-            format!("cannot open {}: {error}", dir.display()),
-            "start a cluster there with `ashlar up --dir`",
-        )
-    })?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/up.sock", open.as_raw_fd()));
-    Ok((open, path))
 }

@@ -20,8 +20,8 @@ use cluster::message::Failure;
 use format::door::DiskEffect;
 use io::{Disk, Event as IoEvent, Reactor};
 
-use super::{Measured, span_of};
-use crate::osd::no_reactor;
+use super::measured::{Measured, span_of};
+use crate::daemon::no_reactor;
 use crate::output::{failure, size_text};
 
 const BLOCK_SIZE: BlockSize = BlockSize::DEFAULT;

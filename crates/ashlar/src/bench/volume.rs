@@ -4,8 +4,8 @@ use client::Config;
 use client::bench::Load;
 use cluster::message::{Command, Failure};
 
-use super::Measured;
-use crate::admin::COMMAND_TIME_MAX;
+use super::measured::Measured;
+use crate::call::COMMAND_TIME_MAX;
 
 /// Puts the load on a volume.
 pub fn run(config: &Config, name: &str, load: Load) -> Result<Measured, Failure> {

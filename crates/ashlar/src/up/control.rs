@@ -1,9 +1,9 @@
-//! How other commands talk to a running `up`: JSON lines over DIR/up.sock.
+//! Commands that talk to a running `up`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -11,136 +11,17 @@ use base::OsdId;
 use client::Config;
 use cluster::message::Failure;
 use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::setup::WantedOsds;
-use super::socket_path;
+use super::directory::socket_path;
+use super::protocol::{Answer, EndedChild, Request, WantedOsds};
+use super::show::{Ready, WorkShow, print_ready};
+use crate::background;
 use crate::cli::{RestartAfter, UpArgs};
-use crate::output::{Format, Progress, failure, last_words, print_json};
+use crate::output::{Format, failure, last_words, print_json};
 
 /// How long `up` may take to say how its children are.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// What `up` is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(tag = "request", rename_all = "snake_case")]
-pub enum Request {
-    /// Answer when a volume can be written.
-    Wait,
-    /// Answer which children do not run and are to.
-    Ended,
-    /// Stop all children and end.
-    Down,
-    /// Make the OSDs that are missing, and answer when they are up.
-    AddOsds(WantedOsds),
-    /// Stop an OSD until it is started by hand.
-    StopOsd {
-        /// Which.
-        osd: OsdId,
-    },
-    /// Start a stopped OSD.
-    StartOsd {
-        /// Which.
-        osd: OsdId,
-    },
-}
-
-/// What `up` answers: any number of `Progress` and `Work`, then one of the others.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(tag = "answer", rename_all = "snake_case")]
-pub enum Answer {
-    /// What is happening, for people.
-    Progress {
-        /// One line.
-        line: String,
-    },
-    /// How far long work is.
-    Work(Work),
-    /// Children that do not run and are to.
-    Ended {
-        /// In the order of their names.
-        children: Vec<EndedChild>,
-    },
-    /// It is done.
-    Done {
-        /// What to type next, or nothing.
-        #[serde(default)]
-        next: Vec<String>,
-        /// OSDs that do not start: the cluster is ready without them.
-        #[serde(default)]
-        osds_failed: Vec<OsdId>,
-    },
-    /// It cannot be done.
-    Failed {
-        /// Why.
-        error: Failure,
-    },
-}
-
-/// A child that ended by itself.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct EndedChild {
-    /// Its name, like `osd.2`.
-    pub child: String,
-    /// How it ended.
-    pub status: String,
-    /// When it is started again, from now; never, if there is nothing.
-    pub again_in_ms: Option<u64>,
-    /// Where its log is.
-    pub log: PathBuf,
-}
-
-/// What `up` came to.
-pub struct Ready {
-    /// What to type next.
-    pub next: Vec<String>,
-    /// OSDs that do not start.
-    pub osds_failed: Vec<OsdId>,
-}
-
-/// How far long work is.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Work {
-    /// What is done, for people.
-    pub title: String,
-    /// Bytes that are done.
-    pub done_bytes: u64,
-    /// Bytes there are to do.
-    pub total_bytes: u64,
-}
-
-/// Shows one work after the other, each from its begin to its end.
-pub struct WorkShow {
-    format: Format,
-    shown: Option<(String, Progress)>,
-}
-
-impl WorkShow {
-    /// Shows nothing yet.
-    pub fn new(format: Format) -> WorkShow {
-        WorkShow { format, shown: None }
-    }
-
-    /// Shows how far it is.
-    pub fn work(&mut self, work: &Work) {
-        if self.shown.as_ref().is_none_or(|(title, _)| *title != work.title) {
-            let progress = Progress::new(self.format, work.title.clone(), work.total_bytes);
-            self.shown = Some((work.title.clone(), progress));
-        }
-        if let Some((_, progress)) = &mut self.shown {
-            progress.set(work.done_bytes);
-        }
-    }
-
-    /// A line for people, in place of a bar.
-    pub fn line(&mut self, line: &str) {
-        self.shown = None;
-        if self.format == Format::Text {
-            eprintln!("{line}");
-        }
-    }
-}
 
 /// The lock of a directory, or `None` if another `up` holds it.
 pub fn take_lock(dir: &Path) -> Result<Option<File>, Failure> {
@@ -194,16 +75,16 @@ fn spawn_background(dir: &Path, args: &UpArgs) -> Result<Child, Failure> {
     }
     command.arg(format!("--osd-size={}B", args.osd_size.0));
     if let Some(commit) = args.commit {
-        command.arg(format!("--commit={}", super::setup::commit_name(commit)));
+        command.arg(format!("--commit={}", commit.name()));
     }
     if let Some(state) = args.state {
-        command.arg(format!("--state={}", super::setup::store_name(state)));
+        command.arg(format!("--state={}", state.name()));
     }
     command.arg(match args.restart_after {
         RestartAfter::Never => "--restart-after=never".to_owned(),
         RestartAfter::Time(time) => format!("--restart-after={}ms", time.as_millis()),
     });
-    command.env(super::supervise::BACKGROUND_VARIABLE, "1").envs(args.log.variables());
+    command.env(background::UP_VARIABLE, "1").envs(args.log.variables());
     command.stdin(Stdio::null()).stdout(log.try_clone().map_err(cannot)?).stderr(log);
     command.spawn().map_err(cannot)
 }
@@ -239,20 +120,6 @@ pub fn join_running(dir: &Path, args: &UpArgs, format: Format) -> Result<(), Fai
     }
     print_ready(dir, format, "is running", &next);
     Ok(())
-}
-
-/// Prints that the cluster is ready and what to type next.
-pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) {
-    if format == Format::Json {
-        let Ready { next, osds_failed } = ready;
-        let answer = json!({ "dir": dir, "ready": true, "osds_failed": osds_failed, "next": next });
-        return print_json(&answer);
-    }
-    println!("The cluster in {} {what}.", dir.display());
-    println!("What to type next:");
-    for line in &ready.next {
-        println!("  {line}");
-    }
 }
 
 /// Stops the cluster of `dir`; fine if none is running.

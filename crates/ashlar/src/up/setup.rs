@@ -15,12 +15,12 @@ use base::{ClusterId, OsdId};
 use client::Config;
 use cluster::map::{ClusterFile, FailureDomain};
 use cluster::message::{Command, Failure};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::control::Work;
-use super::supervise::{Event, FailedOsds, Role, is_stopped};
-use crate::cli::{CommitArg, StoreArg, UpArgs};
+use super::directory::{existing_osds, is_stopped};
+use super::event::{Event, FailedOsds, Role};
+use super::protocol::{WantedOsds, Work};
+use crate::cli::{StoreArg, UpArgs};
 use crate::mon::MonitorFile;
 use crate::osd::{CreateRequest, Place, create_osd};
 use crate::output::failure;
@@ -64,24 +64,6 @@ pub fn refuse_several_hosts(dir: &Path) -> Result<(), Failure> {
     Err(failure("several_hosts", message, hint))
 }
 
-/// The OSDs that there are to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct WantedOsds {
-    /// How many; none: those that are there, or as many as a new cluster has.
-    count: Option<u32>,
-    /// Size of one that is made, in bytes.
-    size: u64,
-    /// Commit mode of one that is made.
-    commit: Option<CommitArg>,
-}
-
-impl WantedOsds {
-    /// As the command line says.
-    pub fn of(args: &UpArgs) -> WantedOsds {
-        WantedOsds { count: args.osds, size: args.osd_size.0, commit: args.commit }
-    }
-}
-
 /// Starts the setup; it speaks through `events`.
 pub fn start(dir: &Path, args: &UpArgs, events: Sender<Event>, failed_osds: FailedOsds) {
     let (dir, wanted, state) = (dir.to_owned(), WantedOsds::of(args), args.state);
@@ -102,22 +84,6 @@ pub fn add_osds(
     setup.begin(move |setup| setup.add_osds(&running));
 }
 
-/// The command-line word of a commit mode.
-pub fn commit_name(commit: CommitArg) -> &'static str {
-    match commit {
-        CommitArg::Fsync => "fsync",
-        CommitArg::Immediate => "immediate",
-    }
-}
-
-/// The command-line word of a state store.
-pub fn store_name(store: StoreArg) -> &'static str {
-    match store {
-        StoreArg::Embedded => "embedded",
-        StoreArg::Etcd => "etcd",
-    }
-}
-
 /// Ports that the kernel gives nobody by itself (`ip_local_port_range` begins behind them, unless changed):
 /// until the monitor or etcd listens there, no connection and no other listener takes one by chance.
 const PORTS: std::ops::Range<u16> = 20_000..32_768;
@@ -130,18 +96,6 @@ fn free_listener() -> std::io::Result<TcpListener> {
     });
     let free = drawn.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
     free.map_or_else(|| TcpListener::bind("127.0.0.1:0"), Ok)
-}
-
-/// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the file
-/// gets this name when it is whole.
-pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut osds: Vec<OsdId> = entries
-        .filter(|entry| entry.path().join("blocks").exists())
-        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok())
-        .collect();
-    osds.sort();
-    osds
 }
 
 /// Waits until this process of an OSD has joined the cluster; whether it has in that time.
@@ -307,7 +261,7 @@ impl Setup {
                 StoreArg::Etcd => "in etcd",
             }
         );
-        let hint = format!("leave --state away, or say --state {}", store_name(there));
+        let hint = format!("leave --state away, or say --state {}", there.name());
         Err(failure("exists", message, hint))
     }
 

@@ -1,29 +1,29 @@
 //! The main loop of `up`: spawns children, starts dead ones again, answers requests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{OsdId, TraceEvent};
 use cluster::message::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::control::{Answer, EndedChild, Ready, Request, Work, WorkShow, print_ready};
-use super::setup::WantedOsds;
-use super::{setup, socket_path};
+use super::directory::{existing_osds, is_stopped, log_of, socket_path, stop_mark};
+use super::event::{Event, FailedOsds, Role};
+use super::protocol::{Answer, EndedChild, Request, WantedOsds, Work};
+use super::setup;
+use super::show::{Ready, WorkShow, print_ready};
 use crate::REMOVED_CODE;
+use crate::background;
 use crate::cli::{LogArgs, RestartAfter, UpArgs};
 use crate::output::{Format, failure, last_words};
-
-/// Set for the process that `--detach` leaves in the background.
-pub const BACKGROUND_VARIABLE: &str = "ASHLAR_UP_BACKGROUND";
 
 /// How long a child may take to end after SIGTERM before it is killed.
 const STOP_TIME_MAX: Duration = Duration::from_secs(15);
@@ -40,55 +40,6 @@ const START_SPAN: Duration = Duration::from_secs(10);
 
 /// The longest time until a child that fails to start is tried again.
 const BACK_OFF_MAX: Duration = Duration::from_secs(60);
-
-/// OSDs that the setup waits for no longer, for they do not start.
-pub type FailedOsds = Arc<Mutex<BTreeSet<OsdId>>>;
-
-/// Names a child: also the name of its log.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Role {
-    /// The etcd that holds the state.
-    Etcd,
-    /// The monitor.
-    Monitor,
-    /// A storage daemon.
-    Osd(OsdId),
-    /// The NBD server.
-    Nbd,
-}
-
-impl Role {
-    fn log_name(&self) -> String {
-        match self {
-            Role::Etcd => "etcd".into(),
-            Role::Monitor => "mon.1".into(),
-            Role::Osd(osd) => osd.to_string(),
-            Role::Nbd => "nbd".into(),
-        }
-    }
-}
-
-/// What reaches the main loop.
-pub enum Event {
-    /// The setup wants a child.
-    Spawn(Role, Vec<String>),
-    /// A child ended; carries which of its runs.
-    Exited(Role, u64, std::io::Result<ExitStatus>),
-    /// A run of an OSD has joined the cluster, or has not for long.
-    Started(OsdId, u64, bool),
-    /// Another command asks.
-    Asked(Request, UnixStream),
-    /// The setup says what it does.
-    Progress(String),
-    /// How far a work of the setup is.
-    Work(Work),
-    /// A volume can be written, or OSDs were added; carries what to type next.
-    Ready(Vec<String>),
-    /// The setup failed, or the adding of OSDs.
-    Failed(Failure),
-    /// SIGTERM or SIGINT.
-    Terminate,
-}
 
 /// One child.
 struct Child {
@@ -138,14 +89,9 @@ struct Supervisor<'a> {
     show: WorkShow,
 }
 
-/// Whether this is the process that `--detach` leaves in the background.
-pub fn is_background() -> bool {
-    std::env::var_os(BACKGROUND_VARIABLE).is_some()
-}
-
 /// Runs the cluster until it is told to stop.
 pub fn run(dir: &Path, args: &UpArgs, format: Format, lock: File) -> Result<(), Failure> {
-    let background = is_background();
+    let background = background::is_background_up();
     args.log.start("up");
     if background {
         // A session of its own: closing the terminal does not reach it.
@@ -496,7 +442,7 @@ impl Supervisor<'_> {
             return answer(&connection, &failed("busy", "OSDs are being added", hint));
         }
         self.waiting.push(connection);
-        let there = setup::existing_osds(self.dir);
+        let there = existing_osds(self.dir);
         self.children.retain(|role, child| match role {
             Role::Osd(osd) => !matches!(child.state, State::Dead(_)) || there.contains(osd),
             Role::Etcd | Role::Monitor | Role::Nbd => true,
@@ -541,7 +487,7 @@ impl Supervisor<'_> {
         let path = self.dir.join(osd.to_string());
         if !matches!(state, State::Running(_)) && !path.join("blocks").exists() {
             let message = format!("{osd} has no disk: there is nothing at {}", path.display());
-            let count = setup::existing_osds(self.dir).len() + 1;
+            let count = existing_osds(self.dir).len() + 1;
             let hint = format!(
                 "bring it back from a copy; if it is lost: `ashlar up --osds {count}` makes a new OSD, \
                  `ashlar osd out {0}` moves its copies, then `ashlar osd rm {0}`",
@@ -643,10 +589,6 @@ impl Supervisor<'_> {
     }
 }
 
-fn log_of(dir: &Path, role: &Role) -> PathBuf {
-    dir.join("log").join(format!("{}.log", role.log_name()))
-}
-
 /// The failure of a child that ends whenever it is started; its last words say why.
 fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let log = log_of(dir, role);
@@ -654,16 +596,6 @@ fn never_started(dir: &Path, role: &Role, status: &str) -> Failure {
     let why = last_words(&text);
     let message = format!("{} does not start ({status}): {why}", role.log_name());
     failure("died", message, format!("see {}", log.display()))
-}
-
-/// The file that says that an OSD was stopped by hand: also the next `up` leaves it alone.
-fn stop_mark(dir: &Path, osd: OsdId) -> PathBuf {
-    dir.join(osd.to_string()).join("stopped")
-}
-
-/// Whether an OSD was stopped by hand and not started since.
-pub fn is_stopped(dir: &Path, osd: OsdId) -> bool {
-    stop_mark(dir, osd).exists()
 }
 
 fn cannot_mark(osd: OsdId, error: &std::io::Error) -> Answer {
@@ -701,7 +633,7 @@ fn start_process(
         .arg(format!("--parent={}", std::process::id()))
         .arg("--cluster")
         .arg(dir)
-        .env_remove(BACKGROUND_VARIABLE)
+        .env_remove(background::UP_VARIABLE)
         .envs(log_args.variables())
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)

@@ -1,0 +1,61 @@
+//! What daemons do alike: how a reactor fails, and where they listen.
+
+use base::TraceEvent;
+use cluster::map::ADDRESS_COUNT_MAX;
+use cluster::message::Failure;
+use io::{Network, Reactor};
+
+use crate::output::failure;
+
+/// The failure of a reactor that cannot run.
+pub fn no_reactor(error: std::io::Error) -> Failure {
+    let hint = "Linux 6.1 or newer with io_uring allowed (kernel.io_uring_disabled = 0)";
+    failure("io_uring", format!("io_uring does not work: {error}"), hint)
+}
+
+/// Where a daemon of this host listens, by the networks of its cluster.
+pub fn listen_places(networks: &[String], port: u16) -> Result<Vec<String>, Failure> {
+    let hint = "correct `networks` and `osd_networks` in cluster.toml";
+    let parsed: Result<Vec<Network>, io::Error> =
+        networks.iter().map(|text| Network::parse(text)).collect();
+    let parsed = parsed.map_err(|error| failure("invalid", error.to_string(), hint))?;
+    let here = io::local_addresses();
+    let here = here.map_err(|error| failure("io", error.to_string(), "is /proc there?"))?;
+    let mut chosen = Network::choose(&parsed, &here);
+    if chosen.is_empty() {
+        let message = format!("this host has no address in {}", networks.join(", "));
+        return Err(failure("no_address", message, hint));
+    }
+    if chosen.len() > ADDRESS_COUNT_MAX {
+        let left_out: Vec<String> =
+            chosen.drain(ADDRESS_COUNT_MAX..).map(|a| a.to_string()).collect();
+        let what =
+            "not listening at all addresses: name fewer or smaller `networks` in cluster.toml";
+        let event = TraceEvent::warn(what).number("announced_max", ADDRESS_COUNT_MAX as u64);
+        io::log::write(&event.list("left_out", left_out));
+    }
+    let place = |address| format!("tcp:{}", std::net::SocketAddr::new(address, port));
+    Ok(chosen.into_iter().map(place).collect())
+}
+
+/// Listens at all of these addresses that this host has; at one at least.
+pub fn listen_at(reactor: &mut Reactor, places: &[String]) -> Result<Vec<String>, Failure> {
+    let mut addresses = Vec::new();
+    let mut refused = None;
+    for place in places {
+        match reactor.listen(place) {
+            Ok(address) => addresses.push(address),
+            Err(error) => {
+                io::log::write(&TraceEvent::warn("cannot listen").with("why", &error));
+                refused = Some(error);
+            }
+        }
+    }
+    match refused {
+        Some(error) if addresses.is_empty() => {
+            let hint = "does another process listen there, and does this host have the address?";
+            Err(failure("io", error.to_string(), hint))
+        }
+        _ => Ok(addresses),
+    }
+}

@@ -1,0 +1,282 @@
+//! `ashlar osd create`: asks the monitor for an id, measures the disk, writes an empty store.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use base::OsdId;
+use base::size::MIB;
+use blockstore::{CommitMode, CreateOptions, StoreId};
+use client::Config;
+use cluster::message::{Command, Failure};
+use serde_json::{Value, json};
+
+use super::store_file::{blocks_of, commit_name, device_at};
+use crate::call::COMMAND_TIME_MAX;
+use crate::cli::CommitArg;
+use crate::output::{Format, Progress, failure, print_json, size_text};
+
+/// A durable 4 KiB write faster than this means that the disk's cache is protected (or that the
+/// file lies in memory): going through the cache with each write then costs next to nothing.
+const FAST_WRITE_US_MAX: u64 = 100;
+
+/// What to make an OSD of.
+pub struct CreateRequest<'a> {
+    /// Where.
+    pub place: Place<'a>,
+    /// Needed for a directory.
+    pub size: Option<u64>,
+    /// Found by measuring if not given.
+    pub commit: Option<CommitArg>,
+}
+
+/// Where to make an OSD.
+#[derive(Clone, Copy)]
+pub enum Place<'a> {
+    /// There: a directory, made if missing, or a block device.
+    At(&'a Path),
+    /// In a new directory `osd.ID` within this one.
+    Within(&'a Path),
+}
+
+impl Place<'_> {
+    /// The directory or device of the OSD that gets this id here.
+    fn of(self, osd: OsdId) -> PathBuf {
+        match self {
+            Place::At(path) => path.to_owned(),
+            Place::Within(dir) => dir.join(osd.to_string()),
+        }
+    }
+}
+
+/// An OSD that was made.
+pub struct CreatedOsd {
+    /// What was found and chosen, for people.
+    pub summary: String,
+    /// The same for programs.
+    pub value: Value,
+}
+
+/// `ashlar osd create`
+pub fn create(
+    config: &Config,
+    path: &Path,
+    size: Option<u64>,
+    commit: Option<CommitArg>,
+    format: Format,
+) -> Result<(), Failure> {
+    let mut progress = None;
+    let request = CreateRequest { place: Place::At(path), size, commit };
+    let created = create_osd(config, &request, &mut |done, total| {
+        progress.get_or_insert_with(|| Progress::new(format, "writing", total)).set(done);
+    })?;
+    drop(progress);
+    match format {
+        Format::Json => print_json(&created.value),
+        Format::Text => {
+            println!("{}", created.summary);
+            println!("Start it: ashlar osd run {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// Makes an OSD: asks the monitor for its id, measures the disk, writes an empty store.
+/// `progress` is told (bytes done, bytes in all).
+pub fn create_osd(
+    config: &Config,
+    request: &CreateRequest,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CreatedOsd, Failure> {
+    // Everything that can be refused is refused before the monitor gives an id away.
+    let device = match request.place {
+        Place::At(path) => {
+            refuse_existing(path)?;
+            device_at(path).is_some()
+        }
+        Place::Within(_) => false,
+    };
+    if !device && request.size.is_none() {
+        let hint = "say how large it may become: --size 100GiB";
+        return Err(failure("invalid", "an OSD in a directory needs a size", hint));
+    }
+    let (Place::At(path) | Place::Within(path)) = request.place;
+    let cannot = |error: io::Error| {
+        let message = format!("cannot make an OSD at {}: {error}", path.display());
+        failure("io", message, "check the path, its permissions and free space")
+    };
+    if !device {
+        fs::create_dir_all(path).map_err(|error| cannot(io::Error::new(path.display(), error)))?;
+    }
+    let probe = io::probe(path).map_err(cannot)?;
+    let mut options = options_of(config, request, &probe);
+    blockstore::create(&options)
+        .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
+    match unfinished_osd(config, request.place)? {
+        Some((store, osd)) => (options.store, options.osd) = (store, osd),
+        None => {
+            if let Some(claim) = claim_of(request.place) {
+                let text = format!("{}\n", options.store);
+                io::replace_file(&claim, text.as_bytes(), 0o600).map_err(cannot)?;
+            }
+            options.osd = register(config, options.store)?;
+        }
+    }
+    let created = write_store(&options, &probe, &request.place.of(options.osd), progress)?;
+    if let Some(claim) = claim_of(request.place) {
+        remove_claim(&claim)?;
+    }
+    Ok(created)
+}
+
+/// The file that holds the identity of a store from before its id is asked for until it is made:
+/// whoever goes on after this process was killed gets the same id for it. A device has no room for
+/// one; an OSD whose making was cut short there leaves an id that was never used.
+fn claim_of(place: Place<'_>) -> Option<PathBuf> {
+    let (Place::At(path) | Place::Within(path)) = place;
+    device_at(path).is_none().then(|| path.join("unfinished-osd"))
+}
+
+fn remove_claim(claim: &Path) -> Result<(), Failure> {
+    fs::remove_file(claim).map_err(|error| {
+        let message = format!("cannot remove {}: {error}", claim.display());
+        failure("io", message, "check the permissions of its directory, and remove it by hand")
+    })
+}
+
+/// The OSD whose making at this place was cut short, if there is one.
+pub fn unfinished_osd(
+    config: &Config,
+    place: Place<'_>,
+) -> Result<Option<(StoreId, OsdId)>, Failure> {
+    let Some(claim) = claim_of(place) else { return Ok(None) };
+    let Ok(text) = fs::read_to_string(&claim) else { return Ok(None) };
+    let Ok(number) = u128::from_str_radix(text.trim_end(), 16) else {
+        // None of ours: they are written whole.
+        remove_claim(&claim)?;
+        return Ok(None);
+    };
+    let store = StoreId::new(number);
+    let osd = register(config, store)?;
+    if blocks_of(&place.of(osd)).exists() {
+        // It was made; only its claim is left.
+        remove_claim(&claim)?;
+        return Ok(None);
+    }
+    Ok(Some((store, osd)))
+}
+
+/// The id of the OSD with this store: given now, or known already.
+fn register(config: &Config, store: StoreId) -> Result<OsdId, Failure> {
+    let command = Command::OsdCreate { store: store.to_string() };
+    let answer = client::call(config, command, COMMAND_TIME_MAX)?;
+    let osd = answer["id"].as_u64().and_then(|id| OsdId::new(u32::try_from(id).ok()?));
+    osd.ok_or_else(|| {
+        let hint = "run a monitor of the same version: `ashlar --version`";
+        failure("protocol", "the monitor gave no OSD id", hint)
+    })
+}
+
+/// What is frozen with the store; its OSD's id is not known yet.
+fn options_of(config: &Config, request: &CreateRequest, probe: &io::Probe) -> CreateOptions {
+    let fast = probe.durable_write_us <= FAST_WRITE_US_MAX;
+    CreateOptions {
+        cluster: config.file.cluster,
+        osd: OsdId::FIRST,
+        store: StoreId::new(u128::from_le_bytes(io::random_bytes())),
+        size: request.size.or(probe.size).unwrap_or_default() / MIB * MIB,
+        sector_size: probe.sector_size,
+        commit: match request.commit {
+            Some(commit) => commit.mode(),
+            None if fast => CommitMode::Immediate,
+            None => CommitMode::Fsync,
+        },
+    }
+}
+
+fn refuse_existing(path: &Path) -> Result<(), Failure> {
+    let exists = |what: &str| {
+        let message = format!("{} {what}", path.display());
+        Err(failure("exists", message, "name another place, or wipe this one by hand first"))
+    };
+    if let Some(device) = device_at(path) {
+        return match is_empty(device) {
+            Ok(true) => Ok(()),
+            Ok(false) => exists("is not empty: its first or last MiB holds data"),
+            Err(error) => exists(&format!("cannot be read: {error}")),
+        };
+    }
+    // As written, and where links and `..` lead to, as far as that is there.
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let parent = absolute.parent().and_then(|parent| fs::canonicalize(parent).ok());
+    if absolute.starts_with("/dev") || parent.is_some_and(|parent| parent.starts_with("/dev")) {
+        let message = format!("{} is no block device", path.display());
+        let hint =
+            "`lsblk` lists the devices there are; a directory for an OSD lies outside of /dev";
+        return Err(failure("invalid", message, hint));
+    }
+    if path.join("blocks").exists() {
+        return exists("holds an OSD already");
+    }
+    if path.exists() && !path.is_dir() {
+        return exists("is neither a directory nor a block device");
+    }
+    Ok(())
+}
+
+/// Whether the ends of a device, where signatures of all kinds lie, hold nothing.
+fn is_empty(device: &Path) -> std::io::Result<bool> {
+    use std::io::Seek;
+    let mut file = File::open(device)?;
+    let size = file.seek(std::io::SeekFrom::End(0))?;
+    let mut bytes = vec![0; MIB.min(size) as usize];
+    for offset in [0, size - bytes.len() as u64] {
+        file.read_exact_at(&mut bytes, offset)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn write_store(
+    options: &CreateOptions,
+    probe: &io::Probe,
+    path: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CreatedOsd, Failure> {
+    let cannot = |error: io::Error| {
+        let message = format!("cannot make an OSD at {}: {error}", path.display());
+        failure("io", message, "check the path, its permissions and free space")
+    };
+    if device_at(path).is_none() {
+        fs::create_dir_all(path).map_err(|error| cannot(io::Error::new(path.display(), error)))?;
+    }
+    let (osd, size, commit) = (options.osd, options.size, options.commit);
+    let created = blockstore::create(options)
+        .map_err(|error| failure("invalid", error.to_string(), "choose another --size"))?;
+    let store =
+        io::NewStore { zero: &created.zero, clear: &created.clear, images: &created.images };
+    io::prepare(&blocks_of(path), size, &store, progress).map_err(cannot)?;
+    let cache = match probe.write_cache {
+        Some(true) => "has a write cache",
+        Some(false) => "has no volatile write cache",
+        None => "does not tell whether it has a write cache",
+    };
+    let direct = if probe.direct { "O_DIRECT works" } else { "O_DIRECT is refused: buffered" };
+    let summary = format!(
+        "{osd}: {} at {}; sectors of {} bytes, {direct}; the disk {cache}, a durable 4 KiB write \
+         takes {} us: commit mode {}",
+        size_text(size),
+        path.display(),
+        probe.sector_size,
+        probe.durable_write_us,
+        commit_name(commit),
+    );
+    let value = json!({
+        "id": osd, "path": path, "size_bytes": size, "sector_size": probe.sector_size,
+        "direct": probe.direct, "write_cache": probe.write_cache,
+        "durable_write_us": probe.durable_write_us, "commit": commit_name(commit),
+    });
+    Ok(CreatedOsd { summary, value })
+}

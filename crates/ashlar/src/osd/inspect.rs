@@ -1,0 +1,173 @@
+//! `ashlar osd inspect`, `ashlar osd check` and `ashlar check PATH...`: disks of stopped OSDs.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use blockstore::{CheckOptions, Finding, Severity, StoppedStore};
+use cluster::message::Failure;
+use serde_json::{Value, json};
+
+use super::store_file::{blocks_of, commit_name, inspect_file, open_blocks};
+use crate::output::{Format, Progress, failure, print_json, size_text};
+
+/// `ashlar osd inspect`
+pub fn inspect(path: &Path, format: Format) -> Result<(), Failure> {
+    let found = inspect_file(&blocks_of(path), true)?;
+    let area = |(offset, length): (u64, u64)| json!({ "offset": offset, "bytes": length });
+    let rows: Vec<Value> = found
+        .recovery
+        .rows
+        .iter()
+        .map(|(row, count)| json!({ "row": row.to_string(), "count": count }))
+        .collect();
+    let value = json!({
+        "osd": found.identity.osd,
+        "cluster": found.identity.cluster.to_string(),
+        "store": found.identity.store.to_string(),
+        "commit": commit_name(found.commit),
+        "size_bytes": found.size_bytes,
+        "sector_size": found.sector_size,
+        "journal": area(found.journal),
+        "journal_head": found.journal_head,
+        "journal_tail": found.journal_tail,
+        "checkpoints": area(found.checkpoints),
+        "checkpoint_sequence": found.checkpoint_sequence,
+        "data": area(found.data),
+        "blocks": found.blocks,
+        "tombstones": found.tombstones,
+        "notes": found.notes,
+        "used_bytes": found.space.used_bytes,
+        "suspect": found.suspect,
+        "recovery_rows": rows,
+    });
+    match format {
+        Format::Json => print_json(&value),
+        Format::Text => {
+            for (key, value) in value.as_object().into_iter().flatten() {
+                println!("{:<20} {value}", key.replace('_', " "));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `ashlar osd check`
+pub fn check(path: &Path, format: Format) -> Result<(), Failure> {
+    let blocks = blocks_of(path);
+    inspect_file(&blocks, true)?;
+    let (file, size) = open_blocks(&blocks, true)?;
+    let mut progress = Progress::new(format, "checking", size);
+    let mut furthest = 0;
+    let mut read = |offset: u64, buffer: &mut [u8]| {
+        furthest = furthest.max(offset);
+        progress.set(furthest);
+        file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
+    };
+    let report = blockstore::check(&mut read, size, CheckOptions { data: true });
+    drop(progress);
+    match format {
+        Format::Json => {
+            print_json(&json!({
+                "clean": report.findings.is_empty(),
+                "units_checked": report.units_checked,
+                "findings": findings_value(&report.findings),
+            }));
+        }
+        Format::Text => {
+            for finding in &report.findings {
+                println!("{}: {}", severity_word(finding.severity), finding.text);
+            }
+            println!("{} compared", size_text(report.units_checked * base::UNIT_SIZE));
+        }
+    }
+    if report.findings.iter().any(|finding| finding.severity == Severity::Error) {
+        let message = format!("{} is damaged", path.display());
+        return Err(failure("damaged", message, "each finding above says what it means"));
+    }
+    Ok(())
+}
+
+/// `ashlar check PATH...`
+pub fn compare(paths: &[PathBuf], format: Format) -> Result<(), Failure> {
+    let mut files = Vec::new();
+    for path in paths {
+        let blocks = blocks_of(path);
+        inspect_file(&blocks, true)?;
+        // The lock is held until the end: nobody starts it meanwhile.
+        files.push(open_blocks(&blocks, true)?);
+    }
+    let mut readers: Vec<_> = files.iter().map(|(file, _)| reader_of(file)).collect();
+    let mut stores = Vec::new();
+    for ((read, (_, size)), path) in readers.iter_mut().zip(&files).zip(paths) {
+        let store = StoppedStore::open(read, *size).map_err(|why| {
+            let message = format!("{}: {why}", path.display());
+            failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
+        })?;
+        stores.push(store);
+    }
+    let identity = |store: &StoppedStore<'_>| store.store().identity();
+    for (at, store) in stores.iter().enumerate() {
+        let this = identity(store);
+        if stores[..at].iter().any(|other| identity(other).osd == this.osd) {
+            let message = format!("{} is named twice", this.osd);
+            return Err(failure("invalid", message, "name each OSD once"));
+        }
+        if stores[..at].iter().any(|other| identity(other).cluster != this.cluster) {
+            let message = format!("{} belongs to another cluster", paths[at].display());
+            return Err(failure("invalid", message, "name OSDs of one cluster"));
+        }
+    }
+    let mut progress = None;
+    let found = node::compare(&mut stores, &mut |done, total| {
+        progress.get_or_insert_with(|| Progress::new(format, "comparing", total)).set(done);
+    });
+    drop(progress);
+    print_comparison(&found, format);
+    if found.findings.iter().any(|finding| finding.severity == Severity::Error) {
+        let hint = "start them: what a checksum or a version decides is put right from the other \
+                    copy; see `ashlar status`";
+        return Err(failure("different", "copies differ or are damaged", hint));
+    }
+    Ok(())
+}
+
+fn reader_of(file: &File) -> impl FnMut(u64, &mut [u8]) -> Result<(), String> {
+    |offset, buffer| file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
+}
+
+fn print_comparison(found: &node::Comparison, format: Format) {
+    match format {
+        Format::Json => print_json(&json!({
+            "clean": found.findings.is_empty(),
+            "pgs": found.pgs,
+            "blocks": found.blocks,
+            "bytes_compared": found.bytes,
+            "different": found.different,
+            "under_way": found.under_way,
+            "strays": found.strays,
+            "findings": findings_value(&found.findings),
+        })),
+        Format::Text => {
+            for finding in &found.findings {
+                println!("{}: {}", severity_word(finding.severity), finding.text);
+            }
+            let (blocks, pgs) = (found.blocks, found.pgs);
+            println!("{blocks} blocks of {pgs} PGs, {} compared", size_text(found.bytes));
+        }
+    }
+}
+
+fn severity_word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Warning => "warning",
+        Severity::Error => "error",
+    }
+}
+
+fn findings_value(findings: &[Finding]) -> Value {
+    let rows = findings.iter().map(
+        |finding| json!({ "severity": severity_word(finding.severity), "message": finding.text }),
+    );
+    rows.collect()
+}

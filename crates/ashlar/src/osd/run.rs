@@ -1,0 +1,273 @@
+//! `ashlar osd run`, the loop of an OSD: what one turn of the ring brought goes into the node, and what
+//! the node asks goes back to the ring. Nothing is decided here.
+
+use std::path::{Path, PathBuf};
+
+use base::{Incarnation, Time, TraceEvent};
+use blockstore::RecoveryReport;
+use client::{Config, Keeper};
+use cluster::map::ClusterFile;
+use cluster::message::Failure;
+use format::door::{CloseReason, NetEvent, Peer, Role};
+use io::{Disk, Event as IoEvent, Reactor, Trust};
+use node::{Effect, Event, Identity, Node, Stalls, StopReason};
+
+use super::store_file::{blocks_of, commit_name, device_at, open_blocks, superblock_of};
+use crate::background;
+use crate::cli::LogArgs;
+use crate::daemon::{listen_at, listen_places, no_reactor};
+use crate::output::failure;
+
+/// How long monitors are away before that is said, and how often it is said then.
+const ABSENCE_QUIET: base::Duration = base::Duration::from_secs(5);
+const ABSENCE_SPAN: base::Duration = base::Duration::from_secs(60);
+
+/// The log of an OSD that runs in the background.
+pub fn log_of(config: &Config, path: &Path) -> PathBuf {
+    match device_at(path).and_then(Path::file_name) {
+        Some(name) => config.dir.join(format!("osd-{}.log", name.to_string_lossy())),
+        None => path.join("osd.log"),
+    }
+}
+
+/// Of what to run an OSD, and where it is to listen, if that is said.
+#[derive(Clone, Copy)]
+pub struct RunPlace<'a> {
+    /// Its directory or device.
+    pub path: &'a Path,
+    /// The only address.
+    pub listen: Option<&'a str>,
+}
+
+/// `ashlar osd run`
+pub fn run(
+    config: &Config,
+    RunPlace { path, listen }: RunPlace<'_>,
+    memory: u64,
+    log: LogArgs,
+    supervised: bool,
+) -> Result<(), Failure> {
+    let mut settings = node::Settings::default();
+    settings.store.memory_bytes = memory;
+    // As `osd ls` shows it, wherever that is typed.
+    let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    // Locked for good below: this says what is wrong if somebody else has it.
+    drop(open_blocks(&blocks_of(path), true)?);
+    log.start(superblock_of(&blocks_of(path))?.osd.to_string());
+    while let Some(stalls) = run_once(config, path, listen, supervised, &settings)? {
+        io::log::write(&TraceEvent::info("begins anew after its disk hung"));
+        settings.stalls = stalls;
+    }
+    Ok(())
+}
+
+/// One run; what the next one is to know, if one is to follow.
+fn run_once(
+    config: &Config,
+    path: &Path,
+    listen: Option<&str>,
+    supervised: bool,
+    settings: &node::Settings,
+) -> Result<Option<Stalls>, Failure> {
+    let blocks = blocks_of(path);
+    let disk = Disk::open(&blocks).map_err(|error| {
+        failure("io", error.to_string(), "make an OSD with `ashlar osd create`")
+    })?;
+    let device_size = disk.size();
+    let superblock = superblock_of(&blocks)?;
+    let commit = superblock.commit;
+    if disk.buffered() {
+        let what = "O_DIRECT is refused here: I/O is buffered, with RWF_DSYNC";
+        io::log::write(&TraceEvent::warn(what).with("path", blocks.display()));
+    }
+    let (buffered, is_sparse) = (disk.buffered(), !disk.is_device());
+    let mut reactor = Reactor::new(io::Options::default()).map_err(no_reactor)?;
+    reactor.watch_signals().map_err(no_reactor)?;
+    reactor.attach_disk(disk);
+    let trust = |incarnation| Trust {
+        key: config.key.clone(),
+        peer: Peer { cluster: config.file.cluster, role: Role::Osd(superblock.osd, incarnation) },
+    };
+    reactor.set_trust(trust(Incarnation::ZERO));
+    let (addresses, peer_addresses) = listen_in_networks(&mut reactor, &config.file, listen)?;
+    let all = [&peer_addresses[..], &addresses].concat();
+    let event = TraceEvent::info("listens").list("addresses", all);
+    io::log::write(&event.with("commit", commit_name(commit)));
+    let identity = Identity {
+        cluster: config.file.cluster,
+        osd: superblock.osd,
+        store: superblock.store.to_string(),
+        monitors: config.file.monitors.clone(),
+        addresses,
+        peer_addresses,
+        pid: std::process::id(),
+        path: path.display().to_string(),
+        host: config.host(),
+        supervised,
+    };
+    let mut settings = settings.clone();
+    settings.store.is_sparse = is_sparse;
+    settings.buffered = buffered;
+    let keeper = Keeper::new(config, io::log::write);
+    serve(reactor, identity, settings, device_size, &trust, &keeper)
+}
+
+/// Listens for everybody and, where OSDs have networks of their own, for other OSDs: the addresses.
+/// `listen` is the only place, if it is given.
+fn listen_in_networks(
+    reactor: &mut Reactor,
+    file: &ClusterFile,
+    listen: Option<&str>,
+) -> Result<(Vec<String>, Vec<String>), Failure> {
+    let places = |networks: &[String]| match networks.is_empty() {
+        true => Ok(Vec::new()),
+        false => listen_places(networks, 0),
+    };
+    let here = "tcp:127.0.0.1:0".to_owned();
+    let (all, peers) = match listen {
+        Some(listen) => (vec![listen.to_owned()], Vec::new()),
+        None if file.networks.is_empty() => (vec![here], places(&file.osd_networks)?),
+        None => (places(&file.networks)?, places(&file.osd_networks)?),
+    };
+    let addresses = listen_at(reactor, &all)?;
+    let peer_addresses = match peers.is_empty() {
+        true => Vec::new(),
+        false => listen_at(reactor, &peers)?,
+    };
+    Ok((addresses, peer_addresses))
+}
+
+/// The loop of an OSD.
+fn serve(
+    mut reactor: Reactor,
+    identity: Identity,
+    settings: node::Settings,
+    device_size: u64,
+    trust: &dyn Fn(Incarnation) -> Trust,
+    keeper: &Keeper,
+) -> Result<Option<Stalls>, Failure> {
+    let mut absence = Absence::default();
+    let mut effects = Vec::new();
+    let mut events = Vec::new();
+    let now = reactor.now();
+    let pool = reactor.pool().clone();
+    // Trying again does not help against another key: until it has joined, the OSD ends.
+    let mut refusals_left = identity.monitors.len();
+    let mut node = Node::new(identity, settings, pool, device_size, now, &mut effects);
+    loop {
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Disk(effect) => reactor.disk(effect),
+                Effect::Net(effect) => reactor.net(effect),
+                Effect::Joined { incarnation } => {
+                    refusals_left = usize::MAX;
+                    io::log::write(&recovery_line(&node.recovery_report()));
+                    background::say_ready();
+                    reactor.set_trust(trust(incarnation));
+                }
+                Effect::Trace(event) => io::log::write(&event),
+                Effect::LogLevel(level) => io::log::set_level(level),
+                Effect::Stop(StopReason::Stalled) => return Ok(Some(node.stalls())),
+                Effect::Stop(reason) => return stopped(reason).map(|()| None),
+            }
+        }
+        let deadline = node.deadline();
+        reactor.turn(deadline, &mut events).map_err(no_reactor)?;
+        let now = reactor.now();
+        for event in events.drain(..) {
+            if let Some(why) = distrust(&event) {
+                let event = TraceEvent::warn("a monitor refuses the connection");
+                io::log::write(&event.with("why", why));
+                refusals_left = refusals_left.saturating_sub(1);
+                if refusals_left == 0 {
+                    let hint = "use the file `key` of this cluster's directory";
+                    let message = format!("the monitor refuses the connection: {why}");
+                    return Err(failure("untrusted", message, hint));
+                }
+            }
+            tell(&mut node, now, event, &mut effects);
+        }
+        // One that the events have set since, and that is over already, ends the next turn at once.
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            node.apply(now, Event::Tick, &mut effects);
+        }
+        node.finish_turn(now, &mut effects);
+        if let Some(addresses) = node.take_monitors() {
+            keeper.told(addresses);
+        }
+        absence.look(now, node.seeks_monitor());
+    }
+}
+
+/// Says now and then that no monitor answers. I/O goes on meanwhile; an OSD that was just started
+/// serves nothing without one.
+#[derive(Default)]
+struct Absence {
+    since: Option<Time>,
+    /// It was said last then.
+    said: Option<Time>,
+}
+
+impl Absence {
+    /// `sought`: where a monitor is looked for.
+    fn look(&mut self, now: Time, sought: Option<&[String]>) {
+        let Some(addresses) = sought else {
+            if let (Some(since), Some(_)) = (self.since, self.said) {
+                let away = now.since(since).as_millis();
+                let event = TraceEvent::info("a monitor answers again");
+                io::log::write(&event.number("away_ms", away));
+            }
+            *self = Absence::default();
+            return;
+        };
+        let since = *self.since.get_or_insert(now);
+        let quiet = self.said.map_or(ABSENCE_QUIET, |_| ABSENCE_SPAN);
+        if now >= self.said.unwrap_or(since) + quiet {
+            self.said = Some(now);
+            let event = TraceEvent::warn("no monitor answers: retrying");
+            let event = event.number("away_ms", now.since(since).as_millis());
+            io::log::write(&event.list("monitors", addresses));
+        }
+    }
+}
+
+/// Why a monitor does not trust us, if that is what the event tells: an OSD connects to nobody
+/// else.
+fn distrust(event: &IoEvent) -> Option<&str> {
+    match event {
+        IoEvent::Net(NetEvent::Closed { reason: CloseReason::Untrusted(why), .. }) => Some(why),
+        _ => None,
+    }
+}
+
+/// What recovery found, in one line.
+fn recovery_line(report: &RecoveryReport) -> TraceEvent {
+    let event = TraceEvent::info("the store is recovered").number("blocks", report.blocks);
+    let event = event.number("journal_bytes", report.journal_bytes);
+    event.list("decisions", report.rows.iter().map(|(row, count)| format!("@{row}:{count}")))
+}
+
+fn tell(node: &mut Node, now: Time, event: IoEvent, effects: &mut Vec<Effect>) {
+    match event {
+        IoEvent::Disk(event) => node.apply(now, Event::Disk(event), effects),
+        IoEvent::Net(event) => node.apply(now, Event::Net(event), effects),
+        IoEvent::Terminate => node.apply(now, Event::Shutdown, effects),
+        // An OSD opens no raw streams and is woken by nobody.
+        _ => {}
+    }
+}
+
+fn stopped(reason: StopReason) -> Result<(), Failure> {
+    match reason {
+        StopReason::Shutdown | StopReason::Stalled => Ok(()),
+        StopReason::Store(text) => {
+            Err(failure("store", text, "look at the disk: ashlar osd check PATH"))
+        }
+        StopReason::Removed(text) => {
+            let hint =
+                "its directory or disk may be wiped; `ashlar osd create` makes a new OSD there";
+            Err(failure("removed", text, hint))
+        }
+        StopReason::Refused(text) => Err(failure("refused", text, "see `ashlar osd ls`")),
+    }
+}

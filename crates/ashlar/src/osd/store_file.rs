@@ -1,0 +1,103 @@
+//! The file or device that holds an OSD's store: where it is, its lock, and what its superblock says.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockstore::CommitMode;
+use cluster::message::Failure;
+use format::disk::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::output::failure;
+
+/// So long the disk of an OSD that was killed may stay locked.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(2);
+const LOCK_DELAY: Duration = Duration::from_millis(10);
+
+/// The block device at `path`, if it is one.
+pub fn device_at(path: &Path) -> Option<&Path> {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()).then_some(path)
+}
+
+/// The file or device that holds the blocks of the OSD at `path`.
+pub fn blocks_of(path: &Path) -> PathBuf {
+    if device_at(path).is_some() { path.to_owned() } else { path.join("blocks") }
+}
+
+/// The word of a commit mode.
+pub fn commit_name(commit: CommitMode) -> &'static str {
+    match commit {
+        CommitMode::Fsync => "fsync",
+        CommitMode::Immediate => "immediate",
+    }
+}
+
+/// Either copy of a store's superblock: enough to know whose it is. The node looks closer.
+pub fn superblock_of(blocks: &Path) -> Result<Superblock, Failure> {
+    let (file, _) = open_blocks(blocks, false)?;
+    let mut copies = SUPERBLOCK_OFFSETS.into_iter().map(|offset| superblock_at(&file, offset));
+    if let Some(superblock) = copies.find_map(Result::ok) {
+        return Ok(superblock);
+    }
+    // None is whole: the inspection says what is wrong.
+    inspect_file(blocks, false).map(|_| ())?;
+    let hint = "is this the path given to `ashlar osd create`?";
+    Err(failure("not_a_store", format!("{} holds no OSD", blocks.display()), hint))
+}
+
+/// Opens the file or device of a stopped OSD for reading. `lock`: refuse one that is running.
+pub fn open_blocks(blocks: &Path, lock: bool) -> Result<(File, u64), Failure> {
+    use std::io::Seek;
+    let cannot = |error: std::io::Error| {
+        let message = format!("cannot open {}: {error}", blocks.display());
+        failure("io", message, "name the path as given to `ashlar osd create`")
+    };
+    let mut file = File::open(blocks).map_err(cannot)?;
+    if lock && !can_lock(&file) {
+        let message = format!("{} is in use: its OSD is running", blocks.display());
+        let hint = "stop it first: end its process, or under `up`: ashlar osd stop ID";
+        return Err(failure("busy", message, hint));
+    }
+    let size = file.seek(std::io::SeekFrom::End(0)).map_err(cannot)?;
+    Ok((file, size))
+}
+
+/// Whether no OSD runs on it. One that was killed a moment ago is waited for: the kernel ends what
+/// it had asked of the disk, and holds its lock until then.
+fn can_lock(file: &File) -> bool {
+    let end = std::time::Instant::now() + LOCK_TIME_MAX;
+    while flock(file, FlockOperation::NonBlockingLockShared).is_err() {
+        if std::time::Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(LOCK_DELAY);
+    }
+    true
+}
+
+pub fn inspect_file(blocks: &Path, lock: bool) -> Result<blockstore::Inspection, Failure> {
+    let (file, size) = open_blocks(blocks, lock)?;
+    let mut read = |offset, buffer: &mut [u8]| {
+        file.read_exact_at(buffer, offset).map_err(|error| error.to_string())
+    };
+    blockstore::inspect(&mut read, size).map_err(|why| {
+        let message = format!("{}: {why}", blocks.display());
+        let copies = SUPERBLOCK_OFFSETS.map(|offset| superblock_at(&file, offset));
+        if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Newer(_)))) {
+            return failure("newer_format", message, "nothing was changed; see `ashlar --version`");
+        }
+        if copies.iter().any(|copy| matches!(copy, Err(SuperblockError::Older(_)))) {
+            return failure("older_format", message, "nothing was changed; see `ashlar --version`");
+        }
+        failure("not_a_store", message, "is this the path given to `ashlar osd create`?")
+    })
+}
+
+/// One copy of a store's superblock.
+fn superblock_at(file: &File, offset: u64) -> Result<Superblock, SuperblockError> {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    file.read_exact_at(&mut bytes, offset).map_err(|_| SuperblockError::Damaged)?;
+    Superblock::decode(&bytes)
+}

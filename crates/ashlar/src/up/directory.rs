@@ -1,0 +1,51 @@
+//! What lies in the directory of a cluster that `up` runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use base::OsdId;
+use cluster::message::Failure;
+
+use super::event::Role;
+use crate::output::failure;
+
+/// Where the socket of a directory's `up` is, short enough for the limit of socket names.
+/// The open directory must outlive the use of the path.
+pub fn socket_path(dir: &Path) -> Result<(fs::File, PathBuf), Failure> {
+    use std::os::fd::AsRawFd;
+    let open = fs::File::open(dir).map_err(|error| {
+        failure(
+            "not_found",
+            format!("cannot open {}: {error}", dir.display()),
+            "start a cluster there with `ashlar up --dir`",
+        )
+    })?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/up.sock", open.as_raw_fd()));
+    Ok((open, path))
+}
+
+/// OSDs of earlier starts. A directory without `blocks` is one whose making was cut short: the file
+/// gets this name when it is whole.
+pub fn existing_osds(dir: &Path) -> Vec<OsdId> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut osds: Vec<OsdId> = entries
+        .filter(|entry| entry.path().join("blocks").exists())
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("osd.")?.parse().ok())
+        .collect();
+    osds.sort();
+    osds
+}
+
+pub fn log_of(dir: &Path, role: &Role) -> PathBuf {
+    dir.join("log").join(format!("{}.log", role.log_name()))
+}
+
+/// The file that says that an OSD was stopped by hand: also the next `up` leaves it alone.
+pub fn stop_mark(dir: &Path, osd: OsdId) -> PathBuf {
+    dir.join(osd.to_string()).join("stopped")
+}
+
+/// Whether an OSD was stopped by hand and not started since.
+pub fn is_stopped(dir: &Path, osd: OsdId) -> bool {
+    stop_mark(dir, osd).exists()
+}

@@ -1,0 +1,63 @@
+//! What `up` shows people: how far its work is, and what to type next.
+
+use std::path::Path;
+
+use base::OsdId;
+use serde_json::json;
+
+use super::protocol::Work;
+use crate::output::{Format, Progress, print_json};
+
+/// What `up` came to.
+pub struct Ready {
+    /// What to type next.
+    pub next: Vec<String>,
+    /// OSDs that do not start.
+    pub osds_failed: Vec<OsdId>,
+}
+
+/// Shows one work after the other, each from its begin to its end.
+pub struct WorkShow {
+    format: Format,
+    shown: Option<(String, Progress)>,
+}
+
+impl WorkShow {
+    /// Shows nothing yet.
+    pub fn new(format: Format) -> WorkShow {
+        WorkShow { format, shown: None }
+    }
+
+    /// Shows how far it is.
+    pub fn work(&mut self, work: &Work) {
+        if self.shown.as_ref().is_none_or(|(title, _)| *title != work.title) {
+            let progress = Progress::new(self.format, work.title.clone(), work.total_bytes);
+            self.shown = Some((work.title.clone(), progress));
+        }
+        if let Some((_, progress)) = &mut self.shown {
+            progress.set(work.done_bytes);
+        }
+    }
+
+    /// A line for people, in place of a bar.
+    pub fn line(&mut self, line: &str) {
+        self.shown = None;
+        if self.format == Format::Text {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// Prints that the cluster is ready and what to type next.
+pub fn print_ready(dir: &Path, format: Format, what: &str, ready: &Ready) {
+    if format == Format::Json {
+        let Ready { next, osds_failed } = ready;
+        let answer = json!({ "dir": dir, "ready": true, "osds_failed": osds_failed, "next": next });
+        return print_json(&answer);
+    }
+    println!("The cluster in {} {what}.", dir.display());
+    println!("What to type next:");
+    for line in &ready.next {
+        println!("  {line}");
+    }
+}
